@@ -1,0 +1,6 @@
+"""Decode attention over packed and dense segments, in three implementations of one signature."""
+
+from duotone.attention.dispatch import IMPLEMENTATIONS as IMPLEMENTATIONS
+from duotone.attention.dispatch import decode_attention as decode_attention
+from duotone.attention.merge import merge_partials as merge_partials
+from duotone.attention.reference import attend as attend

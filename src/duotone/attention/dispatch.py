@@ -1,0 +1,78 @@
+"""One door to the implementations: check the arguments, choose, run."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from duotone.attention.reference import attend
+from duotone.cache.packed import PackedTensor
+from duotone.cache.segments import Segment
+
+IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
+
+
+def decode_attention(
+    query: Tensor,
+    kv: Sequence[Segment],
+    *,
+    sm_scale: float,
+    tau: tuple[float, float] | None = None,
+    impl: Literal["auto", "reference", "triton", "cuda"] = "auto",
+) -> Tensor:
+    """Attention of one new token per sequence over a cache's segments.
+
+    query: [batch, q_heads, 1, head_dim], post-RoPE. kv: segments of the same batch and kv_heads.
+    sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
+    impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
+        TRITON_INTERPRET=1) and asymmetric codes; "auto" takes triton where both hold.
+    Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
+    Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
+    """
+    _check(query, kv, impl)
+    chosen = _choose(query, kv) if impl == "auto" else impl
+    if chosen == "reference":
+        return attend(query, kv, sm_scale=sm_scale, tau=tau)
+    if chosen == "cuda":
+        raise ValueError("impl='cuda' is not part of this version; use 'triton' or 'reference'.")
+    from duotone.attention.triton_decode import decode_attention_triton
+
+    return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
+
+
+def _choose(query: Tensor, kv: Sequence[Segment]) -> str:
+    if not query.is_cuda or importlib.util.find_spec("triton") is None:
+        return "reference"
+    from duotone.attention.triton_decode import unsupported
+
+    return "reference" if unsupported(query, kv) else "triton"
+
+
+def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}.")
+    if query.dim() != 4 or query.shape[2] != 1:
+        raise ValueError(
+            f"query must be [batch, q_heads, 1, head_dim]; got {tuple(query.shape)}. "
+            "Several queries per sequence: duotone.attention.attend."
+        )
+    if not kv:
+        raise ValueError("kv must hold at least one segment; got none. Prefill the cache first.")
+    for segment in kv:
+        _check_segment(query, segment)
+
+
+def _check_segment(query: Tensor, segment: Segment) -> None:
+    key = segment.key
+    batch, heads = (key.codes if isinstance(key, PackedTensor) else key).shape[:2]
+    head_dim = key.head_dim if isinstance(key, PackedTensor) else key.shape[-1]
+    fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
+    if not fits:
+        raise ValueError(
+            "batch and head_dim of query and segments must agree and q_heads be a multiple of "
+            f"kv_heads; got query {tuple(query.shape)} and a segment of batch {batch}, "
+            f"kv_heads {heads}, head_dim {head_dim}."
+        )

@@ -1,0 +1,17 @@
+"""Containers of a quantized cache: dumb tensors, ragged per sequence. Imports quant only.
+
+`Ledger` knows which token lives where (once for all layers); `LayerStore` holds one layer's
+tensors and moves them as the ledger's plans say; policy lives in the spec.
+"""
+
+from duotone.cache.blocks import BlockTable as BlockTable
+from duotone.cache.layer import LayerStore as LayerStore
+from duotone.cache.ledger import AppendPlan as AppendPlan
+from duotone.cache.ledger import Ledger as Ledger
+from duotone.cache.packed import PackedTensor as PackedTensor
+from duotone.cache.packed import pack_tensor as pack_tensor
+from duotone.cache.report import MemoryReport as MemoryReport
+from duotone.cache.report import memory_report as memory_report
+from duotone.cache.segments import DenseSegment as DenseSegment
+from duotone.cache.segments import PackedSegment as PackedSegment
+from duotone.cache.segments import Segment as Segment

@@ -1,0 +1,132 @@
+"""One layer's tensors: a packed visual store, a packed stream, and a dense store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
+from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.cache.ragged import Lengths, Move
+from duotone.cache.segments import DenseSegment, PackedSegment, Segment
+from duotone.quant import CacheSpec, KVSpec
+
+States = Float[Tensor, "batch kv_heads tokens channels"]
+
+
+@dataclass
+class PackedPair:
+    """Packed K and V of the same tokens."""
+
+    key: PackedTensor
+    value: PackedTensor
+
+    @classmethod
+    def pack(cls, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
+        """Quantize the tokens that `piece` takes out of dense K and V."""
+        return cls(
+            pack_tensor(piece.take.apply(key), spec.key, piece.spans),
+            pack_tensor(piece.take.apply(value), spec.value, piece.spans),
+        )
+
+    def append(self, other: PackedPair, join: Move) -> PackedPair:
+        """Join the tokens of `other` behind ours."""
+        return PackedPair(self.key.append(other.key, join), self.value.append(other.value, join))
+
+    def truncate(self, lengths: Lengths) -> PackedPair:
+        """Keep the first `lengths[b]` tokens."""
+        return PackedPair(self.key.truncate(lengths), self.value.truncate(lengths))
+
+    def rows(self, index: Tensor) -> PackedPair:
+        """Pick sequences."""
+        return PackedPair(self.key.rows(index), self.value.rows(index))
+
+
+class LayerStore:
+    """Executes the ledger's plans on one layer's K and V."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
+        self.visual: PackedPair | None = None
+        self.stream: PackedPair | None = None
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+
+    def apply(self, plan: AppendPlan, key: States, value: States) -> None:
+        """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim]."""
+        self._ensure_dense(key, value)
+        if plan.flush_first is not None:
+            self._flush(plan.flush_first)
+        if plan.visual is not None:
+            new = PackedPair.pack(key, value, self.spec.visual, plan.visual)
+            self.visual = _joined(self.visual, new, plan.visual.join)
+        if plan.dense is not None:
+            self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
+        if plan.flush_last is not None:
+            self._flush(plan.flush_last)
+
+    def segments(self, state: LedgerState, mask: Tensor | None = None) -> list[Segment]:
+        """What attention reads.
+
+        mask: the model's own [batch, queries, logical] (True: visible), or None: all tokens.
+        """
+        placed = self.placed_segments(state)
+        if mask is None:
+            return [segment for segment, _ in placed]
+        return [replace(segment, mask=roll.visible(mask)) for segment, roll in placed]
+
+    def placed_segments(self, state: LedgerState) -> list[tuple[Segment, Roll]]:
+        """The stored tokens with their places in the model's timeline."""
+        placed: list[tuple[Segment, Roll]] = []
+        packed = ((self.visual, state.visual, True), (self.stream, state.stream, False))
+        for pair, roll, visual in packed:
+            if pair is not None and pair.key.tokens:
+                placed.append((PackedSegment(pair.key, pair.value, roll.lengths, visual), roll))
+        if self.key is not None and self.key.shape[2]:
+            dense = DenseSegment(self.key, self.value, state.dense.lengths)
+            placed.append((dense, state.dense))
+        return placed
+
+    def truncate(self, state: LedgerState) -> None:
+        """Follow a cropped ledger."""
+        if self.visual is not None:
+            self.visual = self.visual.truncate(state.visual.lengths)
+        if self.stream is not None:
+            self.stream = self.stream.truncate(state.stream.lengths)
+        if self.key is not None:
+            width = state.dense.positions.shape[1]
+            self.key = self.key[:, :, :width].contiguous()
+            self.value = self.value[:, :, :width].contiguous()
+
+    def rows(self, index: Tensor) -> None:
+        """Pick sequences."""
+        for name in ("visual", "stream"):
+            pair = getattr(self, name)
+            setattr(self, name, None if pair is None else pair.rows(index))
+        if self.key is not None:
+            self.key, self.value = self.key[index], self.value[index]
+
+    def _ensure_dense(self, key: States, value: States) -> None:
+        if self.key is None:
+            self.key, self.value = key[:, :, :0], value[:, :, :0]
+
+    def _append_dense(self, plan: AppendPlan, key: States, value: States) -> None:
+        if plan.write_at is not None:
+            row = torch.arange(key.shape[0], device=key.device)
+            self.key[row, :, plan.write_at] = key[:, :, 0]
+            self.value[row, :, plan.write_at] = value[:, :, 0]
+            return
+        self.key = plan.dense_join.apply(torch.cat([self.key, key], 2))
+        self.value = plan.dense_join.apply(torch.cat([self.value, value], 2))
+
+    def _flush(self, flush: Flush) -> None:
+        new = PackedPair.pack(self.key, self.value, self.spec.text, flush.piece)
+        self.stream = _joined(self.stream, new, flush.piece.join)
+        self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
+
+
+def _joined(old: PackedPair | None, new: PackedPair, join: Move) -> PackedPair:
+    return new if old is None else old.append(new, join)

@@ -1,0 +1,229 @@
+"""Which token lives where: one ledger per cache, the same for all layers.
+
+Every forward step asks it for a plan before the first layer runs. Each layer executes the plan on
+its own K and V; no layer decides anything. Tokens are named by their logical index, the place they
+have in the model's own timeline (padding included), so that a layer can apply the model's masks.
+
+    visual   packed spans, quantized once               (policy "visual")
+    stream   packed groups that left the window         (policy "text")
+    dense    16 bit: sinks, the recent window, and everything whose policy is "dense"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from duotone.cache.blocks import BlockTable, runs, single_block
+from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
+from duotone.quant import CacheSpec, KVSpec
+
+# Free slots left behind the dense tokens when they move, so that decoding rarely moves them.
+SPARE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Roll:
+    """Logical index of each token of one store; only the first `lengths[b]` are tokens."""
+
+    positions: Int[Tensor, "batch tokens"]
+    lengths: Lengths
+
+    def rows(self, index: Tensor) -> Roll:
+        """Pick sequences."""
+        return Roll(self.positions[index], self.lengths[index])
+
+    def truncate(self, end: int) -> Roll:
+        """Drop tokens at logical indices >= end (tokens are in logical order)."""
+        kept = (self.positions < end) & valid_mask(self.lengths, self.positions.shape[1])
+        lengths = kept.sum(-1)
+        return Roll(self.positions[:, : int(lengths.max())], lengths)
+
+    def visible(self, mask: Bool[Tensor, "batch queries logical"]) -> Tensor:
+        """The model's mask [batch, queries, logical] in this store's order."""
+        index = self.positions[:, None].expand(-1, mask.shape[1], -1)
+        # Slots past the lengths hold stale indices; lengths exclude them later.
+        return mask.expand(len(index), -1, -1).gather(2, index.clamp_max(mask.shape[2] - 1))
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of this bookkeeping."""
+        return self.positions.nbytes + self.lengths.nbytes
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """Where all tokens are at one moment. Immutable: plans keep the state before and after.
+
+    streamed: which dense tokens belong to the text stream; the others stay dense for good.
+    seen: logical length, padding included.
+    """
+
+    visual: Roll
+    stream: Roll
+    dense: Roll
+    streamed: Bool[Tensor, "batch capacity"]
+    seen: int
+
+    def rows(self, index: Tensor) -> LedgerState:
+        """Pick sequences."""
+        rolls = {name: getattr(self, name).rows(index) for name in ("visual", "stream", "dense")}
+        return replace(self, **rolls, streamed=self.streamed[index])
+
+    def truncate(self, end: int) -> LedgerState:
+        """Forget tokens at logical indices >= end."""
+        rolls = {n: getattr(self, n).truncate(end) for n in ("visual", "stream", "dense")}
+        streamed = self.streamed[:, : rolls["dense"].positions.shape[1]]
+        return LedgerState(**rolls, streamed=streamed, seen=end)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that become packed: where they come from, their spans, how they join the store."""
+
+    take: Move
+    spans: BlockTable
+    join: Move
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Whole groups that leave the dense store for the stream, and what stays behind."""
+
+    piece: Piece
+    keep: Move
+
+
+@dataclass(frozen=True)
+class AppendPlan:
+    """What one forward step does to each layer, in this order.
+
+    flush_first: groups that leave the window before a single new token enters it.
+    visual: tokens of this step that are packed as visual spans.
+    dense: tokens of this step that stay in 16 bit (None: none); written in place at `write_at`
+        or, where the store must grow, joined by `dense_join`.
+    flush_last: groups that leave the window after a prompt entered it.
+    """
+
+    before: LedgerState
+    after: LedgerState
+    tokens: int
+    flush_first: Flush | None
+    visual: Piece | None
+    dense: Move | None
+    write_at: Lengths | None
+    dense_join: Move | None
+    flush_last: Flush | None
+
+    @property
+    def is_decode_step(self) -> bool:
+        """One token that every sequence keeps in 16 bit: it is attended from the store."""
+        return self.tokens == 1 and self.visual is None
+
+
+class Ledger:
+    """Turns the masks of a step into a plan, by the policy of a `CacheSpec`."""
+
+    def __init__(self, spec: CacheSpec, batch: int, device: torch.device) -> None:
+        self.spec = spec
+        roll = Roll(
+            torch.zeros(batch, 0, dtype=torch.int32, device=device),
+            torch.zeros(batch, dtype=torch.long, device=device),
+        )
+        streamed = torch.zeros(batch, 0, dtype=torch.bool, device=device)
+        self.state = LedgerState(roll, roll, roll, streamed, 0)
+
+    def plan(
+        self, visual: Bool[Tensor, "batch tokens"], real: Bool[Tensor, "batch tokens"]
+    ) -> AppendPlan:
+        """Plan a step of new tokens and take it as done.
+
+        visual: tokens of images and videos. real: False at padding, which is stored nowhere.
+        """
+        before, tokens = self.state, visual.shape[1]
+        flush_first = self._flush() if tokens == 1 else None
+        packed = visual & real if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(real)
+        piece = self._pack_visual(packed) if packed.any() else None
+        dense = write_at = join = None
+        staying = real & ~packed
+        if staying.any():
+            dense = select(staying)
+            write_at, join = self._append_dense(dense, visual)
+        flush_last = self._flush() if tokens > 1 else None
+        self.state = replace(self.state, seen=before.seen + tokens)
+        return AppendPlan(
+            before, self.state, tokens, flush_first, piece, dense, write_at, join, flush_last
+        )
+
+    def crop(self, end: int) -> None:
+        """Forget tokens at logical indices >= end."""
+        self.state = self.state.truncate(end)
+
+    def rows(self, index: Tensor) -> None:
+        """Pick sequences (beam search, batch select and repeat)."""
+        self.state = self.state.rows(index)
+
+    def _pack_visual(self, packed: Tensor) -> Piece:
+        take = select(packed)
+        by_run = self.spec.ranges == "run"
+        spans = runs(packed, take.lengths) if by_run else single_block(take.lengths)
+        roll = self.state.visual
+        join = concatenate(roll.lengths, take.lengths, roll.positions.shape[1])
+        self.state = replace(self.state, visual=_joined(roll, self._positions(take), join))
+        return Piece(take, spans, join)
+
+    def _append_dense(self, take: Move, visual: Tensor) -> tuple[Lengths | None, Move | None]:
+        """Enter new tokens into the dense roll; returns (write_at, None) or (None, join)."""
+        s, roll = self.state, self.state.dense
+        positions, streamed = self._positions(take), self._streamed(take, visual)
+        capacity, width = roll.positions.shape[1], take.tokens
+        fits = width == 1 and int(roll.lengths.max()) < capacity and bool((take.lengths == 1).all())
+        if fits:
+            at = roll.lengths[:, None]
+            new = Roll(roll.positions.scatter(1, at, positions), roll.lengths + 1)
+            self.state = replace(s, dense=new, streamed=s.streamed.scatter(1, at, streamed))
+            return roll.lengths, None
+        join = concatenate(roll.lengths, take.lengths, capacity, SPARE_TOKENS if width == 1 else 0)
+        flags = join.apply_flat(torch.cat([s.streamed, streamed], 1))
+        self.state = replace(s, dense=_joined(roll, positions, join), streamed=flags)
+        return None, join
+
+    def _positions(self, take: Move) -> Tensor:
+        return (take.index + self.state.seen).int()
+
+    def _streamed(self, take: Move, visual: Tensor) -> Tensor:
+        """Which of the taken tokens belong to the text stream."""
+        if not isinstance(self.spec.text, KVSpec):
+            return torch.zeros_like(take.index, dtype=torch.bool)
+        valid = valid_mask(take.lengths, take.tokens)
+        return valid if self.spec.visual == "text" else valid & ~visual.gather(1, take.index)
+
+    def _flush(self) -> Flush | None:
+        """Whole groups beyond the recent window, oldest first; None if there are none."""
+        if not isinstance(self.spec.text, KVSpec):
+            return None
+        s, group = self.state, self.spec.text.flush_tokens
+        streamed = s.streamed & valid_mask(s.dense.lengths, s.streamed.shape[1])
+        # Sinks never leave, so the first streamed tokens of the store are the sinks.
+        movable = streamed & (streamed.cumsum(-1) > self.spec.sink)
+        groups = (movable.sum(-1) - self.spec.recent).clamp_min(0) // group
+        leaving = movable & (movable.cumsum(-1) <= (groups * group)[:, None])
+        return self._move_to_stream(leaving) if leaving.any() else None
+
+    def _move_to_stream(self, leaving: Tensor) -> Flush:
+        s = self.state
+        take = select(leaving)
+        keep = select(~leaving & valid_mask(s.dense.lengths, leaving.shape[1]))
+        join = concatenate(s.stream.lengths, take.lengths, s.stream.positions.shape[1])
+        stream = _joined(s.stream, take.apply_flat(s.dense.positions), join)
+        dense = Roll(keep.apply_flat(s.dense.positions), keep.lengths)
+        streamed = keep.apply_flat(s.streamed)
+        self.state = replace(s, stream=stream, dense=dense, streamed=streamed)
+        return Flush(Piece(take, single_block(take.lengths), join), keep)
+
+
+def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:
+    return Roll(join.apply_flat(torch.cat([roll.positions, positions], 1)), join.lengths)

@@ -1,0 +1,68 @@
+"""Rows of different lengths in one tensor: valid tokens first, anything after them.
+
+A `Move` says for each sequence which token of a source becomes token t of the result. It is made
+once per step from lengths and masks, and applied to every tensor of every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+Lengths = Int[Tensor, " batch"]
+
+
+def valid_mask(lengths: Lengths, tokens: int) -> Bool[Tensor, "batch {tokens}"]:
+    """True at the first `lengths[b]` of `tokens` tokens."""
+    return torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Token t of sequence b of the result is token index[b, t] of the source.
+
+    lengths: valid tokens of the result. Past them the index points at any token of the source.
+    """
+
+    index: Int[Tensor, "batch tokens"]
+    lengths: Lengths
+
+    @property
+    def tokens(self) -> int:
+        """Width of the result."""
+        return self.index.shape[1]
+
+    def apply(self, source: Shaped[Tensor, "batch heads n *rest"]) -> Tensor:
+        """Gather along the token axis of [batch, kv_heads, tokens, ...]."""
+        index = self.index.view(self.index.shape[0], 1, -1, *([1] * (source.dim() - 3)))
+        shape = (*source.shape[:2], self.tokens, *source.shape[3:])
+        if not source.shape[2]:
+            return source.new_zeros(shape)
+        return source.gather(2, index.expand(shape))
+
+    def apply_flat(self, source: Shaped[Tensor, "batch n"]) -> Tensor:
+        """The same for one value per token, [batch, tokens]."""
+        return self.apply(source[:, None]).squeeze(1)
+
+
+def select(mask: Bool[Tensor, "batch tokens"]) -> Move:
+    """Compact: the tokens where `mask` is True, in their order, to the front."""
+    lengths = mask.sum(-1)
+    # A stable sort of "not wanted" brings the wanted tokens to the front in order.
+    order = torch.sort(~mask, dim=-1, stable=True).indices
+    return Move(order[:, : int(lengths.max())], lengths)
+
+
+def concatenate(first: Lengths, second: Lengths, first_tokens: int, spare: int = 0) -> Move:
+    """Join two ragged rows; the source is their concatenation along the token axis.
+
+    first_tokens: width of the first tensor. spare: unused tokens to leave at the end.
+    """
+    lengths = first + second
+    tokens = int(lengths.max()) + spare
+    t = torch.arange(tokens, device=first.device).expand(len(first), -1)
+    index = torch.where(t < first[:, None], t, t - first[:, None] + first_tokens)
+    return Move(index.masked_fill(t >= lengths[:, None], 0), lengths)

@@ -1,0 +1,92 @@
+"""Honest memory numbers: every byte the cache holds, and what 16 bit would hold instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from duotone.cache.layer import LayerStore, PackedPair
+from duotone.cache.ledger import LedgerState
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of a cache, over all layers and sequences.
+
+    codes_bytes, params_bytes: packed codes (with signs); scales, zero-points and mode bits.
+    dense_bytes: tokens in 16 bit, spare slots of their buffers included.
+    index_bytes: the ledger's positions, lengths and block tables, shared by all layers.
+    dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots.
+    bits_per_element: true bits per number of K and V over the whole cache, all of the above.
+    visual_*: the same for the packed visual tokens alone (with their share of the index).
+    nominal_bits: the papers' count, codes only.
+    """
+
+    codes_bytes: int
+    params_bytes: int
+    dense_bytes: int
+    index_bytes: int
+    total_bytes: int
+    dense_equivalent_bytes: int
+    bits_per_element: float
+    visual_bytes: int
+    visual_dense_equivalent_bytes: int
+    visual_bits_per_element: float
+    nominal_bits: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-safe data."""
+        return asdict(self)
+
+
+def memory_report(
+    stores: Iterable[LayerStore], state: LedgerState, nominal_bits: float
+) -> MemoryReport:
+    """Count the bytes of all layers of one cache."""
+    stores = [store for store in stores if store.key is not None]
+    visual = [store.visual for store in stores if store.visual is not None]
+    packed = visual + [store.stream for store in stores if store.stream is not None]
+    dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
+    codes_bytes = sum(t.codes_bytes for pair in packed for t in (pair.key, pair.value))
+    params_bytes = sum(t.params_bytes for pair in packed for t in (pair.key, pair.value))
+    rolls = (state.visual, state.stream, state.dense)
+    index_bytes = sum(roll.index_bytes for roll in rolls) + _table_bytes(packed)
+    total_bytes = codes_bytes + params_bytes + dense_bytes + index_bytes
+    elements = sum(_elements_per_token(store) for store in stores)
+    element_bytes = stores[0].key.element_size() if stores else 0
+    tokens = sum(int(roll.lengths.sum()) for roll in rolls)
+    visual_tokens = int(state.visual.lengths.sum())
+    visual_bytes = sum(_pair_bytes(pair) for pair in visual)
+    visual_bytes += (state.visual.index_bytes + _table_bytes(visual)) if visual else 0
+    return MemoryReport(
+        codes_bytes=codes_bytes,
+        params_bytes=params_bytes,
+        dense_bytes=dense_bytes,
+        index_bytes=index_bytes,
+        total_bytes=total_bytes,
+        dense_equivalent_bytes=tokens * elements * element_bytes,
+        bits_per_element=_bits(total_bytes, tokens * elements),
+        visual_bytes=visual_bytes,
+        visual_dense_equivalent_bytes=visual_tokens * elements * element_bytes,
+        visual_bits_per_element=_bits(visual_bytes, visual_tokens * elements),
+        nominal_bits=nominal_bits,
+    )
+
+
+def _bits(total_bytes: int, elements: int) -> float:
+    return 8 * total_bytes / elements if elements else 0.0
+
+
+def _elements_per_token(store: LayerStore) -> int:
+    return store.key.shape[1] * (store.key.shape[3] + store.value.shape[3])
+
+
+def _pair_bytes(pair: PackedPair) -> int:
+    return sum(t.codes_bytes + t.params_bytes for t in (pair.key, pair.value))
+
+
+def _table_bytes(pairs: list[PackedPair]) -> int:
+    """Block tables; layers share one object, so each is counted once."""
+    tables = {id(t.blocks): t.blocks for pair in pairs for t in (pair.key, pair.value)}
+    return sum(table.nbytes for table in tables.values())

@@ -1,0 +1,54 @@
+"""What attention reads: K and V of the same tokens, packed or in 16 bit.
+
+Key order does not matter to decode attention (keys carry their rotation), so a cache is a list of
+such segments. A token belongs to exactly one of them, a pad to none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from duotone.cache.packed import PackedTensor
+from duotone.cache.ragged import Lengths
+
+
+@dataclass(frozen=True)
+class PackedSegment:
+    """Packed tokens; `visual` ones take part in score calibration.
+
+    lengths: [batch] valid tokens. mask: [batch, queries, tokens] of what each query may see, or
+    None where every query sees every valid token.
+    """
+
+    key: PackedTensor
+    value: PackedTensor
+    lengths: Lengths
+    visual: bool = False
+    mask: Bool[Tensor, "batch queries tokens"] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Width of the token axis."""
+        return self.key.tokens
+
+
+@dataclass(frozen=True)
+class DenseSegment:
+    """Tokens in the model's own dtype; only the first `lengths[b]` of the token axis exist."""
+
+    key: Float[Tensor, "batch kv_heads tokens head_dim"]
+    value: Float[Tensor, "batch kv_heads tokens value_dim"]
+    lengths: Lengths
+    visual: bool = False
+    mask: Bool[Tensor, "batch queries tokens"] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Width of the token axis."""
+        return self.key.shape[2]
+
+
+Segment = PackedSegment | DenseSegment

@@ -1,0 +1,114 @@
+"""The attention function that models call once `duotone` is their attention implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from duotone.attention import attend, decode_attention
+from duotone.cache import DenseSegment
+from duotone.hf.lazy import LazyStates
+from duotone.hf.masks import as_visibility, causal_visibility
+
+NAME = "duotone"
+# Arguments that change the scores in ways the packed path does not compute.
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask")
+
+
+def register() -> None:
+    """Make the name known to transformers. The mask function is sdpa's: without one, left-padded
+    rows would silently attend to padding."""
+    AttentionInterface.register(NAME, duotone_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def duotone_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query [batch, q_heads, queries, head_dim] -> ([batch, queries, q_heads, value_dim], None).
+
+    Plain tensors (another cache, no cache) go to sdpa. A prompt attends in full precision with the
+    model's own mask; one new token attends to the packed segments; a chunk with a past attends to
+    the packed past and to its own dense states.
+    """
+    if not isinstance(key, LazyStates):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    _check_arguments(module, kwargs)
+    layer, cache = key.layer, key.layer.cache
+    if cache.plan.is_decode_step:
+        output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
+    elif cache.plan.before.seen == 0:
+        output, _ = sdpa_attention_forward(
+            module, query, key.new, value.new, attention_mask, scaling=scaling, **kwargs
+        )
+        cache.commit()
+        return output, None
+    else:
+        output = _chunk(query, key, value, attention_mask, scaling)
+    if not cache.is_stored(layer):
+        cache.commit()
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _check_arguments(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    for name in UNSUPPORTED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(
+                f"{type(module).__name__} asks for {name!r}, which attention on packed K and V "
+                "does not compute. Use the model's own cache."
+            )
+
+
+def _is_sliding(key: LazyStates, kwargs: dict[str, Any]) -> bool:
+    facts = key.layer.cache.facts
+    return facts.sliding[key.layer.index] or kwargs.get("sliding_window") is not None
+
+
+def _scale(query: Tensor, scaling: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
+def _decode(
+    query: Tensor, key: LazyStates, mask: Tensor | None, scaling: float | None, sliding: bool
+) -> Tensor:
+    # Padding is stored nowhere, so only a sliding window still needs the model's mask.
+    visible = as_visibility(mask, 1) if sliding and mask is not None else None
+    cache = key.layer.cache
+    segments = key.layer.segments(mask=visible)
+    sm_scale = _scale(query, scaling)
+    return decode_attention(query, segments, sm_scale=sm_scale, tau=cache.spec.tau, impl=cache.impl)
+
+
+def _chunk(
+    query: Tensor, key: LazyStates, value: LazyStates, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """Several queries against the packed past and this step's own dense states."""
+    plan = key.layer.cache.plan
+    queries, past = query.shape[2], plan.before.seen
+    if mask is None:
+        visible = causal_visibility(queries, past + queries, query.device)
+    else:
+        visible = as_visibility(mask, queries)
+    visible = visible.expand(query.shape[0], -1, -1)
+    own = DenseSegment(
+        key.new,
+        value.new,
+        torch.full((query.shape[0],), queries, device=query.device),
+        mask=visible[:, :, past : past + queries],
+    )
+    segments = [*key.layer.segments(before=True, mask=visible), own]
+    return attend(query, segments, sm_scale=_scale(query, scaling), tau=key.layer.cache.spec.tau)

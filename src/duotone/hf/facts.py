@@ -1,0 +1,140 @@
+"""What must be known about a model: where its visual tokens are and what its layers look like.
+
+Facts come from the config, not from patches. A model that cannot be served correctly raises here,
+by name, before any work is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from duotone.quant import CacheSpec, KVSpec
+
+logger = logging.get_logger(__name__)
+
+# Families that the test suite runs end to end. Others pass the structural checks below or raise.
+TESTED_FAMILIES = (
+    "gemma3",
+    "gemma3_text",
+    "glm4v",
+    "internvl",
+    "llama",
+    "llava",
+    "llava_onevision",
+    "mistral",
+    "qwen2",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3",
+    "qwen3_vl",
+    "smolvlm",
+)
+LAYER_TYPES = ("full_attention", "sliding_attention")
+VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
+# Config fields of attention that a key-value cache of this kind cannot represent, and why.
+UNSUPPORTED_FIELDS = {
+    "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
+    "attn_logit_softcapping": "softcapped scores are not a plain softmax(q K)",
+    "num_kv_shared_layers": "layers that share K and V of other layers",
+    "kv_sharing_modes": "layers that share K and V of other layers",
+    "attention_chunk_size": "chunked local attention",
+    "cross_attention_layers": "visual tokens in cross attention, outside the cache",
+}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The shape of a model's cache and the ids of its visual tokens."""
+
+    model_type: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int
+    sliding: tuple[bool, ...]
+    visual_token_ids: tuple[int, ...]
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Some token ids stand for visual tokens."""
+        return bool(self.visual_token_ids)
+
+    def signature(self) -> dict[str, Any]:
+        """What a saved cache must agree on with the model that loads it."""
+        facts = asdict(self)
+        return {k: facts[k] for k in ("model_type", "layers", "kv_heads", "head_dim")}
+
+
+def model_facts(model_or_config: PreTrainedModel | PreTrainedConfig) -> ModelFacts:
+    """Read and check a model's config. Errors: ValueError naming what is unsupported."""
+    config = getattr(model_or_config, "config", model_or_config)
+    text = config.get_text_config(decoder=True)
+    _check_supported(config, text)
+    if config.model_type not in TESTED_FAMILIES:
+        logger.warning_once(
+            f"duotone's tests do not cover model_type {config.model_type!r}; its config passes "
+            "the structural checks. Compare with the 16-bit cache once (duotone compare)."
+        )
+    dtype = getattr(model_or_config, "dtype", None) or text.dtype
+    q_heads = text.num_attention_heads
+    return ModelFacts(
+        model_type=config.model_type,
+        layers=text.num_hidden_layers,
+        q_heads=q_heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or q_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
+        element_bytes=dtype.itemsize if dtype is not None else 2,
+        sliding=_sliding_layers(text),
+        visual_token_ids=_visual_token_ids(config),
+    )
+
+
+def _check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"decoder-only models are supported; {name!r} is an encoder-decoder, whose cross "
+            "attention has a cache of its own."
+        )
+    for field, why in UNSUPPORTED_FIELDS.items():
+        if getattr(text, field, None):
+            raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
+    odd = sorted(set(getattr(text, "layer_types", None) or ()) - set(LAYER_TYPES))
+    if odd:
+        raise ValueError(
+            f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
+            "Use the model's own cache."
+        )
+
+
+def _sliding_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
+    types = getattr(text, "layer_types", None)
+    if types:
+        return tuple(t == "sliding_attention" for t in types)
+    window = getattr(text, "sliding_window", None)
+    return (window is not None,) * text.num_hidden_layers
+
+
+def _visual_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
+    ids = (getattr(config, field, None) for field in VISUAL_TOKEN_FIELDS)
+    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
+
+
+def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
+    """Raise ValueError if `spec` would do nothing on this model."""
+    touches_text = isinstance(spec.text, KVSpec)
+    if not facts.is_multimodal and not touches_text and isinstance(spec.visual, KVSpec):
+        raise ValueError(
+            f"this scheme quantizes visual tokens only, and {facts.model_type!r} has none. "
+            "Choose a scheme with a text policy, e.g. duotone.scheme('kivi', bits=2)."
+        )
+    if spec.visual == "text" and not touches_text:
+        raise ValueError(
+            "visual='text' needs a text policy to join; got text='dense'. "
+            "Use visual='dense', or give text a KVSpec."
+        )

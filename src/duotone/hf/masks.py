@@ -1,0 +1,94 @@
+"""Which tokens of a step are visual and which are padding, from what the model was given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duotone.hf.facts import ModelFacts
+
+
+def visual_tokens(
+    facts: ModelFacts,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    explicit: Tensor | None,
+    span: slice,
+) -> Tensor:
+    """[batch, tokens] True at visual tokens of this step.
+
+    explicit: the caller's mask over the whole prompt; `span` is this step's place in it. Without
+    one, the ids decide. A single new token without ids is text.
+    """
+    given = input_ids if input_ids is not None else inputs_embeds
+    batch, tokens = given.shape[:2]
+    none = torch.zeros(batch, tokens, dtype=torch.bool, device=given.device)
+    if explicit is not None and span.start < explicit.shape[1]:
+        return _explicit_part(explicit, none, span)
+    if input_ids is not None:
+        ids = torch.tensor(facts.visual_token_ids, device=input_ids.device, dtype=input_ids.dtype)
+        return torch.isin(input_ids, ids) if facts.is_multimodal else none
+    if facts.is_multimodal and tokens > 1:
+        raise ValueError(
+            "with inputs_embeds the positions of visual tokens are unknown; pass "
+            "visual_mask=[batch, tokens] to QuantizedCache or enable (all False: no image)."
+        )
+    return none
+
+
+def _explicit_part(explicit: Tensor, none: Tensor, span: slice) -> Tensor:
+    batch, tokens = none.shape
+    rows = explicit.shape[0]
+    if explicit.dim() != 2 or batch % rows:
+        raise ValueError(
+            f"visual_mask must be [batch, tokens] with a batch that divides {batch}; "
+            f"got {tuple(explicit.shape)}."
+        )
+    part = explicit[:, span].to(device=none.device, dtype=torch.bool)
+    part = torch.nn.functional.pad(part, (0, tokens - part.shape[1]))
+    return part.repeat_interleave(batch // rows, 0)
+
+
+def real_tokens(
+    attention_mask: Tensor | None, batch: int, tokens: int, device: torch.device
+) -> Tensor:
+    """[batch, tokens] False at padding. The model's mask covers the past and this step."""
+    if attention_mask is None:
+        return torch.ones(batch, tokens, dtype=torch.bool, device=device)
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+        shape = getattr(attention_mask, "shape", type(attention_mask).__name__)
+        raise ValueError(
+            f"attention_mask must be the 2-D padding mask [batch, tokens]; got {shape}. "
+            "Custom 4-D masks are not supported by quantized caches."
+        )
+    if attention_mask.shape[1] < tokens or attention_mask.shape[0] != batch:
+        raise ValueError(
+            f"attention_mask must cover {batch} x {tokens} new tokens; "
+            f"got {tuple(attention_mask.shape)}."
+        )
+    return attention_mask[:, -tokens:].to(device).bool()
+
+
+def as_visibility(mask: Tensor, queries: int) -> Tensor:
+    """A model's 4-D mask (bool, or additive 0 / -inf) as [batch, queries, logical] booleans."""
+    if mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2] != queries:
+        raise ValueError(
+            f"expected an attention mask [batch, 1, {queries}, tokens]; got {tuple(mask.shape)}. "
+            "Masks per head are not supported by quantized caches."
+        )
+    mask = mask.squeeze(1)
+    if mask.dtype == torch.bool:
+        return mask
+    visible = mask == 0
+    if not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise ValueError(
+            "an additive attention mask may hold 0 and -inf only; got other values. "
+            "Score biases are not supported by quantized caches."
+        )
+    return visible
+
+
+def causal_visibility(queries: int, tokens: int, device: torch.device) -> Tensor:
+    """[1, queries, tokens]: the last `queries` of `tokens` tokens see themselves and the past."""
+    place = torch.arange(tokens, device=device)
+    return (place <= place[tokens - queries :, None])[None]

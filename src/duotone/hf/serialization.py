@@ -1,0 +1,136 @@
+"""Packed caches on disk: one safetensors file with the spec and the ledger beside the codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from duotone.cache import BlockTable, Ledger, PackedTensor
+from duotone.cache.layer import PackedPair
+from duotone.cache.ledger import LedgerState, Roll
+from duotone.quant import CacheSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
+
+FORMAT = "duotone-cache-1"
+STORES = ("visual", "stream")
+PARTS = ("key", "value")
+
+
+def save_cache(cache: QuantizedCache, path: str | Path) -> None:
+    """Write `cache`. Block tables are the same in all layers and are written once."""
+    if cache.ledger is None:
+        raise ValueError("the cache is empty; run the model with it first.")
+    state = cache.ledger.state
+    tensors: dict[str, Tensor] = {"ledger.streamed": state.streamed}
+    for name in (*STORES, "dense"):
+        roll = getattr(state, name)
+        tensors[f"ledger.{name}.positions"] = roll.positions
+        tensors[f"ledger.{name}.lengths"] = roll.lengths
+    packed: dict[str, Any] = {}
+    for i, layer in enumerate(cache.layers):
+        tensors[f"layers.{i}.key"], tensors[f"layers.{i}.value"] = (
+            layer.store.key,
+            layer.store.value,
+        )
+        for name in STORES:
+            _collect_pair(getattr(layer.store, name), i, name, tensors, packed)
+    header = {
+        "format": FORMAT,
+        "spec": cache.spec.to_dict(),
+        "model": cache.facts.signature(),
+        "seen": state.seen,
+        "packed": packed,
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"duotone": json.dumps(header)})
+
+
+def _collect_pair(
+    pair: PackedPair | None,
+    layer: int,
+    store: str,
+    tensors: dict[str, Tensor],
+    packed: dict[str, Any],
+) -> None:
+    if pair is None:
+        return
+    for part in PARTS:
+        tensor: PackedTensor = getattr(pair, part)
+        # K and V may share one table; safetensors wants separate memory.
+        tensors[f"blocks.{store}.{part}"] = tensor.blocks.offsets.clone()
+        packed[f"{store}.{part}"] = {
+            "spec": tensor.spec.to_dict(),
+            "head_dim": tensor.head_dim,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+        for name in tensor.tensor_names():
+            tensors[f"layers.{layer}.{store}.{part}.{name}"] = getattr(tensor, name)
+
+
+def load_cache(
+    cls: type[QuantizedCache], path: str | Path, model: PreTrainedModel
+) -> QuantizedCache:
+    """Read a cache back onto the model's device."""
+    with safe_open(path, "pt", device=str(model.device)) as file:
+        header = json.loads((file.metadata() or {}).get("duotone", "{}"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a saved duotone cache (format {FORMAT}).")
+    cache = cls(model, CacheSpec.from_dict(header["spec"]))
+    signature = cache.facts.signature()
+    if signature != header["model"]:
+        raise ValueError(f"{path} was saved for {header['model']}; this model is {signature}.")
+    cache.ledger = _ledger(cache.spec, header["seen"], tensors)
+    tables = {name: BlockTable(tensors[f"blocks.{name}"]) for name in header["packed"]}
+    for i, layer in enumerate(cache.layers):
+        layer.is_initialized = True
+        layer.store.key, layer.store.value = (
+            tensors[f"layers.{i}.key"],
+            tensors[f"layers.{i}.value"],
+        )
+        for name in STORES:
+            if f"{name}.key" in header["packed"]:
+                parts = (
+                    _packed(header["packed"], tables, tensors, f"{name}.{part}", f"layers.{i}")
+                    for part in PARTS
+                )
+                setattr(layer.store, name, PackedPair(*parts))
+    return cache
+
+
+def _ledger(spec: CacheSpec, seen: int, tensors: dict[str, Tensor]) -> Ledger:
+    rolls = {
+        name: Roll(tensors[f"ledger.{name}.positions"], tensors[f"ledger.{name}.lengths"])
+        for name in (*STORES, "dense")
+    }
+    streamed = tensors["ledger.streamed"]
+    ledger = Ledger(spec, len(streamed), streamed.device)
+    ledger.state = LedgerState(**rolls, streamed=streamed, seen=seen)
+    return ledger
+
+
+def _packed(
+    headers: dict[str, Any],
+    tables: dict[str, BlockTable],
+    tensors: dict[str, Tensor],
+    name: str,
+    layer: str,
+) -> PackedTensor:
+    header, prefix = headers[name], f"{layer}.{name}."
+    own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+    return PackedTensor(
+        spec=TensorSpec.from_dict(header["spec"]),
+        head_dim=header["head_dim"],
+        dtype=getattr(torch, header["dtype"]),
+        blocks=tables[name],
+        **own,
+    )

@@ -1,0 +1,106 @@
+"""The registry: every scheme is one entry, a summary and a function from its knobs to a spec.
+
+A new scheme is a new entry of `SCHEMES`; the tests are parametrized over it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from duotone.quant.spec import CacheSpec, KVSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One entry: what it is (with its source) and how its knobs become a `CacheSpec`."""
+
+    summary: str
+    build: Callable[..., CacheSpec]
+
+
+def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
+    return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
+
+
+def _duotone(bits: int = 1) -> CacheSpec:
+    gains = {1: (1.0, 1.0)}.get(bits, (1.0, 1.0))
+    key, value = (TensorSpec(bits, levels="lloyd", gain=gain) for gain in gains)
+    return _visual(key, value)
+
+
+def _calibquant(bits: int = 1) -> CacheSpec:
+    shrinks = (0.5, 0.3) if bits == 1 else (1.0, 1.0)
+    key, value = (TensorSpec(bits, shrink=shrink) for shrink in shrinks)
+    return _visual(key, value, tau=(0, 3) if bits <= 2 else None)
+
+
+def _calibquant_paper(bits: int = 1) -> CacheSpec:
+    return _visual(TensorSpec(bits), TensorSpec(bits), tau=(0, 3) if bits <= 2 else None)
+
+
+def _minmax(bits: int = 1) -> CacheSpec:
+    return _visual(TensorSpec(bits), TensorSpec(bits))
+
+
+def _lloyd(bits: int = 1) -> CacheSpec:
+    tensor = TensorSpec(bits, levels="lloyd")
+    return _visual(tensor, tensor)
+
+
+def _kivi(bits: int = 2) -> CacheSpec:
+    key = TensorSpec(bits, along="tokens", group=32)
+    value = TensorSpec(bits, along="channels", group=32)
+    return CacheSpec(visual="text", text=KVSpec(key, value), recent=128)
+
+
+def _dense() -> CacheSpec:
+    return CacheSpec(visual="dense", text="dense")
+
+
+SCHEMES: dict[str, Scheme] = {
+    "duotone": Scheme("Our data-free default: visual spans, Lloyd levels with a gain", _duotone),
+    "calibquant": Scheme(
+        "CalibQuant as released: channel-wise min/max shrunk by .5 (K) and .3 (V) at 1 bit, "
+        "tau (0, 3) up to 2 bits (arXiv 2502.14882, code)",
+        _calibquant,
+    ),
+    "calibquant-paper": Scheme(
+        "CalibQuant as written: channel-wise min/max, tau (0, 3) up to 2 bits (arXiv 2502.14882)",
+        _calibquant_paper,
+    ),
+    "minmax": Scheme("Channel-wise min/max, no calibration (CalibQuant Table 4)", _minmax),
+    "lloyd": Scheme("Channel-wise MSE-optimal levels, no gain, no calibration", _lloyd),
+    "kivi": Scheme(
+        "All tokens: K along tokens, V along channels, groups of 32, at least 128 recent tokens "
+        "in 16 bit (KIVI, arXiv 2402.02750; our window never drains)",
+        _kivi,
+    ),
+    "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
+}
+
+
+def schemes() -> dict[str, str]:
+    """{name: one-line description with its source} of every registered scheme."""
+    return {name: entry.summary for name, entry in SCHEMES.items()}
+
+
+def scheme(name: str, **knobs: object) -> CacheSpec:
+    """Return the named scheme's `CacheSpec`.
+
+    knobs: what the scheme's entry accepts, mostly `bits`. Anything else: `spec.replace(...)`.
+    Errors: ValueError for an unknown name (with the nearest ones) or an unknown knob.
+    """
+    if name not in SCHEMES:
+        near = difflib.get_close_matches(name, SCHEMES, n=3, cutoff=0.4) or list(SCHEMES)
+        raise ValueError(f"unknown scheme {name!r}. Did you mean {', '.join(near)}?")
+    accepted = list(inspect.signature(SCHEMES[name].build).parameters)
+    unknown = sorted(set(knobs) - set(accepted))
+    if unknown:
+        raise ValueError(
+            f"scheme {name!r} takes {accepted or 'no arguments'}; got {unknown}. "
+            "Change other fields with spec.replace(...)."
+        )
+    return SCHEMES[name].build(**knobs)

@@ -1,0 +1,326 @@
+"""Operations on the cache itself: batch, length, disk, lifetime, memory, and what must raise."""
+
+import copy
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DynamicCache,
+    Gemma2Config,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import duotone
+from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.cache import layer as layer_module
+from families import IMAGE, LOGIT_TOLERANCE, TEXT, inputs, logit_error, tiny_model
+
+VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
+MIXED = VISUAL.replace(
+    text=KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels", mapping="hybrid")),
+    recent=3,
+    ranges="run",
+)
+
+
+def filled(
+    model: PreTrainedModel, spec: CacheSpec, batch: int = 3
+) -> tuple[QuantizedCache, dict[str, Tensor]]:
+    rows = [[3, "image", 9, "image", 4], [11, "image", 2], [7]][:batch]
+    given = inputs("internvl", rows)
+    cache = QuantizedCache(model, spec)
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    return cache, given
+
+
+def next_logits(model: PreTrainedModel, cache: QuantizedCache, mask: Tensor) -> Tensor:
+    """Logits of one more token for every sequence; the cache itself is left alone."""
+    batch = mask.shape[0]
+    ids = torch.full((batch, 1), 7)
+    mask = torch.cat([mask, torch.ones(batch, 1, dtype=mask.dtype)], 1)
+    with torch.no_grad():
+        out = model(input_ids=ids, attention_mask=mask, past_key_values=copy.deepcopy(cache))
+    return out.logits[:, -1]
+
+
+@pytest.mark.parametrize("spec", [VISUAL, MIXED], ids=["visual", "mixed"])
+def test_batch_operations_pick_sequences(spec: CacheSpec) -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, spec)
+    expected = next_logits(model, cache, given["attention_mask"])
+    index = torch.tensor([2, 0, 0, 1])
+    for operation in ("reorder_cache", "batch_select_indices"):
+        picked = copy.deepcopy(cache)
+        getattr(picked, operation)(index)
+        logits = next_logits(model, picked, given["attention_mask"][index])
+        assert logit_error(logits, expected[index]) < LOGIT_TOLERANCE, operation
+    repeated = copy.deepcopy(cache)
+    repeated.batch_repeat_interleave(2)
+    twice = given["attention_mask"].repeat_interleave(2, 0)
+    logits = next_logits(model, repeated, twice)
+    assert logit_error(logits, expected.repeat_interleave(2, 0)) < LOGIT_TOLERANCE
+    chosen = copy.deepcopy(cache)
+    chosen.batch_select_indices(torch.tensor([False, True, False]))
+    logits = next_logits(model, chosen, given["attention_mask"][1:2])
+    assert logit_error(logits, expected[1:2]) < LOGIT_TOLERANCE
+
+
+@pytest.mark.parametrize("spec", [VISUAL, MIXED], ids=["visual", "mixed"])
+def test_save_and_load(spec: CacheSpec, tmp_path: Path) -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, spec)
+    cache.save(tmp_path / "cache.safetensors")
+    loaded = QuantizedCache.load(tmp_path / "cache.safetensors", model)
+    expected = next_logits(model, cache, given["attention_mask"])
+    assert torch.equal(next_logits(model, loaded, given["attention_mask"]), expected)
+    assert loaded.memory().codes_bytes == cache.memory().codes_bytes
+    assert loaded.memory().params_bytes == cache.memory().params_bytes
+    with pytest.raises(ValueError, match="was saved for"):
+        QuantizedCache.load(tmp_path / "cache.safetensors", tiny_model("llava"))
+
+
+def test_load_rejects_other_files(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="not a saved duotone cache"):
+        QuantizedCache.load(tmp_path / "x.safetensors", tiny_model("internvl"))
+
+
+@pytest.mark.usefixtures("exact_codec")
+@pytest.mark.parametrize("removed", [1, 3, 6, 12])
+def test_crop_forgets_the_last_tokens(removed: int) -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, MIXED, batch=1)
+    keep = given["input_ids"].shape[1] - removed
+    # crop(-n) removes n tokens; crop(n) keeps n (transformers 5.17 calls it either way).
+    cut, kept = copy.deepcopy(cache), copy.deepcopy(cache)
+    cut.crop(-removed)
+    kept.crop(keep)
+    with torch.no_grad():
+        dense = DynamicCache(config=model.config.get_text_config())
+        model(**given, past_key_values=dense)
+    dense.crop(-removed)
+    mask = given["attention_mask"][:, :keep]
+    expected = next_logits(model, dense, mask)
+    for cropped in (cut, kept):
+        assert cropped.get_seq_length() == keep
+        assert logit_error(next_logits(model, cropped, mask), expected) < LOGIT_TOLERANCE
+
+
+def test_crop_of_more_than_there_is_raises() -> None:
+    cache, _ = filled(tiny_model("internvl"), VISUAL)
+    with pytest.raises(ValueError, match="cannot remove"):
+        cache.crop(-1000)
+
+
+def test_reset_forgets_everything() -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, VISUAL)
+    expected = next_logits(model, cache, given["attention_mask"])
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    assert torch.equal(next_logits(model, cache, given["attention_mask"]), expected)
+
+
+def test_dense_states_of_different_layers_never_coexist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a layer is quantized, the dense K of every earlier layer is gone already."""
+    model, given = tiny_model("internvl"), inputs("internvl", [[3, "image", 9]] * 2)
+    alive: list[weakref.ref[Tensor]] = []
+    peaks = []
+    apply = layer_module.LayerStore.apply
+
+    def watched(store: object, plan: object, key: Tensor, value: Tensor) -> None:
+        alive.append(weakref.ref(key.untyped_storage()))
+        apply(store, plan, key, value)
+        peaks.append(sum(ref() is not None for ref in alive))
+
+    monkeypatch.setattr(layer_module.LayerStore, "apply", watched)
+    with torch.no_grad():
+        model(**given, past_key_values=QuantizedCache(model, VISUAL))
+    assert peaks == [1] * model.config.get_text_config().num_hidden_layers
+
+
+def test_another_attention_function_gets_dequantized_states() -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, VISUAL)
+    expected = next_logits(model, cache, given["attention_mask"])
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation({"text_config": name})
+        logits = next_logits(model, cache, given["attention_mask"])
+        assert logit_error(logits, expected) < LOGIT_TOLERANCE, name
+    model.set_attn_implementation({"text_config": "duotone"})
+
+
+def test_enable_restores_the_model_after_an_exception() -> None:
+    model = tiny_model("internvl")
+    before = model.config.get_text_config()._attn_implementation
+    with pytest.raises(KeyError), duotone.enable(model, VISUAL):
+        assert model.config.get_text_config()._attn_implementation == "duotone"
+        assert model.config.vision_config._attn_implementation == before
+        raise KeyError
+    assert model.config.get_text_config()._attn_implementation == before
+    assert "generate" not in vars(model)
+    assert not model._forward_pre_hooks
+
+
+def test_enable_nests_and_leaves_user_caches_alone() -> None:
+    model, given = tiny_model("internvl"), inputs("internvl", [[3, "image", 9]])
+    plain = model.generate(**given, max_new_tokens=6, do_sample=False)
+    with duotone.enable(model, VISUAL) as outer, duotone.enable(model, MIXED) as inner:
+        model.generate(**given, max_new_tokens=3)
+        assert inner.cache is not None
+        assert outer.cache is None
+        own = DynamicCache(config=model.config.get_text_config())
+        out = model.generate(**given, max_new_tokens=6, do_sample=False, past_key_values=own)
+        assert torch.equal(out, plain)
+        assert isinstance(own, DynamicCache)
+
+
+def test_a_cache_frees_its_memory_and_its_model_at_once() -> None:
+    model = tiny_model("internvl")
+    gc.collect()
+    gc.disable()
+    try:
+        cache, _ = filled(model, VISUAL)
+        gone = weakref.ref(cache)
+        del cache
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert model.config.get_text_config()._attn_implementation == "sdpa"
+
+
+def test_memory_of_an_empty_cache_raises() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        QuantizedCache(tiny_model("internvl"), VISUAL).memory()
+
+
+def test_memory_counts_every_byte() -> None:
+    model = tiny_model("internvl")
+    cache, _ = filled(model, MIXED)
+    report = cache.memory()
+    parts = report.codes_bytes + report.params_bytes + report.dense_bytes + report.index_bytes
+    assert report.total_bytes == parts
+    held = [t for layer in cache.layers for t in tensors_of(layer.store)]
+    assert report.total_bytes - report.index_bytes == sum(t.nbytes for t in held)
+
+
+def tensors_of(store: layer_module.LayerStore) -> list[Tensor]:
+    pairs = [pair for pair in (store.visual, store.stream) if pair is not None]
+    packed = [t for pair in pairs for t in (pair.key, pair.value)]
+    return [store.key, store.value] + [getattr(t, n) for t in packed for n in t.tensor_names()]
+
+
+def test_text_only_model_under_a_visual_scheme_raises() -> None:
+    with pytest.raises(ValueError, match=r"has none.*kivi"):
+        QuantizedCache(tiny_model("llama"), VISUAL)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (DeepseekV2Config(), "latent"),
+        (T5Config(), "encoder-decoder"),
+        (Gemma2Config(**TEXT), "softcap"),
+    ],
+    ids=["mla", "encoder-decoder", "softcap"],
+)
+def test_unsupported_models_raise_by_name(config: object, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        duotone.hf.model_facts(config)
+
+
+def test_encoder_decoder_model_raises_before_any_change() -> None:
+    config = T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8, vocab_size=50)
+    model = T5ForConditionalGeneration(config)
+    with pytest.raises(ValueError, match="encoder-decoder"), duotone.enable(model, VISUAL):
+        pass
+    assert "generate" not in vars(model)
+
+
+def test_linear_attention_layers_raise() -> None:
+    config = tiny_model("qwen2").config.__class__(**{**TEXT, "num_hidden_layers": 2})
+    config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match="linear_attention"):
+        duotone.hf.model_facts(config)
+
+
+def test_custom_4d_mask_raises() -> None:
+    model = tiny_model("internvl")
+    given = inputs("internvl", [[3, "image", 9]])
+    n = given["input_ids"].shape[1]
+    given["attention_mask"] = torch.ones(1, 1, n, n, dtype=torch.bool)
+    with pytest.raises(ValueError, match="2-D padding mask"):
+        model(**given, past_key_values=QuantizedCache(model, VISUAL))
+
+
+def test_an_inner_module_cannot_be_called_with_the_cache() -> None:
+    model = tiny_model("llama")
+    spec = CacheSpec(visual="dense", text=MIXED.text)
+    with pytest.raises(RuntimeError, match="outside a step"):
+        model.model(torch.tensor([[5, 6]]), past_key_values=QuantizedCache(model, spec))
+
+
+def test_another_batch_size_raises() -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, VISUAL)
+    with pytest.raises(ValueError, match="holds 3 sequences"):
+        next_logits(model, cache, given["attention_mask"][:2])
+
+
+def test_a_step_that_broke_off_is_noticed() -> None:
+    model = tiny_model("internvl")
+    given = inputs("internvl", [[3, "image", 9]])
+    cache = QuantizedCache(model, VISUAL)
+    hook = model.get_decoder().layers[1].register_forward_pre_hook(_fail)
+    with pytest.raises(KeyError):
+        model(**given, past_key_values=cache)
+    hook.remove()
+    with pytest.raises(RuntimeError, match="reached 1 of 3 layers"):
+        cache.memory()
+
+
+def _fail(*_: object) -> None:
+    raise KeyError
+
+
+def test_softcap_raises_inside_the_model() -> None:
+    from duotone.hf.attention import duotone_attention
+    from duotone.hf.lazy import LazyStates
+
+    model = tiny_model("internvl")
+    cache, _ = filled(model, VISUAL)
+    lazy = LazyStates(cache.layers[0], "key", torch.zeros(3, 2, 1, 16))
+    with pytest.raises(NotImplementedError, match="softcap"):
+        duotone_attention(model, torch.zeros(3, 4, 1, 16), lazy, lazy, None, softcap=30.0)
+
+
+def test_non_finite_states_raise_and_say_where() -> None:
+    model = tiny_model("internvl")
+    given = inputs("internvl", [[3, "image", 9]])
+    given["pixel_values"][:] = float("nan")
+    with pytest.raises(ValueError, match="only finite values"):
+        model(**given, past_key_values=QuantizedCache(model, VISUAL))
+
+
+def test_untested_families_pass_with_a_warning_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import Phi3Config
+
+    fields = {**TEXT, "num_hidden_layers": 1}
+    model = AutoModelForCausalLM.from_config(Phi3Config(**fields))
+    facts = duotone.hf.model_facts(model)
+    assert (facts.layers, facts.kv_heads, facts.head_dim) == (1, 2, 16)
+    assert not facts.is_multimodal
+    assert IMAGE not in facts.visual_token_ids
