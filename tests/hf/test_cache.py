@@ -21,6 +21,7 @@ from transformers import (
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache import layer as layer_module
+
 from families import IMAGE, LOGIT_TOLERANCE, TEXT, inputs, logit_error, tiny_model
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
@@ -167,12 +168,16 @@ def test_enable_restores_the_model_after_an_exception() -> None:
     model = tiny_model("internvl")
     before = model.config.get_text_config()._attn_implementation
     with pytest.raises(KeyError), duotone.enable(model, VISUAL):
-        assert model.config.get_text_config()._attn_implementation == "duotone"
-        assert model.config.vision_config._attn_implementation == before
-        raise KeyError
+        _fail_inside(model, before)
     assert model.config.get_text_config()._attn_implementation == before
     assert "generate" not in vars(model)
     assert not model._forward_pre_hooks
+
+
+def _fail_inside(model: PreTrainedModel, before: str) -> None:
+    assert model.config.get_text_config()._attn_implementation == "duotone"
+    assert model.config.vision_config._attn_implementation == before
+    raise KeyError
 
 
 def test_enable_nests_and_leaves_user_caches_alone() -> None:

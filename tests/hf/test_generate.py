@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+
 from families import (
     FAMILIES,
     IMAGE,
@@ -99,9 +100,9 @@ def test_8_bit_tokens_agree(name: str, policy: str) -> None:
 def test_video_tokens_are_visual(name: str) -> None:
     model = tiny_model(name)
     given = inputs(name, [[3, "video", 9], [2, "video", 4]])
+    assert_same_run(run(model, given, VISUAL), run(model, given))
     with duotone.enable(model, VISUAL) as session:
-        ours = model.generate(**given, max_new_tokens=NEW, do_sample=False)
-    assert torch.equal(ours, model.generate(**given, max_new_tokens=NEW, do_sample=False))
+        model.generate(**given, max_new_tokens=2)
     assert session.cache.ledger.state.visual.lengths.tolist() == [FAMILIES[name].video_tokens] * 2
 
 
@@ -253,7 +254,7 @@ def test_few_bit_schemes_run_and_save_memory(name: str, spec: str) -> None:
         out = model.generate(**given, max_new_tokens=NEW, do_sample=False)
     assert out.shape == (3, given["input_ids"].shape[1] + NEW)
     report = session.memory()
-    assert 0 < report.total_bytes
+    assert report.total_bytes > 0
     # Padding is stored nowhere, and the last generated token was never fed back.
     tokens = int(given["attention_mask"].sum()) + 3 * (NEW - 1)
     assert report.dense_equivalent_bytes == tokens * 3 * 2 * 2 * 16 * 4

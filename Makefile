@@ -1,0 +1,41 @@
+# make demo and make test need nothing done before: they make their own virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.duotone-ready
+# Workers and threads: two cores run two single-threaded test processes best.
+WORKERS ?= 2
+
+.PHONY: demo test lint format gpu-test bench clean
+
+demo: $(READY)
+	$(BIN)/duotone compare
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# On a machine with a GPU, with whatever Python holds a CUDA build of torch.
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest -o addopts="--import-mode=importlib" -m gpu
+
+bench:
+	PYTHONPATH=src $(PYTHON) benchmarks/kernel_check.py --out results/kernels
+	PYTHONPATH=src $(PYTHON) benchmarks/quality_table.py --out results/quality
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

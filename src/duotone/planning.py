@@ -1,0 +1,136 @@
+"""How much memory a scheme takes on a model, and how many sequences fit, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.quant import CacheSpec, KVSpec, tensor_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cache bytes of one sequence at its full length, and sequences per budget.
+
+    codes_bytes, params_bytes, dense_bytes: parts of bytes_per_sequence, as `MemoryReport` counts
+    them (without its index and spare slots). max_batch, dense_max_batch: sequences whose caches
+    fit `budget_bytes`, with this scheme and with 16 bit; None without a budget.
+    """
+
+    visual_tokens: int
+    text_tokens: int
+    new_tokens: int
+    codes_bytes: int
+    params_bytes: int
+    dense_bytes: int
+    bytes_per_sequence: int
+    dense_equivalent_bytes: int
+    bits_per_element: float
+    nominal_bits: float
+    budget_bytes: int | None
+    max_batch: int | None
+    dense_max_batch: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-safe data."""
+        return asdict(self)
+
+
+def plan(
+    model_or_config: PreTrainedModel | PreTrainedConfig,
+    spec: CacheSpec,
+    *,
+    visual_tokens: int = 0,
+    text_tokens: int = 0,
+    new_tokens: int = 0,
+    images: int = 1,
+    budget_bytes: int | None = None,
+) -> Plan:
+    """Predict the cache of one sequence.
+
+    visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: equal
+    runs that the visual tokens come in; it matters where a scheme has a range per run.
+    budget_bytes: memory for caches alone, without weights.
+    Errors: ValueError for negative counts, no tokens, or an unsupported model.
+    """
+    counts = {
+        "visual_tokens": visual_tokens,
+        "text_tokens": text_tokens,
+        "new_tokens": new_tokens,
+    }
+    _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
+    facts = model_facts(model_or_config)
+    check_spec(facts, spec)
+    codes, params = _visual_bytes(facts, spec, visual_tokens, images)
+    dense_tokens, stream_tokens = _text_places(spec, **counts)
+    if isinstance(spec.text, KVSpec):
+        more = _pair_bytes(facts, spec.text, stream_tokens)
+        codes, params = codes + more[0], params + more[1]
+    token_bytes = _elements_per_token(facts) * facts.element_bytes
+    dense = dense_tokens * token_bytes
+    tokens, total = sum(counts.values()), codes + params + dense
+    return Plan(
+        **counts,
+        codes_bytes=codes,
+        params_bytes=params,
+        dense_bytes=dense,
+        bytes_per_sequence=total,
+        dense_equivalent_bytes=tokens * token_bytes,
+        bits_per_element=8 * total / (tokens * _elements_per_token(facts)),
+        nominal_bits=spec.nominal_bits(facts.layers),
+        budget_bytes=budget_bytes,
+        max_batch=None if budget_bytes is None else budget_bytes // total,
+        dense_max_batch=None if budget_bytes is None else budget_bytes // (tokens * token_bytes),
+    )
+
+
+def _check_counts(counts: dict[str, int]) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer >= 0; got {value!r}.")
+    if not counts["visual_tokens"] + counts["text_tokens"] + counts["new_tokens"]:
+        raise ValueError("a plan needs tokens; got 0 visual, 0 text and 0 new ones.")
+    if counts["visual_tokens"] and counts["images"] < 1:
+        raise ValueError("visual tokens come in at least one image; got images=0.")
+
+
+def _elements_per_token(facts: ModelFacts) -> int:
+    return 2 * facts.layers * facts.kv_heads * facts.head_dim
+
+
+def _pair_bytes(facts: ModelFacts, spec: KVSpec, tokens: int) -> tuple[int, int]:
+    """(codes, params) of K and V of `tokens` tokens in one span, over layers and kv heads."""
+    parts = [tensor_bytes(t, tokens, facts.head_dim) for t in (spec.key, spec.value)]
+    heads = facts.layers * facts.kv_heads
+    return heads * sum(p[0] for p in parts), heads * sum(p[1] for p in parts)
+
+
+def _visual_bytes(
+    facts: ModelFacts, spec: CacheSpec, tokens: int, images: int
+) -> tuple[int, int]:
+    if not isinstance(spec.visual, KVSpec) or not tokens:
+        return 0, 0
+    spans = images if spec.ranges == "run" else 1
+    # Equal runs; the remainder spreads over the first ones.
+    sizes = [tokens // spans + (i < tokens % spans) for i in range(spans)]
+    parts = [_pair_bytes(facts, spec.visual, size) for size in sizes]
+    return sum(p[0] for p in parts), sum(p[1] for p in parts)
+
+
+def _text_places(
+    spec: CacheSpec, visual_tokens: int, text_tokens: int, new_tokens: int
+) -> tuple[int, int]:
+    """(dense tokens, stream tokens) after the last generated token was fed back."""
+    dense = visual_tokens if spec.visual == "dense" else 0
+    stream = text_tokens + new_tokens + (visual_tokens if spec.visual == "text" else 0)
+    if not isinstance(spec.text, KVSpec):
+        return dense + stream, 0
+    # A token enters the window after the flush of its own step.
+    settled = stream - (1 if new_tokens else 0) - spec.sink - spec.recent
+    group = spec.text.flush_tokens
+    packed = max(0, settled) // group * group
+    return dense + stream - packed, packed

@@ -1,0 +1,182 @@
+"""The ledger's invariants, over random sequences of steps, against a list of token numbers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from duotone.cache import LayerStore, Ledger, memory_report
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
+
+GROUPED = KVSpec(TensorSpec(8, group=4), TensorSpec(8, "channels", 8))
+SPECS = {
+    "visual": CacheSpec(visual=KVSpec(TensorSpec(8), TensorSpec(8))),
+    "runs": CacheSpec(visual=KVSpec(TensorSpec(8), TensorSpec(8)), ranges="run"),
+    "stream": CacheSpec(visual="text", text=GROUPED, sink=3, recent=5),
+    "stream-no-window": CacheSpec(visual="text", text=GROUPED),
+    "mixed": CacheSpec(visual=KVSpec(TensorSpec(8), TensorSpec(8)), text=GROUPED, recent=2),
+    "text-only": CacheSpec(visual="dense", text=GROUPED, sink=1, recent=4),
+    "dense": CacheSpec(visual="dense"),
+}
+BATCH, HEADS, DIM = 2, 1, 8
+
+
+class Model:
+    """Feeds a ledger and one layer with tokens whose K is their own number."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
+        self.ledger = Ledger(spec, BATCH, torch.device("cpu"))
+        self.store = LayerStore(spec)
+        self.real: list[list[bool]] = [[] for _ in range(BATCH)]
+        self.visual: list[list[bool]] = [[] for _ in range(BATCH)]
+
+    def step(self, visual: Tensor, real: Tensor) -> None:
+        seen, tokens = self.ledger.state.seen, visual.shape[1]
+        plan = self.ledger.plan(visual, real)
+        numbers = torch.arange(seen, seen + tokens).float()
+        states = numbers[:, None].expand(BATCH, HEADS, -1, DIM).clone()
+        states[~real[:, None].expand(-1, HEADS, -1)] = float("nan")
+        self.store.apply(plan, states, states)
+        for b in range(BATCH):
+            self.real[b] += real[b].tolist()
+            self.visual[b] += visual[b].tolist()
+
+    def stored(self, b: int) -> list[int]:
+        """Logical indices of all tokens that attention would read, from the ledger."""
+        found = []
+        for segment, roll in self.store.placed_segments(self.ledger.state):
+            n = int(segment.lengths[b])
+            found += roll.positions[b, :n].tolist()
+        return found
+
+    def check(self) -> None:
+        for b in range(BATCH):
+            expected = [i for i, real in enumerate(self.real[b]) if real]
+            assert sorted(self.stored(b)) == expected, "a token was lost, kept twice or is padding"
+            self.check_values(b)
+            self.check_window(b)
+
+    def check_values(self, b: int) -> None:
+        for segment, roll in self.store.placed_segments(self.ledger.state):
+            key = segment.key if isinstance(segment.key, Tensor) else segment.key.dequantize()
+            n = int(segment.lengths[b])
+            got, want = key[b, 0, :n, 0], roll.positions[b, :n].float()
+            tolerance = 0.0 if isinstance(segment.key, Tensor) else 0.51
+            assert ((got - want).abs() <= tolerance).all()
+
+    def check_window(self, b: int) -> None:
+        """The last `recent` stream tokens and the first `sink` ones are in 16 bit."""
+        if not isinstance(self.spec.text, KVSpec):
+            return
+        whole = self.spec.visual == "text"
+        pairs = zip(self.real[b], self.visual[b], strict=True)
+        stream = [i for i, (real, visual) in enumerate(pairs) if real and (whole or not visual)]
+        state = self.ledger.state
+        dense = set(state.dense.positions[b, : int(state.dense.lengths[b])].tolist())
+        assert set(stream[: self.spec.sink]) <= dense
+        middle = stream[self.spec.sink :]
+        assert set(middle[len(middle) - min(self.spec.recent, len(middle)) :]) <= dense
+        held = [i for i in middle if i in dense]
+        assert len(held) <= self.spec.recent + self.spec.text.flush_tokens
+
+
+STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 2, 5, 13]), min_size=1, max_size=25)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(SPECS)), STEPS, st.integers(0, 9999))
+def test_every_token_is_in_exactly_one_place(name: str, steps: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model = Model(SPECS[name])
+    for tokens in steps:
+        shape = (BATCH, tokens)
+        visual = (torch.rand(shape, generator=generator) < 0.5) & (tokens > 1)
+        real = (torch.rand(shape, generator=generator) < 0.8) | (tokens == 1)
+        model.step(visual, real)
+        model.check()
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(SPECS)), STEPS, st.integers(1, 20), st.integers(0, 9999))
+def test_crop_and_go_on(name: str, steps: list[int], removed: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model = Model(SPECS[name])
+    for tokens in [*steps, 6]:
+        visual = (torch.rand((BATCH, tokens), generator=generator) < 0.5) & (tokens > 1)
+        model.step(visual, torch.ones(BATCH, tokens, dtype=torch.bool))
+    end = max(0, model.ledger.state.seen - removed)
+    model.ledger.crop(end)
+    model.store.truncate(model.ledger.state)
+    for b in range(BATCH):
+        assert sorted(model.stored(b)) == list(range(end))
+        model.check_values(b)
+        model.real[b], model.visual[b] = model.real[b][:end], model.visual[b][:end]
+    for _ in range(6):
+        model.step(torch.zeros(BATCH, 1, dtype=torch.bool), torch.ones(BATCH, 1, dtype=torch.bool))
+    for b in range(BATCH):
+        assert sorted(model.stored(b)) == list(range(end + 6))
+        model.check_values(b)
+
+
+@given(st.sampled_from(sorted(SPECS)), st.lists(st.integers(0, 1), min_size=1, max_size=4))
+def test_rows_moves_ledger_and_layer_together(name: str, index: list[int]) -> None:
+    model = Model(SPECS[name])
+    visual = torch.tensor([[False] * 3 + [True] * 9 + [False] * 8, [False] * 12 + [True] * 8])
+    real = torch.ones_like(visual)
+    real[1, :5] = False
+    model.step(visual, real)
+    before = [sorted(model.stored(b)) for b in range(BATCH)]
+    picked = torch.tensor(index)
+    model.ledger.rows(picked)
+    model.store.rows(picked)
+    assert [sorted(model.stored(b)) for b in range(len(index))] == [before[i] for i in index]
+    for b in range(len(index)):
+        model.check_values(b)
+
+
+def test_appending_in_pieces_gives_the_codes_of_appending_at_once() -> None:
+    """Stream groups are the same tokens with the same codes, however they arrived."""
+    spec = SPECS["stream"]
+    torch.manual_seed(0)
+    states = torch.randn(BATCH, HEADS, 40, DIM)
+    decoded = []
+    for sizes in ([40], [1] * 40, [7, 1, 1, 20, 1, 10]):
+        ledger, store = Ledger(spec, BATCH, torch.device("cpu")), LayerStore(spec)
+        for chunk in states.split(sizes, 2):
+            mask = torch.ones(BATCH, chunk.shape[2], dtype=torch.bool)
+            store.apply(ledger.plan(~mask, mask), chunk, chunk)
+        tokens = min(20, store.stream.key.tokens)
+        decoded.append(store.stream.key.dequantize()[:, :, :tokens])
+    assert torch.equal(decoded[0], decoded[1])
+    assert torch.equal(decoded[0], decoded[2])
+
+
+def test_decoding_writes_in_place_between_moves() -> None:
+    ledger, store = Ledger(SPECS["dense"], BATCH, torch.device("cpu")), LayerStore(SPECS["dense"])
+    one = torch.ones(BATCH, 1, dtype=torch.bool)
+    pointers = set()
+    for _ in range(40):
+        states = torch.randn(BATCH, HEADS, 1, DIM)
+        store.apply(ledger.plan(~one, one), states, states)
+        pointers.add(store.key.data_ptr())
+    assert len(pointers) <= 4
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_report_counts_dense_equivalent_of_real_tokens_only(name: str) -> None:
+    model = Model(SPECS[name])
+    real = torch.ones(BATCH, 30, dtype=torch.bool)
+    real[1, :10] = False
+    visual = torch.zeros_like(real)
+    visual[:, 12:20] = True
+    model.step(visual, real)
+    report = memory_report([model.store], model.ledger.state, nominal_bits=8.0)
+    assert report.dense_equivalent_bytes == (30 + 20) * 2 * HEADS * DIM * 4
+    assert report.total_bytes == (
+        report.codes_bytes + report.params_bytes + report.dense_bytes + report.index_bytes
+    )
+    packs_visual = isinstance(SPECS[name].visual, KVSpec)
+    assert (report.visual_bits_per_element > 0) == packs_visual
+    assert report.visual_dense_equivalent_bytes == packs_visual * 16 * 2 * HEADS * DIM * 4

@@ -1,0 +1,93 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.cache.blocks import single_block
+from duotone.cache.ragged import concatenate, valid_mask
+from duotone.quant import TensorSpec, quantize, tensor_bytes
+
+SPECS = [
+    TensorSpec(1),
+    TensorSpec(2, group=8),
+    TensorSpec(4, "channels", 16),
+    TensorSpec(8, "channels"),
+    TensorSpec(2, "span", levels="lloyd"),
+    TensorSpec(1, group=32, mapping="symmetric"),
+    TensorSpec(2, "channels", 24, mapping="hybrid"),
+]
+D = 40
+
+
+def spec_id(spec: TensorSpec) -> str:
+    return f"{spec.bits}b-{spec.along}-g{spec.group}-{spec.mapping}"
+
+
+def states(batch: int, tokens: int, seed: int = 0) -> Tensor:
+    return torch.randn(batch, 2, tokens, D, generator=torch.Generator().manual_seed(seed))
+
+
+def valid(x: Tensor, lengths: Tensor) -> Tensor:
+    return x.masked_fill(~valid_mask(lengths, x.shape[2])[:, None, :, None], 0)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("spec", SPECS, ids=spec_id)
+def test_each_span_has_ranges_of_its_own(spec: TensorSpec) -> None:
+    table = BlockTable(torch.tensor([[0, 30, 63], [0, 11, 11]]))
+    x = states(2, 63)
+    x[1, :, 11:] = float("nan")
+    packed = pack_tensor(x, spec, table)
+    for b, start, stop in ((0, 0, 30), (0, 30, 63), (1, 0, 11)):
+        alone = quantize(x[b, :, start:stop], spec).dequantize()
+        assert torch.equal(packed.dequantize()[b, :, start:stop], alone)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=spec_id)
+def test_appending_spans_equals_packing_them_at_once(spec: TensorSpec) -> None:
+    first, second = torch.tensor([30, 0, 7]), torch.tensor([5, 20, 0])
+    x, y = states(3, 30), states(3, 20, seed=1)
+    a, b = pack_tensor(x, spec, single_block(first)), pack_tensor(y, spec, single_block(second))
+    joined = a.append(b, concatenate(first, second, 30))
+    for i, (n, m) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
+        expected = torch.cat([a.dequantize()[i, :, :n], b.dequantize()[i, :, :m]], 1)
+        assert torch.equal(joined.dequantize()[i, :, : n + m], expected)
+
+
+@given(st.sampled_from(SPECS), st.integers(1, 70), st.integers(0, 70))
+def test_truncate_keeps_codes_and_ranges(spec: TensorSpec, tokens: int, keep: int) -> None:
+    keep = min(keep, tokens)
+    whole = pack_tensor(states(1, tokens), spec, single_block(torch.tensor([tokens])))
+    cut = whole.truncate(torch.tensor([keep]))
+    assert cut.tokens == keep
+    if keep:
+        assert torch.equal(cut.dequantize(), whole.dequantize()[:, :, :keep])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=spec_id)
+def test_rows_picks_and_trims(spec: TensorSpec) -> None:
+    lengths = torch.tensor([30, 4])
+    packed = pack_tensor(states(2, 30), spec, single_block(lengths))
+    index = torch.tensor([1, 1])
+    picked = packed.rows(index)
+    assert picked.tokens == 4
+    assert torch.equal(picked.dequantize(), packed.dequantize()[index][:, :, :4])
+
+
+@given(st.sampled_from(SPECS), st.integers(1, 100), st.integers(1, 3))
+def test_bytes_are_what_the_formula_says(spec: TensorSpec, tokens: int, batch: int) -> None:
+    packed = pack_tensor(states(batch, tokens), spec, single_block(torch.tensor([tokens] * batch)))
+    codes_bytes, params_bytes = tensor_bytes(spec, tokens, D)
+    assert packed.codes_bytes == codes_bytes * 2 * batch
+    assert packed.params_bytes == params_bytes * 2 * batch
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=spec_id)
+def test_one_token_spans_decode_exactly_along_tokens(spec: TensorSpec) -> None:
+    x = states(1, 1)
+    packed = pack_tensor(x, spec.replace(param_dtype="float32"), single_block(torch.tensor([1])))
+    if spec.along == "tokens":
+        assert torch.equal(packed.dequantize(), x)
+    assert isinstance(packed, PackedTensor)

@@ -1,0 +1,116 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+import duotone
+from duotone import SCHEMES, CacheSpec, KVSpec, TensorSpec
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_schemes_survive_json(name: str, bits: int) -> None:
+    spec = duotone.scheme(name) if name == "dense" else duotone.scheme(name, bits=bits)
+    assert CacheSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert CacheSpec.from_json(spec.to_json()) == spec
+    assert hash(spec) == hash(CacheSpec.from_json(spec.to_json()))
+
+
+def test_schemes_are_described_with_their_source() -> None:
+    assert set(duotone.schemes()) == set(SCHEMES)
+    assert all(len(line) > 20 for line in duotone.schemes().values())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("bits", 3, "bits must be one of"),
+        ("along", "heads", "along must be one of"),
+        ("group", 0, "group must be a positive integer"),
+        ("group", 2.5, "group must be a positive integer"),
+        ("mapping", "affine", "mapping must be one of"),
+        ("eta", 0.5, "eta must lie in"),
+        ("eta", float("nan"), "eta must lie in"),
+        ("shrink", 0.0, "shrink must lie in"),
+        ("levels", "kmeans", "levels must be one of"),
+        ("gain", -1.0, "gain must be positive"),
+        ("transform", "klt", "transform must be None"),
+        ("param_dtype", "int8", "param_dtype must be one of"),
+    ],
+)
+def test_bad_tensor_fields_raise(field: str, value: object, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        TensorSpec(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"visual": "stream"}, "CacheSpec.visual"),
+        ({"text": "text"}, "CacheSpec.text"),
+        ({"sink": -1}, "sink must be an integer"),
+        ({"recent": 1.5}, "recent must be an integer"),
+        ({"tau": (1,)}, "tau must be None or a pair"),
+        ({"tau": (-1, 0)}, "tau must be None or a pair"),
+        ({"ranges": "tile"}, "ranges must be"),
+        ({"key_norm": True}, "key_norm must be False"),
+        ({"text": KVSpec()}, "along tokens needs a group"),
+    ],
+)
+def test_bad_cache_fields_raise(fields: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        CacheSpec(**fields)
+
+
+def test_gain_needs_a_zero_point() -> None:
+    with pytest.raises(ValueError, match="gain != 1 needs"):
+        TensorSpec(gain=1.3, mapping="symmetric")
+
+
+def test_unknown_fields_raise() -> None:
+    with pytest.raises(ValueError, match="nbits"):
+        TensorSpec().replace(nbits=2)
+    with pytest.raises(ValueError, match="residual"):
+        CacheSpec.from_dict({"residual": 128})
+    with pytest.raises(ValueError, match=r"KVSpec\.key must be"):
+        KVSpec(key="int4")
+
+
+def test_unknown_schemes_name_their_neighbours() -> None:
+    with pytest.raises(ValueError, match="Did you mean calibquant"):
+        duotone.scheme("calibquand")
+    with pytest.raises(ValueError, match=r"takes \['bits'\]"):
+        duotone.scheme("kivi", width=2)
+
+
+def test_replace_returns_a_changed_copy() -> None:
+    spec = duotone.scheme("calibquant", bits=1)
+    assert spec.tau == (0.0, 3.0)
+    changed = spec.replace(tau=(0, 2), recent=64)
+    assert (changed.tau, changed.recent, spec.recent) == ((0.0, 2.0), 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "bits"),
+    [("calibquant", {"bits": 1}, 1.0), ("kivi", {"bits": 2}, 2.0), ("dense", {}, 16.0)],
+)
+def test_nominal_bits_are_the_papers_count(name: str, knobs: dict[str, int], bits: float) -> None:
+    assert duotone.scheme(name, **knobs).nominal_bits(layers=32) == bits
+
+
+def test_released_calibquant_shrinks_at_1_bit_only() -> None:
+    one, two = (duotone.scheme("calibquant", bits=b).visual for b in (1, 2))
+    assert (one.key.shrink, one.value.shrink) == (0.5, 0.3)
+    assert (two.key.shrink, two.value.shrink) == (1.0, 1.0)
+    assert duotone.scheme("calibquant", bits=4).tau is None
+
+
+def test_importing_duotone_is_lean() -> None:
+    code = "import duotone, sys; assert not {'triton', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_attributes_of_the_package_raise() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        _ = duotone.quantise

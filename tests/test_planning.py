@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+import duotone
+from duotone import SCHEMES, QuantizedCache
+from families import inputs, tiny_model
+
+
+@pytest.mark.parametrize("ranges", ["sequence", "run"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_plan_predicts_what_the_cache_holds(name: str, ranges: str) -> None:
+    model = tiny_model("internvl")
+    spec = duotone.scheme(name).replace(ranges=ranges, recent=4, sink=2)
+    given = inputs("internvl", [[3, "image", 50, "image", 9]])
+    cache = QuantizedCache(model, spec)
+    model.generate(**given, past_key_values=cache, max_new_tokens=40)
+    visual = int((given["input_ids"] == model.config.image_token_id).sum())
+    planned = duotone.plan(
+        model,
+        spec,
+        visual_tokens=visual,
+        text_tokens=given["input_ids"].shape[1] - visual,
+        new_tokens=39,
+        images=2,
+        budget_bytes=10**6,
+    )
+    report = cache.memory()
+    assert planned.codes_bytes == report.codes_bytes
+    assert planned.params_bytes == report.params_bytes
+    assert planned.dense_equivalent_bytes == report.dense_equivalent_bytes
+    spare = cache.layers[0].store.key.shape[2] - int(cache.ledger.state.dense.lengths)
+    token_bytes = planned.dense_equivalent_bytes // (given["input_ids"].shape[1] + 39)
+    assert planned.dense_bytes == report.dense_bytes - spare * token_bytes
+    assert planned.max_batch == 10**6 // planned.bytes_per_sequence
+    assert planned.dense_max_batch == 10**6 // report.dense_equivalent_bytes
+
+
+def test_known_numbers_of_a_7b_shape() -> None:
+    """KERNELS.md: 131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
+    from transformers import InternVLConfig
+
+    text = dict(
+        model_type="qwen2",
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        dtype="bfloat16",
+    )
+    config = InternVLConfig(text_config=text)
+    planned = duotone.plan(config, duotone.scheme("minmax"), visual_tokens=3328)
+    assert planned.dense_equivalent_bytes == 3328 * 131072
+    assert planned.codes_bytes == 3328 * 131072 // 16
+    assert 1.0 < planned.bits_per_element < 1.02
+    assert planned.max_batch is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "rule"),
+    [
+        ({}, "needs tokens"),
+        ({"visual_tokens": -1}, "integer >= 0"),
+        ({"text_tokens": 2.5}, "integer >= 0"),
+        ({"visual_tokens": 5, "images": 0}, "at least one image"),
+    ],
+)
+def test_bad_counts_raise(counts: dict[str, int], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        duotone.plan(tiny_model("internvl"), duotone.scheme("duotone"), **counts)
+
+
+def test_text_only_models_need_a_text_policy() -> None:
+    with pytest.raises(ValueError, match="visual tokens only"):
+        duotone.plan(tiny_model("llama"), duotone.scheme("duotone"), text_tokens=5)
+    assert torch.is_tensor(tiny_model("llama").lm_head.weight)
