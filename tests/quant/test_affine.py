@@ -166,6 +166,34 @@ def test_eta_and_gain_leave_codes_alone(bits: int, eta: float, gain: float) -> N
     assert torch.allclose(louder.dequantize(), expected, atol=1e-4)
 
 
+def test_fitted_gain_makes_scores_along_common_directions_unbiased() -> None:
+    """A factor that all channels share: plain Lloyd signs shrink its scores, the fit does not."""
+    torch.manual_seed(0)
+    factor = torch.randn(1, 1, 64)
+    x = torch.randn(2, 256, 64) / 2 + torch.randn(2, 256, 1) * factor
+
+    def slope(gain: float | str) -> float:
+        spec = TensorSpec(1, levels="lloyd", gain=gain, param_dtype="float32")
+        exact, coded = x @ factor[0, 0], quantize(x, spec).dequantize() @ factor[0, 0]
+        exact, coded = (s - s.mean(-1, keepdim=True) for s in (exact, coded))
+        return float((exact * coded).sum() / (coded * coded).sum())
+
+    assert slope(1.0) > 1.2
+    assert slope("fit") == pytest.approx(1.0, abs=0.02)
+
+
+@given(st.integers(1, 40), st.integers(0, 99))
+def test_fitted_gain_ignores_padding_and_constant_blocks(tokens: int, seed: int) -> None:
+    spec = TensorSpec(1, levels="lloyd", gain="fit")
+    x = gaussian(tokens, 8, seed)
+    padded = torch.cat([x, torch.full((2, 5, 8), float("nan"))], 1)
+    mask = torch.arange(tokens + 5).expand(2, -1) < tokens
+    clean = quantize(x, spec).dequantize()
+    assert torch.allclose(quantize(padded, spec, mask).dequantize()[:, :tokens], clean, atol=1e-2)
+    constant = torch.full((1, tokens, 8), 2.5)
+    assert torch.equal(quantize(constant, spec).dequantize(), constant)
+
+
 def test_shrink_equals_eta_on_a_symmetric_range() -> None:
     x = torch.tensor([[-1.0], [-0.9], [0.9], [1.0]])
     shrunk = quantize(x, TensorSpec(1, shrink=0.5, param_dtype="float32"))

@@ -68,6 +68,14 @@ def test_gain_needs_a_zero_point() -> None:
         TensorSpec(gain=1.3, mapping="symmetric")
 
 
+def test_fitted_gain_needs_blocks_along_tokens() -> None:
+    assert TensorSpec(gain="fit", group=64).gain == "fit"
+    with pytest.raises(ValueError, match="needs along='tokens'"):
+        TensorSpec(gain="fit", along="channels")
+    with pytest.raises(ValueError, match="positive or 'fit'"):
+        TensorSpec(gain="auto")
+
+
 def test_unknown_fields_raise() -> None:
     with pytest.raises(ValueError, match="nbits"):
         TensorSpec().replace(nbits=2)

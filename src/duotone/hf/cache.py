@@ -228,6 +228,7 @@ class QuantizedCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: a negative count, or a positive length to keep (5.17)."""
+        tokens_to_remove = int(tokens_to_remove)  # 5.17 may hand over a tensor
         self._finish_step()
         removed = -tokens_to_remove if tokens_to_remove < 0 else self._length - tokens_to_remove
         if tokens_to_remove == 0 or removed <= 0 or self.ledger is None:

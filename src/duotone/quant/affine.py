@@ -14,6 +14,7 @@ from torch import Tensor
 
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.ranges import (
+    fitted_gain,
     lloyd_range,
     masked_mean,
     nearest_code,
@@ -142,20 +143,24 @@ def _asymmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     scale, zero_point = _stored(scale, spec), _stored(zero_point, spec)
     codes = nearest_code(x, scale, zero_point, spec.bits) * mask
     if spec.eta or spec.gain != 1:
-        scale, zero_point = _move_levels(x, mask, spec, scale, zero_point)
+        scale, zero_point = _move_levels(x, codes, mask, spec, scale, zero_point)
     return _Groups(codes, scale, zero_point, negative=torch.zeros_like(mask))
 
 
 def _move_levels(
-    x: Tensor, mask: Tensor, spec: TensorSpec, scale: Tensor, zero_point: Tensor
+    x: Tensor, codes: Tensor, mask: Tensor, spec: TensorSpec, scale: Tensor, zero_point: Tensor
 ) -> tuple[Tensor, Tensor]:
     """XQuant eq. 12, then the gain: levels change, codes do not."""
     # XQuant eq. 12; its Algorithm 2 forgets the factor 2**bits - 1, its code has it.
     zero_point = zero_point + spec.eta * scale * ((1 << spec.bits) - 1)
     scale = (1 - 2 * spec.eta) * scale
     mean = masked_mean(x, mask)
-    zero_point = mean + spec.gain * (zero_point - mean)
-    return _stored(spec.gain * scale, spec), _stored(zero_point, spec)
+    gain = spec.gain
+    if gain == "fit":
+        x_hat = codes * scale + zero_point
+        gain = fitted_gain((x - mean) * mask, (x_hat - mean) * mask)
+    zero_point = mean + gain * (zero_point - mean)
+    return _stored(gain * scale, spec), _stored(zero_point, spec)
 
 
 def _symmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:

@@ -119,3 +119,23 @@ def symmetric_scale(x: Group, mask: Mask, bits: int, shrink: float, lloyd: bool)
         fitted = masked_mean(codes * magnitude, mask) / torch.where(power > 0, power, 1.0)
         scale = torch.where(power > 0, fitted, scale)
     return scale
+
+
+def fitted_gain(
+    x: Float[Tensor, "*b channels n"], x_hat: Float[Tensor, "*b channels n"]
+) -> Float[Tensor, "*b 1 1"]:
+    """The gain that makes scores unbiased, per block, from the block alone (padding must be 0).
+
+    Signs keep 2/pi of what channels have in common but 1 of their own variance, so scores against
+    a query that reads a common direction shrink, and one gain on all levels undoes it. The least
+    squares gain for queries q is <E qq', cov(x, x_hat)> / <E qq', cov(x_hat)>; without queries we
+    take the keys' own covariance for theirs (queries look where keys vary):
+
+        gain = <S, cov(x, x_hat)> / <S, cov(x_hat)>,   S = cov(x)
+
+    The same expression serves V, with outputs for scores. 1 where a block has no spread.
+    """
+    covariance = x @ x.transpose(-1, -2)
+    cross = (covariance * (x @ x_hat.transpose(-1, -2))).sum((-1, -2), keepdim=True)
+    power = (covariance * (x_hat @ x_hat.transpose(-1, -2))).sum((-1, -2), keepdim=True)
+    return torch.where(power > 0, cross / torch.where(power > 0, power, 1.0), 1.0)

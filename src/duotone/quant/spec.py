@@ -81,7 +81,8 @@ class TensorSpec(_Record):
     eta: end points moved inwards after quantizing; codes do not change (XQuant eq. 12).
     levels: "uniform" (end points at min and max) or "lloyd" (end points that minimise the squared
         error of the group; at 1 bit the two conditional means).
-    gain: levels scaled about the group's mean, `x_hat <- mean + gain * (x_hat - mean)`.
+    gain: levels scaled about the group's mean, `x_hat <- mean + gain * (x_hat - mean)`. A number,
+        or "fit": one gain per block from the block's own covariances (`ranges.fitted_gain`).
     transform: None; bases before quantization are not part of this version.
     param_dtype: how scale and zero_point are stored.
     """
@@ -93,7 +94,7 @@ class TensorSpec(_Record):
     eta: float = 0.0
     shrink: float = 1.0
     levels: Literal["uniform", "lloyd"] = "uniform"
-    gain: float = 1.0
+    gain: float | Literal["fit"] = 1.0
     transform: str | None = None
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
@@ -109,13 +110,21 @@ class TensorSpec(_Record):
         _require(ok, "eta must lie in [0, 0.5)", self.eta, "At 0.5 all levels would meet.")
         ok = _is_number(self.shrink) and 0 < self.shrink <= 1
         _require(ok, "shrink must lie in (0, 1]", self.shrink, "1.0 switches it off.")
-        ok = _is_number(self.gain) and self.gain > 0
-        _require(ok, "gain must be positive", self.gain, "1.0 switches it off.")
+        self._check_gain()
+        remedy = "Bases before quantization come with a later version."
+        _require(self.transform is None, "transform must be None", self.transform, remedy)
+
+    def _check_gain(self) -> None:
+        fit = self.gain == "fit"
+        ok = fit or (_is_number(self.gain) and self.gain > 0)
+        _require(ok, "gain must be positive or 'fit'", self.gain, "1.0 switches it off.")
         ok = self.gain == 1 or self.mapping == "asymmetric"
         remedy = "Symmetric levels have no zero_point to hold the mean: use mapping='asymmetric'."
         _require(ok, "gain != 1 needs mapping='asymmetric'", self.mapping, remedy)
-        remedy = "Bases before quantization come with a later version."
-        _require(self.transform is None, "transform must be None", self.transform, remedy)
+        remedy = "Along channels or the span a block has no covariance between channels."
+        _require(
+            not fit or self.along == "tokens", "gain='fit' needs along='tokens'", self.along, remedy
+        )
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
