@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Group = Float[Tensor, "*g n"]
@@ -18,7 +18,7 @@ PerGroup = Float[Tensor, "*g 1"]
 
 # Steps of the best uniform quantizer of a unit Gaussian, by bits (Max 1960): where Lloyd starts.
 GAUSSIAN_STEP = {1: 1.5957691216, 2: 0.9956866859, 4: 0.3352006095, 8: 0.0308399834}
-LLOYD_ITERATIONS = 10
+LLOYD_ITERATIONS = 8
 
 
 def masked_mean(x: Group, mask: Mask) -> PerGroup:
@@ -66,41 +66,48 @@ def lloyd_range(x: Group, mask: Mask, bits: int) -> tuple[PerGroup, PerGroup]:
     as its levels (2-means). Two starts, min/max and the best step for a Gaussian; the better end
     wins, so the result is never worse than min/max.
     """
-    starts = (uniform_range(x, mask, bits, shrink=1.0), _gaussian_range(x, mask, bits))
-    (scale, zero_point, error), other = (_descend(x, mask, bits, *start) for start in starts)
+    # About the mean, where rounding is small and a group of equal elements is exactly zero.
+    mean = masked_mean(x, mask)
+    centred = (x - mean) * mask
+    starts = (uniform_range(centred, mask, bits, shrink=1.0), _gaussian_range(centred, mask, bits))
+    (scale, zero_point, error), other = (_descend(centred, mask, bits, *s) for s in starts)
     better = other[2] < error
-    return torch.where(better, other[0], scale), torch.where(better, other[1], zero_point)
+    zero_point = torch.where(better, other[1], zero_point)
+    return torch.where(better, other[0], scale), mean + zero_point
 
 
 def _descend(
     x: Group, mask: Mask, bits: int, scale: PerGroup, zero_point: PerGroup
 ) -> tuple[PerGroup, PerGroup, PerGroup]:
+    count = mask.sum(-1, keepdim=True).clamp_min(1)
     for _ in range(LLOYD_ITERATIONS):
-        codes = nearest_code(x, scale, zero_point, bits)
-        scale, zero_point = _fit(x, codes, mask, scale, zero_point)
-    decoded = nearest_code(x, scale, zero_point, bits) * scale + zero_point
-    return scale, zero_point, masked_mean((decoded - x) ** 2, mask)
+        codes = nearest_code(x, scale, zero_point, bits) * mask
+        scale, zero_point = _fit(x, codes, count, scale)
+    decoded = (nearest_code(x, scale, zero_point, bits) * scale + zero_point) * mask
+    return scale, zero_point, (decoded - x).square().sum(-1, keepdim=True)
 
 
 def _gaussian_range(x: Group, mask: Mask, bits: int) -> tuple[PerGroup, PerGroup]:
-    mean = masked_mean(x, mask)
-    sigma = masked_mean((x - mean) ** 2, mask).sqrt()
+    """The best levels if the centred x were Gaussian, inside the group's range."""
+    sigma = masked_mean(x * x, mask).sqrt()
     low, high = masked_bounds(x, mask)
     top = (1 << bits) - 1
     scale = torch.minimum(GAUSSIAN_STEP[bits] * sigma, (high - low) / top)
-    return scale, (mean - scale * top / 2).clamp(min=low, max=high)
+    return scale, (-scale * top / 2).clamp(min=low, max=high)
 
 
 def _fit(
-    x: Group, codes: Group, mask: Mask, scale: PerGroup, zero_point: PerGroup
+    x: Group, codes: Group, count: Int[Tensor, "*g 1"], scale: PerGroup
 ) -> tuple[PerGroup, PerGroup]:
-    mean_x, mean_c = masked_mean(x, mask), masked_mean(codes, mask)
-    spread = masked_mean((codes - mean_c) ** 2, mask)
-    covariance = masked_mean((codes - mean_c) * (x - mean_x), mask)
-    fitted = covariance / torch.where(spread > 0, spread, torch.ones_like(spread))
+    """Least squares of x on its codes; both are 0 at padding."""
+    mean_x = x.sum(-1, keepdim=True) / count
+    mean_c = codes.sum(-1, keepdim=True) / count
+    spread = codes.square().sum(-1, keepdim=True) - count * mean_c * mean_c
+    covariance = (codes * x).sum(-1, keepdim=True) - count * mean_c * mean_x
     # One code for all elements says nothing about the step: keep it, place its level on the mean.
-    scale = torch.where(spread > 0, fitted, scale)
-    return scale, mean_x - scale * mean_c
+    # Between two distinct codes the spread is at least 1/2.
+    fitted = torch.where(spread > 0.25, covariance / spread.clamp_min(0.25), scale)
+    return fitted, mean_x - fitted * mean_c
 
 
 def symmetric_scale(x: Group, mask: Mask, bits: int, shrink: float, lloyd: bool) -> PerGroup:
