@@ -329,3 +329,27 @@ def test_untested_families_pass_with_a_warning_in_the_log(caplog: pytest.LogCapt
     assert (facts.layers, facts.kv_heads, facts.head_dim) == (1, 2, 16)
     assert not facts.is_multimodal
     assert IMAGE not in facts.visual_token_ids
+
+
+@pytest.mark.parametrize("spec", [VISUAL, MIXED], ids=["visual", "mixed"])
+def test_absorbing_a_dense_prefill_equals_having_been_there(spec: CacheSpec) -> None:
+    model = tiny_model("internvl")
+    cache, given = filled(model, spec)
+    dense = DynamicCache(config=model.config.get_text_config())
+    with torch.no_grad():
+        model(**given, past_key_values=dense)
+    absorbed = QuantizedCache(model, spec)
+    masks = {"visual_mask": given["input_ids"] == IMAGE, "attention_mask": given["attention_mask"]}
+    absorbed.absorb(dense, **masks)
+    assert absorbed.memory() == cache.memory()
+    expected = next_logits(model, cache, given["attention_mask"])
+    ours = next_logits(model, absorbed, given["attention_mask"])
+    assert logit_error(ours, expected) < LOGIT_TOLERANCE
+    with pytest.raises(ValueError, match="needs an empty cache"):
+        absorbed.absorb(dense, **masks)
+
+
+def test_absorbing_caches_that_do_not_fit_raises() -> None:
+    model = tiny_model("internvl")
+    with pytest.raises(ValueError, match="got 0 layers"):
+        QuantizedCache(model, VISUAL).absorb(DynamicCache())

@@ -165,15 +165,54 @@ class QuantizedCache(Cache):
         visual = visual_tokens(
             self.facts, input_ids, inputs_embeds, self.visual_mask, slice(seen, seen + tokens)
         )
-        real = real_tokens(attention_mask, batch, tokens, given.device)
+        self._plan_step(visual, real_tokens(attention_mask, batch, tokens, given.device))
+
+    def _plan_step(self, visual: Tensor, real: Tensor) -> None:
+        batch = len(real)
         if self.ledger is None:
-            self.ledger = Ledger(self.spec, batch, given.device)
+            self.ledger = Ledger(self.spec, batch, real.device)
         elif len(self.ledger.state.dense.lengths) != batch:
             raise ValueError(
                 f"this cache holds {len(self.ledger.state.dense.lengths)} sequences; got a batch "
                 f"of {batch}. Use a cache per batch, or batch_repeat_interleave."
             )
         self.plan, self._taken = self.ledger.plan(visual, real), set()
+
+    def absorb(
+        self,
+        dense: Cache,
+        *,
+        visual_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> None:
+        """Take over the tokens of a prefilled 16-bit cache, as if this cache had been there.
+
+        dense: a cache whose layers hold `keys` and `values` [batch, kv_heads, tokens, head_dim] of
+            the same tokens, e.g. a DynamicCache; it is left as it is. One prefill can so serve
+            many specs. visual_mask, attention_mask: [batch, tokens]; by default no token is visual
+            and none is padding.
+        Errors: ValueError if this cache holds tokens already or the layers do not fit.
+        """
+        if self._length:
+            raise ValueError(f"absorb needs an empty cache; this one holds {self._length} tokens.")
+        held = {getattr(layer, "keys", None) is not None and layer.keys.shape[2]
+                for layer in dense.layers}  # fmt: skip
+        if len(dense.layers) != len(self.layers) or len(held) != 1 or not all(held):
+            raise ValueError(
+                f"expected {len(self.layers)} layers with K and V of the same tokens; got "
+                f"{len(dense.layers)} layers of {sorted(map(int, held))} tokens. "
+                "Sliding-window layers forget tokens: prefill without them."
+            )
+        batch, _, tokens, _ = dense.layers[0].keys.shape
+        device = dense.layers[0].keys.device
+        real = real_tokens(attention_mask, batch, tokens, device)
+        none = torch.zeros_like(real)
+        visual = none if visual_mask is None else visual_mask.to(device).bool()
+        self._plan_step(visual, real)
+        for layer, source in zip(self.layers, dense.layers, strict=True):
+            layer.is_initialized = True
+            self.take(layer, source.keys, source.values)
+            self.commit()
 
     def take(self, layer: QuantizedLayer, key: Tensor, value: Tensor) -> None:
         """One layer's states of the current step, as `update()` hands them over."""

@@ -1,0 +1,27 @@
+"""The command line: one file per command. Heavy imports happen inside the commands."""
+
+import typer
+
+from . import compare, evaluate, generate, plan, report, schemes
+
+app = typer.Typer(
+    name="duotone",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Multimodal LLMs on few bits: 1-bit visual KV caches on Hugging Face transformers.\n\n"
+    "Start with [bold]duotone compare[/bold]: it needs no arguments and no network.",
+)
+
+app.command("compare")(compare.command)
+app.command("generate")(generate.command)
+app.command("schemes")(schemes.command)
+app.command("evaluate")(evaluate.command)
+app.command("plan")(plan.command)
+app.command("report")(report.command)
+
+
+def main() -> None:
+    """Entry point of the `duotone` script."""
+    app()

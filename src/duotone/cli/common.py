@@ -1,0 +1,122 @@
+"""What all commands share: options, errors as one line, progress on stderr, JSON on stdout."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+USER_ERROR = 2
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Folder or hub name of a transformers model. Default: the embedded duotone-tiny.",
+        show_default=False,
+    ),
+]
+SchemeOption = Annotated[
+    str, typer.Option("--scheme", "-s", help="Scheme of the cache; [bold]duotone schemes[/bold].")
+]
+BitsOption = Annotated[
+    int | None,
+    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 4 or 8.", show_default="scheme's"),
+]
+TokensOption = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, ...", show_default="cuda if there is one")
+]
+LaterOption = Annotated[
+    bool,
+    typer.Option(
+        "--later-question",
+        help="Read the question after the pictures' cache was quantized, as in a later turn.",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON with all numbers and nothing else to stdout.")
+]
+
+
+def error_console() -> Console:
+    """Where progress and errors go."""
+    return Console(stderr=True)
+
+
+def user_errors(command: Callable) -> Callable:
+    """Turn what the user can mend into one message and exit code 2.
+
+    DUOTONE_DEBUG=1 shows the traceback instead.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, OSError, ImportError) as error:
+            if os.environ.get("DUOTONE_DEBUG"):
+                raise
+            error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(USER_ERROR) from error
+
+    return wrapped
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; yields a function of (done, total)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=error_console(), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout."""
+    json.dump(data, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def scheme_spec(name: str, bits: int | None) -> Any:
+    """The scheme's CacheSpec, at its own bits or the given ones."""
+    import duotone
+
+    return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
+
+
+def load_model(name: str | None, device: str | None) -> Any:
+    """The model and its processor, with a word on stderr while it loads."""
+    with error_console().status(f"loading {name or 'the embedded model'}"):
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        from duotone.loading import load
+
+        return load(name, device)
+
+
+def megabytes(count: float) -> str:
+    """Bytes in decimal units a person reads."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """An output folder that can be made."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise ValueError(f"--out must be a folder, got the file {str(path)!r}; name another")
+    return path

@@ -1,0 +1,99 @@
+"""`duotone plan`: what fits into a memory budget, before running anything."""
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from .common import BitsOption, JsonOption, megabytes, print_json, scheme_spec, user_errors
+
+_UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """'30GB' -> 30_000_000_000, '24GiB' -> 24 * 2**30; a bare number is bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and _UNITS.get(match[2].upper() or "B")
+    if not unit or float(match[1]) <= 0:
+        raise ValueError(
+            f"a budget must be a positive number with B, kB, MB, GB, TB or KiB..TiB, got {text!r}; "
+            "write e.g. 30GB"
+        )
+    return int(float(match[1]) * unit)
+
+
+def _config(model: str | None) -> Any:
+    from duotone.loading import load_config
+
+    return load_config(model)
+
+
+@user_errors
+def command(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "--config",
+            "-m",
+            help="Folder, config.json or hub name; only its config is read. "
+            "Default: the embedded duotone-tiny.",
+            show_default=False,
+        ),
+    ] = None,
+    scheme: Annotated[str, typer.Option("--scheme", "-s")] = "duotone",
+    bits: BitsOption = None,
+    visual_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 3328,
+    text_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 500,
+    images: Annotated[int, typer.Option(min=1, help="Pictures the visual tokens come in.")] = 1,
+    budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
+    json_output: JsonOption = False,
+) -> None:
+    """Say how many sequences fit into a memory budget, at 16 bit and with a scheme.
+
+    [bold]Examples[/bold]
+
+      duotone plan --model OpenGVLab/InternVL3-8B-hf --visual-tokens 3328 --budget 30GB
+
+      duotone plan --scheme duotone --bits 2 --json
+    """
+    import duotone
+
+    spec, budget_bytes = scheme_spec(scheme, bits), parse_bytes(budget)
+    plan = duotone.plan(
+        _config(model),
+        spec,
+        visual_tokens=visual_tokens,
+        text_tokens=text_tokens,
+        new_tokens=new_tokens,
+        images=images,
+        budget_bytes=budget_bytes,
+    )
+    if json_output:
+        print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict()})
+    else:
+        _show(plan, scheme)
+
+
+def _show(plan: Any, scheme: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    tokens = plan.visual_tokens + plan.text_tokens + plan.new_tokens
+    table = Table(f"{tokens:,} tokens", "16 bit", scheme)
+    sizes = map(megabytes, (plan.dense_equivalent_bytes, plan.bytes_per_sequence))
+    table.add_row("cache per sequence", *sizes)
+    for part in ("codes", "params", "dense"):
+        table.add_row(f"  of it {part}", "", megabytes(getattr(plan, f"{part}_bytes")))
+    table.add_row("true bits per number", "16", f"{plan.bits_per_element:.3f}")
+    budget = megabytes(plan.budget_bytes)
+    table.add_row(f"sequences in {budget}", f"{plan.dense_max_batch:,}", f"{plan.max_batch:,}")
+    console = Console()
+    console.print(table)
+    ratio = plan.dense_equivalent_bytes / plan.bytes_per_sequence
+    console.print(
+        f"[bold]{plan.max_batch:,} sequences fit into {budget} instead of "
+        f"{plan.dense_max_batch:,}: {ratio:.1f}x smaller caches.[/]"
+    )

@@ -1,0 +1,272 @@
+"""The evaluation loop: batches outermost, schemes inside, pictures encoded once per batch."""
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+
+from duotone import CacheSpec, scheme
+from duotone.inference import Batch, ask_later, decode_answers, generate, make_cache, prepare
+from duotone.provenance import stamp, write_new_json
+from duotone.tasks import Example, Task
+from duotone.tasks.metrics import Score
+from duotone.totals import cache_memory
+
+from .forcing import LogitsRecorder, forced_agreement
+from .loader import default_workers, load_batches
+from .run import Run, result_of
+
+REFERENCE = "16-bit"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an evaluation does beside its task and schemes.
+
+    seed: of the bootstrap. kl: also score next-token agreement by teacher forcing.
+    later_question: read the question after the pictures' cache was quantized (`ask_later`).
+    minutes: stop after the batch in which this time is over and report what is done.
+    """
+
+    samples: int = 500
+    split: str = "heldout"
+    batch_size: int = 32
+    seed: int = 0
+    kl: bool = False
+    later_question: bool = False
+    max_new_tokens: int | None = None
+    workers: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+
+
+@dataclass
+class Evaluation:
+    """Results by scheme label as JSON-safe data; scores and answers for what ran just now."""
+
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: dict[str, dict[str, Score]] = field(default_factory=dict)
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+
+
+def resolve_schemes(schemes: Sequence | Mapping) -> dict[str, CacheSpec | None]:
+    """{label: spec}, the 16-bit reference first; None and '16-bit' stand for the reference.
+
+    Accepts names, specs and None in a sequence, or {label: name, spec or None}.
+    """
+    if isinstance(schemes, Mapping):
+        items = list(schemes.items())
+    else:
+        items = [(s if isinstance(s, str) else f"spec-{i}", s) for i, s in enumerate(schemes)]
+    resolved: dict[str, CacheSpec | None] = {REFERENCE: None}
+    for label, spec in items:
+        if spec is not None and spec != REFERENCE:
+            resolved[label] = scheme(spec) if isinstance(spec, str) else spec
+    return resolved
+
+
+def _weights_digest(model: Any) -> str:
+    """A digest of one element of every parameter: other weights, another model."""
+    picked = [p.detach().flatten()[p.numel() // 2].float().cpu() for p in model.parameters()]
+    return hashlib.sha256(torch.stack(picked).numpy().tobytes()).hexdigest()[:10]
+
+
+def _describe(model: Any, name: str | None) -> dict[str, Any]:
+    return {
+        "name": name or model.config.name_or_path or model.config.model_type,
+        "family": model.config.model_type,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": _weights_digest(model),
+    }
+
+
+def _configuration(
+    settings: Settings, task: Task, model: dict[str, Any], label: str, spec: CacheSpec | None
+) -> dict[str, Any]:
+    kept = asdict(settings)
+    for name in ("workers", "minutes"):
+        del kept[name]
+    kept["max_new_tokens"] = settings.max_new_tokens or task.max_new_tokens
+    spec_data = json.loads(spec.to_json()) if spec else None
+    about_task = {"task": task.name, "data": task.fingerprint}
+    return {**about_task, "model": model, "scheme": label, "spec": spec_data, **kept}
+
+
+def _file_stem(configuration: Mapping[str, Any]) -> str:
+    canonical = json.dumps(configuration, sort_keys=True)
+    digest = hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    return f"{configuration['task']}-{configuration['scheme']}-{digest}"
+
+
+class _Evaluator:
+    """The moving parts of one call of `evaluate`."""
+
+    def __init__(self, model, processor, task: Task, settings: Settings):
+        self.model, self.processor, self.task, self.settings = model, processor, task, settings
+        self.max_new_tokens = settings.max_new_tokens or task.max_new_tokens
+        self.started = monotonic()
+
+    def time_is_over(self) -> bool:
+        """Whether the minutes granted are used up."""
+        minutes = self.settings.minutes
+        return minutes is not None and monotonic() - self.started > 60 * minutes
+
+    def batches(self):
+        """Examples and encoded tensors, batch by batch."""
+        workers = self.settings.workers
+        if workers is None:
+            workers = default_workers(self.model.device)
+        settings = self.settings
+        return load_batches(
+            self.task,
+            self.processor,
+            settings.split,
+            settings.samples,
+            settings.batch_size,
+            workers,
+        )
+
+    def prepared(self, encoded) -> Batch:
+        """The batch on the device, pictures encoded."""
+        batch = prepare(self.model, encoded)
+        return ask_later(batch) if self.settings.later_question else batch
+
+    def answer(self, run: Run, batch: Batch, processors: Sequence = ()) -> list[list[int]]:
+        """Let one scheme answer one batch and note what it did."""
+        started = perf_counter()
+        cache = make_cache(self.model, run.spec, batch)
+        generated = generate(
+            self.model,
+            batch,
+            cache,
+            self.max_new_tokens,
+            logits_processors=processors,
+        )
+        run.seconds += perf_counter() - started
+        run.token_ids += generated.token_ids
+        run.texts += decode_answers(self.processor, generated.token_ids)
+        run.memory.append(cache_memory(cache))
+        return generated.token_ids
+
+    def all_schemes(self, runs: Sequence[Run], batch: Batch) -> None:
+        """The reference answers first; every scheme is compared along its answers."""
+        recorder = LogitsRecorder()
+        reference, *others = runs
+        answers = self.answer(reference, batch, [recorder] if self.settings.kl else [])
+        for run in others:
+            self.answer(run, batch)
+            if self.settings.kl:
+                rows = forced_agreement(self.model, batch, run.spec, answers, recorder.logits)
+                run.forced.append(rows)
+
+
+def _sidecar(path: Path, examples: Sequence[Example], run: Run, reference: Run) -> None:
+    """One line per sample: question, references, the 16-bit answer and this scheme's."""
+    with path.open("x", encoding="utf-8") as file:
+        rows = zip(examples, run.texts, reference.texts, strict=True)
+        for example, text, reference_text in rows:
+            row = {"name": example.name, "question": example.question}
+            row |= {"answers": example.answers, "answer": text, "answer_16_bit": reference_text}
+            file.write(json.dumps(row) + "\n")
+
+
+def _finished(out: Path | None, configurations: Mapping[str, dict]) -> dict[str, dict[str, Any]]:
+    """Results of earlier calls with exactly these configurations."""
+    if out is None:
+        return {}
+    paths = {label: out / f"{_file_stem(c)}.json" for label, c in configurations.items()}
+    return {label: json.loads(p.read_text()) for label, p in paths.items() if p.exists()}
+
+
+def evaluate(
+    model: Any,
+    processor: Any,
+    task: Task,
+    schemes: Sequence | Mapping,
+    samples: int = 500,
+    *,
+    model_name: str | None = None,
+    out: str | Path | None = None,
+    predictions: bool = True,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Score every scheme on the first `samples` examples of a task, against the 16-bit cache.
+
+    schemes: names, specs or {label: spec}; the 16-bit reference is always among them.
+    out: folder for one new JSON per scheme, with a .jsonl of answers beside it if `predictions`;
+        schemes whose file is there already are read and not run again.
+    settings: the other fields of `Settings` (batch_size, seed, kl, ...).
+    progress: called with (samples done, samples in all) after every batch.
+    """
+    chosen = Settings(samples=samples, **settings)
+    task.check_samples(samples)
+    out = Path(out) if out is not None else None
+    described = _describe(model, model_name)
+    specs = resolve_schemes(schemes)
+    configurations = {
+        label: _configuration(chosen, task, described, label, spec) for label, spec in specs.items()
+    }
+    evaluation = Evaluation(results=_finished(out, configurations))
+    pending = [label for label in specs if label not in evaluation.results]
+    if pending:
+        runs = [Run(label, specs[label]) for label in dict.fromkeys([REFERENCE, *pending])]
+        evaluator = _Evaluator(model, processor, task, chosen)
+        evaluation.examples = _run_batches(evaluator, runs, progress)
+        header = stamp(model.device)
+        for run in runs:
+            _conclude(evaluation, run, runs[0], task, header, configurations[run.label])
+            if out is not None and run.label in pending:
+                _write(out, evaluation, run, runs[0], predictions)
+    return evaluation
+
+
+def _run_batches(evaluator: _Evaluator, runs: Sequence[Run], progress: Progress | None):
+    examples: list[Example] = []
+    for batch_examples, encoded in evaluator.batches():
+        evaluator.all_schemes(runs, evaluator.prepared(encoded))
+        # A cache and its layers refer to each other: without this their memory lingers.
+        gc.collect()
+        examples += batch_examples
+        if progress:
+            progress(len(examples), evaluator.settings.samples)
+        if evaluator.time_is_over():
+            break
+    return examples
+
+
+def _conclude(
+    evaluation: Evaluation,
+    run: Run,
+    reference: Run,
+    task: Task,
+    header: dict[str, Any],
+    configuration: dict[str, Any],
+) -> None:
+    scores = run.scores(task, evaluation.examples, reference)
+    evaluation.scores[run.label], evaluation.answers[run.label] = scores, run.texts
+    if run.label not in evaluation.results:
+        result = result_of(run, scores, task, header, configuration)
+        evaluation.results[run.label] = result
+
+
+def _write(out: Path, evaluation: Evaluation, run: Run, reference: Run, predictions: bool) -> None:
+    result = evaluation.results[run.label]
+    stem = _file_stem(result["configuration"])
+    if not result["complete"]:
+        stem += f"-first-{result['samples']}"
+    write_new_json(out / f"{stem}.json", result)
+    if predictions:
+        _sidecar(out / f"{stem}.jsonl", evaluation.examples, run, reference)

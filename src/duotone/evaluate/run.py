@@ -1,0 +1,75 @@
+"""What one scheme produced so far, and how it becomes a result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from duotone.tasks import Example, Task
+from duotone.tasks.metrics import Score, confidence_interval, tokenizer_name
+from duotone.totals import total_memory
+
+from .forcing import forced_scores
+
+
+@dataclass
+class Run:
+    """Answers, bytes and time of one scheme, batch by batch."""
+
+    label: str
+    spec: Any
+    token_ids: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    memory: list[dict[str, float]] = field(default_factory=list)
+    forced: list[np.ndarray] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def scores(self, task: Task, examples: Sequence[Example], reference: "Run") -> dict[str, Score]:
+        """Task metrics, agreement with the reference, and forced scores where measured."""
+        scores = task.score(examples, self.texts) | answer_agreement(self, reference)
+        return scores | (forced_scores(np.concatenate(self.forced)) if self.forced else {})
+
+
+def same_token_share(ids: Sequence[int], reference: Sequence[int]) -> float:
+    """Positions with the same token, over the length of the longer answer."""
+    same = sum(a == b for a, b in zip(ids, reference, strict=False))
+    return same / max(len(ids), len(reference), 1)
+
+
+def answer_agreement(run: Run, reference: Run) -> dict[str, Score]:
+    """`same_answer`: share of equal texts; `same_tokens`: mean share of equal tokens."""
+    same_text = [float(a == b) for a, b in zip(run.texts, reference.texts, strict=True)]
+    pairs = zip(run.token_ids, reference.token_ids, strict=True)
+    return {
+        "same_answer": Score.mean(same_text),
+        "same_tokens": Score.mean([same_token_share(a, b) for a, b in pairs]),
+    }
+
+
+def result_of(
+    run: Run,
+    scores: dict[str, Score],
+    task: Task,
+    header: dict[str, Any],
+    configuration: dict[str, Any],
+) -> dict[str, Any]:
+    """The JSON of one scheme on one task.
+
+    metrics: {name: {value, low, high}}, the task's own and the agreement with 16 bit; memory: bytes
+    over all batches and true bits; configuration: all that is needed to run it again.
+    """
+    seed = configuration["seed"]
+    intervals = {name: confidence_interval(s, seed=seed).to_dict() for name, s in scores.items()}
+    return {
+        "schema": "duotone.evaluate/1",
+        **header,
+        "configuration": configuration,
+        "samples": len(run.texts),
+        "complete": len(run.texts) == configuration["samples"],
+        "headline": task.headline,
+        "metrics": intervals,
+        "memory": total_memory(run.memory),
+        "seconds": round(run.seconds, 3),
+        "caption_tokenizer": tokenizer_name() if "captions" in task.metrics else None,
+    }

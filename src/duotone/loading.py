@@ -1,0 +1,101 @@
+"""Loading a model with its processor: the embedded one, a local folder, or a hub name."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EMBEDDED = "duotone-tiny"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to generate. `processor` is a tokenizer where the model takes text only."""
+
+    name: str
+    model: Any
+    processor: Any
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether pictures can be part of a prompt."""
+        return image_token_ids(self.model.config) != ()
+
+
+def image_token_ids(config: Any) -> tuple[int, ...]:
+    """Ids of the placeholders of visual tokens in the prompt; () for a text-only model."""
+    ids = (getattr(config, name, None) for name in ("image_token_id", "video_token_id"))
+    return tuple(token for token in ids if token is not None)
+
+
+def default_device() -> str:
+    """'cuda' where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _resolve(name: str | None) -> str:
+    if name in (None, EMBEDDED):
+        from duotone.models import duotone_tiny_path
+
+        return str(duotone_tiny_path())
+    local = Path(name).expanduser()
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.sep != "/"
+    if local.exists() or looks_local:
+        if not (local / "config.json").is_file():
+            raise ValueError(
+                f"a local model must be a folder with a config.json, got {name!r}; "
+                f"check the path, or leave --model out for the embedded {EMBEDDED}"
+            )
+        return str(local)
+    return name
+
+
+def _from_pretrained(path: str, dtype: Any) -> tuple[Any, Any]:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    config = transformers.AutoConfig.from_pretrained(path)
+    if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=dtype)
+        return model, transformers.AutoProcessor.from_pretrained(path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return model, transformers.AutoTokenizer.from_pretrained(path)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def load_config(name: str | None = None) -> Any:
+    """The configuration of `name` alone: a folder, a config.json or a hub name."""
+    if name is not None and name.endswith(".json"):
+        name = str(Path(name).parent)
+    path = _resolve(name)
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"a model must be a folder or hub name with a config, got {name!r}: {_one_line(error)}"
+        ) from error
+
+
+def load(name: str | None = None, device: str | None = None, dtype: Any = None) -> Loaded:
+    """Load `name` (None: the embedded model) onto `device`, in evaluation mode.
+
+    dtype: None is bfloat16, so that the cache of the unquantized model really has 16 bits.
+    """
+    path = _resolve(name)
+    device = device or default_device()
+    dtype = dtype or torch.bfloat16
+    try:
+        model, processor = _from_pretrained(path, dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"a model must be a folder or hub name that transformers can load, got {name!r}: "
+            f"{_one_line(error)}"
+        ) from error
+    return Loaded(name or EMBEDDED, model.to(device).eval(), processor)

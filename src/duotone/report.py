@@ -1,0 +1,174 @@
+"""Result files to Markdown tables; numbers in a README come from here and are never typed.
+
+Imports no other room and needs neither a GPU nor a model. A table of a README stands between
+`<!-- duotone:NAME -->` and `<!-- /duotone:NAME -->` and is replaced as a whole.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REFERENCE = "16-bit"
+Result = Mapping[str, Any]
+_MARKED = re.compile(
+    r"(?P<open><!-- duotone:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /duotone:(?P=name) -->)", re.S
+)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A GitHub table; pipes inside cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )
+
+
+def with_interval(interval: Mapping[str, float], digits: int = 3) -> str:
+    """Value and half the width of its interval: '0.912 ± 0.014'."""
+    half_width = (interval["high"] - interval["low"]) / 2
+    return f"{interval['value']:.{digits}f} ± {half_width:.{digits}f}"
+
+
+def _provenance(results: Sequence[Result]) -> str:
+    """One line: samples, model, device, versions, commit and date of the newest file."""
+    newest = max(results, key=lambda result: result["created"])
+    samples = " / ".join(str(result["samples"]) for result in results)
+    tools = ", ".join(f"{k} {v}" for k, v in newest["versions"].items() if k != "python")
+    commit = (newest["commit"] or "no commit")[:10]
+    return (
+        f"*{samples} samples; ± half the 95 % bootstrap interval; {newest['device']}; {tools}; "
+        f"commit {commit}; {newest['created'][:10]}.*"
+    )
+
+
+def _visual_bits(scheme: Result) -> str:
+    memory = scheme["memory"]
+    bits = memory.get("visual_bits_per_element", memory["bits_per_element"])
+    return f"{bits:.2f}"
+
+
+def _change(value: float, reference: float) -> str:
+    """Relative change to 16 bit in percent, in brackets; nothing where 16 bit scores 0."""
+    return f" ({100 * (value / reference - 1):+.1f} %)" if reference else ""
+
+
+def _quality_cell(result: Result, label: str) -> str:
+    """Score, interval and change; bold where the paired interval of the change contains zero."""
+    if label not in result["schemes"]:
+        return ""
+    interval = result["schemes"][label]["metrics"][result["headline"]]
+    if label == REFERENCE:
+        return with_interval(interval)
+    reference = result["schemes"][REFERENCE]["metrics"][result["headline"]]["value"]
+    cell = f"{with_interval(interval)}{_change(interval['value'], reference)}"
+    difference = result["differences"][f"{label} - {REFERENCE}"][result["headline"]]
+    return f"**{cell}**" if difference["low"] <= 0 <= difference["high"] else cell
+
+
+def _title(result: Result) -> str:
+    later = " (question asked later)" if result["later_question"] else ""
+    return f"{result['task']}{later}"
+
+
+def _labels(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(label for result in results for label in result["schemes"]))
+
+
+def quality_table(results: Sequence[Result]) -> str:
+    """Schemes by tasks: the headline score on held-out data, and its change from 16 bit."""
+    header = ["scheme @ bits", "true bits per visual number"]
+    header += [f"{_title(result)}, {result['headline']}" for result in results]
+    rows = []
+    for label in _labels(results):
+        scheme = next(r["schemes"][label] for r in results if label in r["schemes"])
+        rows.append([label, _visual_bits(scheme), *(_quality_cell(r, label) for r in results)])
+    legend = "Bold: the paired 95 % interval of the difference from 16 bit contains zero."
+    return "\n\n".join([markdown_table(header, rows), legend, _provenance(results)])
+
+
+def divergence_table(results: Sequence[Result]) -> str:
+    """Schemes by tasks: KL(16-bit || scheme) of the next token along 16-bit answers, in nats."""
+    header = ["scheme @ bits", *(f"{_title(result)}, KL (nats)" for result in results)]
+    rows = []
+    for label in _labels(results):
+        measured = [r["schemes"].get(label, {}).get("metrics", {}).get("kl") for r in results]
+        if any(measured):
+            rows.append([label, *(with_interval(kl, 4) if kl else "" for kl in measured)])
+    return "\n\n".join([markdown_table(header, rows), _provenance(results)])
+
+
+def _grid_of(result: Result, prefix: str) -> str:
+    """One 4 x 4 grid: tau1 down, tau2 across; the chosen pair is bold."""
+    grid = result["tau_grid"]
+    taus = sorted({int(t) for t in re.findall(r"tau (\d+),", " ".join(grid["metrics"]))})
+    chosen = tuple(grid["chosen"][prefix])
+
+    def cell(tau1: int, tau2: int) -> str:
+        value = grid["metrics"][f"{prefix} tau {tau1},{tau2}"][result["headline"]]["value"]
+        return f"**{value:.3f}**" if (tau1, tau2) == chosen else f"{value:.3f}"
+
+    rows = [[f"tau1 = {a}", *(cell(a, b) for b in taus)] for a in taus]
+    title = f"{_title(result)}, {prefix} bit: {result['headline']} on {grid['samples']} samples"
+    return f"{title}\n\n" + markdown_table(["", *(f"tau2 = {b}" for b in taus)], rows)
+
+
+def tau_grids(results: Sequence[Result]) -> str:
+    """All grids of tau on the calibration split."""
+    grids = [_grid_of(r, prefix) for r in results for prefix in r["tau_grid"]["chosen"]]
+    return "\n\n".join([*grids, _provenance(results)])
+
+
+RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
+    "quality": ("duotone.quality/1", quality_table),
+    "divergence": ("duotone.quality/1", divergence_table),
+    "tau-grids": ("duotone.quality/1", tau_grids),
+}
+
+
+def read_results(folder: Path) -> list[Result]:
+    """All result files below `folder` that name their schema, in the order of their paths."""
+    if not folder.is_dir():
+        raise ValueError(f"--results must be an existing folder, got {str(folder)!r}")
+    found = (
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))
+    )
+    return [data for data in found if isinstance(data, dict) and "schema" in data]
+
+
+def tables(folder: str | Path) -> dict[str, str]:
+    """{name: Markdown} of every table there are results for."""
+    results = read_results(Path(folder))
+    rendered = {}
+    for name, (schema, render) in RENDERERS.items():
+        mine = [result for result in results if result["schema"] == schema]
+        if mine:
+            rendered[name] = render(mine)
+    return rendered
+
+
+def update_text(text: str, rendered: Mapping[str, str]) -> str:
+    """`text` with every marked table replaced; a marker without results raises ValueError."""
+
+    def replace(match: re.Match) -> str:
+        if match["name"] not in rendered:
+            raise ValueError(
+                f"every marked table needs results, got none for {match['name']!r}; there are "
+                f"{sorted(rendered)}: run its benchmark or remove the marker"
+            )
+        return f"{match['open']}{rendered[match['name']]}\n{match['close']}"
+
+    return _MARKED.sub(replace, text)
+
+
+def update_file(path: str | Path, rendered: Mapping[str, str], *, write: bool = True) -> bool:
+    """Bring the marked tables of a file up to date; returns whether they were not."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"--readme must be an existing file, got {str(path)!r}")
+    before = path.read_text(encoding="utf-8")
+    after = update_text(before, rendered)
+    if write and after != before:
+        path.write_text(after, encoding="utf-8")
+    return after != before

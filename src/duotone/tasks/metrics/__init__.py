@@ -1,0 +1,24 @@
+"""Metrics over texts: predictions and references in, resampleable scores out.
+
+Knows neither models nor tasks; pycocoevalcap is imported only when a caption is scored.
+"""
+
+from .anls import anls
+from .answers import accuracy, normalise_answer
+from .captions import caption_scores, tokenizer_name
+from .intervals import Interval, confidence_interval, paired_difference
+from .objects import object_scores
+from .score import Score
+
+__all__ = [
+    "Interval",
+    "Score",
+    "accuracy",
+    "anls",
+    "caption_scores",
+    "confidence_interval",
+    "normalise_answer",
+    "object_scores",
+    "paired_difference",
+    "tokenizer_name",
+]

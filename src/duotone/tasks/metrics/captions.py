@@ -1,0 +1,153 @@
+"""Caption metrics of coco-caption through pycocoevalcap: BLEU, ROUGE-L, CIDEr, METEOR, SPICE.
+
+pycocoevalcap is imported on use; METEOR and SPICE need Java, and are left out (METEOR) or refused
+(SPICE) where there is none.
+"""
+
+import contextlib
+import importlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .score import Score, check_aligned, ratio_of_sums
+from .tokenizer import java_path, tokenize_ptb, tokenize_python
+
+Texts = dict[int, list[str]]
+BLEU_ORDER = 4
+
+
+def _pycocoevalcap(module: str):
+    try:
+        return importlib.import_module(f"pycocoevalcap.{module}")
+    except ImportError as error:
+        raise ImportError(
+            "caption metrics need pycocoevalcap, which is not installed; "
+            "install it with: pip install 'duotone[eval]'"
+        ) from error
+
+
+def _ptb_jar() -> Path | None:
+    """The tokenizer's jar beside pycocoevalcap, where Java can run it."""
+    package = Path(_pycocoevalcap("tokenizer.ptbtokenizer").__file__).parent
+    jar = package / "stanford-corenlp-3.4.1.jar"
+    return jar if java_path() and jar.exists() else None
+
+
+def tokenizer_name() -> str:
+    """Which tokenization `caption_scores` would use here: 'ptb' or 'python'."""
+    return "ptb" if _ptb_jar() else "python"
+
+
+def tokenize(sentences: Sequence[str]) -> list[str]:
+    """PTB tokens where Java is, the Python stand-in elsewhere; see `tokenizer_name`."""
+    jar = _ptb_jar()
+    return tokenize_ptb(sentences, jar) if jar else tokenize_python(sentences)
+
+
+def _by_sample(predictions: Sequence[str], references: Sequence[Sequence[str]], tokenized: bool):
+    """Tokens of all texts in one run -> (references by sample, predictions by sample)."""
+    flat = list(predictions) + [text for texts in references for text in texts]
+    tokens = iter(flat if tokenized else tokenize(flat))
+    hypotheses = {i: [next(tokens)] for i in range(len(predictions))}
+    return {i: [next(tokens) for _ in texts] for i, texts in enumerate(references)}, hypotheses
+
+
+def _bleu_from_counts(order: int):
+    """Corpus BLEU-`order` from summed (hypothesis words, reference words, guesses x4, correct x4).
+
+    Same constants as coco-caption's scorer: the values agree to rounding.
+    """
+    tiny, small = 1e-15, 1e-9
+
+    def combine(sums: np.ndarray) -> np.ndarray:
+        guesses, correct = sums[..., 2 : 2 + BLEU_ORDER], sums[..., 2 + BLEU_ORDER :]
+        precisions = (correct[..., :order] + tiny) / (guesses[..., :order] + small)
+        length_ratio = (sums[..., 0] + tiny) / (sums[..., 1] + small)
+        penalty = np.exp(np.minimum(0.0, 1.0 - 1.0 / np.maximum(length_ratio, tiny)))
+        return penalty * np.prod(precisions, axis=-1) ** (1.0 / order)
+
+    return combine
+
+
+def _closest_length(reference_lengths: Sequence[int], length: int) -> int:
+    return min((abs(reference - length), reference) for reference in reference_lengths)[1]
+
+
+def _bleu(gts: Texts, res: Texts) -> dict[str, Score]:
+    bleu = _pycocoevalcap("bleu.bleu_scorer")
+    rows = []
+    for i, (hypothesis,) in res.items():
+        counts = bleu.cook_test(hypothesis, bleu.cook_refs(gts[i], n=BLEU_ORDER), n=BLEU_ORDER)
+        closest = _closest_length(counts["reflen"], counts["testlen"])
+        rows.append([counts["testlen"], closest, *counts["guess"], *counts["correct"]])
+    statistics = np.asarray(rows, dtype=np.float64)
+    orders = range(1, BLEU_ORDER + 1)
+    return {f"bleu{k}": Score(statistics, _bleu_from_counts(k)) for k in orders}
+
+
+def _cider(gts: Texts, res: Texts) -> Score:
+    """CIDEr-D; document frequencies come from these references, so one sample alone scores 0."""
+    return Score.mean(_pycocoevalcap("cider.cider").Cider().compute_score(gts, res)[1])
+
+
+def _rouge(gts: Texts, res: Texts) -> Score:
+    return Score.mean(_pycocoevalcap("rouge.rouge").Rouge().compute_score(gts, res)[1])
+
+
+def _close(process) -> None:
+    """End a scorer's Java process and its pipes, which pycocoevalcap leaves open."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
+    process.terminate()
+    process.wait()
+
+
+def _meteor(gts: Texts, res: Texts) -> Score:
+    """METEOR 1.5. Its corpus value is not the mean of its per-sample scores.
+
+    The value reported is the corpus value; resampling moves the per-sample mean about it.
+    """
+    scorer = _pycocoevalcap("meteor.meteor").Meteor()
+    try:
+        corpus, per_sample = scorer.compute_score(gts, res)
+    finally:
+        _close(scorer.meteor_p)
+    offset = corpus - float(np.mean(per_sample))
+    return Score(Score.mean(per_sample).statistics, lambda sums: ratio_of_sums(sums) + offset)
+
+
+def _spice(gts: Texts, res: Texts) -> Score:
+    """SPICE F-score (Anderson et al. 2016); downloads Stanford models on its first use."""
+    if not java_path():
+        raise ValueError("SPICE needs Java and none was found on PATH; install it or leave it off")
+    with contextlib.redirect_stdout(io.StringIO()):
+        _, details = _pycocoevalcap("spice.spice").Spice().compute_score(gts, res)
+    return Score.mean([detail["All"]["f"] for detail in details])
+
+
+def caption_scores(
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    tokenized: bool = False,
+    spice: bool = False,
+) -> dict[str, Score]:
+    """All caption metrics of one set of captions against several references each.
+
+    Keys: bleu1..bleu4, rouge_l, cider, meteor (only where Java is), spice (only on request).
+    `tokenized` texts are words and spaces already and stay as they are.
+    """
+    check_aligned(predictions, references)
+    empty = [i for i, texts in enumerate(references) if not texts]
+    if empty:
+        raise ValueError(f"every caption needs a reference, got none for samples {empty[:5]}")
+    gts, res = _by_sample(predictions, references, tokenized)
+    scores = _bleu(gts, res) | {"rouge_l": _rouge(gts, res), "cider": _cider(gts, res)}
+    if _ptb_jar():
+        scores["meteor"] = _meteor(gts, res)
+    if spice:
+        scores["spice"] = _spice(gts, res)
+    return scores

@@ -1,0 +1,67 @@
+"""Bootstrap 95 % intervals of a score, and of the difference of two scores on the same samples.
+
+Percentile bootstrap (Efron 1979): samples are drawn with replacement, as many as there are, and the
+metric is recomputed from the resampled sums of its statistics. The draws depend only on the seed
+and the number of samples, so two schemes scored on the same samples see the same draws: that is
+what makes the difference paired. For CIDEr the statistics are per-sample scores under the document
+frequencies of the whole corpus, which are held fixed.
+"""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from .score import Score
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside: for a difference, 'beyond the confidence interval'."""
+        return self.low > 0 or self.high < 0
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-safe fields."""
+        return asdict(self)
+
+
+def _resampled_values(score: Score, resamples: int, seed: int) -> np.ndarray:
+    """Values [resamples] of the metric on samples drawn with replacement."""
+    n = score.samples
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=resamples)
+    return score.combine(draws @ score.statistics)
+
+
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def confidence_interval(score: Score, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """The score's value with its bootstrap interval."""
+    return Interval(score.value, *_percentiles(_resampled_values(score, resamples, seed)))
+
+
+def paired_difference(
+    score: Score, baseline: Score, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """`score - baseline` on the same samples in the same order, with its bootstrap interval."""
+    if score.samples != baseline.samples:
+        raise ValueError(
+            f"a paired difference needs the same samples on both sides, got {score.samples} and "
+            f"{baseline.samples}; score both schemes on the same split"
+        )
+    values = _resampled_values(score, resamples, seed)
+    differences = values - _resampled_values(baseline, resamples, seed)
+    return Interval(score.value - baseline.value, *_percentiles(differences))

@@ -1,0 +1,147 @@
+"""The embedded tasks, and the loader of users' own data."""
+
+import difflib
+import hashlib
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .pictures import open_picture
+from .task import Example, Task
+
+_SEEDS = {
+    "heldout": "HELD_OUT_SEEDS",
+    "calibration": "CALIBRATION_SEEDS",
+    "train": "TRAIN_SEEDS",
+}
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Examples of one generator of `duotone.tasks.synthetic`; seed ranges keep splits disjoint.
+
+    kind: which turns of a sample to ask; sample i asks its turn i mod (number of such turns).
+    """
+
+    generator: str
+    kind: str | None = None
+
+    def __call__(self, split: str, index: int) -> Example:
+        """Render example `index` of `split`."""
+        package = "duotone.tasks.synthetic"
+        seeds = getattr(importlib.import_module(f"{package}.sample"), _SEEDS[split])
+        sample = importlib.import_module(f"{package}.{self.generator}").generate(seeds[index])
+        turns = sample.of_kind(self.kind) if self.kind else sample.turns
+        turn = turns[index % len(turns)]
+        name = f"{self.generator}-{seeds[index]}"
+        return Example(
+            name, tuple(sample.images), turn.question, tuple(turn.answers), sample.objects
+        )
+
+
+TASKS: dict[str, Task] = {
+    "captions": Task(
+        name="captions",
+        description="describe a rendered scene; CIDEr against several references, object recall",
+        source=SyntheticSource("scenes", kind="caption"),
+        metrics=("captions", "objects"),
+        headline="cider",
+        max_new_tokens=72,
+    ),
+    "documents": Task(
+        name="documents",
+        description="read a value off a rendered document; ANLS",
+        source=SyntheticSource("documents", kind="field"),
+        metrics=("anls", "accuracy"),
+        headline="anls",
+        max_new_tokens=32,
+    ),
+    "sequences": Task(
+        name="sequences",
+        description="answer a question about a short sequence of frames; exact match",
+        source=SyntheticSource("sequences"),
+        metrics=("accuracy",),
+        headline="accuracy",
+        max_new_tokens=16,
+    ),
+}
+
+
+def get_task(name: str) -> Task:
+    """The task of that name, or the folder task of a JSONL file of that path."""
+    if name in TASKS:
+        return TASKS[name]
+    if name.endswith(".jsonl"):
+        return folder_task(name)
+    near = difflib.get_close_matches(name, TASKS, n=2, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise ValueError(
+        f"a task must be one of {sorted(TASKS)} or the path of a .jsonl file, got {name!r}{hint}"
+    )
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Rows of a JSONL file; every split is the same rows."""
+
+    folder: Path
+    rows: tuple[dict[str, Any], ...]
+
+    def __call__(self, split: str, index: int) -> Example:
+        """Open the pictures of row `index`; `split` has no meaning here."""
+        row = self.rows[index]
+        images = tuple(open_picture(self.folder / image) for image in row["images"])
+        return Example(f"row-{index + 1}", images, row["question"], tuple(row["answers"]))
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _parse_row(line: str, where: str) -> dict[str, Any]:
+    rule = 'each line must be {"images": [paths], "question": text, "answers": [texts]}'
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{rule}, got no valid JSON in {where}: {error}") from error
+    answers_ok = isinstance(row, dict) and _is_texts(row.get("answers")) and row["answers"]
+    if not (answers_ok and _is_texts(row.get("images")) and isinstance(row.get("question"), str)):
+        raise ValueError(f"{rule} with at least one answer, got {line.strip()[:200]} in {where}")
+    return row
+
+
+def _headline(metrics: Sequence[str]) -> str:
+    return {"captions": "cider", "objects": "object_recall"}.get(metrics[0], metrics[0])
+
+
+def folder_task(
+    path: str | Path, metrics: Sequence[str] = ("anls", "accuracy"), max_new_tokens: int = 64
+) -> Task:
+    """A task from a JSONL file of {"images": [...], "question": ..., "answers": [...]}.
+
+    Image paths are relative to the file. The first of `metrics` gives the headline.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"task data must be an existing JSONL file, got {str(path)!r}")
+    text = path.read_text(encoding="utf-8")
+    rows = tuple(
+        _parse_row(line, f"{path.name} line {number}")
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip()
+    )
+    if not rows:
+        raise ValueError(f"task data must have at least one line, got an empty file {str(path)!r}")
+    return Task(
+        name=path.stem,
+        description=f"questions of {path.name}",
+        source=FolderSource(path.parent, rows),
+        metrics=tuple(metrics),
+        headline=_headline(metrics),
+        max_new_tokens=max_new_tokens,
+        size=len(rows),
+        fingerprint=hashlib.sha256(text.encode()).hexdigest()[:10],
+    )

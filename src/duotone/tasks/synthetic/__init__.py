@@ -1,0 +1,1 @@
+"""Generated pictures with questions: training, calibration and evaluation without downloads."""

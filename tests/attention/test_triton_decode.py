@@ -1,0 +1,156 @@
+"""The Triton path against the reference: in the interpreter where there is no GPU, else on it."""
+
+import pytest
+import torch
+
+from duotone.attention import attend, decode_attention
+from duotone.cache import DenseSegment
+from duotone.quant import KVSpec, TensorSpec, scheme
+
+from cases import (
+    TOLERANCES,
+    Case,
+    assert_near,
+    build,
+    build_from_store,
+    device,
+    poisoned,
+    reference,
+)
+
+pytest.importorskip("triton", reason="the Triton path needs triton")
+
+from duotone.attention.triton_decode import (
+    decode_attention_triton,
+    split_count,
+    tile_config,
+    unsupported,
+)
+
+# bf16 queries are left to the GPU: the interpreter truncates where bf16 hardware rounds.
+CASES = [
+    Case((100, 63), dtype=torch.float16, dense=(5, 40)),
+    Case((1, 150), TensorSpec(2), TensorSpec(1), gqa=6, head_dim=80, mask=True, tau=(0.0, 3.0)),
+    Case((300, 30), TensorSpec(2, group=32), TensorSpec(2, "channels", 32), gqa=1, kv_heads=2),
+    Case((70, 99), TensorSpec(4, "channels"), TensorSpec(4, "channels"), gqa=7, head_dim=96),
+    Case((33, 64), TensorSpec(8), TensorSpec(4), value_dim=96, tau=(1.0, 2.0), dtype=torch.float32),
+    Case((80, 17), TensorSpec(1, "channels", 6), TensorSpec(2, "channels", 12), tau=(0.0, 3.0)),
+    Case((90, 40), TensorSpec(1, "span"), TensorSpec(1, "span", 40), spans=3),
+    Case((64, 31), TensorSpec(2, group=24), TensorSpec(1, group=17), spans=2, dtype=torch.float32),
+]
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_reference(case: Case) -> None:
+    query, kv = build(case)
+    out = decode_attention_triton(query, poisoned(kv), sm_scale=case.sm_scale, tau=case.tau)
+    assert out.dtype == query.dtype
+    assert_near(out, reference(case, query, kv))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        scheme("calibquant", bits=1),
+        scheme("kivi", bits=2).replace(recent=32),
+        scheme("minmax", bits=2).replace(
+            text=KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32)), recent=8, sink=2
+        ),
+    ],
+    ids=["calibquant", "kivi", "visual and text"],
+)
+def test_matches_the_reference_on_a_cache(spec) -> None:
+    visual = torch.zeros(2, 120, dtype=torch.bool, device=device())
+    visual[0, 10:70], visual[1, 20:30], visual[1, 40:60] = True, True, True
+    real = torch.ones_like(visual)
+    real[1, :15] = False
+    kv = build_from_store(spec, visual, real, steps=2)
+    query = torch.randn(2, 3, 1, 64, device=device())
+    calibrated = spec.tau and (float(spec.tau[0]), float(spec.tau[1]))
+    for tau in {None, calibrated}:
+        out = decode_attention_triton(query, poisoned(kv), sm_scale=0.125, tau=tau)
+        expected = attend(query.double(), kv, sm_scale=0.125, tau=tau).float()
+        assert_near(out, expected)
+
+
+def test_a_query_that_sees_nothing_gets_zeros() -> None:
+    case = Case((40, 20), tau=(0.0, 3.0), dtype=torch.float32)
+    query, (segment,) = build(case)
+    segment = DenseSegment(torch.randn(2, 1, 5, 64), torch.randn(2, 1, 5, 64), torch.tensor([0, 3]))
+    segment = DenseSegment(*(t.to(device()) for t in (segment.key, segment.value, segment.lengths)))
+    out = decode_attention_triton(query, poisoned([segment]), sm_scale=0.125, tau=(0.0, 3.0))
+    assert torch.equal(out[0], torch.zeros_like(out[0]))
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("group", ["tokens", "channels", 32])
+def test_scales_beyond_fp16_do_not_overflow(group: str | int) -> None:
+    along, size = ("channels", 32) if group == 32 else (group, None)
+    spec = TensorSpec(2, along, size, param_dtype="float32")
+    case = Case((50, 20), spec, spec, spread=1e6, dtype=torch.bfloat16)
+    query, kv = build(case)
+    out = decode_attention_triton(query, poisoned(kv), sm_scale=case.sm_scale).double()
+    expected = reference(case, query, kv).double()
+    # The interpreter truncates to bf16, hence a tolerance of its own.
+    assert (out - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_split_tokens_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(
+        (260, 5), TensorSpec(2, group=32), TensorSpec(1), dtype=torch.float32, tau=(0.0, 3.0)
+    )
+    query, kv = build(case)
+    results = []
+    for shortest in (24, 1024):
+        monkeypatch.setattr("duotone.attention.triton_decode.MIN_SPLIT_TOKENS", shortest)
+        results.append(decode_attention_triton(query, kv, sm_scale=case.sm_scale, tau=case.tau))
+    assert_near(results[0], results[1])
+    assert_near(results[0], reference(case, query, kv))
+
+
+def test_dispatch_runs_it() -> None:
+    case = Case((40,), dtype=torch.float32)
+    query, kv = build(case)
+    out = decode_attention(query, kv, sm_scale=0.125, impl="triton")
+    assert_near(out, reference(case, query, kv))
+
+
+def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((40,), dense=(9,))
+    query, kv = build(case)
+    assert unsupported(query, kv) is None
+    symmetric = build(Case((40,), TensorSpec(2, mapping="symmetric")))[1]
+    assert "asymmetric" in unsupported(query, symmetric)
+    assert "float64" in unsupported(query.double(), kv)
+    assert "head_dim" in unsupported(query, build(Case((9,), head_dim=264))[1])
+    assert "value_dim" in unsupported(query, [*kv, *build(Case((9,), value_dim=80))[1]])
+    strided = kv[1].key.repeat(1, 1, 1, 2)[..., :64]
+    refused = DenseSegment(strided, kv[1].value, kv[1].lengths)
+    assert "adjacent" in unsupported(query, [refused])
+    with pytest.raises(ValueError, match="asymmetric"):
+        decode_attention_triton(query, symmetric, sm_scale=0.125)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "CUDA" in unsupported(query.cpu(), kv)
+
+
+def test_splits_and_tiles_stay_in_range() -> None:
+    here = torch.device("cpu")
+    assert split_count(rows=1, tokens=1, device=here) == 1
+    assert split_count(rows=1000, tokens=10**6, device=here) == 1
+    assert split_count(rows=2, tokens=10**6, device=here) > 1
+    assert split_count(rows=2, tokens=200, device=here) == 2
+    for block in (None, 1, 32, 33, 5000):
+        assert tile_config(2, 128, block=block)["BN"] >= 16
+
+
+@pytest.mark.parametrize("dtype", sorted(TOLERANCES, key=str), ids=str)
+def test_the_comparison_notices_errors(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 64, dtype=torch.float64).to(dtype)
+    assert_near(x, x)
+    wrong = x.clone()
+    wrong[0, 0] += 0.1 * x.abs().max()
+    for other in (x * 1.02, torch.zeros_like(x), x * float("nan"), wrong, x[:2]):
+        with pytest.raises((AssertionError, RuntimeError)):
+            assert_near(other, x)

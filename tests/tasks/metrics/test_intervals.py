@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from duotone.tasks.metrics import Score, confidence_interval, paired_difference
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+def test_interval_of_a_mean_has_the_width_theory_gives(rng):
+    sample = rng.normal(size=400)
+    interval = confidence_interval(Score.mean(sample))
+    assert interval.value == pytest.approx(sample.mean())
+    half_width = (interval.high - interval.low) / 2
+    assert half_width == pytest.approx(1.96 * sample.std() / 20, rel=0.1)
+
+
+def test_interval_covers_the_truth_about_95_percent_of_the_time(rng):
+    covered = 0
+    for _ in range(200):
+        interval = confidence_interval(Score.mean(rng.normal(size=60)), resamples=400)
+        covered += interval.low <= 0 <= interval.high
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+def test_interval_is_reproducible_and_depends_on_the_seed(rng):
+    score = Score.mean(rng.random(50))
+    assert confidence_interval(score) == confidence_interval(score)
+    assert confidence_interval(score) != confidence_interval(score, seed=1)
+
+
+def test_paired_difference_sees_a_shift_that_unpaired_intervals_hide(rng):
+    hard = rng.random(100)
+    ours, theirs = Score.mean(hard + 0.01), Score.mean(hard)
+    assert confidence_interval(ours).low < confidence_interval(theirs).high
+    difference = paired_difference(ours, theirs)
+    assert difference.excludes_zero
+    assert difference.low == pytest.approx(0.01)
+
+
+def test_paired_difference_of_noise_contains_zero(rng):
+    noise = Score.mean(rng.random(100)), Score.mean(rng.random(100))
+    assert not paired_difference(*noise).excludes_zero
+
+
+def test_ratio_of_sums_is_not_the_mean_of_ratios():
+    score = Score(np.array([[1.0, 1.0], [0.0, 3.0]]))
+    assert score.value == pytest.approx(0.25)
+
+
+def test_ratio_without_denominator_is_zero():
+    assert Score(np.array([[0.0, 0.0]])).value == 0.0
+
+
+def test_misuse_raises(rng):
+    with pytest.raises(ValueError, match="same samples"):
+        paired_difference(Score.mean(rng.random(3)), Score.mean(rng.random(4)))
+    with pytest.raises(ValueError, match="at least one sample"):
+        Score.mean([])

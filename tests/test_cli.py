@@ -1,0 +1,280 @@
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from typer.testing import CliRunner
+
+import duotone
+from duotone.cli import app
+from duotone.cli.common import megabytes
+from duotone.cli.plan import parse_bytes
+from duotone.loading import Loaded
+from tiny_vlm import TinyProcessor, tiny_model
+
+COMMANDS = ("compare", "generate", "schemes", "evaluate", "plan", "report")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def error_of(*arguments):
+    """The message of a command that must fail as a user error: exit 2, one line, no traceback."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+class TextTokenizer:
+    """The part of a tokenizer that duotone uses, over characters."""
+
+    chat_template = None
+
+    def __call__(self, texts, **kwargs):
+        ids = torch.tensor([[ord(letter) % 8 for letter in text] for text in texts])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def batch_decode(self, rows, **kwargs):
+        return [" ".join(map(str, row)) for row in rows]
+
+
+def text_model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=32,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        eos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    loaded = Loaded("tiny", tiny_model(), TinyProcessor())
+    monkeypatch.setattr("duotone.loading.load", lambda name, device: loaded)
+    return loaded
+
+
+@pytest.fixture
+def words_only(monkeypatch):
+    loaded = Loaded("words", text_model(), TextTokenizer())
+    monkeypatch.setattr("duotone.loading.load", lambda name, device: loaded)
+    return loaded
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "noise.png"
+    Image.effect_noise((32, 32), 90).save(path)
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"duotone {command}" in result.output
+    assert "--json" in result.output
+
+
+def test_the_command_line_is_lean():
+    code = "import duotone.cli, sys; assert not {'transformers', 'triton'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_python_dash_m_runs_it():
+    command = [sys.executable, "-m", "duotone", "schemes", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    listed = json.loads(done.stdout)
+    assert set(listed) == set(duotone.schemes())
+    assert duotone.CacheSpec.from_dict(listed["kivi"]["spec"]) == duotone.scheme("kivi")
+
+
+def test_schemes_lists_every_scheme():
+    output = run("schemes").output
+    assert all(name in output for name in duotone.schemes())
+
+
+def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
+    asked = ("--image", picture, "-q", "what is this ?", "-q", "how many red ?")
+    result = run("compare", *asked, "--scheme", "minmax", "--max-new-tokens", 5)
+    assert result.exit_code == 0, result.output
+    for part in ("noise.png", "16-bit answer", "1-bit answer", "same?", "time per token"):
+        assert part in result.stdout
+    assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
+
+
+def test_compare_json_is_pure(tiny, picture):
+    asked = ("--image", picture, "-q", "what is this ?")
+    result = run("compare", *asked, "-s", "minmax", "--bits", 4, "--json", "--max-new-tokens", 3)
+    data = json.loads(result.stdout)
+    assert data["memory"]["nominal_bits"] == 4
+    assert len(data["answers"]) == 1
+
+
+def test_generate_prints_the_answer_alone_on_stdout(tiny, picture):
+    asked = ("generate", "what is this ?", "--image", picture, "--max-new-tokens", 4)
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    data = json.loads(run(*asked, "--json").stdout)
+    assert result.stdout.strip() == data["answer"] != ""
+    assert "true bits per number" in result.stderr
+    assert data["memory"]["visual_bits_per_element"] > 1
+
+
+def test_generate_with_a_text_model_and_a_text_scheme(words_only):
+    result = run("generate", "once upon", "--scheme", "kivi", "--max-new-tokens", 3, "--json")
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["answer"].split()) == 3
+
+
+def test_evaluate_a_file_of_ones_own(tiny, picture, tmp_path):
+    row = {"images": ["noise.png"], "question": "what is this ?", "answers": ["red"]}
+    data = tmp_path / "mine.jsonl"
+    data.write_text("\n".join([json.dumps(row)] * 3))
+    asked = ("evaluate", data, "-s", "minmax", "-b", 1, "-b", 8, "--out", tmp_path / "results")
+    result = run(*asked, "--json")
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(result.stdout)) == ["16-bit", "minmax-1bit", "minmax-8bit"]
+    assert len(list((tmp_path / "results").glob("*.json"))) == 3
+    table = run(*asked).stdout
+    assert "minmax-8bit" in table
+    assert "3 samples" in table
+
+
+@pytest.fixture
+def config_folder(tmp_path):
+    tiny_model().config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_plan_says_how_many_sequences_fit(config_folder):
+    asked = ("plan", "--config", config_folder / "config.json", "--visual-tokens", 4096)
+    asked += ("--text-tokens", 100, "--new-tokens", 28, "--budget", "1GB")
+    data = json.loads(run(*asked, "--json").stdout)
+    token_bytes = 2 * 3 * 2 * 16 * 2  # K and V, layers, kv heads, head_dim, bytes
+    assert data["dense_max_batch"] == 10**9 // (4224 * token_bytes)
+    assert data["max_batch"] > 10 * data["dense_max_batch"]
+    table = run(*asked)
+    assert table.exit_code == 0, table.output
+    assert f"{data['max_batch']:,} sequences fit into 1.00 GB" in " ".join(table.stdout.split())
+
+
+def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):
+    asked = ("plan", "--model", config_folder)
+    assert "write e.g. 30GB" in error_of(*asked, "--budget", "much")
+    assert "folder with a config.json" in error_of("plan", "--model", "./nowhere")
+
+
+def test_missing_and_broken_pictures(tiny, tmp_path):
+    (tmp_path / "text.png").write_text("no picture")
+    assert "existing file" in error_of("compare", "--image", tmp_path / "gone.png")
+    assert "image file" in error_of("compare", "--image", tmp_path / "text.png")
+    assert "existing file" in error_of("generate", "what?", "--image", tmp_path / "gone.png")
+
+
+@pytest.mark.parametrize("command", [("compare",), ("generate", "hi"), ("evaluate", "documents")])
+def test_unknown_schemes_name_the_nearest(command):
+    assert "calibquant" in error_of(*command, "--scheme", "calibqant")
+
+
+def test_wrong_bits(tiny, picture):
+    assert "bits must be one of" in error_of("compare", "-i", picture, "--bits", 3)
+
+
+def test_questions_need_pictures():
+    assert "--question needs a picture" in error_of("compare", "--question", "what?")
+
+
+def test_a_text_model_under_a_visual_scheme(words_only):
+    assert "has no visual tokens" in error_of("generate", "once", "--scheme", "duotone")
+
+
+def test_a_prompt_without_a_picture_under_a_visual_scheme(tiny):
+    assert "without a picture" in error_of("generate", "what is this ?")
+
+
+def test_pictures_for_a_text_model(words_only, picture):
+    asked = ("generate", "what?", "--image", picture, "--scheme", "kivi")
+    assert "takes text only" in error_of(*asked)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model"])
+def test_a_model_folder_that_is_none(picture, name):
+    assert "folder with a config.json" in error_of("compare", "-i", picture, "--model", name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("captionz",), "did you mean captions"),
+        (("gone.jsonl",), "existing JSONL file"),
+        (("documents", "--split", "test"), "split must be one of"),
+    ],
+)
+def test_evaluate_names_what_is_wrong(arguments, message):
+    assert message in error_of("evaluate", *arguments)
+
+
+def test_out_of_memory_says_what_would_fit(tiny, picture, monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    seen = {}
+
+    def plan(model, spec, **counts):
+        seen.update(counts)
+        return SimpleNamespace(bytes_per_sequence=2.5e9, max_batch=3)
+
+    monkeypatch.setattr(tiny.model, "generate", fail)
+    monkeypatch.setitem(vars(duotone), "plan", plan)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8_000_000_000, 0))
+    message = error_of("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 7)
+    assert "takes 2.50 GB of cache, so 3 fit into the free 8.00 GB" in message
+    assert (seen["visual_tokens"], seen["text_tokens"], seen["new_tokens"]) == (16, 8, 7)
+
+
+def test_debugging_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("DUOTONE_DEBUG", "1")
+    assert isinstance(run("compare", "-s", "calibqant").exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("30GB", 30 * 10**9), ("1.5 gib", 3 * 2**29), ("512", 512), ("20kB", 20_000)],
+)
+def test_parse_bytes(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["30 apples", "-1GB", "", "0GB", "GB"])
+def test_parse_bytes_refuses(text):
+    with pytest.raises(ValueError, match=r"write e\.g\. 30GB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1.07e9, "1.07 GB"), (25e6, "25.00 MB"), (1500, "1.50 kB"), (12, "12 B")]
+)
+def test_megabytes(count, text):
+    assert megabytes(count) == text
+
+
+@pytest.mark.slow
+def test_the_demo_on_the_embedded_model():
+    data = json.loads(run("compare", "--json").stdout)
+    assert len(data["answers"]) >= 10
+    assert data["memory"]["visual_bits_per_element"] <= 1.3
+    assert data["visual_ratio"] > 12
+    assert {"Vera Nuraubrol", "top right"} <= {answer["reference"] for answer in data["answers"]}

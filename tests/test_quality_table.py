@@ -1,0 +1,117 @@
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import duotone
+from duotone import report
+from duotone.loading import Loaded
+from duotone.tasks.metrics import Score
+from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks/quality_table.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("quality_table", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def outcome(script):
+    loaded = Loaded("tiny", tiny_model(), TinyProcessor())
+    plan = script.Plan(3, 2, 4, kl=True, later_question=False, minutes=None, workers=0)
+    return script.table_of_task(loaded, TINY_TASK, plan)
+
+
+def test_the_grid_is_4_by_4_for_every_range(script):
+    for bits, ranges in ((1, 2), (2, 1)):
+        specs = script.grid_specs(bits)
+        assert len(specs) == len(set(specs.values())) == 16 * ranges
+    assert script.grid_specs(1)["calibquant-1 tau 2,3"].visual.key.shrink == 0.5
+
+
+def test_rows_are_the_ablations_the_issue_asks_for(script):
+    rows = script.table_specs(1, (1, 2))
+    paper = rows["calibquant-paper @1"]
+    assert paper.tau == (1, 2)
+    assert rows["calibquant-paper, no tau @1"] == paper.replace(tau=None)
+    global_v = rows["calibquant-paper, global V @1"]
+    assert (global_v.visual.key, global_v.visual.value.along) == (paper.visual.key, "span")
+    assert (
+        rows["lloyd, gain 1.3 / 1.4 @1"].visual.value.gain
+        > rows["lloyd @1"].visual.value.gain
+        == 1.0
+    )
+    assert rows["calibquant @1"] == duotone.scheme("calibquant", bits=1)
+
+
+def test_equal_specs_run_once(script):
+    specs = script.table_specs(8, None)
+    to_run, ran = script.distinct(specs)
+    assert set(ran) == set(specs)
+    assert len(to_run) == len(set(specs.values())) < len(specs)
+    assert all(specs[label] == to_run[source] for label, source in ran.items())
+
+
+def test_best_tau_takes_the_score_then_agreement_then_the_smaller_pair(script):
+    scores = {
+        f"x tau {a},{b}": {"anls": Score.mean([a == 1]), "same_tokens": Score.mean([b >= 2])}
+        for a in script.TAUS
+        for b in script.TAUS
+    }
+    assert script.best_tau(SimpleNamespace(scores=scores), TINY_TASK, "x") == (1, 2)
+
+
+def test_the_file_holds_all_rows_differences_and_the_grid(outcome):
+    data, _ = outcome
+    assert json.loads(json.dumps(data))["task"] == "tiny"
+    assert len(data["schemes"]) == 1 + 4 * 7 + 2 * 2
+    assert len(data["tau_grid"]["metrics"]) == 1 + 48
+    assert set(data["tau_grid"]["chosen"]) == {
+        "calibquant-1",
+        "calibquant-paper-1",
+        "calibquant-paper-2",
+    }
+    difference = data["differences"]["duotone @1 - calibquant @1"]
+    assert {"anls", "same_tokens", "kl"} <= set(difference)
+    at_8, at_1 = (data["schemes"][f"lloyd @{bits}"]["metrics"]["kl"] for bits in (8, 1))
+    assert at_8["value"] < 0.01 * at_1["value"]
+
+
+def test_the_report_renders_what_the_script_wrote(outcome, tmp_path):
+    (tmp_path / "tiny.json").write_text(json.dumps(outcome[0]))
+    rendered = report.tables(tmp_path)
+    assert "| duotone @1 |" in rendered["quality"]
+    assert rendered["tau-grids"].count("tau1 = 3") == 3
+
+
+def test_rescoring_stored_answers_gives_the_same_scores(script, outcome, tmp_path, monkeypatch):
+    data, evaluation = outcome
+    (tmp_path / "tiny.json").write_text(json.dumps(data))
+    script.write_answers(tmp_path / "tiny.answers.jsonl", evaluation)
+    monkeypatch.setitem(script.TASKS, "tiny", TINY_TASK)
+    script.rescore(tmp_path, tmp_path / "again")
+    again = json.loads((tmp_path / "again/tiny.json").read_text())
+    assert again["schemes"] == json.loads(json.dumps(data["schemes"]))
+    assert again["differences"] == data["differences"]
+
+
+def test_rescoring_notices_other_answers(script, outcome, tmp_path, monkeypatch):
+    data, evaluation = outcome
+    (tmp_path / "tiny.json").write_text(json.dumps(data))
+    script.write_answers(tmp_path / "tiny.answers.jsonl", evaluation)
+    rows = [json.loads(line) for line in (tmp_path / "tiny.answers.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["given"][data["schemes"]["duotone @1"]["ran_as"]] = "one"
+    (tmp_path / "tiny.answers.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setitem(script.TASKS, "tiny", TINY_TASK)
+    script.rescore(tmp_path, tmp_path / "again")
+    again = json.loads((tmp_path / "again/tiny.json").read_text())
+    assert again["schemes"]["duotone @1"]["metrics"]["anls"]["value"] == 1.0
+    assert again["differences"]["duotone @1 - 16-bit"]["anls"]["value"] == 1.0

@@ -1,0 +1,112 @@
+import json
+
+import pytest
+
+from duotone import report
+from duotone.cli import app
+
+HEADER = {
+    "schema": "duotone.quality/1",
+    "created": "2026-01-02T03:04:05+00:00",
+    "commit": "0123456789abcdef",
+    "versions": {"torch": "2.13.0", "python": "3.11"},
+    "device": "NVIDIA H200",
+}
+
+
+def interval(value, half_width=0.01):
+    return {"value": value, "low": value - half_width, "high": value + half_width}
+
+
+def scheme(value, bits):
+    return {
+        "metrics": {"anls": interval(value), "kl": interval(2 * value)},
+        "memory": {"bits_per_element": 16.0, "visual_bits_per_element": bits},
+    }
+
+
+def result(task="documents"):
+    taus = [(a, b) for a in (0, 1) for b in (0, 1)]
+    grid = {f"paper-1 tau {a},{b}": {"anls": interval(0.5 + a - b / 4)} for a, b in taus}
+    reference = scheme(0.9, 16.0)
+    del reference["metrics"]["kl"]
+    return HEADER | {
+        "task": task,
+        "headline": "anls",
+        "samples": 500,
+        "later_question": task == "captions",
+        "tau_grid": {"samples": 200, "chosen": {"paper-1": [1, 0]}, "metrics": grid},
+        "schemes": {
+            "16-bit": reference,
+            "good @1": scheme(0.89, 1.125),
+            "bad|worse @1": scheme(0.45, 1.12),
+        },
+        "differences": {
+            "good @1 - 16-bit": {"anls": interval(-0.01, 0.02)},
+            "bad|worse @1 - 16-bit": {"anls": interval(-0.45, 0.02)},
+        },
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "quality").mkdir()
+    (tmp_path / "quality/a.json").write_text(json.dumps(result()))
+    (tmp_path / "quality/b.json").write_text(json.dumps(result("captions")))
+    (tmp_path / "other.json").write_text("[1, 2]")
+    return tmp_path
+
+
+def test_quality_table_has_values_changes_and_bold_for_no_difference():
+    text = report.quality_table([result()])
+    assert "| scheme @ bits | true bits per visual number | documents, anls |" in text
+    assert "| 16-bit | 16.00 | 0.900 ± 0.010 |" in text
+    assert "| good @1 | 1.12 | **0.890 ± 0.010 (-1.1 %)** |" in text
+    assert "| bad\\|worse @1 | 1.12 | 0.450 ± 0.010 (-50.0 %) |" in text
+    assert "500 samples" in text
+    assert "commit 0123456789;" in text
+
+
+def test_divergence_table_leaves_the_reference_out():
+    text = report.divergence_table([result()])
+    assert "| good @1 | 1.7800 ± 0.0100 |" in text
+    assert "| 16-bit |" not in text
+
+
+def test_tau_grid_is_whole_and_marks_the_choice():
+    text = report.tau_grids([result()])
+    assert "| tau1 = 0 | 0.500 | 0.250 |" in text
+    assert "| tau1 = 1 | **1.500** | 1.250 |" in text
+
+
+def test_tables_are_found_below_a_folder(folder):
+    rendered = report.tables(folder)
+    assert set(rendered) == {"quality", "divergence", "tau-grids"}
+    assert "documents, anls | captions (question asked later), anls |" in rendered["quality"]
+
+
+def test_marked_tables_are_replaced_and_the_rest_stays():
+    text = "before\n<!-- duotone:quality -->\nold\n<!-- /duotone:quality -->\nafter\n"
+    once = report.update_text(text, {"quality": "| new |"})
+    assert once == "before\n<!-- duotone:quality -->\n| new |\n<!-- /duotone:quality -->\nafter\n"
+    assert report.update_text(once, {"quality": "| new |"}) == once
+
+
+def test_a_marker_without_results_raises():
+    with pytest.raises(ValueError, match="none for 'speed'"):
+        report.update_text("<!-- duotone:speed -->\n<!-- /duotone:speed -->", {"quality": ""})
+
+
+def test_the_command_updates_and_checks_a_file(folder):
+    from typer.testing import CliRunner
+
+    readme = folder / "README.md"
+    readme.write_text("<!-- duotone:quality -->\n<!-- /duotone:quality -->\n")
+    arguments = ["report", "--results", str(folder), "--readme", str(readme)]
+    assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 1
+    assert "| 16-bit |" not in readme.read_text()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert "| 16-bit |" in readme.read_text()
+    assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 0
+    missing = CliRunner().invoke(app, ["report", "--results", str(folder / "gone")])
+    assert missing.exit_code == 2
