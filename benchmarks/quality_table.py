@@ -36,6 +36,7 @@ BITS = (8, 4, 2, 1)
 CALIBRATED_BITS = (2, 1)
 TAUS = (0, 1, 2, 3)
 GRID_SHARE = 0.4
+RELEASED_TAU = {1: (0, 3), 2: (0, 3)}
 # Gains about the mean (K, V): measured before on other models (PAPERS.md 5), not tuned here.
 GAINS = {1: (1.3, 1.4), 2: (1.1, 1.1)}
 
@@ -110,6 +111,9 @@ class Plan:
     later_question: bool
     minutes: float | None
     workers: int | None
+    bits: tuple[int, ...] = BITS
+    grid: bool = True
+    impl: str = "auto"
 
     def settings(self, minutes: float | None) -> dict[str, Any]:
         """Keyword arguments of `evaluate` both parts share."""
@@ -118,6 +122,7 @@ class Plan:
             "later_question": self.later_question,
             "minutes": minutes,
             "workers": self.workers,
+            "impl": self.impl,
         }
 
 
@@ -160,10 +165,12 @@ def search_tau(loaded: Loaded, task: Task, plan: Plan) -> tuple[dict[int, tuple]
     return best, {"split": "calibration", "samples": samples, "chosen": chosen, "metrics": grid}
 
 
-def differences(evaluation: Evaluation, ran: Mapping[str, str]) -> dict[str, Any]:
+def differences(
+    evaluation: Evaluation, ran: Mapping[str, str], widths: tuple[int, ...]
+) -> dict[str, Any]:
     """Paired differences of all metrics: to 16 bit, and duotone's to calibquant's."""
     pairs = [(label, REFERENCE) for label in ran]
-    pairs += [(f"duotone @{b}", f"calibquant @{b}") for b in BITS]
+    pairs += [(f"duotone @{b}", f"calibquant @{b}") for b in widths]
     scores = {label: evaluation.scores[source] for label, source in ran.items()}
     scores[REFERENCE] = evaluation.scores[REFERENCE]
     return {
@@ -179,9 +186,9 @@ def differences(evaluation: Evaluation, ran: Mapping[str, str]) -> dict[str, Any
 def table_of_task(loaded: Loaded, task: Task, plan: Plan) -> tuple[dict[str, Any], Evaluation]:
     """Everything about one task: the JSON, and the evaluation with its answers."""
     started = time.monotonic()
-    tau, grid = search_tau(loaded, task, plan)
+    tau, grid = search_tau(loaded, task, plan) if plan.grid else (RELEASED_TAU, None)
     log(task.name, "tau", tau)
-    specs = {label: spec for b in BITS for label, spec in table_specs(b, tau.get(b)).items()}
+    specs = {label: spec for b in plan.bits for label, spec in table_specs(b, tau.get(b)).items()}
     to_run, ran = distinct(specs)
     left = plan.minutes and max(plan.minutes - (time.monotonic() - started) / 60, 0.5)
     evaluation = run_evaluation(loaded, task, to_run, plan.n, kl=plan.kl, **plan.settings(left))
@@ -197,7 +204,7 @@ def table_of_task(loaded: Loaded, task: Task, plan: Plan) -> tuple[dict[str, Any
         "samples": results[REFERENCE]["samples"],
         "tau_grid": grid,
         "schemes": {label: trimmed(result) for label, result in schemes.items()},
-        "differences": differences(evaluation, ran),
+        "differences": differences(evaluation, ran, plan.bits),
     }
     return data, evaluation
 
@@ -262,6 +269,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--no-kl", action="store_true")
     parser.add_argument("--later-question", action="store_true", help="files: TASK-later.*")
+    parser.add_argument("--bits", default=",".join(map(str, BITS)), help="widths of the table")
+    parser.add_argument("--no-grid", action="store_true", help="tau (0, 3) instead of a search")
+    parser.add_argument("--impl", default="auto", help="decode attention of the few-bit caches")
     parser.add_argument("--minutes", type=float, help="per task; stops at a batch, keeps the rest")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--model")
@@ -280,6 +290,9 @@ def main() -> None:
         arguments.later_question,
         arguments.minutes,
         arguments.workers,
+        tuple(int(bits) for bits in arguments.bits.split(",")),
+        not arguments.no_grid,
+        arguments.impl,
     )
     loaded = load(arguments.model, arguments.device)
     for name in arguments.tasks.split(","):

@@ -98,7 +98,7 @@ def prepare(model: Any, encoded: dict[str, torch.Tensor]) -> Batch:
     return Batch(inputs, visual_mask, attention_mask)
 
 
-def make_cache(model: Any, spec: Any, batch: Batch) -> Any:
+def make_cache(model: Any, spec: Any, batch: Batch, impl: str = "auto") -> Any:
     """A fresh cache for a batch: transformers' DynamicCache for None, else a QuantizedCache."""
     if spec is None:
         from transformers import DynamicCache
@@ -106,7 +106,7 @@ def make_cache(model: Any, spec: Any, batch: Batch) -> Any:
         return DynamicCache(config=model.config)
     from duotone.hf import QuantizedCache
 
-    return QuantizedCache(model, spec, visual_mask=batch.visual_mask)
+    return QuantizedCache(model, spec, visual_mask=batch.visual_mask, impl=impl)
 
 
 def _split_places(visual_mask: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, int, int]:

@@ -109,9 +109,7 @@ def _pair_bytes(facts: ModelFacts, spec: KVSpec, tokens: int) -> tuple[int, int]
     return heads * sum(p[0] for p in parts), heads * sum(p[1] for p in parts)
 
 
-def _visual_bytes(
-    facts: ModelFacts, spec: CacheSpec, tokens: int, images: int
-) -> tuple[int, int]:
+def _visual_bytes(facts: ModelFacts, spec: CacheSpec, tokens: int, images: int) -> tuple[int, int]:
     if not isinstance(spec.visual, KVSpec) or not tokens:
         return 0, 0
     spans = images if spec.ranges == "run" else 1

@@ -116,7 +116,10 @@ def _grid_of(result: Result, prefix: str) -> str:
 
 def tau_grids(results: Sequence[Result]) -> str:
     """All grids of tau on the calibration split."""
-    grids = [_grid_of(r, prefix) for r in results for prefix in r["tau_grid"]["chosen"]]
+    searched = [result for result in results if result["tau_grid"]]
+    grids = [_grid_of(r, prefix) for r in searched for prefix in r["tau_grid"]["chosen"]]
+    if not grids:
+        return "No grid was searched for these results."
     return "\n\n".join([*grids, _provenance(results)])
 
 

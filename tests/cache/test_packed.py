@@ -17,12 +17,15 @@ SPECS = [
     TensorSpec(2, "span", levels="lloyd"),
     TensorSpec(1, group=32, mapping="symmetric"),
     TensorSpec(2, "channels", 24, mapping="hybrid"),
+    TensorSpec(1, group=16, levels="lloyd", gain="fit", classes=((4, 1 / 8), (1, 1 / 2))),
+    TensorSpec(1, classes=((8, 1 / 40), (4, 1 / 5), (2, 1 / 40))),
 ]
 D = 40
 
 
 def spec_id(spec: TensorSpec) -> str:
-    return f"{spec.bits}b-{spec.along}-g{spec.group}-{spec.mapping}"
+    classes = "-classes" if spec.classes else ""
+    return f"{spec.bits}b-{spec.along}-g{spec.group}-{spec.mapping}{classes}"
 
 
 def states(batch: int, tokens: int, seed: int = 0) -> Tensor:
@@ -42,7 +45,8 @@ def test_each_span_has_ranges_of_its_own(spec: TensorSpec) -> None:
     packed = pack_tensor(x, spec, table)
     for b, start, stop in ((0, 0, 30), (0, 30, 63), (1, 0, 11)):
         alone = quantize(x[b, :, start:stop], spec).dequantize()
-        assert torch.equal(packed.dequantize()[b, :, start:stop], alone)
+        # Means are summed in another order beside padding: the last bit of fp16 may differ.
+        assert torch.allclose(packed.dequantize()[b, :, start:stop], alone, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=spec_id)
@@ -88,6 +92,6 @@ def test_bytes_are_what_the_formula_says(spec: TensorSpec, tokens: int, batch: i
 def test_one_token_spans_decode_exactly_along_tokens(spec: TensorSpec) -> None:
     x = states(1, 1)
     packed = pack_tensor(x, spec.replace(param_dtype="float32"), single_block(torch.tensor([1])))
-    if spec.along == "tokens":
+    if spec.along == "tokens" and not spec.classes:
         assert torch.equal(packed.dequantize(), x)
     assert isinstance(packed, PackedTensor)

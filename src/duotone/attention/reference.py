@@ -132,15 +132,19 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
 
 def key_scores(rows: Rows, key: PackedTensor) -> Scores:
     """q . k_hat for every token, from the codes."""
-    codes, scale = key.signed_codes(rows.dtype), key.scale.to(rows.dtype)
+    codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
     zero_point = None if key.zero_point is None else key.zero_point.to(rows.dtype)
     if key.per_token:
         return _scores_along_channels(rows, codes, scale, zero_point, key.spec.group)
-    slots = key.blocks.to_slots(codes)
-    scaled = rows.unsqueeze(2) * scale.unsqueeze(3)
-    scores = slots @ scaled.transpose(-1, -2)
+    slots, rows = key.blocks.to_slots(codes), rows.unsqueeze(2)
+    order = key.channel_order
+    if order is not None:
+        # Codes and parameters are sorted by class: bring q into each block's order instead.
+        index = order.unsqueeze(3).expand(*order.shape[:3], *rows.shape[3:])
+        rows = rows.expand(-1, -1, order.shape[2], -1, -1).gather(-1, index)
+    scores = slots @ (rows * scale.unsqueeze(3)).transpose(-1, -2)
     if zero_point is not None:
-        offset = (rows.unsqueeze(2) * zero_point.unsqueeze(3)).sum(-1)
+        offset = (rows * zero_point.unsqueeze(3)).sum(-1)
         scores = scores + offset.unsqueeze(3)
     return key.blocks.to_tokens(scores).transpose(-1, -2)
 
@@ -158,7 +162,7 @@ def _scores_along_channels(
 
 def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     """p @ v_hat, from the codes. Probabilities of tokens that do not exist must be 0."""
-    codes, scale = value.signed_codes(probabilities.dtype), value.scale.to(probabilities.dtype)
+    codes, scale = value.signed_codes(probabilities.dtype), value.full_scale.to(probabilities.dtype)
     zero_point = None if value.zero_point is None else value.zero_point.to(probabilities.dtype)
     if value.per_token:
         return _sum_along_channels(probabilities, codes, scale, zero_point, value)
@@ -168,6 +172,10 @@ def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     output = (weights.transpose(-1, -2) @ slots) * scale.unsqueeze(3)
     if zero_point is not None:
         output = output + weights.sum(3).unsqueeze(-1) * zero_point.unsqueeze(3)
+    order = value.channel_order
+    if order is not None:
+        index = order.unsqueeze(3).expand_as(output)
+        output = torch.empty_like(output).scatter_(-1, index, output)
     return output.sum(2)
 
 

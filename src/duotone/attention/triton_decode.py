@@ -64,6 +64,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
     if isinstance(x, PackedTensor):
         if x.spec.mapping != "asymmetric":
             return f"packed tensors must have mapping='asymmetric'; got {x.spec.mapping!r}"
+        if x.spec.classes:
+            return "packed tensors must have one width; got classes of channels"
         ok = all(t.is_contiguous() for t in (x.codes, x.scale, x.zero_point))
         return None if ok else "codes, scale and zero_point must be contiguous"
     if x.dtype not in QUERY_DTYPES:

@@ -62,9 +62,8 @@ class BlockTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the offsets and of the indices made from them so far."""
-        held = [v for v in self.__dict__.values() if isinstance(v, Tensor)]
-        return sum(v.nbytes for v in held)
+        """Bytes of the offsets and of what was made from them so far."""
+        return sum(v.nbytes for v in self.__dict__.values() if isinstance(v, Tensor))
 
     @cached_property
     def longest(self) -> int:
@@ -72,6 +71,11 @@ class BlockTable:
         return int(self.sizes.max()) if self.sizes.numel() else 0
 
     @cached_property
+    def is_uniform(self) -> bool:
+        """All blocks of all sequences have the same size: slots are a view of the tokens."""
+        return bool((self.sizes == self.longest).all())
+
+    @property
     def index(self) -> Int[Tensor, "batch slots"]:
         """Token of slot (block, place), flattened; clamped into the sequence where empty."""
         place = torch.arange(self.longest, device=self.offsets.device)
@@ -85,7 +89,7 @@ class BlockTable:
         place = torch.arange(self.longest, device=self.offsets.device)
         return place < self.sizes[..., None]
 
-    @cached_property
+    @property
     def slot_of_token(self) -> Int[Tensor, "batch tokens"]:
         """Flattened slot of each token: the inverse of `index`."""
         t = torch.arange(int(self.lengths.max()), device=self.offsets.device)
@@ -101,14 +105,14 @@ class BlockTable:
 
     def to_slots(self, x: Shaped[Tensor, "batch heads tokens *r"]) -> Tensor:
         """[batch, heads, tokens, ...] -> [batch, heads, blocks, longest, ...]."""
-        if self.blocks == 1:
-            return x[:, :, : self.longest].unsqueeze(2)
+        if self.blocks == 1 or self.is_uniform:
+            return x[:, :, : self.blocks * self.longest].unflatten(2, (self.blocks, self.longest))
         return _gather_tokens(x, self.index).unflatten(2, (self.blocks, self.longest))
 
     def to_tokens(self, slots: Shaped[Tensor, "batch heads blocks longest *r"]) -> Tensor:
         """Inverse of `to_slots` (tokens past a sequence's end hold anything)."""
-        if self.blocks == 1:
-            return slots.squeeze(2)
+        if self.blocks == 1 or self.is_uniform:
+            return slots.flatten(2, 3)
         last = self.blocks * self.longest - 1
         return _gather_tokens(slots.flatten(2, 3), self.slot_of_token.clamp(0, last))
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
 from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.quant import TensorSpec, pack, quantize, unpack
 from duotone.quant.affine import Quantized
+from duotone.quant.classes import (
+    CLASS_BITS,
+    class_order,
+    coded_channels,
+    pack_classes,
+    unpack_classes,
+)
 
+# What has a row per token in every layout; parameters have one only along channels.
+TOKEN_PARTS = ("codes", "negative")
 Codes = UInt8[Tensor, "batch kv_heads tokens bytes"]
 Params = Float[Tensor, "batch kv_heads rows columns"]
 
@@ -26,6 +36,8 @@ class PackedTensor:
         columns; one row per token along channels, with a column per channel group.
     negative: packed sign plane of sign-and-magnitude mappings, [.., tokens, head_dim / 8].
     symmetric: packed mode bits of a hybrid, one per group.
+    classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
+        are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: which tokens share a row of parameters.
     """
 
@@ -35,9 +47,10 @@ class PackedTensor:
     blocks: BlockTable
     codes: Codes
     scale: Params
-    zero_point: Params | None = None
+    zero_point: Float[Tensor, "batch kv_heads rows offsets"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
     symmetric: UInt8[Tensor, "batch kv_heads rows mode_bytes"] | None = None
+    classes: UInt8[Tensor, "batch kv_heads rows class_bytes"] | None = None
 
     @property
     def tokens(self) -> int:
@@ -57,11 +70,13 @@ class PackedTensor:
     @property
     def params_bytes(self) -> int:
         """Bytes of scales, zero-points and mode bits."""
-        stored = (self.scale, self.zero_point, self.symmetric)
+        stored = (self.scale, self.zero_point, self.symmetric, self.classes)
         return sum(t.nbytes for t in stored if t is not None)
 
     def unpacked(self) -> UInt8[Tensor, "batch kv_heads tokens head_dim"]:
         """The codes, one per byte (magnitudes, for sign-and-magnitude mappings)."""
+        if self.classes is not None:
+            return unpack_classes(self.codes, self.spec, self.head_dim)
         return unpack(self.codes, self.spec.bits, self.head_dim)
 
     def signed_codes(self, dtype: torch.dtype) -> Tensor:
@@ -71,15 +86,30 @@ class PackedTensor:
             return codes
         return torch.where(unpack(self.negative, 1, self.head_dim).bool(), -codes, codes)
 
+    @property
+    def full_scale(self) -> Params:
+        """The scale of every channel: 0 where a class has no codes."""
+        missing = self.head_dim - self.scale.shape[-1] if self.classes is not None else 0
+        return F.pad(self.scale, (0, missing)) if missing else self.scale
+
+    @property
+    def channel_order(self) -> Int[Tensor, "batch kv_heads rows head_dim"] | None:
+        """Which channel each place of codes and parameters belongs to; None: as they stand."""
+        if self.classes is None:
+            return None
+        return class_order(unpack(self.classes, CLASS_BITS, self.head_dim))
+
     def dequantize(self) -> Float[Tensor, "batch kv_heads tokens head_dim"]:
         """x_hat in the model's dtype; tokens past a sequence's length hold anything."""
-        value = self.signed_codes(torch.float32) * self._per_element(self.scale)
+        value = self.signed_codes(torch.float32) * self._per_element(self.full_scale.float())
         if self.zero_point is not None:
-            value = value + self._per_element(self.zero_point)
+            value = value + self._per_element(self.zero_point.float())
+        order = self.channel_order
+        if order is not None:
+            value = torch.empty_like(value).scatter_(-1, self._per_element(order), value)
         return value.to(self.dtype)
 
-    def _per_element(self, parameter: Params) -> Tensor:
-        parameter = parameter.float()
+    def _per_element(self, parameter: Tensor) -> Tensor:
         if self.per_token:
             size = min(self.spec.group or self.head_dim, self.head_dim)
             return parameter.repeat_interleave(size, -1)[..., : self.head_dim]
@@ -118,7 +148,7 @@ class PackedTensor:
         return [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
 
     def _has_token_axis(self, name: str) -> bool:
-        return self.per_token or name in ("codes", "negative")
+        return self.per_token or name in TOKEN_PARTS
 
 
 def pack_tensor(
@@ -129,47 +159,44 @@ def pack_tensor(
     Tokens past a sequence's length are padding and enter no statistic.
     """
     if spec.along == "channels":
-        blocks, quantized = spans, quantize(x, spec, _mask(x, spans.lengths))
+        mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
+        blocks, parts = spans, _packed_parts(quantize(x, spec, mask))
     else:
-        blocks, quantized = _quantize_blocks(x, spec, spans)
-    negative, symmetric = quantized.negative, quantized.symmetric
-    return PackedTensor(
-        spec=spec,
-        head_dim=x.shape[-1],
-        dtype=x.dtype,
-        blocks=blocks,
-        codes=pack(quantized.codes, spec.bits),
-        scale=quantized.scale,
-        zero_point=quantized.zero_point,
-        negative=None if negative is None else pack(negative.byte(), 1),
-        symmetric=None if symmetric is None else pack(symmetric.byte(), 1),
-    )
+        blocks, parts = _pack_blocks(x, spec, spans)
+    return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=x.dtype, blocks=blocks, **parts)
 
 
-def _mask(x: Tensor, lengths: Lengths) -> Bool[Tensor, "batch kv_heads tokens"]:
-    return valid_mask(lengths, x.shape[2])[:, None].expand(x.shape[:3])
-
-
-def _quantize_blocks(
+def _pack_blocks(
     x: Tensor, spec: TensorSpec, spans: BlockTable
-) -> tuple[BlockTable, Quantized]:
+) -> tuple[BlockTable, dict[str, Tensor]]:
     """Quantize block by block; codes come back in token order, parameters one row per block."""
     blocks = spans.split(spec.group)
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
-    q = quantize(slots, spec.replace(group=None), mask)
+    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask))
+    return blocks, {
+        name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
+        for name, part in parts.items()
+    }
 
-    def per_token(value: Tensor | None) -> Tensor | None:
-        return None if value is None else blocks.to_tokens(value)
 
-    def per_block(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value.squeeze(3)
+def _packed_parts(q: Quantized) -> dict[str, Tensor]:
+    """The tensors of a PackedTensor, those that this spec uses."""
+    if q.classes is not None:
+        return _sorted_by_class(q, q.classes)
+    parts = {"codes": pack(q.codes, q.spec.bits), "scale": q.scale, "zero_point": q.zero_point}
+    for name in ("negative", "symmetric"):
+        bits = getattr(q, name)
+        parts[name] = None if bits is None else pack(bits.byte(), 1)
+    return {name: part for name, part in parts.items() if part is not None}
 
-    return blocks, replace(
-        q,
-        codes=per_token(q.codes),
-        negative=per_token(q.negative),
-        scale=per_block(q.scale),
-        zero_point=per_block(q.zero_point),
-        symmetric=per_block(q.symmetric),
-    )
+
+def _sorted_by_class(q: Quantized, numbers: Tensor) -> dict[str, Tensor]:
+    order = class_order(numbers)
+    coded = coded_channels(q.spec, numbers.shape[-1])
+    return {
+        "codes": pack_classes(q.codes.gather(-1, order.expand_as(q.codes)), q.spec),
+        "scale": q.scale.gather(-1, order)[..., :coded],
+        "zero_point": q.zero_point.gather(-1, order),
+        "classes": pack(numbers, CLASS_BITS),
+    }

@@ -67,13 +67,14 @@ def forced_agreement(
     spec: Any,
     answers: Sequence[Sequence[int]],
     reference: Sequence[torch.Tensor],
+    impl: str = "auto",
 ) -> np.ndarray:
     """Sums per sample [B, 3]: KL in nats, steps with the same most likely token, steps counted.
 
     The first token of a prompt read in one step is not counted: prefill attends in full precision.
     """
     forcing = Forcing(_padded(answers, batch.attention_mask.device), reference)
-    cache = make_cache(model, spec, batch)
+    cache = make_cache(model, spec, batch, impl)
     generate(model, batch, cache, forcing.answers.shape[1], logits_processors=[forcing])
     first = 0 if batch.pictures_end else 1
     lengths = torch.tensor([len(ids) for ids in answers])

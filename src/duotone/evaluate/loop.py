@@ -32,6 +32,7 @@ class Settings:
 
     seed: of the bootstrap. kl: also score next-token agreement by teacher forcing.
     later_question: read the question after the pictures' cache was quantized (`ask_later`).
+    impl: the decode attention of the few-bit caches.
     minutes: stop after the batch in which this time is over and report what is done.
     """
 
@@ -41,6 +42,7 @@ class Settings:
     seed: int = 0
     kl: bool = False
     later_question: bool = False
+    impl: str = "auto"
     max_new_tokens: int | None = None
     workers: int | None = None
     minutes: float | None = None
@@ -146,7 +148,7 @@ class _Evaluator:
     def answer(self, run: Run, batch: Batch, processors: Sequence = ()) -> list[list[int]]:
         """Let one scheme answer one batch and note what it did."""
         started = perf_counter()
-        cache = make_cache(self.model, run.spec, batch)
+        cache = make_cache(self.model, run.spec, batch, self.settings.impl)
         generated = generate(
             self.model,
             batch,
@@ -168,7 +170,9 @@ class _Evaluator:
         for run in others:
             self.answer(run, batch)
             if self.settings.kl:
-                rows = forced_agreement(self.model, batch, run.spec, answers, recorder.logits)
+                rows = forced_agreement(
+                    self.model, batch, run.spec, answers, recorder.logits, self.settings.impl
+                )
                 run.forced.append(rows)
 
 

@@ -5,6 +5,7 @@ The containers of `duotone.cache` count the bytes they really hold; tests hold t
 
 from __future__ import annotations
 
+from duotone.quant.classes import CLASS_BITS, class_counts, coded_channels
 from duotone.quant.grouping import group_sizes
 from duotone.quant.packing import packed_bytes
 from duotone.quant.spec import TensorSpec
@@ -20,6 +21,8 @@ def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int
     """
     size = group_sizes(spec, tokens, channels)
     rows = -(-tokens // size.tokens) if tokens else 0
+    if spec.classes:
+        return _class_bytes(spec, tokens, rows, channels)
     columns = -(-channels // size.channels)
     codes = tokens * packed_bytes(channels, spec.bits)
     parameters = 1 if spec.mapping == "symmetric" else 2
@@ -29,6 +32,15 @@ def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int
     if spec.mapping == "hybrid":
         params += rows * packed_bytes(columns, 1)
     return codes, params
+
+
+def _class_bytes(spec: TensorSpec, tokens: int, rows: int, channels: int) -> tuple[int, int]:
+    """A scale for coded channels only, a mean for all, a packed class number for each."""
+    counts = class_counts(spec, channels)
+    codes = tokens * sum(packed_bytes(count, bits) for bits, count in counts)
+    parameters = coded_channels(spec, channels) + channels
+    numbers = packed_bytes(channels, CLASS_BITS)
+    return codes, rows * (parameters * PARAM_BYTES[spec.param_dtype] + numbers)
 
 
 def bits_per_element(spec: TensorSpec, tokens: int, channels: int) -> float:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
+from duotone.quant.classes import assign_classes, class_counts, class_order
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.ranges import (
     fitted_gain,
@@ -34,6 +35,8 @@ class Quantized:
         zero_point is None for mapping="symmetric" and 0 in a hybrid's symmetric groups.
     negative: the signs, of the shape of x; None for mapping="asymmetric".
     symmetric: which groups of a hybrid are symmetric, of the shape of scale; else None.
+    classes: class number of each channel of each block, of the shape of scale, where the spec has
+        classes; a channel of 0 bits has scale 0 and its mean as zero_point.
     """
 
     codes: UInt8[Tensor, "*b tokens channels"]
@@ -41,6 +44,7 @@ class Quantized:
     zero_point: Float[Tensor, "*b rows columns"] | None
     negative: Bool[Tensor, "*b tokens channels"] | None
     symmetric: Bool[Tensor, "*b rows columns"] | None
+    classes: UInt8[Tensor, "*b rows columns"] | None
     spec: TensorSpec
     dtype: torch.dtype
 
@@ -103,7 +107,8 @@ def quantize(
     wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
     groups = group(wide, spec)
     valid = group(mask.unsqueeze(-1).expand_as(wide), spec)
-    result = _QUANTIZERS[spec.mapping](groups, valid, spec)
+    quantizer = _by_classes if spec.classes else _QUANTIZERS[spec.mapping]
+    result = quantizer(groups, valid, spec)
     return _assemble(result, x, spec)
 
 
@@ -116,6 +121,7 @@ class _Groups:
     zero_point: Tensor | None = None
     negative: Tensor | None = None
     symmetric: Tensor | None = None
+    classes: Tensor | None = None
 
     def decode(self) -> Tensor:
         value = torch.where(self.negative, -self.codes, self.codes) * self.scale
@@ -136,26 +142,33 @@ def _stored(parameter: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def _asymmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
+    codes, scale, zero_point = _levels(x, mask, spec)
+    scale, zero_point = _with_gain(x, codes, mask, spec, scale, zero_point)
+    return _Groups(codes, scale, zero_point, negative=torch.zeros_like(mask))
+
+
+def _levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, scale, zero_point) with eta applied, before any gain."""
     if spec.levels == "lloyd":
         scale, zero_point = lloyd_range(x, mask, spec.bits)
     else:
         scale, zero_point = uniform_range(x, mask, spec.bits, spec.shrink)
     scale, zero_point = _stored(scale, spec), _stored(zero_point, spec)
     codes = nearest_code(x, scale, zero_point, spec.bits) * mask
-    if spec.eta or spec.gain != 1:
-        scale, zero_point = _move_levels(x, codes, mask, spec, scale, zero_point)
-    return _Groups(codes, scale, zero_point, negative=torch.zeros_like(mask))
+    if spec.eta:
+        # XQuant eq. 12; its Algorithm 2 forgets the factor 2**bits - 1, its code has it.
+        zero_point = _stored(zero_point + spec.eta * scale * ((1 << spec.bits) - 1), spec)
+        scale = _stored((1 - 2 * spec.eta) * scale, spec)
+    return codes, scale, zero_point
 
 
-def _move_levels(
+def _with_gain(
     x: Tensor, codes: Tensor, mask: Tensor, spec: TensorSpec, scale: Tensor, zero_point: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """XQuant eq. 12, then the gain: levels change, codes do not."""
-    # XQuant eq. 12; its Algorithm 2 forgets the factor 2**bits - 1, its code has it.
-    zero_point = zero_point + spec.eta * scale * ((1 << spec.bits) - 1)
-    scale = (1 - 2 * spec.eta) * scale
-    mean = masked_mean(x, mask)
-    gain = spec.gain
+    """Scale the levels about the mean; codes stay."""
+    if spec.gain == 1:
+        return scale, zero_point
+    mean, gain = masked_mean(x, mask), spec.gain
     if gain == "fit":
         x_hat = codes * scale + zero_point
         gain = fitted_gain((x - mean) * mask, (x_hat - mean) * mask)
@@ -187,6 +200,39 @@ def _hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     )
 
 
+def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
+    """Grouped x [..., blocks, channels, n]: sort channels by class, quantize each class, unsort."""
+    mean = masked_mean(x, mask)
+    numbers = assign_classes(masked_mean((x - mean) ** 2, mask).squeeze(-1), spec)
+    order = class_order(numbers).unsqueeze(-1)
+    counts = class_counts(spec, x.shape[-2])
+    sizes = [count for _, count in counts]
+    sorted_x, sorted_mask = (t.gather(-2, order.expand_as(t)).split(sizes, -2) for t in (x, mask))
+    pieces = [
+        _one_class(*part, spec, bits)
+        for (bits, _), *part in zip(counts, sorted_x, sorted_mask, strict=True)
+    ]
+    codes, scale, zero_point = (
+        _unsorted(torch.cat(rows, -2), order) for rows in zip(*pieces, strict=True)
+    )
+    scale, zero_point = _with_gain(x, codes, mask, spec, scale, zero_point)
+    negative = torch.zeros_like(mask)
+    return _Groups(codes, scale, zero_point, negative, classes=numbers.unsqueeze(-1))
+
+
+def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
+    return torch.empty_like(rows).scatter_(-2, order.expand_as(rows), rows)
+
+
+def _one_class(
+    x: Tensor, mask: Tensor, spec: TensorSpec, bits: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    if bits:
+        return _levels(x, mask, spec.replace(bits=bits, classes=None))
+    mean = _stored(masked_mean(x, mask), spec)
+    return torch.zeros_like(x), torch.zeros_like(mean), mean
+
+
 _QUANTIZERS = {"asymmetric": _asymmetric, "symmetric": _symmetric, "hybrid": _hybrid}
 
 
@@ -205,6 +251,7 @@ def _assemble(result: _Groups, x: Tensor, spec: TensorSpec) -> Quantized:
         zero_point=zero_point,
         negative=None if asymmetric else elements(result.negative),
         symmetric=None if result.symmetric is None else result.symmetric.squeeze(-1),
+        classes=None if result.classes is None else result.classes.squeeze(-1),
         spec=spec,
         dtype=x.dtype,
     )

@@ -26,9 +26,18 @@ def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
 
 
 def _duotone(bits: int = 1) -> CacheSpec:
-    gains = {1: (1.0, 1.0)}.get(bits, (1.0, 1.0))
-    key, value = (TensorSpec(bits, levels="lloyd", gain=gain) for gain in gains)
-    return _visual(key, value)
+    """Chosen on calibration data (LOG.md, benchmarks/preset_search.py).
+
+    At 1 bit: keys in groups of 64 tokens with unequal channels; signs of values a factor pi/2
+    apart from their mean, which undoes what signs lose of what tokens share (2/pi).
+    """
+    if bits > 1:
+        tensor = TensorSpec(bits, levels="lloyd", gain="fit")
+        return _visual(tensor, tensor, ranges="run")
+    classes = ((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))
+    key = TensorSpec(1, group=64, levels="lloyd", gain="fit", classes=classes)
+    value = TensorSpec(1, levels="lloyd", gain=1.57)
+    return _visual(key, value, ranges="run")
 
 
 def _calibquant(bits: int = 1) -> CacheSpec:
@@ -61,7 +70,11 @@ def _dense() -> CacheSpec:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "duotone": Scheme("Our data-free default: visual spans, Lloyd levels with a gain", _duotone),
+    "duotone": Scheme(
+        "Our data-free default: a range per image and Lloyd levels with a gain; at 1 bit, K has 4, "
+        "2, 1 or 0 bits per channel by its variance in groups of 64 tokens",
+        _duotone,
+    ),
     "calibquant": Scheme(
         "CalibQuant as released: channel-wise min/max shrunk by .5 (K) and .3 (V) at 1 bit, "
         "tau (0, 3) up to 2 bits (arXiv 2502.14882, code)",

@@ -83,6 +83,10 @@ class TensorSpec(_Record):
         error of the group; at 1 bit the two conditional means).
     gain: levels scaled about the group's mean, `x_hat <- mean + gain * (x_hat - mean)`. A number,
         or "fit": one gain per block from the block's own covariances (`ranges.fitted_gain`).
+    classes: channels of unequal bits, or None. ((4, 1/8), (2, 1/4)): in every block the eighth of
+        the channels with the largest variance gets 4 bits, the next quarter 2, the others only
+        their mean. Reverse water-filling on the block's own variances, with the counts fixed so
+        that a kernel knows the layout; replaces `bits`. Along tokens, asymmetric.
     transform: None; bases before quantization are not part of this version.
     param_dtype: how scale and zero_point are stored.
     """
@@ -95,6 +99,7 @@ class TensorSpec(_Record):
     shrink: float = 1.0
     levels: Literal["uniform", "lloyd"] = "uniform"
     gain: float | Literal["fit"] = 1.0
+    classes: tuple[tuple[int, float], ...] | None = None
     transform: str | None = None
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
@@ -111,6 +116,7 @@ class TensorSpec(_Record):
         ok = _is_number(self.shrink) and 0 < self.shrink <= 1
         _require(ok, "shrink must lie in (0, 1]", self.shrink, "1.0 switches it off.")
         self._check_gain()
+        self._check_classes()
         remedy = "Bases before quantization come with a later version."
         _require(self.transform is None, "transform must be None", self.transform, remedy)
 
@@ -125,6 +131,29 @@ class TensorSpec(_Record):
         _require(
             not fit or self.along == "tokens", "gain='fit' needs along='tokens'", self.along, remedy
         )
+
+    def _check_classes(self) -> None:
+        if self.classes is None:
+            return
+        pairs = tuple((bits, share) for bits, share in self.classes)
+        widths = [bits for bits, _ in pairs]
+        ok = 1 <= len(pairs) <= 3 and all(b in BITS for b in widths)
+        ok = ok and widths == sorted(set(widths), reverse=True)
+        rule = f"classes must be 1 to 3 pairs (bits, share) with bits falling, out of {BITS}"
+        _require(ok, rule, self.classes, "E.g. ((4, 1/8), (2, 1/4)).")
+        ok = all(_is_number(share) and share > 0 for _, share in pairs)
+        ok = ok and sum(share for _, share in pairs) <= 1
+        remedy = "What is left over gets 0 bits: its mean."
+        _require(ok, "shares of classes must be positive and sum to at most 1", pairs, remedy)
+        ok = self.along == "tokens" and self.mapping == "asymmetric"
+        remedy = "Variances are taken along tokens and 0 bits need a zero_point."
+        _require(ok, "classes need along='tokens', mapping='asymmetric'", self.along, remedy)
+        object.__setattr__(self, "classes", pairs)
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits of the codes alone, averaged over channels."""
+        return sum(bits * share for bits, share in self.classes) if self.classes else self.bits
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -157,7 +186,7 @@ class KVSpec(_Record):
     @property
     def nominal_bits(self) -> float:
         """Bits of the codes alone, averaged over K and V: the papers' count."""
-        return (self.key.bits + self.value.bits) / 2
+        return (self.key.nominal_bits + self.value.nominal_bits) / 2
 
 
 @dataclass(frozen=True)
