@@ -25,7 +25,7 @@ format: $(READY)
 
 # On a machine with a GPU, with whatever Python holds a CUDA build of torch.
 gpu-test:
-	PYTHONPATH=src $(PYTHON) -m pytest -o addopts="--import-mode=importlib" -m gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -o addopts="--import-mode=importlib" -p no:benchmark -m gpu
 
 bench:
 	PYTHONPATH=src $(PYTHON) benchmarks/kernel_check.py --out results/kernels

@@ -3,6 +3,7 @@ import torch
 
 import duotone
 from duotone import SCHEMES, QuantizedCache
+
 from families import inputs, tiny_model
 
 

@@ -18,13 +18,16 @@ def visual_tokens(
     """[batch, tokens] True at visual tokens of this step.
 
     explicit: the caller's mask over the whole prompt; `span` is this step's place in it. Without
-    one, the ids decide. A single new token without ids is text.
+    one, the ids decide. A single token after others was generated and is text, whatever its id: a
+    placeholder that the model wrote has no picture behind it.
     """
     given = input_ids if input_ids is not None else inputs_embeds
     batch, tokens = given.shape[:2]
     none = torch.zeros(batch, tokens, dtype=torch.bool, device=given.device)
     if explicit is not None and span.start < explicit.shape[1]:
         return _explicit_part(explicit, none, span)
+    if tokens == 1 and span.start:
+        return none
     if input_ids is not None:
         ids = torch.tensor(facts.visual_token_ids, device=input_ids.device, dtype=input_ids.dtype)
         return torch.isin(input_ids, ids) if facts.is_multimodal else none
