@@ -161,7 +161,7 @@ def config_folder(tmp_path):
 
 def test_plan_says_how_many_sequences_fit(config_folder):
     asked = ("plan", "--config", config_folder / "config.json", "--visual-tokens", 4096)
-    asked += ("--text-tokens", 100, "--new-tokens", 28, "--budget", "1GB")
+    asked += ("--text-tokens", 100, "--new-tokens", 28, "--budget", "1GB", "--scheme", "minmax")
     data = json.loads(run(*asked, "--json").stdout)
     token_bytes = 2 * 3 * 2 * 16 * 2  # K and V, layers, kv heads, head_dim, bytes
     assert data["dense_max_batch"] == 10**9 // (4224 * token_bytes)
