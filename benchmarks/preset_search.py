@@ -32,6 +32,32 @@ def lloyd(key_gain: float | str, value_gain: float | str, **fields: Any) -> Cach
     return CacheSpec(visual=KVSpec(key, value), **fields)
 
 
+def classes(
+    key: tuple[tuple[int, float], ...],
+    value: tuple[tuple[int, float], ...] | None = None,
+    value_gain: float = 1.57,
+) -> CacheSpec:
+    """Unequal channels of K in groups of 64 tokens, and of V if given; a range per image."""
+    k = TensorSpec(1, group=64, levels="lloyd", gain="fit", classes=key)
+    v = TensorSpec(1, levels="lloyd", gain=value_gain, classes=value)
+    return CacheSpec(visual=KVSpec(k, v), ranges="run")
+
+
+def class_candidates() -> dict[str, CacheSpec]:
+    """{label: spec}: at most 1.3 true bits on spans of 256 tokens (LOG.md, 2026-11-21)."""
+    two, three = ((4, 1 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 16), (1, 1 / 8))
+    value = ((2, 1 / 8), (1, 3 / 4))
+    return {
+        "preset": duotone.scheme("duotone"),
+        "K 4,2": classes(two),
+        "K 4,2 V gain 1.7": classes(two, value_gain=1.7),
+        "K 4,2 V 2,1": classes(two, value),
+        "K 4,2 V 2,1 gain 1.7": classes(two, value, 1.7),
+        "K 4,2,1 V 2,1": classes(three, value),
+        "calibquant by run": duotone.scheme("calibquant").replace(ranges="run", tau=None),
+    }
+
+
 def candidates() -> dict[str, CacheSpec]:
     """{label: spec}: gains of K and V first one by one, then shared, then smaller groups."""
     specs = {"calibquant": duotone.scheme("calibquant"), "minmax": duotone.scheme("minmax")}
@@ -43,6 +69,7 @@ def candidates() -> dict[str, CacheSpec]:
     specs["lloyd K,V fit by run"] = lloyd("fit", "fit", ranges="run")
     specs["lloyd K,V 1.3,1.4 by run"] = lloyd(1.3, 1.4, ranges="run")
     specs["lloyd K,V fit tau 0,1"] = lloyd("fit", "fit", tau=(0, 1))
+    specs |= class_candidates()
     specs["lloyd 2 bit"] = duotone.scheme("lloyd", bits=2)
     return specs
 

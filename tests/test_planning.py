@@ -56,6 +56,28 @@ def test_known_numbers_of_a_7b_shape() -> None:
     assert planned.max_batch is None
 
 
+def test_the_readme_opens_with_what_a_plan_says() -> None:
+    from pathlib import Path
+
+    from transformers import InternVLConfig
+
+    text = dict(
+        model_type="qwen2",
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        dtype="bfloat16",
+    )
+    config = InternVLConfig(text_config=text)
+    # 32 tiles of 256 tokens, a range each.
+    spec = duotone.scheme("duotone")
+    planned = duotone.plan(config, spec, visual_tokens=8192, images=32)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"{planned.dense_equivalent_bytes / 1e9:.2f} GB" in readme
+    assert f"{planned.bytes_per_sequence / 1e6:.0f} MB" in readme
+
+
 @pytest.mark.parametrize(
     ("counts", "rule"),
     [

@@ -26,7 +26,9 @@ def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
 
 
 def _duotone(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration data (LOG.md, benchmarks/preset_search.py).
+    """Chosen on 20 to 64 calibration samples per task of duotone-tiny (LOG.md, 2026-11-21).
+
+    Needs no data to use; that these constants suit other models is not shown.
 
     At 1 bit: keys in groups of 64 tokens with unequal channels; signs of values a factor pi/2
     apart from their mean, which undoes what signs lose of what tokens share (2/pi).
