@@ -2,13 +2,12 @@
 
     python benchmarks/preset_search.py --out results/preset --n 200
 
-Levels, gains (constant, or fitted per block from its own covariances) and ranges, judged by
-KL(16-bit || scheme) and by the task's score, with the question asked after quantization. The
-held-out split is not touched. Writes one new file per task.
+Classes of channels, gains and groups at up to 1.3 true bits, judged by KL(16-bit || scheme) and by
+the task's score, with the question asked after quantization. The held-out split is not touched.
+Writes one new file per task.
 """
 
 import argparse
-import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -20,57 +19,47 @@ from duotone.loading import load
 from duotone.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
 
-GAINS = (1.0, 1.2, 1.3, 1.4, 1.57, "fit")
-
-
-def lloyd(key_gain: float | str, value_gain: float | str, **fields: Any) -> CacheSpec:
-    """1-bit Lloyd levels with the given gains; `group` goes to both tensors."""
-    group = fields.pop("group", None)
-    key, value = (
-        TensorSpec(1, levels="lloyd", gain=g, group=group) for g in (key_gain, value_gain)
-    )
-    return CacheSpec(visual=KVSpec(key, value), **fields)
+Classes = tuple[tuple[int, float], ...]
 
 
 def classes(
-    key: tuple[tuple[int, float], ...],
-    value: tuple[tuple[int, float], ...] | None = None,
-    value_gain: float = 1.57,
+    key: Classes,
+    value: Classes | None = None,
+    value_gain: float | str = 1.57,
+    *,
+    group: int | None = 64,
+    key_gain: float | str = "fit",
 ) -> CacheSpec:
-    """Unequal channels of K in groups of 64 tokens, and of V if given; a range per image."""
-    k = TensorSpec(1, group=64, levels="lloyd", gain="fit", classes=key)
+    """Unequal channels of K in groups of tokens, and of V if given; a range per image."""
+    k = TensorSpec(1, group=group, levels="lloyd", gain=key_gain, classes=key)
     v = TensorSpec(1, levels="lloyd", gain=value_gain, classes=value)
     return CacheSpec(visual=KVSpec(k, v), ranges="run")
 
 
-def class_candidates() -> dict[str, CacheSpec]:
-    """{label: spec}: at most 1.3 true bits on spans of 256 tokens (LOG.md, 2026-11-21)."""
-    two, three = ((4, 1 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 16), (1, 1 / 8))
-    value = ((2, 1 / 8), (1, 3 / 4))
-    return {
-        "preset": duotone.scheme("duotone"),
-        "K 4,2": classes(two),
-        "K 4,2 V gain 1.7": classes(two, value_gain=1.7),
-        "K 4,2 V 2,1": classes(two, value),
-        "K 4,2 V 2,1 gain 1.7": classes(two, value, 1.7),
-        "K 4,2,1 V 2,1": classes(three, value),
-        "calibquant by run": duotone.scheme("calibquant").replace(ranges="run", tau=None),
-    }
-
-
 def candidates() -> dict[str, CacheSpec]:
-    """{label: spec}: gains of K and V first one by one, then shared, then smaller groups."""
-    specs = {"calibquant": duotone.scheme("calibquant"), "minmax": duotone.scheme("minmax")}
-    specs["calibquant, no tau"] = specs["calibquant"].replace(tau=None)
-    for k, v in itertools.product((1.0, 1.3, "fit"), GAINS):
-        specs[f"lloyd K {k} V {v}"] = lloyd(k, v)
-    for gain, group in itertools.product((1.0, "fit"), (128, 64)):
-        specs[f"lloyd K,V {gain} g{group}"] = lloyd(gain, gain, group=group)
-    specs["lloyd K,V fit by run"] = lloyd("fit", "fit", ranges="run")
-    specs["lloyd K,V 1.3,1.4 by run"] = lloyd(1.3, 1.4, ranges="run")
-    specs["lloyd K,V fit tau 0,1"] = lloyd("fit", "fit", tau=(0, 1))
-    specs |= class_candidates()
-    specs["lloyd 2 bit"] = duotone.scheme("lloyd", bits=2)
+    """{label: spec}: at most 1.3 true bits on spans of 256 tokens."""
+    two = ((4, 1 / 8), (2, 1 / 4))
+    half = ((2, 1 / 2), (1, 1 / 4))
+    specs = {
+        "preset": duotone.scheme("duotone"),
+        "calibquant by run, no tau": duotone.scheme("calibquant").replace(ranges="run", tau=None),
+        "K 4,2,1 g64": classes(((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))),
+        "K 4,2 g64, V 2,1 of 7/8": classes(two, ((2, 1 / 8), (1, 3 / 4)), 1.7),
+        "K 4,2 g64, V 2,1 of 9/16": classes(two, ((2, 7 / 16), (1, 1 / 8)), 1.75),
+    }
+    for gain in (1.4, 1.57, 1.75, 2.0):
+        specs[f"K 4,2 g128, V 2,1 of 3/4, gain {gain}"] = classes(two, half, gain, group=128)
+    specs |= {
+        "K 4,2 g128 gain 1.1, V 2,1 of 3/4": classes(two, half, 1.75, group=128, key_gain=1.1),
+        "K 4,2 g128, V 2,1 of 7/8": classes(two, ((2, 3 / 8), (1, 1 / 2)), 1.75, group=128),
+        "K 4,2 g128, V 2 of 5/8": classes(two, ((2, 5 / 8),), 1.75, group=128),
+        "K 4,2 of 5/16 g128, V 2,1 of 3/4": classes(
+            ((4, 1 / 8), (2, 3 / 16)), ((2, 5 / 8), (1, 1 / 8)), 1.75, group=128
+        ),
+        "K 4,2 of 3/8 g256, V 2,1 of 3/4": classes(
+            ((4, 3 / 16), (2, 3 / 16)), half, 1.75, group=256
+        ),
+    }
     return specs
 
 
@@ -83,6 +72,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--device")
+    parser.add_argument("--impl", default="auto", help="decode attention of the few-bit caches")
     parser.add_argument("--one-step", action="store_true", help="read prompt and question at once")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -101,6 +91,7 @@ def main() -> None:
             kl=True,
             workers=arguments.workers,
             minutes=arguments.minutes,
+            impl=arguments.impl,
         )
         write(arguments.out, name, evaluation.results, loaded)
         print(name, f"{time.monotonic() - started:.0f} s", flush=True)
@@ -112,7 +103,8 @@ def write(out: Path, task: str, results: dict[str, Any], loaded: Any) -> None:
     rows = {}
     for label, result in results.items():
         bits = result["memory"].get("visual_bits_per_element")
-        kept = {k: result["metrics"].get(k) for k in (headline, "kl", "same_answer")}
+        names = (headline, "kl", "same_answer", "object_recall")
+        kept = {k: v for k, v in result["metrics"].items() if k in names}
         rows[label] = {**kept, "visual_bits_per_element": bits}
     write_new_json(
         out / f"{task}.json",
@@ -126,10 +118,10 @@ def write(out: Path, task: str, results: dict[str, Any], loaded: Any) -> None:
             "candidates": rows,
         },
     )
-    ranked = sorted(rows.items(), key=lambda item: (item[1]["kl"] or {"value": 0})["value"])
+    ranked = sorted(rows.items(), key=lambda item: item[1].get("kl", {"value": 0})["value"])
     for label, row in ranked:
-        kl = f"{row['kl']['value']:.4f}" if row["kl"] else "-"
-        print(f"{task:10} {label:28} KL {kl:>8} {headline} {row[headline]['value']:.4f}")
+        kl = f"{row['kl']['value']:.4f}" if "kl" in row else "-"
+        print(f"{task:10} {label:36} KL {kl:>8} {headline} {row[headline]['value']:.4f}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -13,15 +14,18 @@ _PACKAGES = ("torch", "transformers", "triton", "duotone")
 
 
 def commit() -> str | None:
-    """The commit of the source tree this package runs from, '+dirty' with local changes."""
+    """The commit of the source tree this package runs from, '+dirty' with local changes.
+
+    A copy of the tree without its .git (a lent machine) takes $DUOTONE_COMMIT from who sent it.
+    """
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         if head.returncode != 0:
-            return None
+            return os.environ.get("DUOTONE_COMMIT")
         changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     except OSError:
-        return None
+        return os.environ.get("DUOTONE_COMMIT")
     return head.stdout.strip() + ("+dirty" if changes.stdout.strip() else "")
 
 
