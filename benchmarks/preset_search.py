@@ -8,6 +8,7 @@ Writes one new file per task.
 """
 
 import argparse
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -20,46 +21,36 @@ from duotone.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
 
 Classes = tuple[tuple[int, float], ...]
+CALIBQUANT = duotone.scheme("calibquant")
 
 
 def classes(
     key: Classes,
     value: Classes | None = None,
     value_gain: float | str = 1.57,
-    *,
-    group: int | None = 64,
-    key_gain: float | str = "fit",
 ) -> CacheSpec:
-    """Unequal channels of K in groups of tokens, and of V if given; a range per image."""
-    k = TensorSpec(1, group=group, levels="lloyd", gain=key_gain, classes=key)
+    """Unequal channels of K in groups of 64 tokens, and of V if given; a range per image."""
+    k = TensorSpec(1, group=64, levels="lloyd", gain="fit", classes=key)
     v = TensorSpec(1, levels="lloyd", gain=value_gain, classes=value)
     return CacheSpec(visual=KVSpec(k, v), ranges="run")
 
 
 def candidates() -> dict[str, CacheSpec]:
     """{label: spec}: at most 1.3 true bits on spans of 256 tokens."""
-    two = ((4, 1 / 8), (2, 1 / 4))
-    half = ((2, 1 / 2), (1, 1 / 4))
-    specs = {
-        "preset": duotone.scheme("duotone"),
-        "calibquant by run, no tau": duotone.scheme("calibquant").replace(ranges="run", tau=None),
-        "K 4,2,1 g64": classes(((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))),
-        "K 4,2 g64, V 2,1 of 7/8": classes(two, ((2, 1 / 8), (1, 3 / 4)), 1.7),
-        "K 4,2 g64, V 2,1 of 9/16": classes(two, ((2, 7 / 16), (1, 1 / 8)), 1.75),
+    keys = {
+        "K 4,2,1": ((4, 1 / 16), (2, 1 / 4), (1, 1 / 4)),
+        "K 4,2": ((4, 1 / 8), (2, 1 / 4)),
     }
-    for gain in (1.4, 1.57, 1.75, 2.0):
-        specs[f"K 4,2 g128, V 2,1 of 3/4, gain {gain}"] = classes(two, half, gain, group=128)
-    specs |= {
-        "K 4,2 g128 gain 1.1, V 2,1 of 3/4": classes(two, half, 1.75, group=128, key_gain=1.1),
-        "K 4,2 g128, V 2,1 of 7/8": classes(two, ((2, 3 / 8), (1, 1 / 2)), 1.75, group=128),
-        "K 4,2 g128, V 2 of 5/8": classes(two, ((2, 5 / 8),), 1.75, group=128),
-        "K 4,2 of 5/16 g128, V 2,1 of 3/4": classes(
-            ((4, 1 / 8), (2, 3 / 16)), ((2, 5 / 8), (1, 1 / 8)), 1.75, group=128
-        ),
-        "K 4,2 of 3/8 g256, V 2,1 of 3/4": classes(
-            ((4, 3 / 16), (2, 3 / 16)), half, 1.75, group=256
-        ),
+    values = {
+        "V 1": None,
+        "V 2,1 of 7/8": ((2, 1 / 8), (1, 3 / 4)),
+        "V 2,1 of 3/4": ((2, 1 / 4), (1, 1 / 2)),
     }
+    specs = {"calibquant by run, no tau": CALIBQUANT.replace(ranges="run", tau=None)}
+    for (key, k), (value, v) in itertools.product(keys.items(), values.items()):
+        specs[f"{key}, {value}, gain 1.57"] = classes(k, v, 1.57)
+    for value in ("V 2,1 of 7/8", "V 2,1 of 3/4"):
+        specs[f"K 4,2, {value}, gain 1.7"] = classes(keys["K 4,2"], values[value], 1.7)
     return specs
 
 

@@ -90,7 +90,24 @@ def table_specs(bits: int, tau: tuple[int, int] | None) -> dict[str, duotone.Cac
         rows["lloyd, gain {} / {}".format(*GAINS[bits])] = with_gain(lloyd, *GAINS[bits])
         rows["lloyd, fitted gain"] = with_gain(lloyd, "fit", "fit")
     rows["duotone"] = duotone.scheme("duotone", bits=bits)
+    if bits == 1:
+        rows["calibquant, no tau, a range per image"] = rows["calibquant, no tau"].replace(
+            ranges="run"
+        )
+        rows |= ablations(rows["duotone"])
     return {f"{name} @{bits}": spec for name, spec in rows.items()}
+
+
+def ablations(spec: duotone.CacheSpec) -> dict[str, duotone.CacheSpec]:
+    """{label: spec}: the 1-bit preset less one of its parts, at about its true bits."""
+    key, value = spec.visual.key, spec.visual.value
+    # Groups of 64 spend on ranges what classes spend on codes.
+    equal = (key.replace(classes=None, group=64), value.replace(classes=None))
+    return {
+        "duotone, one width for all channels": spec.replace(visual=duotone.KVSpec(*equal)),
+        "duotone, V without gain": with_gain(spec, key.gain, 1.0),
+        "duotone, a range per sequence": spec.replace(ranges="sequence"),
+    }
 
 
 def distinct(specs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -168,9 +185,14 @@ def search_tau(loaded: Loaded, task: Task, plan: Plan) -> tuple[dict[int, tuple]
 def differences(
     evaluation: Evaluation, ran: Mapping[str, str], widths: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Paired differences of all metrics: to 16 bit, and duotone's to calibquant's."""
+    """Paired differences of all metrics: to 16 bit, and duotone to its width's other rows."""
     pairs = [(label, REFERENCE) for label in ran]
-    pairs += [(f"duotone @{b}", f"calibquant @{b}") for b in widths]
+    pairs += [
+        (f"duotone @{b}", label)
+        for b in widths
+        for label in ran
+        if label.endswith(f" @{b}") and label != f"duotone @{b}"
+    ]
     scores = {label: evaluation.scores[source] for label, source in ran.items()}
     scores[REFERENCE] = evaluation.scores[REFERENCE]
     return {

@@ -1,5 +1,7 @@
 """Where a result came from, with and without a git tree."""
 
+import subprocess
+
 import duotone.provenance as provenance
 
 
@@ -12,8 +14,12 @@ def test_a_copy_without_git_takes_the_commit_of_its_sender(monkeypatch, tmp_path
     assert provenance.commit() is None
 
 
-def test_a_git_tree_speaks_for_itself(monkeypatch):
-    if provenance.commit() is None:
-        return
+def test_a_git_tree_speaks_for_itself(monkeypatch, tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
     monkeypatch.setenv("DUOTONE_COMMIT", "abc")
-    assert provenance.commit() != "abc"
+    assert len(provenance.commit()) == 40
+    (tmp_path / "change").touch()
+    assert provenance.commit().endswith("+dirty")

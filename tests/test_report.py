@@ -67,6 +67,28 @@ def test_quality_table_has_values_changes_and_bold_for_no_difference():
     assert "commit 0123456789;" in text
 
 
+def test_captions_show_object_recall_beside_the_headline():
+    captions = result()
+    for name, one in captions["schemes"].items():
+        one["metrics"]["object_recall"] = interval(0.8)
+        if name != "16-bit":
+            captions["differences"][f"{name} - 16-bit"]["object_recall"] = interval(0.0)
+    text = report.quality_table([captions])
+    assert "documents, anls | documents, object recall |" in text
+    assert "| **0.800 ± 0.010 (+0.0 %)** |" in text
+
+
+def test_the_summary_keeps_the_preset_and_calibquant_at_one_bit():
+    full = result()
+    names = ["duotone @2", "duotone @1", "calibquant, no tau @1", "calibquant @8"]
+    for name in names:
+        full["schemes"][name] = full["schemes"]["good @1"]
+        full["differences"][f"{name} - 16-bit"] = full["differences"]["good @1 - 16-bit"]
+    rows = report.quality_summary([full]).splitlines()
+    kept = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")]
+    assert kept == ["scheme @ bits", "---", "16-bit", *names[:3]]
+
+
 def test_divergence_table_leaves_the_reference_out():
     text = report.divergence_table([result()])
     assert "| good @1 | 1.7800 ± 0.0100 |" in text
@@ -81,7 +103,7 @@ def test_tau_grid_is_whole_and_marks_the_choice():
 
 def test_tables_are_found_below_a_folder(folder):
     rendered = report.tables(folder)
-    assert set(rendered) == {"quality", "divergence", "tau-grids"}
+    assert set(rendered) == {"quality", "quality-summary", "divergence", "tau-grids"}
     assert "documents, anls | captions (question asked later), anls |" in rendered["quality"]
 
 

@@ -54,16 +54,16 @@ def _change(value: float, reference: float) -> str:
     return f" ({100 * (value / reference - 1):+.1f} %)" if reference else ""
 
 
-def _quality_cell(result: Result, label: str) -> str:
+def _quality_cell(result: Result, label: str, metric: str) -> str:
     """Score, interval and change; bold where the paired interval of the change contains zero."""
     if label not in result["schemes"]:
         return ""
-    interval = result["schemes"][label]["metrics"][result["headline"]]
+    interval = result["schemes"][label]["metrics"][metric]
     if label == REFERENCE:
         return with_interval(interval)
-    reference = result["schemes"][REFERENCE]["metrics"][result["headline"]]["value"]
+    reference = result["schemes"][REFERENCE]["metrics"][metric]["value"]
     cell = f"{with_interval(interval)}{_change(interval['value'], reference)}"
-    difference = result["differences"][f"{label} - {REFERENCE}"][result["headline"]]
+    difference = result["differences"][f"{label} - {REFERENCE}"][metric]
     return f"**{cell}**" if difference["low"] <= 0 <= difference["high"] else cell
 
 
@@ -72,20 +72,46 @@ def _title(result: Result) -> str:
     return f"{result['task']}{later}"
 
 
+def _columns(results: Sequence[Result]) -> list[tuple[Result, str]]:
+    """(result, metric) of every column: the headline, and what captions leave out beside CIDEr."""
+    known = (result["schemes"][REFERENCE]["metrics"] for result in results)
+    return [
+        (result, name)
+        for result, metrics in zip(results, known, strict=True)
+        for name in dict.fromkeys([result["headline"], "object_recall"])
+        if name in metrics
+    ]
+
+
 def _labels(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(label for result in results for label in result["schemes"]))
 
 
-def quality_table(results: Sequence[Result]) -> str:
-    """Schemes by tasks: the headline score on held-out data, and its change from 16 bit."""
+def quality_table(results: Sequence[Result], keep: Callable[[str], bool] | None = None) -> str:
+    """Schemes by tasks: the scores on held-out data, and their change from 16 bit.
+
+    keep: which labels become rows; all without it.
+    """
     header = ["scheme @ bits", "true bits per visual number"]
-    header += [f"{_title(result)}, {result['headline']}" for result in results]
+    columns = _columns(results)
+    header += [f"{_title(result)}, {metric.replace('_', ' ')}" for result, metric in columns]
     rows = []
-    for label in _labels(results):
+    for label in filter(keep, _labels(results)):
         scheme = next(r["schemes"][label] for r in results if label in r["schemes"])
-        rows.append([label, _visual_bits(scheme), *(_quality_cell(r, label) for r in results)])
+        cells = (_quality_cell(result, label, metric) for result, metric in columns)
+        rows.append([label, _visual_bits(scheme), *cells])
     legend = "Bold: the paired 95 % interval of the difference from 16 bit contains zero."
     return "\n\n".join([markdown_table(header, rows), legend, _provenance(results)])
+
+
+def _is_main(label: str) -> bool:
+    name, _, bits = label.partition(" @")
+    return name in (REFERENCE, "duotone") or (name.startswith("calibquant") and bits == "1")
+
+
+def quality_summary(results: Sequence[Result]) -> str:
+    """What a reader of `quality_table` wants first: the preset, and CalibQuant at 1 bit."""
+    return quality_table(results, _is_main)
 
 
 def divergence_table(results: Sequence[Result]) -> str:
@@ -125,6 +151,7 @@ def tau_grids(results: Sequence[Result]) -> str:
 
 RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "quality": ("duotone.quality/1", quality_table),
+    "quality-summary": ("duotone.quality/1", quality_summary),
     "divergence": ("duotone.quality/1", divergence_table),
     "tau-grids": ("duotone.quality/1", tau_grids),
 }
