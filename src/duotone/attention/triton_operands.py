@@ -35,13 +35,14 @@ def tile_config(
 ) -> dict[str, int]:
     """Tokens per tile, warps and pipeline stages; measured on an H200 (benchmarks/kernel_check.py).
 
-    bits: the wider of K and V, 16 if dense. head_dim: the larger of K's and V's.
+    bits: the wider of K and V, 16 if dense. head_dim: the larger of K's and V's (with classes of
+        channels, the columns of the accumulators).
     block: the shortest group along tokens, if any: a longer tile would stay empty behind it.
     groups: some tensor has groups along channels, whose values are built in registers.
     exact: products in fp32, which run outside the matrix units.
     """
     # One warp needs no barriers, as long as its accumulators fit its registers.
-    tokens, warps, stages = 64, 1 if head_dim <= 128 else 2, 3
+    tokens, warps, stages = 64, max(1, triton.next_power_of_2(head_dim) // 128), 3
     if exact or bits == 16:
         tokens, warps, stages = 32, 4, 2
     elif groups:
