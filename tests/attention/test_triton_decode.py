@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from duotone.attention import attend, decode_attention
-from duotone.cache import DenseSegment, pack_tensor
+from duotone.cache import BlockTable, DenseSegment, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, scheme
 
 from cases import (
@@ -25,13 +25,17 @@ from cases import (
 
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
+import triton
+import triton.language as tl
+
 from duotone.attention.triton_decode import (
     channel_order,
     decode_attention_triton,
     split_count,
     unsupported,
 )
-from duotone.attention.triton_operands import tile_config
+from duotone.attention.triton_operands import loop_tiles, tile_config
+from duotone.attention.triton_walk import find_block
 
 # bf16 queries are left to the GPU: the interpreter truncates where bf16 hardware rounds.
 CASES = [
@@ -173,6 +177,30 @@ def test_splits_and_tiles_stay_in_range() -> None:
     assert split_count(rows=2, tokens=200, device=here) == 2
     for block in (None, 1, 32, 33, 5000):
         assert tile_config(2, 128, block=block)["BN"] >= 16
+    assert [tile_config(1, d)["num_warps"] for d in (64, 128, 160, 256, 512)] == [1, 1, 2, 2, 4]
+
+
+@triton.jit
+def block_of_token_kernel(p_offsets, p_block, blocks, LONGEST: tl.constexpr):
+    i_t = tl.program_id(0)
+    tl.store(p_block + i_t, find_block(p_offsets, blocks, i_t, LONGEST))
+
+
+@pytest.mark.parametrize("longest", [3, 1 << 30])
+def test_the_block_of_a_token_is_found_among_many(longest: int) -> None:
+    sizes = torch.tensor([1, 3, 2] * 60, device=device())
+    table = BlockTable(torch.nn.functional.pad(sizes.cumsum(0), (1, 0))[None])
+    found = torch.full((360,), -1, device=device())
+    block_of_token_kernel[(360,)](table.offsets, found, table.blocks, LONGEST=longest)
+    assert torch.equal(found[None], table.block_of_token(360))
+
+
+def test_short_blocks_of_keys_share_one_loop() -> None:
+    groups = {64: 1, 100: 2, 256: 4, 257: 0, None: 0}
+    for group, tiles in groups.items():
+        key = pack_tensor(states(1, 1, 8, 64), TensorSpec(1, group=group), cut((8,), 1))
+        assert loop_tiles(key, 64) == tiles
+    assert loop_tiles(states(1, 1, 8, 64), 64) == 0
 
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCES, key=str), ids=str)

@@ -22,8 +22,9 @@ from cases import (
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
 from duotone.attention.triton_decode import decode_attention_triton
-from duotone.attention.triton_kernels import merge_kernel, score_range_kernel, segment_kernel
+from duotone.attention.triton_kernels import merge_kernel, segment_kernel
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
+from duotone.attention.triton_range import score_range_kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,6 +93,8 @@ CASES = [
     # Several spans, cut into groups or not.
     Case(ODD, **pair(1, "whole", "whole"), spans=13, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, **pair(2, "t32", "t100"), spans=5, head_dim=128, dtype=FP16),
+    Case(ODD, **pair(1, "whole", "whole"), spans=200, head_dim=128, dtype=BF16),
+    Case(ODD, **pair(1, "t300", "c32"), spans=2, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, **pair(1, "span", "t16"), spans=3, head_dim=64, dtype=BF16, mask=True),
     # Masks, and dense segments beside packed ones.
     *(

@@ -7,7 +7,7 @@ itself). Every class fills whole bytes; 80 channels with 5 of 4 bits, 20 of 2, 2
     places   0 1   2 3   4 -  | 5-8 ... 21-24  | 25-32   33-40   41-44 ----    45-79 have no code
 
 So slot s of a byte is again the s-th of its codes, and a tile of bytes is masked once per slot as
-with equal bits; only that the mask is a vector over the bytes, and 0 where a byte has fewer codes.
+with equal bits; only that the mask is a vector over the bytes, and that some bytes lack a slot.
 
 CLASSES holds how many channels have 8, 4, 2 and 1 bits, nine binary digits each (at most 256
 channels); 0 says that all have BITS. BITS is the narrowest width with codes: SLOTS = 8 / BITS.
@@ -124,11 +124,12 @@ def place_codes(o_place, D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.conste
 
 @triton.jit
 def class_mask(CLASSES: tl.constexpr, PAD: tl.constexpr, SLOT: tl.constexpr):
-    """The bits of the code at SLOT of each byte of a row of classes: [PAD] uint8."""
+    """The bits of the code at SLOT of each byte of a row of classes: [PAD] uint8.
+
+    Where a byte has no such slot they are another code: q is 0 there, and no output is read.
+    """
     b_bits = byte_bits(tl.arange(0, PAD), CLASSES)
-    b_shift = 8 - b_bits * (1 + SLOT)
-    b_mask = ((1 << b_bits) - 1) << tl.maximum(b_shift, 0)
-    return tl.where(b_shift >= 0, b_mask, 0).to(tl.uint8)
+    return (((1 << b_bits) - 1) << tl.maximum(8 - b_bits * (1 + SLOT), 0)).to(tl.uint8)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ import torch
 import triton
 from torch import Tensor
 
-from duotone.attention.triton_kernels import merge_kernel, score_range_kernel, segment_kernel
+from duotone.attention.triton_kernels import merge_kernel, segment_kernel
 from duotone.attention.triton_operands import (
     arithmetic,
     codes_of,
@@ -34,6 +34,7 @@ from duotone.attention.triton_operands import (
     operand,
 )
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
+from duotone.attention.triton_range import score_range_kernel
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import Segment
 

@@ -1,4 +1,4 @@
-"""Triton kernels of decode attention: score range, one segment's attention, merge of the partials.
+"""Triton kernels of decode attention: one segment's attention, merge of the partials.
 
 A program takes one kv head of one sequence and one split of a segment's tokens. It walks the blocks
 of V, in them the blocks of K, in them tiles; `triton_tiles` does the arithmetic of a tile. Short
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from duotone.attention.triton_classes import leave_classes
+from duotone.attention.triton_range import calibration_map
 from duotone.attention.triton_tiles import (
     enter_block,
     leave_block,
@@ -25,89 +26,17 @@ from duotone.attention.triton_tiles import (
     tile_scores,
     tile_values,
 )
-from duotone.quant.calibration import MIN_SLOPE
+from duotone.attention.triton_walk import (
+    block_end,
+    block_tile,
+    find_block,
+    split_range,
+    visible_tokens,
+)
 
 LOG2E = tl.constexpr(1.4426950408889634)
-SLOPE_FLOOR = tl.constexpr(MIN_SLOPE)
 # Log2 of what the largest probability becomes in fp16 (block scales): small ones keep their bits.
 HALF_SHIFT = tl.constexpr(12.0)
-
-
-@triton.jit
-def find_block(p_offsets, blocks, i_t, LONGEST: tl.constexpr):
-    """The block that token i_t lies in: how many of the inner edges are <= i_t.
-
-    No block is longer than LONGEST tokens, so the search starts there and stops early.
-    """
-    i_block = i_t // LONGEST
-    found = 64
-    while found == 64:
-        o_edge = i_block + 1 + tl.arange(0, 64)
-        b_edge = tl.load(p_offsets + o_edge, mask=o_edge < blocks, other=0)
-        found = tl.sum(((b_edge <= i_t) & (o_edge < blocks)).to(tl.int32), 0)
-        i_block += found
-    return i_block
-
-
-@triton.jit
-def block_end(p_offsets, blocks, i_block, stop):
-    """Where block i_block ends; the last one reaches to `stop`."""
-    return tl.load(p_offsets + i_block + 1, mask=i_block + 1 < blocks, other=stop).to(tl.int32)
-
-
-@triton.jit
-def block_tile(p_offsets, blocks, i_block, i_tile, start, stop, BN: tl.constexpr):
-    """[first, end) of tile i_tile of a block, as far as the block lies in [start, stop)."""
-    first = tl.maximum(tl.load(p_offsets + i_block).to(tl.int32), start) + i_tile * BN
-    return first, tl.minimum(block_end(p_offsets, blocks, i_block, stop), stop)
-
-
-@triton.jit
-def split_range(p_lengths, i_b, i_split, splits, BN: tl.constexpr):
-    """[start, stop) of a split: an equal share of this sequence's own length, in whole tiles."""
-    length = tl.load(p_lengths + i_b).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(length, splits), BN) * BN
-    start = tl.minimum(i_split * share, length)
-    return start, tl.minimum(start + share, length)
-
-
-@triton.jit
-def visible_tokens(p_mask, i_b, mask_width, o_t, m_t, HAS_MASK: tl.constexpr):
-    """Which tokens of a tile the query sees: inside the sequence, and not masked."""
-    if HAS_MASK:
-        m_t = m_t & tl.load(p_mask + i_b.to(tl.int64) * mask_width + o_t, mask=m_t, other=0)
-    return m_t
-
-
-@triton.jit
-def calibration_map(
-    p_ranges, o_row, m_h, tau1, tau2, range_splits, HP: tl.constexpr, CALIBRATE: tl.constexpr
-):
-    """(slope, offset) [rows] of `quant.calibration_affine` from the partial ranges; else (1, 0).
-
-    p_ranges: [rows, range_splits, 2], minimum and maximum; a row without visual keys has none.
-    """
-    b_slope = tl.full((HP,), 1.0, tl.float32)
-    b_offset = tl.zeros((HP,), tl.float32)
-    if CALIBRATE:
-        # Reduced once behind the loop: Triton 3.6 fails on these reductions inside it.
-        b_low = tl.full((HP, 16), float("inf"), tl.float32)
-        b_high = tl.full((HP, 16), float("-inf"), tl.float32)
-        for i in range(0, range_splits, 16):
-            o_split = i + tl.arange(0, 16)
-            m_part = m_h[:, None] & (o_split < range_splits)[None, :]
-            p_part = p_ranges + (o_row[:, None] * range_splits + o_split[None, :]) * 2
-            b_low = tl.minimum(b_low, tl.load(p_part, mask=m_part, other=float("inf")))
-            b_high = tl.maximum(b_high, tl.load(p_part + 1, mask=m_part, other=float("-inf")))
-        b_gamma, b_delta = tl.min(b_low, 1), tl.max(b_high, 1)
-        m_none = b_delta < b_gamma
-        b_width = tl.where(m_none, 0.0, b_delta - b_gamma)
-        m_flat = b_width <= 0
-        b_slope = 1 + (tau1 - tau2) / tl.where(m_flat, 1.0, b_width)
-        b_slope = tl.where(m_flat, 1.0, tl.maximum(b_slope, SLOPE_FLOOR))
-        b_delta = tl.where(m_none, 0.0, b_delta)
-        b_offset = b_delta - tau2 - b_slope * b_delta
-    return b_slope, b_offset
 
 
 RUNTIME = [
@@ -115,102 +44,6 @@ RUNTIME = [
     "range_splits", "k_batch_rows", "k_head_rows", "k_blocks", "v_batch_rows", "v_head_rows",
     "v_blocks",
 ]  # fmt: skip
-RANGE_RUNTIME = [
-    "sm_scale", "kv_heads", "mask_width", "splits", "first_split", "all_splits", "k_batch_rows",
-    "k_head_rows", "k_blocks",
-]  # fmt: skip
-
-
-@triton.jit
-def range_tile(
-    b_low, b_high, b_q, b_factor, b_offset, p_k, p_scale, p_zero, p_mask, i_b, i_k, mask_width,
-    first, end, HP: tl.constexpr, HAS_MASK: tl.constexpr, KIND: tl.constexpr, D: tl.constexpr,
-    BITS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    WIDTH: tl.constexpr, PAD: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(minimum, maximum) of q . k_hat so far and over the tokens [first, end) of one tile."""
-    o_t = first + tl.arange(0, BN)
-    m_t = o_t < end
-    b_s = tile_scores(
-        b_q, b_factor, b_offset, p_k, p_scale, p_zero, i_k + o_t, m_t, KIND, D, BITS, CLASSES,
-        COLUMNS, GROUP, WIDTH, PAD, HP, BN, DT, PRECISION,
-    )  # fmt: skip
-    m_seen = visible_tokens(p_mask, i_b, mask_width, o_t, m_t, HAS_MASK)[None, :]
-    b_low = tl.minimum(b_low, tl.min(tl.where(m_seen, b_s, float("inf")), 1))
-    b_high = tl.maximum(b_high, tl.max(tl.where(m_seen, b_s, float("-inf")), 1))
-    return b_low, b_high
-
-
-@triton.jit(do_not_specialize=RANGE_RUNTIME)
-def score_range_kernel(
-    p_q, p_k, p_k_scale, p_k_zero, p_k_fold, p_k_affine, p_k_offsets, p_lengths, p_mask, p_ranges,
-    sm_scale, kv_heads, mask_width, splits, first_split, all_splits, k_batch_rows, k_head_rows,
-    k_blocks,
-    G: tl.constexpr, HP: tl.constexpr, HAS_MASK: tl.constexpr, K_KIND: tl.constexpr,
-    K_D: tl.constexpr, K_BITS: tl.constexpr, K_CLASSES: tl.constexpr, K_COLUMNS: tl.constexpr,
-    K_GROUP: tl.constexpr, K_WIDTH: tl.constexpr, K_PAD: tl.constexpr, K_TILES: tl.constexpr,
-    BN: tl.constexpr, DT: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Minimum and maximum of sm_scale * q . k_hat over one split's visible keys.
-
-    Program (batch * kv_heads, splits) writes p_ranges [batch * q_heads, all_splits, 2]; (inf, -inf)
-    where it sees no key. Reference: the first half of `reference._calibrate`.
-    """
-    i_bh, i_split = tl.program_id(0), tl.program_id(1)
-    i_b, i_h = i_bh // kv_heads, i_bh % kv_heads
-    o_h = tl.arange(0, HP)
-    m_h = o_h < G
-    o_row = i_bh.to(tl.int64) * G + o_h
-    i_k = i_b.to(tl.int64) * k_batch_rows + i_h.to(tl.int64) * k_head_rows
-    i_t, stop = split_range(p_lengths, i_b, i_split, splits, BN)
-    i_kp = i_bh.to(tl.int64) * k_blocks
-    b_low = tl.full((HP,), float("inf"), tl.float32)
-    b_high = tl.full((HP,), float("-inf"), tl.float32)
-    if K_KIND != "block":
-        b_q, b_factor, b_offset = query_operands(
-            p_q, o_row, m_h, K_KIND, K_D, K_BITS, K_PAD, UNIT, HP, DT
-        )
-        for i in range(i_t, stop, BN):
-            b_low, b_high = range_tile(
-                b_low, b_high, b_q, b_factor, b_offset, p_k, p_k_scale, p_k_zero, p_mask, i_b, i_k,
-                mask_width, i, stop, HP, HAS_MASK, K_KIND, K_D, K_BITS, K_CLASSES, K_COLUMNS,
-                K_GROUP, K_WIDTH, K_PAD, BN, DT, PRECISION,
-            )  # fmt: skip
-    else:
-        p_k_offsets += i_b.to(tl.int64) * (k_blocks + 1)
-        i_kb = find_block(p_k_offsets, k_blocks, i_t, K_GROUP)
-        if K_TILES > 0:
-            last = find_block(p_k_offsets, k_blocks, stop - 1, K_GROUP)
-            tiles = tl.where(i_t < stop, (last + 1 - i_kb) * K_TILES, 0)
-            for i in range(tiles):
-                i_block = i_kb + i // K_TILES
-                first, end = block_tile(p_k_offsets, k_blocks, i_block, i % K_TILES, i_t, stop, BN)
-                b_q, b_factor, b_offset = load_fold(
-                    p_k_fold, p_k_affine, i_kp + i_block, o_h, m_h, G, K_BITS, K_PAD
-                )
-                b_low, b_high = range_tile(
-                    b_low, b_high, b_q, b_factor, b_offset, p_k, p_k_scale, p_k_zero, p_mask, i_b,
-                    i_k, mask_width, first, end, HP, HAS_MASK, K_KIND, K_D, K_BITS, K_CLASSES,
-                    K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, BN, DT, PRECISION,
-                )  # fmt: skip
-        else:
-            while i_t < stop:
-                end = tl.minimum(block_end(p_k_offsets, k_blocks, i_kb, stop), stop)
-                b_q, b_factor, b_offset = load_fold(
-                    p_k_fold, p_k_affine, i_kp + i_kb, o_h, m_h, G, K_BITS, K_PAD
-                )
-                for i in range(i_t, end, BN):
-                    b_low, b_high = range_tile(
-                        b_low, b_high, b_q, b_factor, b_offset, p_k, p_k_scale, p_k_zero, p_mask,
-                        i_b, i_k, mask_width, i, end, HP, HAS_MASK, K_KIND, K_D, K_BITS, K_CLASSES,
-                        K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, BN, DT, PRECISION,
-                    )  # fmt: skip
-                i_t = end
-                i_kb += 1
-    p_out = p_ranges + (o_row * all_splits + first_split + i_split) * 2
-    tl.store(p_out, b_low * sm_scale, mask=m_h)
-    tl.store(p_out + 1, b_high * sm_scale, mask=m_h)
 
 
 @triton.jit
@@ -325,51 +158,45 @@ def segment_kernel(
             else:
                 b_acc = empty_sums(HP, V_BITS, V_PAD)
         b_part = tl.zeros((HP,), tl.float32)
-        if K_KIND != "block":
-            for i in range(i_t, v_stop, BN):
+        i_kb = 0
+        if K_KIND == "block":
+            i_kb = find_block(p_k_offsets, k_blocks, i_t, K_GROUP)
+        if K_TILES > 0:
+            last = find_block(p_k_offsets, k_blocks, v_stop - 1, K_GROUP)
+            for i in range((last + 1 - i_kb) * K_TILES):
+                i_block = i_kb + i // K_TILES
+                first, end = block_tile(
+                    p_k_offsets, k_blocks, i_block, i % K_TILES, i_t, v_stop, BN
+                )
+                b_q, b_factor, b_offset = load_fold(
+                    p_k_fold, p_k_affine, i_kp + i_block, o_h, m_h, G, K_BITS, K_PAD
+                )
                 b_top, b_sum, b_part, b_shared, b_acc = attend_tile(
                     b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope, b_bias,
                     p_k, p_k_scale, p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b, i_k, i_v,
-                    mask_width, i, v_stop, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS, K_CLASSES,
+                    mask_width, first, end, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS, K_CLASSES,
                     K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, V_KIND, V_D, V_BITS, V_CLASSES, V_COLUMNS,
                     V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
                 )  # fmt: skip
         else:
-            i_kb = find_block(p_k_offsets, k_blocks, i_t, K_GROUP)
-            if K_TILES > 0:
-                last = find_block(p_k_offsets, k_blocks, v_stop - 1, K_GROUP)
-                for i in range((last + 1 - i_kb) * K_TILES):
-                    i_block = i_kb + i // K_TILES
-                    first, end = block_tile(
-                        p_k_offsets, k_blocks, i_block, i % K_TILES, i_t, v_stop, BN
-                    )
-                    b_q, b_factor, b_offset = load_fold(
-                        p_k_fold, p_k_affine, i_kp + i_block, o_h, m_h, G, K_BITS, K_PAD
-                    )
-                    b_top, b_sum, b_part, b_shared, b_acc = attend_tile(
-                        b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope,
-                        b_bias, p_k, p_k_scale, p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b,
-                        i_k, i_v, mask_width, first, end, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS,
-                        K_CLASSES, K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, V_KIND, V_D, V_BITS,
-                        V_CLASSES, V_COLUMNS, V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
-                    )  # fmt: skip
-            else:
-                k_start = i_t
-                while k_start < v_stop:
+            k_start = i_t
+            while k_start < v_stop:
+                end = v_stop
+                if K_KIND == "block":
                     end = tl.minimum(block_end(p_k_offsets, k_blocks, i_kb, v_stop), v_stop)
                     b_q, b_factor, b_offset = load_fold(
                         p_k_fold, p_k_affine, i_kp + i_kb, o_h, m_h, G, K_BITS, K_PAD
                     )
-                    for i in range(k_start, end, BN):
-                        b_top, b_sum, b_part, b_shared, b_acc = attend_tile(
-                            b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope,
-                            b_bias, p_k, p_k_scale, p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b,
-                            i_k, i_v, mask_width, i, end, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS,
-                            K_CLASSES, K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, V_KIND, V_D, V_BITS,
-                            V_CLASSES, V_COLUMNS, V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
-                        )  # fmt: skip
-                    k_start = end
-                    i_kb += 1
+                for i in range(k_start, end, BN):
+                    b_top, b_sum, b_part, b_shared, b_acc = attend_tile(
+                        b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope,
+                        b_bias, p_k, p_k_scale, p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b,
+                        i_k, i_v, mask_width, i, end, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS,
+                        K_CLASSES, K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, V_KIND, V_D, V_BITS,
+                        V_CLASSES, V_COLUMNS, V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
+                    )  # fmt: skip
+                k_start = end
+                i_kb += 1
         b_total = b_sum + b_part
         if V_KIND == "block":
             if V_CLASSES == 0:
