@@ -93,7 +93,7 @@ CASES = [
     # Several spans, cut into groups or not.
     Case(ODD, **pair(1, "whole", "whole"), spans=13, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, **pair(2, "t32", "t100"), spans=5, head_dim=128, dtype=FP16),
-    Case(ODD, **pair(1, "whole", "whole"), spans=200, head_dim=128, dtype=BF16),
+    Case((3329, 700), **pair(1, "whole", "whole"), spans=200, head_dim=128, dtype=BF16),
     Case(ODD, **pair(1, "t300", "c32"), spans=2, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, **pair(1, "span", "t16"), spans=3, head_dim=64, dtype=BF16, mask=True),
     # Masks, and dense segments beside packed ones.
