@@ -26,9 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import duotone
 from duotone.attention.triton_decode import decode_attention_triton
 from duotone.cache import BlockTable, PackedSegment, PackedTensor
-from duotone.quant import TensorSpec
+from duotone.quant import TensorSpec, pack
+from duotone.quant.classes import CLASS_BITS, assign_classes, class_counts
+from duotone.quant.packing import packed_bytes
 
 # batch, q_heads, kv_heads, tokens
 SHAPES = [(32, 32, 8, 8192), (8, 32, 8, 32768), (1, 32, 8, 131072)]
@@ -52,14 +55,19 @@ class Scheme:
 
 
 def schemes() -> list[Scheme]:
-    """Whole-span scales at 1, 2 and 4 bits with and without calibration, and KIVI's groups."""
+    """Whole-span scales at 1, 2 and 4 bits with and without calibration, KIVI's groups, ours."""
     rows = [
         Scheme(f"{bits} bit{', tau' if tau else ''}", TensorSpec(bits), TensorSpec(bits), tau)
         for bits in (1, 2, 4)
         for tau in (None, (0.0, 3.0))
     ]
     kivi = (TensorSpec(2, group=32), TensorSpec(2, "channels", 32))
-    return [*rows, Scheme("kivi 2 bit, g=32", *kivi)]
+    preset = duotone.scheme("duotone").visual
+    return [
+        *rows,
+        Scheme("kivi 2 bit, g=32", *kivi),
+        Scheme("duotone", preset.key, preset.value),
+    ]
 
 
 def random_packed(batch: int, heads: int, tokens: int, spec: TensorSpec) -> PackedTensor:
@@ -70,16 +78,28 @@ def random_packed(batch: int, heads: int, tokens: int, spec: TensorSpec) -> Pack
         shape = (batch, heads, blocks.blocks, HEAD_DIM)
     else:
         shape = (batch, heads, tokens, HEAD_DIM // (spec.group or HEAD_DIM))
-    width = (batch, heads, tokens, HEAD_DIM * spec.bits // 8)
+    counts = class_counts(spec, HEAD_DIM) if spec.classes else [(spec.bits, shape[-1])]
+    levels = torch.tensor([1 << bits for bits, count in counts for _ in range(count) if bits])
+    numbers = assign_classes(torch.rand(shape, device="cuda"), spec) if spec.classes else None
+    scale = torch.rand(*shape[:3], len(levels), device="cuda") + 1
     return PackedTensor(
         spec=spec,
         head_dim=HEAD_DIM,
         dtype=torch.bfloat16,
         blocks=blocks,
-        codes=torch.randint(0, 256, width, dtype=torch.uint8, device="cuda"),
-        scale=((torch.rand(shape, device="cuda") + 1) / (1 << spec.bits)).half(),
+        codes=torch.randint(
+            0, 256, (batch, heads, tokens, row_bytes(spec)), dtype=torch.uint8, device="cuda"
+        ),
+        scale=(scale / levels.cuda()).half(),
         zero_point=(torch.rand(shape, device="cuda") - 1).half(),
+        classes=None if numbers is None else pack(numbers, CLASS_BITS),
     )
+
+
+def row_bytes(spec: TensorSpec) -> int:
+    """Bytes of one token's codes."""
+    counts = class_counts(spec, HEAD_DIM) if spec.classes else [(spec.bits, HEAD_DIM)]
+    return sum(packed_bytes(count, bits) for bits, count in counts)
 
 
 def clean_time_us(function: Callable[[], object], flush: Tensor, repeats: int) -> float:

@@ -25,6 +25,12 @@ from duotone.quant import CacheSpec, TensorSpec
 
 POISON_BYTE = 0xAA
 ONE_BIT = TensorSpec(1)
+# Channels of unequal bits: K as the preset has it, and other counts for K and for V.
+PRESET_KEY = TensorSpec(
+    1, group=64, levels="lloyd", gain="fit", classes=((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))
+)
+CLASSES_KEY = TensorSpec(1, group=128, classes=((4, 1 / 8), (2, 1 / 4)))
+CLASSES_VALUE = TensorSpec(1, classes=((2, 1 / 2), (1, 1 / 4)))
 # Relative RMS error, and maximum error over the largest element, against fp64 arithmetic rounded to
 # the output's type. fp16 and bf16 queries multiply in fp16 (dense segments: tf32).
 TOLERANCES = {
@@ -65,7 +71,9 @@ class Case:
     def __str__(self) -> str:
         parts = [f"n{'_'.join(map(str, self.lengths))}"]
         for name, spec in (("k", self.key), ("v", self.value)):
-            parts.append(f"{name}{spec.bits}{spec.along}{spec.group or ''}")
+            bits = "".join(str(bits) for bits, _ in spec.classes or ())
+            width = f"classes{bits}" if bits else f"{spec.bits}{spec.along}"
+            parts.append(f"{name}{width}{spec.group or ''}")
         parts.append(f"g{self.gqa}d{self.head_dim}{str(self.dtype).removeprefix('torch.')}")
         flags = {"value_dim": self.value_dim, "dense": self.dense, "mask": self.mask}
         parts += [name for name, value in flags.items() if value]
@@ -146,6 +154,7 @@ def _poison_tensor(x: PackedTensor, lengths: Tensor) -> PackedTensor:
         codes=x.codes.masked_fill(empty, POISON_BYTE),
         scale=x.scale.masked_fill(rows, math.nan),
         zero_point=x.zero_point.masked_fill(rows, math.nan),
+        classes=None if x.classes is None else x.classes.masked_fill(rows, POISON_BYTE),
     )
 
 

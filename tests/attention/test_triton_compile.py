@@ -16,6 +16,8 @@ import torch
 
 from duotone.quant import TensorSpec
 
+from cases import CLASSES_KEY, CLASSES_VALUE, PRESET_KEY
+
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
 WHOLE, PER_TOKEN = TensorSpec(1), TensorSpec(4, "channels")
@@ -32,6 +34,14 @@ VARIANTS = {
     "4 bit, head_dim 80, per token": (
         {"key": PER_TOKEN, "value": PER_TOKEN, "head_dim": 80},
         90,
+    ),
+    "classes of K in groups, 1 bit V: the preset": (
+        {"key": PRESET_KEY, "value": WHOLE, "head_dim": 128},
+        90,
+    ),
+    "classes of K and V, calibrated": (
+        {"key": CLASSES_KEY, "value": CLASSES_VALUE, "head_dim": 128, "tau": (0.0, 3.0)},
+        80,
     ),
     "fp32 queries": (
         {"key": TensorSpec(8, "span"), "value": TensorSpec(4), "dtype": torch.float32},
@@ -70,7 +80,13 @@ def _recorded_launches(query: Any, kv: Any, case: Any) -> list[tuple[Any, dict[s
 
             return launch
 
-    names = ("segment_kernel", "score_range_kernel", "merge_kernel")
+    names = (
+        "segment_kernel",
+        "score_range_kernel",
+        "merge_kernel",
+        "fold_kernel",
+        "class_order_kernel",
+    )
     kernels = {name: Recorder(getattr(triton_decode, name)) for name in names}
     with (
         mock.patch.multiple(triton_decode, **kernels),
@@ -125,9 +141,12 @@ def test_representative_variants_compile() -> None:
         "segment_kernel, block",
         "segment_kernel, dense",
         "merge_kernel",
+        "fold_kernel",
+        "class_order_kernel",
     )
     assert all(any(kernel in name for name in sizes) for kernel in kernels)
-    assert len(sizes) == 2 * len(VARIANTS) + 2
+    # A segment each and the merge; a dense segment, 5 folds of q, 2 score ranges, 1 channel order.
+    assert len(sizes) == 2 * len(VARIANTS) + 9
     assert all(size > 1000 for size in sizes.values())
 
 

@@ -4,28 +4,38 @@ import pytest
 import torch
 
 from duotone.attention import attend, decode_attention
-from duotone.cache import DenseSegment
+from duotone.cache import BlockTable, DenseSegment, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, scheme
 
 from cases import (
+    CLASSES_KEY,
+    CLASSES_VALUE,
+    PRESET_KEY,
     TOLERANCES,
     Case,
     assert_near,
     build,
     build_from_store,
+    cut,
     device,
     poisoned,
     reference,
+    states,
 )
 
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
+import triton
+import triton.language as tl
+
 from duotone.attention.triton_decode import (
+    channel_order,
     decode_attention_triton,
     split_count,
-    tile_config,
     unsupported,
 )
+from duotone.attention.triton_operands import loop_tiles, tile_config
+from duotone.attention.triton_walk import find_block
 
 # bf16 queries are left to the GPU: the interpreter truncates where bf16 hardware rounds.
 CASES = [
@@ -37,6 +47,21 @@ CASES = [
     Case((80, 17), TensorSpec(1, "channels", 6), TensorSpec(2, "channels", 12), tau=(0.0, 3.0)),
     Case((90, 40), TensorSpec(1, "span"), TensorSpec(1, "span", 40), spans=3),
     Case((64, 31), TensorSpec(2, group=24), TensorSpec(1, group=17), spans=2, dtype=torch.float32),
+    # Unequal channels: in K, in V, in both; several blocks, whole spans, bytes that are filled up.
+    Case((111, 63), PRESET_KEY, dense=(7, 1)),
+    Case((1, 100), PRESET_KEY, gqa=6, head_dim=80, mask=True, tau=(0.0, 3.0), spans=2),
+    Case((140, 111), CLASSES_KEY, CLASSES_VALUE, gqa=7, head_dim=128, tau=(0.0, 3.0)),
+    Case((100, 63), TensorSpec(2, "channels", 32), CLASSES_VALUE, spans=2, kv_heads=2, mask=True),
+    Case((111, 1), CLASSES_KEY.replace(group=None), TensorSpec(4), gqa=1, dtype=torch.float32),
+    Case(
+        (100, 63),
+        PRESET_KEY.replace(group=100),
+        CLASSES_VALUE.replace(group=32, classes=((8, 1 / 96), (4, 1 / 6), (1, 1 / 3))),
+        head_dim=96,
+        spans=2,
+        dtype=torch.float32,
+    ),
+    Case((80, 33), CLASSES_KEY.replace(group=32, classes=((2, 1.0),)), CLASSES_VALUE, gqa=1),
 ]
 
 
@@ -53,13 +78,14 @@ def test_matches_the_reference(case: Case) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
+        scheme("duotone"),
         scheme("calibquant", bits=1),
         scheme("kivi", bits=2).replace(recent=32),
         scheme("minmax", bits=2).replace(
             text=KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32)), recent=8, sink=2
         ),
     ],
-    ids=["calibquant", "kivi", "visual and text"],
+    ids=["duotone", "calibquant", "kivi", "visual and text"],
 )
 def test_matches_the_reference_on_a_cache(spec) -> None:
     visual = torch.zeros(2, 120, dtype=torch.bool, device=device())
@@ -110,6 +136,14 @@ def test_split_tokens_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(results[0], reference(case, query, kv))
 
 
+@pytest.mark.parametrize("channels", [80, 96, 256])
+def test_channel_order_is_the_cache_s(channels: int) -> None:
+    spec = TensorSpec(1, group=20, classes=((4, 1 / 16), (2, 1 / 4), (1, 1 / 4)))
+    packed = pack_tensor(states(2, 2, 60, channels), spec, cut((60, 31), 2))
+    order = channel_order(packed)
+    assert torch.equal(order.long(), packed.channel_order)
+
+
 def test_dispatch_runs_it() -> None:
     case = Case((40,), dtype=torch.float32)
     query, kv = build(case)
@@ -143,6 +177,30 @@ def test_splits_and_tiles_stay_in_range() -> None:
     assert split_count(rows=2, tokens=200, device=here) == 2
     for block in (None, 1, 32, 33, 5000):
         assert tile_config(2, 128, block=block)["BN"] >= 16
+    assert [tile_config(1, d)["num_warps"] for d in (64, 128, 160, 256, 512)] == [1, 1, 2, 2, 4]
+
+
+@triton.jit
+def block_of_token_kernel(p_offsets, p_block, blocks, LONGEST: tl.constexpr):
+    i_t = tl.program_id(0)
+    tl.store(p_block + i_t, find_block(p_offsets, blocks, i_t, LONGEST))
+
+
+@pytest.mark.parametrize("longest", [3, 1 << 30])
+def test_the_block_of_a_token_is_found_among_many(longest: int) -> None:
+    sizes = torch.tensor([1, 3, 2] * 60, device=device())
+    table = BlockTable(torch.nn.functional.pad(sizes.cumsum(0), (1, 0))[None])
+    found = torch.full((360,), -1, device=device())
+    block_of_token_kernel[(360,)](table.offsets, found, table.blocks, LONGEST=longest)
+    assert torch.equal(found[None], table.block_of_token(360))
+
+
+def test_short_blocks_of_keys_share_one_loop() -> None:
+    groups = {64: 1, 100: 2, 256: 4, 257: 0, None: 0}
+    for group, tiles in groups.items():
+        key = pack_tensor(states(1, 1, 8, 64), TensorSpec(1, group=group), cut((8,), 1))
+        assert loop_tiles(key, 64) == tiles
+    assert loop_tiles(states(1, 1, 8, 64), 64) == 0
 
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCES, key=str), ids=str)

@@ -8,12 +8,23 @@ import torch
 from duotone.attention import decode_attention
 from duotone.quant import TensorSpec
 
-from cases import Case, assert_near, build, poisoned, reference
+from cases import (
+    CLASSES_KEY,
+    CLASSES_VALUE,
+    PRESET_KEY,
+    Case,
+    assert_near,
+    build,
+    poisoned,
+    reference,
+)
 
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
 from duotone.attention.triton_decode import decode_attention_triton
-from duotone.attention.triton_kernels import merge_kernel, score_range_kernel, segment_kernel
+from duotone.attention.triton_kernels import merge_kernel, segment_kernel
+from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
+from duotone.attention.triton_range import score_range_kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,6 +34,7 @@ pytestmark = [
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 100, 63, 1)
 TAU = (0.0, 3.0)
+CLASSES = (CLASSES_KEY, CLASSES_VALUE)
 
 
 def along(bits: int, kind: str) -> TensorSpec:
@@ -81,6 +93,8 @@ CASES = [
     # Several spans, cut into groups or not.
     Case(ODD, **pair(1, "whole", "whole"), spans=13, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, **pair(2, "t32", "t100"), spans=5, head_dim=128, dtype=FP16),
+    Case((3329, 700), **pair(1, "whole", "whole"), spans=200, head_dim=128, dtype=BF16),
+    Case(ODD, **pair(1, "t300", "c32"), spans=2, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, **pair(1, "span", "t16"), spans=3, head_dim=64, dtype=BF16, mask=True),
     # Masks, and dense segments beside packed ones.
     *(
@@ -117,7 +131,50 @@ CASES = [
             TensorSpec(2, "channels", 32, param_dtype="float32"),
         )
     ),
+    # Unequal channels in K, in V, in both: head dims, groups, GQA, masks, types.
+    *(
+        Case(ODD, PRESET_KEY.replace(group=group), spans=spans, head_dim=d, dtype=BF16, tau=tau)
+        for d, group, spans, tau in [
+            (64, 64, 1, None),
+            (80, 100, 3, TAU),
+            (96, 32, 5, None),
+            (128, 64, 1, TAU),
+            (128, 64, 13, None),
+            (128, None, 3, TAU),
+            (256, 128, 1, TAU),
+        ]
+    ),
+    *(
+        Case(
+            ODD, CLASSES_KEY, CLASSES_VALUE, gqa=gqa, kv_heads=2, head_dim=128, tau=tau, dtype=BF16
+        )
+        for gqa, tau in [(1, None), (4, TAU), (6, None), (7, TAU)]
+    ),
+    *(
+        Case(
+            ODD, key, CLASSES_VALUE.replace(group=group), spans=3, head_dim=d, mask=True, dtype=FP16
+        )
+        for key, group, d in [
+            (TensorSpec(1), None, 64),
+            (TensorSpec(2, "channels", 32), 100, 128),
+            (CLASSES_KEY, 64, 256),
+        ]
+    ),
+    Case(ODD, PRESET_KEY, kv_heads=2, head_dim=128, dense=(40, 0, 700, 1), dtype=BF16, mask=True),
+    Case(ODD, PRESET_KEY, CLASSES_VALUE, head_dim=128, dtype=FP32, tau=TAU, spans=4),
+    Case(ODD, CLASSES_KEY, CLASSES_VALUE, head_dim=80, value_dim=96, dtype=FP32),
+    Case(ODD, PRESET_KEY.replace(classes=((8, 1 / 8), (1, 3 / 8))), head_dim=128, dtype=BF16),
+    Case(
+        ODD,
+        PRESET_KEY.replace(param_dtype="float32"),
+        CLASSES_VALUE.replace(param_dtype="bfloat16"),
+        head_dim=128,
+        spread=1e5,
+        dtype=BF16,
+    ),
     # A batch that needs no splits, and one sequence that needs many.
+    Case((100,) * 40, PRESET_KEY, CLASSES_VALUE, kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
+    Case((20_000,), PRESET_KEY, CLASSES_VALUE, head_dim=128, dtype=BF16, spans=7),
     Case((100,) * 40, kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
     Case((20_000,), head_dim=128, dtype=BF16, tau=TAU),
 ]
@@ -140,22 +197,41 @@ def test_auto_takes_triton_on_a_gpu() -> None:
     assert torch.equal(out, decode_attention_triton(query, kv, sm_scale=case.sm_scale))
 
 
-def test_a_new_length_compiles_nothing() -> None:
+def test_auto_takes_triton_for_the_preset() -> None:
+    case = Case((300, 20), PRESET_KEY, kv_heads=2, head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    out = decode_attention(query, kv, sm_scale=case.sm_scale)
+    assert torch.equal(out, decode_attention_triton(query, kv, sm_scale=case.sm_scale))
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_a_new_length_compiles_nothing(classes: bool) -> None:
+    specs = CLASSES if classes else (TensorSpec(1), TensorSpec(1, group=64))
+
     def compiled() -> int:
-        kernels = (segment_kernel, score_range_kernel, merge_kernel)
+        kernels = (
+            segment_kernel,
+            score_range_kernel,
+            merge_kernel,
+            fold_kernel,
+            class_order_kernel,
+        )
         return sum(len(c[0]) for kernel in kernels for c in kernel.device_caches.values())
 
     counts = []
     for lengths in ((100, 63), (3329, 1), (1,), (16,) * 16, (2048,) * 3):
-        case = Case(lengths, TensorSpec(1), TensorSpec(1, group=64), tau=TAU, dense=lengths)
+        case = Case(lengths, *specs, tau=TAU, dense=lengths)
         query, kv = build(case)
         decode_attention_triton(query, kv, sm_scale=case.sm_scale, tau=TAU)
         counts.append(compiled())
     assert len(set(counts)) == 1, counts
 
 
-def test_a_captured_graph_follows_new_lengths() -> None:
-    case = Case((300, 200), kv_heads=2, head_dim=128, tau=TAU, dense=(20, 9), dtype=BF16)
+@pytest.mark.parametrize(
+    "specs", [(TensorSpec(1), TensorSpec(1)), CLASSES], ids=["equal", "classes"]
+)
+def test_a_captured_graph_follows_new_lengths(specs: tuple[TensorSpec, TensorSpec]) -> None:
+    case = Case((300, 200), *specs, kv_heads=2, head_dim=128, tau=TAU, dense=(20, 9), dtype=BF16)
     query, kv = build(case)
 
     def run() -> torch.Tensor:
@@ -173,8 +249,13 @@ def test_a_captured_graph_follows_new_lengths() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_it_never_waits_for_the_device() -> None:
-    case = Case((300, 200), **pair(2, "t32", "c32"), tau=TAU, dense=(20, 9), mask=True)
+@pytest.mark.parametrize(
+    "specs",
+    [(along(2, "t32"), along(2, "c32")), (PRESET_KEY, CLASSES_VALUE)],
+    ids=["kivi", "classes"],
+)
+def test_it_never_waits_for_the_device(specs: tuple[TensorSpec, TensorSpec]) -> None:
+    case = Case((300, 200), *specs, tau=TAU, dense=(20, 9), mask=True)
     query, kv = build(case)
     decode_attention_triton(query, kv, sm_scale=case.sm_scale, tau=TAU)
     torch.cuda.synchronize()

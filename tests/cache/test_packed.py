@@ -50,6 +50,15 @@ def test_each_span_has_ranges_of_its_own(spec: TensorSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=spec_id)
+def test_tensors_hold_no_more_than_they_count(spec: TensorSpec) -> None:
+    packed = pack_tensor(states(2, 63), spec, single_block(torch.tensor([63, 63])))
+    for name in packed.tensor_names():
+        tensor = getattr(packed, name)
+        assert tensor.is_contiguous(), name
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=spec_id)
 def test_appending_spans_equals_packing_them_at_once(spec: TensorSpec) -> None:
     first, second = torch.tensor([30, 0, 7]), torch.tensor([5, 20, 0])
     x, y = states(3, 30), states(3, 20, seed=1)

@@ -1,7 +1,8 @@
 """Decode attention in Triton: the portable kernel path (any GPU, TRITON_INTERPRET=1 on a CPU).
 
 Each segment is one launch over (sequence and kv head) x (splits of its tokens) that writes partial
-outputs into one workspace; a last launch merges the partials of all splits of all segments. With
+outputs into one workspace; a last launch merges the partials of all splits of all segments. Before
+it, small launches fold q into the blocks of K and turn class numbers of V into channel orders. With
 calibration, launches over the visual segments come first and write partial score ranges, which the
 attention kernel reduces itself. Nothing synchronizes with the host and grids depend on shapes only,
 so the whole call can be captured in a CUDA graph. Lengths are read on the device.
@@ -20,18 +21,25 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from duotone.attention.triton_kernels import merge_kernel, score_range_kernel, segment_kernel
+from duotone.attention.triton_kernels import merge_kernel, segment_kernel
+from duotone.attention.triton_operands import (
+    arithmetic,
+    codes_of,
+    head_dim_of,
+    head_rows,
+    kind_of,
+    loop_tiles,
+    operand,
+)
+from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
+from duotone.attention.triton_range import score_range_kernel
 from duotone.cache.packed import PackedTensor
-from duotone.cache.segments import PackedSegment, Segment
+from duotone.cache.segments import Segment
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
-# tl.dot wants 16 by 16 at least: the q heads of one kv head, and the bytes of one row of codes.
-MIN_ROWS = 16
-MIN_COLUMNS = 16
 # A shorter split would spend more on its partial output than on its keys.
 MIN_SPLIT_TOKENS = 128
 # What an SM holds of the one-warp kernels: they use all registers that a thread may have.
@@ -53,21 +61,20 @@ def unsupported(query: Tensor, kv: Sequence[Segment]) -> str | None:
         return f"query must be [batch, q_heads, 1, head_dim]; got {tuple(query.shape)}"
     reasons = (_tensor_reason(t, query) for s in kv for t in (s.key, s.value))
     reason = next((r for r in reasons if r), None)
-    if reason is None and len({_head_dim(s.value) for s in kv}) > 1:
-        return f"all segments must share one value_dim; got {[_head_dim(s.value) for s in kv]}"
+    if reason is None and len({head_dim_of(s.value) for s in kv}) > 1:
+        return f"all segments must share one value_dim; got {[head_dim_of(s.value) for s in kv]}"
     return reason
 
 
 def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
-    if _head_dim(x) > MAX_HEAD_DIM:
-        return f"head_dim must be at most {MAX_HEAD_DIM}; got {_head_dim(x)}"
+    if head_dim_of(x) > MAX_HEAD_DIM:
+        return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
     if isinstance(x, PackedTensor):
         if x.spec.mapping != "asymmetric":
             return f"packed tensors must have mapping='asymmetric'; got {x.spec.mapping!r}"
-        if x.spec.classes:
-            return "packed tensors must have one width; got classes of channels"
-        ok = all(t.is_contiguous() for t in (x.codes, x.scale, x.zero_point))
-        return None if ok else "codes, scale and zero_point must be contiguous"
+        stored = (x.codes, x.scale, x.zero_point, x.classes)
+        ok = all(t.is_contiguous() for t in stored if t is not None)
+        return None if ok else "codes, scale, zero_point and classes must be contiguous"
     if x.dtype not in QUERY_DTYPES:
         return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))
@@ -98,11 +105,13 @@ def decode_attention_triton(
     batch, q_heads = query.shape[:2]
     launches = [_Launch(query, segment, sm_scale) for segment in kv if segment.tokens]
     all_splits = sum(launch.splits for launch in launches)
-    value_dim = _head_dim(kv[0].value)
+    value_dim = head_dim_of(kv[0].value)
     partial = query.new_empty(batch, q_heads, all_splits, value_dim, dtype=torch.float32)
     lse = query.new_empty(batch, q_heads, all_splits, dtype=torch.float32)
     result = query.new_empty(batch, q_heads, 1, value_dim)
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+        for launch in launches:
+            launch.prepare()
         ranges = None if tau is None else _score_ranges(query, launches)
         first = 0
         for launch in launches:
@@ -129,29 +138,6 @@ def _score_ranges(query: Tensor, launches: list[_Launch]) -> Tensor | None:
     return ranges
 
 
-def tile_config(
-    bits: int, head_dim: int, *, block: int | None = None, groups: bool = False, exact: bool = False
-) -> dict[str, int]:
-    """Tokens per tile, warps and pipeline stages; measured on an H200 (benchmarks/kernel_check.py).
-
-    bits: the wider of K and V, 16 if dense. head_dim: the larger of K's and V's.
-    block: the shortest group along tokens, if any: a longer tile would stay empty behind it.
-    groups: some tensor has groups along channels, whose values are built in registers.
-    exact: products in fp32, which run outside the matrix units.
-    """
-    # One warp needs no barriers, as long as its accumulators fit its registers.
-    tokens, warps, stages = 64, 1 if head_dim <= 128 else 2, 3
-    if exact or bits == 16:
-        tokens, warps, stages = 32, 4, 2
-    elif groups:
-        tokens, warps, stages = 32, warps if bits <= 2 else 4, 2
-    elif bits == 8:
-        tokens, warps, stages = 32, 2, 2
-    if block is not None:
-        tokens = min(tokens, max(16, triton.next_power_of_2(block)))
-    return {"BN": tokens, "num_warps": warps, "num_stages": stages}
-
-
 def split_count(rows: int, tokens: int, device: torch.device) -> int:
     """Splits of a segment's tokens: the fewest that nearly fill whole waves of programs.
 
@@ -176,12 +162,12 @@ class _Launch:
     """One segment's kernel arguments; all of them known without reading the device."""
 
     def __init__(self, query: Tensor, segment: Segment, sm_scale: float) -> None:
-        self.visual = segment.visual
-        kv_heads = _codes(segment.key).shape[1]
+        self.visual, self.key, self.value = segment.visual, segment.key, segment.value
+        kv_heads = codes_of(segment.key).shape[1]
         rows = query.shape[0] * kv_heads
         self.splits = split_count(rows, segment.tokens, query.device)
         self.grid = (rows, self.splits)
-        self.shared = {
+        self.shared: dict[str, Any] = {
             "p_q": query,
             "p_lengths": segment.lengths.contiguous(),
             "p_mask": None if segment.mask is None else segment.mask.contiguous(),
@@ -190,11 +176,45 @@ class _Launch:
             "mask_width": 0 if segment.mask is None else segment.mask.shape[2],
             "splits": self.splits,
             "HAS_MASK": segment.mask is not None,
-            **_head_rows(query.shape[1] // kv_heads),
-            **_arithmetic(query, segment),
-            **_operand("k", segment.key),
+            **head_rows(query.shape[1] // kv_heads),
+            **arithmetic(query, segment),
+            **operand("k", segment.key),
         }
-        self.value = _operand("v", segment.value)
+        self.shared["K_TILES"] = loop_tiles(segment.key, self.shared["BN"])
+        self.only_value = operand("v", segment.value)
+
+    def prepare(self) -> None:
+        """Launch what the kernels over tokens need: K's folded q, V's channel orders."""
+        folded = self._fold() if kind_of(self.key) == "block" else (None, None)
+        self.shared |= dict(zip(("p_k_fold", "p_k_affine"), folded, strict=True))
+        self.only_value["p_v_order"] = channel_order(self.value)
+
+    def _fold(self) -> tuple[Tensor, Tensor]:
+        """(operands [rows, q heads of a kv head, slots * bytes], (factor, offset) of each row)."""
+        at, query = self.shared, self.shared["p_q"]
+        rows = self.grid[0] * at["k_blocks"]
+        columns = 8 // at["K_BITS"] * at["K_PAD"]
+        dtype = torch.float32 if query.dtype == torch.float32 else torch.float16
+        fold = query.new_empty(rows, at["G"], columns, dtype=dtype)
+        affine = query.new_empty(rows, at["G"], 2, dtype=torch.float32)
+        fold_kernel[(rows,)](
+            query,
+            at["p_k_scale"],
+            at["p_k_zero"],
+            self.key.classes,
+            at["p_k_offsets"],
+            fold,
+            affine,
+            at["k_blocks"],
+            at["kv_heads"],
+            **{name: at[name] for name in ("G", "UNIT", "DT")},
+            **{n: at[f"K_{n}"] for n in ("D", "BITS", "CLASSES", "COLUMNS", "PAD")},
+            GP=triton.next_power_of_2(at["G"]),
+            D_PAD=triton.next_power_of_2(at["K_D"]),
+            OFFSETS=self.key.zero_point.shape[3],
+            num_warps=1,
+        )
+        return fold, affine
 
     def score_range(self, ranges: Tensor, first_split: int) -> None:
         """Write this segment's partial ranges into ranges [batch, q_heads, splits, 2]."""
@@ -214,7 +234,7 @@ class _Launch:
         calibrate = ranges is not None and self.visual
         segment_kernel[self.grid](
             **self.shared,
-            **self.value,
+            **self.only_value,
             p_ranges=ranges if calibrate else None,
             p_out=partial,
             p_lse=lse,
@@ -227,78 +247,12 @@ class _Launch:
         )
 
 
-def _head_rows(group: int) -> dict[str, int]:
-    return {"G": group, "HP": max(MIN_ROWS, triton.next_power_of_2(group))}
-
-
-def _arithmetic(query: Tensor, segment: Segment) -> dict[str, Any]:
-    """Types of the products, and the tile that suits them."""
-    tensors = (segment.key, segment.value)
-    packed = isinstance(segment, PackedSegment)
-    types = [query.dtype] if packed else [query.dtype, *(t.dtype for t in tensors)]
-    exact = torch.float32 in types
-    half = packed and not exact
-    specs = [t.spec for t in tensors] if packed else []
-    blocks = [s.group for s in specs if s.along != "channels" and s.group is not None]
-    tile = tile_config(
-        bits=max((s.bits for s in specs), default=16),
-        head_dim=max(_head_dim(t) for t in tensors),
-        block=min(blocks, default=None),
-        groups=any(_kind(t) == "group" for t in tensors),
-        exact=exact,
+def channel_order(x: PackedTensor | Tensor) -> Tensor | None:
+    """`PackedTensor.channel_order` as bytes, [batch, kv_heads, blocks, channels], by a kernel."""
+    if not isinstance(x, PackedTensor) or x.classes is None:
+        return None
+    order = x.classes.new_empty(*x.classes.shape[:3], x.head_dim)
+    class_order_kernel[(order[..., 0].numel(),)](
+        x.classes, order, D=x.head_dim, D_PAD=triton.next_power_of_2(x.head_dim), num_warps=1
     )
-    return {
-        "DT": tl.float16 if half else tl.float32,
-        "UNIT": 2.0**24 if half else 1.0,
-        "PRECISION": "ieee" if exact else "tf32",
-        **tile,
-    }
-
-
-def _operand(name: str, x: PackedTensor | Tensor) -> dict[str, Any]:
-    """Kernel arguments of K or V (name "k" or "v"): pointers, sizes in rows, constants."""
-    width = _codes(x).shape[3]
-    if isinstance(x, Tensor):
-        pointers = {"": x, "_scale": None, "_zero": None, "_offsets": None}
-        rows = (x.stride(0) // width, x.stride(1) // width)
-        blocks, bits, columns, group = 0, 8, 1, 1
-    else:
-        offsets = None if x.per_token else x.blocks.offsets.contiguous()
-        pointers = {"": x.codes, "_scale": x.scale, "_zero": x.zero_point, "_offsets": offsets}
-        rows = (x.codes.shape[1] * x.tokens, x.tokens)
-        blocks = 0 if x.per_token else x.scale.shape[2]
-        bits, columns = x.spec.bits, x.scale.shape[3]
-        group = min(x.spec.group or x.head_dim, x.head_dim)
-    constants = {
-        "KIND": _kind(x),
-        "D": _head_dim(x),
-        "BITS": bits,
-        "COLUMNS": columns,
-        "GROUP": group,
-        "WIDTH": width,
-        "PAD": max(MIN_COLUMNS, triton.next_power_of_2(width)),
-    }
-    return {
-        **{f"p_{name}{part}": pointer for part, pointer in pointers.items()},
-        f"{name}_batch_rows": rows[0],
-        f"{name}_head_rows": rows[1],
-        f"{name}_blocks": blocks,
-        **{f"{name.upper()}_{constant}": value for constant, value in constants.items()},
-    }
-
-
-def _kind(x: PackedTensor | Tensor) -> str:
-    """How the kernels name the way x is stored: see `triton_tiles`."""
-    if isinstance(x, Tensor):
-        return "dense"
-    if not x.per_token:
-        return "block"
-    return "token" if x.scale.shape[3] == 1 else "group"
-
-
-def _codes(x: PackedTensor | Tensor) -> Tensor:
-    return x.codes if isinstance(x, PackedTensor) else x
-
-
-def _head_dim(x: PackedTensor | Tensor) -> int:
-    return x.head_dim if isinstance(x, PackedTensor) else x.shape[-1]
+    return order

@@ -5,7 +5,8 @@ per *slot*: the codes at the same place of every byte are a matrix of their own,
 
     slot + SLOTS * byte,    SLOTS = 8 / bits codes per byte,
 
-so q, scales and outputs come as tuples with an entry per slot, and each slot is a small product.
+(unequal bits: `triton_classes`), so q, scales and outputs come as tuples with an entry per slot,
+and each slot is a small product.
 Codes are masked but not shifted down: the code of a slot is worth 2**shift, which is folded into q
 (K) and into the output (V). For fp16 products the masked byte *is* the operand: its bits read as a
 subnormal fp16 are the integer times 2**-24, exact in the matrix units (`UNIT` undoes it), so
@@ -13,7 +14,8 @@ nothing is converted.
 
 How a tensor is stored (`KIND`):
     dense   values in 16 or 32 bit
-    block   a scale per channel (or one) for each block of tokens: folded into q and the output
+    block   a scale per channel (or one) for each block of tokens: folded into q
+            (`triton_prepare.fold_kernel`) and the output; bits may differ by channel
     token   one scale per token: multiplies its score (K), its probability (V)
     group   a scale per token and channel group: multiplies the tile in registers
 
@@ -26,10 +28,9 @@ Names: i_ indices, o_ index vectors, p_ pointers, b_ values in registers, m_ mas
 import triton
 import triton.language as tl
 
-# Operands of fp16 products are normalised to this: far from overflow, far from subnormals.
-HALF_TOP = tl.constexpr(16384.0)
-# The smallest norm we divide by; operands below it are noise and vanish.
-TINY = tl.constexpr(1e-30)
+from duotone.attention.triton_classes import class_mask
+from duotone.attention.triton_prepare import HALF_TOP, TINY
+
 # Scales below this count as it: a constant channel has scale 0, and accumulators are divided by it.
 UNIT_FLOOR = tl.constexpr(1e-20)
 
@@ -53,10 +54,16 @@ def load_rows(
 
 
 @triton.jit
-def plane(b_x, KIND: tl.constexpr, BITS: tl.constexpr, SLOT: tl.constexpr, DT: tl.constexpr):
+def plane(
+    b_x, KIND: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.constexpr, SLOT: tl.constexpr,
+    PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
     """One slot of a tile of bytes: code * 2**shift / UNIT (dense: the values themselves)."""
     if KIND != "dense":
-        b_x = b_x & (((1 << BITS) - 1) << plane_shift(BITS, SLOT))
+        if CLASSES == 0:
+            b_x = b_x & (((1 << BITS) - 1) << plane_shift(BITS, SLOT))
+        else:
+            b_x = b_x & tl.expand_dims(class_mask(CLASSES, PAD, SLOT), 1 - CHANNEL_AXIS)
         if DT == tl.float16:
             b_x = b_x.to(tl.uint16).to(tl.float16, bitcast=True)
     return b_x.to(DT)
@@ -136,64 +143,71 @@ def load_block_params(
 
 @triton.jit
 def load_query(
-    p_q, p_scale, p_zero, o_row, m_h, i_param, KIND: tl.constexpr, D: tl.constexpr,
-    BITS: tl.constexpr, COLUMNS: tl.constexpr, PAD: tl.constexpr, SLOT: tl.constexpr,
+    p_q, o_row, m_h, KIND: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr,
+    SLOT: tl.constexpr,
 ):  # fmt: skip
-    """(q at SLOT's channels with scales and plane weights folded in, its part of the offset)."""
+    """q at SLOT's channels with plane weights folded in: [HP, PAD]."""
     o_d = tl.arange(0, PAD) * (8 // BITS) + SLOT
     m_tile = m_h[:, None] & (o_d < D)[None, :]
     b_q = tl.load(p_q + o_row[:, None] * D + o_d[None, :], mask=m_tile, other=0).to(tl.float32)
-    b_offset = tl.sum(b_q, 1)
-    if KIND == "block":
-        b_scale, b_zero = load_block_params(p_scale, p_zero, i_param, D, BITS, COLUMNS, PAD, SLOT)
-        b_offset = tl.sum(b_q * b_zero[None, :], 1)
-        b_q = b_q * b_scale[None, :]
-    if KIND == "block" or KIND == "token":
+    if KIND == "token":
         b_q = b_q * (1.0 / (1 << plane_shift(BITS, SLOT)))
-    return b_q, b_offset
+    return b_q
 
 
 @triton.jit
-def fold_query(
-    p_q, p_scale, p_zero, o_row, m_h, i_param, KIND: tl.constexpr, D: tl.constexpr,
-    BITS: tl.constexpr, COLUMNS: tl.constexpr, PAD: tl.constexpr, UNIT: tl.constexpr,
-    HP: tl.constexpr, DT: tl.constexpr,
+def query_operands(
+    p_q, o_row, m_h, KIND: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr,
+    UNIT: tl.constexpr, HP: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """(operands, factor, offset): q . k_hat = factor * sum(operand . plane) + offset for a block.
+    """(operands, factor, offset) where no scales are folded in: for every KIND but "block".
 
-    factor and offset [HP] come without sm_scale. For KIND "token" the offset is what the token's
-    zero_point multiplies, sum(q). fp16 operands are normalised per row: scales may be large.
+    q . x = factor * sum(operand . plane), without sm_scale; for KIND "token" the offset is what the
+    token's zero_point multiplies, sum(q). fp16 operands are normalised per row.
     """
     SLOTS: tl.constexpr = 8 // BITS
     b_factor = tl.full((HP,), 1.0, tl.float32)
     b_offset = tl.zeros((HP,), tl.float32)
     b_norm = tl.full((HP,), TINY, tl.float32)
     for slot in tl.static_range(SLOTS):
-        b_q, b_part = load_query(
-            p_q, p_scale, p_zero, o_row, m_h, i_param, KIND, D, BITS, COLUMNS, PAD, slot
-        )
-        b_offset += b_part
+        b_q = load_query(p_q, o_row, m_h, KIND, D, BITS, PAD, slot)
         b_norm = tl.maximum(b_norm, tl.max(tl.abs(b_q), 1))
+        if KIND == "token":
+            b_offset += tl.sum(b_q, 1) * (1 << plane_shift(BITS, slot))
     if DT == tl.float16:
         b_factor = b_norm / HALF_TOP
     b_inverse = 1.0 / b_factor
     b_operands = ()
     for slot in tl.static_range(SLOTS):
-        b_q, b_part = load_query(
-            p_q, p_scale, p_zero, o_row, m_h, i_param, KIND, D, BITS, COLUMNS, PAD, slot
-        )
+        b_q = load_query(p_q, o_row, m_h, KIND, D, BITS, PAD, slot)
         b_operands = b_operands + ((b_q * b_inverse[:, None]).to(DT),)
-    if KIND == "block" or KIND == "token":
+    if KIND == "token":
         b_factor = b_factor * UNIT
+    return b_operands, b_factor, b_offset
+
+
+@triton.jit
+def load_fold(
+    p_fold, p_affine, i_param, o_h, m_h, G: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr
+):
+    """(operands, factor, offset) of a block as `triton_prepare.fold_kernel` left them."""
+    SLOTS: tl.constexpr = 8 // BITS
+    o_row = i_param * G + o_h
+    b_operands = ()
+    for slot in tl.static_range(SLOTS):
+        p_slot = p_fold + o_row[:, None] * (SLOTS * PAD) + slot * PAD + tl.arange(0, PAD)[None, :]
+        b_operands = b_operands + (tl.load(p_slot, mask=m_h[:, None], other=0),)
+    b_factor = tl.load(p_affine + o_row * 2, mask=m_h, other=0)
+    b_offset = tl.load(p_affine + o_row * 2 + 1, mask=m_h, other=0)
     return b_operands, b_factor, b_offset
 
 
 @triton.jit
 def tile_scores(
     b_q, b_factor, b_offset, p_k, p_scale, p_zero, o_row, m_row, KIND: tl.constexpr,
-    D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    WIDTH: tl.constexpr, PAD: tl.constexpr, HP: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr, HP: tl.constexpr,
+    BN: tl.constexpr, DT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q . k_hat of a tile of tokens: [HP, BN], without sm_scale."""
     SLOTS: tl.constexpr = 8 // BITS
@@ -209,7 +223,7 @@ def tile_scores(
         b_s = b_s * b_norm[None, :]
     else:
         for slot in tl.static_range(SLOTS):
-            b_k = plane(b_x, KIND, BITS, slot, DT)
+            b_k = plane(b_x, KIND, BITS, CLASSES, slot, PAD, 0, DT)
             b_s = tl.dot(b_q[slot], b_k, b_s, input_precision=PRECISION)
     b_s = b_s * b_factor[:, None]
     if KIND == "token":
@@ -235,9 +249,9 @@ def to_half(b_x, DT: tl.constexpr):
 @triton.jit
 def tile_values(
     b_p, b_acc, b_shared, b_alpha, p_v, p_scale, p_zero, o_row, m_row, KIND: tl.constexpr,
-    D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    WIDTH: tl.constexpr, PAD: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr, BN: tl.constexpr,
+    DT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Accumulators after a tile: acc * alpha + p @ tile, [HP, PAD] per slot.
 
@@ -250,7 +264,7 @@ def tile_values(
     if KIND == "block" or KIND == "dense":
         b_w = b_p.to(DT)
         for slot in tl.static_range(SLOTS):
-            b_v = plane(b_x, KIND, BITS, slot, DT)
+            b_v = plane(b_x, KIND, BITS, CLASSES, slot, PAD, 1, DT)
             b_old = b_acc[slot] * b_alpha[:, None]
             b_new = b_new + (tl.dot(b_w, b_v, b_old, input_precision=PRECISION),)
     if KIND == "token":
@@ -259,7 +273,7 @@ def tile_values(
         b_shared = b_shared * b_alpha + tl.sum(b_p * b_zero[None, :], 1)
         b_w, b_factor = to_half(b_p * b_scale[None, :], DT)
         for slot in tl.static_range(SLOTS):
-            b_v = plane(b_x, KIND, BITS, slot, DT)
+            b_v = plane(b_x, KIND, BITS, CLASSES, slot, PAD, 1, DT)
             b_sum = tl.dot(b_w, b_v, input_precision=PRECISION) * b_factor[:, None]
             b_new = b_new + (b_acc[slot] * b_alpha[:, None] + b_sum,)
     if KIND == "group":

@@ -196,7 +196,8 @@ def _sorted_by_class(q: Quantized, numbers: Tensor) -> dict[str, Tensor]:
     coded = coded_channels(q.spec, numbers.shape[-1])
     return {
         "codes": pack_classes(q.codes.gather(-1, order.expand_as(q.codes)), q.spec),
-        "scale": q.scale.gather(-1, order)[..., :coded],
+        # A copy: a view would keep the scales of channels without codes in memory.
+        "scale": q.scale.gather(-1, order)[..., :coded].contiguous(),
         "zero_point": q.zero_point.gather(-1, order),
         "classes": pack(numbers, CLASS_BITS),
     }
