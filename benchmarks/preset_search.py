@@ -8,49 +8,45 @@ Writes one new file per task.
 """
 
 import argparse
-import itertools
 import time
 from pathlib import Path
 from typing import Any
 
 import duotone
-from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone import CacheSpec, KVSpec
 from duotone.evaluate import evaluate
 from duotone.loading import load
 from duotone.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
 
-Classes = tuple[tuple[int, float], ...]
+PRESET = duotone.scheme("duotone")
 CALIBQUANT = duotone.scheme("calibquant")
 
 
-def classes(
-    key: Classes,
-    value: Classes | None = None,
-    value_gain: float | str = 1.57,
-) -> CacheSpec:
-    """Unequal channels of K in groups of 64 tokens, and of V if given; a range per image."""
-    k = TensorSpec(1, group=64, levels="lloyd", gain="fit", classes=key)
-    v = TensorSpec(1, levels="lloyd", gain=value_gain, classes=value)
-    return CacheSpec(visual=KVSpec(k, v), ranges="run")
+def changed(part: str, **fields: Any) -> CacheSpec:
+    """The preset with other fields in "key", "value" or "both"."""
+    visual = PRESET.visual
+    names = ("key", "value") if part == "both" else (part,)
+    new = {name: getattr(visual, name).replace(**fields) for name in names}
+    return PRESET.replace(visual=visual.replace(**new))
 
 
 def candidates() -> dict[str, CacheSpec]:
-    """{label: spec}: at most 1.3 true bits on spans of 256 tokens."""
-    keys = {
-        "K 4,2,1": ((4, 1 / 16), (2, 1 / 4), (1, 1 / 4)),
-        "K 4,2": ((4, 1 / 8), (2, 1 / 4)),
-    }
-    values = {
-        "V 1": None,
-        "V 2,1 of 7/8": ((2, 1 / 8), (1, 3 / 4)),
-        "V 2,1 of 3/4": ((2, 1 / 4), (1, 1 / 2)),
-    }
+    """{label: spec}: the preset and its neighbours, up to 1.3 true bits on spans of 256 tokens."""
     specs = {"calibquant by run, no tau": CALIBQUANT.replace(ranges="run", tau=None)}
-    for (key, k), (value, v) in itertools.product(keys.items(), values.items()):
-        specs[f"{key}, {value}, gain 1.57"] = classes(k, v, 1.57)
-    for value in ("V 2,1 of 7/8", "V 2,1 of 3/4"):
-        specs[f"K 4,2, {value}, gain 1.7"] = classes(keys["K 4,2"], values[value], 1.7)
+    specs["preset"] = PRESET
+    specs["channels by variance alone"] = changed("both", read_power=False)
+    plain = changed("key", energy=0.0).visual.key
+    value = changed("value", energy=0.0, gain=1.7).visual.value
+    specs["no energy, V gain 1.7"] = PRESET.replace(visual=KVSpec(plain, value))
+    for energy in (0.0, 1.0):
+        specs[f"K energy {energy}"] = changed("key", energy=energy)
+    specs["K gain 1.1"] = changed("key", gain=1.1)
+    for energy, gain in ((1.0, 1.4), (1.5, 1.2), (1.5, 1.4), (2.0, 1.2)):
+        specs[f"V energy {energy}, gain {gain}"] = changed("value", energy=energy, gain=gain)
+    specs["V 1"] = changed("value", classes=None, read_power=False)
+    specs["V 2,1 of 3/4"] = changed("value", classes=((2, 1 / 4), (1, 1 / 2)))
+    specs["K 4,2,1 of 7/16"] = changed("key", classes=((4, 1 / 8), (2, 3 / 16), (1, 1 / 8)))
     return specs
 
 

@@ -16,16 +16,18 @@ _PACKAGES = ("torch", "transformers", "triton", "duotone")
 def commit() -> str | None:
     """The commit of the source tree this package runs from, '+dirty' with local changes.
 
-    A copy of the tree without its .git (a lent machine) takes $DUOTONE_COMMIT from who sent it.
+    $DUOTONE_COMMIT wins: a copy of the tree on a lent machine has no history, or an older one.
     """
+    if "DUOTONE_COMMIT" in os.environ:
+        return os.environ["DUOTONE_COMMIT"]
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         if head.returncode != 0:
-            return os.environ.get("DUOTONE_COMMIT")
+            return None
         changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     except OSError:
-        return os.environ.get("DUOTONE_COMMIT")
+        return None
     return head.stdout.strip() + ("+dirty" if changes.stdout.strip() else "")
 
 

@@ -20,7 +20,10 @@ class ExactTensor(PackedTensor):
 
 
 def exact_pack(
-    x: Float[Tensor, "batch kv_heads tokens head_dim"], spec: TensorSpec, spans: BlockTable
+    x: Float[Tensor, "batch kv_heads tokens head_dim"],
+    spec: TensorSpec,
+    spans: BlockTable,
+    read_power: Tensor | None = None,
 ) -> ExactTensor:
     blocks = spans.split(spec.group)
     per_token = spec.along == "channels"

@@ -17,6 +17,17 @@ from duotone.quant import CacheSpec, KVSpec
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
 
+@dataclass(frozen=True)
+class ReadPower:
+    """With what power a layer's weights read each channel of K and V; None where not known."""
+
+    key: Float[Tensor, "kv_heads channels"] | None = None
+    value: Float[Tensor, "kv_heads channels"] | None = None
+
+
+UNKNOWN = ReadPower()
+
+
 @dataclass
 class PackedPair:
     """Packed K and V of the same tokens."""
@@ -25,11 +36,13 @@ class PackedPair:
     value: PackedTensor
 
     @classmethod
-    def pack(cls, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
+    def pack(
+        cls, key: States, value: States, spec: KVSpec, piece: Piece, read: ReadPower = UNKNOWN
+    ) -> PackedPair:
         """Quantize the tokens that `piece` takes out of dense K and V."""
         return cls(
-            pack_tensor(piece.take.apply(key), spec.key, piece.spans),
-            pack_tensor(piece.take.apply(value), spec.value, piece.spans),
+            pack_tensor(piece.take.apply(key), spec.key, piece.spans, read.key),
+            pack_tensor(piece.take.apply(value), spec.value, piece.spans, read.value),
         )
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
@@ -48,8 +61,8 @@ class PackedPair:
 class LayerStore:
     """Executes the ledger's plans on one layer's K and V."""
 
-    def __init__(self, spec: CacheSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: CacheSpec, read: ReadPower = UNKNOWN) -> None:
+        self.spec, self.read = spec, read
         self.visual: PackedPair | None = None
         self.stream: PackedPair | None = None
         self.key: Tensor | None = None
@@ -61,7 +74,7 @@ class LayerStore:
         if plan.flush_first is not None:
             self._flush(plan.flush_first)
         if plan.visual is not None:
-            new = PackedPair.pack(key, value, self.spec.visual, plan.visual)
+            new = PackedPair.pack(key, value, self.spec.visual, plan.visual, self.read)
             self.visual = _joined(self.visual, new, plan.visual.join)
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
@@ -123,7 +136,7 @@ class LayerStore:
         self.value = plan.dense_join.apply(torch.cat([self.value, value], 2))
 
     def _flush(self, flush: Flush) -> None:
-        new = PackedPair.pack(self.key, self.value, self.spec.text, flush.piece)
+        new = PackedPair.pack(self.key, self.value, self.spec.text, flush.piece, self.read)
         self.stream = _joined(self.stream, new, flush.piece.join)
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 

@@ -18,7 +18,7 @@ from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
-from duotone.quant import CacheSpec
+from duotone.quant import CacheSpec, KVSpec
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -34,7 +34,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     def __init__(self, cache: QuantizedCache, index: int) -> None:
         super().__init__()
-        self.index, self.store = index, LayerStore(cache.spec)
+        self.index, self.store = index, cache.new_store(index)
         self.belong_to(cache)
 
     def belong_to(self, cache: QuantizedCache) -> None:
@@ -101,6 +101,12 @@ def _scatter(out: Tensor, states: Tensor, positions: Tensor, lengths: Tensor) ->
         out[b, :, positions[b, :n].long()] = states[b, :, :n].to(out.dtype)
 
 
+def reads_weights(spec: CacheSpec) -> bool:
+    """Some tensor's channels are ordered by the model's weights."""
+    policies = [p for p in (spec.visual, spec.text) if isinstance(p, KVSpec)]
+    return any(tensor.read_power for p in policies for tensor in (p.key, p.value))
+
+
 class QuantizedCache(Cache):
     """Few-bit cache for one model and one batch of sequences.
 
@@ -130,8 +136,14 @@ class QuantizedCache(Cache):
         self.plan: AppendPlan | None = None
         self._taken: set[int] = set()
         self._pending: tuple[QuantizedLayer, Tensor, Tensor] | None = None
-        super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
         self._hold(Attachment.to(model))
+        super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
+
+    def new_store(self, index: int) -> LayerStore:
+        """An empty store for one layer."""
+        if not reads_weights(self.spec):
+            return LayerStore(self.spec)
+        return LayerStore(self.spec, self._attachment.read_powers(self.facts)[index])
 
     def _hold(self, attachment: Attachment) -> None:
         self._attachment = attachment
@@ -310,7 +322,7 @@ class QuantizedCache(Cache):
         self.ledger = self.plan = self._pending = None
         self._taken = set()
         for layer in self.layers:
-            layer.store, layer.is_initialized = LayerStore(self.spec), False
+            layer.store, layer.is_initialized = self.new_store(layer.index), False
 
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file."""

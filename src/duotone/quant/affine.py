@@ -15,6 +15,8 @@ from torch import Tensor
 from duotone.quant.classes import assign_classes, class_counts, class_order
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.ranges import (
+    energy_gain,
+    energy_weights,
     fitted_gain,
     lloyd_range,
     masked_mean,
@@ -92,12 +94,15 @@ def quantize(
     x: Float[Tensor, "*b tokens channels"],
     spec: TensorSpec,
     mask: Bool[Tensor, "*b tokens"] | None = None,
+    read_power: Float[Tensor, "*#b channels"] | None = None,
 ) -> Quantized:
     """Quantize x [..., tokens, channels] as `spec` says.
 
     mask: False at padding tokens: they enter no statistic, and their codes are 0.
-    Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta and gain, which move
-    levels and leave codes alone. Ties between two levels go up.
+    read_power: how much each channel's error matters to the model, for `spec.read_power`; without
+        it all channels matter alike.
+    Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta, energy and gain,
+    which move levels and leave codes alone. Ties between two levels go up.
     Errors: a non-finite element at a valid token, or a range that param_dtype cannot hold.
     """
     check_finite(x, mask)
@@ -107,8 +112,10 @@ def quantize(
     wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
     groups = group(wide, spec)
     valid = group(mask.unsqueeze(-1).expand_as(wide), spec)
-    quantizer = _by_classes if spec.classes else _QUANTIZERS[spec.mapping]
-    result = quantizer(groups, valid, spec)
+    if spec.classes:
+        result = _by_classes(groups, valid, spec, read_power)
+    else:
+        result = _QUANTIZERS[spec.mapping](groups, valid, spec)
     return _assemble(result, x, spec)
 
 
@@ -165,15 +172,18 @@ def _levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor, 
 def _with_gain(
     x: Tensor, codes: Tensor, mask: Tensor, spec: TensorSpec, scale: Tensor, zero_point: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Scale the levels about the mean; codes stay."""
-    if spec.gain == 1:
+    """Scale the levels about the mean, by energy and then by the gain; codes stay."""
+    if spec.gain == 1 and not spec.energy:
         return scale, zero_point
-    mean, gain = masked_mean(x, mask), spec.gain
+    mean = masked_mean(x, mask)
+    x, offset = (x - mean) * mask, zero_point - mean
+    if spec.energy:
+        gain = energy_gain(x, (codes * scale + offset) * mask, spec.energy)
+        scale, offset = gain * scale, gain * offset
+    gain = spec.gain
     if gain == "fit":
-        x_hat = codes * scale + zero_point
-        gain = fitted_gain((x - mean) * mask, (x_hat - mean) * mask)
-    zero_point = mean + gain * (zero_point - mean)
-    return _stored(gain * scale, spec), _stored(zero_point, spec)
+        gain = fitted_gain(x, (codes * scale + offset) * mask)
+    return _stored(gain * scale, spec), _stored(mean + gain * offset, spec)
 
 
 def _symmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
@@ -200,10 +210,9 @@ def _hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     )
 
 
-def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
+def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec, read_power: Tensor | None) -> _Groups:
     """Grouped x [..., blocks, channels, n]: sort channels by class, quantize each class, unsort."""
-    mean = masked_mean(x, mask)
-    numbers = assign_classes(masked_mean((x - mean) ** 2, mask).squeeze(-1), spec)
+    numbers = assign_classes(_power_about_mean(x, mask, spec, read_power), spec)
     order = class_order(numbers).unsqueeze(-1)
     counts = class_counts(spec, x.shape[-2])
     sizes = [count for _, count in counts]
@@ -218,6 +227,15 @@ def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     scale, zero_point = _with_gain(x, codes, mask, spec, scale, zero_point)
     negative = torch.zeros_like(mask)
     return _Groups(codes, scale, zero_point, negative, classes=numbers.unsqueeze(-1))
+
+
+def _power_about_mean(
+    x: Tensor, mask: Tensor, spec: TensorSpec, read_power: Tensor | None
+) -> Tensor:
+    """What a channel's error would cost, [..., blocks, channels]: the order of the classes."""
+    centred = (x - masked_mean(x, mask)) * mask
+    power = (energy_weights(centred, spec.energy) * centred.square()).sum(-1)
+    return power if read_power is None or not spec.read_power else power * read_power.unsqueeze(-2)
 
 
 def _unsorted(rows: Tensor, order: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ PerGroup = Float[Tensor, "*g 1"]
 # Steps of the best uniform quantizer of a unit Gaussian, by bits (Max 1960): where Lloyd starts.
 GAUSSIAN_STEP = {1: 1.5957691216, 2: 0.9956866859, 4: 0.3352006095, 8: 0.0308399834}
 LLOYD_ITERATIONS = 8
+# Bounds of `energy_gain`.
+MIN_GAIN, MAX_GAIN = 0.5, 3.0
 
 
 def masked_mean(x: Group, mask: Mask) -> PerGroup:
@@ -146,3 +148,31 @@ def fitted_gain(
     cross = (covariance * (x @ x_hat.transpose(-1, -2))).sum((-1, -2), keepdim=True)
     power = (covariance * (x_hat @ x_hat.transpose(-1, -2))).sum((-1, -2), keepdim=True)
     return torch.where(power > 0, cross / torch.where(power > 0, power, 1.0), 1.0)
+
+
+def energy_weights(
+    centred: Float[Tensor, "*b channels n"], power: float
+) -> Float[Tensor, "*b 1 n"]:
+    """Weight of each token: its energy to `power`, relative to the block's largest (padding 0)."""
+    energy = centred.square().sum(-2, keepdim=True)
+    top = energy.amax(-1, keepdim=True)
+    return (energy / torch.where(top > 0, top, 1.0)) ** power
+
+
+def energy_gain(
+    x: Float[Tensor, "*b channels n"], x_hat: Float[Tensor, "*b channels n"], power: float
+) -> Float[Tensor, "*b channels 1"]:
+    """Gain of each channel by least squares, tokens weighted by energy (padding must be 0).
+
+    An attention that picks few tokens picks those that stand out, and levels fitted to all tokens
+    alike fall short of them: with x, x_hat about the block's mean and w_t = |x_t| ** (2 power),
+
+        gain_c = sum_t(w_t x_tc x_hat_tc) / sum_t(w_t x_hat_tc^2)
+
+    within MIN_GAIN and MAX_GAIN, since one token may outweigh all others. 1 where all is zero.
+    """
+    weights = energy_weights(x, power)
+    cross = (weights * x * x_hat).sum(-1, keepdim=True)
+    own = (weights * x_hat * x_hat).sum(-1, keepdim=True)
+    gain = torch.where(own > 0, cross / torch.where(own > 0, own, 1.0), 1.0)
+    return gain.clamp(MIN_GAIN, MAX_GAIN)

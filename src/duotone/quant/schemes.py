@@ -26,19 +26,28 @@ def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
 
 
 def _duotone(bits: int = 1) -> CacheSpec:
-    """Chosen on 20 to 64 calibration samples per task of duotone-tiny (LOG.md, 2026-11-21).
+    """Chosen on calibration samples of duotone-tiny's three tasks (LOG.md, 2026-11-21).
 
     Needs no data to use; that these constants suit other models is not shown.
 
-    At 1 bit: keys in groups of 64 tokens with unequal channels; signs of values a factor pi/2
-    apart from their mean, which undoes what signs lose of what tokens share (2/pi).
+    At 1 bit: unequal channels in K and V, ordered by what they cost the model; keys in groups of 64
+    tokens; levels fitted to the tokens that stand out, and V's a further gain apart, which undoes
+    what few levels lose of what tokens share.
     """
     if bits > 1:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit")
         return _visual(tensor, tensor, ranges="run")
-    classes = ((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))
-    key = TensorSpec(1, group=64, levels="lloyd", gain="fit", classes=classes)
-    value = TensorSpec(1, levels="lloyd", gain=1.57)
+    key = TensorSpec(
+        group=64,
+        levels="lloyd",
+        gain="fit",
+        classes=((4, 1 / 8), (2, 1 / 4)),
+        energy=0.5,
+        read_power=True,
+    )
+    value = TensorSpec(
+        levels="lloyd", gain=1.3, classes=((2, 1 / 8), (1, 3 / 4)), energy=1.5, read_power=True
+    )
     return _visual(key, value, ranges="run")
 
 
@@ -73,8 +82,8 @@ def _dense() -> CacheSpec:
 
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
-        "Our data-free default: a range per image and Lloyd levels with a gain; at 1 bit, K has 4, "
-        "2, 1 or 0 bits per channel by its variance in groups of 64 tokens",
+        "Our data-free default: a range per image and Lloyd levels with a gain; at 1 bit, channels "
+        "have 4, 2 or 0 (K, groups of 64 tokens) and 2, 1 or 0 bits (V) by what they cost",
         _duotone,
     ),
     "calibquant": Scheme(

@@ -87,6 +87,12 @@ class TensorSpec(_Record):
         the channels with the largest variance gets 4 bits, the next quarter 2, the others only
         their mean. Reverse water-filling on the block's own variances, with the counts fixed so
         that a kernel knows the layout; replaces `bits`. Along tokens, asymmetric.
+    energy: tokens count by this power of their energy about the block's mean, in the variances that
+        order the channels and in a last least-squares fit of each channel's levels about the mean
+        (before `gain`). Attention picks tokens that stand out; 0 lets all count alike and fits
+        nothing. Along tokens, asymmetric.
+    read_power: the variances that order the channels are multiplied by the power with which the
+        model reads each channel (K: W_q, V: W_o), where the cache knows it.
     transform: None; bases before quantization are not part of this version.
     param_dtype: how scale and zero_point are stored.
     """
@@ -100,6 +106,8 @@ class TensorSpec(_Record):
     levels: Literal["uniform", "lloyd"] = "uniform"
     gain: float | Literal["fit"] = 1.0
     classes: tuple[tuple[int, float], ...] | None = None
+    energy: float = 0.0
+    read_power: bool = False
     transform: str | None = None
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
@@ -117,6 +125,7 @@ class TensorSpec(_Record):
         _require(ok, "shrink must lie in (0, 1]", self.shrink, "1.0 switches it off.")
         self._check_gain()
         self._check_classes()
+        self._check_energy()
         remedy = "Bases before quantization come with a later version."
         _require(self.transform is None, "transform must be None", self.transform, remedy)
 
@@ -149,6 +158,16 @@ class TensorSpec(_Record):
         remedy = "Variances are taken along tokens and 0 bits need a zero_point."
         _require(ok, "classes need along='tokens', mapping='asymmetric'", self.along, remedy)
         object.__setattr__(self, "classes", pairs)
+
+    def _check_energy(self) -> None:
+        ok = _is_number(self.energy) and 0 <= self.energy <= 2
+        _require(ok, "energy must lie in [0, 2]", self.energy, "0 switches it off.")
+        ok = not self.energy or (self.along == "tokens" and self.mapping == "asymmetric")
+        remedy = "Tokens are weighed against each other in the statistics along tokens."
+        _require(ok, "energy needs along='tokens', mapping='asymmetric'", self.along, remedy)
+        ok = not self.read_power or self.classes is not None
+        remedy = "It orders the channels into classes and does nothing else."
+        _require(ok, "read_power needs classes", self.read_power, remedy)
 
     @property
     def nominal_bits(self) -> float:
