@@ -246,7 +246,7 @@ def _one_class(
     x: Tensor, mask: Tensor, spec: TensorSpec, bits: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     if bits:
-        return _levels(x, mask, spec.replace(bits=bits, classes=None))
+        return _levels(x, mask, spec.replace(bits=bits, classes=None, read_power=False))
     mean = _stored(masked_mean(x, mask), spec)
     return torch.zeros_like(x), torch.zeros_like(mean), mean
 
