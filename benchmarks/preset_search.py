@@ -39,10 +39,10 @@ def candidates() -> dict[str, CacheSpec]:
     plain = changed("key", energy=0.0).visual.key
     value = changed("value", energy=0.0, gain=1.7).visual.value
     specs["no energy, V gain 1.7"] = PRESET.replace(visual=KVSpec(plain, value))
-    for energy in (0.0, 1.0):
+    for energy in (0.0, 0.5):
         specs[f"K energy {energy}"] = changed("key", energy=energy)
     specs["K gain 1.1"] = changed("key", gain=1.1)
-    for energy, gain in ((1.0, 1.4), (1.5, 1.2), (1.5, 1.4), (2.0, 1.2)):
+    for energy, gain in ((1.0, 1.4), (1.5, 1.2), (1.5, 1.3), (2.0, 1.2)):
         specs[f"V energy {energy}, gain {gain}"] = changed("value", energy=energy, gain=gain)
     specs["V 1"] = changed("value", classes=None, read_power=False)
     specs["V 2,1 of 3/4"] = changed("value", classes=((2, 1 / 4), (1, 1 / 2)))

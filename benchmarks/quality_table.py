@@ -100,12 +100,17 @@ def table_specs(bits: int, tau: tuple[int, int] | None) -> dict[str, duotone.Cac
 
 def ablations(spec: duotone.CacheSpec) -> dict[str, duotone.CacheSpec]:
     """{label: spec}: the 1-bit preset less one of its parts, at about its true bits."""
-    key, value = spec.visual.key, spec.visual.value
-    # Groups of 64 spend on ranges what classes spend on codes.
-    equal = (key.replace(classes=None, group=64), value.replace(classes=None))
+    visual = spec.visual
+
+    def without(**fields: Any) -> duotone.CacheSpec:
+        key, value = (tensor.replace(**fields) for tensor in (visual.key, visual.value))
+        return spec.replace(visual=duotone.KVSpec(key, value))
+
     return {
-        "duotone, one width for all channels": spec.replace(visual=duotone.KVSpec(*equal)),
-        "duotone, V without gain": with_gain(spec, key.gain, 1.0),
+        "duotone, one width for all channels": without(classes=None, read_power=False),
+        "duotone, channels by variance alone": without(read_power=False),
+        "duotone, all tokens count alike": without(energy=0.0),
+        "duotone, V without gain": with_gain(spec, visual.key.gain, 1.0),
         "duotone, a range per sequence": spec.replace(ranges="sequence"),
     }
 

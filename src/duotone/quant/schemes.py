@@ -42,11 +42,11 @@ def _duotone(bits: int = 1) -> CacheSpec:
         levels="lloyd",
         gain="fit",
         classes=((4, 1 / 8), (2, 1 / 4)),
-        energy=0.5,
+        energy=1.0,
         read_power=True,
     )
     value = TensorSpec(
-        levels="lloyd", gain=1.3, classes=((2, 1 / 8), (1, 3 / 4)), energy=1.5, read_power=True
+        levels="lloyd", gain=1.25, classes=((2, 1 / 8), (1, 3 / 4)), energy=1.5, read_power=True
     )
     return _visual(key, value, ranges="run")
 
