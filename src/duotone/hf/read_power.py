@@ -65,18 +65,19 @@ def _of_block(block: nn.Module, facts: ModelFacts, pairs: Tensor) -> ReadPower:
 
 def _query_power(attention: nn.Module, norm: nn.Module | None) -> Float[Tensor, " q_channels"]:
     """E[q_c^2] up to a constant, before RoPE, for white input of the block."""
+    weight = attention.q_proj.weight.float()
+    power = weight.square()
+    if norm is not None:
+        power = power * _gain_squared(norm, weight.shape[1])
+    power = power.sum(1)
+    if attention.q_proj.bias is not None:
+        power = power + attention.q_proj.bias.float().square()
     query_norm = getattr(attention, "q_norm", None)
-    weight = attention.q_proj.weight
-    if query_norm is not None:
-        # Normalised queries have the norm's own weights as their spread.
-        size = query_norm.weight.shape[0]
-        return _gain_squared(query_norm, size).repeat(weight.shape[0] // size)
-    inputs = (
-        torch.ones_like(weight[0]).float() if norm is None else _gain_squared(norm, weight.shape[1])
-    )
-    power = (weight.float().square() * inputs).sum(1)
-    bias = attention.q_proj.bias
-    return power if bias is None else power + bias.float().square()
+    if query_norm is None:
+        return power
+    size = query_norm.weight.shape[0]
+    heads = power.unflatten(-1, (-1, size))
+    return (heads / heads.mean(-1, keepdim=True) * _gain_squared(query_norm, size)).flatten()
 
 
 def _gain_squared(norm: nn.Module, size: int) -> Float[Tensor, " channels"]:
