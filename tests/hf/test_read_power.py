@@ -65,7 +65,7 @@ def test_pairs_are_the_models_own(name: str) -> None:
     assert torch.equal(pairs[rotated:], torch.arange(rotated, head_dim))
 
 
-def test_weights_that_cannot_be_read_say_so_and_give_nothing() -> None:
+def test_weights_that_cannot_be_read_give_nothing() -> None:
     model = tiny_model("internvl")
     odd = replace(model_facts(model), q_heads=8)
     assert all(read.key is read.value is None for read in read_powers(model, odd))
