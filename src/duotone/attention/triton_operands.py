@@ -13,7 +13,7 @@ from duotone.attention.triton_classes import encode_classes
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant.classes import class_counts
-from duotone.quant.spec import BITS
+from duotone.quant.tensor_spec import BITS
 
 # tl.dot wants 16 by 16 at least: the q heads of one kv head, and the bytes of one row of codes.
 MIN_ROWS = 16

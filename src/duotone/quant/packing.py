@@ -15,7 +15,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from duotone.quant.spec import BITS
+from duotone.quant.tensor_spec import BITS
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:

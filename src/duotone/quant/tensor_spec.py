@@ -1,0 +1,123 @@
+"""`TensorSpec`: the choices that fix the quantizer of one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from duotone.quant.record import Record, is_count, is_number, require
+
+BITS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class TensorSpec(Record):
+    """How one tensor x [..., tokens, channels] becomes codes, `x_hat = codes * scale + zero_point`.
+
+    bits: width of a code (1, 2, 4, 8). A symmetric group stores a sign bit beside it.
+    along: the axis whose elements share one scale: "tokens" (a scale per channel), "channels"
+        (a scale per token), or "span" (one scale for all of a group's tokens and channels:
+        the "global" row of CalibQuant's Table 4).
+    group: elements of that axis per scale; None is the whole span (or the whole head_dim).
+    mapping: "asymmetric" (zero_point = minimum), "symmetric" (sign and magnitude, InnerQ eq. 12),
+        or "hybrid" (per group the one with the lower sum of absolute errors, InnerQ sec. 4.2).
+    shrink: end points times this before quantizing, about zero (CalibQuant's released code).
+    eta: end points moved inwards after quantizing; codes do not change (XQuant eq. 12).
+    levels: "uniform" (end points at min and max) or "lloyd" (end points that minimise the squared
+        error of the group; at 1 bit the two conditional means).
+    gain: levels scaled about the group's mean, `x_hat <- mean + gain * (x_hat - mean)`. A number,
+        or "fit": one gain per block from the block's own covariances (`ranges.fitted_gain`).
+    classes: channels of unequal bits, or None. ((4, 1/8), (2, 1/4)): in every block the eighth of
+        the channels with the largest variance gets 4 bits, the next quarter 2, the others only
+        their mean. Reverse water-filling on the block's own variances, with the counts fixed so
+        that a kernel knows the layout; replaces `bits`. Along tokens, asymmetric.
+    energy: tokens count by this power of their energy about the block's mean, in the variances that
+        order the channels and in a last least-squares fit of each channel's levels about the mean
+        (before `gain`). Attention picks tokens that stand out; 0 lets all count alike and fits
+        nothing. Along tokens, asymmetric.
+    read_power: the variances that order the channels are multiplied by the power with which the
+        model reads each channel (K: W_q, V: W_o), where the cache knows it.
+    transform: None; bases before quantization are not part of this version.
+    param_dtype: how scale and zero_point are stored.
+    """
+
+    bits: int = 1
+    along: Literal["tokens", "channels", "span"] = "tokens"
+    group: int | None = None
+    mapping: Literal["asymmetric", "symmetric", "hybrid"] = "asymmetric"
+    eta: float = 0.0
+    shrink: float = 1.0
+    levels: Literal["uniform", "lloyd"] = "uniform"
+    gain: float | Literal["fit"] = 1.0
+    classes: tuple[tuple[int, float], ...] | None = None
+    energy: float = 0.0
+    read_power: bool = False
+    transform: str | None = None
+    param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+
+    def __post_init__(self) -> None:
+        require(self.bits in BITS, f"bits must be one of {BITS}", self.bits, "Pick one of them.")
+        self._check_choice("along", ("tokens", "channels", "span"))
+        self._check_choice("mapping", ("asymmetric", "symmetric", "hybrid"))
+        self._check_choice("levels", ("uniform", "lloyd"))
+        self._check_choice("param_dtype", ("float16", "bfloat16", "float32"))
+        ok = self.group is None or (is_count(self.group) and self.group > 0)
+        require(ok, "group must be a positive integer or None", self.group, "None: whole span.")
+        ok = is_number(self.eta) and 0 <= self.eta < 0.5
+        require(ok, "eta must lie in [0, 0.5)", self.eta, "At 0.5 all levels would meet.")
+        ok = is_number(self.shrink) and 0 < self.shrink <= 1
+        require(ok, "shrink must lie in (0, 1]", self.shrink, "1.0 switches it off.")
+        self._check_gain()
+        self._check_classes()
+        self._check_energy()
+        remedy = "Bases before quantization come with a later version."
+        require(self.transform is None, "transform must be None", self.transform, remedy)
+
+    def _check_gain(self) -> None:
+        fit = self.gain == "fit"
+        ok = fit or (is_number(self.gain) and self.gain > 0)
+        require(ok, "gain must be positive or 'fit'", self.gain, "1.0 switches it off.")
+        ok = self.gain == 1 or self.mapping == "asymmetric"
+        remedy = "Symmetric levels have no zero_point to hold the mean: use mapping='asymmetric'."
+        require(ok, "gain != 1 needs mapping='asymmetric'", self.mapping, remedy)
+        remedy = "Along channels or the span a block has no covariance between channels."
+        require(
+            not fit or self.along == "tokens", "gain='fit' needs along='tokens'", self.along, remedy
+        )
+
+    def _check_classes(self) -> None:
+        if self.classes is None:
+            return
+        pairs = tuple((bits, share) for bits, share in self.classes)
+        widths = [bits for bits, _ in pairs]
+        ok = 1 <= len(pairs) <= 3 and all(b in BITS for b in widths)
+        ok = ok and widths == sorted(set(widths), reverse=True)
+        rule = f"classes must be 1 to 3 pairs (bits, share) with bits falling, out of {BITS}"
+        require(ok, rule, self.classes, "E.g. ((4, 1/8), (2, 1/4)).")
+        ok = all(is_number(share) and share > 0 for _, share in pairs)
+        ok = ok and sum(share for _, share in pairs) <= 1
+        remedy = "What is left over gets 0 bits: its mean."
+        require(ok, "shares of classes must be positive and sum to at most 1", pairs, remedy)
+        ok = self.along == "tokens" and self.mapping == "asymmetric"
+        remedy = "Variances are taken along tokens and 0 bits need a zero_point."
+        require(ok, "classes need along='tokens', mapping='asymmetric'", self.along, remedy)
+        object.__setattr__(self, "classes", pairs)
+
+    def _check_energy(self) -> None:
+        ok = is_number(self.energy) and 0 <= self.energy <= 2
+        require(ok, "energy must lie in [0, 2]", self.energy, "0 switches it off.")
+        ok = not self.energy or (self.along == "tokens" and self.mapping == "asymmetric")
+        remedy = "Tokens are weighed against each other in the statistics along tokens."
+        require(ok, "energy needs along='tokens', mapping='asymmetric'", self.along, remedy)
+        ok = not self.read_power or self.classes is not None
+        remedy = "It orders the channels into classes and does nothing else."
+        require(ok, "read_power needs classes", self.read_power, remedy)
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits of the codes alone, averaged over channels."""
+        return sum(bits * share for bits, share in self.classes) if self.classes else self.bits
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        require(value in choices, f"{name} must be one of {choices}", value, "Pick one of them.")
