@@ -12,6 +12,8 @@ from duotone import quant as quant
 from duotone.quant import SCHEMES as SCHEMES
 from duotone.quant import CacheSpec as CacheSpec
 from duotone.quant import KVSpec as KVSpec
+from duotone.quant import LayerRule as LayerRule
+from duotone.quant import Sharing as Sharing
 from duotone.quant import TensorSpec as TensorSpec
 from duotone.quant import scheme as scheme
 from duotone.quant import schemes as schemes

@@ -65,10 +65,11 @@ def plan(
     _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
     facts = model_facts(model_or_config)
     check_spec(facts, spec)
-    codes, params = _visual_bytes(facts, spec, visual_tokens, images)
     dense_tokens, stream_tokens = _text_places(spec, **counts)
-    if isinstance(spec.text, KVSpec):
-        more = _pair_bytes(facts, spec.text, stream_tokens)
+    spans = {"visual": _visual_spans(spec, visual_tokens, images), "text": [stream_tokens]}
+    codes = params = 0
+    for layer in range(facts.layers):
+        more = _layer_bytes(facts, spec, layer, spans)
         codes, params = codes + more[0], params + more[1]
     token_bytes = _elements_per_token(facts) * facts.element_bytes
     dense = dense_tokens * token_bytes
@@ -102,21 +103,26 @@ def _elements_per_token(facts: ModelFacts) -> int:
     return 2 * facts.layers * facts.kv_heads * facts.head_dim
 
 
-def _pair_bytes(facts: ModelFacts, spec: KVSpec, tokens: int) -> tuple[int, int]:
-    """(codes, params) of K and V of `tokens` tokens in one span, over layers and kv heads."""
-    parts = [tensor_bytes(t, tokens, facts.head_dim) for t in (spec.key, spec.value)]
-    heads = facts.layers * facts.kv_heads
-    return heads * sum(p[0] for p in parts), heads * sum(p[1] for p in parts)
+def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> list[int]:
+    """Tokens of each span that has ranges of its own; equal runs, the remainder on the first."""
+    count = images if spec.ranges == "run" else 1
+    return [tokens // count + (i < tokens % count) for i in range(count)]
 
 
-def _visual_bytes(facts: ModelFacts, spec: CacheSpec, tokens: int, images: int) -> tuple[int, int]:
-    if not isinstance(spec.visual, KVSpec) or not tokens:
-        return 0, 0
-    spans = images if spec.ranges == "run" else 1
-    # Equal runs; the remainder spreads over the first ones.
-    sizes = [tokens // spans + (i < tokens % spans) for i in range(spans)]
-    parts = [_pair_bytes(facts, spec.visual, size) for size in sizes]
-    return sum(p[0] for p in parts), sum(p[1] for p in parts)
+def _layer_bytes(
+    facts: ModelFacts, spec: CacheSpec, layer: int, spans: dict[str, list[int]]
+) -> tuple[int, int]:
+    """(codes, params) of one layer; codes that another layer keeps count there."""
+    own, codes, params = spec.at_layer(layer), 0, 0
+    for name, sizes in spans.items():
+        policy = getattr(own, name)
+        for which in ("key", "value") if isinstance(policy, KVSpec) else ():
+            stores = spec.source(which, layer, facts.layers) == layer
+            for size in sizes:
+                parts = tensor_bytes(getattr(policy, which), size, facts.head_dim)
+                codes += facts.kv_heads * parts[0] * stores
+                params += facts.kv_heads * parts[1]
+    return codes, params
 
 
 def _text_places(
@@ -129,6 +135,6 @@ def _text_places(
         return dense + stream, 0
     # A token enters the window after the flush of its own step.
     settled = stream - (1 if new_tokens else 0) - spec.sink - spec.recent
-    group = spec.text.flush_tokens
+    group = spec.flush_tokens
     packed = max(0, settled) // group * group
     return dense + stream - packed, packed

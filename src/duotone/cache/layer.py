@@ -59,10 +59,16 @@ class PackedPair:
 
 
 class LayerStore:
-    """Executes the ledger's plans on one layer's K and V."""
+    """Executes the ledger's plans on one layer's K and V.
+
+    spec: the policies of this layer. sources: the stores whose codes this one reads instead of
+    keeping its own, by "key" and "value" (cross-layer sharing).
+    """
 
     def __init__(self, spec: CacheSpec, read: ReadPower = UNKNOWN) -> None:
         self.spec, self.read = spec, read
+        self.sources: dict[str, LayerStore] = {}
+        self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
         self.stream: PackedPair | None = None
         self.key: Tensor | None = None
@@ -72,14 +78,16 @@ class LayerStore:
         """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim]."""
         self._ensure_dense(key, value)
         if plan.flush_first is not None:
-            self._flush(plan.flush_first)
+            # A later layer whose codes this one reads in this very step has to flush before it.
+            for store in (*self.sources.values(), self):
+                store.flush(plan.flush_first)
         if plan.visual is not None:
-            new = PackedPair.pack(key, value, self.spec.visual, plan.visual, self.read)
+            new = self._pack(key, value, self.spec.visual, plan.visual)
             self.visual = _joined(self.visual, new, plan.visual.join)
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
-            self._flush(plan.flush_last)
+            self.flush(plan.flush_last)
 
     def segments(self, state: LedgerState, mask: Tensor | None = None) -> list[Segment]:
         """What attention reads.
@@ -94,8 +102,9 @@ class LayerStore:
     def placed_segments(self, state: LedgerState) -> list[tuple[Segment, Roll]]:
         """The stored tokens with their places in the model's timeline."""
         placed: list[tuple[Segment, Roll]] = []
-        packed = ((self.visual, state.visual, True), (self.stream, state.stream, False))
-        for pair, roll, visual in packed:
+        packed = (("visual", state.visual, True), ("stream", state.stream, False))
+        for name, roll, visual in packed:
+            pair = self._complete(name)
             if pair is not None and pair.key.tokens:
                 placed.append((PackedSegment(pair.key, pair.value, roll.lengths, visual), roll))
         if self.key is not None and self.key.shape[2]:
@@ -122,6 +131,22 @@ class LayerStore:
         if self.key is not None:
             self.key, self.value = self.key[index], self.value[index]
 
+    def _pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
+        pair = PackedPair.pack(key, value, spec, piece, self.read)
+        own = {name: getattr(pair, name).without_codes() for name in self.sources}
+        return replace(pair, **own)
+
+    def _complete(self, name: str) -> PackedPair | None:
+        """A store's pair with the codes that other layers keep for it."""
+        pair = getattr(self, name)
+        if pair is None or not self.sources:
+            return pair
+        lent = {
+            which: getattr(pair, which).with_codes(getattr(getattr(source, name), which))
+            for which, source in self.sources.items()
+        }
+        return replace(pair, **lent)
+
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
             self.key, self.value = key[:, :, :0], value[:, :, :0]
@@ -135,8 +160,12 @@ class LayerStore:
         self.key = plan.dense_join.apply(torch.cat([self.key, key], 2))
         self.value = plan.dense_join.apply(torch.cat([self.value, value], 2))
 
-    def _flush(self, flush: Flush) -> None:
-        new = PackedPair.pack(self.key, self.value, self.spec.text, flush.piece, self.read)
+    def flush(self, flush: Flush) -> None:
+        """Move groups from the window to the stream, once."""
+        if flush is self._flushed:
+            return
+        self._flushed = flush
+        new = self._pack(self.key, self.value, self.spec.text, flush.piece)
         self.stream = _joined(self.stream, new, flush.piece.join)
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 

@@ -205,7 +205,7 @@ class Ledger:
         """Whole groups beyond the recent window, oldest first; None if there are none."""
         if not isinstance(self.spec.text, KVSpec):
             return None
-        s, group = self.state, self.spec.text.flush_tokens
+        s, group = self.state, self.spec.flush_tokens
         streamed = s.streamed & valid_mask(s.dense.lengths, s.streamed.shape[1])
         # Sinks never leave, so the first streamed tokens of the store are the sinks.
         movable = streamed & (streamed.cumsum(-1) > self.spec.sink)

@@ -39,13 +39,14 @@ class PackedTensor:
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: which tokens share a row of parameters.
+    codes are None where a layer reads another layer's (`with_codes` brings them in).
     """
 
     spec: TensorSpec
     head_dim: int
     dtype: torch.dtype
     blocks: BlockTable
-    codes: Codes
+    codes: Codes | None
     scale: Params
     zero_point: Float[Tensor, "batch kv_heads rows offsets"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
@@ -55,7 +56,16 @@ class PackedTensor:
     @property
     def tokens(self) -> int:
         """Width of the token axis (the longest sequence)."""
-        return self.codes.shape[2]
+        rows = self.codes if self.codes is not None else self.scale if self.per_token else None
+        return int(self.blocks.lengths.max()) if rows is None else rows.shape[2]
+
+    def with_codes(self, source: PackedTensor) -> PackedTensor:
+        """These scales and zero-points on another layer's codes, which are not copied."""
+        return replace(self, codes=source.codes)
+
+    def without_codes(self) -> PackedTensor:
+        """Scales and zero-points alone."""
+        return replace(self, codes=None)
 
     @property
     def per_token(self) -> bool:

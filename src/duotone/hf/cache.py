@@ -138,12 +138,24 @@ class QuantizedCache(Cache):
         self._pending: tuple[QuantizedLayer, Tensor, Tensor] | None = None
         self._hold(Attachment.to(model))
         super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
+        self._share_codes()
 
     def new_store(self, index: int) -> LayerStore:
         """An empty store for one layer."""
-        if not reads_weights(self.spec):
-            return LayerStore(self.spec)
-        return LayerStore(self.spec, self._attachment.read_powers(self.facts)[index])
+        spec = self.spec.at_layer(index)
+        if not reads_weights(spec):
+            return LayerStore(spec)
+        return LayerStore(spec, self._attachment.read_powers(self.facts)[index])
+
+    def _share_codes(self) -> None:
+        """Tell the stores whose codes they read."""
+        for index, layer in enumerate(self.layers):
+            sources = {w: self.spec.source(w, index, len(self.layers)) for w in ("key", "value")}
+            layer.store.sources = {
+                which: self.layers[source].store
+                for which, source in sources.items()
+                if source != index
+            }
 
     def _hold(self, attachment: Attachment) -> None:
         self._attachment = attachment
@@ -323,6 +335,7 @@ class QuantizedCache(Cache):
         self._taken = set()
         for layer in self.layers:
             layer.store, layer.is_initialized = self.new_store(layer.index), False
+        self._share_codes()
 
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file."""

@@ -143,7 +143,8 @@ def rotary_pairs(config: PreTrainedConfig, head_dim: int) -> Int[Tensor, " {head
 
 
 def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
-    """Raise ValueError if `spec` would do nothing on this model."""
+    """Raise ValueError if `spec` does not fit this model or would do nothing on it."""
+    spec.check_depth(facts.layers)
     touches_text = isinstance(spec.text, KVSpec)
     if not facts.is_multimodal and not touches_text and isinstance(spec.visual, KVSpec):
         raise ValueError(

@@ -36,13 +36,16 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
         tensors[f"ledger.{name}.positions"] = roll.positions
         tensors[f"ledger.{name}.lengths"] = roll.lengths
     packed: dict[str, Any] = {}
+    tables: list[BlockTable] = []
     for i, layer in enumerate(cache.layers):
         tensors[f"layers.{i}.key"], tensors[f"layers.{i}.value"] = (
             layer.store.key,
             layer.store.value,
         )
         for name in STORES:
-            _collect_pair(getattr(layer.store, name), i, name, tensors, packed)
+            _collect_pair(getattr(layer.store, name), f"layers.{i}.{name}", tensors, packed, tables)
+    # K and V may share memory; safetensors wants it separate.
+    tensors |= {f"blocks.{i}": table.offsets.clone() for i, table in enumerate(tables)}
     header = {
         "format": FORMAT,
         "spec": cache.spec.to_dict(),
@@ -56,24 +59,26 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
 
 def _collect_pair(
     pair: PackedPair | None,
-    layer: int,
     store: str,
     tensors: dict[str, Tensor],
     packed: dict[str, Any],
+    tables: list[BlockTable],
 ) -> None:
+    """Add the tensors of one layer's store; block tables that layers share are kept once."""
     if pair is None:
         return
     for part in PARTS:
         tensor: PackedTensor = getattr(pair, part)
-        # K and V may share one table; safetensors wants separate memory.
-        tensors[f"blocks.{store}.{part}"] = tensor.blocks.offsets.clone()
+        if not any(tensor.blocks is table for table in tables):
+            tables.append(tensor.blocks)
         packed[f"{store}.{part}"] = {
             "spec": tensor.spec.to_dict(),
             "head_dim": tensor.head_dim,
             "dtype": str(tensor.dtype).removeprefix("torch."),
+            "blocks": next(i for i, table in enumerate(tables) if table is tensor.blocks),
         }
         for name in tensor.tensor_names():
-            tensors[f"layers.{layer}.{store}.{part}.{name}"] = getattr(tensor, name)
+            tensors[f"{store}.{part}.{name}"] = getattr(tensor, name)
 
 
 def load_cache(
@@ -90,7 +95,8 @@ def load_cache(
     if signature != header["model"]:
         raise ValueError(f"{path} was saved for {header['model']}; this model is {signature}.")
     cache.ledger = _ledger(cache.spec, header["seen"], tensors)
-    tables = {name: BlockTable(tensors[f"blocks.{name}"]) for name in header["packed"]}
+    numbers = {entry["blocks"] for entry in header["packed"].values()}
+    tables = {i: BlockTable(tensors[f"blocks.{i}"]) for i in numbers}
     for i, layer in enumerate(cache.layers):
         layer.is_initialized = True
         layer.store.key, layer.store.value = (
@@ -98,9 +104,12 @@ def load_cache(
             tensors[f"layers.{i}.value"],
         )
         for name in STORES:
-            if f"{name}.key" in header["packed"]:
+            store = f"layers.{i}.{name}"
+            if f"{store}.key" in header["packed"]:
                 parts = (
-                    _packed(header["packed"], tables, tensors, f"{name}.{part}", f"layers.{i}")
+                    _packed(
+                        header["packed"][f"{store}.{part}"], tables, tensors, f"{store}.{part}."
+                    )
                     for part in PARTS
                 )
                 setattr(layer.store, name, PackedPair(*parts))
@@ -119,18 +128,13 @@ def _ledger(spec: CacheSpec, seen: int, tensors: dict[str, Tensor]) -> Ledger:
 
 
 def _packed(
-    headers: dict[str, Any],
-    tables: dict[str, BlockTable],
-    tensors: dict[str, Tensor],
-    name: str,
-    layer: str,
+    header: dict[str, Any], tables: dict[int, BlockTable], tensors: dict[str, Tensor], prefix: str
 ) -> PackedTensor:
-    header, prefix = headers[name], f"{layer}.{name}."
     own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
     return PackedTensor(
         spec=TensorSpec.from_dict(header["spec"]),
         head_dim=header["head_dim"],
         dtype=getattr(torch, header["dtype"]),
-        blocks=tables[name],
-        **own,
+        blocks=tables[header["blocks"]],
+        **{"codes": None, **own},
     )

@@ -13,4 +13,6 @@ from duotone.quant.schemes import scheme as scheme
 from duotone.quant.schemes import schemes as schemes
 from duotone.quant.spec import CacheSpec as CacheSpec
 from duotone.quant.spec import KVSpec as KVSpec
+from duotone.quant.spec import LayerRule as LayerRule
+from duotone.quant.spec import Sharing as Sharing
 from duotone.quant.spec import TensorSpec as TensorSpec

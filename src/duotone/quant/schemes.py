@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duotone.quant.spec import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,72 @@ def _lloyd(bits: int = 1) -> CacheSpec:
     return _visual(tensor, tensor)
 
 
+def _kivi_pair(key_bits: int, value_bits: int, **fields: object) -> KVSpec:
+    """KIVI's axes: a scale per channel of 32 tokens for K, per token of 32 channels for V."""
+    key = TensorSpec(key_bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
+    value = TensorSpec(value_bits, along="channels", group=32, **fields)  # type: ignore[arg-type]
+    return KVSpec(key, value)
+
+
+def _stream(text: KVSpec, **cache: object) -> CacheSpec:
+    return CacheSpec(visual="text", text=text, **cache)  # type: ignore[arg-type]
+
+
 def _kivi(bits: int = 2) -> CacheSpec:
-    key = TensorSpec(bits, along="tokens", group=32)
-    value = TensorSpec(bits, along="channels", group=32)
-    return CacheSpec(visual="text", text=KVSpec(key, value), recent=128)
+    return _stream(_kivi_pair(bits, bits), recent=128)
+
+
+def _kivi_sink(bits: int = 2) -> CacheSpec:
+    return _stream(_kivi_pair(bits, bits), sink=32, recent=96)
+
+
+def _by_depth(pairs: dict[int, KVSpec]) -> tuple[KVSpec, tuple[LayerRule, ...]]:
+    """The policy of the first layers, and rules for those from each further key on."""
+    starts = sorted(pairs)
+    rules = [LayerRule(start, text=pairs[start]) for start in starts if start]
+    return pairs[starts[0]], tuple(rules)
+
+
+def _two_then_one(
+    key_layers: int | None, value_layers: int | None, eta: tuple[float, float] = (0.0, 0.0)
+) -> tuple[KVSpec, tuple[LayerRule, ...]]:
+    """2 bits in the first layers of K and of V (None: in all), 1 bit after; eta at (1, 2) bits."""
+    ends = [math.inf if n is None else n for n in (key_layers, value_layers)]
+    pairs = {}
+    for start in sorted({0, *(int(end) for end in ends if end != math.inf)}):
+        bits = [2 if start < end else 1 for end in ends]
+        tensors = _kivi_pair(*bits)
+        key, value = (
+            tensor.replace(eta=eta[tensor.bits - 1]) for tensor in (tensors.key, tensors.value)
+        )
+        pairs[start] = KVSpec(key, value)
+    return _by_depth(pairs)
+
+
+def _asymkv(lk: int | None = None, lv: int | None = 0) -> CacheSpec:
+    text, layers = _two_then_one(lk, lv)
+    return _stream(text, recent=128, layers=layers)
+
+
+def _xquant(
+    kq: int = 0,
+    vq: int = 0,
+    km: int = 0,
+    vm: int = 0,
+    eta1: float = 1 / 6,
+    eta2: float = 0.045,
+    layers: int = 2,
+    dominant: int = 0,
+) -> CacheSpec:
+    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits."""
+    text, rules = _two_then_one(kq, vq, (eta1, eta2))
+    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant)
+    return _stream(text, recent=128, layers=rules, share=share)
+
+
+def _mixed(bits: int = 2) -> CacheSpec:
+    """The 1-bit preset for visual spans; `bits` for the stream of text and generated tokens."""
+    return _kivi_sink(bits).replace(visual=_duotone().visual, ranges="run")
 
 
 def _dense() -> CacheSpec:
@@ -101,6 +164,24 @@ SCHEMES: dict[str, Scheme] = {
         "All tokens: K along tokens, V along channels, groups of 32, at least 128 recent tokens "
         "in 16 bit (KIVI, arXiv 2402.02750; our window never drains)",
         _kivi,
+    ),
+    "kivi-sink": Scheme(
+        "KIVI with the first 32 and at least 96 recent tokens in 16 bit (InnerQ's baseline)",
+        _kivi_sink,
+    ),
+    "asymkv": Scheme(
+        "KIVI with 2 bits in the first lk layers of K and lv of V (None: all), 1 bit after; by "
+        "default K 2, V 1 (AsymKV)",
+        _asymkv,
+    ),
+    "xquant": Scheme(
+        "KIVI with 2 bits in the first kq (K) and vq (V) layers, 1 after, end points moved in by "
+        "eta, and pairs of layers that share codes from km (K) and vm (V) on (XQuant)",
+        _xquant,
+    ),
+    "duotone-mixed": Scheme(
+        "duotone's 1 bit for visual spans, KIVI's 2 bits with sinks for text and generated tokens",
+        _mixed,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
 }

@@ -44,6 +44,70 @@ class KVSpec(Record):
 
 
 @dataclass(frozen=True)
+class LayerRule(Record):
+    """Other policies for the layers [start, stop) of a model; None keeps the cache's.
+
+    stop: None for the last layer. Where rules overlap, the later one wins.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    visual: KVSpec | None = None
+    text: KVSpec | None = None
+
+    def __post_init__(self) -> None:
+        ok = is_count(self.start) and (self.stop is None or is_count(self.stop))
+        ok = ok and (self.stop is None or self.start < self.stop)
+        rule = "a layer rule needs 0 <= start < stop"
+        require(ok, rule, (self.start, self.stop), "stop=None: to the last layer.")
+        for name in ("visual", "text"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, name, KVSpec.from_dict(value))
+            else:
+                ok = value is None or isinstance(value, KVSpec)
+                require(ok, f"LayerRule.{name} must be a KVSpec or None", value, "See CacheSpec.")
+
+    def covers(self, layer: int) -> bool:
+        """This rule speaks of `layer`."""
+        return self.start <= layer and (self.stop is None or layer < self.stop)
+
+
+@dataclass(frozen=True)
+class Sharing(Record):
+    """Cross-layer sharing of codes (XQuant sec. 3.3): runs of layers that store codes once.
+
+    key, value: the first layer whose K or V shares; None: all layers keep their own codes.
+    layers: layers per run (the paper's G). dominant: which of a run stores its codes (the paper's
+    k); the others store their own scale and zero_point and read the dominant layer's codes with
+    them. A run that the model's depth cuts short does not share.
+    """
+
+    key: int | None = None
+    value: int | None = None
+    layers: int = 2
+    dominant: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("key", "value"):
+            value = getattr(self, name)
+            ok = value is None or is_count(value)
+            require(ok, f"Sharing.{name} must be a layer or None", value, "Layers count from 0.")
+        ok = is_count(self.layers) and self.layers >= 2
+        require(ok, "Sharing.layers must be an integer >= 2", self.layers, "The paper: 2.")
+        ok = is_count(self.dominant) and self.dominant < self.layers
+        require(ok, "Sharing.dominant must lie in the run", self.dominant, "The paper: 0.")
+
+    def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
+        """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
+        first = getattr(self, which)
+        if first is None or layer < first:
+            return layer
+        start = layer - (layer - first) % self.layers
+        return start + self.dominant if start + self.layers <= depth else layer
+
+
+@dataclass(frozen=True)
 class CacheSpec(Record):
     """A policy per modality in one cache.
 
@@ -56,6 +120,8 @@ class CacheSpec(Record):
     ranges: what shares one range: "sequence" (all visual tokens of a sequence, the paper) or "run"
         (each contiguous run of visual tokens: an image, a frame).
     key_norm: per-channel key normalisation; not part of this version.
+    layers: rules for some of the layers: other bits, other groups.
+    share: which layers read other layers' codes, or None.
     """
 
     visual: KVSpec | Literal["text", "dense"] = KVSpec()
@@ -65,6 +131,8 @@ class CacheSpec(Record):
     tau: tuple[float, float] | None = None
     ranges: Literal["sequence", "run"] = "sequence"
     key_norm: bool = False
+    layers: tuple[LayerRule, ...] = ()
+    share: Sharing | None = None
 
     def __post_init__(self) -> None:
         self._normalise_policies()
@@ -76,7 +144,9 @@ class CacheSpec(Record):
         require(ok, "ranges must be 'sequence' or 'run'", self.ranges, "Pick one of them.")
         remedy = "Key normalisation comes with a later version."
         require(self.key_norm is False, "key_norm must be False", self.key_norm, remedy)
-        self._check_text_groups()
+        self._normalise_layers()
+        for policy in (self.text, *(rule.text for rule in self.layers)):
+            _check_text_groups(policy)
 
     def _normalise_policies(self) -> None:
         for name, words in (("visual", ("text", "dense")), ("text", ("dense",))):
@@ -95,20 +165,89 @@ class CacheSpec(Record):
         require(ok, "tau must be None or a pair of numbers >= 0", self.tau, "E.g. (0, 3).")
         object.__setattr__(self, "tau", tuple(float(t) for t in self.tau))
 
-    def _check_text_groups(self) -> None:
-        if not isinstance(self.text, KVSpec):
-            return
-        for name in ("key", "value"):
-            spec = getattr(self.text, name)
-            ok = spec.along == "channels" or spec.group is not None
-            remedy = "A stream never ends, so 'the whole span' has no meaning: e.g. group=32."
-            require(ok, f"text.{name} along tokens needs a group", spec.group, remedy)
+    def _normalise_layers(self) -> None:
+        made = tuple(LayerRule.from_dict(r) if isinstance(r, Mapping) else r for r in self.layers)
+        ok = all(isinstance(rule, LayerRule) for rule in made)
+        require(ok, "CacheSpec.layers must hold LayerRules", self.layers, "Or dicts of them.")
+        object.__setattr__(self, "layers", made)
+        for name in ("visual", "text"):
+            ruled = any(getattr(rule, name) is not None for rule in made)
+            ok = not ruled or isinstance(getattr(self, name), KVSpec)
+            remedy = f"Give the cache a KVSpec for {name} as well; rules only vary it."
+            require(ok, f"a rule for {name} needs a quantized {name}", getattr(self, name), remedy)
+        if isinstance(self.share, Mapping):
+            object.__setattr__(self, "share", Sharing.from_dict(self.share))
+        ok = self.share is None or isinstance(self.share, Sharing)
+        require(ok, "CacheSpec.share must be a Sharing or None", self.share, "Or a dict of it.")
+
+    @property
+    def flush_tokens(self) -> int:
+        """Tokens of the stream that leave the window at a time, in all layers together."""
+        policies = (self.text, *(rule.text for rule in self.layers))
+        return math.lcm(*(p.flush_tokens for p in policies if isinstance(p, KVSpec)))
+
+    def at_layer(self, layer: int) -> CacheSpec:
+        """The same cache with the policies of one layer and no rules."""
+        policies = {"visual": self.visual, "text": self.text}
+        for rule in self.layers:
+            if rule.covers(layer):
+                own = {"visual": rule.visual, "text": rule.text}
+                policies |= {name: value for name, value in own.items() if value is not None}
+        return self.replace(**policies, layers=(), share=None) if self.layers else self
+
+    def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
+        """The layer whose codes of K or V `layer` reads in a model of `depth` layers."""
+        return layer if self.share is None else self.share.source(which, layer, depth)
+
+    def check_depth(self, depth: int) -> None:
+        """Raise ValueError where rules or sharing do not fit a model of `depth` layers."""
+        for rule in self.layers:
+            ok = rule.start <= depth and (rule.stop is None or rule.stop <= depth)
+            remedy = "Was the spec made for a deeper model?"
+            require(ok, f"rules must lie within {depth} layers", (rule.start, rule.stop), remedy)
+        for which in ("key", "value"):
+            for layer in range(depth):
+                self._check_share(which, layer, self.source(which, layer, depth))
+
+    def _check_share(self, which: Literal["key", "value"], layer: int, source: int) -> None:
+        mine, other = self.at_layer(layer), self.at_layer(source)
+        for name in ("visual", "text"):
+            policies = [getattr(spec, name) for spec in (mine, other)]
+            if source == layer or not isinstance(policies[0], KVSpec):
+                continue
+            tensors = [getattr(policy, which) for policy in policies]
+            formats = {(t.bits, t.along, t.group, t.mapping, t.classes) for t in tensors}
+            rule = "layers that share codes need equal bits, along, group and mapping"
+            got = f"{which} of layer {layer}: {tensors[0].bits} bits, {source}: {tensors[1].bits}"
+            require(len(formats) == 1, rule, got, "Let bits change between runs, e.g. an even kq.")
+            ok = tensors[0].classes is None and tensors[0].mapping == "asymmetric"
+            remedy = "Other formats store more than codes per layer."
+            require(ok, "shared codes must be asymmetric, of one width", tensors[0], remedy)
 
     def nominal_bits(self, layers: int) -> float:
         """The papers' count: bits of the codes of what is quantized, averaged over `layers`.
 
-        Scales, zero-points, signs and 16-bit windows are not in it: see `MemoryReport` for those.
+        A layer that reads another one's codes counts 0 (XQuant App. A). Scales, zero-points, signs
+        and 16-bit windows are not in it: see `MemoryReport` for those.
         """
         require(is_count(layers) and layers > 0, "layers must be >= 1", layers, "Model depth.")
-        policy = self.visual if isinstance(self.visual, KVSpec) else self.text
-        return policy.nominal_bits if isinstance(policy, KVSpec) else 16.0
+        name = "visual" if isinstance(self.visual, KVSpec) else "text"
+        if not isinstance(getattr(self, name), KVSpec):
+            return 16.0
+        bits = [
+            getattr(getattr(self.at_layer(i), name), which).nominal_bits
+            for which in ("key", "value")
+            for i in range(layers)
+            if self.source(which, i, layers) == i
+        ]
+        return sum(bits) / (2 * layers)
+
+
+def _check_text_groups(policy: KVSpec | str | None) -> None:
+    if not isinstance(policy, KVSpec):
+        return
+    for name in ("key", "value"):
+        spec = getattr(policy, name)
+        ok = spec.along == "channels" or spec.group is not None
+        remedy = "A stream never ends, so 'the whole span' has no meaning: e.g. group=32."
+        require(ok, f"text.{name} along tokens needs a group", spec.group, remedy)
