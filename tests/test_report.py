@@ -78,15 +78,16 @@ def test_captions_show_object_recall_beside_the_headline():
     assert "| **0.800 ± 0.010 (+0.0 %)** |" in text
 
 
-def test_the_summary_keeps_the_preset_and_calibquant_at_one_bit():
+def test_the_summary_has_the_preset_first_and_calibquant_at_one_bit():
     full = result()
-    names = ["duotone @2", "duotone @1", "calibquant, no tau @1", "calibquant @8"]
+    names = ["calibquant @8", "duotone @2", "calibquant, no tau @1", "duotone @1"]
     for name in names:
         full["schemes"][name] = full["schemes"]["good @1"]
         full["differences"][f"{name} - 16-bit"] = full["differences"]["good @1 - 16-bit"]
     rows = report.quality_summary([full]).splitlines()
     kept = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")]
-    assert kept == ["scheme @ bits", "---", "16-bit", *names[:3]]
+    expected = ["16-bit", "duotone @1", "calibquant, no tau @1", "duotone @2"]
+    assert kept == ["scheme @ bits", "---", *expected]
 
 
 def test_divergence_table_leaves_the_reference_out():

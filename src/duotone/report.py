@@ -87,16 +87,17 @@ def _labels(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(label for result in results for label in result["schemes"]))
 
 
-def quality_table(results: Sequence[Result], keep: Callable[[str], bool] | None = None) -> str:
+def quality_table(results: Sequence[Result], labels: Sequence[str] | None = None) -> str:
     """Schemes by tasks: the scores on held-out data, and their change from 16 bit.
 
-    keep: which labels become rows; all without it.
+    labels: the rows, those that the results have; all without it.
     """
     header = ["scheme @ bits", "true bits per visual number"]
     columns = _columns(results)
     header += [f"{_title(result)}, {metric.replace('_', ' ')}" for result, metric in columns]
     rows = []
-    for label in filter(keep, _labels(results)):
+    known = _labels(results)
+    for label in known if labels is None else [label for label in labels if label in known]:
         scheme = next(r["schemes"][label] for r in results if label in r["schemes"])
         cells = (_quality_cell(result, label, metric) for result, metric in columns)
         rows.append([label, _visual_bits(scheme), *cells])
@@ -104,14 +105,21 @@ def quality_table(results: Sequence[Result], keep: Callable[[str], bool] | None 
     return "\n\n".join([markdown_table(header, rows), legend, _provenance(results)])
 
 
-def _is_main(label: str) -> bool:
-    name, _, bits = label.partition(" @")
-    return name in (REFERENCE, "duotone") or (name.startswith("calibquant") and bits == "1")
+# What a reader wants first: the preset at all widths, and CalibQuant at 1 bit.
+SUMMARY = (
+    "duotone @1",
+    "calibquant @1",
+    "calibquant, no tau @1",
+    "calibquant-paper @1",
+    "duotone @2",
+    "duotone @4",
+    "duotone @8",
+)
 
 
 def quality_summary(results: Sequence[Result]) -> str:
-    """What a reader of `quality_table` wants first: the preset, and CalibQuant at 1 bit."""
-    return quality_table(results, _is_main)
+    """`quality_table` with the rows of SUMMARY, in that order."""
+    return quality_table(results, [REFERENCE, *SUMMARY])
 
 
 def divergence_table(results: Sequence[Result]) -> str:
