@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
+from duotone.quant.accounting import PARAM_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -122,6 +123,8 @@ def _layer_bytes(
                 parts = tensor_bytes(getattr(policy, which), size, facts.head_dim)
                 codes += facts.kv_heads * parts[0] * stores
                 params += facts.kv_heads * parts[1]
+    if own.key_norm and any(spans["text"]):
+        params += facts.kv_heads * facts.head_dim * PARAM_BYTES[own.text.key.param_dtype]
     return codes, params
 
 

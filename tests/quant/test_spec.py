@@ -56,7 +56,8 @@ def test_bad_tensor_fields_raise(field: str, value: object, rule: str) -> None:
         ({"tau": (1,)}, "tau must be None or a pair"),
         ({"tau": (-1, 0)}, "tau must be None or a pair"),
         ({"ranges": "tile"}, "ranges must be"),
-        ({"key_norm": True}, "key_norm must be False"),
+        ({"key_norm": True}, "key_norm needs a quantized text"),
+        ({"key_norm": 1}, "key_norm must be a bool"),
         ({"text": KVSpec()}, "along tokens needs a group"),
     ],
 )

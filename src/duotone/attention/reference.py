@@ -86,8 +86,12 @@ def _kv_heads(segment: Segment) -> int:
 
 def _masked_scores(rows: Rows, segment: Segment, mask: Tensor | None, queries: int) -> Scores:
     key = segment.key
-    packed = isinstance(segment, PackedSegment)
-    scores = key_scores(rows, key) if packed else rows @ key.to(rows.dtype).transpose(-1, -2)
+    if isinstance(segment, PackedSegment):
+        norm = segment.key_norm
+        rows = rows if norm is None else rows * norm[:, :, None].to(rows.dtype)
+        scores = key_scores(rows, segment.key)
+    else:
+        scores = rows @ key.to(rows.dtype).transpose(-1, -2)
     visible = valid_mask(segment.lengths, segment.tokens)[:, None]
     if mask is not None:
         visible = visible & mask[:, :, : segment.tokens]

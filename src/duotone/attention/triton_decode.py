@@ -59,6 +59,8 @@ def unsupported(query: Tensor, kv: Sequence[Segment]) -> str | None:
         return f"query must be one of {QUERY_DTYPES}; got {query.dtype}"
     if query.dim() != 4 or query.shape[2] != 1:
         return f"query must be [batch, q_heads, 1, head_dim]; got {tuple(query.shape)}"
+    if any(getattr(s, "key_norm", None) is not None for s in kv):
+        return "normalised keys are not supported"
     reasons = (_tensor_reason(t, query) for s in kv for t in (s.key, s.value))
     reason = next((r for r in reasons if r), None)
     if reason is None and len({head_dim_of(s.value) for s in kv}) > 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
 from duotone.cache.packed import PackedTensor, pack_tensor
-from duotone.cache.ragged import Lengths, Move
+from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 
@@ -68,6 +68,7 @@ class LayerStore:
     def __init__(self, spec: CacheSpec, read: ReadPower = UNKNOWN) -> None:
         self.spec, self.read = spec, read
         self.sources: dict[str, LayerStore] = {}
+        self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
         self.stream: PackedPair | None = None
@@ -106,7 +107,9 @@ class LayerStore:
         for name, roll, visual in packed:
             pair = self._complete(name)
             if pair is not None and pair.key.tokens:
-                placed.append((PackedSegment(pair.key, pair.value, roll.lengths, visual), roll))
+                norm = None if visual else self.key_norm
+                segment = PackedSegment(pair.key, pair.value, roll.lengths, visual, key_norm=norm)
+                placed.append((segment, roll))
         if self.key is not None and self.key.shape[2]:
             dense = DenseSegment(self.key, self.value, state.dense.lengths)
             placed.append((dense, state.dense))
@@ -130,6 +133,8 @@ class LayerStore:
             setattr(self, name, None if pair is None else pair.rows(index))
         if self.key is not None:
             self.key, self.value = self.key[index], self.value[index]
+        if self.key_norm is not None:
+            self.key_norm = self.key_norm[index]
 
     def _pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
         pair = PackedPair.pack(key, value, spec, piece, self.read)
@@ -146,6 +151,11 @@ class LayerStore:
             for which, source in self.sources.items()
         }
         return replace(pair, **lent)
+
+    @property
+    def norm_bytes(self) -> int:
+        """Bytes of the key normalisation."""
+        return 0 if self.key_norm is None else self.key_norm.nbytes
 
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
@@ -165,10 +175,28 @@ class LayerStore:
         if flush is self._flushed:
             return
         self._flushed = flush
-        new = self._pack(self.key, self.value, self.spec.text, flush.piece)
+        if self.spec.key_norm and self.key_norm is None:
+            lengths = flush.piece.take.lengths + flush.keep.lengths
+            self.key_norm = key_norm(self.key, lengths, self.spec.text.key.param_dtype)
+        key = self.key
+        if self.key_norm is not None:
+            key = (key / self.key_norm[:, :, None]).to(key.dtype)
+        new = self._pack(key, self.value, self.spec.text, flush.piece)
         self.stream = _joined(self.stream, new, flush.piece.join)
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 
 
 def _joined(old: PackedPair | None, new: PackedPair, join: Move) -> PackedPair:
     return new if old is None else old.append(new, join)
+
+
+def key_norm(key: States, lengths: Lengths, dtype: str) -> Float[Tensor, "batch kv_heads channels"]:
+    """norm_c = sqrt(max_t |key_tc|) over a sequence's valid tokens (InnerQ sec. 4.3).
+
+    Taken when the first tokens leave the window, over all tokens that are there: the prompt, unless
+    it is shorter than the windows. It is per sequence and kv head, of keys behind RoPE; the paper
+    folds it into W_K and W_Q, which is wrong there and for batches. 1 where a channel is all 0.
+    """
+    real = valid_mask(lengths, key.shape[2])[:, None, :, None]
+    top = key.masked_fill(~real, 0).abs().amax(2).float().sqrt().to(getattr(torch, dtype))
+    return torch.where(top > 0, top, torch.ones_like(top))

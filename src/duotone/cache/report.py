@@ -14,7 +14,7 @@ from duotone.cache.ledger import LedgerState
 class MemoryReport:
     """Bytes of a cache, over all layers and sequences.
 
-    codes_bytes, params_bytes: packed codes (with signs); scales, zero-points and mode bits.
+    codes_bytes, params_bytes: packed codes (with signs); scales, zero-points, mode bits and norms.
     dense_bytes: tokens in 16 bit, spare slots of their buffers included.
     index_bytes: the ledger's positions, lengths and block tables, shared by all layers.
     dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots.
@@ -51,6 +51,7 @@ def memory_report(
     codes_bytes = sum(t.codes_bytes for pair in packed for t in (pair.key, pair.value))
     params_bytes = sum(t.params_bytes for pair in packed for t in (pair.key, pair.value))
     rolls = (state.visual, state.stream, state.dense)
+    params_bytes += sum(store.norm_bytes for store in stores)
     index_bytes = sum(roll.index_bytes for roll in rolls) + _table_bytes(packed)
     total_bytes = codes_bytes + params_bytes + dense_bytes + index_bytes
     elements = sum(_elements_per_token(store) for store in stores)

@@ -7,6 +7,7 @@ such segments. A token belongs to exactly one of them, a pad to none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -21,6 +22,7 @@ class PackedSegment:
 
     lengths: [batch] valid tokens. mask: [batch, queries, tokens] of what each query may see, or
     None where every query sees every valid token.
+    key_norm: the packed keys are keys divided by it; queries are multiplied by it instead.
     """
 
     key: PackedTensor
@@ -28,11 +30,19 @@ class PackedSegment:
     lengths: Lengths
     visual: bool = False
     mask: Bool[Tensor, "batch queries tokens"] | None = None
+    key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
 
     @property
     def tokens(self) -> int:
         """Width of the token axis."""
         return self.key.tokens
+
+    def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
+        """K or V as the model would have them, dequantized."""
+        decoded = getattr(self, which).dequantize()
+        if which == "value" or self.key_norm is None:
+            return decoded
+        return (decoded * self.key_norm[:, :, None]).to(decoded.dtype)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,10 @@ class DenseSegment:
     def tokens(self) -> int:
         """Width of the token axis."""
         return self.key.shape[2]
+
+    def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
+        """K or V as they are."""
+        return getattr(self, which)
 
 
 Segment = PackedSegment | DenseSegment

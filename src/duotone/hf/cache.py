@@ -73,9 +73,7 @@ class QuantizedLayer(CacheLayerMixin):
         out = new.new_zeros(*new.shape[:2], plan.after.seen, new.shape[3])
         state = plan.after if stored else plan.before
         for segment, roll in self.store.placed_segments(state):
-            states = getattr(segment, which)
-            states = states if isinstance(states, Tensor) else states.dequantize()
-            _scatter(out, states, roll.positions, roll.lengths)
+            _scatter(out, segment.states(which), roll.positions, roll.lengths)
         if not stored:
             out[:, :, plan.before.seen :] = new
         return out

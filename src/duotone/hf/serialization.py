@@ -42,6 +42,8 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
             layer.store.key,
             layer.store.value,
         )
+        if layer.store.key_norm is not None:
+            tensors[f"layers.{i}.key_norm"] = layer.store.key_norm
         for name in STORES:
             _collect_pair(getattr(layer.store, name), f"layers.{i}.{name}", tensors, packed, tables)
     # K and V may share memory; safetensors wants it separate.
@@ -103,6 +105,7 @@ def load_cache(
             tensors[f"layers.{i}.key"],
             tensors[f"layers.{i}.value"],
         )
+        layer.store.key_norm = tensors.get(f"layers.{i}.key_norm")
         for name in STORES:
             store = f"layers.{i}.{name}"
             if f"{store}.key" in header["packed"]:

@@ -134,6 +134,13 @@ def _xquant(
     return _stream(text, recent=128, layers=rules, share=share)
 
 
+def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
+    """Groups along the inner dimension of both products: K within a token, V along tokens."""
+    key = TensorSpec(bits, along="channels", group=32, mapping=mapping)  # type: ignore[arg-type]
+    value = TensorSpec(bits, along="tokens", group=32, mapping=mapping)  # type: ignore[arg-type]
+    return _stream(KVSpec(key, value), sink=32, recent=96, key_norm=True)
+
+
 def _mixed(bits: int = 2) -> CacheSpec:
     """The 1-bit preset for visual spans; `bits` for the stream of text and generated tokens."""
     return _kivi_sink(bits).replace(visual=_duotone().visual, ranges="run")
@@ -178,6 +185,11 @@ SCHEMES: dict[str, Scheme] = {
         "KIVI with 2 bits in the first kq (K) and vq (V) layers, 1 after, end points moved in by "
         "eta, and pairs of layers that share codes from km (K) and vm (V) on (XQuant)",
         _xquant,
+    ),
+    "innerq": Scheme(
+        "All tokens: K along channels, V along tokens, groups of 32, sign-and-magnitude or "
+        "asymmetric by group, normalised keys, 32 sinks, at least 96 recent tokens (InnerQ)",
+        _innerq,
     ),
     "duotone-mixed": Scheme(
         "duotone's 1 bit for visual spans, KIVI's 2 bits with sinks for text and generated tokens",

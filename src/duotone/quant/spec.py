@@ -119,7 +119,8 @@ class CacheSpec(Record):
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
     ranges: what shares one range: "sequence" (all visual tokens of a sequence, the paper) or "run"
         (each contiguous run of visual tokens: an image, a frame).
-    key_norm: per-channel key normalisation; not part of this version.
+    key_norm: divide the stream's keys by sqrt(max |k|) per channel before quantizing and multiply
+        the query instead (InnerQ sec. 4.3): per sequence and kv head, behind RoPE.
     layers: rules for some of the layers: other bits, other groups.
     share: which layers read other layers' codes, or None.
     """
@@ -142,8 +143,10 @@ class CacheSpec(Record):
         self._normalise_tau()
         ok = self.ranges in ("sequence", "run")
         require(ok, "ranges must be 'sequence' or 'run'", self.ranges, "Pick one of them.")
-        remedy = "Key normalisation comes with a later version."
-        require(self.key_norm is False, "key_norm must be False", self.key_norm, remedy)
+        require(isinstance(self.key_norm, bool), "key_norm must be a bool", self.key_norm, "")
+        ok = not self.key_norm or isinstance(self.text, KVSpec)
+        remedy = "It normalises the keys of the stream: give text a KVSpec."
+        require(ok, "key_norm needs a quantized text stream", self.text, remedy)
         self._normalise_layers()
         for policy in (self.text, *(rule.text for rule in self.layers)):
             _check_text_groups(policy)
