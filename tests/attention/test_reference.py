@@ -100,6 +100,9 @@ TENSORS = {
     "8b-channels": TensorSpec(8, "channels"),
     "1b-span": TensorSpec(1, "span", levels="lloyd"),
     "2b-symmetric": TensorSpec(2, group=7, mapping="symmetric"),
+    "rotated-g32": TensorSpec(2, group=32, transform="hadamard"),
+    "rotated-channels": TensorSpec(2, "channels", 8, transform="hadamard"),
+    "rotated-classes": TensorSpec(1, classes=((4, 1 / 4),), transform="hadamard"),
     "classes-g32": TensorSpec(1, group=32, classes=((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))),
     "1b-hybrid": TensorSpec(1, "channels", 16, mapping="hybrid"),
 }

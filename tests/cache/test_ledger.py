@@ -153,6 +153,18 @@ def test_appending_in_pieces_gives_the_codes_of_appending_at_once() -> None:
     assert torch.equal(decoded[0], decoded[2])
 
 
+@pytest.mark.parametrize("name", ["stream", "stream-no-window", "mixed"])
+def test_windows_hold_over_a_thousand_steps(name: str) -> None:
+    model = Model(SPECS[name])
+    model.step(torch.tensor([[False] * 4 + [True] * 5] * BATCH), torch.ones(BATCH, 9).bool())
+    one = torch.ones(BATCH, 1, dtype=torch.bool)
+    for step in range(1000):
+        model.step(~one, one)
+        model.check_window(step % BATCH)
+        if step % 100 == 99:
+            model.check()
+
+
 def test_decoding_writes_in_place_between_moves() -> None:
     ledger, store = Ledger(SPECS["dense"], BATCH, torch.device("cpu")), LayerStore(SPECS["dense"])
     one = torch.ones(BATCH, 1, dtype=torch.bool)

@@ -23,6 +23,7 @@ from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import calibration_affine
+from duotone.quant.rotation import rotate
 
 Rows = Float[Tensor, "batch kv_heads rows channels"]
 Scores = Float[Tensor, "batch kv_heads rows tokens"]
@@ -136,6 +137,7 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
 
 def key_scores(rows: Rows, key: PackedTensor) -> Scores:
     """q . k_hat for every token, from the codes."""
+    rows = rotate(rows, key.spec.transform)
     codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
     zero_point = None if key.zero_point is None else key.zero_point.to(rows.dtype)
     if key.per_token:
@@ -166,6 +168,10 @@ def _scores_along_channels(
 
 def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     """p @ v_hat, from the codes. Probabilities of tokens that do not exist must be 0."""
+    return rotate(_rotated_sum(probabilities, value), value.spec.transform)
+
+
+def _rotated_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     codes, scale = value.signed_codes(probabilities.dtype), value.full_scale.to(probabilities.dtype)
     zero_point = None if value.zero_point is None else value.zero_point.to(probabilities.dtype)
     if value.per_token:

@@ -72,6 +72,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
     if head_dim_of(x) > MAX_HEAD_DIM:
         return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
     if isinstance(x, PackedTensor):
+        if x.spec.transform is not None:
+            return f"packed tensors must not be rotated; got {x.spec.transform!r}"
         if x.spec.mapping != "asymmetric":
             return f"packed tensors must have mapping='asymmetric'; got {x.spec.mapping!r}"
         stored = (x.codes, x.scale, x.zero_point, x.classes)

@@ -20,6 +20,7 @@ from duotone.quant.classes import (
     pack_classes,
     unpack_classes,
 )
+from duotone.quant.rotation import rotate
 
 # What has a row per token in every layout; parameters have one only along channels.
 TOKEN_PARTS = ("codes", "negative")
@@ -117,7 +118,7 @@ class PackedTensor:
         order = self.channel_order
         if order is not None:
             value = torch.empty_like(value).scatter_(-1, self._per_element(order), value)
-        return value.to(self.dtype)
+        return rotate(value, self.spec.transform).to(self.dtype)
 
     def _per_element(self, parameter: Tensor) -> Tensor:
         if self.per_token:
@@ -172,12 +173,15 @@ def pack_tensor(
     Tokens past a sequence's length are padding and enter no statistic.
     read_power: how strongly the model reads each channel, for `spec.read_power`.
     """
+    dtype = x.dtype
+    if spec.transform is not None:
+        x = rotate(x.to(torch.promote_types(dtype, torch.float32)), spec.transform)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
         blocks, parts = spans, _packed_parts(quantize(x, spec, mask))
     else:
         blocks, parts = _pack_blocks(x, spec, spans, read_power)
-    return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=x.dtype, blocks=blocks, **parts)
+    return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
 
 
 def _pack_blocks(

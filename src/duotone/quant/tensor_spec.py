@@ -37,7 +37,9 @@ class TensorSpec(Record):
         nothing. Along tokens, asymmetric.
     read_power: the variances that order the channels are multiplied by the power with which the
         model reads each channel (K: W_q, V: W_o), where the cache knows it.
-    transform: None; bases before quantization are not part of this version.
+    transform: None, or "hadamard": channels are turned by a Hadamard matrix before quantization and
+        q (for K) or the output (for V) by the same one while decoding. Costs no bytes and two
+        products of head_dim x head_dim per step and head.
     param_dtype: how scale and zero_point are stored.
     """
 
@@ -52,7 +54,7 @@ class TensorSpec(Record):
     classes: tuple[tuple[int, float], ...] | None = None
     energy: float = 0.0
     read_power: bool = False
-    transform: str | None = None
+    transform: Literal["hadamard"] | None = None
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
     def __post_init__(self) -> None:
@@ -70,8 +72,11 @@ class TensorSpec(Record):
         self._check_gain()
         self._check_classes()
         self._check_energy()
-        remedy = "Bases before quantization come with a later version."
-        require(self.transform is None, "transform must be None", self.transform, remedy)
+        ok = self.transform in (None, "hadamard")
+        require(ok, "transform must be None or 'hadamard'", self.transform, "Pick one of them.")
+        remedy = "Rotated channels are all read alike."
+        ok = not (self.transform and self.read_power)
+        require(ok, "read_power needs transform=None", self.transform, remedy)
 
     def _check_gain(self) -> None:
         fit = self.gain == "fit"
