@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+# The language model of InternVL2.5-8B and many others of that size.
+SHAPE_8B = ModelFacts(
+    model_type="8B",
+    layers=32,
+    q_heads=32,
+    kv_heads=8,
+    head_dim=128,
+    element_bytes=2,
+    sliding=(False,) * 32,
+    visual_token_ids=(0,),
+)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Cache bytes of one sequence at its full length, and sequences per budget.
@@ -42,7 +55,7 @@ class Plan:
 
 
 def plan(
-    model_or_config: PreTrainedModel | PreTrainedConfig,
+    model_or_config: PreTrainedModel | PreTrainedConfig | ModelFacts,
     spec: CacheSpec,
     *,
     visual_tokens: int = 0,
@@ -64,7 +77,8 @@ def plan(
         "new_tokens": new_tokens,
     }
     _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
-    facts = model_facts(model_or_config)
+    known = isinstance(model_or_config, ModelFacts)
+    facts = model_or_config if known else model_facts(model_or_config)
     check_spec(facts, spec)
     dense_tokens, stream_tokens = _text_places(spec, **counts)
     spans = {"visual": _visual_spans(spec, visual_tokens, images), "text": [stream_tokens]}
@@ -88,6 +102,15 @@ def plan(
         max_batch=None if budget_bytes is None else budget_bytes // total,
         dense_max_batch=None if budget_bytes is None else budget_bytes // (tokens * token_bytes),
     )
+
+
+def true_bits(spec: CacheSpec, tokens: int = 8192, facts: ModelFacts = SHAPE_8B) -> float:
+    """True bits per number over `tokens` of what the spec quantizes, windows in 16 bit included.
+
+    Visual tokens of one image where it has a policy for them, tokens of the stream otherwise.
+    """
+    kind = "text_tokens" if spec.visual == "text" else "visual_tokens"
+    return plan(facts, spec, **{kind: tokens}).bits_per_element
 
 
 def _check_counts(counts: dict[str, int]) -> None:

@@ -7,12 +7,14 @@ from .common import JsonOption, print_json, user_errors
 
 def _rows() -> dict[str, dict[str, Any]]:
     import duotone
+    from duotone.planning import true_bits
 
     specs = {name: duotone.scheme(name) for name in duotone.schemes()}
     return {
         name: {
             "summary": summary,
             "nominal_bits": specs[name].nominal_bits(layers=32),
+            "true_bits": true_bits(specs[name]),
             "spec": specs[name].to_dict(),
         }
         for name, summary in duotone.schemes().items()
@@ -21,7 +23,10 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 @user_errors
 def command(json_output: JsonOption = False) -> None:
-    """List the schemes: name, nominal bits by default, what it is and which paper it is from.
+    """List the schemes: name, bits by default, what it is and which paper it is from.
+
+    Nominal bits are the papers' count, codes only. True bits count every byte, 16-bit windows
+    included, for 8,192 tokens in a model of the 8B class (32 layers, 8 kv heads of 128).
 
     [bold]Examples[/bold]
 
@@ -37,7 +42,8 @@ def command(json_output: JsonOption = False) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("scheme", "bits", "what")
+    table = Table("scheme", "nominal bits", "true bits", "what")
     for name, row in rows.items():
-        table.add_row(f"[cyan]{name}[/]", f"{row['nominal_bits']:g}", escape(row["summary"]))
+        bits = (f"{row['nominal_bits']:g}", f"{row['true_bits']:.2f}")
+        table.add_row(f"[cyan]{name}[/]", *bits, escape(row["summary"]))
     Console().print(table)
