@@ -102,6 +102,7 @@ TENSORS = {
     "2b-symmetric": TensorSpec(2, group=7, mapping="symmetric"),
     "classes-g32": TensorSpec(1, group=32, classes=((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))),
     "1b-hybrid": TensorSpec(1, "channels", 16, mapping="hybrid"),
+    "2b-hybrid-g32": TensorSpec(2, group=32, mapping="hybrid"),
 }
 
 
