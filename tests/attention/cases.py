@@ -19,6 +19,7 @@ from duotone.cache import (
     PackedTensor,
     pack_tensor,
 )
+from duotone.cache.packed import TOKEN_PARTS
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import Segment
 from duotone.quant import CacheSpec, TensorSpec
@@ -31,6 +32,9 @@ PRESET_KEY = TensorSpec(
 )
 CLASSES_KEY = TensorSpec(1, group=128, classes=((4, 1 / 8), (2, 1 / 4)))
 CLASSES_VALUE = TensorSpec(1, classes=((2, 1 / 2), (1, 1 / 4)))
+# InnerQ at 2 bits: groups of 32 along the inner dimension of each product.
+INNERQ_KEY = TensorSpec(2, "channels", 32, "hybrid")
+INNERQ_VALUE = TensorSpec(2, "tokens", 32, "hybrid")
 # Relative RMS error, and maximum error over the largest element, against fp64 arithmetic rounded to
 # the output's type. fp16 and bf16 queries multiply in fp16 (dense segments: tf32).
 TOLERANCES = {
@@ -73,6 +77,7 @@ class Case:
         for name, spec in (("k", self.key), ("v", self.value)):
             bits = "".join(str(bits) for bits, _ in spec.classes or ())
             width = f"classes{bits}" if bits else f"{spec.bits}{spec.along}"
+            width += "" if spec.mapping == "asymmetric" else spec.mapping[:3]
             parts.append(f"{name}{width}{spec.group or ''}")
         parts.append(f"g{self.gqa}d{self.head_dim}{str(self.dtype).removeprefix('torch.')}")
         flags = {"value_dim": self.value_dim, "dense": self.dense, "mask": self.mask}
@@ -149,13 +154,14 @@ def _poison_packed(segment: PackedSegment) -> PackedSegment:
 def _poison_tensor(x: PackedTensor, lengths: Tensor) -> PackedTensor:
     empty = ~valid_mask(lengths, x.tokens)[:, None, :, None]
     rows = empty if x.per_token else (x.blocks.sizes == 0)[:, None, :, None]
-    return replace(
-        x,
-        codes=x.codes.masked_fill(empty, POISON_BYTE),
-        scale=x.scale.masked_fill(rows, math.nan),
-        zero_point=x.zero_point.masked_fill(rows, math.nan),
-        classes=None if x.classes is None else x.classes.masked_fill(rows, POISON_BYTE),
-    )
+    changed = {}
+    for name in x.tensor_names():
+        tensor = getattr(x, name)
+        where = empty if name in TOKEN_PARTS else rows
+        where = where.unflatten(-1, (1,) * (tensor.dim() - 3))
+        value = math.nan if tensor.is_floating_point() else POISON_BYTE
+        changed[name] = tensor.masked_fill(where, value)
+    return replace(x, **changed)
 
 
 def _poison_dense(segment: DenseSegment) -> DenseSegment:

@@ -70,11 +70,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
     if head_dim_of(x) > MAX_HEAD_DIM:
         return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
     if isinstance(x, PackedTensor):
-        if x.spec.mapping != "asymmetric":
-            return f"packed tensors must have mapping='asymmetric'; got {x.spec.mapping!r}"
-        stored = (x.codes, x.scale, x.zero_point, x.classes)
-        ok = all(t.is_contiguous() for t in stored if t is not None)
-        return None if ok else "codes, scale, zero_point and classes must be contiguous"
+        strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
+        return f"packed K and V must be contiguous; {strided} are not" if strided else None
     if x.dtype not in QUERY_DTYPES:
         return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))
@@ -201,6 +198,8 @@ class _Launch:
             query,
             at["p_k_scale"],
             at["p_k_zero"],
+            at["p_k_signs"],
+            at["p_k_modes"],
             self.key.classes,
             at["p_k_offsets"],
             fold,
@@ -208,10 +207,10 @@ class _Launch:
             at["k_blocks"],
             at["kv_heads"],
             **{name: at[name] for name in ("G", "UNIT", "DT")},
-            **{n: at[f"K_{n}"] for n in ("D", "BITS", "CLASSES", "COLUMNS", "PAD")},
+            **{n: at[f"K_{n}"] for n in ("D", "BITS", "CLASSES", "COLUMNS", "GROUP", "PAD")},
             GP=triton.next_power_of_2(at["G"]),
             D_PAD=triton.next_power_of_2(at["K_D"]),
-            OFFSETS=self.key.zero_point.shape[3],
+            OFFSETS=at["K_D"] if self.key.classes is not None else at["K_COLUMNS"],
             num_warps=1,
         )
         return fold, affine
