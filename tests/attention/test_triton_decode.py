@@ -1,6 +1,7 @@
 """The Triton path against the reference: in the interpreter where there is no GPU, else on it."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -206,6 +207,11 @@ def test_splits_and_tiles_stay_in_range() -> None:
     assert split_count(rows=2, tokens=200, device=here) == 2
     for block in (None, 1, 32, 33, 5000):
         assert tile_config(2, 128, block=block)["BN"] >= 16
+    # Signs take registers: no tile is longer, or has fewer warps, for having them.
+    for groups, bits, d in product((False, True), (1, 2, 4, 8), (64, 128, 256)):
+        plain, signed = (tile_config(bits, d, groups=groups, signs=s) for s in (False, True))
+        assert signed["BN"] <= plain["BN"]
+        assert signed["num_warps"] >= plain["num_warps"]
     assert [tile_config(1, d)["num_warps"] for d in (64, 128, 160, 256, 512)] == [1, 1, 2, 2, 4]
 
 

@@ -122,6 +122,20 @@ def test_a_hybrid_has_slots_or_planes_and_both_modes(spec: TensorSpec) -> None:
     assert (x[packed.signs()] < 0).all()
 
 
+@given(st.sampled_from(HYBRIDS), st.integers(1, 70), st.integers(0, 99))
+def test_a_packed_hybrid_is_no_worse_than_either_mode(
+    spec: TensorSpec, tokens: int, seed: int
+) -> None:
+    x, table = states(1, tokens, seed), single_block(torch.tensor([tokens]))
+
+    def error(mapping: str) -> Tensor:
+        packed = pack_tensor(x, spec.replace(mapping=mapping), table)
+        return (packed.dequantize() - x).abs().sum()
+
+    best = torch.minimum(error("asymmetric"), error("symmetric"))
+    assert error("hybrid") <= best * (1 + 1e-5)
+
+
 @pytest.mark.parametrize("along", ["tokens", "channels"])
 def test_a_truncated_hybrid_grows_again(along: str) -> None:
     spec = TensorSpec(2, along, 16, mapping="hybrid")
