@@ -32,6 +32,7 @@ from duotone.cache import BlockTable, PackedSegment, PackedTensor
 from duotone.quant import TensorSpec, pack
 from duotone.quant.classes import CLASS_BITS, assign_classes, class_counts
 from duotone.quant.packing import packed_bytes
+from duotone.quant.slots import fill_slots, slot_bytes
 
 # batch, q_heads, kv_heads, tokens
 SHAPES = [(32, 32, 8, 8192), (8, 32, 8, 32768), (1, 32, 8, 131072)]
@@ -55,17 +56,22 @@ class Scheme:
 
 
 def schemes() -> list[Scheme]:
-    """Whole-span scales at 1, 2 and 4 bits with and without calibration, KIVI's groups, ours."""
+    """Whole-span scales at 1, 2 and 4 bits with and without calibration, groups of 32, ours."""
     rows = [
         Scheme(f"{bits} bit{', tau' if tau else ''}", TensorSpec(bits), TensorSpec(bits), tau)
         for bits in (1, 2, 4)
         for tau in (None, (0.0, 3.0))
     ]
     kivi = (TensorSpec(2, group=32), TensorSpec(2, "channels", 32))
+    innerq = (
+        TensorSpec(2, "channels", 32, mapping="hybrid"),
+        TensorSpec(2, group=32, mapping="hybrid"),
+    )
     preset = duotone.scheme("duotone").visual
     return [
         *rows,
         Scheme("kivi 2 bit, g=32", *kivi),
+        Scheme("innerq 2 bit, g=32", *innerq),
         Scheme("duotone", preset.key, preset.value),
     ]
 
@@ -91,9 +97,20 @@ def random_packed(batch: int, heads: int, tokens: int, spec: TensorSpec) -> Pack
             0, 256, (batch, heads, tokens, row_bytes(spec)), dtype=torch.uint8, device="cuda"
         ),
         scale=(scale / levels.cuda()).half(),
-        zero_point=(torch.rand(shape, device="cuda") - 1).half(),
         classes=None if numbers is None else pack(numbers, CLASS_BITS),
+        **random_offsets(spec, shape),
     )
+
+
+def random_offsets(spec: TensorSpec, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """zero_points of groups; for a hybrid slots, half of them with signs, and the modes."""
+    zero_point = (torch.rand(shape, device="cuda") - 1).half()
+    if spec.mapping == "asymmetric":
+        return {"zero_point": zero_point}
+    signs = torch.rand(*shape, spec.group, device="cuda") < 0.5
+    modes = torch.rand(shape, device="cuda") < 0.5
+    slots = fill_slots(zero_point, signs, modes, slot_bytes(spec, HEAD_DIM))
+    return {"slot": slots, "symmetric": pack(modes.byte(), 1)}
 
 
 def row_bytes(spec: TensorSpec) -> int:

@@ -19,6 +19,7 @@ from duotone.cache import (
     PackedTensor,
     pack_tensor,
 )
+from duotone.cache.packed import TOKEN_PARTS
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import Segment
 from duotone.quant import CacheSpec, TensorSpec
@@ -31,6 +32,13 @@ PRESET_KEY = TensorSpec(
 )
 CLASSES_KEY = TensorSpec(1, group=128, classes=((4, 1 / 8), (2, 1 / 4)))
 CLASSES_VALUE = TensorSpec(1, classes=((2, 1 / 2), (1, 1 / 4)))
+# InnerQ at 2 bits: groups of 32 along the inner dimension of each product.
+INNERQ_KEY = TensorSpec(2, "channels", 32, "hybrid")
+INNERQ_VALUE = TensorSpec(2, "tokens", 32, "hybrid")
+# The same behind a Hadamard matrix.
+ROTATED_KEY, ROTATED_VALUE = (
+    spec.replace(transform="hadamard") for spec in (INNERQ_KEY, INNERQ_VALUE)
+)
 # Relative RMS error, and maximum error over the largest element, against fp64 arithmetic rounded to
 # the output's type. fp16 and bf16 queries multiply in fp16 (dense segments: tf32).
 TOLERANCES = {
@@ -63,6 +71,7 @@ class Case:
     tau: tuple[float, float] | None = None
     dtype: torch.dtype = torch.float16
     spread: float = 1.0
+    key_norm: bool = False
 
     @property
     def sm_scale(self) -> float:
@@ -73,9 +82,12 @@ class Case:
         for name, spec in (("k", self.key), ("v", self.value)):
             bits = "".join(str(bits) for bits, _ in spec.classes or ())
             width = f"classes{bits}" if bits else f"{spec.bits}{spec.along}"
+            width += "" if spec.mapping == "asymmetric" else spec.mapping[:3]
+            width += "rotated" if spec.transform else ""
             parts.append(f"{name}{width}{spec.group or ''}")
         parts.append(f"g{self.gqa}d{self.head_dim}{str(self.dtype).removeprefix('torch.')}")
         flags = {"value_dim": self.value_dim, "dense": self.dense, "mask": self.mask}
+        flags |= {"norm": self.key_norm}
         parts += [name for name, value in flags.items() if value]
         parts += [f"spans{self.spans}"] * (self.spans > 1) + ["tau"] * (self.tau is not None)
         return "-".join(parts)
@@ -108,7 +120,9 @@ def build(case: Case, seed: int = 0) -> tuple[Tensor, list[Segment]]:
     key = pack_tensor(states(batch, case.kv_heads, n, case.head_dim, case.spread), case.key, spans)
     value = pack_tensor(states(batch, case.kv_heads, n, value_dim, case.spread), case.value, spans)
     mask = torch.rand(batch, 1, n, device=device()) < 0.7 if case.mask else None
-    kv: list[Segment] = [PackedSegment(key, value, lengths, visual=True, mask=mask)]
+    norm = 0.5 + torch.rand(batch, case.kv_heads, case.head_dim, device=device())
+    packed = PackedSegment(key, value, lengths, True, mask, norm if case.key_norm else None)
+    kv: list[Segment] = [packed]
     if case.dense is not None:
         width = max(case.dense) + 3
         kv.append(
@@ -142,20 +156,21 @@ def poisoned(kv: Sequence[Segment]) -> list[Segment]:
 
 
 def _poison_packed(segment: PackedSegment) -> PackedSegment:
-    tensors = (_poison_tensor(t, segment.lengths) for t in (segment.key, segment.value))
-    return PackedSegment(*tensors, segment.lengths, segment.visual, segment.mask)
+    key, value = (_poison_tensor(t, segment.lengths) for t in (segment.key, segment.value))
+    return replace(segment, key=key, value=value)
 
 
 def _poison_tensor(x: PackedTensor, lengths: Tensor) -> PackedTensor:
     empty = ~valid_mask(lengths, x.tokens)[:, None, :, None]
     rows = empty if x.per_token else (x.blocks.sizes == 0)[:, None, :, None]
-    return replace(
-        x,
-        codes=x.codes.masked_fill(empty, POISON_BYTE),
-        scale=x.scale.masked_fill(rows, math.nan),
-        zero_point=x.zero_point.masked_fill(rows, math.nan),
-        classes=None if x.classes is None else x.classes.masked_fill(rows, POISON_BYTE),
-    )
+    changed = {}
+    for name in x.tensor_names():
+        tensor = getattr(x, name)
+        where = empty if name in TOKEN_PARTS else rows
+        where = where.unflatten(-1, (1,) * (tensor.dim() - 3))
+        value = math.nan if tensor.is_floating_point() else POISON_BYTE
+        changed[name] = tensor.masked_fill(where, value)
+    return replace(x, **changed)
 
 
 def _poison_dense(segment: DenseSegment) -> DenseSegment:

@@ -105,6 +105,7 @@ TENSORS = {
     "rotated-classes": TensorSpec(1, classes=((4, 1 / 4),), transform="hadamard"),
     "classes-g32": TensorSpec(1, group=32, classes=((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))),
     "1b-hybrid": TensorSpec(1, "channels", 16, mapping="hybrid"),
+    "2b-hybrid-g32": TensorSpec(2, group=32, mapping="hybrid"),
 }
 
 

@@ -16,11 +16,12 @@ import torch
 
 from duotone.quant import TensorSpec
 
-from cases import CLASSES_KEY, CLASSES_VALUE, PRESET_KEY
+from cases import CLASSES_KEY, CLASSES_VALUE, INNERQ_KEY, INNERQ_VALUE, PRESET_KEY
 
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
 WHOLE, PER_TOKEN = TensorSpec(1), TensorSpec(4, "channels")
+SYMMETRIC = TensorSpec(2, mapping="symmetric")
 # Case fields, and the compute capability to compile for.
 VARIANTS = {
     "1 bit, calibrated": (
@@ -41,6 +42,18 @@ VARIANTS = {
     ),
     "classes of K and V, calibrated": (
         {"key": CLASSES_KEY, "value": CLASSES_VALUE, "head_dim": 128, "tau": (0.0, 3.0)},
+        80,
+    ),
+    "InnerQ's slots": (
+        {"key": INNERQ_KEY, "value": INNERQ_VALUE, "head_dim": 128, "tau": (0.0, 3.0)},
+        90,
+    ),
+    "slots in longer groups the other way": (
+        {"key": INNERQ_VALUE.replace(group=64), "value": INNERQ_KEY.replace(group=None)},
+        90,
+    ),
+    "planes of signs": (
+        {"key": SYMMETRIC, "value": SYMMETRIC.replace(mapping="hybrid"), "head_dim": 96},
         80,
     ),
     "fp32 queries": (
@@ -145,8 +158,8 @@ def test_representative_variants_compile() -> None:
         "class_order_kernel",
     )
     assert all(any(kernel in name for name in sizes) for kernel in kernels)
-    # A segment each and the merge; a dense segment, 5 folds of q, 2 score ranges, 1 channel order.
-    assert len(sizes) == 2 * len(VARIANTS) + 9
+    # A segment each and the merge; a dense segment, 7 folds of q, 3 score ranges, 1 channel order.
+    assert len(sizes) == 2 * len(VARIANTS) + 12
     assert all(size > 1000 for size in sizes.values())
 
 

@@ -1,5 +1,8 @@
 """The Triton path against the reference: in the interpreter where there is no GPU, else on it."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 
@@ -10,7 +13,11 @@ from duotone.quant import KVSpec, TensorSpec, scheme
 from cases import (
     CLASSES_KEY,
     CLASSES_VALUE,
+    INNERQ_KEY,
+    INNERQ_VALUE,
     PRESET_KEY,
+    ROTATED_KEY,
+    ROTATED_VALUE,
     TOLERANCES,
     Case,
     assert_near,
@@ -37,6 +44,8 @@ from duotone.attention.triton_decode import (
 from duotone.attention.triton_operands import loop_tiles, tile_config
 from duotone.attention.triton_walk import find_block
 
+HYBRID, SYMMETRIC = (TensorSpec(2, mapping=mapping) for mapping in ("hybrid", "symmetric"))
+HYBRID_64, SYMMETRIC_32 = HYBRID.replace(group=64), SYMMETRIC.replace(bits=4, group=32)
 # bf16 queries are left to the GPU: the interpreter truncates where bf16 hardware rounds.
 CASES = [
     Case((100, 63), dtype=torch.float16, dense=(5, 40)),
@@ -62,6 +71,35 @@ CASES = [
         dtype=torch.float32,
     ),
     Case((80, 33), CLASSES_KEY.replace(group=32, classes=((2, 1.0),)), CLASSES_VALUE, gqa=1),
+    # Sign and magnitude: slots and planes, along tokens and channels, words and odd bytes.
+    Case((101, 63), INNERQ_KEY, INNERQ_VALUE, gqa=4, kv_heads=2, dense=(5, 40)),
+    Case((101, 63), INNERQ_VALUE, INNERQ_KEY, gqa=7, tau=(0.0, 3.0), spans=2),
+    Case((77, 130), HYBRID_64, HYBRID_64.replace(bits=1), gqa=6, tau=(0.0, 3.0), head_dim=80),
+    Case((77, 9), HYBRID, HYBRID.replace(along="channels"), gqa=1, head_dim=128, mask=True),
+    Case(
+        (40, 63),
+        HYBRID.replace(along="channels", group=64, param_dtype="bfloat16"),
+        HYBRID_64.replace(group=24, param_dtype="float32"),
+        head_dim=96,
+        tau=(1.0, 2.0),
+        dtype=torch.float32,
+    ),
+    Case((50, 33), HYBRID.replace(along="channels", group=6), HYBRID.replace(along="span")),
+    Case((101, 63), SYMMETRIC_32, SYMMETRIC.replace(along="channels"), gqa=6, dense=(1, 9)),
+    Case((101, 63), SYMMETRIC.replace(along="channels", group=12), SYMMETRIC, tau=(0.0, 3.0)),
+    Case((51, 1), SYMMETRIC, SYMMETRIC_32.replace(bits=8), head_dim=80, dtype=torch.float32),
+    Case((90, 40), SYMMETRIC.replace(along="span", group=40), INNERQ_KEY, spans=3, mask=True),
+    # Turned channels and normalised keys: the query of a segment is its own.
+    Case((101, 63), ROTATED_KEY, ROTATED_VALUE, gqa=4, kv_heads=2, dense=(5, 40), key_norm=True),
+    Case((64, 31), INNERQ_KEY, TensorSpec(1), gqa=6, tau=(0.0, 3.0), key_norm=True, mask=True),
+    Case(
+        (111, 63),
+        PRESET_KEY.replace(transform="hadamard"),
+        TensorSpec(4, "channels", 16, transform="hadamard"),
+        head_dim=80,
+        dtype=torch.float32,
+        key_norm=True,
+    ),
 ]
 
 
@@ -84,8 +122,11 @@ def test_matches_the_reference(case: Case) -> None:
         scheme("minmax", bits=2).replace(
             text=KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32)), recent=8, sink=2
         ),
+        scheme("minmax", bits=2).replace(
+            visual="text", text=KVSpec(INNERQ_KEY, INNERQ_VALUE), recent=16, sink=4
+        ),
     ],
-    ids=["duotone", "calibquant", "kivi", "visual and text"],
+    ids=["duotone", "calibquant", "kivi", "visual and text", "innerq"],
 )
 def test_matches_the_reference_on_a_cache(spec) -> None:
     visual = torch.zeros(2, 120, dtype=torch.bool, device=device())
@@ -155,16 +196,18 @@ def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((40,), dense=(9,))
     query, kv = build(case)
     assert unsupported(query, kv) is None
-    symmetric = build(Case((40,), TensorSpec(2, mapping="symmetric")))[1]
-    assert "asymmetric" in unsupported(query, symmetric)
+    codes = kv[0].key.codes
+    apart = replace(kv[0].key, codes=torch.stack([codes, codes], -1)[..., 0])
+    strided = [replace(kv[0], key=apart)]
+    assert "['codes'] are not" in unsupported(query, strided)
     assert "float64" in unsupported(query.double(), kv)
     assert "head_dim" in unsupported(query, build(Case((9,), head_dim=264))[1])
     assert "value_dim" in unsupported(query, [*kv, *build(Case((9,), value_dim=80))[1]])
-    strided = kv[1].key.repeat(1, 1, 1, 2)[..., :64]
-    refused = DenseSegment(strided, kv[1].value, kv[1].lengths)
+    wide = kv[1].key.repeat(1, 1, 1, 2)[..., :64]
+    refused = DenseSegment(wide, kv[1].value, kv[1].lengths)
     assert "adjacent" in unsupported(query, [refused])
-    with pytest.raises(ValueError, match="asymmetric"):
-        decode_attention_triton(query, symmetric, sm_scale=0.125)
+    with pytest.raises(ValueError, match="contiguous"):
+        decode_attention_triton(query, strided, sm_scale=0.125)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert "CUDA" in unsupported(query.cpu(), kv)
 
@@ -177,6 +220,11 @@ def test_splits_and_tiles_stay_in_range() -> None:
     assert split_count(rows=2, tokens=200, device=here) == 2
     for block in (None, 1, 32, 33, 5000):
         assert tile_config(2, 128, block=block)["BN"] >= 16
+    # Signs take registers: no tile is longer, or has fewer warps, for having them.
+    for groups, bits, d in product((False, True), (1, 2, 4, 8), (64, 128, 256)):
+        plain, signed = (tile_config(bits, d, groups=groups, signs=s) for s in (False, True))
+        assert signed["BN"] <= plain["BN"]
+        assert signed["num_warps"] >= plain["num_warps"]
     assert [tile_config(1, d)["num_warps"] for d in (64, 128, 160, 256, 512)] == [1, 1, 2, 2, 4]
 
 

@@ -11,7 +11,11 @@ from duotone.quant import TensorSpec
 from cases import (
     CLASSES_KEY,
     CLASSES_VALUE,
+    INNERQ_KEY,
+    INNERQ_VALUE,
     PRESET_KEY,
+    ROTATED_KEY,
+    ROTATED_VALUE,
     Case,
     assert_near,
     build,
@@ -35,21 +39,22 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 100, 63, 1)
 TAU = (0.0, 3.0)
 CLASSES = (CLASSES_KEY, CLASSES_VALUE)
+INNERQ = (INNERQ_KEY, INNERQ_VALUE)
 
 
-def along(bits: int, kind: str) -> TensorSpec:
+def along(bits: int, kind: str, mapping: str = "asymmetric") -> TensorSpec:
     """A tensor spec by a short name: "whole", "t32", "c32", "c7", "row", "span"."""
     if kind == "whole":
-        return TensorSpec(bits)
+        return TensorSpec(bits, mapping=mapping)
     if kind == "span":
-        return TensorSpec(bits, "span")
+        return TensorSpec(bits, "span", mapping=mapping)
     if kind == "row":
-        return TensorSpec(bits, "channels")
-    return TensorSpec(bits, {"t": "tokens", "c": "channels"}[kind[0]], int(kind[1:]))
+        return TensorSpec(bits, "channels", mapping=mapping)
+    return TensorSpec(bits, {"t": "tokens", "c": "channels"}[kind[0]], int(kind[1:]), mapping)
 
 
-def pair(bits: int, key: str, value: str) -> dict[str, TensorSpec]:
-    return {"key": along(bits, key), "value": along(bits, value)}
+def pair(bits: int, key: str, value: str, mapping: str = "asymmetric") -> dict[str, TensorSpec]:
+    return {"key": along(bits, key, mapping), "value": along(bits, value, mapping)}
 
 
 CASES = [
@@ -172,6 +177,65 @@ CASES = [
         spread=1e5,
         dtype=BF16,
     ),
+    # Sign and magnitude: each way along K and V, groups and whole spans, with GQA groups in turn.
+    *(
+        Case(
+            ODD,
+            **pair(bits, key, value, mapping),
+            gqa=gqa,
+            kv_heads=2,
+            head_dim=128,
+            tau=tau,
+            dtype=BF16,
+        )
+        for mapping in ("symmetric", "hybrid")
+        for (bits, key, value), gqa, tau in zip(
+            [
+                (2, "c32", "t32"),
+                (2, "t32", "c32"),
+                (2, "c32", "c32"),
+                (2, "t32", "t32"),
+                (1, "c64", "t64"),
+                (4, "t64", "c64"),
+                (2, "row", "whole"),
+                (1, "whole", "row"),
+                (2, "whole", "whole"),
+                (8, "row", "row"),
+                (2, "c6", "t24"),
+                (1, "t300", "span"),
+                (4, "c12", "t7"),
+            ],
+            [1, 4, 6, 7] * 4,
+            [None, TAU, TAU] * 5,
+            strict=False,
+        )
+    ),
+    *(
+        Case(ODD, **pair(2, key, value, mapping), spans=3, head_dim=d, mask=True, dtype=dtype)
+        for mapping in ("symmetric", "hybrid")
+        for key, value, d, dtype in [
+            ("c32", "t32", 80, FP16),
+            ("t32", "c32", 96, FP32),
+            ("t64", "t64", 256, BF16),
+            ("row", "c64", 64, FP32),
+        ]
+    ),
+    # Parameters of other types, scales beyond fp16, one mapping beside another, dense segments.
+    *(
+        Case(ODD, spec, spec, head_dim=128, spread=1e5, dtype=BF16)
+        for spec in (
+            along(2, "t32", "hybrid").replace(param_dtype="float32"),
+            along(2, "c32", "hybrid").replace(param_dtype="bfloat16"),
+            along(2, "row", "symmetric").replace(param_dtype="float32"),
+        )
+    ),
+    Case(ODD, INNERQ_KEY, TensorSpec(2), head_dim=128, dtype=BF16, dense=(40, 0, 700, 1)),
+    Case(ODD, PRESET_KEY, INNERQ_VALUE, head_dim=128, dtype=BF16, tau=TAU),
+    Case((20_000,), INNERQ_KEY, INNERQ_VALUE, head_dim=128, dtype=BF16, spans=7, tau=TAU),
+    Case(
+        ODD, ROTATED_KEY, ROTATED_VALUE, head_dim=128, dtype=BF16, dense=(9, 0, 7, 1), key_norm=True
+    ),
+    Case(ODD, ROTATED_KEY, ROTATED_KEY, head_dim=80, gqa=7, tau=TAU, key_norm=True),
     # A batch that needs no splits, and one sequence that needs many.
     Case((100,) * 40, PRESET_KEY, CLASSES_VALUE, kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
     Case((20_000,), PRESET_KEY, CLASSES_VALUE, head_dim=128, dtype=BF16, spans=7),
@@ -197,17 +261,20 @@ def test_auto_takes_triton_on_a_gpu() -> None:
     assert torch.equal(out, decode_attention_triton(query, kv, sm_scale=case.sm_scale))
 
 
-def test_auto_takes_triton_for_the_preset() -> None:
-    case = Case((300, 20), PRESET_KEY, kv_heads=2, head_dim=128, dtype=BF16)
+@pytest.mark.parametrize("specs", [(PRESET_KEY, TensorSpec(1)), INNERQ], ids=["duotone", "innerq"])
+def test_auto_takes_triton_for_schemes(specs: tuple[TensorSpec, TensorSpec]) -> None:
+    case = Case((300, 20), *specs, kv_heads=2, head_dim=128, dtype=BF16)
     query, kv = build(case)
     out = decode_attention(query, kv, sm_scale=case.sm_scale)
     assert torch.equal(out, decode_attention_triton(query, kv, sm_scale=case.sm_scale))
 
 
-@pytest.mark.parametrize("classes", [False, True])
-def test_a_new_length_compiles_nothing(classes: bool) -> None:
-    specs = CLASSES if classes else (TensorSpec(1), TensorSpec(1, group=64))
-
+@pytest.mark.parametrize(
+    "specs",
+    [(TensorSpec(1), TensorSpec(1, group=64)), CLASSES, INNERQ],
+    ids=["equal", "classes", "innerq"],
+)
+def test_a_new_length_compiles_nothing(specs: tuple[TensorSpec, TensorSpec]) -> None:
     def compiled() -> int:
         kernels = (
             segment_kernel,
@@ -228,7 +295,9 @@ def test_a_new_length_compiles_nothing(classes: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "specs", [(TensorSpec(1), TensorSpec(1)), CLASSES], ids=["equal", "classes"]
+    "specs",
+    [(TensorSpec(1), TensorSpec(1)), CLASSES, INNERQ, INNERQ[::-1]],
+    ids=["equal", "classes", "innerq", "innerq-reversed"],
 )
 def test_a_captured_graph_follows_new_lengths(specs: tuple[TensorSpec, TensorSpec]) -> None:
     case = Case((300, 200), *specs, kv_heads=2, head_dim=128, tau=TAU, dense=(20, 9), dtype=BF16)
@@ -251,8 +320,8 @@ def test_a_captured_graph_follows_new_lengths(specs: tuple[TensorSpec, TensorSpe
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize(
     "specs",
-    [(along(2, "t32"), along(2, "c32")), (PRESET_KEY, CLASSES_VALUE)],
-    ids=["kivi", "classes"],
+    [(along(2, "t32"), along(2, "c32")), (PRESET_KEY, CLASSES_VALUE), INNERQ],
+    ids=["kivi", "classes", "innerq"],
 )
 def test_it_never_waits_for_the_device(specs: tuple[TensorSpec, TensorSpec]) -> None:
     case = Case((300, 200), *specs, tau=TAU, dense=(20, 9), mask=True)

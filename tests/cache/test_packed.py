@@ -7,7 +7,8 @@ from torch import Tensor
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
 from duotone.cache.blocks import single_block
 from duotone.cache.ragged import concatenate, valid_mask
-from duotone.quant import TensorSpec, quantize, tensor_bytes
+from duotone.quant import TensorSpec, quantize, tensor_bytes, unpack
+from duotone.quant.slots import has_slot
 
 SPECS = [
     TensorSpec(1),
@@ -17,6 +18,11 @@ SPECS = [
     TensorSpec(2, "span", levels="lloyd"),
     TensorSpec(1, group=32, mapping="symmetric"),
     TensorSpec(2, "channels", 24, mapping="hybrid"),
+    TensorSpec(2, "channels", mapping="hybrid", param_dtype="float32"),
+    TensorSpec(2, group=13, mapping="hybrid"),
+    TensorSpec(1, group=32, mapping="hybrid", param_dtype="bfloat16"),
+    TensorSpec(2, mapping="hybrid"),
+    TensorSpec(4, "span", 16, mapping="hybrid"),
     TensorSpec(1, group=16, levels="lloyd", gain="fit", classes=((4, 1 / 8), (1, 1 / 2))),
     TensorSpec(1, classes=((8, 1 / 40), (4, 1 / 5), (2, 1 / 40))),
 ]
@@ -95,6 +101,51 @@ def test_bytes_are_what_the_formula_says(spec: TensorSpec, tokens: int, batch: i
     codes_bytes, params_bytes = tensor_bytes(spec, tokens, D)
     assert packed.codes_bytes == codes_bytes * 2 * batch
     assert packed.params_bytes == params_bytes * 2 * batch
+
+
+HYBRIDS = [spec for spec in SPECS if spec.mapping == "hybrid"]
+
+
+@pytest.mark.parametrize("spec", HYBRIDS, ids=spec_id)
+def test_a_hybrid_has_slots_or_planes_and_both_modes(spec: TensorSpec) -> None:
+    x = states(2, 63)
+    # All of one sign for some groups, which asymmetric levels suit better.
+    x[:, 0] = x[:, 0].abs() + 1
+    packed = pack_tensor(x, spec, single_block(torch.tensor([63, 63])))
+    apart = packed.zero_point is not None and packed.negative is not None
+    assert (packed.slot is not None) == has_slot(spec) == (not apart)
+    modes = unpack(packed.symmetric, 1, packed.scale.shape[-1]).bool()
+    assert modes.any()
+    assert not modes.all()
+    assert (packed.offset[modes] == 0).all()
+    assert packed.signs().any()
+    assert (x[packed.signs()] < 0).all()
+
+
+@given(st.sampled_from(HYBRIDS), st.integers(1, 70), st.integers(0, 99))
+def test_a_packed_hybrid_is_no_worse_than_either_mode(
+    spec: TensorSpec, tokens: int, seed: int
+) -> None:
+    x, table = states(1, tokens, seed), single_block(torch.tensor([tokens]))
+
+    def error(mapping: str) -> Tensor:
+        packed = pack_tensor(x, spec.replace(mapping=mapping), table)
+        return (packed.dequantize() - x).abs().sum()
+
+    best = torch.minimum(error("asymmetric"), error("symmetric"))
+    assert error("hybrid") <= best * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("along", ["tokens", "channels"])
+def test_a_truncated_hybrid_grows_again(along: str) -> None:
+    spec = TensorSpec(2, along, 16, mapping="hybrid")
+    a = pack_tensor(states(2, 40), spec, single_block(torch.tensor([40, 23])))
+    b = pack_tensor(states(2, 9, seed=1), spec, single_block(torch.tensor([9, 4])))
+    kept = torch.tensor([21, 20])
+    joined = a.truncate(kept).append(b, concatenate(kept, torch.tensor([9, 4]), 21))
+    for i, (n, m) in enumerate(((21, 9), (20, 4))):
+        expected = torch.cat([a.dequantize()[i, :, :n], b.dequantize()[i, :, :m]], 1)
+        assert torch.equal(joined.dequantize()[i, :, : n + m], expected)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=spec_id)

@@ -21,7 +21,9 @@ from families import IMAGE, LOGIT_TOLERANCE, inputs, logit_error, tiny_model
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
 MIXED = VISUAL.replace(
-    text=KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels", mapping="hybrid")),
+    text=KVSpec(
+        TensorSpec(4, group=4, mapping="hybrid"), TensorSpec(4, "channels", mapping="hybrid")
+    ),
     recent=3,
     ranges="run",
 )

@@ -253,6 +253,15 @@ def test_fp64_is_computed_in_fp64() -> None:
         (TensorSpec(1, group=32), 128, 2.0),
         (TensorSpec(2, "channels", 32), 1, 3.0),
         (TensorSpec(2, group=32, mapping="symmetric"), 64, 3.5),
+        # 2 bits, a scale, the slot of zero_point or signs, the mode: InnerQ's hybrid.
+        (TensorSpec(2, group=32, mapping="hybrid"), 64, 2 + (16 + 32 + 1) / 32),
+        (TensorSpec(2, group=64, mapping="hybrid"), 64, 2 + (16 + 64 + 1) / 64),
+        (TensorSpec(1, group=8, mapping="hybrid", param_dtype="float32"), 64, 1 + 65 / 8),
+        # Modes fill whole bytes: the four of a token take eight bits.
+        (TensorSpec(2, "channels", 32, mapping="hybrid"), 1, 2 + (16 + 32 + 2) / 32),
+        (TensorSpec(2, "channels", mapping="hybrid"), 1, 2 + (16 + 128 + 8) / 128),
+        # No slots: zero_points, and a plane of signs.
+        (TensorSpec(2, mapping="hybrid"), 64, 3 + (16 + 16 + 1) / 64),
         (TensorSpec(4, param_dtype="float32"), 128, 4.5),
         (TensorSpec(1, "span"), 64, 1 + 32 / (64 * 128)),
     ],

@@ -28,7 +28,7 @@ def decode_attention(
     query: [batch, q_heads, 1, head_dim], post-RoPE. kv: segments of the same batch and kv_heads.
     sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
     impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
-        TRITON_INTERPRET=1) and asymmetric codes; "auto" takes triton where both hold.
+        TRITON_INTERPRET=1); "auto" takes triton on CUDA devices where it can run the call.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """

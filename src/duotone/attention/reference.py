@@ -5,6 +5,8 @@ Works from codes and scales by post-scaling (CalibQuant eq. 6), never from a deq
     q . k_hat = (q * scale) . codes + q . zero_point
     p @ v_hat = (p @ codes) * scale + sum(p) * zero_point
 
+with signed codes and no zero_point in symmetric groups.
+
 Any number of queries per sequence: one while decoding, a chunk in later turns.
 """
 
@@ -139,7 +141,7 @@ def key_scores(rows: Rows, key: PackedTensor) -> Scores:
     """q . k_hat for every token, from the codes."""
     rows = rotate(rows, key.spec.transform)
     codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
-    zero_point = None if key.zero_point is None else key.zero_point.to(rows.dtype)
+    zero_point = _offset(key, rows.dtype)
     if key.per_token:
         return _scores_along_channels(rows, codes, scale, zero_point, key.spec.group)
     slots, rows = key.blocks.to_slots(codes), rows.unsqueeze(2)
@@ -153,6 +155,11 @@ def key_scores(rows: Rows, key: PackedTensor) -> Scores:
         offset = (rows * zero_point.unsqueeze(3)).sum(-1)
         scores = scores + offset.unsqueeze(3)
     return key.blocks.to_tokens(scores).transpose(-1, -2)
+
+
+def _offset(x: PackedTensor, dtype: torch.dtype) -> Tensor | None:
+    offset = x.offset
+    return None if offset is None else offset.to(dtype)
 
 
 def _scores_along_channels(
@@ -173,7 +180,7 @@ def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
 
 def _rotated_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     codes, scale = value.signed_codes(probabilities.dtype), value.full_scale.to(probabilities.dtype)
-    zero_point = None if value.zero_point is None else value.zero_point.to(probabilities.dtype)
+    zero_point = _offset(value, probabilities.dtype)
     if value.per_token:
         return _sum_along_channels(probabilities, codes, scale, zero_point, value)
     slots = value.blocks.to_slots(codes)

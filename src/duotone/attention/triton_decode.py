@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from duotone.attention.triton_kernels import merge_kernel, segment_kernel
@@ -36,7 +37,8 @@ from duotone.attention.triton_operands import (
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton_range import score_range_kernel
 from duotone.cache.packed import PackedTensor
-from duotone.cache.segments import Segment
+from duotone.cache.segments import PackedSegment, Segment
+from duotone.quant.rotation import rotate
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
@@ -59,8 +61,6 @@ def unsupported(query: Tensor, kv: Sequence[Segment]) -> str | None:
         return f"query must be one of {QUERY_DTYPES}; got {query.dtype}"
     if query.dim() != 4 or query.shape[2] != 1:
         return f"query must be [batch, q_heads, 1, head_dim]; got {tuple(query.shape)}"
-    if any(getattr(s, "key_norm", None) is not None for s in kv):
-        return "normalised keys are not supported"
     reasons = (_tensor_reason(t, query) for s in kv for t in (s.key, s.value))
     reason = next((r for r in reasons if r), None)
     if reason is None and len({head_dim_of(s.value) for s in kv}) > 1:
@@ -72,13 +72,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
     if head_dim_of(x) > MAX_HEAD_DIM:
         return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
     if isinstance(x, PackedTensor):
-        if x.spec.transform is not None:
-            return f"packed tensors must not be rotated; got {x.spec.transform!r}"
-        if x.spec.mapping != "asymmetric":
-            return f"packed tensors must have mapping='asymmetric'; got {x.spec.mapping!r}"
-        stored = (x.codes, x.scale, x.zero_point, x.classes)
-        ok = all(t.is_contiguous() for t in stored if t is not None)
-        return None if ok else "codes, scale, zero_point and classes must be contiguous"
+        strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
+        return f"packed K and V must be contiguous; {strided} are not" if strided else None
     if x.dtype not in QUERY_DTYPES:
         return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))
@@ -120,6 +115,7 @@ def decode_attention_triton(
         first = 0
         for launch in launches:
             launch.attend(partial, lse, first, ranges, tau)
+            launch.turn_back(partial[:, :, first : first + launch.splits])
             first += launch.splits
         pad = triton.next_power_of_2(value_dim)
         merge_kernel[(batch * q_heads,)](
@@ -172,7 +168,7 @@ class _Launch:
         self.splits = split_count(rows, segment.tokens, query.device)
         self.grid = (rows, self.splits)
         self.shared: dict[str, Any] = {
-            "p_q": query,
+            "p_q": segment_query(query, segment),
             "p_lengths": segment.lengths.contiguous(),
             "p_mask": None if segment.mask is None else segment.mask.contiguous(),
             "sm_scale": float(sm_scale),
@@ -198,13 +194,15 @@ class _Launch:
         at, query = self.shared, self.shared["p_q"]
         rows = self.grid[0] * at["k_blocks"]
         columns = 8 // at["K_BITS"] * at["K_PAD"]
-        dtype = torch.float32 if query.dtype == torch.float32 else torch.float16
+        dtype = torch.float16 if at["DT"] == tl.float16 else torch.float32
         fold = query.new_empty(rows, at["G"], columns, dtype=dtype)
         affine = query.new_empty(rows, at["G"], 2, dtype=torch.float32)
         fold_kernel[(rows,)](
             query,
             at["p_k_scale"],
             at["p_k_zero"],
+            at["p_k_signs"],
+            at["p_k_modes"],
             self.key.classes,
             at["p_k_offsets"],
             fold,
@@ -212,13 +210,18 @@ class _Launch:
             at["k_blocks"],
             at["kv_heads"],
             **{name: at[name] for name in ("G", "UNIT", "DT")},
-            **{n: at[f"K_{n}"] for n in ("D", "BITS", "CLASSES", "COLUMNS", "PAD")},
+            **{n: at[f"K_{n}"] for n in ("D", "BITS", "CLASSES", "COLUMNS", "GROUP", "PAD")},
             GP=triton.next_power_of_2(at["G"]),
             D_PAD=triton.next_power_of_2(at["K_D"]),
-            OFFSETS=self.key.zero_point.shape[3],
+            OFFSETS=at["K_D"] if self.key.classes is not None else at["K_COLUMNS"],
             num_warps=1,
         )
         return fold, affine
+
+    def turn_back(self, partial: Tensor) -> None:
+        """Bring this segment's partial outputs out of the basis of its values, in place."""
+        if isinstance(self.value, PackedTensor) and self.value.spec.transform is not None:
+            partial.copy_(rotate(partial, self.value.spec.transform))
 
     def score_range(self, ranges: Tensor, first_split: int) -> None:
         """Write this segment's partial ranges into ranges [batch, q_heads, splits, 2]."""
@@ -249,6 +252,19 @@ class _Launch:
             range_splits=ranges.shape[2] if calibrate else 0,
             CALIBRATE=calibrate,
         )
+
+
+def segment_query(query: Tensor, segment: Segment) -> Tensor:
+    """The query as a segment's packed keys want it: times their norm, in their basis; fp32 then."""
+    norm = segment.key_norm if isinstance(segment, PackedSegment) else None
+    transform = segment.key.spec.transform if isinstance(segment, PackedSegment) else None
+    if norm is None and transform is None:
+        return query
+    wide = query.float()
+    if norm is not None:
+        heads = wide.unflatten(1, (norm.shape[1], -1))
+        wide = (heads * norm[:, :, None, None]).flatten(1, 2)
+    return rotate(wide, transform).contiguous()
 
 
 def channel_order(x: PackedTensor | Tensor) -> Tensor | None:

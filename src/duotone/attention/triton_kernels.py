@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from duotone.attention.triton_classes import leave_classes
+from duotone.attention.triton_planes import plane_shift
 from duotone.attention.triton_range import calibration_map
+from duotone.attention.triton_signs import block_start
 from duotone.attention.triton_tiles import (
     enter_block,
     leave_block,
     load_fold,
-    plane_shift,
     query_operands,
     tile_scores,
     tile_values,
@@ -48,8 +49,8 @@ RUNTIME = [
 
 @triton.jit
 def attend_tile(
-    b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope, b_bias, p_k, p_k_scale,
-    p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b, i_k, i_v, mask_width, first, end,
+    b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope, b_bias, p_k, k_at,
+    k_where, p_v, v_at, v_where, p_mask, i_b, i_k, i_v, mask_width, first, end,
     HP: tl.constexpr, HAS_MASK: tl.constexpr, SHIFT: tl.constexpr, K_KIND: tl.constexpr,
     K_D: tl.constexpr, K_BITS: tl.constexpr, K_CLASSES: tl.constexpr, K_COLUMNS: tl.constexpr,
     K_GROUP: tl.constexpr, K_WIDTH: tl.constexpr, K_PAD: tl.constexpr, V_KIND: tl.constexpr,
@@ -65,8 +66,8 @@ def attend_tile(
     o_t = first + tl.arange(0, BN)
     m_t = o_t < end
     b_s = tile_scores(
-        b_q, b_factor, b_offset, p_k, p_k_scale, p_k_zero, i_k + o_t, m_t, K_KIND, K_D, K_BITS,
-        K_CLASSES, K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, HP, BN, DT, PRECISION,
+        b_q, b_factor, b_offset, p_k, k_at, k_where, i_k, o_t, m_t, K_KIND, K_D, K_BITS, K_CLASSES,
+        K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, HP, BN, DT, PRECISION,
     )  # fmt: skip
     b_s = b_s * b_slope[:, None] + b_bias[:, None]
     m_seen = visible_tokens(p_mask, i_b, mask_width, o_t, m_t, HAS_MASK)
@@ -78,8 +79,8 @@ def attend_tile(
     b_sum = b_sum * b_alpha
     b_part = b_part * b_alpha + tl.sum(b_p, 1)
     b_acc, b_shared = tile_values(
-        b_p, b_acc, b_shared, b_alpha, p_v, p_v_scale, p_v_zero, i_v + o_t, m_t, V_KIND, V_D,
-        V_BITS, V_CLASSES, V_COLUMNS, V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
+        b_p, b_acc, b_shared, b_alpha, p_v, v_at, v_where, i_v, o_t, m_t, V_KIND, V_D, V_BITS,
+        V_CLASSES, V_COLUMNS, V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
     )  # fmt: skip
     return b_new, b_sum, b_part, b_shared, b_acc
 
@@ -101,10 +102,10 @@ def safe_inverse(b_x):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def segment_kernel(
-    p_q, p_k, p_k_scale, p_k_zero, p_k_fold, p_k_affine, p_k_offsets, p_v, p_v_scale, p_v_zero,
-    p_v_order, p_v_offsets, p_lengths, p_mask, p_ranges, p_out, p_lse, sm_scale, tau1, tau2,
-    kv_heads, mask_width, splits, first_split, all_splits, range_splits, k_batch_rows, k_head_rows,
-    k_blocks, v_batch_rows, v_head_rows, v_blocks,
+    p_q, p_k, p_k_scale, p_k_zero, p_k_signs, p_k_modes, p_k_fold, p_k_affine, p_k_offsets, p_v,
+    p_v_scale, p_v_zero, p_v_signs, p_v_modes, p_v_order, p_v_offsets, p_lengths, p_mask, p_ranges,
+    p_out, p_lse, sm_scale, tau1, tau2, kv_heads, mask_width, splits, first_split, all_splits,
+    range_splits, k_batch_rows, k_head_rows, k_blocks, v_batch_rows, v_head_rows, v_blocks,
     G: tl.constexpr, HP: tl.constexpr, HAS_MASK: tl.constexpr, CALIBRATE: tl.constexpr,
     K_KIND: tl.constexpr, K_D: tl.constexpr, K_BITS: tl.constexpr, K_CLASSES: tl.constexpr,
     K_COLUMNS: tl.constexpr, K_GROUP: tl.constexpr, K_WIDTH: tl.constexpr, K_PAD: tl.constexpr,
@@ -142,6 +143,8 @@ def segment_kernel(
     if V_KIND == "block":
         p_v_offsets += i_b.to(tl.int64) * (v_blocks + 1)
         i_vb = find_block(p_v_offsets, v_blocks, i_t, V_GROUP)
+    k_at = (p_k_scale, p_k_zero, p_k_signs, p_k_modes, p_k_offsets)
+    v_at = (p_v_scale, p_v_zero, p_v_signs, p_v_modes, p_v_offsets)
     SHIFT: tl.constexpr = HALF_SHIFT if (V_KIND == "block" and DT == tl.float16) else 0.0
     b_top = tl.full((HP,), float("-inf"), tl.float32)
     b_sum = tl.zeros((HP,), tl.float32)
@@ -153,10 +156,11 @@ def segment_kernel(
             v_stop = tl.minimum(block_end(p_v_offsets, v_blocks, i_vb, stop), stop)
             if V_CLASSES == 0:
                 b_acc = enter_block(
-                    b_acc, p_v_scale, p_v_zero, i_vp + i_vb, V_D, V_BITS, V_COLUMNS, V_PAD, UNIT
+                    b_acc, v_at, i_vp + i_vb, V_D, V_BITS, V_COLUMNS, V_GROUP, V_PAD, UNIT
                 )
             else:
                 b_acc = empty_sums(HP, V_BITS, V_PAD)
+        v_where = (i_vp + i_vb, block_start(v_at, i_vb, V_KIND))
         b_part = tl.zeros((HP,), tl.float32)
         i_kb = 0
         if K_KIND == "block":
@@ -171,9 +175,10 @@ def segment_kernel(
                 b_q, b_factor, b_offset = load_fold(
                     p_k_fold, p_k_affine, i_kp + i_block, o_h, m_h, G, K_BITS, K_PAD
                 )
+                k_where = (i_kp + i_block, block_start(k_at, i_block, K_KIND))
                 b_top, b_sum, b_part, b_shared, b_acc = attend_tile(
                     b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope, b_bias,
-                    p_k, p_k_scale, p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b, i_k, i_v,
+                    p_k, k_at, k_where, p_v, v_at, v_where, p_mask, i_b, i_k, i_v,
                     mask_width, first, end, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS, K_CLASSES,
                     K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, V_KIND, V_D, V_BITS, V_CLASSES, V_COLUMNS,
                     V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
@@ -187,10 +192,11 @@ def segment_kernel(
                     b_q, b_factor, b_offset = load_fold(
                         p_k_fold, p_k_affine, i_kp + i_kb, o_h, m_h, G, K_BITS, K_PAD
                     )
+                k_where = (i_kp + i_kb, block_start(k_at, i_kb, K_KIND))
                 for i in range(k_start, end, BN):
                     b_top, b_sum, b_part, b_shared, b_acc = attend_tile(
                         b_top, b_sum, b_part, b_shared, b_acc, b_q, b_factor, b_offset, b_slope,
-                        b_bias, p_k, p_k_scale, p_k_zero, p_v, p_v_scale, p_v_zero, p_mask, i_b,
+                        b_bias, p_k, k_at, k_where, p_v, v_at, v_where, p_mask, i_b,
                         i_k, i_v, mask_width, i, end, HP, HAS_MASK, SHIFT, K_KIND, K_D, K_BITS,
                         K_CLASSES, K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, V_KIND, V_D, V_BITS,
                         V_CLASSES, V_COLUMNS, V_GROUP, V_WIDTH, V_PAD, BN, DT, PRECISION,
@@ -201,9 +207,8 @@ def segment_kernel(
         if V_KIND == "block":
             if V_CLASSES == 0:
                 b_acc = leave_block(
-                    b_acc, b_part, p_v_scale, p_v_zero, i_vp + i_vb, V_D, V_BITS, V_COLUMNS, V_PAD,
-                    UNIT,
-                )  # fmt: skip
+                    b_acc, b_part, v_at, i_vp + i_vb, V_D, V_BITS, V_COLUMNS, V_GROUP, V_PAD, UNIT
+                )
             else:
                 b_inverse = safe_inverse(b_total)
                 leave_classes(

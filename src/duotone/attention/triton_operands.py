@@ -31,7 +31,13 @@ def head_rows(group: int) -> dict[str, int]:
 
 
 def tile_config(
-    bits: int, head_dim: int, *, block: int | None = None, groups: bool = False, exact: bool = False
+    bits: int,
+    head_dim: int,
+    *,
+    block: int | None = None,
+    groups: bool = False,
+    signs: bool = False,
+    exact: bool = False,
 ) -> dict[str, int]:
     """Tokens per tile, warps and pipeline stages; measured on an H200 (benchmarks/kernel_check.py).
 
@@ -39,12 +45,16 @@ def tile_config(
         channels, the columns of the accumulators).
     block: the shortest group along tokens, if any: a longer tile would stay empty behind it.
     groups: some tensor has groups along channels, whose values are built in registers.
+    signs: some tensor has signs beside its codes. Not measured yet: the tile whose values all fit
+        the registers, by what ptxas says.
     exact: products in fp32, which run outside the matrix units.
     """
     # One warp needs no barriers, as long as its accumulators fit its registers.
     tokens, warps, stages = 64, max(1, triton.next_power_of_2(head_dim) // 128), 3
     if exact or bits == 16:
         tokens, warps, stages = 32, 4, 2
+    elif signs:
+        tokens, warps, stages = 32, 4 if groups else 2 * warps, 2
     elif groups:
         tokens, warps, stages = 32, warps if bits <= 2 else 4, 2
     elif bits == 8:
@@ -67,6 +77,7 @@ def arithmetic(query: Tensor, segment: Segment) -> dict[str, Any]:
         head_dim=max(_accumulators(t) for t in tensors),
         block=min((b for b in blocks if b), default=None),
         groups=any(kind_of(t) == "group" for t in tensors),
+        signs=packed and any(t.spec.mapping != "asymmetric" for t in tensors),
         exact=exact,
     )
     return {
@@ -81,12 +92,12 @@ def operand(name: str, x: PackedTensor | Tensor) -> dict[str, Any]:
     """Kernel arguments of K or V (name "k" or "v"): pointers, sizes in rows, constants."""
     width = codes_of(x).shape[3]
     if isinstance(x, Tensor):
-        pointers = {"": x, "_scale": None, "_zero": None, "_offsets": None}
+        pointers = dict.fromkeys(("_scale", "_zero", "_signs", "_modes", "_offsets")) | {"": x}
         rows = (x.stride(0) // width, x.stride(1) // width)
         blocks, columns, group = 0, 1, 1
     else:
         offsets = None if x.per_token else x.blocks.offsets.contiguous()
-        pointers = {"": x.codes, "_scale": x.scale, "_zero": x.zero_point, "_offsets": offsets}
+        pointers = {"": x.codes, "_scale": x.scale, "_offsets": offsets, **_mapping(x)}
         rows = (x.codes.shape[1] * x.tokens, x.tokens)
         blocks, columns = 0 if x.per_token else x.scale.shape[2], x.scale.shape[3]
         group = min(x.spec.group or x.head_dim, x.head_dim)
@@ -109,6 +120,20 @@ def operand(name: str, x: PackedTensor | Tensor) -> dict[str, Any]:
         f"{name}_blocks": blocks,
         **{f"{name.upper()}_{constant}": value for constant, value in constants.items()},
     }
+
+
+def _mapping(x: PackedTensor) -> dict[str, Tensor | None]:
+    """What lies beside codes and scales: see `triton_signs`."""
+    if x.slot is None:
+        return {"_zero": x.zero_point, "_signs": _units(x.negative), "_modes": None}
+    return {"_zero": None, "_signs": _units(x.slot), "_modes": x.symmetric}
+
+
+def _units(signs: Tensor | None) -> Tensor | None:
+    """Rows of signs as 32-bit words, where they are whole words."""
+    if signs is None or signs.shape[-1] % 4 or signs.data_ptr() % 4:
+        return signs
+    return signs.view(torch.int32)
 
 
 def loop_tiles(key: PackedTensor | Tensor, tile: int) -> int:

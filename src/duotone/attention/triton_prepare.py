@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from duotone.attention.triton_classes import channel_places, place_codes
+from duotone.attention.triton_signs import load_zero
 
 # Operands of fp16 products are normalised to this: far from overflow, far from subnormals.
 HALF_TOP = tl.constexpr(16384.0)
@@ -20,17 +21,19 @@ TINY = tl.constexpr(1e-30)
 
 @triton.jit(do_not_specialize=["blocks", "kv_heads"])
 def fold_kernel(
-    p_q, p_scale, p_zero, p_numbers, p_offsets, p_fold, p_affine, blocks, kv_heads,
+    p_q, p_scale, p_zero, p_signs, p_modes, p_numbers, p_offsets, p_fold, p_affine, blocks,
+    kv_heads,
     G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BITS: tl.constexpr,
-    CLASSES: tl.constexpr, COLUMNS: tl.constexpr, OFFSETS: tl.constexpr, PAD: tl.constexpr,
-    UNIT: tl.constexpr, DT: tl.constexpr,
+    CLASSES: tl.constexpr, COLUMNS: tl.constexpr, OFFSETS: tl.constexpr, GROUP: tl.constexpr,
+    PAD: tl.constexpr, UNIT: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """q with one block's scales folded in: q . k_hat = factor * sum(operand . plane) + offset.
 
     Program (batch * kv_heads * blocks) reads p_q [batch * q_heads, D], scale [rows, COLUMNS] and
-    zero_point [rows, OFFSETS] (1 column or all), and writes p_fold [rows, G, SLOTS, PAD] (an
-    operand per slot, in the order of the block's bytes) and p_affine [rows, G, 2] = (factor,
-    offset), without sm_scale. fp16 operands are normalised per row: scales may be large.
+    zero_point [rows, OFFSETS] (1 column or all; or their slots, or none), and writes p_fold
+    [rows, G, SLOTS, PAD] (an operand per slot, in the order of the block's bytes) and p_affine
+    [rows, G, 2] = (factor, offset), without sm_scale. fp16 operands are normalised per row: scales
+    may be large.
     """
     i_param = tl.program_id(0).to(tl.int64)
     o_g, o_c = tl.arange(0, GP), tl.arange(0, D_PAD)
@@ -45,10 +48,10 @@ def fold_kernel(
     # Parameters of an empty block may be anything, NaN included.
     p_offsets += (i_bh // kv_heads) * (blocks + 1) + i_param % blocks
     width = tl.where(tl.load(p_offsets) < tl.load(p_offsets + 1), D, 0)
-    p_scale += i_param * COLUMNS + o_place % COLUMNS
-    p_zero += i_param * OFFSETS + o_place % OFFSETS
-    b_scale = tl.load(p_scale, mask=m_code & (o_c < width), other=0).to(tl.float32)
-    b_zero = tl.load(p_zero, mask=o_c < width, other=0).to(tl.float32)
+    o_scale = i_param * COLUMNS + o_place % COLUMNS
+    b_scale = tl.load(p_scale + o_scale, mask=m_code & (o_c < width), other=0).to(tl.float32)
+    at = (p_scale, p_zero, p_signs, p_modes, None)
+    b_zero = load_zero(at, i_param, o_place % OFFSETS, o_c < width, OFFSETS, GROUP)
     b_offset = tl.sum(b_q * b_zero[None, :], 1)
     b_q = b_q * (b_scale / b_weight)[None, :]
     b_factor = tl.full((GP,), 1.0, tl.float32)

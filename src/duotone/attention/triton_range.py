@@ -8,6 +8,7 @@ Names as in `triton_kernels`. Two halves of `reference._calibrate`, the second f
 import triton
 import triton.language as tl
 
+from duotone.attention.triton_signs import block_start
 from duotone.attention.triton_tiles import load_fold, query_operands, tile_scores
 from duotone.attention.triton_walk import (
     block_end,
@@ -28,7 +29,7 @@ RANGE_RUNTIME = [
 
 @triton.jit
 def range_tile(
-    b_low, b_high, b_q, b_factor, b_offset, p_k, p_scale, p_zero, p_mask, i_b, i_k, mask_width,
+    b_low, b_high, b_q, b_factor, b_offset, p_k, at, where, p_mask, i_b, i_k, mask_width,
     first, end, HP: tl.constexpr, HAS_MASK: tl.constexpr, KIND: tl.constexpr, D: tl.constexpr,
     BITS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     WIDTH: tl.constexpr, PAD: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr,
@@ -38,8 +39,8 @@ def range_tile(
     o_t = first + tl.arange(0, BN)
     m_t = o_t < end
     b_s = tile_scores(
-        b_q, b_factor, b_offset, p_k, p_scale, p_zero, i_k + o_t, m_t, KIND, D, BITS, CLASSES,
-        COLUMNS, GROUP, WIDTH, PAD, HP, BN, DT, PRECISION,
+        b_q, b_factor, b_offset, p_k, at, where, i_k, o_t, m_t, KIND, D, BITS, CLASSES, COLUMNS,
+        GROUP, WIDTH, PAD, HP, BN, DT, PRECISION,
     )  # fmt: skip
     m_seen = visible_tokens(p_mask, i_b, mask_width, o_t, m_t, HAS_MASK)[None, :]
     b_low = tl.minimum(b_low, tl.min(tl.where(m_seen, b_s, float("inf")), 1))
@@ -49,7 +50,8 @@ def range_tile(
 
 @triton.jit(do_not_specialize=RANGE_RUNTIME)
 def score_range_kernel(
-    p_q, p_k, p_k_scale, p_k_zero, p_k_fold, p_k_affine, p_k_offsets, p_lengths, p_mask, p_ranges,
+    p_q, p_k, p_k_scale, p_k_zero, p_k_signs, p_k_modes, p_k_fold, p_k_affine, p_k_offsets,
+    p_lengths, p_mask, p_ranges,
     sm_scale, kv_heads, mask_width, splits, first_split, all_splits, k_batch_rows, k_head_rows,
     k_blocks,
     G: tl.constexpr, HP: tl.constexpr, HAS_MASK: tl.constexpr, K_KIND: tl.constexpr,
@@ -80,6 +82,7 @@ def score_range_kernel(
         b_q, b_factor, b_offset = query_operands(
             p_q, o_row, m_h, K_KIND, K_D, K_BITS, K_PAD, UNIT, HP, DT
         )
+    k_at = (p_k_scale, p_k_zero, p_k_signs, p_k_modes, p_k_offsets)
     if K_TILES > 0:
         last = find_block(p_k_offsets, k_blocks, stop - 1, K_GROUP)
         tiles = tl.where(i_t < stop, (last + 1 - i_kb) * K_TILES, 0)
@@ -89,8 +92,9 @@ def score_range_kernel(
             b_q, b_factor, b_offset = load_fold(
                 p_k_fold, p_k_affine, i_kp + i_block, o_h, m_h, G, K_BITS, K_PAD
             )
+            k_where = (i_kp + i_block, block_start(k_at, i_block, K_KIND))
             b_low, b_high = range_tile(
-                b_low, b_high, b_q, b_factor, b_offset, p_k, p_k_scale, p_k_zero, p_mask, i_b, i_k,
+                b_low, b_high, b_q, b_factor, b_offset, p_k, k_at, k_where, p_mask, i_b, i_k,
                 mask_width, first, end, HP, HAS_MASK, K_KIND, K_D, K_BITS, K_CLASSES, K_COLUMNS,
                 K_GROUP, K_WIDTH, K_PAD, BN, DT, PRECISION,
             )  # fmt: skip
@@ -102,11 +106,12 @@ def score_range_kernel(
                 b_q, b_factor, b_offset = load_fold(
                     p_k_fold, p_k_affine, i_kp + i_kb, o_h, m_h, G, K_BITS, K_PAD
                 )
+            k_where = (i_kp + i_kb, block_start(k_at, i_kb, K_KIND))
             for i in range(i_t, end, BN):
                 b_low, b_high = range_tile(
-                    b_low, b_high, b_q, b_factor, b_offset, p_k, p_k_scale, p_k_zero, p_mask, i_b,
-                    i_k, mask_width, i, end, HP, HAS_MASK, K_KIND, K_D, K_BITS, K_CLASSES,
-                    K_COLUMNS, K_GROUP, K_WIDTH, K_PAD, BN, DT, PRECISION,
+                    b_low, b_high, b_q, b_factor, b_offset, p_k, k_at, k_where, p_mask, i_b, i_k,
+                    mask_width, i, end, HP, HAS_MASK, K_KIND, K_D, K_BITS, K_CLASSES, K_COLUMNS,
+                    K_GROUP, K_WIDTH, K_PAD, BN, DT, PRECISION,
                 )  # fmt: skip
             i_t = end
             i_kb += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
@@ -20,7 +20,16 @@ from duotone.quant.classes import (
     pack_classes,
     unpack_classes,
 )
+from duotone.quant.grouping import group
 from duotone.quant.rotation import rotate
+from duotone.quant.slots import (
+    fill_slots,
+    group_elements,
+    has_slot,
+    slot_bytes,
+    slot_signs,
+    slot_zero_points,
+)
 
 # What has a row per token in every layout; parameters have one only along channels.
 TOKEN_PARTS = ("codes", "negative")
@@ -35,8 +44,12 @@ class PackedTensor:
     codes: [batch, kv_heads, tokens, head_dim * bits / 8], big-endian in each byte.
     scale, zero_point: one row per block along tokens and along the span, with head_dim or 1
         columns; one row per token along channels, with a column per channel group.
-    negative: packed sign plane of sign-and-magnitude mappings, [.., tokens, head_dim / 8].
-    symmetric: packed mode bits of a hybrid, one per group.
+    slot: what a hybrid's group has instead of a zero_point, the group's zero_point or its signs;
+        rows and columns as scale has them. The bits are drawn in `quant.slots`, which also says
+        which hybrids have no slots.
+    negative: packed plane of signs of sign-and-magnitude codes without slots,
+        [.., tokens, head_dim / 8].
+    symmetric: packed mode bits of a hybrid, one per group, row by row.
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: which tokens share a row of parameters.
@@ -50,6 +63,7 @@ class PackedTensor:
     codes: Codes | None
     scale: Params
     zero_point: Float[Tensor, "batch kv_heads rows offsets"] | None = None
+    slot: UInt8[Tensor, "batch kv_heads rows columns slot_bytes"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
     symmetric: UInt8[Tensor, "batch kv_heads rows mode_bytes"] | None = None
     classes: UInt8[Tensor, "batch kv_heads rows class_bytes"] | None = None
@@ -75,13 +89,13 @@ class PackedTensor:
 
     @property
     def codes_bytes(self) -> int:
-        """Bytes of codes and signs."""
+        """Bytes of codes and planes of signs."""
         return sum(t.nbytes for t in (self.codes, self.negative) if t is not None)
 
     @property
     def params_bytes(self) -> int:
-        """Bytes of scales, zero-points and mode bits."""
-        stored = (self.scale, self.zero_point, self.symmetric, self.classes)
+        """Bytes of scales, zero-points, slots, mode bits and class numbers."""
+        stored = (self.scale, self.zero_point, self.slot, self.symmetric, self.classes)
         return sum(t.nbytes for t in stored if t is not None)
 
     def unpacked(self) -> UInt8[Tensor, "batch kv_heads tokens head_dim"]:
@@ -92,10 +106,29 @@ class PackedTensor:
 
     def signed_codes(self, dtype: torch.dtype) -> Tensor:
         """The codes as numbers, signs applied: what scale and zero_point belong to."""
-        codes = self.unpacked().to(dtype)
-        if self.negative is None:
-            return codes
-        return torch.where(unpack(self.negative, 1, self.head_dim).bool(), -codes, codes)
+        codes, signs = self.unpacked().to(dtype), self.signs()
+        return codes if signs is None else torch.where(signs, -codes, codes)
+
+    def signs(self) -> Bool[Tensor, "batch kv_heads tokens head_dim"] | None:
+        """True at negative codes; None where all codes count upwards from a zero_point."""
+        if self.slot is None:
+            plane = self.negative
+            return None if plane is None else unpack(plane, 1, self.head_dim).bool()
+        signs = slot_signs(self.slot, self._modes, group_elements(self.spec, self.head_dim))
+        if self.per_token:
+            return signs.flatten(-2)[..., : self.head_dim]
+        return self.blocks.to_tokens(signs.transpose(-1, -2)[:, :, :, : self.blocks.longest])
+
+    @property
+    def offset(self) -> Params | None:
+        """What is added to codes * scale: the zero_points, 0 in symmetric groups; None: nothing."""
+        if self.slot is None:
+            return self.zero_point
+        return slot_zero_points(self.slot, self._modes, self.scale.dtype)
+
+    @property
+    def _modes(self) -> Bool[Tensor, "batch kv_heads rows columns"]:
+        return unpack(self.symmetric, 1, self.scale.shape[-1]).bool()
 
     @property
     def full_scale(self) -> Params:
@@ -113,8 +146,9 @@ class PackedTensor:
     def dequantize(self) -> Float[Tensor, "batch kv_heads tokens head_dim"]:
         """x_hat in the model's dtype; tokens past a sequence's length hold anything."""
         value = self.signed_codes(torch.float32) * self._per_element(self.full_scale.float())
-        if self.zero_point is not None:
-            value = value + self._per_element(self.zero_point.float())
+        offset = self.offset
+        if offset is not None:
+            value = value + self._per_element(offset.float())
         order = self.channel_order
         if order is not None:
             value = torch.empty_like(value).scatter_(-1, self._per_element(order), value)
@@ -178,7 +212,7 @@ def pack_tensor(
         x = rotate(x.to(torch.promote_types(dtype, torch.float32)), spec.transform)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
-        blocks, parts = spans, _packed_parts(quantize(x, spec, mask))
+        blocks, parts = spans, _packed_parts(quantize(x, spec, mask), spec)
     else:
         blocks, parts = _pack_blocks(x, spec, spans, read_power)
     return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
@@ -192,22 +226,29 @@ def _pack_blocks(
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
     power = None if read_power is None else read_power.to(x.device)[:, None]
-    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, power))
+    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, power), spec)
     return blocks, {
         name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()
     }
 
 
-def _packed_parts(q: Quantized) -> dict[str, Tensor]:
-    """The tensors of a PackedTensor, those that this spec uses."""
+def _packed_parts(q: Quantized, spec: TensorSpec) -> dict[str, Tensor]:
+    """The tensors of a PackedTensor, those that `spec` uses; q may be one whole group of it."""
     if q.classes is not None:
         return _sorted_by_class(q, q.classes)
-    parts = {"codes": pack(q.codes, q.spec.bits), "scale": q.scale, "zero_point": q.zero_point}
-    for name in ("negative", "symmetric"):
-        bits = getattr(q, name)
-        parts[name] = None if bits is None else pack(bits.byte(), 1)
-    return {name: part for name, part in parts.items() if part is not None}
+    parts = {"codes": pack(q.codes, q.spec.bits), "scale": q.scale}
+    if q.symmetric is not None:
+        parts["symmetric"] = pack(q.symmetric.byte(), 1)
+    if has_slot(spec):
+        width = slot_bytes(spec, q.codes.shape[-1])
+        signs = group(q.negative, q.spec)
+        return parts | {"slot": fill_slots(q.zero_point, signs, q.symmetric, width)}
+    if q.zero_point is not None:
+        parts["zero_point"] = q.zero_point
+    if q.negative is not None:
+        parts["negative"] = pack(q.negative.byte(), 1)
+    return parts
 
 
 def _sorted_by_class(q: Quantized, numbers: Tensor) -> dict[str, Tensor]:

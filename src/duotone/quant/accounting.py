@@ -8,30 +8,30 @@ from __future__ import annotations
 from duotone.quant.classes import CLASS_BITS, class_counts, coded_channels
 from duotone.quant.grouping import group_sizes
 from duotone.quant.packing import packed_bytes
+from duotone.quant.slots import PARAM_BYTES, has_slot, slot_bytes
 from duotone.quant.spec import TensorSpec
-
-PARAM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int]:
     """(codes_bytes, params_bytes) of one span of one kv head.
 
-    Signs (symmetric and hybrid mapping) are a bit plane of their own and count as codes. A hybrid
-    stores a zero_point for every group and one bit per group for its mode, packed row by row.
+    A plane of signs counts as codes, a slot that a hybrid's zero_points and signs share
+    (`quant.slots`) as parameters. A hybrid's bit per group for its mode is packed row by row.
     """
     size = group_sizes(spec, tokens, channels)
     rows = -(-tokens // size.tokens) if tokens else 0
     if spec.classes:
         return _class_bytes(spec, tokens, rows, channels)
     columns = -(-channels // size.channels)
-    codes = tokens * packed_bytes(channels, spec.bits)
-    parameters = 1 if spec.mapping == "symmetric" else 2
-    params = rows * columns * parameters * PARAM_BYTES[spec.param_dtype]
-    if spec.mapping != "asymmetric":
-        codes += tokens * packed_bytes(channels, 1)
-    if spec.mapping == "hybrid":
-        params += rows * packed_bytes(columns, 1)
-    return codes, params
+    one = PARAM_BYTES[spec.param_dtype]
+    codes, per_group = tokens * packed_bytes(channels, spec.bits), one
+    if has_slot(spec):
+        per_group += slot_bytes(spec, channels)
+    else:
+        per_group += one if spec.mapping != "symmetric" else 0
+        codes += tokens * packed_bytes(channels, 1) if spec.mapping != "asymmetric" else 0
+    modes = packed_bytes(columns, 1) if spec.mapping == "hybrid" else 0
+    return codes, rows * (columns * per_group + modes)
 
 
 def _class_bytes(spec: TensorSpec, tokens: int, rows: int, channels: int) -> tuple[int, int]:

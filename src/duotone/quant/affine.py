@@ -35,7 +35,8 @@ class Quantized:
     scale, zero_point: one entry per group: [..., blocks, channels] along tokens,
         [..., tokens, channel groups] along channels, [..., blocks, 1] along the span.
         zero_point is None for mapping="symmetric" and 0 in a hybrid's symmetric groups.
-    negative: the signs, of the shape of x; None for mapping="asymmetric".
+    negative: the signs, of the shape of x, False in a hybrid's asymmetric groups; None for
+        mapping="asymmetric".
     symmetric: which groups of a hybrid are symmetric, of the shape of scale; else None.
     classes: class number of each channel of each block, of the shape of scale, where the spec has
         classes; a channel of 0 bits has scale 0 and its mean as zero_point.

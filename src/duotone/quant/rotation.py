@@ -28,4 +28,10 @@ def rotate(x: Float[Tensor, "*b channels"], transform: str | None) -> Float[Tens
     """x in the basis of `transform`, and back: every transform here is its own inverse."""
     if transform is None:
         return x
-    return x @ hadamard(x.shape[-1]).to(x)
+    return x @ _hadamard_at(x.shape[-1], x.dtype, x.device)
+
+
+@cache
+def _hadamard_at(channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept per device: a copy from the host could not be part of a CUDA graph."""
+    return hadamard(channels).to(dtype=dtype, device=device)
