@@ -16,7 +16,7 @@ from duotone.attention.triton_signs import (
     code_signs,
     load_signs,
     load_zero,
-    own_units,
+    load_zero_and_signs,
     with_signs,
 )
 
@@ -64,7 +64,8 @@ def signed_plane(
     """(`plane` with signs, units of signs for the next slot, which may share them)."""
     b_plane = plane(b_x, KIND, BITS, CLASSES, SLOT, PAD, CHANNEL_AXIS, DT)
     if at[2] is not None:
-        if SLOT == 0 or own_units(at[3] is not None, KIND, BITS, COLUMNS, GROUP):
+        # In slots of blocks each channel has units of its own.
+        if SLOT == 0 or (KIND == "block" and at[3] is not None):
             b_units = load_signs(
                 at, where, o_row, o_t, m_t, KIND, D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS, SLOT
             )
@@ -94,23 +95,24 @@ def group_norm(
 
 @triton.jit
 def load_group_params(
-    at, o_row, m_row, b_norm, D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
+    at, o_row, o_t, m_row, b_norm, D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
     GROUP: tl.constexpr, PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr, SLOT: tl.constexpr,
 ):  # fmt: skip
-    """(scale, zero_point) / norm of each byte's code at SLOT, of the shape of the tile of bytes."""
+    """(scale / norm, zero_point / norm, units of signs) of each byte's code at SLOT."""
     o_channel = tl.expand_dims(tl.arange(0, PAD) * (8 // BITS) + SLOT, 1 - CHANNEL_AXIS)
-    o_row = tl.expand_dims(o_row, CHANNEL_AXIS)
+    o_param = tl.expand_dims(o_row, CHANNEL_AXIS) * COLUMNS + o_channel // GROUP
     m_param = tl.expand_dims(m_row, CHANNEL_AXIS) & (o_channel < D)
-    o_param = o_row * COLUMNS + o_channel // GROUP
     b_scale = tl.load(at[0] + o_param, mask=m_param, other=0).to(tl.float32)
-    b_zero = load_zero(at, o_row, o_channel // GROUP, m_param, COLUMNS, GROUP)
+    b_zero, b_units = load_zero_and_signs(
+        at, o_row, o_t, m_row, D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS, SLOT
+    )
     b_inverse = 1.0 / tl.expand_dims(b_norm, CHANNEL_AXIS)
-    return b_scale * b_inverse, b_zero * b_inverse
+    return b_scale * b_inverse, b_zero * b_inverse, b_units
 
 
 @triton.jit
 def group_planes(
-    b_x, at, where, o_row, o_t, m_row, b_norm, D: tl.constexpr, BITS: tl.constexpr,
+    b_x, at, o_row, o_t, m_row, b_norm, D: tl.constexpr, BITS: tl.constexpr,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr,
     DT: tl.constexpr,
 ):  # fmt: skip
@@ -118,24 +120,19 @@ def group_planes(
     SLOTS: tl.constexpr = 8 // BITS
     # Where a byte never straddles two groups, its slots share their parameters.
     SHARED: tl.constexpr = GROUP % SLOTS == 0
-    b_scale, b_zero = load_group_params(
-        at, o_row, m_row, b_norm, D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS, 0
+    b_scale, b_zero, b_units = load_group_params(
+        at, o_row, o_t, m_row, b_norm, D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS, 0
     )
     b_planes = ()
     for slot in tl.static_range(SLOTS):
         if slot > 0 and not SHARED:
-            b_scale, b_zero = load_group_params(
-                at, o_row, m_row, b_norm, D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS, slot
+            b_scale, b_zero, b_units = load_group_params(
+                at, o_row, o_t, m_row, b_norm, D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS, slot
             )
         b_codes = ((b_x >> plane_shift(BITS, slot)) & ((1 << BITS) - 1)).to(tl.float32)
         if at[2] is not None:
-            if slot == 0 or own_units(at[3] is not None, "group", BITS, COLUMNS, GROUP):
-                b_units = load_signs(
-                    at, where, o_row, o_t, m_row, "group", D, BITS, COLUMNS, GROUP, PAD,
-                    CHANNEL_AXIS, slot,
-                )  # fmt: skip
             b_sign = code_signs(
-                b_units, at, where, o_t, "group", BITS, GROUP, PAD, CHANNEL_AXIS, slot
+                b_units, at, (0, 0), o_t, "group", BITS, GROUP, PAD, CHANNEL_AXIS, slot
             )
             b_codes = with_signs(b_codes, b_sign, tl.float32)
         b_planes = b_planes + ((b_codes * b_scale + b_zero).to(DT),)

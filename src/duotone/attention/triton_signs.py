@@ -31,6 +31,14 @@ def slot_units(GROUP, PARAM_BITS, UNIT_BITS):
 
 
 @triton.constexpr_function
+def one_word(param_type, slot_type, GROUP):
+    """Whether each slot is one 32-bit word. slot_type: None where there are no slots."""
+    if slot_type is None or slot_type.element_ty.primitive_bitwidth != 32:
+        return False
+    return max(param_type.element_ty.primitive_bitwidth // 8, (GROUP + 7) // 8) == 4
+
+
+@triton.constexpr_function
 def plane_units(D, UNIT_BITS):
     """Units of one token's row in a plane of signs."""
     return (D + 7) // 8 * 8 // UNIT_BITS
@@ -66,13 +74,20 @@ def load_zero(at, o_row, o_column, m_x, COLUMNS: tl.constexpr, GROUP: tl.constex
         m_zero = m_x & (load_modes(p_modes, o_row, o_column, m_x, COLUMNS) == 0)
         b_word = load_param_word(p_signs, p_scale, o_group, m_zero, GROUP)
         # What lies in the slots of symmetric groups is not a number, and was not loaded.
-        if p_scale.dtype.element_ty == tl.float16:
-            b_zero = b_word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        elif p_scale.dtype.element_ty == tl.bfloat16:
-            b_zero = (b_word << 16).to(tl.float32, bitcast=True)
-        else:
-            b_zero = b_word.to(tl.float32, bitcast=True)
+        b_zero = param_of_word(b_word, p_scale)
     return b_zero
+
+
+@triton.jit
+def param_of_word(b_word, p_scale):
+    """The parameter in the low bits of an int32, of the type that p_scale points at, as fp32."""
+    if p_scale.dtype.element_ty == tl.float16:
+        b_param = b_word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif p_scale.dtype.element_ty == tl.bfloat16:
+        b_param = (b_word << 16).to(tl.float32, bitcast=True)
+    else:
+        b_param = b_word.to(tl.float32, bitcast=True)
+    return b_param
 
 
 @triton.jit
@@ -96,14 +111,6 @@ def block_start(at, i_block, KIND: tl.constexpr):
     if KIND == "block" and p_modes is not None:
         i_start = tl.load(p_offsets + i_block).to(tl.int32)
     return i_start
-
-
-@triton.constexpr_function
-def own_units(SLOTTED, KIND, BITS, COLUMNS, GROUP):
-    """Whether the codes of one byte have their signs in different units."""
-    if not SLOTTED:
-        return False
-    return KIND == "block" or (COLUMNS > 1 and GROUP % (8 // BITS) != 0)
 
 
 @triton.jit
@@ -141,6 +148,35 @@ def load_signs(
         o_unit = (o_row * COLUMNS + o_c // GROUP) * WIDTH + o_c % GROUP // UNIT_BITS
         b_units = tl.load(p_signs + o_unit, mask=m_mode, other=0)
     return b_units.to(tl.int32)
+
+
+@triton.jit
+def load_zero_and_signs(
+    at, o_row, o_t, m_t, D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr, SLOT: tl.constexpr,
+):  # fmt: skip
+    """(`load_zero`, `load_signs`) of groups along channels, of the shape of a tile of bytes.
+
+    Where a slot is one word, each is read once for both. Without signs the second is the first.
+    """
+    o_c = tl.expand_dims(tl.arange(0, PAD) * (8 // BITS) + SLOT, 1 - CHANNEL_AXIS)
+    o_line = tl.expand_dims(o_row, CHANNEL_AXIS)
+    m_tile = tl.expand_dims(m_t, CHANNEL_AXIS) & (o_c < D)
+    WORDS: tl.constexpr = one_word(at[0].dtype, None if at[3] is None else at[2].dtype, GROUP)
+    if WORDS:
+        m_mode = load_modes(at[3], o_line, o_c // GROUP, m_tile, COLUMNS)
+        b_word = tl.load(at[2] + o_line * COLUMNS + o_c // GROUP, mask=m_tile, other=0)
+        b_zero = param_of_word(tl.where(m_mode, 0, b_word), at[0])
+        b_units = tl.where(m_mode, b_word, 0)
+    else:
+        b_zero = load_zero(at, o_line, o_c // GROUP, m_tile, COLUMNS, GROUP)
+        b_units = b_zero
+        if at[2] is not None:
+            b_units = load_signs(
+                at, (0, 0), o_row, o_t, m_t, "group", D, BITS, COLUMNS, GROUP, PAD, CHANNEL_AXIS,
+                SLOT,
+            )  # fmt: skip
+    return b_zero, b_units
 
 
 @triton.jit

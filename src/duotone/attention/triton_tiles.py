@@ -134,7 +134,7 @@ def tile_scores(
     if KIND == "group":
         b_norm = group_norm(at, o_row, m_t, BITS, COLUMNS, GROUP, BN, DT)
         b_planes = group_planes(
-            b_x, at, where, o_row, o_t, m_t, b_norm, D, BITS, COLUMNS, GROUP, PAD, 0, DT
+            b_x, at, o_row, o_t, m_t, b_norm, D, BITS, COLUMNS, GROUP, PAD, 0, DT
         )
         for slot in tl.static_range(SLOTS):
             b_s = tl.dot(b_q[slot], b_planes[slot], b_s, input_precision=PRECISION)
@@ -187,7 +187,7 @@ def tile_values(
     if KIND == "group":
         b_norm = group_norm(at, o_row, m_t, BITS, COLUMNS, GROUP, BN, DT)
         b_planes = group_planes(
-            b_x, at, where, o_row, o_t, m_t, b_norm, D, BITS, COLUMNS, GROUP, PAD, 1, DT
+            b_x, at, o_row, o_t, m_t, b_norm, D, BITS, COLUMNS, GROUP, PAD, 1, DT
         )
         b_w, b_factor = to_half(b_p * b_norm[None, :], DT)
         for slot in tl.static_range(SLOTS):
