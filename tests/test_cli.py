@@ -37,10 +37,12 @@ class TextTokenizer:
     """The part of a tokenizer that duotone uses, over characters."""
 
     chat_template = None
+    pad_token_id = None
 
     def __call__(self, texts, **kwargs):
-        ids = torch.tensor([[ord(letter) % 8 for letter in text] for text in texts])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if isinstance(texts, str):
+            return {"input_ids": [ord(letter) % 8 for letter in texts]}
+        return {"input_ids": [[ord(letter) % 8 for letter in text] for text in texts]}
 
     def batch_decode(self, rows, **kwargs):
         return [" ".join(map(str, row)) for row in rows]
