@@ -145,7 +145,7 @@ class _Reading:
         nats = losses.double().sum(1).cpu().numpy()
         self.seconds += perf_counter() - started
         tokens = [len(window) - 1 for window in windows]
-        np.add.at(self.rows, owners, np.stack([nats, tokens], 1))
+        np.add.at(self.rows, list(owners), np.stack([nats, tokens], 1))
         self.memory.append(cache_memory(cache))
 
 
@@ -160,6 +160,12 @@ def _batches(passages: Passages, settings: PerplexitySettings) -> list[list[tupl
 
 def check_passages(model: Any, passages: Passages, specs: Mapping[str, CacheSpec | None]) -> None:
     """Raise for tokens or windows that the model does not take, and for schemes without effect."""
+    for label, spec in specs.items():
+        if spec is not None and isinstance(spec.visual, KVSpec) and spec.text == "dense":
+            raise ValueError(
+                f"perplexity needs a scheme that quantizes text, got {label!r}, which quantizes "
+                "visual tokens only; pick another (duotone schemes), e.g. --scheme kivi"
+            )
     text = model.config.get_text_config(decoder=True)
     top = max(max(window) for document in passages.documents for window in document)
     if top >= text.vocab_size:
@@ -173,12 +179,6 @@ def check_passages(model: Any, passages: Passages, specs: Mapping[str, CacheSpec
             f"context must be at most the {limit} tokens that the model takes, got "
             f"{passages.context}; give a smaller --context"
         )
-    for label, spec in specs.items():
-        if spec is not None and isinstance(spec.visual, KVSpec) and spec.text == "dense":
-            raise ValueError(
-                f"perplexity needs a scheme that quantizes text, got {label!r}, which quantizes "
-                "visual tokens only; pick another (duotone schemes), e.g. --scheme kivi"
-            )
 
 
 def evaluate_perplexity(
@@ -203,14 +203,9 @@ def evaluate_perplexity(
     check_passages(model, passages, specs)
     described = describe(model, model_name)
     about = {"task": "perplexity", "data": passages.fingerprint, "context": passages.context}
+    about |= {"model": described, **asdict(chosen)}
     configurations = {
-        label: {
-            **about,
-            "model": described,
-            "scheme": label,
-            "spec": spec and json.loads(spec.to_json()),
-        }
-        | asdict(chosen)
+        label: {**about, "scheme": label, "spec": spec and json.loads(spec.to_json())}
         for label, spec in specs.items()
     }
     out = Path(out) if out is not None else None
