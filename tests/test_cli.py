@@ -159,7 +159,7 @@ def test_evaluate_a_text_task(words_only, tmp_path):
     assert results["kivi"]["metrics"]["exact_match_strict"]["value"] == 0.0
 
 
-def test_a_text_task_needs_a_scheme_for_text(words_only, tiny, tmp_path):
+def test_a_text_task_needs_a_scheme_for_text(tiny, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "how many ?", "answer": "#### 18"}))
     assert "quantizes visual tokens only" in error_of(
