@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -14,6 +13,7 @@ from duotone.cli import app
 from duotone.cli.common import megabytes
 from duotone.cli.plan import parse_bytes
 from duotone.loading import Loaded
+from tiny_text import LetterTokenizer, text_model
 from tiny_vlm import TinyProcessor, tiny_model
 
 COMMANDS = ("compare", "generate", "schemes", "evaluate", "plan", "report")
@@ -33,32 +33,6 @@ def error_of(*arguments):
     return line
 
 
-class TextTokenizer:
-    """The part of a tokenizer that duotone uses, over characters."""
-
-    chat_template = None
-
-    def __call__(self, texts, **kwargs):
-        ids = torch.tensor([[ord(letter) % 8 for letter in text] for text in texts])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-    def batch_decode(self, rows, **kwargs):
-        return [" ".join(map(str, row)) for row in rows]
-
-
-def text_model():
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=8,
-        hidden_size=32,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        eos_token_id=None,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
-
-
 @pytest.fixture
 def tiny(monkeypatch):
     loaded = Loaded("tiny", tiny_model(), TinyProcessor())
@@ -68,8 +42,8 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def words_only(monkeypatch):
-    loaded = Loaded("words", text_model(), TextTokenizer())
-    monkeypatch.setattr("duotone.loading.load", lambda name, device: loaded)
+    loaded = Loaded("words", text_model(), LetterTokenizer())
+    monkeypatch.setattr("duotone.loading.load", lambda name, device, **options: loaded)
     return loaded
 
 
@@ -136,7 +110,7 @@ def test_generate_prints_the_answer_alone_on_stdout(tiny, picture):
 def test_generate_with_a_text_model_and_a_text_scheme(words_only):
     result = run("generate", "once upon", "--scheme", "kivi", "--max-new-tokens", 3, "--json")
     assert result.exit_code == 0, result.output
-    assert len(json.loads(result.stdout)["answer"].split()) == 3
+    assert len(json.loads(result.stdout)["answer"]) <= 3
 
 
 def test_evaluate_a_file_of_ones_own(tiny, picture, tmp_path):
@@ -151,6 +125,51 @@ def test_evaluate_a_file_of_ones_own(tiny, picture, tmp_path):
     table = run(*asked).stdout
     assert "minmax-8bit" in table
     assert "3 samples" in table
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ids.json", "[[1, 2, 3, 4, 5, 6], [7, 8, 9]]"),
+        ("texts.jsonl", '{"text": "once upon"}\n{"text": "a time"}'),
+        ("book.txt", "once upon a time there was"),
+    ],
+)
+def test_evaluate_perplexity_of_a_file(words_only, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    asked = ("evaluate", "--task", "perplexity", "--data", tmp_path / name, "--context", 16)
+    asked += ("--scheme", "kivi", "--bits", 2, "--out", tmp_path / "results")
+    result = run(*asked, "--json")
+    assert result.exit_code == 0, result.output
+    results = json.loads(result.stdout)
+    assert list(results) == ["16-bit", "kivi-2bit"]
+    assert results["kivi-2bit"]["metrics"]["perplexity"]["value"] > 1
+    assert (results["16-bit"]["samples"], results["16-bit"]["configuration"]["context"]) == (2, 16)
+    assert "perplexity, 2 samples" in run(*asked).stdout
+
+
+def test_evaluate_a_text_task(words_only, tmp_path):
+    row = {"question": "how many eggs", "answer": "#### 18"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    asked = ("evaluate", "--task", "gsm8k", "--data", tmp_path / "rows.jsonl")
+    result = run(*asked, "--json")
+    assert result.exit_code == 0, result.output
+    results = json.loads(result.stdout)
+    assert list(results) == ["16-bit", "kivi"]
+    assert results["kivi"]["metrics"]["exact_match_strict"]["value"] == 0.0
+
+
+def test_a_text_task_needs_a_scheme_for_text(tiny, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "how many ?", "answer": "#### 18"}))
+    assert "quantizes visual tokens only" in error_of(
+        "evaluate", "gsm8k", "--data", path, "--scheme", "minmax"
+    )
+    path.write_text('{"text": "what is this ?"}')
+    tiny.processor.tokenizer = LetterTokenizer()
+    assert "quantizes text, got 'minmax'" in error_of(
+        "evaluate", "perplexity", "--data", path, "--scheme", "minmax"
+    )
 
 
 @pytest.fixture
@@ -221,6 +240,13 @@ def test_a_model_folder_that_is_none(picture, name):
         (("captionz",), "did you mean captions"),
         (("gone.jsonl",), "existing JSONL file"),
         (("documents", "--split", "test"), "split must be one of"),
+        ((), "one task must be named"),
+        (("documents", "--task", "captions"), "one task must be named"),
+        (("perplexity",), "add --data FILE"),
+        (("perplexity", "--data", "x.json", "--kl"), "--kl does not go with this task"),
+        (("documents", "--context", "9"), "only perplexity cuts text"),
+        (("documents", "--data", "x.jsonl"), "data belongs to a text task"),
+        (("documents", "--dtype", "int8"), "--dtype must be one of"),
     ],
 )
 def test_evaluate_names_what_is_wrong(arguments, message):

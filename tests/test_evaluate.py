@@ -7,7 +7,10 @@ import torch
 import duotone
 from duotone.evaluate import REFERENCE, evaluate, resolve_schemes
 from duotone.evaluate.forcing import Forcing, kl_divergence
+from duotone.evaluate.loader import Encoder
 from duotone.evaluate.run import same_token_share
+from duotone.tasks import Example, Task
+from tiny_text import LetterTokenizer, text_model
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
 LOSSY = "calibquant-paper"
@@ -112,6 +115,59 @@ def test_progress_counts_samples(model):
 
 def test_worker_processes_give_the_same_answers(model):
     assert run(model, [], workers=1).answers == run(model, [], workers=0).answers
+
+
+def letters_task(**changes):
+    """Plain prompts of different lengths."""
+    fields = dict(
+        name="letters",
+        description="go on",
+        source=lambda split, index: Example(str(index), (), "abcdefgh"[: 3 + index] * 4, ("a",)),
+        metrics=("accuracy",),
+        headline="accuracy",
+        max_new_tokens=12,
+        size=4,
+        plain=True,
+    )
+    return Task(**fields | changes)
+
+
+def run_letters(**changes):
+    task, model = letters_task(**changes), text_model()
+    specs = {"exact": duotone.scheme("dense"), "kivi": duotone.scheme("kivi").replace(recent=0)}
+    return evaluate(model, LetterTokenizer(), task, specs, batch_size=3, samples=4, kl=True)
+
+
+def test_text_models_answer_plain_prompts():
+    evaluation = run_letters()
+    answers = evaluation.answers
+    assert answers["exact"] == answers[REFERENCE] != answers["kivi"]
+    assert all(len(answer) == 12 for answer in answers["kivi"])
+    exact, lossy = (evaluation.scores[name]["kl"].value for name in ("exact", "kivi"))
+    assert lossy > 1e-3 > abs(exact)
+
+
+def test_answers_end_before_a_stop_text():
+    whole = run_letters().answers[REFERENCE]
+    stop = whole[0][3:5]
+    cut = run_letters(stop=(stop,))
+    assert cut.answers[REFERENCE] == [text.partition(stop)[0] for text in whole]
+    assert len(cut.answers[REFERENCE][0]) < 12
+    assert cut.results["exact"]["metrics"]["same_tokens"]["value"] == 1.0
+
+
+def test_long_plain_prompts_lose_their_middle():
+    encoder = Encoder(LetterTokenizer(), plain=True, takes_images=False, longest=4)
+    ids = encoder([Example("", (), "abcdef", ("a",))])["input_ids"]
+    assert ids.tolist() == LetterTokenizer()(["abef"])["input_ids"]
+
+
+def test_questions_of_a_text_model_go_through_its_chat_template():
+    encoder = Encoder(LetterTokenizer(chat_template="{}"), plain=False, takes_images=False)
+    ids = encoder([Example("", (), "ab", ("a",))])["input_ids"]
+    assert ids.tolist() == LetterTokenizer()(["uab"])["input_ids"]
+    with pytest.raises(ValueError, match="a task with pictures needs a multimodal model"):
+        encoder([TINY_TASK.example(0)])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from duotone.inference import (
     ask_later,
     decode_answers,
     encode,
-    encode_text,
     generate,
     make_cache,
     prepare,
@@ -113,28 +112,3 @@ def test_a_processor_of_another_model_is_noticed(model, encoded):
 
 def test_answers_are_decoded_without_special_tokens():
     assert decode_answers(TinyProcessor(), [[10, 11, 1], [0]]) == ["red blue", ""]
-
-
-class _Tokenizer:
-    """A stand-in that shows what it was asked."""
-
-    def __init__(self, chat_template):
-        self.chat_template = chat_template
-
-    def apply_chat_template(self, chats, *, add_generation_prompt, tokenize):
-        return [f"<user>{chat[0]['content']}" for chat in chats]
-
-    def __call__(self, texts, *, return_tensors, add_special_tokens, padding, padding_side):
-        self.asked = (texts, add_special_tokens, padding_side)
-        return {"input_ids": torch.ones(1, 2), "attention_mask": torch.ones(1, 2), "extra": None}
-
-
-@pytest.mark.parametrize(
-    ("template", "asked"),
-    [(None, (["hello"], True, "left")), ("{}", (["<user>hello"], False, "left"))],
-    ids=["plain", "chat"],
-)
-def test_text_prompts_use_the_chat_template_where_there_is_one(template, asked):
-    tokenizer = _Tokenizer(template)
-    assert set(encode_text(tokenizer, ["hello"])) == {"input_ids", "attention_mask"}
-    assert tokenizer.asked == asked

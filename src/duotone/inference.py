@@ -6,19 +6,16 @@ tower) runs once. Knows nothing about tasks, scores or files.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from duotone.loading import image_token_ids
+from duotone.stopping import StepClock
 
 # Families whose language model takes text embeddings with the visual ones put in their place, and
 # plain positions: generate from inputs_embeds then equals generate from ids and pixels.
 EMBEDDABLE_FAMILIES = frozenset({"internvl"})
-
-
-_LEFT_PADDED = {"padding": True, "padding_side": "left"}
 
 
 def encode(processor: Any, conversations: Sequence[list[dict]]) -> dict[str, torch.Tensor]:
@@ -29,21 +26,9 @@ def encode(processor: Any, conversations: Sequence[list[dict]]) -> dict[str, tor
         tokenize=True,
         return_dict=True,
         return_tensors="pt",
-        processor_kwargs=_LEFT_PADDED,
+        processor_kwargs={"padding": True, "padding_side": "left"},
     )
     return dict(encoded)
-
-
-def encode_text(tokenizer: Any, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Prompts of a text-only model, through its chat template where it has one."""
-    if tokenizer.chat_template:
-        chats = [[{"role": "user", "content": text}] for text in texts]
-        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-    special = not tokenizer.chat_template
-    encoded = tokenizer(
-        list(texts), return_tensors="pt", add_special_tokens=special, **_LEFT_PADDED
-    )
-    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
 @dataclass(frozen=True)
@@ -185,27 +170,6 @@ def _fill_with_pictures(model: Any, batch: Batch, cache: Any) -> None:
         cache.update(layer.keys, layer.values, index)
 
 
-class StepClock:
-    """A stopping criterion that never stops and notes when each token came."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.times_s: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Note the time; stop nothing."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.times_s.append(perf_counter())
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-    @property
-    def ms_per_token(self) -> float | None:
-        """Median time between tokens, prefill left out; None with fewer than two tokens."""
-        gaps = [1e3 * (b - a) for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
-        return sorted(gaps)[len(gaps) // 2] if gaps else None
-
-
 @dataclass(frozen=True)
 class Generated:
     """Answers of a batch: token ids up to and with the end token, and the decode time."""
@@ -234,8 +198,12 @@ def generate(
     *,
     timed: bool = False,
     logits_processors: Sequence[Any] = (),
+    stopping: Sequence[Any] = (),
 ) -> Generated:
-    """Greedy answers of a batch through `cache`, by the model's own `generate`."""
+    """Greedy answers of a batch through `cache`, by the model's own `generate`.
+
+    stopping: more stopping criteria; those of `duotone.stopping` see the answers' tokens only.
+    """
     if batch.pictures_end:
         _fill_with_pictures(model, batch, cache)
     clock = StepClock(batch.attention_mask.device)
@@ -248,7 +216,7 @@ def generate(
         do_sample=False,
         num_beams=1,
         pad_token_id=pad if pad is not None else min(ends, default=0),
-        stopping_criteria=[clock] if timed else None,
+        stopping_criteria=[*([clock] if timed else []), *stopping],
         logits_processor=list(logits_processors),
     )
     prompt_tokens = 0 if batch.is_embedded else batch.attention_mask.shape[1]
@@ -256,6 +224,9 @@ def generate(
     return Generated([_until_end(row, ends) for row in rows], clock.ms_per_token)
 
 
-def decode_answers(processor: Any, token_ids: Sequence[Sequence[int]]) -> list[str]:
-    """Answer texts without special tokens."""
-    return [text.strip() for text in processor.batch_decode(token_ids, skip_special_tokens=True)]
+def decode_answers(
+    processor: Any, token_ids: Sequence[Sequence[int]], *, strip: bool = True
+) -> list[str]:
+    """Answer texts without special tokens and, with `strip`, without outer white space."""
+    texts = processor.batch_decode(token_ids, skip_special_tokens=True)
+    return [text.strip() if strip else text for text in texts]

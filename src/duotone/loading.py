@@ -52,16 +52,18 @@ def _resolve(name: str | None) -> str:
     return name
 
 
-def _from_pretrained(path: str, dtype: Any) -> tuple[Any, Any]:
+def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, Any]:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     config = transformers.AutoConfig.from_pretrained(path)
     if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=dtype)
-        return model, transformers.AutoProcessor.from_pretrained(path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    return model, transformers.AutoTokenizer.from_pretrained(path)
+        of_processor = transformers.AutoProcessor
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        of_processor = transformers.AutoTokenizer
+    return model, of_processor.from_pretrained(path) if with_processor else None
 
 
 def _one_line(error: Exception) -> str:
@@ -83,16 +85,23 @@ def load_config(name: str | None = None) -> Any:
         ) from error
 
 
-def load(name: str | None = None, device: str | None = None, dtype: Any = None) -> Loaded:
+def load(
+    name: str | None = None,
+    device: str | None = None,
+    dtype: Any = None,
+    *,
+    with_processor: bool = True,
+) -> Loaded:
     """Load `name` (None: the embedded model) onto `device`, in evaluation mode.
 
     dtype: None is bfloat16, so that the cache of the unquantized model really has 16 bits.
+    with_processor: False where the data are token ids; a folder without tokenizer will then do.
     """
     path = _resolve(name)
     device = device or default_device()
     dtype = dtype or torch.bfloat16
     try:
-        model, processor = _from_pretrained(path, dtype)
+        model, processor = _from_pretrained(path, dtype, with_processor)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"a model must be a folder or hub name that transformers can load, got {name!r}: "

@@ -95,8 +95,11 @@ def scheme_spec(name: str, bits: int | None) -> Any:
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
 
 
-def load_model(name: str | None, device: str | None) -> Any:
-    """The model and its processor, with a word on stderr while it loads."""
+def load_model(name: str | None, device: str | None, **options: Any) -> Any:
+    """The model and its processor, with a word on stderr while it loads.
+
+    options: of `duotone.loading.load`.
+    """
     with error_console().status(f"loading {name or 'the embedded model'}"):
         import transformers
 
@@ -104,7 +107,7 @@ def load_model(name: str | None, device: str | None) -> Any:
         transformers.utils.logging.disable_progress_bar()
         from duotone.loading import load
 
-        return load(name, device)
+        return load(name, device, **options)
 
 
 def megabytes(count: float) -> str:

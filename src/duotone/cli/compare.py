@@ -56,6 +56,7 @@ def command(
       duotone compare --scheme calibquant --bits 2 --json > result.json
     """
     from duotone import compare as comparing
+    from duotone.inference import encode
 
     spec = scheme_spec(scheme, bits)
     if question and not image:
@@ -67,7 +68,8 @@ def command(
     conversations = [prompt.messages() for prompt in chosen]
     loaded = load_model(model, device)
     comparing.check_scheme_fits(loaded, spec, has_images=True)
-    counts = token_counts(loaded, conversations[0], max_new_tokens)
+    encoded = encode(loaded.processor, conversations[:1])
+    counts = token_counts(loaded.model, encoded, max_new_tokens)
     with (
         progress_bar("answering") as progress,
         explained_out_of_memory(loaded.model, spec, counts),

@@ -18,16 +18,34 @@ from .common import (
     user_errors,
 )
 from .memory import explained_out_of_memory, token_counts
+from .results import show_results
+
+PERPLEXITY = "perplexity"
+# Few-bit schemes by default: one for pictures, one for text.
+DEFAULT_SCHEME, DEFAULT_TEXT_SCHEME = "duotone", "kivi"
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @user_errors
 def command(
     task: Annotated[
-        str, typer.Argument(help="captions, documents, sequences, or a .jsonl file of your own.")
-    ],
+        str | None,
+        typer.Argument(
+            help="captions, documents, sequences; perplexity, gsm8k, truthfulqa, "
+            "longbench-hotpotqa, ...; or a .jsonl file of your own.",
+            show_default=False,
+        ),
+    ] = None,
+    task_option: Annotated[
+        str | None, typer.Option("--task", help="The same by name.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="File of a text task's rows.", show_default="the hub's data"),
+    ] = None,
     scheme: Annotated[
         list[str] | None,
-        typer.Option("--scheme", "-s", help="Repeat for more.", show_default="duotone"),
+        typer.Option("--scheme", "-s", help="Repeat for more.", show_default="duotone; text: kivi"),
     ] = None,
     bits: Annotated[
         list[int] | None,
@@ -43,6 +61,14 @@ def command(
         bool, typer.Option("--kl", help="Also score next-token agreement by teacher forcing.")
     ] = False,
     later_question: LaterOption = False,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a window of text (perplexity).",
+            show_default="2048, or what the model takes",
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the model: " + ", ".join(DTYPES))] = DTYPES[0],
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     out: Annotated[
         Path | None,
@@ -56,47 +82,64 @@ def command(
     A .jsonl file has one {"images": [...], "question": ..., "answers": [...]} per line, with
     image paths relative to the file.
 
+    Perplexity is teacher-forced through the cache, as if every token had been generated. Its data
+    are a .json list of lists of token ids, a .jsonl file of {"text": ...}, or plain text.
+
+    GSM8K, TruthfulQA and LongBench read the data sets' own .jsonl files, or the hub's.
+
     [bold]Examples[/bold]
 
       duotone evaluate documents -s duotone -s calibquant -b 1 -b 2 -n 100
 
       duotone evaluate mine.jsonl --model OpenGVLab/InternVL3-1B-hf --out results/mine
-    """
-    from duotone.evaluate import evaluate
-    from duotone.tasks import get_task
 
-    chosen = get_task(task)
-    samples = samples or chosen.size or 500
-    chosen.check_samples(samples)
-    schemes = _labelled(scheme or ["duotone"], bits)
+      duotone evaluate --task perplexity --data wiki.txt --model my-llama -s kivi -b 2 -b 4
+
+      duotone evaluate --task gsm8k --data test.jsonl --model my-llama --scheme kivi --json
+    """
+    name = _one_task(task, task_option)
     check_folder(out)
-    messages = chosen.example(0, split).messages()
-    loaded = load_model(model, device)
-    widest = next(iter(schemes.values()))
-    counts = token_counts(loaded, messages, chosen.max_new_tokens)
-    with (
-        progress_bar(chosen.name) as progress,
-        explained_out_of_memory(loaded.model, widest, counts),
-    ):
-        evaluation = evaluate(
-            loaded.model,
-            loaded.processor,
-            chosen,
-            schemes,
-            samples,
-            model_name=loaded.name,
-            out=out,
-            progress=progress,
-            split=split,
-            batch_size=batch_size,
-            kl=kl,
-            later_question=later_question,
-            seed=seed,
-        )
+    loading = {"model": model, "device": device, "dtype": _dtype(dtype)}
+    common = {"out": out, "batch_size": batch_size, "seed": seed}
+    if name == PERPLEXITY:
+        refused = {"--kl": kl, "--later-question": later_question, "--split": split != "heldout"}
+        _refuse(refused, "perplexity reads text by teacher forcing already")
+        schemes = _labelled(scheme or [DEFAULT_TEXT_SCHEME], bits)
+        evaluation = _perplexity(data, context, samples, schemes, loading, common)
+    else:
+        _refuse({"--context": context is not None}, "only perplexity cuts text into windows")
+        common |= {"split": split, "kl": kl, "later_question": later_question}
+        evaluation = _answers(name, data, samples, scheme, bits, loading, common)
     if json_output:
         print_json(evaluation.results)
     else:
-        _show(evaluation.results)
+        show_results(evaluation.results)
+
+
+def _one_task(argument: str | None, option: str | None) -> str:
+    if (argument is None) == (option is None):
+        raise ValueError(
+            f"one task must be named, got {argument!r} and --task {option!r}; "
+            "e.g. duotone evaluate documents, or duotone evaluate --task perplexity --data FILE"
+        )
+    return argument or option
+
+
+def _refuse(given: dict[str, bool], why: str) -> None:
+    wrong = [name for name, present in given.items() if present]
+    if wrong:
+        raise ValueError(f"{wrong[0]} does not go with this task: {why}; leave it out")
+
+
+def _dtype(name: str) -> dict[str, Any]:
+    """The option of `load_model` for a dtype; none for the default."""
+    if name not in DTYPES:
+        raise ValueError(f"--dtype must be one of {DTYPES}, got {name!r}")
+    if name == DTYPES[0]:
+        return {}
+    import torch
+
+    return {"dtype": getattr(torch, name)}
 
 
 def _labelled(names: list[str], bits: list[int] | None) -> dict[str, Any]:
@@ -105,34 +148,77 @@ def _labelled(names: list[str], bits: list[int] | None) -> dict[str, Any]:
     return {f"{name}-{b}bit": scheme_spec(name, b) for name in names for b in bits}
 
 
-def _columns(results: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """One list of cells per scheme, headed by its name, after one list of row names."""
-    metrics = list(dict.fromkeys(name for r in results.values() for name in r["metrics"]))
-    columns = [["", "true bits", *metrics]]
-    for label, result in results.items():
-        memory = result["memory"]
-        bits = memory.get("visual_bits_per_element") or memory["bits_per_element"]
-        cells = [_cell(result["metrics"].get(name)) for name in metrics]
-        columns.append([label, f"{bits:.2f}", *cells])
-    return columns
+def _loaded(loading: dict[str, Any], **options: Any) -> Any:
+    return load_model(loading["model"], loading["device"], **loading["dtype"], **options)
 
 
-def _show(results: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _answers(
+    name: str,
+    data: Path | None,
+    samples: int | None,
+    scheme: list[str] | None,
+    bits: list[int] | None,
+    loading: dict[str, Any],
+    common: dict[str, Any],
+) -> Any:
+    """Evaluate a task whose answers are generated."""
+    from duotone.compare import check_scheme_fits
+    from duotone.evaluate import evaluate
+    from duotone.evaluate.loader import Encoder
+    from duotone.tasks import get_task
 
-    first = next(iter(results.values()))
-    columns = _columns(results)
-    if len(columns) > len(columns[0]):  # many schemes: one row each
-        columns = [list(row) for row in zip(*columns, strict=True)]
-    title = f"{first['configuration']['task']}, {first['samples']} samples, 95 % intervals"
-    table = Table(*(column[0] for column in columns), title=title, title_justify="left")
-    for row in zip(*(column[1:] for column in columns), strict=True):
-        table.add_row(*row)
-    Console().print(table)
+    task = get_task(name, data)
+    schemes = _labelled(scheme or [DEFAULT_TEXT_SCHEME if task.plain else DEFAULT_SCHEME], bits)
+    samples = samples or task.size or 500
+    task.check_samples(samples)
+    first = task.example(0, common["split"])
+    loaded = _loaded(loading)
+    for spec in schemes.values():
+        check_scheme_fits(loaded, spec, has_images=bool(first.images))
+    encoded = Encoder(loaded.processor, task.plain, loaded.takes_images)([first])
+    counts = token_counts(loaded.model, encoded, task.max_new_tokens)
+    widest = next(iter(schemes.values()))
+    with progress_bar(task.name) as bar, explained_out_of_memory(loaded.model, widest, counts):
+        return evaluate(
+            loaded.model,
+            loaded.processor,
+            task,
+            schemes,
+            samples,
+            model_name=loaded.name,
+            progress=bar,
+            **common,
+        )
 
 
-def _cell(interval: dict[str, float] | None) -> str:
-    if interval is None:
-        return "-"
-    return f"{interval['value']:.3f} [dim]{interval['low']:.3f}..{interval['high']:.3f}[/]"
+def _perplexity(
+    data: Path | None,
+    context: int | None,
+    samples: int | None,
+    schemes: dict[str, Any],
+    loading: dict[str, Any],
+    common: dict[str, Any],
+) -> Any:
+    """Evaluate the perplexity of a file."""
+    from duotone.evaluate import evaluate_perplexity
+    from duotone.prompts import encoder_of
+    from duotone.tasks import read_passages
+
+    if data is None:
+        raise ValueError("perplexity needs a text to predict, got none; add --data FILE")
+    is_ids = data.suffix == ".json"
+    loaded = _loaded(loading, **({"with_processor": False} if is_ids else {}))
+    context = context or _default_context(loaded.model)
+    encode = None if is_ids else encoder_of(loaded.processor)
+    passages = read_passages(data, context, encode)
+    counts = {"visual_tokens": 0, "text_tokens": context, "new_tokens": 0}
+    widest = next(iter(schemes.values()))
+    with progress_bar(PERPLEXITY) as bar, explained_out_of_memory(loaded.model, widest, counts):
+        return evaluate_perplexity(
+            loaded.model, passages, schemes, samples, model_name=loaded.name, progress=bar, **common
+        )
+
+
+def _default_context(model: Any) -> int:
+    text = model.config.get_text_config(decoder=True)
+    return min(2048, getattr(text, "max_position_embeddings", None) or 2048)

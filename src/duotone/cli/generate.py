@@ -75,7 +75,8 @@ def command(
 
 
 def _encode(loaded: Any, messages: list[dict], prompt: str) -> dict[str, Any]:
-    from duotone.inference import encode, encode_text
+    from duotone.inference import encode
+    from duotone.prompts import encode_text
 
     if loaded.takes_images:
         return encode(loaded.processor, [messages])

@@ -42,13 +42,12 @@ def explained_out_of_memory(model: Any, spec: Any, counts: dict[str, int]) -> It
         ) from error
 
 
-def token_counts(loaded: Any, messages: list[dict], new_tokens: int) -> dict[str, int]:
-    """Visual, text and new tokens of one prompt, as `duotone.plan` takes them."""
-    from duotone.inference import encode
+def token_counts(model: Any, encoded: dict[str, Any], new_tokens: int) -> dict[str, int]:
+    """Visual, text and new tokens of one encoded prompt, as `duotone.plan` takes them."""
     from duotone.loading import image_token_ids
 
-    ids = encode(loaded.processor, [messages])["input_ids"]
-    visual = sum(int((ids == token).sum()) for token in image_token_ids(loaded.model.config))
+    ids = encoded["input_ids"]
+    visual = sum(int((ids == token).sum()) for token in image_token_ids(model.config))
     return {
         "visual_tokens": visual,
         "text_tokens": ids.numel() - visual,

@@ -1,7 +1,7 @@
 """Batches of rendered and encoded examples, made by worker processes ahead of the model."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from duotone.inference import encode
+from duotone.prompts import encode_text, tokenizer_of
 from duotone.tasks import Example, Task
 
 
@@ -28,17 +29,45 @@ class _Rendered(torch.utils.data.Dataset):
 
 
 @dataclass(frozen=True)
-class _Encode:
+class Encoder:
+    """Examples -> tensors of a batch, as the task and the model want their prompts.
+
+    takes_images: the model is multimodal and `processor` its processor; else a tokenizer.
+    longest: tokens beyond which a prompt of a plain task loses its middle; None: no limit.
+    """
+
+    processor: Any
+    plain: bool
+    takes_images: bool
+    longest: int | None = None
+
+    def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+        """Left-padded tensors."""
+        prompts = [example.question for example in examples]
+        if self.plain:
+            tokenizer = tokenizer_of(self.processor)
+            return encode_text(tokenizer, prompts, chat=False, longest=self.longest)
+        if self.takes_images:
+            return encode(self.processor, [example.messages() for example in examples])
+        if any(example.images for example in examples):
+            raise ValueError(
+                "a task with pictures needs a multimodal model, got one that takes text only; "
+                "choose another --model, or a text task (gsm8k, truthfulqa, longbench-...)"
+            )
+        return encode_text(self.processor, prompts)
+
+
+@dataclass(frozen=True)
+class _Collate:
     """Examples -> (examples without pictures, arrays of the batch).
 
     Arrays, not tensors: tensors would travel through shared memory, which is scarce in containers.
     """
 
-    processor: Any
+    encoder: Encoder
 
     def __call__(self, examples: list[Example]) -> tuple[list[Example], dict[str, np.ndarray]]:
-        encoded = encode(self.processor, [example.messages() for example in examples])
-        arrays = {name: tensor.numpy() for name, tensor in encoded.items()}
+        arrays = {name: tensor.numpy() for name, tensor in self.encoder(examples).items()}
         return [example.without_images() for example in examples], arrays
 
 
@@ -52,14 +81,14 @@ def default_workers(device: torch.device) -> int:
 
 
 def load_batches(
-    task: Task, processor: Any, split: str, samples: int, batch_size: int, workers: int
+    task: Task, encoder: Encoder, split: str, samples: int, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Example], dict[str, torch.Tensor]]]:
     """Batches in order; with workers > 0 they are made in parallel."""
     loader = torch.utils.data.DataLoader(
         _Rendered(task, split, samples),
         batch_size=batch_size,
         num_workers=workers,
-        collate_fn=_Encode(processor),
+        collate_fn=_Collate(encoder),
         worker_init_fn=_quiet_tokenizers if workers else None,
     )
     for examples, arrays in loader:

@@ -1,28 +1,27 @@
 """The evaluation loop: batches outermost, schemes inside, pictures encoded once per batch."""
 
 import gc
-import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
 
-import torch
-
-from duotone import CacheSpec, scheme
+from duotone import CacheSpec
 from duotone.inference import Batch, ask_later, decode_answers, generate, make_cache, prepare
-from duotone.provenance import stamp, write_new_json
+from duotone.loading import image_token_ids
+from duotone.provenance import stamp
+from duotone.stopping import StopTexts
 from duotone.tasks import Example, Task
 from duotone.tasks.metrics import Score
 from duotone.totals import cache_memory
 
 from .forcing import LogitsRecorder, forced_agreement
-from .loader import default_workers, load_batches
+from .loader import Encoder, default_workers, load_batches
+from .records import REFERENCE, describe, finished, resolve_schemes, write_result
 from .run import Run, result_of
 
-REFERENCE = "16-bit"
 Progress = Callable[[int, int], None]
 
 
@@ -34,6 +33,7 @@ class Settings:
     later_question: read the question after the pictures' cache was quantized (`ask_later`).
     impl: the decode attention of the few-bit caches.
     minutes: stop after the batch in which this time is over and report what is done.
+    max_prompt_tokens: longer prompts of text tasks lose their middle; None: what the model takes.
     """
 
     samples: int = 500
@@ -44,6 +44,7 @@ class Settings:
     later_question: bool = False
     impl: str = "auto"
     max_new_tokens: int | None = None
+    max_prompt_tokens: int | None = None
     workers: int | None = None
     minutes: float | None = None
 
@@ -62,38 +63,6 @@ class Evaluation:
     examples: list[Example] = field(default_factory=list)
 
 
-def resolve_schemes(schemes: Sequence | Mapping) -> dict[str, CacheSpec | None]:
-    """{label: spec}, the 16-bit reference first; None and '16-bit' stand for the reference.
-
-    Accepts names, specs and None in a sequence, or {label: name, spec or None}.
-    """
-    if isinstance(schemes, Mapping):
-        items = list(schemes.items())
-    else:
-        items = [(s if isinstance(s, str) else f"spec-{i}", s) for i, s in enumerate(schemes)]
-    resolved: dict[str, CacheSpec | None] = {REFERENCE: None}
-    for label, spec in items:
-        if spec is not None and spec != REFERENCE:
-            resolved[label] = scheme(spec) if isinstance(spec, str) else spec
-    return resolved
-
-
-def _weights_digest(model: Any) -> str:
-    """A digest of one element of every parameter: other weights, another model."""
-    picked = [p.detach().flatten()[p.numel() // 2].float().cpu() for p in model.parameters()]
-    return hashlib.sha256(torch.stack(picked).numpy().tobytes()).hexdigest()[:10]
-
-
-def _describe(model: Any, name: str | None) -> dict[str, Any]:
-    return {
-        "name": name or model.config.name_or_path or model.config.model_type,
-        "family": model.config.model_type,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "weights": _weights_digest(model),
-    }
-
-
 def _configuration(
     settings: Settings, task: Task, model: dict[str, Any], label: str, spec: CacheSpec | None
 ) -> dict[str, Any]:
@@ -106,19 +75,24 @@ def _configuration(
     return {**about_task, "model": model, "scheme": label, "spec": spec_data, **kept}
 
 
-def _file_stem(configuration: Mapping[str, Any]) -> str:
-    canonical = json.dumps(configuration, sort_keys=True)
-    digest = hashlib.sha256(canonical.encode()).hexdigest()[:10]
-    return f"{configuration['task']}-{configuration['scheme']}-{digest}"
-
-
 class _Evaluator:
     """The moving parts of one call of `evaluate`."""
 
     def __init__(self, model, processor, task: Task, settings: Settings):
         self.model, self.processor, self.task, self.settings = model, processor, task, settings
         self.max_new_tokens = settings.max_new_tokens or task.max_new_tokens
+        self.encoder = Encoder(
+            processor, task.plain, bool(image_token_ids(model.config)), self._longest_prompt()
+        )
         self.started = monotonic()
+
+    def _longest_prompt(self) -> int | None:
+        """Tokens that leave room for the answer."""
+        if self.settings.max_prompt_tokens is not None:
+            return self.settings.max_prompt_tokens
+        text = self.model.config.get_text_config(decoder=True)
+        limit = getattr(text, "max_position_embeddings", None)
+        return limit and max(2, limit - self.max_new_tokens)
 
     def time_is_over(self) -> bool:
         """Whether the minutes granted are used up."""
@@ -133,7 +107,7 @@ class _Evaluator:
         settings = self.settings
         return load_batches(
             self.task,
-            self.processor,
+            self.encoder,
             settings.split,
             settings.samples,
             settings.batch_size,
@@ -149,18 +123,28 @@ class _Evaluator:
         """Let one scheme answer one batch and note what it did."""
         started = perf_counter()
         cache = make_cache(self.model, run.spec, batch, self.settings.impl)
+        stops = self._stop_texts(batch)
         generated = generate(
             self.model,
             batch,
             cache,
             self.max_new_tokens,
             logits_processors=processors,
+            stopping=[stops] if stops.stops else [],
         )
         run.seconds += perf_counter() - started
-        run.token_ids += generated.token_ids
-        run.texts += decode_answers(self.processor, generated.token_ids)
+        token_ids = stops.trim(generated.token_ids)
+        run.token_ids += token_ids
+        run.texts += map(self.task.until_stop, self._decode(token_ids))
         run.memory.append(cache_memory(cache))
-        return generated.token_ids
+        return token_ids
+
+    def _decode(self, token_ids: list[list[int]]) -> list[str]:
+        return decode_answers(self.processor, token_ids, strip=not self.task.plain)
+
+    def _stop_texts(self, batch: Batch) -> StopTexts:
+        prompt_tokens = 0 if batch.is_embedded else batch.attention_mask.shape[1]
+        return StopTexts(self.task.stop, self._decode, prompt_tokens)
 
     def all_schemes(self, runs: Sequence[Run], batch: Batch) -> None:
         """The reference answers first; every scheme is compared along its answers."""
@@ -174,24 +158,6 @@ class _Evaluator:
                     self.model, batch, run.spec, answers, recorder.logits, self.settings.impl
                 )
                 run.forced.append(rows)
-
-
-def _sidecar(path: Path, examples: Sequence[Example], run: Run, reference: Run) -> None:
-    """One line per sample: question, references, the 16-bit answer and this scheme's."""
-    with path.open("x", encoding="utf-8") as file:
-        rows = zip(examples, run.texts, reference.texts, strict=True)
-        for example, text, reference_text in rows:
-            row = {"name": example.name, "question": example.question}
-            row |= {"answers": example.answers, "answer": text, "answer_16_bit": reference_text}
-            file.write(json.dumps(row) + "\n")
-
-
-def _finished(out: Path | None, configurations: Mapping[str, dict]) -> dict[str, dict[str, Any]]:
-    """Results of earlier calls with exactly these configurations."""
-    if out is None:
-        return {}
-    paths = {label: out / f"{_file_stem(c)}.json" for label, c in configurations.items()}
-    return {label: json.loads(p.read_text()) for label, p in paths.items() if p.exists()}
 
 
 def evaluate(
@@ -218,12 +184,12 @@ def evaluate(
     chosen = Settings(samples=samples, **settings)
     task.check_samples(samples)
     out = Path(out) if out is not None else None
-    described = _describe(model, model_name)
+    described = describe(model, model_name)
     specs = resolve_schemes(schemes)
     configurations = {
         label: _configuration(chosen, task, described, label, spec) for label, spec in specs.items()
     }
-    evaluation = Evaluation(results=_finished(out, configurations))
+    evaluation = Evaluation(results=finished(out, configurations))
     pending = [label for label in specs if label not in evaluation.results]
     if pending:
         runs = [Run(label, specs[label]) for label in dict.fromkeys([REFERENCE, *pending])]
@@ -233,7 +199,8 @@ def evaluate(
         for run in runs:
             _conclude(evaluation, run, runs[0], task, header, configurations[run.label])
             if out is not None and run.label in pending:
-                _write(out, evaluation, run, runs[0], predictions)
+                rows = _rows(evaluation.examples, run, runs[0]) if predictions else ()
+                write_result(out, evaluation.results[run.label], rows)
     return evaluation
 
 
@@ -266,11 +233,8 @@ def _conclude(
         evaluation.results[run.label] = result
 
 
-def _write(out: Path, evaluation: Evaluation, run: Run, reference: Run, predictions: bool) -> None:
-    result = evaluation.results[run.label]
-    stem = _file_stem(result["configuration"])
-    if not result["complete"]:
-        stem += f"-first-{result['samples']}"
-    write_new_json(out / f"{stem}.json", result)
-    if predictions:
-        _sidecar(out / f"{stem}.jsonl", evaluation.examples, run, reference)
+def _rows(examples: Sequence[Example], run: Run, reference: Run) -> Iterator[dict[str, Any]]:
+    """One per sample: question, references, the 16-bit answer and this scheme's."""
+    for example, text, reference_text in zip(examples, run.texts, reference.texts, strict=True):
+        row = {"name": example.name, "question": example.question}
+        yield row | {"answers": example.answers, "answer": text, "answer_16_bit": reference_text}

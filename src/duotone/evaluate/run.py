@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from duotone.tasks import Example, Task
-from duotone.tasks.metrics import Score, confidence_interval, tokenizer_name
-from duotone.totals import total_memory
+from duotone.tasks.metrics import Score, tokenizer_name
 
 from .forcing import forced_scores
+from .records import result_data
 
 
 @dataclass
@@ -54,22 +54,9 @@ def result_of(
     header: dict[str, Any],
     configuration: dict[str, Any],
 ) -> dict[str, Any]:
-    """The JSON of one scheme on one task.
-
-    metrics: {name: {value, low, high}}, the task's own and the agreement with 16 bit; memory: bytes
-    over all batches and true bits; configuration: all that is needed to run it again.
-    """
-    seed = configuration["seed"]
-    intervals = {name: confidence_interval(s, seed=seed).to_dict() for name, s in scores.items()}
-    return {
-        "schema": "duotone.evaluate/1",
-        **header,
-        "configuration": configuration,
-        "samples": len(run.texts),
-        "complete": len(run.texts) == configuration["samples"],
-        "headline": task.headline,
-        "metrics": intervals,
-        "memory": total_memory(run.memory),
-        "seconds": round(run.seconds, 3),
+    """The JSON of one scheme on one task: the task's metrics and the agreement with 16 bit."""
+    samples, headline = len(run.texts), task.headline
+    result = result_data(header, configuration, samples, headline, scores, run.memory, run.seconds)
+    return result | {
         "caption_tokenizer": tokenizer_name() if "captions" in task.metrics else None,
     }

@@ -1,4 +1,4 @@
-"""Tasks: examples with pictures, prompts as chat messages, metrics over texts.
+"""Tasks: examples with pictures or text alone, their prompts, metrics over texts.
 
 Knows no model, no cache and no other room of duotone.
 """
@@ -6,5 +6,17 @@ Knows no model, no cache and no other room of duotone.
 from .pictures import open_picture
 from .registry import TASKS, folder_task, get_task
 from .task import METRICS, Example, Task
+from .text import TEXT_TASKS, Passages, read_passages
 
-__all__ = ["METRICS", "TASKS", "Example", "Task", "folder_task", "get_task", "open_picture"]
+__all__ = [
+    "METRICS",
+    "TASKS",
+    "TEXT_TASKS",
+    "Example",
+    "Passages",
+    "Task",
+    "folder_task",
+    "get_task",
+    "open_picture",
+    "read_passages",
+]

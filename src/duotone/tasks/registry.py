@@ -11,6 +11,7 @@ from typing import Any
 
 from .pictures import open_picture
 from .task import Example, Task
+from .text import TEXT_TASKS, text_task
 
 _SEEDS = {
     "heldout": "HELD_OUT_SEEDS",
@@ -70,16 +71,27 @@ TASKS: dict[str, Task] = {
 }
 
 
-def get_task(name: str) -> Task:
-    """The task of that name, or the folder task of a JSONL file of that path."""
+def get_task(name: str, data: str | Path | None = None) -> Task:
+    """The task of that name, or the folder task of a JSONL file of that path.
+
+    data: the file of a text task's rows; without one they come from the hub.
+    """
+    if name in TEXT_TASKS:
+        return text_task(name, data)
+    if data is not None:
+        raise ValueError(
+            f"data belongs to a text task ({', '.join(TEXT_TASKS)}), got {str(data)!r} for the "
+            f"task {name!r}; leave it out, or name the file itself as the task"
+        )
     if name in TASKS:
         return TASKS[name]
     if name.endswith(".jsonl"):
         return folder_task(name)
-    near = difflib.get_close_matches(name, TASKS, n=2, cutoff=0.4)
+    known = [*TASKS, *TEXT_TASKS, "perplexity"]
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise ValueError(
-        f"a task must be one of {sorted(TASKS)} or the path of a .jsonl file, got {name!r}{hint}"
+        f"a task must be one of {sorted(known)} or the path of a .jsonl file, got {name!r}{hint}"
     )
 
 
@@ -93,7 +105,7 @@ class FolderSource:
     def __call__(self, split: str, index: int) -> Example:
         """Open the pictures of row `index`; `split` has no meaning here."""
         row = self.rows[index]
-        images = tuple(open_picture(self.folder / image) for image in row["images"])
+        images = tuple(open_picture(self.folder / image) for image in row.get("images", ()))
         return Example(f"row-{index + 1}", images, row["question"], tuple(row["answers"]))
 
 
@@ -108,7 +120,8 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{rule}, got no valid JSON in {where}: {error}") from error
     answers_ok = isinstance(row, dict) and _is_texts(row.get("answers")) and row["answers"]
-    if not (answers_ok and _is_texts(row.get("images")) and isinstance(row.get("question"), str)):
+    images_ok = answers_ok and _is_texts(row.get("images", []))
+    if not (images_ok and isinstance(row.get("question"), str)):
         raise ValueError(f"{rule} with at least one answer, got {line.strip()[:200]} in {where}")
     return row
 
@@ -122,7 +135,8 @@ def folder_task(
 ) -> Task:
     """A task from a JSONL file of {"images": [...], "question": ..., "answers": [...]}.
 
-    Image paths are relative to the file. The first of `metrics` gives the headline.
+    `images` may be left out; their paths are relative to the file. The first of `metrics` gives
+    the headline.
     """
     path = Path(path)
     if not path.is_file():

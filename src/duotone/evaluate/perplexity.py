@@ -1,0 +1,257 @@
+"""Teacher-forced perplexity through the cache: every token is predicted from the quantized past.
+
+A token is scored as if the ones before it had been generated one at a time: what has left the
+window is read from codes, the window and the token itself in 16 bit. Chunks make that fast without
+changing it. Before token t is read, the stream holds (sink and window left out)
+
+    packed(t) = group * floor(max(0, t - sink - recent) / group)
+
+tokens in codes. Several tokens read in one step see the packed past of the first of them and each
+other in 16 bit, so a chunk equals single steps exactly where packed(t) is the same for all of it:
+from one flush to the next, sink + recent + group tokens at first, then `group` at a time.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from duotone import CacheSpec, KVSpec
+from duotone.inference import Batch, make_cache
+from duotone.provenance import stamp
+from duotone.tasks import Passages
+from duotone.tasks.metrics import Score
+from duotone.tasks.metrics.score import ratio_of_sums
+from duotone.totals import cache_memory
+
+from .loop import Evaluation, Progress
+from .records import describe, finished, resolve_schemes, result_data, write_result
+
+# Bounds the logits of one step, [B, chunk, vocabulary]; has no influence on the result.
+LONGEST_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class PerplexitySettings:
+    """What a perplexity depends on beside its data and schemes.
+
+    samples: documents, the first ones. batch_size: windows read side by side. seed: of the
+    bootstrap. impl: the decode attention of the few-bit caches.
+    """
+
+    samples: int
+    batch_size: int = 16
+    seed: int = 0
+    impl: str = "auto"
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}; one window at least")
+
+
+def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) -> Iterator[slice]:
+    """Steps over `tokens` tokens whose result equals single steps: none reaches over a flush.
+
+    A cache flushes after several tokens, but before a single one: behind a single token that
+    fills a group, the next one must be read alone.
+    """
+    streams = spec is not None and isinstance(spec.text, KVSpec)
+    group = spec.flush_tokens if streams else tokens
+    flush = spec.sink + spec.recent + group if streams else tokens
+    start, single = 0, False
+    while start < tokens:
+        due = single and start == flush
+        flush += group * (start >= flush)
+        end = start + 1 if due else min(flush, start + longest, tokens)
+        yield slice(start, end)
+        start, single = end, end - start == 1
+
+
+def _right_padded(windows: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor, ...]:
+    """(ids, mask), both [B, T]; padding on the right, so that all windows flush together."""
+    rows = [torch.tensor(list(window)) for window in windows]
+    masks = [torch.ones_like(row) for row in rows]
+    padded = (torch.nn.utils.rnn.pad_sequence(x, batch_first=True) for x in (rows, masks))
+    return tuple(x.to(device) for x in padded)
+
+
+def _read(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, step: slice):
+    """Logits [B, tokens of the step, vocabulary], in float32 at least."""
+    positions = torch.arange(step.start, step.stop, device=ids.device).expand(len(ids), -1)
+    output = model(
+        input_ids=ids[:, step],
+        attention_mask=mask[:, : step.stop],
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return output.logits.float() if output.logits.dtype.itemsize < 4 else output.logits
+
+
+@torch.inference_mode()
+def token_losses(
+    model: Any,
+    windows: Sequence[Sequence[int]],
+    spec: CacheSpec | None = None,
+    *,
+    impl: str = "auto",
+    longest: int = LONGEST_CHUNK,
+) -> tuple[torch.Tensor, Any]:
+    """Negative log-likelihoods in nats [B, T - 1] of all tokens but the first, and the cache.
+
+    windows: B lists of token ids, T the longest; entries behind a window's end are 0. spec: the
+    cache; None: 16 bit. The last token is predicted but never read.
+    """
+    ids, mask = _right_padded(windows, model.device)
+    past, targets = ids[:, :-1], ids[:, 1:]
+    batch = Batch({"input_ids": past}, torch.zeros_like(past, dtype=torch.bool), mask[:, :-1])
+    cache = make_cache(model, spec, batch, impl)
+    losses = []
+    for step in chunks(spec, past.shape[1], longest):
+        logits = _read(model, cache, past, mask, step)
+        aimed = targets[:, step]
+        losses.append(torch.nn.functional.cross_entropy(logits.mT, aimed, reduction="none"))
+    return torch.cat(losses, 1) * mask[:, 1:], cache
+
+
+def exp_of_mean(sums: np.ndarray) -> np.ndarray:
+    """sums [..., 2] of (nats, tokens) -> exp(nats / tokens)."""
+    return np.exp(ratio_of_sums(sums))
+
+
+def perplexity_score(rows: np.ndarray) -> Score:
+    """Perplexity over all predicted tokens from rows [documents, 2] of (nats, tokens)."""
+    return Score(np.asarray(rows, dtype=np.float64), exp_of_mean)
+
+
+@dataclass
+class _Reading:
+    """One scheme's sums per document [documents, 2], bytes and time."""
+
+    spec: CacheSpec | None
+    rows: np.ndarray
+    memory: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def read(self, model: Any, windows: Sequence[Any], owners: Sequence[int], impl: str) -> None:
+        """Add a batch of windows to the documents that own them."""
+        started = perf_counter()
+        losses, cache = token_losses(model, windows, self.spec, impl=impl)
+        nats = losses.double().sum(1).cpu().numpy()
+        self.seconds += perf_counter() - started
+        tokens = [len(window) - 1 for window in windows]
+        np.add.at(self.rows, list(owners), np.stack([nats, tokens], 1))
+        self.memory.append(cache_memory(cache))
+
+
+def _batches(passages: Passages, settings: PerplexitySettings) -> list[list[tuple[int, Any]]]:
+    """Batches of (document, window); windows of like length together."""
+    documents = enumerate(passages.documents[: settings.samples])
+    owned = [(i, window) for i, document in documents for window in document]
+    owned.sort(key=lambda pair: len(pair[1]))
+    size = settings.batch_size
+    return [owned[i : i + size] for i in range(0, len(owned), size)]
+
+
+def check_passages(model: Any, passages: Passages, specs: Mapping[str, CacheSpec | None]) -> None:
+    """Raise for tokens or windows that the model does not take, and for schemes without effect."""
+    for label, spec in specs.items():
+        if spec is not None and isinstance(spec.visual, KVSpec) and spec.text == "dense":
+            raise ValueError(
+                f"perplexity needs a scheme that quantizes text, got {label!r}, which quantizes "
+                "visual tokens only; pick another (duotone schemes), e.g. --scheme kivi"
+            )
+    text = model.config.get_text_config(decoder=True)
+    top = max(max(window) for document in passages.documents for window in document)
+    if top >= text.vocab_size:
+        raise ValueError(
+            f"token ids must be below the model's vocabulary of {text.vocab_size}, got {top}; "
+            "were they made by another tokenizer?"
+        )
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is not None and passages.context > limit:
+        raise ValueError(
+            f"context must be at most the {limit} tokens that the model takes, got "
+            f"{passages.context}; give a smaller --context"
+        )
+
+
+def evaluate_perplexity(
+    model: Any,
+    passages: Passages,
+    schemes: Sequence | Mapping,
+    samples: int | None = None,
+    *,
+    model_name: str | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Perplexity of every scheme on the first `samples` documents (None: all), and of 16 bit.
+
+    schemes, out: as for `evaluate`; the .jsonl beside a result has nats and tokens per document.
+    settings: the other fields of `PerplexitySettings`. progress: called with (windows, in all).
+    """
+    chosen = PerplexitySettings(samples or len(passages.documents), **settings)
+    passages.check_documents(chosen.samples)
+    specs = resolve_schemes(schemes)
+    check_passages(model, passages, specs)
+    described = describe(model, model_name)
+    about = {"task": "perplexity", "data": passages.fingerprint, "context": passages.context}
+    about |= {"model": described, **asdict(chosen)}
+    configurations = {
+        label: {**about, "scheme": label, "spec": spec and json.loads(spec.to_json())}
+        for label, spec in specs.items()
+    }
+    out = Path(out) if out is not None else None
+    evaluation = Evaluation(results=finished(out, configurations))
+    pending = {k: v for k, v in specs.items() if k not in evaluation.results}
+    readings = _run(model, passages, pending, chosen, progress)
+    header = stamp(model.device)
+    for label, reading in readings.items():
+        _conclude(evaluation, label, reading, header, configurations[label], out)
+    return evaluation
+
+
+def _run(
+    model: Any,
+    passages: Passages,
+    specs: Mapping[str, CacheSpec | None],
+    settings: PerplexitySettings,
+    progress: Progress | None,
+) -> dict[str, _Reading]:
+    readings = {k: _Reading(spec, np.zeros((settings.samples, 2))) for k, spec in specs.items()}
+    batches = _batches(passages, settings) if readings else []
+    done, total = 0, sum(map(len, batches))
+    for batch in batches:
+        owners, windows = zip(*batch, strict=True)
+        for reading in readings.values():
+            reading.read(model, windows, owners, settings.impl)
+        done += len(batch)
+        if progress:
+            progress(done, total)
+    return readings
+
+
+def _conclude(
+    evaluation: Evaluation,
+    label: str,
+    reading: _Reading,
+    header: dict[str, Any],
+    configuration: dict[str, Any],
+    out: Path | None,
+) -> None:
+    scores = {"perplexity": perplexity_score(reading.rows)}
+    samples = len(reading.rows)
+    result = result_data(
+        header, configuration, samples, "perplexity", scores, reading.memory, reading.seconds
+    )
+    evaluation.scores[label], evaluation.results[label] = scores, result
+    if out is not None:
+        rows = ({"nats": nats, "tokens": int(tokens)} for nats, tokens in reading.rows)
+        write_result(out, result, rows)

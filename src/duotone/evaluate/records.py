@@ -1,0 +1,105 @@
+"""What all evaluations share: the schemes they compare, whose model it is, their result files."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from duotone import CacheSpec, scheme
+from duotone.provenance import write_new_json
+from duotone.tasks.metrics import Score, confidence_interval
+from duotone.totals import total_memory
+
+REFERENCE = "16-bit"
+
+
+def resolve_schemes(schemes: Sequence | Mapping) -> dict[str, CacheSpec | None]:
+    """{label: spec}, the 16-bit reference first; None and '16-bit' stand for the reference.
+
+    Accepts names, specs and None in a sequence, or {label: name, spec or None}.
+    """
+    if isinstance(schemes, Mapping):
+        items = list(schemes.items())
+    else:
+        items = [(s if isinstance(s, str) else f"spec-{i}", s) for i, s in enumerate(schemes)]
+    resolved: dict[str, CacheSpec | None] = {REFERENCE: None}
+    for label, spec in items:
+        if spec is not None and spec != REFERENCE:
+            resolved[label] = scheme(spec) if isinstance(spec, str) else spec
+    return resolved
+
+
+def _weights_digest(model: Any) -> str:
+    """A digest of one element of every parameter: other weights, another model."""
+    picked = [p.detach().flatten()[p.numel() // 2].float().cpu() for p in model.parameters()]
+    return hashlib.sha256(torch.stack(picked).numpy().tobytes()).hexdigest()[:10]
+
+
+def describe(model: Any, name: str | None) -> dict[str, Any]:
+    """Which model a result is of; other weights under the same name are another model."""
+    return {
+        "name": name or model.config.name_or_path or model.config.model_type,
+        "family": model.config.model_type,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": _weights_digest(model),
+    }
+
+
+def file_stem(configuration: Mapping[str, Any]) -> str:
+    """The name of a result's files: task, scheme and a digest of the configuration."""
+    canonical = json.dumps(configuration, sort_keys=True)
+    digest = hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    return f"{configuration['task']}-{configuration['scheme']}-{digest}"
+
+
+def finished(out: Path | None, configurations: Mapping[str, dict]) -> dict[str, dict[str, Any]]:
+    """Results of earlier calls with exactly these configurations."""
+    if out is None:
+        return {}
+    paths = {label: out / f"{file_stem(c)}.json" for label, c in configurations.items()}
+    return {label: json.loads(p.read_text()) for label, p in paths.items() if p.exists()}
+
+
+def result_data(
+    header: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    samples: int,
+    headline: str,
+    scores: Mapping[str, Score],
+    memory: Sequence[dict[str, float]],
+    seconds: float,
+) -> dict[str, Any]:
+    """The JSON of one scheme on one task.
+
+    metrics: {name: {value, low, high}}; memory: bytes over all batches and true bits;
+    configuration: all that is needed to run it again.
+    """
+    seed = configuration["seed"]
+    intervals = {name: confidence_interval(s, seed=seed).to_dict() for name, s in scores.items()}
+    return {
+        "schema": "duotone.evaluate/1",
+        **header,
+        "configuration": configuration,
+        "samples": samples,
+        "complete": samples == configuration["samples"],
+        "headline": headline,
+        "metrics": intervals,
+        "memory": total_memory(memory),
+        "seconds": round(seconds, 3),
+    }
+
+
+def write_result(out: Path, result: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
+    """A new JSON of the result and, if there are any, a .jsonl of rows per sample beside it."""
+    stem = file_stem(result["configuration"])
+    if not result["complete"]:
+        stem += f"-first-{result['samples']}"
+    write_new_json(out / f"{stem}.json", result)
+    lines = [json.dumps(row) + "\n" for row in rows]
+    if lines:
+        with (out / f"{stem}.jsonl").open("x", encoding="utf-8") as file:
+            file.writelines(lines)

@@ -1,0 +1,266 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+import duotone
+from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone.evaluate import REFERENCE, evaluate_perplexity
+from duotone.evaluate.perplexity import chunks, perplexity_score, token_losses
+from duotone.quant import quantize
+from duotone.tasks import Passages
+from stories import needs_stories, stories, stories_model
+from tiny_vlm import tiny_model
+
+VOCABULARY = 40
+
+
+def stream(bits, group, **windows):
+    key, value = (TensorSpec(bits, along=along, group=group) for along in ("tokens", "channels"))
+    return CacheSpec(visual="text", text=KVSpec(key, value), **windows)
+
+
+def naive(bits, **fields):
+    """Round to nearest: per token, one group per head, no window."""
+    tensor = TensorSpec(bits, along="channels", **fields)
+    return CacheSpec(visual="text", text=KVSpec(tensor, tensor))
+
+
+SPECS = {
+    "kivi-2": duotone.scheme("kivi", bits=2),
+    "kivi-2-window-32": duotone.scheme("kivi", bits=2).replace(recent=32),
+    "kivi-2-no-window": duotone.scheme("kivi", bits=2).replace(recent=0),
+    "groups-of-8-sinks": stream(1, 8, recent=5, sink=3),
+    "per-token": naive(2).replace(recent=150),
+    "dense": duotone.scheme("dense"),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A random Llama in float64, where no rounding decides which code a number gets."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        eos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config).double().eval()
+
+
+def texts(*lengths, seed=0):
+    drawn = np.random.default_rng(seed)
+    return [drawn.integers(0, VOCABULARY, length).tolist() for length in lengths]
+
+
+def one_at_a_time(model, windows, spec):
+    return token_losses(model, windows, spec, longest=1)[0]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_chunks_give_what_single_tokens_give(model, name):
+    windows = texts(170 if SPECS[name].recent > 99 else 90, 61, 33, 2)
+    losses, _ = token_losses(model, windows, SPECS[name])
+    torch.testing.assert_close(losses, one_at_a_time(model, windows, SPECS[name]))
+
+
+@pytest.mark.parametrize("longest", [7, 31, 32, 33])
+def test_shorter_chunks_give_the_same(model, longest):
+    """Pieces of a flush interval, single tokens right before a flush among them."""
+    windows, spec = texts(120), stream(1, 8, recent=24)
+    losses, _ = token_losses(model, windows, spec, longest=longest)
+    torch.testing.assert_close(losses, one_at_a_time(model, windows, spec))
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_chunk_over_a_flush_is_noticed(model, monkeypatch, late):
+    windows, spec = texts(90), stream(1, 8, recent=24)
+    expected = one_at_a_time(model, windows, spec)
+    monkeypatch.setattr(
+        "duotone.evaluate.perplexity.chunks",
+        lambda *_: [slice(0, 32 + late), slice(32 + late, 40), slice(40, 89)],
+    )
+    losses, _ = token_losses(model, windows, spec)
+    torch.testing.assert_close(losses[:, :32], expected[:, :32])
+    assert (losses - expected)[:, 32 : 32 + late].abs().max() > 1e-3
+
+
+def test_windows_of_a_batch_do_not_see_each_other(model):
+    windows, spec = texts(90, 61, 40), SPECS["kivi-2-no-window"]
+    losses, _ = token_losses(model, windows, spec)
+    for row, window in enumerate(windows):
+        alone, _ = token_losses(model, [window], spec)
+        torch.testing.assert_close(losses[row, : len(window) - 1], alone[0])
+        assert not losses[row, len(window) - 1 :].any()
+
+
+def test_without_a_scheme_it_is_the_models_own_loss(model):
+    window = texts(80)
+    expected = model(input_ids=torch.tensor(window), labels=torch.tensor(window)).loss
+    assert token_losses(model, window)[0].mean().item() == pytest.approx(expected.item())
+
+
+def test_the_score_is_that_of_the_generating_cache(model):
+    """A prompt, then one token at a time, as `generate` does it: the same cache afterwards."""
+    (window,) = texts(100)
+    spec, ids = SPECS["kivi-2-window-32"], torch.tensor([window])
+    cache, logits = duotone.QuantizedCache(model, spec), []
+    with torch.inference_mode():
+        model(input_ids=ids[:, :40], past_key_values=cache)
+        for t in range(40, 99):
+            logits.append(model(input_ids=ids[:, t : t + 1], past_key_values=cache).logits[:, 0])
+    expected = torch.nn.functional.cross_entropy(torch.cat(logits), ids[0, 41:], reduction="none")
+    losses, ours = token_losses(model, [window], spec)
+    assert ours.memory().codes_bytes == cache.memory().codes_bytes > 0
+    torch.testing.assert_close(losses[0, 40:], expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tokens", "sizes"),
+    [
+        (None, 600, [256, 256, 88]),
+        (duotone.scheme("dense"), 20, [20]),
+        (stream(2, 32, recent=32), 150, [64, 32, 32, 22]),
+        (stream(2, 32, recent=32, sink=4), 150, [68, 32, 32, 18]),
+        (naive(2), 5, [1, 1, 1, 1, 1]),
+        (naive(2).replace(recent=3), 7, [4, 1, 1, 1]),
+        (stream(2, 8, recent=249), 280, [256, 1, 1, 7, 8, 7]),
+    ],
+    ids=["16 bit", "dense", "window", "sink", "single", "single-window", "single-at-flush"],
+)
+def test_chunks_reach_from_flush_to_flush(spec, tokens, sizes):
+    steps = list(chunks(spec, tokens))
+    assert [step.stop - step.start for step in steps] == sizes
+    assert [step.start for step in steps[1:]] == [step.stop for step in steps[:-1]]
+
+
+def test_the_interval_resamples_documents():
+    score = perplexity_score(np.array([[3.0, 2], [1.0, 2]]))
+    assert score.value == pytest.approx(math.exp(1))
+    assert score.combine(np.array([[6.0, 4], [2.0, 4]])) == pytest.approx(np.exp([1.5, 0.5]))
+
+
+def passages(*lengths, context=64):
+    return Passages(tuple((tuple(ids),) for ids in texts(*lengths)), context, "digest")
+
+
+def test_results_have_intervals_bytes_and_a_file(model, tmp_path):
+    seen = []
+    run = dict(out=tmp_path, batch_size=2, progress=lambda *count: seen.append(count))
+    schemes = {"kivi": stream(2, 8, recent=8)}
+    evaluation = evaluate_perplexity(model, passages(50, 30, 64), schemes, **run)
+    assert seen == [(2, 3), (3, 3)]
+    result = evaluation.results["kivi"]
+    interval = result["metrics"]["perplexity"]
+    assert interval["low"] < interval["value"] < interval["high"]
+    assert (result["samples"], result["complete"], result["headline"]) == (3, True, "perplexity")
+    assert result["memory"]["bits_per_element"] < 64
+    assert duotone.CacheSpec.from_dict(result["configuration"]["spec"]) == schemes["kivi"]
+    (path,) = tmp_path.glob("perplexity-kivi-*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["tokens"] for row in rows] == [49, 29, 63]
+    nats, tokens = (sum(row[name] for row in rows) for name in ("nats", "tokens"))
+    assert interval["value"] == pytest.approx(math.exp(nats / tokens))
+    again = evaluate_perplexity(model, passages(50, 30, 64), schemes, **run)
+    assert again.results == evaluation.results
+    assert not again.scores
+
+
+def test_windows_add_up_to_their_document(model):
+    first, second = texts(64, 40)
+    split = Passages(((tuple(first), tuple(second)), (tuple(second),)), 64)
+    score = evaluate_perplexity(model, split, []).scores[REFERENCE]["perplexity"]
+    losses, _ = token_losses(model, [first, second])
+    assert score.statistics[0] == pytest.approx([losses.sum().item(), 63 + 39])
+    assert score.statistics[1] == pytest.approx([losses[1].sum().item(), 39])
+
+
+@pytest.mark.parametrize(
+    ("data", "schemes", "settings", "message"),
+    [
+        (passages(9), ["duotone"], {}, "needs a scheme that quantizes text, got 'duotone'"),
+        (Passages((((1, VOCABULARY),),), 8), [], {}, "below the model's vocabulary of 40, got 40"),
+        (passages(9, context=300), [], {}, "at most the 256 tokens that the model takes"),
+        (passages(9), [], {"samples": 2}, "between 1 and the data's 1 documents, got 2"),
+        (passages(9), [], {"batch_size": 0}, "batch_size must be >= 1"),
+    ],
+    ids=["scheme", "vocabulary", "context", "samples", "batch"],
+)
+def test_misuse_raises(model, data, schemes, settings, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_perplexity(model, data, schemes, **settings)
+
+
+def test_a_multimodal_model_reads_text_too():
+    model = tiny_model().double()
+    window = [ids % 20 + 3 for ids in texts(70)[0]]
+    spec = duotone.scheme("kivi", bits=2).replace(recent=0)
+    losses, _ = token_losses(model, [window], spec)
+    torch.testing.assert_close(losses, one_at_a_time(model, [window], spec))
+
+
+# Known answers, measured by others on the same model and texts (the data folder's README).
+KNOWN_16_BIT = 5.341
+KNOWN_NAIVE = {8: 5.347, 4: 7.79, 2: 74.5, 1: 461}
+
+
+def all_stories(context=512):
+    return Passages(tuple((tuple(ids),) for ids in stories()), context)
+
+
+def rounding_attention(bits):
+    """Attention over K and V of which all, the current token's too, went through the quantizer."""
+    spec = TensorSpec(bits, along="channels", param_dtype="float32")
+
+    def attention(module, query, key, value, mask, **kwargs):
+        key, value = (quantize(x, spec).dequantize() for x in (key, value))
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+    return attention
+
+
+@needs_stories
+def test_known_perplexity_of_a_trained_model():
+    scores = evaluate_perplexity(stories_model(), all_stories(), [], batch_size=25).scores
+    assert scores[REFERENCE]["perplexity"].value == pytest.approx(KNOWN_16_BIT, abs=5e-4)
+
+
+@needs_stories
+@pytest.mark.parametrize(
+    "bits", [2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (1, 4, 8))]
+)
+def test_known_perplexity_where_every_token_is_rounded(bits):
+    """The known answers round the current token's own K and V too, as no cache does."""
+    model = stories_model()
+    AttentionInterface.register("rounding", rounding_attention(bits))
+    AttentionMaskInterface.register("rounding", sdpa_mask)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("rounding")
+    try:
+        scores = evaluate_perplexity(model, all_stories(), [], batch_size=25).scores
+    finally:
+        model.set_attn_implementation(before)
+    assert scores[REFERENCE]["perplexity"].value == pytest.approx(KNOWN_NAIVE[bits], rel=6e-4)
+
+
+@needs_stories
+def test_perplexity_through_the_cache_rises_as_bits_fall():
+    few = Passages(tuple((tuple(ids[:160]),) for ids in stories()[:8]), 160)
+    specs = {str(bits): stream(bits, 32) for bits in (8, 4, 2, 1)}
+    scores = evaluate_perplexity(stories_model(), few, specs).scores
+    dense, *values = (scores[label]["perplexity"].value for label in (REFERENCE, *specs))
+    assert values == sorted(values)
+    assert values[0] == pytest.approx(dense, rel=2e-3)
+    assert values[3] > 2 * dense

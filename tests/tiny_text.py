@@ -1,0 +1,45 @@
+"""A random Llama over 32 letters and a tokenizer for it, built without files."""
+
+import torch
+import transformers
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .?!Q:"
+
+
+class LetterTokenizer:
+    """The part of a tokenizer that duotone uses; other characters become letters too."""
+
+    pad_token_id = None
+
+    def __init__(self, chat_template=None):
+        self.chat_template = chat_template
+
+    def apply_chat_template(self, chats, *, add_generation_prompt, tokenize):
+        return [f"{chat[0]['role'][0]}{chat[0]['content']}" for chat in chats]
+
+    def __call__(self, texts, **kwargs):
+        if isinstance(texts, str):
+            return {"input_ids": [ord(letter) % len(LETTERS) for letter in texts]}
+        return {"input_ids": [self(text)["input_ids"] for text in texts]}
+
+    def batch_decode(self, rows, **kwargs):
+        return ["".join(LETTERS[token] for token in row) for row in rows]
+
+
+def text_model(seed: int = 0):
+    """Two layers, weights with a large spread, so that answers depend on the cache."""
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=len(LETTERS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        initializer_range=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
