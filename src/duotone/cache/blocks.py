@@ -71,6 +71,11 @@ class BlockTable:
         return int(self.sizes.max()) if self.sizes.numel() else 0
 
     @cached_property
+    def tokens(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.lengths.max())
+
+    @cached_property
     def is_uniform(self) -> bool:
         """All blocks of all sequences have the same size: slots are a view of the tokens."""
         return bool((self.sizes == self.longest).all())

@@ -72,11 +72,15 @@ class PackedTensor:
     def tokens(self) -> int:
         """Width of the token axis (the longest sequence)."""
         rows = self.codes if self.codes is not None else self.scale if self.per_token else None
-        return int(self.blocks.lengths.max()) if rows is None else rows.shape[2]
+        return self.blocks.tokens if rows is None else rows.shape[2]
 
     def with_codes(self, source: PackedTensor) -> PackedTensor:
-        """These scales and zero-points on another layer's codes, which are not copied."""
-        return replace(self, codes=source.codes)
+        """These scales and zero-points on another layer's codes, which are not copied.
+
+        While a step runs, an earlier layer may have taken its tokens in already: they stand behind
+        ours.
+        """
+        return replace(self, codes=source.codes[:, :, : self.tokens])
 
     def without_codes(self) -> PackedTensor:
         """Scales and zero-points alone."""
