@@ -90,6 +90,19 @@ def test_the_summary_has_the_preset_first_and_calibquant_at_one_bit():
     assert kept == ["scheme @ bits", "---", *expected]
 
 
+def test_text_table_has_bits_and_changes():
+    row = {
+        "memory": {"nominal_bits": 2.0, "bits_per_element": 3.25},
+        "perplexity": interval(5.5),
+        "difference": interval(0.25, 0.05),
+    }
+    about = {"model": "stories", "dtype": "float32", "documents": 9, "context": 64, "window": 8}
+    text = report.text_table([HEADER | about | {"schemes": {"kivi @2": row}}])
+    assert "stories, float32, 9 documents of up to 64 tokens, 8 recent tokens" in text
+    assert "| kivi @2 | 2.00 | 3.25 | 5.500 ± 0.010 | 0.250 ± 0.050 |" in text
+    assert "commit 0123456789;" in text
+
+
 def test_divergence_table_leaves_the_reference_out():
     text = report.divergence_table([result()])
     assert "| good @1 | 1.7800 ± 0.0100 |" in text

@@ -35,12 +35,14 @@ def _provenance(results: Sequence[Result]) -> str:
     """One line: samples, model, device, versions, commit and date of the newest file."""
     newest = max(results, key=lambda result: result["created"])
     samples = " / ".join(str(result["samples"]) for result in results)
-    tools = ", ".join(f"{k} {v}" for k, v in newest["versions"].items() if k != "python")
-    commit = (newest["commit"] or "no commit")[:10]
-    return (
-        f"*{samples} samples; ± half the 95 % bootstrap interval; {newest['device']}; {tools}; "
-        f"commit {commit}; {newest['created'][:10]}.*"
-    )
+    return f"*{samples} samples; ± half the 95 % bootstrap interval; {_source(newest)}.*"
+
+
+def _source(result: Result) -> str:
+    """Device, versions, commit and date."""
+    tools = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if k != "python")
+    commit = (result["commit"] or "no commit")[:10]
+    return f"{result['device']}; {tools}; commit {commit}; {result['created'][:10]}"
 
 
 def _visual_bits(scheme: Result) -> str:
@@ -157,11 +159,32 @@ def tau_grids(results: Sequence[Result]) -> str:
     return "\n\n".join([*grids, _provenance(results)])
 
 
+def text_table(results: Sequence[Result]) -> str:
+    """Schemes of each text model: true and nominal bits, perplexity and its change."""
+    tables = []
+    for result in results:
+        rows = []
+        for label, scheme in result["schemes"].items():
+            memory, change = scheme["memory"], scheme["difference"]
+            bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
+            cells = (with_interval(scheme["perplexity"]), with_interval(change))
+            rows.append([label, *bits, *cells])
+        header = ["scheme", "nominal bits", "true bits", "perplexity", "minus unquantized"]
+        title = (
+            f"{result['model']}, {result['dtype']}, {result['documents']} documents of up to "
+            f"{result['context']} tokens, {result['window']} recent tokens in every window:"
+        )
+        note = f"*± half the 95 % bootstrap interval; {_source(result)}.*"
+        tables += [title, markdown_table(header, rows), note]
+    return "\n\n".join(tables)
+
+
 RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "quality": ("duotone.quality/1", quality_table),
     "quality-summary": ("duotone.quality/1", quality_summary),
     "divergence": ("duotone.quality/1", divergence_table),
     "tau-grids": ("duotone.quality/1", tau_grids),
+    "text": ("duotone.text/1", text_table),
 }
 
 
