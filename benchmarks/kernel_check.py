@@ -29,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import duotone
 from duotone.attention.triton_decode import decode_attention_triton
 from duotone.cache import BlockTable, PackedSegment, PackedTensor
+from duotone.provenance import commit
 from duotone.quant import TensorSpec, pack
 from duotone.quant.classes import CLASS_BITS, assign_classes, class_counts
 from duotone.quant.packing import packed_bytes
@@ -204,15 +205,12 @@ def _dequantize(x: PackedTensor) -> Tensor:
 
 def environment() -> dict[str, str]:
     """What the numbers belong to."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": version("triton"),
         "cuda": str(torch.version.cuda),
-        "commit": commit or "unknown",
+        "commit": commit() or "unknown",
     }
 
 

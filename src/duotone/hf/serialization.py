@@ -20,13 +20,14 @@ from duotone.quant import CacheSpec, TensorSpec
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
-FORMAT = "duotone-cache-1"
+# 2: a block table per layer where they differ, slots of hybrids, layers without codes.
+FORMAT = "duotone-cache-2"
 STORES = ("visual", "stream")
 PARTS = ("key", "value")
 
 
 def save_cache(cache: QuantizedCache, path: str | Path) -> None:
-    """Write `cache`. Block tables are the same in all layers and are written once."""
+    """Write `cache`. Block tables that layers share are written once."""
     if cache.ledger is None:
         raise ValueError("the cache is empty; run the model with it first.")
     state = cache.ledger.state

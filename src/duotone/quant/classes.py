@@ -1,7 +1,8 @@
 """Classes of channels: how many channels get how many bits, and which ones.
 
-The counts are fixed by the spec; which channels they are is decided per block, by variance. A
-block stores one class number per channel (2 bits). Inside a class channels keep their order, so
+The counts are fixed by the spec; which channels they are is decided per block, by what their errors
+would cost (variance, weighed as the spec says). A block stores one class number per channel (2
+bits). Inside a class channels keep their order, so
 
     class numbers  1 3 0 3 3 1 3 2      order  2 | 0 5 | 7 | 1 3 4 6
 """
@@ -42,7 +43,10 @@ def coded_channels(spec: TensorSpec, channels: int) -> int:
 def assign_classes(
     variance: Float[Tensor, "*b channels"], spec: TensorSpec
 ) -> UInt8[Tensor, "*b channels"]:
-    """The class number of every channel: the largest variances first, ties by channel number."""
+    """The class number of every channel: the largest first, ties by channel number.
+
+    variance: what leaving a channel to its mean would cost; see `TensorSpec.energy`, `read_power`.
+    """
     channels = variance.shape[-1]
     sizes = torch.tensor([count for _, count in class_counts(spec, channels)])
     by_rank = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(variance.device)
