@@ -101,11 +101,12 @@ class Flush:
 class AppendPlan:
     """What one forward step does to each layer, in this order.
 
-    flush_first: groups that leave the window before a single new token enters it.
+    flush_first: groups that leave the window before a decode step's token enters it. They were in
+        16 bit before the step, so all layers may flush them before the first one runs.
     visual: tokens of this step that are packed as visual spans.
     dense: tokens of this step that stay in 16 bit (None: none); written in place at `write_at`
         or, where the store must grow, joined by `dense_join`.
-    flush_last: groups that leave the window after a prompt entered it.
+    flush_last: groups that leave the window after a prompt, or a later turn's, entered it.
     """
 
     before: LedgerState
@@ -144,15 +145,17 @@ class Ledger:
         visual: tokens of images and videos. real: False at padding, which is stored nowhere.
         """
         before, tokens = self.state, visual.shape[1]
-        flush_first = self._flush() if tokens == 1 else None
         packed = visual & real if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(real)
-        piece = self._pack_visual(packed) if packed.any() else None
+        any_packed = bool(packed.any())
+        decodes = tokens == 1 and not any_packed
+        flush_first = self._flush() if decodes else None
+        piece = self._pack_visual(packed) if any_packed else None
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
             dense = select(staying)
             write_at, join = self._append_dense(dense, visual)
-        flush_last = self._flush() if tokens > 1 else None
+        flush_last = None if decodes else self._flush()
         self.state = replace(self.state, seen=before.seen + tokens)
         return AppendPlan(
             before, self.state, tokens, flush_first, piece, dense, write_at, join, flush_last

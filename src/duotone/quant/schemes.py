@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from duotone.quant.record import is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
 
@@ -118,6 +119,14 @@ def _asymkv(lk: int | None = None, lv: int | None = 0) -> CacheSpec:
     return _stream(text, recent=128, layers=layers)
 
 
+def _pair_weights(gamma: float, layers: int) -> tuple[float, float]:
+    ok = is_number(gamma) and 0 <= gamma <= 1
+    require(ok, "gamma must lie in [0, 1]", gamma, "It is the weight of a pair's first layer.")
+    remedy = "For longer runs: spec.replace(share=Sharing(layers=..., weights=...))."
+    require(layers == 2, "gamma needs pairs, layers=2", layers, remedy)
+    return gamma, 1 - gamma
+
+
 def _xquant(
     kq: int = 0,
     vq: int = 0,
@@ -127,10 +136,16 @@ def _xquant(
     eta2: float = 0.045,
     layers: int = 2,
     dominant: int = 0,
+    gamma: float | None = None,
 ) -> CacheSpec:
-    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits."""
+    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits.
+
+    gamma: weight of the first layer of a pair in the average of both layers' codes (the paper's
+    gamma_0, Table 5); None: the dominant layer's codes alone.
+    """
     text, rules = _two_then_one(kq, vq, (eta1, eta2))
-    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant)
+    weights = None if gamma is None else _pair_weights(gamma, layers)
+    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant, weights=weights)
     return _stream(text, recent=128, layers=rules, share=share)
 
 

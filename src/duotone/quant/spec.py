@@ -81,12 +81,16 @@ class Sharing(Record):
     layers: layers per run (the paper's G). dominant: which of a run stores its codes (the paper's
     k); the others store their own scale and zero_point and read the dominant layer's codes with
     them. A run that the model's depth cuts short does not share.
+    weights: what is stored is the average of the run's codes with these weights (the paper's
+    gamma, one per layer of the run, sum 1), rounded to nearest (`quant.averaging`); the dominant
+    layer only keeps it. None: the dominant layer's own codes.
     """
 
     key: int | None = None
     value: int | None = None
     layers: int = 2
     dominant: int = 0
+    weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "value"):
@@ -97,6 +101,17 @@ class Sharing(Record):
         require(ok, "Sharing.layers must be an integer >= 2", self.layers, "The paper: 2.")
         ok = is_count(self.dominant) and self.dominant < self.layers
         require(ok, "Sharing.dominant must lie in the run", self.dominant, "The paper: 0.")
+        if self.weights is not None:
+            self._normalise_weights()
+
+    def _normalise_weights(self) -> None:
+        ok = isinstance(self.weights, (tuple, list)) and len(self.weights) == self.layers
+        ok = ok and all(is_number(weight) and weight >= 0 for weight in self.weights)
+        rule = f"Sharing.weights must be None or {self.layers} numbers >= 0, one per layer of a run"
+        require(ok, rule, self.weights, "E.g. (0.6, 0.4) for pairs.")
+        ok = math.isclose(sum(self.weights), 1, abs_tol=1e-6)
+        require(ok, "Sharing.weights must sum to 1", self.weights, "Codes must stay codes.")
+        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
 
     def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
         """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
