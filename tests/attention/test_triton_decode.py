@@ -8,7 +8,7 @@ import torch
 
 from duotone.attention import attend, decode_attention
 from duotone.cache import BlockTable, DenseSegment, pack_tensor
-from duotone.quant import KVSpec, TensorSpec, scheme
+from duotone.quant import KVSpec, TensorSpec, scheme, unpack
 
 from cases import (
     CLASSES_KEY,
@@ -140,6 +140,21 @@ def test_matches_the_reference_on_a_cache(spec) -> None:
         out = decode_attention_triton(query, poisoned(kv), sm_scale=0.125, tau=tau)
         expected = attend(query.double(), kv, sm_scale=0.125, tau=tau).float()
         assert_near(out, expected)
+
+
+def test_a_hybrid_of_the_prompt_alone_matches_the_reference() -> None:
+    """Groups of a decode step are symmetric, in the layout that the kernels know."""
+    text = KVSpec(*(t.replace(hybrid_at="prefill") for t in (INNERQ_KEY, INNERQ_VALUE)))
+    spec = scheme("innerq").replace(text=text, recent=21, sink=4, key_norm=False)
+    real = torch.ones(2, 120, dtype=torch.bool, device=device())
+    kv = build_from_store(spec, ~real, real, steps=2)
+    value = kv[0].value
+    modes = unpack(value.symmetric, 1, value.scale.shape[-1]).bool()
+    assert modes[:, :, 2:].all()
+    assert not modes[:, :, :2].all()
+    query = torch.randn(2, 3, 1, 64, device=device())
+    out = decode_attention_triton(query, poisoned(kv), sm_scale=0.125)
+    assert_near(out, attend(query.double(), kv, sm_scale=0.125).float())
 
 
 def test_a_query_that_sees_nothing_gets_zeros() -> None:

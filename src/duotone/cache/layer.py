@@ -14,7 +14,7 @@ from duotone.cache.packed import Codes, PackedTensor, pack_tensor
 from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.cache.runs import RunMember, run_members
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
@@ -42,10 +42,11 @@ class PackedPair:
         cls, key: States, value: States, spec: KVSpec, piece: Piece, read: ReadPower = UNKNOWN
     ) -> PackedPair:
         """Quantize the tokens that `piece` takes out of dense K and V."""
-        return cls(
-            pack_tensor(piece.take.apply(key), spec.key, piece.spans, read.key),
-            pack_tensor(piece.take.apply(value), spec.value, piece.spans, read.value),
-        )
+
+        def packed(x: Tensor, tensor: TensorSpec, power: Tensor | None) -> PackedTensor:
+            return pack_tensor(piece.take.apply(x), tensor, piece.spans, power, piece.decoding)
+
+        return cls(packed(key, spec.key, read.key), packed(value, spec.value, read.value))
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
         """Join the tokens of `other` behind ours."""

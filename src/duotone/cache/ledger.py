@@ -82,11 +82,15 @@ class LedgerState:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that become packed: where they come from, their spans, how they join the store."""
+    """Tokens that become packed: where they come from, their spans, how they join the store.
+
+    decoding: they leave the window at a decode step.
+    """
 
     take: Move
     spans: BlockTable
     join: Move
+    decoding: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,14 +152,14 @@ class Ledger:
         packed = visual & real if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(real)
         any_packed = bool(packed.any())
         decodes = tokens == 1 and not any_packed
-        flush_first = self._flush() if decodes else None
+        flush_first = self._flush(decoding=True) if decodes else None
         piece = self._pack_visual(packed) if any_packed else None
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
             dense = select(staying)
             write_at, join = self._append_dense(dense, visual)
-        flush_last = None if decodes else self._flush()
+        flush_last = None if decodes else self._flush(decoding=False)
         self.state = replace(self.state, seen=before.seen + tokens)
         return AppendPlan(
             before, self.state, tokens, flush_first, piece, dense, write_at, join, flush_last
@@ -204,7 +208,7 @@ class Ledger:
         valid = valid_mask(take.lengths, take.tokens)
         return valid if self.spec.visual == "text" else valid & ~visual.gather(1, take.index)
 
-    def _flush(self) -> Flush | None:
+    def _flush(self, decoding: bool) -> Flush | None:
         """Whole groups beyond the recent window, oldest first; None if there are none."""
         if not isinstance(self.spec.text, KVSpec):
             return None
@@ -214,9 +218,9 @@ class Ledger:
         movable = streamed & (streamed.cumsum(-1) > self.spec.sink)
         groups = (movable.sum(-1) - self.spec.recent).clamp_min(0) // group
         leaving = movable & (movable.cumsum(-1) <= (groups * group)[:, None])
-        return self._move_to_stream(leaving) if leaving.any() else None
+        return self._move_to_stream(leaving, decoding) if leaving.any() else None
 
-    def _move_to_stream(self, leaving: Tensor) -> Flush:
+    def _move_to_stream(self, leaving: Tensor, decoding: bool) -> Flush:
         s = self.state
         take = select(leaving)
         keep = select(~leaving & valid_mask(s.dense.lengths, leaving.shape[1]))
@@ -225,7 +229,7 @@ class Ledger:
         dense = Roll(keep.apply_flat(s.dense.positions), keep.lengths)
         streamed = keep.apply_flat(s.streamed)
         self.state = replace(s, stream=stream, dense=dense, streamed=streamed)
-        return Flush(Piece(take, single_block(take.lengths), join), keep)
+        return Flush(Piece(take, single_block(take.lengths), join, decoding), keep)
 
 
 def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:

@@ -150,9 +150,15 @@ def _xquant(
 
 
 def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
-    """Groups along the inner dimension of both products: K within a token, V along tokens."""
-    key = TensorSpec(bits, along="channels", group=32, mapping=mapping)  # type: ignore[arg-type]
-    value = TensorSpec(bits, along="tokens", group=32, mapping=mapping)  # type: ignore[arg-type]
+    """Groups along the inner dimension of both products: K within a token, V along tokens.
+
+    mapping: of a `TensorSpec`, or "hybrid-prefill": hybrid at prefill, symmetric afterwards.
+    """
+    fields = {"mapping": mapping}
+    if mapping == "hybrid-prefill":
+        fields = {"mapping": "hybrid", "hybrid_at": "prefill"}
+    key = TensorSpec(bits, along="channels", group=32, **fields)  # type: ignore[arg-type]
+    value = TensorSpec(bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
     return _stream(KVSpec(key, value), sink=32, recent=96, key_norm=True)
 
 

@@ -21,6 +21,9 @@ class TensorSpec(Record):
     group: elements of that axis per scale; None is the whole span (or the whole head_dim).
     mapping: "asymmetric" (zero_point = minimum), "symmetric" (sign and magnitude, InnerQ eq. 12),
         or "hybrid" (per group the one with the lower sum of absolute errors, InnerQ sec. 4.2).
+    hybrid_at: where a hybrid compares: "always", or at "prefill" only. Groups that leave the window
+        while decoding are then all symmetric, in the hybrid's layout, and cost one quantizer
+        instead of two (InnerQ's hybrid-prefill). A later turn's chunk of tokens is a prefill.
     shrink: end points times this before quantizing, about zero (CalibQuant's released code).
     eta: end points moved inwards after quantizing; codes do not change (XQuant eq. 12).
     levels: "uniform" (end points at min and max) or "lloyd" (end points that minimise the squared
@@ -47,6 +50,7 @@ class TensorSpec(Record):
     along: Literal["tokens", "channels", "span"] = "tokens"
     group: int | None = None
     mapping: Literal["asymmetric", "symmetric", "hybrid"] = "asymmetric"
+    hybrid_at: Literal["always", "prefill"] = "always"
     eta: float = 0.0
     shrink: float = 1.0
     levels: Literal["uniform", "lloyd"] = "uniform"
@@ -61,6 +65,10 @@ class TensorSpec(Record):
         require(self.bits in BITS, f"bits must be one of {BITS}", self.bits, "Pick one of them.")
         self._check_choice("along", ("tokens", "channels", "span"))
         self._check_choice("mapping", ("asymmetric", "symmetric", "hybrid"))
+        self._check_choice("hybrid_at", ("always", "prefill"))
+        ok = self.hybrid_at == "always" or self.mapping == "hybrid"
+        remedy = "Other mappings have nothing to compare."
+        require(ok, "hybrid_at='prefill' needs mapping='hybrid'", self.mapping, remedy)
         self._check_choice("levels", ("uniform", "lloyd"))
         self._check_choice("param_dtype", ("float16", "bfloat16", "float32"))
         ok = self.group is None or (is_count(self.group) and self.group > 0)
