@@ -227,6 +227,18 @@ def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA" in unsupported(query.cpu(), kv)
 
 
+@pytest.mark.parametrize(
+    "tensor", [TensorSpec(3), TensorSpec(1, classes=((3, 1 / 4),))], ids=["plain", "classes"]
+)
+def test_three_bits_are_left_to_the_reference(tensor: TensorSpec) -> None:
+    for case in (Case((40, 9), tensor), Case((40, 9), value=tensor)):
+        query, kv = build(case)
+        with pytest.raises(ValueError, match=r"\(1, 2, 4, 8\) bits; got \[3\].*impl='reference'"):
+            decode_attention(query, kv, sm_scale=0.125, impl="triton")
+        out = decode_attention(query, kv, sm_scale=0.125)
+        assert_near(out, reference(case, query, kv))
+
+
 def test_splits_and_tiles_stay_in_range() -> None:
     here = torch.device("cpu")
     assert split_count(rows=1, tokens=1, device=here) == 1

@@ -10,7 +10,7 @@ from duotone import SCHEMES, CacheSpec, KVSpec, TensorSpec
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_schemes_survive_json(name: str, bits: int) -> None:
     takes_bits = "bits" in inspect.signature(SCHEMES[name].build).parameters
     spec = duotone.scheme(name, **({"bits": bits} if takes_bits else {}))
@@ -27,7 +27,7 @@ def test_schemes_are_described_with_their_source() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("bits", 3, "bits must be one of"),
+        ("bits", 5, "bits must be one of"),
         ("along", "heads", "along must be one of"),
         ("group", 0, "group must be a positive integer"),
         ("group", 2.5, "group must be a positive integer"),

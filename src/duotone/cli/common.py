@@ -29,7 +29,7 @@ SchemeOption = Annotated[
 ]
 BitsOption = Annotated[
     int | None,
-    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 4 or 8.", show_default="scheme's"),
+    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 3, 4 or 8.", show_default="scheme's"),
 ]
 TokensOption = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 DeviceOption = Annotated[

@@ -7,14 +7,15 @@ from typing import Literal
 
 from duotone.quant.record import Record, is_count, is_number, require
 
-BITS = (1, 2, 4, 8)
+BITS = (1, 2, 3, 4, 8)
 
 
 @dataclass(frozen=True)
 class TensorSpec(Record):
     """How one tensor x [..., tokens, channels] becomes codes, `x_hat = codes * scale + zero_point`.
 
-    bits: width of a code (1, 2, 4, 8). A symmetric group stores a sign bit beside it.
+    bits: width of a code (1, 2, 3, 4, 8; Triton has no 3 and leaves it to the reference). A
+        symmetric group stores a sign bit beside it.
     along: the axis whose elements share one scale: "tokens" (a scale per channel), "channels"
         (a scale per token), or "span" (one scale for all of a group's tokens and channels:
         the "global" row of CalibQuant's Table 4).
