@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 USER_ERROR = 2
+SPEC_SUFFIX = ".json"
 
 ModelOption = Annotated[
     str | None,
@@ -25,7 +26,12 @@ ModelOption = Annotated[
     ),
 ]
 SchemeOption = Annotated[
-    str, typer.Option("--scheme", "-s", help="Scheme of the cache; [bold]duotone schemes[/bold].")
+    str,
+    typer.Option(
+        "--scheme",
+        "-s",
+        help="Scheme of the cache ([bold]duotone schemes[/bold]), or a .json file of a CacheSpec.",
+    ),
 ]
 BitsOption = Annotated[
     int | None,
@@ -89,9 +95,13 @@ def print_json(data: Any) -> None:
 
 
 def scheme_spec(name: str, bits: int | None) -> Any:
-    """The scheme's CacheSpec, at its own bits or the given ones."""
+    """The scheme's CacheSpec, at its own bits or the given ones; or the one of a .json file."""
     import duotone
 
+    if name.endswith(SPEC_SUFFIX):
+        if bits is not None:
+            raise ValueError(f"--bits does not go with the spec file {name!r}, which has its own")
+        return duotone.CacheSpec.from_file(name)
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
 
 

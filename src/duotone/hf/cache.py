@@ -19,7 +19,7 @@ from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -102,8 +102,7 @@ def _scatter(out: Tensor, states: Tensor, positions: Tensor, lengths: Tensor) ->
 
 def reads_weights(spec: CacheSpec) -> bool:
     """Some tensor's channels are ordered by the model's weights."""
-    policies = [p for p in (spec.visual, spec.text) if isinstance(p, KVSpec)]
-    return any(tensor.read_power for p in policies for tensor in (p.key, p.value))
+    return any(tensor.read_power for tensor in spec.tensors)
 
 
 class QuantizedCache(Cache):

@@ -156,6 +156,9 @@ class CacheSpec(Record):
             value = getattr(self, name)
             require(is_count(value), f"{name} must be an integer >= 0", value, "In tokens.")
         self._normalise_tau()
+        ok = self.tau is None or isinstance(self.visual, KVSpec)
+        remedy = "It calibrates the scores of packed visual tokens: give visual a KVSpec."
+        require(ok, "tau needs quantized visual spans", self.visual, remedy)
         ok = self.ranges in ("sequence", "run")
         require(ok, "ranges must be 'sequence' or 'run'", self.ranges, "Pick one of them.")
         require(isinstance(self.key_norm, bool), "key_norm must be a bool", self.key_norm, "")
@@ -184,6 +187,8 @@ class CacheSpec(Record):
         object.__setattr__(self, "tau", tuple(float(t) for t in self.tau))
 
     def _normalise_layers(self) -> None:
+        ok = isinstance(self.layers, (tuple, list))
+        require(ok, "CacheSpec.layers must be a tuple of LayerRules", self.layers, "() for none.")
         made = tuple(LayerRule.from_dict(r) if isinstance(r, Mapping) else r for r in self.layers)
         ok = all(isinstance(rule, LayerRule) for rule in made)
         require(ok, "CacheSpec.layers must hold LayerRules", self.layers, "Or dicts of them.")
@@ -204,6 +209,18 @@ class CacheSpec(Record):
         policies = (self.text, *(rule.text for rule in self.layers))
         return math.lcm(*(p.flush_tokens for p in policies if isinstance(p, KVSpec)))
 
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Every quantizer that some layer uses, with repetitions."""
+        rules = [policy for rule in self.layers for policy in (rule.visual, rule.text)]
+        policies = [p for p in (self.visual, self.text, *rules) if isinstance(p, KVSpec)]
+        return [tensor for policy in policies for tensor in (policy.key, policy.value)]
+
+    @property
+    def tells_phases_apart(self) -> bool:
+        """A token that is decoded is quantized in another way than one of a prompt."""
+        return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
+
     def at_layer(self, layer: int) -> CacheSpec:
         """The same cache with the policies of one layer and no rules."""
         policies = {"visual": self.visual, "text": self.text}
@@ -219,11 +236,14 @@ class CacheSpec(Record):
 
     def check_depth(self, depth: int) -> None:
         """Raise ValueError where rules or sharing do not fit a model of `depth` layers."""
+        remedy = "Was the spec made for a deeper model?"
         for rule in self.layers:
             ok = rule.start <= depth and (rule.stop is None or rule.stop <= depth)
-            remedy = "Was the spec made for a deeper model?"
             require(ok, f"rules must lie within {depth} layers", (rule.start, rule.stop), remedy)
         for which in ("key", "value"):
+            first = None if self.share is None else getattr(self.share, which)
+            ok = first is None or first <= depth
+            require(ok, f"sharing must start within {depth} layers", (which, first), remedy)
             for layer in range(depth):
                 self._check_share(which, layer, self.source(which, layer, depth))
 

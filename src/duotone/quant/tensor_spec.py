@@ -63,7 +63,8 @@ class TensorSpec(Record):
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
     def __post_init__(self) -> None:
-        require(self.bits in BITS, f"bits must be one of {BITS}", self.bits, "Pick one of them.")
+        ok = is_count(self.bits) and self.bits in BITS
+        require(ok, f"bits must be one of {BITS}", self.bits, "Pick one of them.")
         self._check_choice("along", ("tokens", "channels", "span"))
         self._check_choice("mapping", ("asymmetric", "symmetric", "hybrid"))
         self._check_choice("hybrid_at", ("always", "prefill"))
@@ -102,11 +103,14 @@ class TensorSpec(Record):
     def _check_classes(self) -> None:
         if self.classes is None:
             return
+        rule = f"classes must be 1 to 3 pairs (bits, share) with bits falling, out of {BITS}"
+        ok = isinstance(self.classes, (tuple, list))
+        ok = ok and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in self.classes)
+        require(ok, rule, self.classes, "E.g. ((4, 1/8), (2, 1/4)).")
         pairs = tuple((bits, share) for bits, share in self.classes)
         widths = [bits for bits, _ in pairs]
-        ok = 1 <= len(pairs) <= 3 and all(b in BITS for b in widths)
+        ok = 1 <= len(pairs) <= 3 and all(is_count(b) and b in BITS for b in widths)
         ok = ok and widths == sorted(set(widths), reverse=True)
-        rule = f"classes must be 1 to 3 pairs (bits, share) with bits falling, out of {BITS}"
         require(ok, rule, self.classes, "E.g. ((4, 1/8), (2, 1/4)).")
         ok = all(is_number(share) and share > 0 for _, share in pairs)
         ok = ok and sum(share for _, share in pairs) <= 1
