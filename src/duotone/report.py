@@ -168,8 +168,9 @@ def text_table(results: Sequence[Result]) -> str:
             memory, change = scheme["memory"], scheme["difference"]
             bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
             cells = (with_interval(scheme["perplexity"]), with_interval(change))
-            rows.append([label, *bits, *cells])
-        header = ["scheme", "nominal bits", "true bits", "perplexity", "minus unquantized"]
+            rows.append([label, *bits, _kilobytes(scheme, result["documents"]), *cells])
+        header = ["scheme", "nominal bits", "true bits", "KB per document"]
+        header += ["perplexity", "minus unquantized"]
         title = (
             f"{result['model']}, {result['dtype']}, {result['documents']} documents of up to "
             f"{result['context']} tokens, {result['window']} recent tokens in every window:"
@@ -179,11 +180,37 @@ def text_table(results: Sequence[Result]) -> str:
     return "\n\n".join(tables)
 
 
+def _kilobytes(scheme: Result, samples: int) -> str:
+    return f"{scheme['memory']['total_bytes'] / samples / 1000:,.0f}"
+
+
+def scheme_table(results: Sequence[Result]) -> str:
+    """Schemes of each task: nominal and true bits, bytes, score and divergence from 16 bit."""
+    tables = []
+    header = ["scheme", "nominal bits", "true bits, pictures", "true bits, whole cache"]
+    for result in results:
+        rows = []
+        for label, scheme in result["schemes"].items():
+            memory, kl = scheme["memory"], scheme["metrics"].get("kl")
+            cells = [f"{memory['nominal_bits']:.2f}"]
+            # A stream has no bits of pictures alone.
+            cells.append(_visual_bits(scheme) if memory.get("visual_bits_per_element") else "")
+            cells += [f"{memory['bits_per_element']:.2f}", _kilobytes(scheme, result["samples"])]
+            cells.append(_quality_cell(result, label, result["headline"]))
+            rows.append([label, *cells, with_interval(kl, 4) if kl else ""])
+        title = f"{_title(result)}, {result['samples']} samples, windows of {result['window']}:"
+        columns = [*header, "KB per sequence", result["headline"], "KL (nats)"]
+        tables += [title, markdown_table(columns, rows)]
+    legend = "Bold: the paired 95 % interval of the difference from 16 bit contains zero."
+    return "\n\n".join([*tables, legend, _provenance(results)])
+
+
 RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "quality": ("duotone.quality/1", quality_table),
     "quality-summary": ("duotone.quality/1", quality_summary),
     "divergence": ("duotone.quality/1", divergence_table),
     "tau-grids": ("duotone.quality/1", tau_grids),
+    "schemes": ("duotone.schemes/1", scheme_table),
     "text": ("duotone.text/1", text_table),
 }
 

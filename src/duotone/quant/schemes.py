@@ -27,29 +27,29 @@ def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
     return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
 
 
+# By bits: the classes of K's channels, of V's, and V's gain.
+_DUOTONE_CHANNELS = {
+    1: (((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 8), (1, 3 / 4)), 1.25),
+    2: (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)), 1.1),
+}
+
+
 def _duotone(bits: int = 1) -> CacheSpec:
     """Chosen on calibration samples of duotone-tiny's three tasks (LOG.md, 2026-11-21).
 
     Needs no data to use; that these constants suit other models is not shown.
 
-    At 1 bit: unequal channels in K and V, ordered by what they cost the model; keys in groups of 64
-    tokens; levels fitted to the tokens that stand out, and V's a further gain apart, which undoes
-    what few levels lose of what tokens share.
+    At 1 and 2 bits: unequal channels in K and V, ordered by what they cost the model; keys in
+    groups of 64 tokens; levels fitted to the tokens that stand out, and V's a further gain apart,
+    which undoes what few levels lose of what tokens share. More bits need none of it.
     """
-    if bits > 1:
+    if bits not in _DUOTONE_CHANNELS:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit")
         return _visual(tensor, tensor, ranges="run")
-    key = TensorSpec(
-        group=64,
-        levels="lloyd",
-        gain="fit",
-        classes=((4, 1 / 8), (2, 1 / 4)),
-        energy=1.0,
-        read_power=True,
-    )
-    value = TensorSpec(
-        levels="lloyd", gain=1.25, classes=((2, 1 / 8), (1, 3 / 4)), energy=1.5, read_power=True
-    )
+    key_classes, value_classes, gain = _DUOTONE_CHANNELS[bits]
+    shared = {"levels": "lloyd", "read_power": True}
+    key = TensorSpec(bits, group=64, gain="fit", classes=key_classes, energy=1.0, **shared)
+    value = TensorSpec(bits, gain=gain, classes=value_classes, energy=1.5, **shared)
     return _visual(key, value, ranges="run")
 
 
