@@ -154,6 +154,9 @@ def test_a_spec_file_has_its_own_bits(tmp_path) -> None:
     [
         (lambda: duotone.scheme("xquant", eta1=0.5), r"eta must lie in \[0, 0.5\)"),
         (lambda: duotone.scheme("xquant", kq=4, vq=4, eta2=-0.01), r"eta must lie in \[0, 0.5\)"),
+        (lambda: duotone.scheme("xquant", eta2=0.7), r"eta must lie in \[0, 0.5\)"),
+        (lambda: duotone.scheme("xquant", kq=1.5), "number of layers must be"),
+        (lambda: duotone.scheme("asymkv", lv=-1), "number of layers must be"),
         (lambda: duotone.scheme("kivi").replace(tau=(0, 3)), "tau needs quantized visual"),
         (lambda: duotone.scheme("xquant", gama=0.5), "got \\['gama'\\]"),
     ],

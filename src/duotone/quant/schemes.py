@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duotone.quant.record import is_number, require
+from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
 
@@ -102,6 +102,12 @@ def _two_then_one(
     key_layers: int | None, value_layers: int | None, eta: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[KVSpec, tuple[LayerRule, ...]]:
     """2 bits in the first layers of K and of V (None: in all), 1 bit after; eta at (1, 2) bits."""
+    for n in (key_layers, value_layers):
+        require(
+            n is None or is_count(n), "a number of layers must be >= 0 or None", n, "None: all."
+        )
+    for value in eta:
+        TensorSpec(eta=value)  # Raises also for a width that no layer has.
     ends = [math.inf if n is None else n for n in (key_layers, value_layers)]
     pairs = {}
     for start in sorted({0, *(int(end) for end in ends if end != math.inf)}):
