@@ -87,12 +87,13 @@ def fixed_weights(evict: Eviction, depth: int) -> Float[Tensor, "{depth} 1"] | N
 
 
 def layer_counts(
-    evict: Eviction, weights: Float[Tensor, "layers #batch"], tokens: Lengths
+    evict: Eviction, weights: Float[Tensor, "layers _"], tokens: Lengths
 ) -> Int[Tensor, "layers batch"]:
     """How many of `tokens` tokens that may go stay in each layer.
 
     share_l = clip(c weight_l, LEAST_SHARE, 1) with the c that makes the mean share `keep`; the
-    counts sum to keep * layers * tokens, rounded, and are at least 1. With weights 1 - sparsity and
+    counts sum to keep * layers * tokens, rounded, and are at least 1. weights: one column per
+    sequence, or one for all. With weights 1 - sparsity and
     c = layers * keep / sum of weights this is VL-Cache's budget before it is clipped.
     """
     some = tokens.clamp_min(1).double()
@@ -111,7 +112,7 @@ def layer_counts(
 def _whole(wanted: Float[Tensor, "layers batch"], total: Lengths) -> Int[Tensor, "layers batch"]:
     """Whole numbers next to `wanted` that sum to `total`: the largest remainders are rounded up."""
     floor = (wanted + 1e-6).floor()
-    order = (wanted - floor).sort(0, descending=True, stable=True).indices
+    order = torch.sort(wanted - floor, dim=0, descending=True, stable=True).indices
     rank = order.argsort(0)
     return (floor + (rank < total - floor.sum(0))).long()
 
@@ -129,7 +130,7 @@ def kept_tokens(
     recent = (evict.recent * counts).floor().minimum(counts - sink)
     forced = (place < sink[:, None]) | (behind < recent[:, None])
     ranked = scores.masked_fill(forced, math.inf).masked_fill(~may_go, -math.inf)
-    rank = ranked.sort(-1, descending=True, stable=True).indices.argsort(-1)
+    rank = torch.sort(ranked, dim=-1, descending=True, stable=True).indices.argsort(-1)
     return may_go & (rank < counts[:, None])
 
 
@@ -160,7 +161,7 @@ class Selection:
             return [self._keep(layer) for layer in range(self.depth)]
         return [self._keep(len(self._heard) - 1)]
 
-    def _share(self, weights: Float[Tensor, "layers #batch"]) -> Int[Tensor, "layers batch"]:
+    def _share(self, weights: Float[Tensor, "layers _"]) -> Int[Tensor, "layers batch"]:
         return layer_counts(self.evict, weights, self._may_go.sum(-1))
 
     def _keep(self, layer: int) -> Mask:

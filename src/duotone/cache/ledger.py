@@ -1,8 +1,9 @@
-"""Which token lives where: one ledger per cache, the same for all layers unless layers evict tokens.
+"""Which token lives where: one ledger for all layers, or one for each where they evict tokens.
 
 Every forward step asks it for a plan before the first layer runs (an evicted prompt: once scores
-are known). A layer executes the plan on its own K and V; no layer decides anything. Tokens are named by their logical index, the place they
-have in the model's own timeline (padding included), so that a layer can apply the model's masks.
+are known). Each layer executes the plan on its own K and V; no layer decides anything. Tokens are
+named by their logical index, the place they have in the model's own timeline (padding included), so
+that a layer can apply the model's masks.
 
     visual   packed spans, quantized once               (policy "visual")
     stream   packed groups that left the window         (policy "text")
@@ -174,7 +175,7 @@ class Ledger:
         """Plan a step of new tokens and take it as done.
 
         visual: tokens of images and videos. real: False at padding, which is stored nowhere.
-        kept: False at tokens that are evicted, which are counted and stored nowhere; None: all stay.
+        kept: False at tokens that are evicted: counted, but stored nowhere; None: all stay.
         """
         before, tokens = self.state, visual.shape[1]
         if kept is not None:
