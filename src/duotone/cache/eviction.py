@@ -82,8 +82,8 @@ def fixed_weights(evict: Eviction, depth: int) -> Float[Tensor, "{depth} 1"] | N
     """The layers' weights where no score decides them, else None."""
     if evict.budget == "sparsity":
         return None
-    weights = torch.ones(depth, dtype=torch.float64) if evict.budget == "uniform" else None
-    return (pyramid(depth) if weights is None else weights)[:, None]
+    weights = pyramid(depth) if evict.budget == "pyramid" else pyramid(depth).new_ones(depth)
+    return weights[:, None]
 
 
 def layer_counts(
@@ -93,8 +93,8 @@ def layer_counts(
 
     share_l = clip(c weight_l, LEAST_SHARE, 1) with the c that makes the mean share `keep`; the
     counts sum to keep * layers * tokens, rounded, and are at least 1. weights: one column per
-    sequence, or one for all. With weights 1 - sparsity and
-    c = layers * keep / sum of weights this is VL-Cache's budget before it is clipped.
+    sequence, or one for all. With weights 1 - sparsity and c = keep * layers / sum(weights) this is
+    VL-Cache's budget before it is clipped.
     """
     some = tokens.clamp_min(1).double()
     least = (1 / some).clamp_min(min(LEAST_SHARE, evict.keep))

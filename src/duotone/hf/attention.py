@@ -93,8 +93,9 @@ def _importance(
     given = None if mask is None else as_visibility(mask, tokens)
 
     def visible(rows: slice) -> Tensor:
+        # The model leaves its mask out only where no token is padding.
         seen = (place <= place[rows, None])[None] if given is None else given[:, rows]
-        return seen & steps.step.real[:, None]
+        return seen.expand(len(query), -1, -1)
 
     weights = steps.selection.weights
     return measure_importance(query, key.new, weights, visible, _scale(query, scaling))
