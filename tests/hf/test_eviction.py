@@ -361,6 +361,15 @@ def test_beams_and_later_turns_run() -> None:
         assert torch.equal(ledger.state.dense.lengths, before + 6), "later turns stay whole"
 
 
+def test_decoding_with_candidates_is_right_or_raises() -> None:
+    """The first step may hold candidates behind the prompt; a crop into it would be wrong."""
+    model, given = tiny_model("llama"), inputs("llama", [[20]])
+    given["input_ids"] = torch.cat([given["input_ids"], given["input_ids"][:, -6:]], 1)
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    with duotone.enable(model, VL), pytest.raises(ValueError, match="kept whole"):
+        model.generate(**given, max_new_tokens=NEW, prompt_lookup_num_tokens=4, do_sample=False)
+
+
 def test_a_picture_read_before_its_question_is_judged_by_its_own_end() -> None:
     model = tiny_model("internvl")
     given = inputs("internvl", [["image"]])

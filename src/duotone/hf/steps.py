@@ -113,6 +113,8 @@ class Steps:
         for kept in self.selection.hear(found):
             index = sum(plan is not None for plan in self.plans)
             self.plans[index] = self.ledgers[index].plan(self.step.visual, self.step.real, kept)
+        if None not in self.plans:
+            self.selection = None
 
     def due(self) -> list[int]:
         """Layers whose states wait and whose plan is known."""
