@@ -203,6 +203,12 @@ def test_evicted_tokens_are_counted_and_stored_nowhere() -> None:
     assert ledger.state.evicted.tokens.tolist() == [2, 2]
 
 
+def test_a_picture_with_holes_is_still_one_range() -> None:
+    ledger = Ledger(CacheSpec(ranges="run"), 1, torch.device("cpu"))
+    plan = ledger.plan(mask("vvvv.vvvv"), mask("xxxxxxxxx"), mask("x.x..x.xx"))
+    assert plan.visual.spans.sizes.tolist() == [[2, 3]]
+
+
 def test_a_ledger_that_evicts_nothing_can_be_cropped() -> None:
     ledger = Ledger(CacheSpec(), 1, torch.device("cpu"))
     ledger.plan(mask("...."), mask("xxxx"), mask("xxxx"))

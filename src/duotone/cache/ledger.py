@@ -177,13 +177,13 @@ class Ledger:
         visual: tokens of images and videos. real: False at padding, which is stored nowhere.
         kept: False at tokens that are evicted: counted, but stored nowhere; None: all stay.
         """
-        before, tokens = self.state, visual.shape[1]
+        before, tokens, shown = self.state, visual.shape[1], visual & real
         if kept is not None:
             self._evict(visual, real & ~kept)
             real = real & kept
         flush_first = self._flush() if tokens == 1 else None
         packed = visual & real if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(real)
-        piece = self._pack_visual(packed) if packed.any() else None
+        piece = self._pack_visual(packed, shown) if packed.any() else None
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
@@ -211,10 +211,11 @@ class Ledger:
         evicted = Evicted(old.tokens + gone.sum(-1), old.visual + packed.sum(-1), end)
         self.state = replace(self.state, evicted=evicted)
 
-    def _pack_visual(self, packed: Tensor) -> Piece:
+    def _pack_visual(self, packed: Tensor, shown: Tensor) -> Piece:
+        """packed: the tokens to pack; shown: those of which some may have been evicted."""
         take = select(packed)
         by_run = self.spec.ranges == "run"
-        spans = runs(packed, take.lengths) if by_run else single_block(take.lengths)
+        spans = runs(packed, take.lengths, shown) if by_run else single_block(take.lengths)
         roll = self.state.visual
         join = concatenate(roll.lengths, take.lengths, roll.positions.shape[1])
         self.state = replace(self.state, visual=_joined(roll, self._positions(take), join))
