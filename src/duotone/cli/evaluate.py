@@ -14,6 +14,7 @@ from .common import (
     load_model,
     print_json,
     progress_bar,
+    scheme_label,
     scheme_spec,
     user_errors,
 )
@@ -144,7 +145,7 @@ def _dtype(name: str) -> dict[str, Any]:
 
 def _labelled(names: list[str], bits: list[int] | None) -> dict[str, Any]:
     if not bits:
-        return {name: scheme_spec(name, None) for name in names}
+        return {scheme_label(name): scheme_spec(name, None) for name in names}
     return {f"{name}-{b}bit": scheme_spec(name, b) for name in names for b in bits}
 
 
