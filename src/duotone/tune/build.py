@@ -47,15 +47,16 @@ def _merge(counts: Counts, factor: int) -> list[tuple[int, int]]:
 
 
 def starved(counts: Counts) -> Counts:
-    """About half the code bits: narrower codes where all channels have some, else half the share."""
+    """About half the code bits: narrower codes where all channels have some, else half shares."""
     if sum(counts.values()) == SHARES and min(counts) > 1:
         return {bits // 2: share for bits, share in counts.items()}
     return {bits: (share + 1) // 2 for bits, share in counts.items()}
 
 
-def _widths(counts: Counts) -> dict[str, Any]:
-    if list(counts.values()) == [SHARES]:
-        return {"bits": next(iter(counts))}
+def _widths(counts: Counts, classes: bool) -> dict[str, Any]:
+    """classes: unequal channels are possible; where not, all channels have the widest codes."""
+    if counts and (not classes or list(counts.values()) == [SHARES]):
+        return {"bits": max(counts)}
     return {"classes": tuple((bits, share / SHARES) for bits, share in counts.items())}
 
 
@@ -68,10 +69,13 @@ def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpe
     fields = {name: chosen(name) for name in ("along", "mapping", "levels")}
     fields["group"] = chosen("group") or None
     fields["transform"] = None if chosen("transform") == "none" else chosen("transform")
-    fields |= _widths(counts)
-    if fields["mapping"] == "asymmetric":
-        fields["gain"] = "fit" if chosen("fit_gain") else round(chosen("gain"), 3)
-    if fields["mapping"] == "asymmetric" and fields["along"] == "tokens":
+    asymmetric = fields["mapping"] == "asymmetric"
+    by_channel = asymmetric and fields["along"] == "tokens"
+    fields |= _widths(counts, classes=by_channel)
+    if asymmetric:
+        fit = chosen("fit_gain") and by_channel
+        fields["gain"] = "fit" if fit else round(chosen("gain"), 3)
+    if by_channel:
         fields["energy"] = chosen("energy")
     if "classes" in fields:
         fields["read_power"] = chosen("read_power") and fields["transform"] is None

@@ -1,4 +1,4 @@
-"""Batches whose 16-bit part is done once: a dense cache, the 16-bit answers and their distributions.
+"""Batches whose 16-bit part is done once: a dense cache, the 16-bit answers and distributions.
 
 What is kept of a batch is all that any spec needs: `QuantizedCache.absorb` turns the dense cache
 into the spec's, and the model then reads only the question and the answer.
@@ -154,6 +154,3 @@ def _without_suppressed(model: Any, logits: Tensor) -> Tensor:
     if suppressed:
         logits = logits.index_fill(-1, torch.tensor(suppressed, device=logits.device), -torch.inf)
     return logits
-
-
-__all__ = ["Prefilled", "can_prefill", "later_where_possible", "prefill", "read_tail"]

@@ -118,7 +118,7 @@ def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any
 
 
 def write_report(report: Mapping[str, Any], out: Path, *, plot: bool = True) -> list[Path]:
-    """Write spec, numbers, page and plot into `out`, over those of an earlier call of the search."""
+    """Write spec, numbers, page and plot into `out`, over those of the same search before."""
     import json
 
     spec = CacheSpec.from_dict(report["specs"][CHOSEN])

@@ -19,7 +19,7 @@ SEARCH, HELD_OUT = "calibration", "heldout"
 
 @dataclass(frozen=True)
 class Picked:
-    """A source that gives chosen examples of one split of another source, under any split's name."""
+    """A source of chosen examples of one split of another source, under any split's name."""
 
     source: object
     split: str
@@ -129,7 +129,7 @@ def _by_content(task: Task, search: int, heldout: int):
     if task.size < search + heldout:
         raise ValueError(
             f"{task.name!r} must have at least {search + heldout} samples, {search} to search on "
-            f"and {heldout} held out, got {task.size}; give more, or smaller --samples and --heldout"
+            f"and {heldout} held out, got {task.size}; give more, or lower --samples and --heldout"
         )
     keys = [content_key(task.example(i, HELD_OUT)) for i in range(search)]
     rows, others = [], []

@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -24,7 +24,7 @@ from .space import Choice, Point, Space
 from .trials import Lost, Meter, Outcome, lost_to
 
 SAMPLERS = ("nsga2", "tpe")
-POPULATION = 24
+POPULATION = 12
 JOURNAL = "trials.journal"
 
 
@@ -75,10 +75,13 @@ def _distributions(space: Space) -> dict[str, Any]:
 
 def _sampler(name: str, seed: int, seeds: int) -> Any:
     from optuna.samplers import NSGAIISampler, TPESampler
+    from optuna.samplers.nsgaii import PolynomialMutation
 
     with _experimental_features():
         if name == "nsga2":
-            return NSGAIISampler(population_size=POPULATION, seed=seed)
+            return NSGAIISampler(
+                population_size=POPULATION, seed=seed, mutation=PolynomialMutation()
+            )
         return TPESampler(seed=seed, multivariate=True, n_startup_trials=seeds, constant_liar=False)
 
 
@@ -147,10 +150,8 @@ class Search:
         """Measure specs from outside of the space; yields their labels. The front starts there."""
         for label, spec in specs.items():
             if not any(tried.spec == spec for tried in self.tried):
-                try:
+                with suppress(Lost):
                     self.tried.append(Tried(-1, spec, self._known(label, spec)))
-                except Lost:
-                    pass
             yield label
 
     def _known(self, label: str, spec: CacheSpec) -> Outcome:
@@ -185,30 +186,32 @@ class Search:
             self.study.enqueue_trial(self.seeds[done])
         with _experimental_features():
             trial = self.study.ask(self.distributions)
-        outcome = self._outcome(trial)
+        outcome = self._outcome(trial, race=done >= len(self.seeds))
         if outcome is None:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
         else:
             self.study.tell(trial, (outcome.score, math.log2(outcome.bits)))
 
-    def _outcome(self, trial: Any) -> Outcome | None:
+    def _outcome(self, trial: Any, race: bool) -> Outcome | None:
         """Measure a trial's spec; None where it is invalid or lost, with the reason noted."""
         try:
             spec = spec_of(trial.params, self.space.layers, self.ranking)
-            known = next((t.outcome for t in self.tried if t.spec == spec), None)
-            outcome = known or self._measured(spec)
+            same = next((t for t in self.tried if t.spec == spec and t.number >= 0), None)
+            if same is not None:
+                raise Lost(f"the same as trial {same.number}")
+            outcome = self._measured(spec, race)
         except (ValueError, Lost) as error:
             trial.set_user_attr("pruned", f"{type(error).__name__}: {error}"[:300])
             return None
         trial.set_user_attr("spec", spec.to_json())
         trial.set_user_attr("outcome", json.loads(json.dumps(asdict(outcome))))
-        if known is None:
-            self.tried.append(Tried(trial.number, spec, outcome))
+        self.tried.append(Tried(trial.number, spec, outcome))
         return outcome
 
-    def _measured(self, spec: CacheSpec) -> Outcome:
+    def _measured(self, spec: CacheSpec, race: bool = True) -> Outcome:
+        """The outcome of a spec. race: give up early; the first population runs to its end."""
         predicted = self.predict(spec) if self.predict else 0.0
         if predicted > self.ceiling:
             raise Lost(f"{predicted:.2f} predicted bits are above {self.ceiling:.2f}")
-        others = [tried.outcome for tried in self.tried]
+        others = [tried.outcome for tried in self.tried] if race else []
         return self.meter.outcome(spec, lost_to(others, self.ceiling))

@@ -1,8 +1,8 @@
 """The search space: dimensions are data, a point is one choice per dimension.
 
 Every point has a value for every dimension, also for those that its other choices leave without
-effect, so that any sampler can mix any two points. `build.spec_of` turns a point into a `CacheSpec`;
-a point that is no valid spec raises ValueError there, before any model work.
+effect, so that any sampler can mix any two points. `build.spec_of` makes a `CacheSpec` of a point;
+one that is no valid spec raises ValueError there, before any model work.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _visual(layers: int) -> list[Dimension]:
 
 
 def _sharing(layers: int) -> list[Dimension]:
-    """The first layer of K and V that shares codes in pairs; `layers` for none (XQuant sec. 3.3)."""
+    """The first layer of K and V that shares codes in pairs; `layers`: none (XQuant sec. 3.3)."""
     return [Steps(f"{which}_share_from", 0, layers, 1, layers) for which in ("key", "value")]
 
 
@@ -160,6 +160,6 @@ def merged(*parts: Mapping[str, Any]) -> Point:
 
 
 def prefixed(which: str | Sequence[str], **choices: Any) -> Point:
-    """{key_bits: ...} from (\"key\", bits=...)."""
+    """{key_top: ...} from ("key", top=...)."""
     names = [which] if isinstance(which, str) else which
     return {f"{name}_{key}": value for name in names for key, value in choices.items()}
