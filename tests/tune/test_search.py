@@ -79,9 +79,9 @@ def test_an_interrupted_study_goes_on_as_if_it_had_not_been(meter, tmp_path, sam
     whole.run(trials=14)
     parts = search(meter, tmp_path / "journal", sampler=sampler)
     parts.run(trials=2)
+    interrupted = search(meter, tmp_path / "journal", sampler=sampler)
+    monkeypatch.setattr(interrupted, "_outcome", _interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted = search(meter, tmp_path / "journal", sampler=sampler)
-        monkeypatch.setattr(interrupted, "_outcome", _interrupt)
         interrupted.run(trials=14)
     search(meter, tmp_path / "journal", sampler=sampler).run(trials=8)
     resumed = search(meter, tmp_path / "journal", sampler=sampler)

@@ -40,7 +40,7 @@ def test_a_point_is_a_valid_spec_or_a_value_error(name, data):
     assert duotone.CacheSpec.from_json(spec.to_json()) == spec
     assert name != "text" or spec.visual == "text"
     if name == "portable":
-        assert spec.layers == () and spec.share is None
+        assert (spec.layers, spec.share) == ((), None)
 
 
 @given(point=points(SPACES["portable"]))

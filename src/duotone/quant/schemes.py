@@ -10,8 +10,12 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+
+# Specs that a search wrote, frozen with the package.
+PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,11 @@ def _mixed(bits: int = 2) -> CacheSpec:
     return _kivi_sink(bits).replace(visual=_duotone().visual, ranges="run")
 
 
+def _tuned() -> CacheSpec:
+    """What `duotone tune` chose for duotone-tiny's three tasks (results/tune, docs/tune.md)."""
+    return CacheSpec.from_json((PRESETS / "duotone-tuned.json").read_text(encoding="utf-8"))
+
+
 def _dense() -> CacheSpec:
     return CacheSpec(visual="dense", text="dense")
 
@@ -194,6 +203,11 @@ SCHEMES: dict[str, Scheme] = {
     "duotone-mixed": Scheme(
         "duotone's 1 bit for visual spans, KIVI's 2 bits with sinks for text and generated tokens",
         _mixed,
+    ),
+    "duotone-tuned": Scheme(
+        "The spec that duotone tune found on duotone-tiny's calibration samples at 1.3 true bits; "
+        "fits any depth",
+        _tuned,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
 }
