@@ -108,6 +108,18 @@ def test_first_trials_are_the_seeds(meter):
     assert study.tried[0].spec == duotone.scheme("duotone")
 
 
+def test_children_are_near_the_seeds(meter, monkeypatch):
+    monkeypatch.setattr("duotone.tune.search.POPULATION", 4)
+    study = search(meter)
+    study.run(trials=24)
+    seeds, children = (
+        [t.params for t in study.study.get_trials(deepcopy=False)][part]
+        for part in (slice(4), slice(4, None))
+    )
+    nearest = [min(sum(c[k] != s[k] for k in c) for s in seeds) for c in children]
+    assert sorted(nearest)[len(nearest) // 2] <= 6
+
+
 def test_an_invalid_point_is_pruned_and_a_bug_crashes(meter, monkeypatch):
     contradiction = SPACE.point(policy="stream")
     study = search(meter, seeds=[contradiction])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from duotone import CacheSpec
-from duotone.provenance import stamp
 from duotone.report import tune_page
 
 from .front import best_within, pareto_front, thinned
@@ -91,7 +90,7 @@ def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any
     ) if scores else {}  # fmt: skip
     return {
         "schema": "duotone.tune/1",
-        **stamp(job.loaded.model.device),
+        **job.header,
         "settings": job.all_settings(),
         "later_question": job.counts.all_pictured,
         "budget": {"bits": tuned.budget_bits, "of": tuned.of},

@@ -14,7 +14,7 @@ from duotone.evaluate.records import describe
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.loading import Loaded
 from duotone.planning import plan
-from duotone.provenance import device_name
+from duotone.provenance import device_name, stamp
 from duotone.tasks import Task
 
 from .batches import (
@@ -89,6 +89,8 @@ class Job:
             portable=self.settings.portable,
         )
         self._check_reach()
+        # Before the folder exists: a new file in the tree would make the commit a dirty one.
+        self.header = stamp(self.loaded.model.device)
         kept = self.all_settings()
         if not check_resumable(self.out, kept):
             remember(self.out, kept)

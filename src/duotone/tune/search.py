@@ -118,7 +118,7 @@ class Search:
         self.distributions = _distributions(space)
         self.study = self._study(storage)
         self._end_interrupted()
-        self.tried = [self._restored(trial) for trial in self._finished("COMPLETE")]
+        self.tried = [self._restored(trial) for trial in self._in_state("COMPLETE")]
 
     def _study(self, storage: Path | None) -> Any:
         from optuna.storages import JournalStorage
@@ -133,13 +133,13 @@ class Search:
             study_name="tune", storage=kept, directions=directions, load_if_exists=True
         )
 
-    def _finished(self, *states: str) -> list[Any]:
+    def _in_state(self, *states: str) -> list[Any]:
         wanted = tuple(self.optuna.trial.TrialState[state] for state in states)
         return self.study.get_trials(deepcopy=False, states=wanted)
 
     def _end_interrupted(self) -> None:
         """Trials of a process that ended within them start again under a new number."""
-        for trial in self._finished("RUNNING"):
+        for trial in self._in_state("RUNNING"):
             self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
 
     @staticmethod
@@ -151,7 +151,7 @@ class Search:
     @property
     def done(self) -> int:
         """Finished trials, pruned ones included."""
-        return len(self._finished("COMPLETE", "PRUNED"))
+        return len(self._in_state("COMPLETE", "PRUNED"))
 
     def consider(self, specs: Mapping[str, CacheSpec]) -> Iterator[str]:
         """Measure specs from outside of the space; yields their labels. The front starts there."""
@@ -189,15 +189,23 @@ class Search:
     def _one(self, done: int) -> None:
         """One trial: the next seed, or the sampler's proposal."""
         self.study.sampler = _sampler(self.sampler, self.seed * 1_000_003 + done, len(self.seeds))
-        if done < len(self.seeds) and not self._finished("WAITING"):
+        if done < len(self.seeds) and not self._in_state("WAITING"):
             self.study.enqueue_trial(self.seeds[done])
         with _experimental_features():
             trial = self.study.ask(self.distributions)
+        self._join_generation()
         outcome = self._outcome(trial, race=done >= len(self.seeds))
         if outcome is None:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
         else:
             self.study.tell(trial, (outcome.score, math.log2(outcome.bits)))
+
+    def _join_generation(self) -> None:
+        """Count the trial in the population: Optuna leaves out what was enqueued, and would draw a
+        first generation at random, of which almost nothing works."""
+        if isinstance(self.study.sampler, self.optuna.samplers.BaseGASampler):
+            (running,) = self._in_state("RUNNING")
+            self.study.sampler.get_trial_generation(self.study, running)
 
     def _outcome(self, trial: Any, race: bool) -> Outcome | None:
         """Measure a trial's spec; None where it is invalid or lost, with the reason noted."""
