@@ -21,11 +21,12 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import duotone
+from quality_rows import CALIBRATED_BITS, RELEASED_TAU, TAUS, grid_specs, table_specs
+
 from duotone.evaluate import REFERENCE, Evaluation, evaluate
 from duotone.loading import Loaded, load
 from duotone.provenance import stamp, write_new_json
@@ -33,86 +34,12 @@ from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import confidence_interval, paired_difference, tokenizer_name
 
 BITS = (8, 4, 2, 1)
-CALIBRATED_BITS = (2, 1)
-TAUS = (0, 1, 2, 3)
 GRID_SHARE = 0.4
-RELEASED_TAU = {1: (0, 3), 2: (0, 3)}
-# Gains about the mean (K, V): measured before on other models (PAPERS.md 5), not tuned here.
-GAINS = {1: (1.3, 1.4), 2: (1.1, 1.1)}
 
 
 def log(*words: Any) -> None:
     """A line with the time, at once."""
     print(time.strftime("%H:%M:%S"), *words, flush=True)
-
-
-def with_gain(spec: duotone.CacheSpec, key_gain, value_gain) -> duotone.CacheSpec:
-    """The same levels scaled about the mean, by numbers or by "fit" (per block, data-free)."""
-    visual = spec.visual
-    key, value = visual.key.replace(gain=key_gain), visual.value.replace(gain=value_gain)
-    return spec.replace(visual=visual.replace(key=key, value=value))
-
-
-def with_global_value(spec: duotone.CacheSpec) -> duotone.CacheSpec:
-    """One range for all tokens and channels of V (CalibQuant Table 4's ablation)."""
-    value = spec.visual.value.replace(along="span")
-    return spec.replace(visual=spec.visual.replace(value=value))
-
-
-def grid_specs(bits: int) -> dict[str, duotone.CacheSpec]:
-    """{label: spec} of the 4 x 4 grid of tau, of the paper's ranges and of the released ones."""
-    bases = {"calibquant-paper": duotone.scheme("calibquant-paper", bits=bits)}
-    released = duotone.scheme("calibquant", bits=bits)
-    if released.visual != bases["calibquant-paper"].visual:
-        bases["calibquant"] = released
-    return {
-        f"{name}-{bits} tau {a},{b}": spec.replace(tau=(a, b))
-        for name, spec in bases.items()
-        for a in TAUS
-        for b in TAUS
-    }
-
-
-def table_specs(bits: int, tau: tuple[int, int] | None) -> dict[str, duotone.CacheSpec]:
-    """{label: spec} of the table's rows at `bits`; `tau` is the grid's choice for the paper's."""
-    released = duotone.scheme("calibquant", bits=bits)
-    paper = duotone.scheme("calibquant-paper", bits=bits).replace(tau=tau)
-    lloyd = duotone.scheme("lloyd", bits=bits)
-    rows = {
-        "calibquant": released,
-        "calibquant, no tau": released.replace(tau=None),
-        "calibquant-paper": paper,
-        "calibquant-paper, no tau": paper.replace(tau=None),
-        "calibquant-paper, global V": with_global_value(paper),
-        "lloyd": lloyd,
-    }
-    if bits in GAINS:
-        rows["lloyd, gain {} / {}".format(*GAINS[bits])] = with_gain(lloyd, *GAINS[bits])
-        rows["lloyd, fitted gain"] = with_gain(lloyd, "fit", "fit")
-    rows["duotone"] = duotone.scheme("duotone", bits=bits)
-    if bits == 1:
-        rows["calibquant, no tau, a range per image"] = rows["calibquant, no tau"].replace(
-            ranges="run"
-        )
-        rows |= ablations(rows["duotone"])
-    return {f"{name} @{bits}": spec for name, spec in rows.items()}
-
-
-def ablations(spec: duotone.CacheSpec) -> dict[str, duotone.CacheSpec]:
-    """{label: spec}: the 1-bit preset less one of its parts, at about its true bits."""
-    visual = spec.visual
-
-    def without(**fields: Any) -> duotone.CacheSpec:
-        key, value = (tensor.replace(**fields) for tensor in (visual.key, visual.value))
-        return spec.replace(visual=duotone.KVSpec(key, value))
-
-    return {
-        "duotone, one width for all channels": without(classes=None, read_power=False),
-        "duotone, channels by variance alone": without(read_power=False),
-        "duotone, all tokens count alike": without(energy=0.0),
-        "duotone, V without gain": with_gain(spec, visual.key.gain, 1.0),
-        "duotone, a range per sequence": spec.replace(ranges="sequence"),
-    }
 
 
 def distinct(specs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -135,7 +62,13 @@ class Plan:
     workers: int | None
     bits: tuple[int, ...] = BITS
     grid: bool = True
+    grid_of: Path | None = None
+    rescore_later: bool = False
     impl: str = "auto"
+
+    def stem(self, task: str) -> str:
+        """The name of the files of one task."""
+        return f"{task}-later" if self.later_question else task
 
     def settings(self, minutes: float | None) -> dict[str, Any]:
         """Keyword arguments of `evaluate` both parts share."""
@@ -187,6 +120,19 @@ def search_tau(loaded: Loaded, task: Task, plan: Plan) -> tuple[dict[int, tuple]
     return best, {"split": "calibration", "samples": samples, "chosen": chosen, "metrics": grid}
 
 
+def earlier_tau(folder: Path, stem: str) -> tuple[dict[int, tuple], dict[str, Any]]:
+    """What `search_tau` found in an earlier run, with the commit it ran on."""
+    data = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
+    grid = {"commit": data["commit"]} | data["tau_grid"]
+    best = {b: tuple(grid["chosen"][f"calibquant-paper-{b}"]) for b in CALIBRATED_BITS}
+    return best, grid
+
+
+def cheaply_scored(task: Task) -> Task:
+    """The task without the metrics that take minutes of a CPU; `--rescore` adds them."""
+    return replace(task, metrics=("accuracy",))
+
+
 def differences(
     evaluation: Evaluation, ran: Mapping[str, str], widths: tuple[int, ...]
 ) -> dict[str, Any]:
@@ -213,7 +159,10 @@ def differences(
 def table_of_task(loaded: Loaded, task: Task, plan: Plan) -> tuple[dict[str, Any], Evaluation]:
     """Everything about one task: the JSON, and the evaluation with its answers."""
     started = time.monotonic()
-    tau, grid = search_tau(loaded, task, plan) if plan.grid else (RELEASED_TAU, None)
+    if plan.grid_of:
+        tau, grid = earlier_tau(plan.grid_of, plan.stem(task.name))
+    else:
+        tau, grid = search_tau(loaded, task, plan) if plan.grid else (RELEASED_TAU, None)
     log(task.name, "tau", tau)
     specs = {label: spec for b in plan.bits for label, spec in table_specs(b, tau.get(b)).items()}
     to_run, ran = distinct(specs)
@@ -298,6 +247,8 @@ def main() -> None:
     parser.add_argument("--later-question", action="store_true", help="files: TASK-later.*")
     parser.add_argument("--bits", default=",".join(map(str, BITS)), help="widths of the table")
     parser.add_argument("--no-grid", action="store_true", help="tau (0, 3) instead of a search")
+    parser.add_argument("--grid-of", type=Path, help="take tau from the grids of an earlier run")
+    parser.add_argument("--rescore-later", action="store_true", help="only agreement and KL now")
     parser.add_argument("--impl", default="auto", help="decode attention of the few-bit caches")
     parser.add_argument("--minutes", type=float, help="per task; stops at a batch, keeps the rest")
     parser.add_argument("--workers", type=int)
@@ -319,12 +270,15 @@ def main() -> None:
         arguments.workers,
         tuple(int(bits) for bits in arguments.bits.split(",")),
         not arguments.no_grid,
+        arguments.grid_of,
+        arguments.rescore_later,
         arguments.impl,
     )
     loaded = load(arguments.model, arguments.device)
     for name in arguments.tasks.split(","):
-        data, evaluation = table_of_task(loaded, TASKS[name], plan)
-        stem = f"{name}-later" if plan.later_question else name
+        task = cheaply_scored(TASKS[name]) if plan.rescore_later else TASKS[name]
+        data, evaluation = table_of_task(loaded, task, plan)
+        stem = plan.stem(name)
         write_new_json(arguments.out / f"{stem}.json", data)
         write_answers(arguments.out / f"{stem}.answers.jsonl", evaluation)
         log("wrote", stem)

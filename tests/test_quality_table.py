@@ -1,9 +1,9 @@
-import importlib.util
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import quality_rows as rows_of
+import quality_table as script
 
 import duotone
 from duotone import report
@@ -11,33 +11,23 @@ from duotone.loading import Loaded
 from duotone.tasks.metrics import Score
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks/quality_table.py"
-
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("quality_table", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def outcome(script):
+def outcome():
     loaded = Loaded("tiny", tiny_model(), TinyProcessor())
     plan = script.Plan(3, 2, 4, kl=True, later_question=False, minutes=None, workers=0)
     return script.table_of_task(loaded, TINY_TASK, plan)
 
 
-def test_the_grid_is_4_by_4_for_every_range(script):
+def test_the_grid_is_4_by_4_for_every_range():
     for bits, ranges in ((1, 2), (2, 1)):
-        specs = script.grid_specs(bits)
+        specs = rows_of.grid_specs(bits)
         assert len(specs) == len(set(specs.values())) == 16 * ranges
-    assert script.grid_specs(1)["calibquant-1 tau 2,3"].visual.key.shrink == 0.5
+    assert rows_of.grid_specs(1)["calibquant-1 tau 2,3"].visual.key.shrink == 0.5
 
 
-def test_rows_are_the_ablations_the_issue_asks_for(script):
-    rows = script.table_specs(1, (1, 2))
+def test_rows_are_the_ablations_the_issue_asks_for():
+    rows = rows_of.table_specs(1, (1, 2))
     paper = rows["calibquant-paper @1"]
     assert paper.tau == (1, 2)
     assert rows["calibquant-paper, no tau @1"] == paper.replace(tau=None)
@@ -51,9 +41,9 @@ def test_rows_are_the_ablations_the_issue_asks_for(script):
     assert rows["calibquant @1"] == duotone.scheme("calibquant", bits=1)
 
 
-def test_the_presets_ablations_take_one_part_each(script):
+def test_the_presets_ablations_take_one_part_each():
     preset = duotone.scheme("duotone")
-    one_width, by_variance, alike, no_gain, sequence = script.ablations(preset).values()
+    one_width, by_variance, alike, no_gain, sequence = rows_of.ablations(preset).values()
     assert one_width.visual.key.classes is one_width.visual.value.classes is None
     assert one_width.visual.key.group == preset.visual.key.group
     assert not by_variance.visual.key.read_power
@@ -64,19 +54,19 @@ def test_the_presets_ablations_take_one_part_each(script):
     assert sequence == preset.replace(ranges="sequence")
 
 
-def test_equal_specs_run_once(script):
-    specs = script.table_specs(8, None)
+def test_equal_specs_run_once():
+    specs = rows_of.table_specs(8, None)
     to_run, ran = script.distinct(specs)
     assert set(ran) == set(specs)
     assert len(to_run) == len(set(specs.values())) < len(specs)
     assert all(specs[label] == to_run[source] for label, source in ran.items())
 
 
-def test_best_tau_takes_the_score_then_agreement_then_the_smaller_pair(script):
+def test_best_tau_takes_the_score_then_agreement_then_the_smaller_pair():
     scores = {
         f"x tau {a},{b}": {"anls": Score.mean([a == 1]), "same_tokens": Score.mean([b >= 2])}
-        for a in script.TAUS
-        for b in script.TAUS
+        for a in rows_of.TAUS
+        for b in rows_of.TAUS
     }
     assert script.best_tau(SimpleNamespace(scores=scores), TINY_TASK, "x") == (1, 2)
 
@@ -97,6 +87,15 @@ def test_the_file_holds_all_rows_differences_and_the_grid(outcome):
     assert at_8["value"] < 0.01 * at_1["value"]
 
 
+def test_the_grid_of_an_earlier_run_is_taken_with_its_commit(outcome, tmp_path):
+    data = outcome[0] | {"commit": "0123"}
+    (tmp_path / "tiny.json").write_text(json.dumps(data))
+    best, grid = script.earlier_tau(tmp_path, "tiny")
+    assert best == {b: tuple(data["tau_grid"]["chosen"][f"calibquant-paper-{b}"]) for b in (1, 2)}
+    assert grid["commit"] == "0123"
+    assert grid["metrics"] == json.loads(json.dumps(data["tau_grid"]["metrics"]))
+
+
 def test_the_report_renders_what_the_script_wrote(outcome, tmp_path):
     (tmp_path / "tiny.json").write_text(json.dumps(outcome[0]))
     rendered = report.tables(tmp_path)
@@ -104,7 +103,7 @@ def test_the_report_renders_what_the_script_wrote(outcome, tmp_path):
     assert rendered["tau-grids"].count("tau1 = 3") == 3
 
 
-def test_rescoring_stored_answers_gives_the_same_scores(script, outcome, tmp_path, monkeypatch):
+def test_rescoring_stored_answers_gives_the_same_scores(outcome, tmp_path, monkeypatch):
     data, evaluation = outcome
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     script.write_answers(tmp_path / "tiny.answers.jsonl", evaluation)
@@ -115,7 +114,22 @@ def test_rescoring_stored_answers_gives_the_same_scores(script, outcome, tmp_pat
     assert again["differences"] == data["differences"]
 
 
-def test_rescoring_notices_other_answers(script, outcome, tmp_path, monkeypatch):
+def test_metrics_left_out_are_added_by_rescoring(outcome, tmp_path, monkeypatch):
+    loaded = Loaded("tiny", tiny_model(), TinyProcessor())
+    plan = script.Plan(3, 2, 4, False, False, None, 0, bits=(1,), grid=False)
+    data, evaluation = script.table_of_task(loaded, script.cheaply_scored(TINY_TASK), plan)
+    assert "anls" not in data["schemes"]["duotone @1"]["metrics"]
+    (tmp_path / "tiny.json").write_text(json.dumps(data))
+    script.write_answers(tmp_path / "tiny.answers.jsonl", evaluation)
+    monkeypatch.setitem(script.TASKS, "tiny", TINY_TASK)
+    script.rescore(tmp_path, tmp_path / "again")
+    again = json.loads((tmp_path / "again/tiny.json").read_text())
+    whole = outcome[0]["schemes"]["duotone @1"]["metrics"]["anls"]
+    assert again["schemes"]["duotone @1"]["metrics"]["anls"] == whole
+    assert "anls" in again["differences"]["duotone @1 - 16-bit"]
+
+
+def test_rescoring_notices_other_answers(outcome, tmp_path, monkeypatch):
     data, evaluation = outcome
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     script.write_answers(tmp_path / "tiny.answers.jsonl", evaluation)

@@ -92,15 +92,28 @@ def test_the_summary_has_the_preset_first_and_calibquant_at_one_bit():
 
 def test_text_table_has_bits_and_changes():
     row = {
-        "memory": {"nominal_bits": 2.0, "bits_per_element": 3.25},
+        "memory": {"nominal_bits": 2.0, "bits_per_element": 3.25, "total_bytes": 9 * 12_345},
         "perplexity": interval(5.5),
         "difference": interval(0.25, 0.05),
     }
     about = {"model": "stories", "dtype": "float32", "documents": 9, "context": 64, "window": 8}
     text = report.text_table([HEADER | about | {"schemes": {"kivi @2": row}}])
     assert "stories, float32, 9 documents of up to 64 tokens, 8 recent tokens" in text
-    assert "| kivi @2 | 2.00 | 3.25 | 5.500 ± 0.010 | 0.250 ± 0.050 |" in text
+    assert "| kivi @2 | 2.00 | 3.25 | 12 | 5.500 ± 0.010 | 0.250 ± 0.050 |" in text
     assert "commit 0123456789;" in text
+
+
+def test_scheme_table_has_bits_bytes_score_and_divergence():
+    data = result() | {"window": 32}
+    stream = {"nominal_bits": 2.0, "bits_per_element": 3.25, "visual_bits_per_element": 0.0}
+    for scheme in data["schemes"].values():
+        scheme["memory"] |= {"nominal_bits": 1.0, "total_bytes": data["samples"] * 7_000}
+    data["schemes"]["good @1"]["memory"] |= stream
+    lines = report.scheme_table([data]).splitlines()
+    assert f"{data['samples']} samples, windows of 32:" in lines[0]
+    row = next(line for line in lines if line.startswith("| good @1"))
+    assert row.startswith("| good @1 | 2.00 |  | 3.25 | 7 | ")
+    assert row.endswith("| 1.7800 ± 0.0100 |")
 
 
 def test_divergence_table_leaves_the_reference_out():

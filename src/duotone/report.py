@@ -1,48 +1,28 @@
 """Result files to Markdown tables; numbers in a README come from here and are never typed.
 
-Imports no other room and needs neither a GPU nor a model. A table of a README stands between
+Imports no room and needs neither a GPU nor a model. A table of a README stands between
 `<!-- duotone:NAME -->` and `<!-- /duotone:NAME -->` and is replaced as a whole.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
 REFERENCE = "16-bit"
-Result = Mapping[str, Any]
 _MARKED = re.compile(
     r"(?P<open><!-- duotone:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /duotone:(?P=name) -->)", re.S
 )
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A GitHub table; pipes inside cells are escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(
-        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
-    )
-
-
-def with_interval(interval: Mapping[str, float], digits: int = 3) -> str:
-    """Value and half the width of its interval: '0.912 ± 0.014'."""
-    half_width = (interval["high"] - interval["low"]) / 2
-    return f"{interval['value']:.{digits}f} ± {half_width:.{digits}f}"
 
 
 def _provenance(results: Sequence[Result]) -> str:
     """One line: samples, model, device, versions, commit and date of the newest file."""
     newest = max(results, key=lambda result: result["created"])
     samples = " / ".join(str(result["samples"]) for result in results)
-    return f"*{samples} samples; ± half the 95 % bootstrap interval; {_source(newest)}.*"
-
-
-def _source(result: Result) -> str:
-    """Device, versions, commit and date."""
-    tools = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if k != "python")
-    commit = (result["commit"] or "no commit")[:10]
-    return f"{result['device']}; {tools}; commit {commit}; {result['created'][:10]}"
+    return f"*{samples} samples; ± half the 95 % bootstrap interval; {source(newest)}.*"
 
 
 def _visual_bits(scheme: Result) -> str:
@@ -168,117 +148,41 @@ def text_table(results: Sequence[Result]) -> str:
             memory, change = scheme["memory"], scheme["difference"]
             bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
             cells = (with_interval(scheme["perplexity"]), with_interval(change))
-            rows.append([label, *bits, *cells])
-        header = ["scheme", "nominal bits", "true bits", "perplexity", "minus unquantized"]
+            rows.append([label, *bits, _kilobytes(scheme, result["documents"]), *cells])
+        header = ["scheme", "nominal bits", "true bits", "KB per document"]
+        header += ["perplexity", "minus unquantized"]
         title = (
             f"{result['model']}, {result['dtype']}, {result['documents']} documents of up to "
             f"{result['context']} tokens, {result['window']} recent tokens in every window:"
         )
-        note = f"*± half the 95 % bootstrap interval; {_source(result)}.*"
+        note = f"*± half the 95 % bootstrap interval; {source(result)}.*"
         tables += [title, markdown_table(header, rows), note]
     return "\n\n".join(tables)
 
 
-def _small(value: float) -> str:
-    """Three digits of a divergence, whatever its size."""
-    return f"{value:.3g}"
+def _kilobytes(scheme: Result, samples: int) -> str:
+    return f"{scheme['memory']['total_bytes'] / samples / 1000:,.0f}"
 
 
-def _tune_source(report: Result) -> str:
-    """What a search ran on, and where."""
-    parts = report["settings"]["tasks"]
-    samples = ", ".join(
-        f"{p['task']} {p['search_samples']} / {p['heldout_samples']}" for p in parts
-    )
-    trials = report["trials"]
-    return (
-        f"*Samples searched on / held out: {samples}; {trials['measured']} trials measured, "
-        f"{trials['pruned']} given up early, {report['seconds']:.0f} s in all; {_source(report)}.*"
-    )
-
-
-def tune_table(results: Sequence[Result]) -> str:
-    """Held-out divergence of what searches chose, and of every known scheme, by rising bits."""
+def scheme_table(results: Sequence[Result]) -> str:
+    """Schemes of each task: nominal and true bits, bytes, score and divergence from 16 bit."""
     tables = []
-    for report in results:
-        numbers, budget = report["heldout"], report["budget"]
-        tasks = list(numbers["chosen"]["tasks"])
-        labels = sorted(numbers, key=lambda label: (numbers[label]["bits"], label != "chosen"))
+    header = ["scheme", "nominal bits", "true bits, pictures", "true bits, whole cache"]
+    for result in results:
         rows = []
-        for label in labels:
-            cells = (with_interval(numbers[label]["tasks"][task]["kl"], 4) for task in tasks)
-            name = f"**{label}**" if label == "chosen" else label
-            row = [name, f"{numbers[label]['bits']:.2f}", _small(numbers[label]["kl"]), *cells]
-            rows.append(row)
-        of = "visual number" if budget["of"] == "visual" else "number"
-        header = ["spec", f"true bits per {of}", "KL, geometric mean", *(f"{t}, KL" for t in tasks)]
-        title = f"{report['settings']['model']['name']}, budget {budget['bits']:.2f} bits:"
-        tables += [title, markdown_table(header, rows), _tune_source(report)]
-    return "\n\n".join(tables)
-
-
-def tune_comparisons(results: Sequence[Result]) -> str:
-    """Every published scheme beside the front's best point of no more bits, held out."""
-    tables = []
-    for report in results:
-        rows = []
-        for row in report["comparisons"]:
-            ours = ["none of so few bits", "", ""]
-            if "by" in row:
-                ours = [f"{row['its_bits']:.2f}", _small(row["its_kl"]), _factor(row)]
-            rows.append([row["label"], f"{row['bits']:.2f}", _small(row["kl"]), *ours])
-        header = ["published", "true bits", "KL", "found: true bits", "KL", "KL ratio"]
-        tables += [markdown_table(header, rows), _tune_source(report)]
-    return "\n\n".join(tables)
-
-
-def _factor(row: Result) -> str:
-    """How many times smaller the found divergence is; bold where it is not."""
-    ratio = row["kl"] / row["its_kl"] if row["its_kl"] else float("inf")
-    return f"{ratio:.1f}x" if row["beaten"] else f"**{ratio:.2f}x**"
-
-
-def tune_sensitivity(results: Sequence[Result]) -> str:
-    """KL with K or V of one layer at 2 bits and all else at 8."""
-    tables = []
-    for report in results:
-        found = report["sensitivity"]
-        pairs = zip(found["key"], found["value"], strict=True)
-        rows = [[str(i), _small(key), _small(value)] for i, (key, value) in enumerate(pairs)]
-        rows.append(["none", _small(found["baseline"]), _small(found["baseline"])])
-        tables.append(markdown_table(["layer at 2 bits", "K, KL", "V, KL"], rows))
-    return "\n\n".join(tables)
-
-
-def tune_scores(results: Sequence[Result]) -> str:
-    """Task scores of the answers that the chosen spec and its rivals give, held out."""
-    tables = []
-    for scores in (report["scores"] for report in results if report["scores"]):
-        header = ["spec", *(f"{task}, {data['headline']}" for task, data in scores.items())]
-        labels = dict.fromkeys(label for data in scores.values() for label in data["schemes"])
-        rows = [
-            [label, *(with_interval(d["schemes"][label][d["headline"]]) for d in scores.values())]
-            for label in labels
-        ]
-        tables.append(markdown_table(header, rows))
-    return "\n\n".join(tables)
-
-
-def tune_page(report: Result, plot: str | None = None) -> str:
-    """The page of one search: its tables and, beside it, the plot's file."""
-    sections = [
-        f"# duotone tune: {report['settings']['model']['name']}",
-        "`--scheme spec.json` gives every command the chosen spec.",
-        *([f"![front]({plot})"] if plot else []),
-        "## Held out",
-        tune_table([report]),
-        "## Published schemes, and what was found at no more bits",
-        tune_comparisons([report]),
-        *(["## Task scores, held out", tune_scores([report])] if report["scores"] else []),
-        "## Sensitivity of the layers",
-        tune_sensitivity([report]),
-    ]
-    return "\n\n".join(sections) + "\n"
+        for label, scheme in result["schemes"].items():
+            memory, kl = scheme["memory"], scheme["metrics"].get("kl")
+            cells = [f"{memory['nominal_bits']:.2f}"]
+            # A stream has no bits of pictures alone.
+            cells.append(_visual_bits(scheme) if memory.get("visual_bits_per_element") else "")
+            cells += [f"{memory['bits_per_element']:.2f}", _kilobytes(scheme, result["samples"])]
+            cells.append(_quality_cell(result, label, result["headline"]))
+            rows.append([label, *cells, with_interval(kl, 4) if kl else ""])
+        title = f"{_title(result)}, {result['samples']} samples, windows of {result['window']}:"
+        columns = [*header, "KB per sequence", result["headline"], "KL (nats)"]
+        tables += [title, markdown_table(columns, rows)]
+    legend = "Bold: the paired 95 % interval of the difference from 16 bit contains zero."
+    return "\n\n".join([*tables, legend, _provenance(results)])
 
 
 RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
@@ -286,6 +190,7 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "quality-summary": ("duotone.quality/1", quality_summary),
     "divergence": ("duotone.quality/1", divergence_table),
     "tau-grids": ("duotone.quality/1", tau_grids),
+    "schemes": ("duotone.schemes/1", scheme_table),
     "text": ("duotone.text/1", text_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 USER_ERROR = 2
+SPEC_SUFFIX = ".json"
 
 ModelOption = Annotated[
     str | None,
@@ -29,12 +30,12 @@ SchemeOption = Annotated[
     typer.Option(
         "--scheme",
         "-s",
-        help="Scheme of the cache ([bold]duotone schemes[/bold]), or a spec's .json file.",
+        help="Scheme of the cache ([bold]duotone schemes[/bold]), or a .json file of a CacheSpec.",
     ),
 ]
 BitsOption = Annotated[
     int | None,
-    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 4 or 8.", show_default="scheme's"),
+    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 3, 4 or 8.", show_default="scheme's"),
 ]
 TokensOption = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 DeviceOption = Annotated[
@@ -93,42 +94,14 @@ def print_json(data: Any) -> None:
     sys.stdout.write("\n")
 
 
-def is_spec_file(name: str) -> bool:
-    """Whether a scheme is named by a file."""
-    return name.endswith(".json")
-
-
-def scheme_label(name: str) -> str:
-    """What a scheme is called in tables and file names: a spec file's name without its folder."""
-    return Path(name).stem if is_spec_file(name) else name
-
-
-def spec_file(path: str | Path) -> Any:
-    """The CacheSpec of a file that `CacheSpec.to_json` or `duotone tune` wrote."""
-    import duotone
-
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"a spec file must exist, got {str(path)!r}; duotone tune writes one")
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError("it is no JSON object of a spec's fields")
-        return duotone.CacheSpec.from_dict(data)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{str(path)!r} is no valid spec file: {error}") from error
-
-
 def scheme_spec(name: str, bits: int | None) -> Any:
-    """The scheme's CacheSpec, at its own bits or the given ones, or the spec of a .json file."""
+    """The scheme's CacheSpec, at its own bits or the given ones; or the one of a .json file."""
     import duotone
 
-    if is_spec_file(name):
+    if name.endswith(SPEC_SUFFIX):
         if bits is not None:
-            raise ValueError(
-                f"a spec file has its own bits, got {name!r} and --bits {bits}; leave --bits out"
-            )
-        return spec_file(name)
+            raise ValueError(f"--bits does not go with the spec file {name!r}, which has its own")
+        return duotone.CacheSpec.from_file(name)
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
 
 

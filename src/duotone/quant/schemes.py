@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
 # Specs that a search wrote, frozen with the package.
@@ -30,29 +31,29 @@ def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
     return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
 
 
+# By bits: the classes of K's channels, of V's, and V's gain.
+_DUOTONE_CHANNELS = {
+    1: (((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 8), (1, 3 / 4)), 1.25),
+    2: (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)), 1.1),
+}
+
+
 def _duotone(bits: int = 1) -> CacheSpec:
     """Chosen on calibration samples of duotone-tiny's three tasks (LOG.md, 2026-11-21).
 
     Needs no data to use; that these constants suit other models is not shown.
 
-    At 1 bit: unequal channels in K and V, ordered by what they cost the model; keys in groups of 64
-    tokens; levels fitted to the tokens that stand out, and V's a further gain apart, which undoes
-    what few levels lose of what tokens share.
+    At 1 and 2 bits: unequal channels in K and V, ordered by what they cost the model; keys in
+    groups of 64 tokens; levels fitted to the tokens that stand out, and V's a further gain apart,
+    which undoes what few levels lose of what tokens share. More bits need none of it.
     """
-    if bits > 1:
+    if bits not in _DUOTONE_CHANNELS:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit")
         return _visual(tensor, tensor, ranges="run")
-    key = TensorSpec(
-        group=64,
-        levels="lloyd",
-        gain="fit",
-        classes=((4, 1 / 8), (2, 1 / 4)),
-        energy=1.0,
-        read_power=True,
-    )
-    value = TensorSpec(
-        levels="lloyd", gain=1.25, classes=((2, 1 / 8), (1, 3 / 4)), energy=1.5, read_power=True
-    )
+    key_classes, value_classes, gain = _DUOTONE_CHANNELS[bits]
+    shared = {"levels": "lloyd", "read_power": True}
+    key = TensorSpec(bits, group=64, gain="fit", classes=key_classes, energy=1.0, **shared)
+    value = TensorSpec(bits, gain=gain, classes=value_classes, energy=1.5, **shared)
     return _visual(key, value, ranges="run")
 
 
@@ -105,6 +106,12 @@ def _two_then_one(
     key_layers: int | None, value_layers: int | None, eta: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[KVSpec, tuple[LayerRule, ...]]:
     """2 bits in the first layers of K and of V (None: in all), 1 bit after; eta at (1, 2) bits."""
+    for n in (key_layers, value_layers):
+        require(
+            n is None or is_count(n), "a number of layers must be >= 0 or None", n, "None: all."
+        )
+    for value in eta:
+        TensorSpec(eta=value)  # Raises also for a width that no layer has.
     ends = [math.inf if n is None else n for n in (key_layers, value_layers)]
     pairs = {}
     for start in sorted({0, *(int(end) for end in ends if end != math.inf)}):
@@ -122,6 +129,14 @@ def _asymkv(lk: int | None = None, lv: int | None = 0) -> CacheSpec:
     return _stream(text, recent=128, layers=layers)
 
 
+def _pair_weights(gamma: float, layers: int) -> tuple[float, float]:
+    ok = is_number(gamma) and 0 <= gamma <= 1
+    require(ok, "gamma must lie in [0, 1]", gamma, "It is the weight of a pair's first layer.")
+    remedy = "For longer runs: spec.replace(share=Sharing(layers=..., weights=...))."
+    require(layers == 2, "gamma needs pairs, layers=2", layers, remedy)
+    return gamma, 1 - gamma
+
+
 def _xquant(
     kq: int = 0,
     vq: int = 0,
@@ -131,17 +146,29 @@ def _xquant(
     eta2: float = 0.045,
     layers: int = 2,
     dominant: int = 0,
+    gamma: float | None = None,
 ) -> CacheSpec:
-    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits."""
+    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits.
+
+    gamma: weight of the first layer of a pair in the average of both layers' codes (the paper's
+    gamma_0, Table 5); None: the dominant layer's codes alone.
+    """
     text, rules = _two_then_one(kq, vq, (eta1, eta2))
-    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant)
+    weights = None if gamma is None else _pair_weights(gamma, layers)
+    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant, weights=weights)
     return _stream(text, recent=128, layers=rules, share=share)
 
 
 def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
-    """Groups along the inner dimension of both products: K within a token, V along tokens."""
-    key = TensorSpec(bits, along="channels", group=32, mapping=mapping)  # type: ignore[arg-type]
-    value = TensorSpec(bits, along="tokens", group=32, mapping=mapping)  # type: ignore[arg-type]
+    """Groups along the inner dimension of both products: K within a token, V along tokens.
+
+    mapping: of a `TensorSpec`, or "hybrid-prefill": hybrid at prefill, symmetric afterwards.
+    """
+    fields = {"mapping": mapping}
+    if mapping == "hybrid-prefill":
+        fields = {"mapping": "hybrid", "hybrid_at": "prefill"}
+    key = TensorSpec(bits, along="channels", group=32, **fields)  # type: ignore[arg-type]
+    value = TensorSpec(bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
     return _stream(KVSpec(key, value), sink=32, recent=96, key_norm=True)
 
 

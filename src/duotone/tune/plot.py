@@ -9,7 +9,7 @@ from typing import Any
 
 CHOSEN, FRONT = "chosen", "front "
 # Points nearer than this share one label.
-TOO_NEAR = 0.5
+TOO_NEAR = 0.35
 
 
 def need_matplotlib() -> None:
