@@ -10,10 +10,14 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+
+# Specs that a search wrote, frozen with the package.
+PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,11 @@ def _pyramidinfer(bits: int = 1, keep: float | None = None) -> CacheSpec:
     return _dense().replace(evict=evict)
 
 
+def _tuned() -> CacheSpec:
+    """What `duotone tune` chose for duotone-tiny's three tasks (results/tune, docs/tune.md)."""
+    return CacheSpec.from_json((PRESETS / "duotone-tuned.json").read_text(encoding="utf-8"))
+
+
 def _dense() -> CacheSpec:
     return CacheSpec(visual="dense", text="dense")
 
@@ -254,6 +263,12 @@ SCHEMES: dict[str, Scheme] = {
         "Drops the tokens that the last fifth of the prompt attends to least, more of them in "
         "deeper layers, in 16 bit at the memory of `bits` bits (PyramidInfer, arXiv 2405.12532)",
         _pyramidinfer,
+
+
+    "duotone-tuned": Scheme(
+        "The spec that duotone tune found on duotone-tiny's calibration samples at 1.3 true bits; "
+        "fits any depth",
+        _tuned,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
 }
