@@ -19,17 +19,6 @@ from duotone.quant import CacheSpec, KVSpec, TensorSpec
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
 
-@dataclass(frozen=True)
-class ReadPower:
-    """With what power a layer's weights read each channel of K and V; None where not known."""
-
-    key: Float[Tensor, "kv_heads channels"] | None = None
-    value: Float[Tensor, "kv_heads channels"] | None = None
-
-
-UNKNOWN = ReadPower()
-
-
 @dataclass
 class PackedPair:
     """Packed K and V of the same tokens."""
@@ -38,15 +27,13 @@ class PackedPair:
     value: PackedTensor
 
     @classmethod
-    def pack(
-        cls, key: States, value: States, spec: KVSpec, piece: Piece, read: ReadPower = UNKNOWN
-    ) -> PackedPair:
+    def pack(cls, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
         """Quantize the tokens that `piece` takes out of dense K and V."""
 
-        def packed(x: Tensor, tensor: TensorSpec, power: Tensor | None) -> PackedTensor:
-            return pack_tensor(piece.take.apply(x), tensor, piece.spans, power, piece.decoding)
+        def packed(x: Tensor, tensor: TensorSpec) -> PackedTensor:
+            return pack_tensor(piece.take.apply(x), tensor, piece.spans, piece.decoding)
 
-        return cls(packed(key, spec.key, read.key), packed(value, spec.value, read.value))
+        return cls(packed(key, spec.key), packed(value, spec.value))
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
         """Join the tokens of `other` behind ours."""
@@ -69,8 +56,8 @@ class LayerStore:
     that averages its codes, by the same names.
     """
 
-    def __init__(self, spec: CacheSpec, read: ReadPower = UNKNOWN) -> None:
-        self.spec, self.read = spec, read
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
         self.sources: dict[str, LayerStore] = {}
         self.runs: dict[str, RunMember] = {}
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
@@ -140,7 +127,7 @@ class LayerStore:
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go where they are kept."""
-        new, old = PackedPair.pack(key, value, spec, piece, self.read), getattr(self, name)
+        new, old = PackedPair.pack(key, value, spec, piece), getattr(self, name)
         own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
         setattr(self, name, own if old is None else old.append(own, piece.join))
         for which, member in self.runs.items():

@@ -23,11 +23,6 @@ from duotone.hf.steps import Steps
 from duotone.quant import CacheSpec
 
 
-def reads_weights(spec: CacheSpec) -> bool:
-    """Some tensor's channels are ordered by the model's weights."""
-    return any(tensor.read_power for tensor in spec.tensors)
-
-
 class QuantizedCache(Cache):
     """Few-bit cache for one model and one batch of sequences.
 
@@ -65,10 +60,7 @@ class QuantizedCache(Cache):
 
     def new_store(self, index: int) -> LayerStore:
         """An empty store for one layer."""
-        spec = self.spec.at_layer(index)
-        if not reads_weights(spec):
-            return LayerStore(spec)
-        return LayerStore(spec, self._attachment.read_powers(self.facts)[index])
+        return LayerStore(self.spec.at_layer(index))
 
     def _share_codes(self) -> None:
         """Tell the stores whose codes they read, and with whom they average theirs."""

@@ -44,7 +44,7 @@ def _duotone(bits: int = 1) -> CacheSpec:
 
     Needs no data to use; that these constants suit other models is not shown.
 
-    At 1 and 2 bits: unequal channels in K and V, ordered by what they cost the model; keys in
+    At 1 and 2 bits: unequal channels in K and V, ordered by their weighed variance; keys in
     groups of 64 tokens; levels fitted to the tokens that stand out, and V's a further gain apart,
     which undoes what few levels lose of what tokens share. More bits need none of it.
     """
@@ -52,9 +52,9 @@ def _duotone(bits: int = 1) -> CacheSpec:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit")
         return _visual(tensor, tensor, ranges="run")
     key_classes, value_classes, gain = _DUOTONE_CHANNELS[bits]
-    shared = {"levels": "lloyd", "read_power": True}
-    key = TensorSpec(bits, group=64, gain="fit", classes=key_classes, energy=1.0, **shared)
-    value = TensorSpec(bits, gain=gain, classes=value_classes, energy=1.5, **shared)
+    lloyd = TensorSpec(bits, levels="lloyd")
+    key = lloyd.replace(group=64, gain="fit", classes=key_classes, energy=1.0)
+    value = lloyd.replace(gain=gain, classes=value_classes, energy=1.5)
     return _visual(key, value, ranges="run")
 
 
@@ -263,8 +263,7 @@ SCHEMES: dict[str, Scheme] = {
         "Drops the tokens that the last fifth of the prompt attends to least, more of them in "
         "deeper layers, in 16 bit at the memory of `bits` bits (PyramidInfer, arXiv 2405.12532)",
         _pyramidinfer,
-
-
+    ),
     "duotone-tuned": Scheme(
         "The spec that duotone tune found on duotone-tiny's calibration samples at 1.3 true bits; "
         "fits any depth",

@@ -77,8 +77,6 @@ def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpe
         fields["gain"] = "fit" if fit else round(chosen("gain"), 3)
     if by_channel:
         fields["energy"] = chosen("energy")
-    if "classes" in fields:
-        fields["read_power"] = chosen("read_power") and fields["transform"] is None
     if fields["levels"] == "uniform":
         fields["shrink"] = round(chosen("shrink"), 3)
     return TensorSpec(eta=round(chosen("eta"), 3), **fields)

@@ -16,9 +16,7 @@ def preset(**changes: object) -> Point:
     """The shipped 1-bit preset, `duotone` @1, as a point."""
     key = prefixed("key", top=4, first=2, second=4, group=64, fit_gain=True, energy=1.0)
     value = prefixed("value", top=2, first=2, second=12, gain=1.25, energy=1.5)
-    return merged(
-        {"ranges": "run"}, prefixed(BOTH, levels="lloyd", read_power=True), key, value, changes
-    )
+    return merged({"ranges": "run"}, prefixed(BOTH, levels="lloyd"), key, value, changes)
 
 
 def two_bits(**changes: object) -> Point:

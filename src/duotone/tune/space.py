@@ -60,7 +60,6 @@ def _tensor(which: str, layers: int, portable: bool) -> list[Dimension]:
         Choice("fit_gain", (False, True), False),
         Steps("gain", 0.8, 1.8, 0.05, 1.0),
         Steps("energy", 0.0, 2.0, 0.25, 0.0),
-        Choice("read_power", (False, True), False),
         Steps("eta", 0.0, 0.24, 0.015, 0.0),
         Steps("shrink", 0.3, 1.0, 0.05, 1.0),
         Choice("transform", ("none", "hadamard"), "none"),
