@@ -212,7 +212,7 @@ def _dense() -> CacheSpec:
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
         "Our data-free default: a range per image and Lloyd levels with a gain; at 1 bit, channels "
-        "have 4, 2 or 0 (K, groups of 64 tokens) and 2, 1 or 0 bits (V) by what they cost",
+        "have 4, 2 or 0 (K, groups of 64 tokens) and 2, 1 or 0 bits (V) by their variance",
         _duotone,
     ),
     "calibquant": Scheme(
