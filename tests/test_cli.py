@@ -209,7 +209,7 @@ def test_unknown_schemes_name_the_nearest(command):
 
 
 def test_wrong_bits(tiny, picture):
-    assert "bits must be one of" in error_of("compare", "-i", picture, "--bits", 3)
+    assert "bits must be one of" in error_of("compare", "-i", picture, "--bits", 5)
 
 
 def test_questions_need_pictures():

@@ -38,6 +38,10 @@ SPECS = {
     "kivi-2-no-window": duotone.scheme("kivi", bits=2).replace(recent=0),
     "xquant": duotone.scheme("xquant").replace(recent=16),
     "xquant-last-dominant": duotone.scheme("xquant", dominant=1).replace(recent=16),
+    "xquant-average": duotone.scheme("xquant", gamma=0.6).replace(recent=16),
+    "innerq-hybrid-prefill": duotone.scheme("innerq", mapping="hybrid-prefill").replace(
+        sink=3, recent=16
+    ),
     "innerq-2": duotone.scheme("innerq", bits=2).replace(sink=3, recent=16),
     "groups-of-8-sinks": stream(1, 8, recent=5, sink=3),
     "per-token": naive(2).replace(recent=150),
@@ -140,8 +144,18 @@ def test_the_score_is_that_of_the_generating_cache(model):
         (naive(2), 5, [1, 1, 1, 1, 1]),
         (naive(2).replace(recent=3), 7, [4, 1, 1, 1]),
         (stream(2, 8, recent=249), 280, [256, 1, 1, 7, 8, 7]),
+        (duotone.scheme("innerq", mapping="hybrid-prefill"), 4, [1, 1, 1, 1]),
     ],
-    ids=["16 bit", "dense", "window", "sink", "single", "single-window", "single-at-flush"],
+    ids=[
+        "16 bit",
+        "dense",
+        "window",
+        "sink",
+        "single",
+        "single-window",
+        "single-at-flush",
+        "phases",
+    ],
 )
 def test_chunks_reach_from_flush_to_flush(spec, tokens, sizes):
     steps = list(chunks(spec, tokens))

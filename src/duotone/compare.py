@@ -126,9 +126,15 @@ class Comparison:
 
 
 def check_scheme_fits(loaded: Loaded, spec: Any, has_images: bool) -> None:
-    """Raise where a scheme for visual tokens would find none to work on."""
-    if spec.text != "dense" or spec.visual == "dense":
-        return
+    """Raise where a scheme does not fit the model, or would find no visual tokens to work on."""
+    from duotone.hf.facts import check_spec, model_facts
+
+    if spec.text == "dense" and spec.visual != "dense":
+        _check_pictures(loaded, has_images)
+    check_spec(model_facts(loaded.model), spec)
+
+
+def _check_pictures(loaded: Loaded, has_images: bool) -> None:
     rule = "this scheme quantizes visual tokens only"
     remedy = "pick a scheme that also quantizes text (duotone schemes), e.g. --scheme kivi"
     if not loaded.takes_images:

@@ -7,7 +7,7 @@ from duotone.cache.blocks import single_block
 from duotone.quant import TensorSpec
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 def test_every_layout_has_an_exact_inverse(name: str, bits: int) -> None:
     torch.manual_seed(0)

@@ -98,6 +98,7 @@ TENSORS = {
     "2b-tokens-g32": TensorSpec(2, group=32),
     "4b-channels-g32": TensorSpec(4, "channels", 32),
     "8b-channels": TensorSpec(8, "channels"),
+    "3b-tokens-g24": TensorSpec(3, group=24),
     "1b-span": TensorSpec(1, "span", levels="lloyd"),
     "2b-symmetric": TensorSpec(2, group=7, mapping="symmetric"),
     "rotated-g32": TensorSpec(2, group=32, transform="hadamard"),

@@ -8,7 +8,7 @@ import torch
 
 from duotone.attention import attend, decode_attention
 from duotone.cache import BlockTable, DenseSegment, pack_tensor
-from duotone.quant import KVSpec, TensorSpec, scheme
+from duotone.quant import KVSpec, TensorSpec, scheme, unpack
 
 from cases import (
     CLASSES_KEY,
@@ -142,6 +142,21 @@ def test_matches_the_reference_on_a_cache(spec) -> None:
         assert_near(out, expected)
 
 
+def test_a_hybrid_of_the_prompt_alone_matches_the_reference() -> None:
+    """Groups of a decode step are symmetric, in the layout that the kernels know."""
+    text = KVSpec(*(t.replace(hybrid_at="prefill") for t in (INNERQ_KEY, INNERQ_VALUE)))
+    spec = scheme("innerq").replace(text=text, recent=21, sink=4, key_norm=False)
+    real = torch.ones(2, 120, dtype=torch.bool, device=device())
+    kv = build_from_store(spec, ~real, real, steps=2)
+    value = kv[0].value
+    modes = unpack(value.symmetric, 1, value.scale.shape[-1]).bool()
+    assert modes[:, :, 2:].all()
+    assert not modes[:, :, :2].all()
+    query = torch.randn(2, 3, 1, 64, device=device())
+    out = decode_attention_triton(query, poisoned(kv), sm_scale=0.125)
+    assert_near(out, attend(query.double(), kv, sm_scale=0.125).float())
+
+
 def test_a_query_that_sees_nothing_gets_zeros() -> None:
     case = Case((40, 20), tau=(0.0, 3.0), dtype=torch.float32)
     query, (segment,) = build(case)
@@ -210,6 +225,18 @@ def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
         decode_attention_triton(query, strided, sm_scale=0.125)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert "CUDA" in unsupported(query.cpu(), kv)
+
+
+@pytest.mark.parametrize(
+    "tensor", [TensorSpec(3), TensorSpec(1, classes=((3, 1 / 4),))], ids=["plain", "classes"]
+)
+def test_three_bits_are_left_to_the_reference(tensor: TensorSpec) -> None:
+    for case in (Case((40, 9), tensor), Case((40, 9), value=tensor)):
+        query, kv = build(case)
+        with pytest.raises(ValueError, match=r"\(1, 2, 4, 8\) bits; got \[3\].*impl='reference'"):
+            decode_attention(query, kv, sm_scale=0.125, impl="triton")
+        out = decode_attention(query, kv, sm_scale=0.125)
+        assert_near(out, reference(case, query, kv))
 
 
 def test_splits_and_tiles_stay_in_range() -> None:

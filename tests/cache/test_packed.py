@@ -23,7 +23,10 @@ SPECS = [
     TensorSpec(1, group=32, mapping="hybrid", param_dtype="bfloat16"),
     TensorSpec(2, mapping="hybrid"),
     TensorSpec(4, "span", 16, mapping="hybrid"),
+    TensorSpec(3, group=8, levels="lloyd"),
+    TensorSpec(3, "channels", 24, mapping="hybrid"),
     TensorSpec(1, group=16, levels="lloyd", gain="fit", classes=((4, 1 / 8), (1, 1 / 2))),
+    TensorSpec(1, group=9, classes=((3, 7 / 40), (1, 11 / 40))),
     TensorSpec(1, classes=((8, 1 / 40), (4, 1 / 5), (2, 1 / 40))),
 ]
 D = 40

@@ -24,6 +24,7 @@ def exact_pack(
     spec: TensorSpec,
     spans: BlockTable,
     read_power: Tensor | None = None,
+    decoding: bool = False,
 ) -> ExactTensor:
     blocks = spans.split(spec.group)
     per_token = spec.along == "channels"

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import duotone
 from duotone import CacheSpec, KVSpec, LayerRule, QuantizedCache, Sharing, TensorSpec
+from duotone.attention import decode_attention
 from duotone.attention.reference import attend
-from duotone.cache import DenseSegment
+from duotone.cache import DenseSegment, PackedSegment
+from duotone.quant import average_codes
 
 from families import inputs, tiny_model
 
@@ -17,6 +20,8 @@ SHARES = {
     "pairs-from-1": Sharing(key=1, value=1),
     "three-last-dominant": Sharing(key=0, value=0, layers=3, dominant=2),
     "keys-only": Sharing(key=1, dominant=1),
+    "average": Sharing(key=0, value=1, weights=(0.6, 0.4)),
+    "average-of-three": Sharing(key=0, value=0, layers=3, dominant=1, weights=(0.2, 0.5, 0.3)),
 }
 
 
@@ -69,6 +74,112 @@ def test_attention_over_shared_codes_is_attention_over_what_they_decode_to(share
             dense = DenseSegment(*decoded, segment.lengths)
             ours, theirs = (attend(query, [s], sm_scale=0.25) for s in (segment, dense))
             assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def prefilled(spec: CacheSpec) -> QuantizedCache:
+    """A cache of the same 16-bit K and V for every spec."""
+    model, given = tiny_model("internvl"), inputs("internvl", PROMPTS)
+    cache = QuantizedCache(model, spec)
+    dense = model(**given, past_key_values=DynamicCache(config=model.config)).past_key_values
+    visual = given["input_ids"] == model.config.image_token_id
+    cache.absorb(dense, visual_mask=visual, attention_mask=given["attention_mask"])
+    return cache
+
+
+@pytest.mark.parametrize("visual", ["text", STREAM], ids=["stream", "spans"])
+def test_a_run_keeps_the_weighted_average_of_its_layers_codes(visual) -> None:
+    share = SHARES["average-of-three"]
+    shared, alone = (prefilled(spec_of(s, visual)) for s in (share, None))
+    for name in ("stream",) if visual == "text" else ("stream", "visual"):
+        lengths = getattr(shared.ledger.state, name).lengths
+        for which in ("key", "value"):
+            own = [tensor.unpacked() for tensor in completed(alone, name, which)]
+            wanted = average_codes(own, share.weights)
+            assert not any(torch.equal(wanted, codes) for codes in own)
+            for tensor in completed(shared, name, which):
+                for got, want, n in zip(tensor.unpacked(), wanted, lengths, strict=True):
+                    assert torch.equal(got[:, :n], want[:, :n])
+
+
+@pytest.mark.parametrize("visual", ["text", STREAM], ids=["stream", "spans"])
+def test_all_weight_on_one_layer_is_that_layer_dominant(visual) -> None:
+    for dominant, weights in ((0, (1, 0)), (1, (0, 1))):
+        plain = Sharing(key=0, value=0, dominant=dominant)
+        pair = [run(spec_of(s, visual)) for s in (plain, plain.replace(weights=weights))]
+        assert pair[0].memory() == pair[1].memory()
+        for name in ("stream",) if visual == "text" else ("stream", "visual"):
+            for which in ("key", "value"):
+                both = (completed(cache, name, which) for cache in pair)
+                for ours, theirs in zip(*both, strict=True):
+                    assert torch.equal(ours.codes, theirs.codes)
+                    assert torch.equal(ours.dequantize(), theirs.dequantize())
+
+
+@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
+def test_every_decode_step_reads_what_the_step_leaves_behind(share, monkeypatch) -> None:
+    """An early layer must not attend before later ones of its run have brought their codes."""
+    model, read = tiny_model("internvl"), []
+
+    def recorded(query, segments, **options):
+        packed = [s for s in segments if isinstance(s, PackedSegment)]
+        read.append([t.dequantize() for s in packed for t in (s.key, s.value)])
+        return decode_attention(query, segments, **options)
+
+    monkeypatch.setattr("duotone.hf.attention.decode_attention", recorded)
+    cache = QuantizedCache(model, spec_of(share))
+    given, grown = inputs("internvl", PROMPTS), set()
+    model(**given, past_key_values=cache)
+    mask = given["attention_mask"]
+    for step in range(9):
+        read.clear()
+        mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
+        ids = torch.tensor([[5 + step], [30 - step]])
+        model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+        for layer, tensors in zip(cache.layers, read, strict=True):
+            pair = layer.store._complete("stream")
+            left = [pair.key.dequantize(), pair.value.dequantize()]
+            assert all(map(torch.equal, tensors, left))
+        grown.add(cache.layers[0].store.stream.key.tokens)
+    assert len(grown) >= 3
+
+
+@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
+def test_a_single_visual_token_of_a_later_turn_finds_the_windows_whole(share, monkeypatch) -> None:
+    def checked(query, segments, **options):
+        assert all(segment.tokens >= int(segment.lengths.max()) for segment in segments)
+        return attend(query, segments, **options)
+
+    monkeypatch.setattr("duotone.hf.attention.attend", checked)
+    model, tokens = tiny_model("internvl"), 15
+    visual = torch.zeros(1, tokens, dtype=torch.bool)
+    visual[:, 13] = True  # The step at which a group has come together.
+    cache = QuantizedCache(model, spec_of(share, STREAM), visual_mask=visual)
+    ids = torch.arange(5, 5 + tokens)[None]
+    for part in ids.split([9, 1, 1, 1, 1, 1, 1], 1):
+        model(input_ids=part, past_key_values=cache)
+    state = cache.ledger.state
+    assert [int(getattr(state, name).lengths) for name in ("visual", "stream")] == [1, 8]
+
+
+def test_codes_that_wait_do_not_outlive_a_step_that_broke_off() -> None:
+    model = tiny_model("internvl")
+    cache = QuantizedCache(model, spec_of(SHARES["average-of-three"]))
+    waiting = cache.layers[0].store.runs["key"].waiting
+    seen = []
+
+    def fail(*_: object) -> None:
+        cache.commit()
+        seen.append(sorted(waiting["stream"]))
+        raise KeyError
+
+    hook = model.get_decoder().layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(KeyError):
+        model(**inputs("internvl", PROMPTS), past_key_values=cache)
+    hook.remove()
+    assert seen == [[0, 1]]
+    assert not waiting
+    with pytest.raises(RuntimeError, match="reached 2 of 3 layers"):
+        cache.memory()
 
 
 def test_only_the_stored_codes_are_counted() -> None:

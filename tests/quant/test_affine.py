@@ -15,7 +15,7 @@ from duotone.quant.ranges import nearest_code
 ALL_SPECS = [
     TensorSpec(bits, along, group, mapping, levels=levels, param_dtype="float32")
     for bits, along, group, mapping, levels in itertools.product(
-        (1, 2, 4, 8),
+        (1, 2, 3, 4, 8),
         ("tokens", "channels", "span"),
         (None, 32, 7),
         ("asymmetric", "symmetric", "hybrid"),
@@ -149,7 +149,7 @@ def test_shrink_is_about_zero_and_moves_the_threshold() -> None:
     assert q.dequantize().flatten().tolist() == [-1, 2, 2]
 
 
-@given(st.sampled_from([1, 2, 4, 8]), st.floats(0, 0.49), st.floats(0.5, 2))
+@given(st.sampled_from([1, 2, 3, 4, 8]), st.floats(0, 0.49), st.floats(0.5, 2))
 def test_eta_and_gain_leave_codes_alone(bits: int, eta: float, gain: float) -> None:
     x = gaussian(50, 8)
     plain = quantize(x, TensorSpec(bits, param_dtype="float32"))

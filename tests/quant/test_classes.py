@@ -88,7 +88,7 @@ def test_true_bits_count_class_numbers_and_missing_scales() -> None:
     ("fields", "rule"),
     [
         ({"classes": ((2, 0.25), (4, 0.25))}, "bits falling"),
-        ({"classes": ((3, 0.25),)}, "bits falling"),
+        ({"classes": ((5, 0.25),)}, "bits falling"),
         ({"classes": ()}, "1 to 3 pairs"),
         ({"classes": ((4, 0.75), (2, 0.5))}, "sum to at most 1"),
         ({"classes": ((4, 0.0),)}, "sum to at most 1"),

@@ -57,6 +57,14 @@ def test_xquant_key_and_value_bits_apart() -> None:
     assert etas == {(2, 0.045), (1, 1 / 6)}
 
 
+def test_xquant_gamma_is_the_weight_of_the_first_layer_of_a_pair() -> None:
+    spec = duotone.scheme("xquant", kq=30, vq=2, km=32, vm=16, gamma=0.7)
+    assert spec.share.weights == pytest.approx((0.7, 0.3))
+    assert spec.nominal_bits(32) == 1.375
+    assert CacheSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert hash(spec) != hash(duotone.scheme("xquant", kq=30, vq=2, km=32, vm=16))
+
+
 @pytest.mark.parametrize(
     ("sharing", "sources"),
     [
@@ -101,6 +109,13 @@ def test_specs_that_do_not_fit_a_model_raise(spec: CacheSpec, depth: int, rule: 
         (lambda: Sharing(layers=1), "integer >= 2"),
         (lambda: Sharing(dominant=2), "dominant must lie in the run"),
         (lambda: Sharing(key=-2), "must be a layer"),
+        (lambda: Sharing(weights=(0.5, 0.3, 0.2)), "2 numbers >= 0, one per layer"),
+        (lambda: Sharing(weights=(1.5, -0.5)), "numbers >= 0"),
+        (lambda: Sharing(weights=(0.5, 0.4)), "must sum to 1"),
+        (lambda: Sharing(weights=0.5), "numbers >= 0"),
+        (lambda: duotone.scheme("xquant", gamma=1.2), r"gamma must lie in \[0, 1\]"),
+        (lambda: duotone.scheme("xquant", gamma="half"), r"gamma must lie in \[0, 1\]"),
+        (lambda: duotone.scheme("xquant", gamma=0.7, layers=3), "gamma needs pairs"),
         (lambda: STREAM.replace(layers=(LayerRule(visual=ONE),)), "rule for visual"),
         (lambda: STREAM.replace(layers=("first",)), "LayerRules"),
         (lambda: STREAM.replace(share="pairs"), "must be a Sharing"),

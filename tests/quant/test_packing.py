@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from duotone.quant import pack, packed_bytes, unpack
 
-BITS = st.sampled_from([1, 2, 4, 8])
+BITS = st.sampled_from([1, 2, 3, 4, 8])
 
 
 def random_codes(bits: int, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -36,7 +36,15 @@ def test_bytes_are_big_endian_as_in_the_paper(bits: int, codes: list[int], byte:
     assert pack(torch.tensor(codes, dtype=torch.uint8), bits).tolist() == [byte]
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_eight_codes_of_three_bits_take_three_bytes() -> None:
+    codes = torch.tensor([0b101, 0b010, 0b111, 0b000, 0b110, 0b001, 0b011, 0b100])
+    words = pack(codes.to(torch.uint8), 3)
+    assert words.tolist() == [0b10101011, 0b10001100, 0b01011100]
+    assert packed_bytes(9, 3) == 4
+    assert pack(codes[:3].to(torch.uint8), 3).tolist() == [0b10101011, 0b10000000]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_a_row_is_filled_up_with_zeros(bits: int) -> None:
     words = pack(torch.full((1,), (1 << bits) - 1, dtype=torch.uint8), bits)
     assert words.tolist() == [((1 << bits) - 1) << (8 - bits)]
@@ -52,7 +60,7 @@ def test_rows_of_another_length_raise() -> None:
         unpack(torch.zeros(3, dtype=torch.uint8), 1, 9)
 
 
-@pytest.mark.parametrize("bits", [0, 3, 16])
+@pytest.mark.parametrize("bits", [0, 5, 16])
 def test_unknown_widths_raise(bits: int) -> None:
     with pytest.raises(ValueError, match="bits must be one of"):
         pack(torch.zeros(8, dtype=torch.uint8), bits)

@@ -10,7 +10,7 @@ from duotone import SCHEMES, CacheSpec, KVSpec, TensorSpec
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_schemes_survive_json(name: str, bits: int) -> None:
     takes_bits = "bits" in inspect.signature(SCHEMES[name].build).parameters
     spec = duotone.scheme(name, **({"bits": bits} if takes_bits else {}))
@@ -27,11 +27,13 @@ def test_schemes_are_described_with_their_source() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("bits", 3, "bits must be one of"),
+        ("bits", 5, "bits must be one of"),
         ("along", "heads", "along must be one of"),
         ("group", 0, "group must be a positive integer"),
         ("group", 2.5, "group must be a positive integer"),
         ("mapping", "affine", "mapping must be one of"),
+        ("hybrid_at", "decode", "hybrid_at must be one of"),
+        ("hybrid_at", "prefill", "needs mapping='hybrid'"),
         ("eta", 0.5, "eta must lie in"),
         ("eta", float("nan"), "eta must lie in"),
         ("shrink", 0.0, "shrink must lie in"),
@@ -115,6 +117,22 @@ def test_released_calibquant_shrinks_at_1_bit_only() -> None:
     assert (one.key.shrink, one.value.shrink) == (0.5, 0.3)
     assert (two.key.shrink, two.value.shrink) == (1.0, 1.0)
     assert duotone.scheme("calibquant", bits=4).tau is None
+
+
+@pytest.mark.parametrize(
+    ("mapping", "fields"),
+    [
+        ("hybrid", ("hybrid", "always")),
+        ("hybrid-prefill", ("hybrid", "prefill")),
+        ("symmetric", ("symmetric", "always")),
+    ],
+)
+def test_innerq_takes_the_papers_mappings(mapping: str, fields: tuple[str, str]) -> None:
+    text = duotone.scheme("innerq", mapping=mapping).text
+    for tensor in (text.key, text.value):
+        assert (tensor.mapping, tensor.hybrid_at) == fields
+    with pytest.raises(ValueError, match="mapping must be one of"):
+        duotone.scheme("innerq", mapping="hybrid-decode")
 
 
 def test_importing_duotone_is_lean() -> None:

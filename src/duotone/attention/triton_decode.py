@@ -27,6 +27,7 @@ from torch import Tensor
 from duotone.attention.triton_kernels import merge_kernel, segment_kernel
 from duotone.attention.triton_operands import (
     arithmetic,
+    code_widths,
     codes_of,
     head_dim_of,
     head_rows,
@@ -42,6 +43,8 @@ from duotone.quant.rotation import rotate
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
+# Codes that do not straddle bytes.
+KERNEL_BITS = (1, 2, 4, 8)
 # A shorter split would spend more on its partial output than on its keys.
 MIN_SPLIT_TOKENS = 128
 # What an SM holds of the one-warp kernels: they use all registers that a thread may have.
@@ -72,6 +75,9 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
     if head_dim_of(x) > MAX_HEAD_DIM:
         return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
     if isinstance(x, PackedTensor):
+        odd = sorted({bits for bits in code_widths(x) if bits not in KERNEL_BITS})
+        if odd:
+            return f"codes must have {KERNEL_BITS} bits; got {odd}"
         strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
         return f"packed K and V must be contiguous; {strided} are not" if strided else None
     if x.dtype not in QUERY_DTYPES:

@@ -172,11 +172,14 @@ def _counts(x: PackedTensor | Tensor) -> list[tuple[int, int]]:
     return [c for c in class_counts(x.spec, x.head_dim) if all(c)] if classes else []
 
 
+def code_widths(x: PackedTensor) -> list[int]:
+    """Bits of the codes of x, by class."""
+    return [bits for bits, _ in _counts(x)] or [x.spec.bits]
+
+
 def _slot_bits(x: PackedTensor | Tensor) -> int:
     """The narrowest code, which says how many slots a byte has; a dense row has one."""
-    if isinstance(x, Tensor):
-        return 8
-    return min((bits for bits, _ in _counts(x)), default=x.spec.bits)
+    return 8 if isinstance(x, Tensor) else min(code_widths(x))
 
 
 def _pad(x: PackedTensor | Tensor) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
-from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.cache.packed import Codes, PackedTensor, pack_tensor
 from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.runs import RunMember, run_members
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
@@ -40,10 +42,11 @@ class PackedPair:
         cls, key: States, value: States, spec: KVSpec, piece: Piece, read: ReadPower = UNKNOWN
     ) -> PackedPair:
         """Quantize the tokens that `piece` takes out of dense K and V."""
-        return cls(
-            pack_tensor(piece.take.apply(key), spec.key, piece.spans, read.key),
-            pack_tensor(piece.take.apply(value), spec.value, piece.spans, read.value),
-        )
+
+        def packed(x: Tensor, tensor: TensorSpec, power: Tensor | None) -> PackedTensor:
+            return pack_tensor(piece.take.apply(x), tensor, piece.spans, power, piece.decoding)
+
+        return cls(packed(key, spec.key, read.key), packed(value, spec.value, read.value))
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
         """Join the tokens of `other` behind ours."""
@@ -62,12 +65,14 @@ class LayerStore:
     """Executes the ledger's plans on one layer's K and V.
 
     spec: the policies of this layer. sources: the stores whose codes this one reads instead of
-    keeping its own, by "key" and "value" (cross-layer sharing).
+    keeping its own, by "key" and "value" (cross-layer sharing). runs: this layer's part in a run
+    that averages its codes, by the same names.
     """
 
     def __init__(self, spec: CacheSpec, read: ReadPower = UNKNOWN) -> None:
         self.spec, self.read = spec, read
         self.sources: dict[str, LayerStore] = {}
+        self.runs: dict[str, RunMember] = {}
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
@@ -79,12 +84,9 @@ class LayerStore:
         """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim]."""
         self._ensure_dense(key, value)
         if plan.flush_first is not None:
-            # A later layer whose codes this one reads in this very step has to flush before it.
-            for store in (*self.sources.values(), self):
-                store.flush(plan.flush_first)
+            self.flush(plan.flush_first)
         if plan.visual is not None:
-            new = self._pack(key, value, self.spec.visual, plan.visual)
-            self.visual = _joined(self.visual, new, plan.visual.join)
+            self._pack("visual", key, value, self.spec.visual, plan.visual)
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -136,10 +138,27 @@ class LayerStore:
         if self.key_norm is not None:
             self.key_norm = self.key_norm[index]
 
-    def _pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
-        pair = PackedPair.pack(key, value, spec, piece, self.read)
-        own = {name: getattr(pair, name).without_codes() for name in self.sources}
-        return replace(pair, **own)
+    def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
+        """Quantize tokens and join them to a store; codes go where they are kept."""
+        new, old = PackedPair.pack(key, value, spec, piece, self.read), getattr(self, name)
+        own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
+        setattr(self, name, own if old is None else old.append(own, piece.join))
+        for which, member in self.runs.items():
+            codes = member.add(name, getattr(new, which))
+            if codes is not None:
+                keeper = self.sources.get(which, self)
+                before = None if old is None else getattr(old, which).tokens
+                keeper._put_codes(name, which, codes, before, piece.join)
+
+    def _put_codes(
+        self, name: str, which: str, codes: Codes, before: int | None, join: Move
+    ) -> None:
+        """Replace the codes of the tokens that joined last, behind the first `before`."""
+        pair = getattr(self, name)
+        tensor: PackedTensor = getattr(pair, which)
+        if before is not None:
+            codes = join.apply(torch.cat([tensor.codes[:, :, :before], codes], 2))
+        setattr(self, name, replace(pair, **{which: replace(tensor, codes=codes)}))
 
     def _complete(self, name: str) -> PackedPair | None:
         """A store's pair with the codes that other layers keep for it."""
@@ -181,13 +200,26 @@ class LayerStore:
         key = self.key
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
-        new = self._pack(key, self.value, self.spec.text, flush.piece)
-        self.stream = _joined(self.stream, new, flush.piece.join)
+        self._pack("stream", key, self.value, self.spec.text, flush.piece)
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 
 
-def _joined(old: PackedPair | None, new: PackedPair, join: Move) -> PackedPair:
-    return new if old is None else old.append(new, join)
+def share_codes(
+    which: Literal["key", "value"],
+    run: list[LayerStore],
+    keeper: LayerStore,
+    weights: tuple[float, ...] | None = None,
+) -> None:
+    """Let a run of layers read the codes of K or V that `keeper`, one of them, stores.
+
+    weights: `keeper` stores the average of all layers' codes with them; None: its own.
+    """
+    for store in run:
+        if store is not keeper:
+            store.sources[which] = keeper
+    if weights is not None and len(run) > 1:
+        for store, member in zip(run, run_members(weights), strict=True):
+            store.runs[which] = member
 
 
 def key_norm(key: States, lengths: Lengths, dtype: str) -> Float[Tensor, "batch kv_heads channels"]:

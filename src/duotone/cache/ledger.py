@@ -82,11 +82,15 @@ class LedgerState:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that become packed: where they come from, their spans, how they join the store."""
+    """Tokens that become packed: where they come from, their spans, how they join the store.
+
+    decoding: they leave the window at a decode step.
+    """
 
     take: Move
     spans: BlockTable
     join: Move
+    decoding: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,12 @@ class Flush:
 class AppendPlan:
     """What one forward step does to each layer, in this order.
 
-    flush_first: groups that leave the window before a single new token enters it.
+    flush_first: groups that leave the window before a decode step's token enters it. They were in
+        16 bit before the step, so all layers may flush them before the first one runs.
     visual: tokens of this step that are packed as visual spans.
     dense: tokens of this step that stay in 16 bit (None: none); written in place at `write_at`
         or, where the store must grow, joined by `dense_join`.
-    flush_last: groups that leave the window after a prompt entered it.
+    flush_last: groups that leave the window after a prompt, or a later turn's, entered it.
     """
 
     before: LedgerState
@@ -144,15 +149,17 @@ class Ledger:
         visual: tokens of images and videos. real: False at padding, which is stored nowhere.
         """
         before, tokens = self.state, visual.shape[1]
-        flush_first = self._flush() if tokens == 1 else None
         packed = visual & real if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(real)
-        piece = self._pack_visual(packed) if packed.any() else None
+        any_packed = bool(packed.any())
+        decodes = tokens == 1 and not any_packed
+        flush_first = self._flush(decoding=True) if decodes else None
+        piece = self._pack_visual(packed) if any_packed else None
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
             dense = select(staying)
             write_at, join = self._append_dense(dense, visual)
-        flush_last = self._flush() if tokens > 1 else None
+        flush_last = None if decodes else self._flush(decoding=False)
         self.state = replace(self.state, seen=before.seen + tokens)
         return AppendPlan(
             before, self.state, tokens, flush_first, piece, dense, write_at, join, flush_last
@@ -201,7 +208,7 @@ class Ledger:
         valid = valid_mask(take.lengths, take.tokens)
         return valid if self.spec.visual == "text" else valid & ~visual.gather(1, take.index)
 
-    def _flush(self) -> Flush | None:
+    def _flush(self, decoding: bool) -> Flush | None:
         """Whole groups beyond the recent window, oldest first; None if there are none."""
         if not isinstance(self.spec.text, KVSpec):
             return None
@@ -211,9 +218,9 @@ class Ledger:
         movable = streamed & (streamed.cumsum(-1) > self.spec.sink)
         groups = (movable.sum(-1) - self.spec.recent).clamp_min(0) // group
         leaving = movable & (movable.cumsum(-1) <= (groups * group)[:, None])
-        return self._move_to_stream(leaving) if leaving.any() else None
+        return self._move_to_stream(leaving, decoding) if leaving.any() else None
 
-    def _move_to_stream(self, leaving: Tensor) -> Flush:
+    def _move_to_stream(self, leaving: Tensor, decoding: bool) -> Flush:
         s = self.state
         take = select(leaving)
         keep = select(~leaving & valid_mask(s.dense.lengths, leaving.shape[1]))
@@ -222,7 +229,7 @@ class Ledger:
         dense = Roll(keep.apply_flat(s.dense.positions), keep.lengths)
         streamed = keep.apply_flat(s.streamed)
         self.state = replace(s, stream=stream, dense=dense, streamed=streamed)
-        return Flush(Piece(take, single_block(take.lengths), join), keep)
+        return Flush(Piece(take, single_block(take.lengths), join, decoding), keep)
 
 
 def _joined(roll: Roll, positions: Tensor, join: Move) -> Roll:

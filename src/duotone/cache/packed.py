@@ -205,32 +205,35 @@ def pack_tensor(
     spec: TensorSpec,
     spans: BlockTable,
     read_power: Float[Tensor, "kv_heads head_dim"] | None = None,
+    decoding: bool = False,
 ) -> PackedTensor:
     """Quantize and pack the tokens of x, each span of `spans` with ranges of its own.
 
     Tokens past a sequence's length are padding and enter no statistic.
     read_power: how strongly the model reads each channel, for `spec.read_power`.
+    decoding: the tokens leave a window at a decode step, for `spec.hybrid_at`.
     """
     dtype = x.dtype
     if spec.transform is not None:
         x = rotate(x.to(torch.promote_types(dtype, torch.float32)), spec.transform)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
-        blocks, parts = spans, _packed_parts(quantize(x, spec, mask), spec)
+        parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
+        blocks = spans
     else:
-        blocks, parts = _pack_blocks(x, spec, spans, read_power)
+        blocks, parts = _pack_blocks(x, spec, spans, read_power, decoding)
     return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
 
 
 def _pack_blocks(
-    x: Tensor, spec: TensorSpec, spans: BlockTable, read_power: Tensor | None
+    x: Tensor, spec: TensorSpec, spans: BlockTable, read_power: Tensor | None, decoding: bool
 ) -> tuple[BlockTable, dict[str, Tensor]]:
     """Quantize block by block; codes come back in token order, parameters one row per block."""
     blocks = spans.split(spec.group)
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
     power = None if read_power is None else read_power.to(x.device)[:, None]
-    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, power), spec)
+    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, power, decoding), spec)
     return blocks, {
         name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()

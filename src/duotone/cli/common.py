@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 USER_ERROR = 2
+SPEC_SUFFIX = ".json"
 
 ModelOption = Annotated[
     str | None,
@@ -25,11 +26,16 @@ ModelOption = Annotated[
     ),
 ]
 SchemeOption = Annotated[
-    str, typer.Option("--scheme", "-s", help="Scheme of the cache; [bold]duotone schemes[/bold].")
+    str,
+    typer.Option(
+        "--scheme",
+        "-s",
+        help="Scheme of the cache ([bold]duotone schemes[/bold]), or a .json file of a CacheSpec.",
+    ),
 ]
 BitsOption = Annotated[
     int | None,
-    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 4 or 8.", show_default="scheme's"),
+    typer.Option("--bits", "-b", help="Bits per number: 1, 2, 3, 4 or 8.", show_default="scheme's"),
 ]
 TokensOption = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 DeviceOption = Annotated[
@@ -89,9 +95,13 @@ def print_json(data: Any) -> None:
 
 
 def scheme_spec(name: str, bits: int | None) -> Any:
-    """The scheme's CacheSpec, at its own bits or the given ones."""
+    """The scheme's CacheSpec, at its own bits or the given ones; or the one of a .json file."""
     import duotone
 
+    if name.endswith(SPEC_SUFFIX):
+        if bits is not None:
+            raise ValueError(f"--bits does not go with the spec file {name!r}, which has its own")
+        return duotone.CacheSpec.from_file(name)
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
 
 

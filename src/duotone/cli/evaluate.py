@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    SPEC_SUFFIX,
     DeviceOption,
     JsonOption,
     LaterOption,
@@ -45,7 +46,12 @@ def command(
     ] = None,
     scheme: Annotated[
         list[str] | None,
-        typer.Option("--scheme", "-s", help="Repeat for more.", show_default="duotone; text: kivi"),
+        typer.Option(
+            "--scheme",
+            "-s",
+            help="Name, or .json file of a CacheSpec; repeat for more.",
+            show_default="duotone; text: kivi",
+        ),
     ] = None,
     bits: Annotated[
         list[int] | None,
@@ -143,9 +149,15 @@ def _dtype(name: str) -> dict[str, Any]:
 
 
 def _labelled(names: list[str], bits: list[int] | None) -> dict[str, Any]:
-    if not bits:
-        return {name: scheme_spec(name, None) for name in names}
-    return {f"{name}-{b}bit": scheme_spec(name, b) for name in names for b in bits}
+    """{label: spec}. Labels become names of files: a spec file counts by its own."""
+    schemes: dict[str, Any] = {}
+    for name in names:
+        short = Path(name).stem if name.endswith(SPEC_SUFFIX) else name
+        for b in bits or [None]:
+            label = short if b is None else f"{short}-{b}bit"
+            if schemes.setdefault(label, scheme_spec(name, b)) != scheme_spec(name, b):
+                raise ValueError(f"two schemes would be called {label!r}; rename a spec file")
+    return schemes
 
 
 def _loaded(loading: dict[str, Any], **options: Any) -> Any:

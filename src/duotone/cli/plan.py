@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import BitsOption, JsonOption, megabytes, print_json, scheme_spec, user_errors
+from .common import (
+    BitsOption,
+    JsonOption,
+    SchemeOption,
+    megabytes,
+    print_json,
+    scheme_spec,
+    user_errors,
+)
 
 _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -42,7 +50,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    scheme: Annotated[str, typer.Option("--scheme", "-s")] = "duotone",
+    scheme: SchemeOption = "duotone",
     bits: BitsOption = None,
     visual_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 3328,
     text_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 128,

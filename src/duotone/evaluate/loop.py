@@ -19,7 +19,7 @@ from duotone.totals import cache_memory
 
 from .forcing import LogitsRecorder, forced_agreement
 from .loader import Encoder, default_workers, load_batches
-from .records import REFERENCE, describe, finished, resolve_schemes, write_result
+from .records import REFERENCE, check_schemes, describe, finished, resolve_schemes, write_result
 from .run import Run, result_of
 
 Progress = Callable[[int, int], None]
@@ -186,6 +186,7 @@ def evaluate(
     out = Path(out) if out is not None else None
     described = describe(model, model_name)
     specs = resolve_schemes(schemes)
+    check_schemes(model, specs)
     configurations = {
         label: _configuration(chosen, task, described, label, spec) for label, spec in specs.items()
     }

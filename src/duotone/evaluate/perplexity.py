@@ -30,7 +30,7 @@ from duotone.tasks.metrics.score import ratio_of_sums
 from duotone.totals import cache_memory
 
 from .loop import Evaluation, Progress
-from .records import describe, finished, resolve_schemes, result_data, write_result
+from .records import check_schemes, describe, finished, resolve_schemes, result_data, write_result
 
 # Bounds the logits of one step, [B, chunk, vocabulary]; has no influence on the result.
 LONGEST_CHUNK = 256
@@ -58,8 +58,10 @@ def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) ->
     """Steps over `tokens` tokens whose result equals single steps: none reaches over a flush.
 
     A cache flushes after several tokens, but before a single one: behind a single token that
-    fills a group, the next one must be read alone.
+    fills a group, the next one must be read alone. Where a cache tells generated tokens from a
+    prompt's, every step is a single one.
     """
+    longest = 1 if spec is not None and spec.tells_phases_apart else longest
     streams = spec is not None and isinstance(spec.text, KVSpec)
     group = spec.flush_tokens if streams else tokens
     flush = spec.sink + spec.recent + group if streams else tokens
@@ -201,6 +203,7 @@ def evaluate_perplexity(
     passages.check_documents(chosen.samples)
     specs = resolve_schemes(schemes)
     check_passages(model, passages, specs)
+    check_schemes(model, specs)
     described = describe(model, model_name)
     about = {"task": "perplexity", "data": passages.fingerprint, "context": passages.context}
     about |= {"model": described, **asdict(chosen)}

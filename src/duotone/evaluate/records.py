@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from duotone import CacheSpec, scheme
+from duotone.hf.facts import check_spec, model_facts
 from duotone.provenance import write_new_json
 from duotone.tasks.metrics import Score, confidence_interval
 from duotone.totals import total_memory
@@ -30,6 +31,14 @@ def resolve_schemes(schemes: Sequence | Mapping) -> dict[str, CacheSpec | None]:
         if spec is not None and spec != REFERENCE:
             resolved[label] = scheme(spec) if isinstance(spec, str) else spec
     return resolved
+
+
+def check_schemes(model: Any, specs: Mapping[str, CacheSpec | None]) -> None:
+    """Raise for a scheme that does not fit the model, before the first one runs."""
+    facts = model_facts(model)
+    for spec in specs.values():
+        if spec is not None:
+            check_spec(facts, spec)
 
 
 def _weights_digest(model: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -32,7 +33,12 @@ class Attachment:
         self._parameters = inspect.signature(model.forward)
         self._previous = _text_implementation(model)
         _set_text_implementation(model, NAME)
-        self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._hooks = (
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            # Also after a forward pass that raised.
+            model.register_forward_hook(self._after_forward, always_call=True),
+        )
+        self._end_step: Callable[[], None] | None = None
 
     @classmethod
     def to(cls, model: PreTrainedModel) -> Attachment:
@@ -53,7 +59,8 @@ class Attachment:
         model = self._model()
         if self._holders == 0 and model is not None:
             _ATTACHED.pop(model, None)
-            self._hook.remove()
+            for hook in self._hooks:
+                hook.remove()
             _set_text_implementation(model, self._previous)
 
     def read_powers(self, facts: ModelFacts) -> list[ReadPower]:
@@ -68,11 +75,17 @@ class Attachment:
     ) -> None:
         given = self._parameters.bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
-        begin_step = getattr(given.get("past_key_values"), "begin_step", None)
-        if begin_step is not None:
-            begin_step(
+        cache = given.get("past_key_values")
+        if hasattr(cache, "begin_step"):
+            self._end_step = cache.end_step
+            cache.begin_step(
                 given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
             )
+
+    def _after_forward(self, *_: object) -> None:
+        end_step, self._end_step = self._end_step, None
+        if end_step is not None:
+            end_step()
 
 
 def _text_implementation(model: PreTrainedModel) -> str:

@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from duotone.cache import AppendPlan, LayerStore, Ledger, MemoryReport, Segment, memory_report
+from duotone.cache.layer import share_codes
 from duotone.hf.attachment import Attachment
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -101,8 +102,7 @@ def _scatter(out: Tensor, states: Tensor, positions: Tensor, lengths: Tensor) ->
 
 def reads_weights(spec: CacheSpec) -> bool:
     """Some tensor's channels are ordered by the model's weights."""
-    policies = [p for p in (spec.visual, spec.text) if isinstance(p, KVSpec)]
-    return any(tensor.read_power for p in policies for tensor in (p.key, p.value))
+    return any(tensor.read_power for tensor in spec.tensors)
 
 
 class QuantizedCache(Cache):
@@ -146,14 +146,15 @@ class QuantizedCache(Cache):
         return LayerStore(spec, self._attachment.read_powers(self.facts)[index])
 
     def _share_codes(self) -> None:
-        """Tell the stores whose codes they read."""
-        for index, layer in enumerate(self.layers):
-            sources = {w: self.spec.source(w, index, len(self.layers)) for w in ("key", "value")}
-            layer.store.sources = {
-                which: self.layers[source].store
-                for which, source in sources.items()
-                if source != index
-            }
+        """Tell the stores whose codes they read, and with whom they average theirs."""
+        stores, share = [layer.store for layer in self.layers], self.spec.share
+        for which in ("key", "value"):
+            runs: dict[int, list[LayerStore]] = {}
+            for index, store in enumerate(stores):
+                source = self.spec.source(which, index, len(stores))
+                runs.setdefault(source, []).append(store)
+            for source, run in runs.items():
+                share_codes(which, run, stores[source], share and share.weights)
 
     def _hold(self, attachment: Attachment) -> None:
         self._attachment = attachment
@@ -199,6 +200,10 @@ class QuantizedCache(Cache):
                 f"of {batch}. Use a cache per batch, or batch_repeat_interleave."
             )
         self.plan, self._taken = self.ledger.plan(visual, real), set()
+        if self.plan.flush_first is not None:
+            # All at once: a layer may read codes that a later one keeps, or has a part in.
+            for layer in self.layers:
+                layer.store.flush(self.plan.flush_first)
 
     def absorb(
         self,
@@ -231,10 +236,13 @@ class QuantizedCache(Cache):
         none = torch.zeros_like(real)
         visual = none if visual_mask is None else visual_mask.to(device).bool()
         self._plan_step(visual, real)
-        for layer, source in zip(self.layers, dense.layers, strict=True):
-            layer.is_initialized = True
-            self.take(layer, source.keys, source.values)
-            self.commit()
+        try:
+            for layer, source in zip(self.layers, dense.layers, strict=True):
+                layer.is_initialized = True
+                self.take(layer, source.keys, source.values)
+                self.commit()
+        finally:
+            self.end_step()
 
     def take(self, layer: QuantizedLayer, key: Tensor, value: Tensor) -> None:
         """One layer's states of the current step, as `update()` hands them over."""
@@ -256,6 +264,19 @@ class QuantizedCache(Cache):
             layer, key, value = self._pending
             self._pending = None
             layer.store.apply(self.plan, key.detach(), value.detach())
+
+    def end_step(self) -> None:
+        """Nothing temporary outlives a step, also one that broke off (the model's hook calls this).
+
+        A step that reached all layers is stored; of another one, which makes the cache unusable,
+        the states and codes that wait for later layers are let go.
+        """
+        if len(self._taken) == len(self.layers):
+            self.commit()
+        self._pending = None
+        for layer in self.layers:
+            for member in layer.store.runs.values():
+                member.waiting.clear()
 
     def is_stored(self, layer: QuantizedLayer) -> bool:
         """This step's states of `layer` are in its store already."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.classes import class_counts
 
 logger = logging.get_logger(__name__)
 
@@ -142,9 +143,22 @@ def rotary_pairs(config: PreTrainedConfig, head_dim: int) -> Int[Tensor, " {head
     return partner
 
 
+def _check_channels(head_dim: int, tensor: TensorSpec) -> None:
+    """Raise where channels do not come out in whole groups or classes."""
+    class_counts(tensor, head_dim)
+    group = tensor.group or head_dim
+    if tensor.along == "channels" and head_dim % group and group % head_dim:
+        raise ValueError(
+            f"a group along channels must divide head_dim, which is {head_dim} in this model; got "
+            f"group={group}. Use a divisor, or None for the whole head."
+        )
+
+
 def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
     """Raise ValueError if `spec` does not fit this model or would do nothing on it."""
     spec.check_depth(facts.layers)
+    for tensor in spec.tensors:
+        _check_channels(facts.head_dim, tensor)
     touches_text = isinstance(spec.text, KVSpec)
     if not facts.is_multimodal and not touches_text and isinstance(spec.visual, KVSpec):
         raise ValueError(

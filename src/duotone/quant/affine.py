@@ -6,7 +6,7 @@ rounded to `param_dtype`, so a stored code is the nearest level of the levels th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -96,12 +96,14 @@ def quantize(
     spec: TensorSpec,
     mask: Bool[Tensor, "*b tokens"] | None = None,
     read_power: Float[Tensor, "*#b channels"] | None = None,
+    decoding: bool = False,
 ) -> Quantized:
     """Quantize x [..., tokens, channels] as `spec` says.
 
     mask: False at padding tokens: they enter no statistic, and their codes are 0.
     read_power: how much each channel's error matters to the model, for `spec.read_power`; without
         it all channels matter alike.
+    decoding: x are tokens of a decode step, for `spec.hybrid_at`.
     Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta, energy and gain,
     which move levels and leave codes alone. Ties between two levels go up.
     Errors: a non-finite element at a valid token, or a range that param_dtype cannot hold.
@@ -115,6 +117,8 @@ def quantize(
     valid = group(mask.unsqueeze(-1).expand_as(wide), spec)
     if spec.classes:
         result = _by_classes(groups, valid, spec, read_power)
+    elif decoding and spec.hybrid_at == "prefill":
+        result = _symmetric_hybrid(groups, valid, spec)
     else:
         result = _QUANTIZERS[spec.mapping](groups, valid, spec)
     return _assemble(result, x, spec)
@@ -209,6 +213,13 @@ def _hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
         negative=symmetric.negative & choose,
         symmetric=choose,
     )
+
+
+def _symmetric_hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
+    """A hybrid of symmetric groups alone: the other mode is not computed."""
+    result = _symmetric(x, mask, spec)
+    symmetric = torch.ones_like(result.scale, dtype=torch.bool)
+    return replace(result, zero_point=torch.zeros_like(result.scale), symmetric=symmetric)
 
 
 def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec, read_power: Tensor | None) -> _Groups:

@@ -4,6 +4,7 @@
     bits=2   byte  c0c0 c1c1 c2c2 c3c3
     bits=4   byte  c0c0c0c0 c1c1c1c1
     bits=8   byte  c0
+    bits=3   bytes c0c0c0c1 c1c1c2c2 | c2c3c3c3 c4c4c4c5 | ...: 8 codes in 3 bytes, bit by bit
 
 The last byte of a row is filled up with zeros. This is the serialized layout; a kernel may own
 another one and converts with exact inverses.
@@ -18,10 +19,14 @@ from torch import Tensor
 from duotone.quant.tensor_spec import BITS
 
 
-def _shifts(bits: int, device: torch.device) -> Tensor:
+def _check_bits(bits: int) -> None:
     if bits not in BITS:
         raise ValueError(f"bits must be one of {BITS}; got {bits!r}.")
-    return torch.arange(8 - bits, -1, -bits, dtype=torch.uint8, device=device)
+
+
+def _shifts(word: int, bits: int, device: torch.device) -> Tensor:
+    """How far pieces of `bits` bits stand above the end of a word, from its top."""
+    return torch.arange(word - bits, -1, -bits, dtype=torch.uint8, device=device)
 
 
 def packed_bytes(n: int, bits: int) -> int:
@@ -31,24 +36,39 @@ def packed_bytes(n: int, bits: int) -> int:
 
 def pack(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b bytes"]:
     """Pack codes in 0..2**bits - 1 along the last axis. Errors: a code that does not fit."""
-    shifts = _shifts(bits, codes.device)
+    _check_bits(bits)
     if codes.numel() and int(codes.max()) >= 1 << bits:
         raise ValueError(
             f"codes of {bits} bits must lie in 0..{(1 << bits) - 1}; got {int(codes.max())}."
         )
+    if 8 % bits:
+        return pack(_split(codes, bits), 1)
     per_byte, n = 8 // bits, codes.shape[-1]
     fill = packed_bytes(n, bits) * per_byte - n
     codes = torch.nn.functional.pad(codes, (0, fill)).unflatten(-1, (-1, per_byte))
-    return (codes << shifts).sum(-1, dtype=torch.uint8)
+    return (codes << _shifts(8, bits, codes.device)).sum(-1, dtype=torch.uint8)
 
 
 def unpack(words: UInt8[Tensor, "*b bytes"], bits: int, n: int) -> UInt8[Tensor, "*b {n}"]:
     """Inverse of `pack`: the first `n` codes of each row. Errors: a row that is too short."""
-    shifts = _shifts(bits, words.device)
+    _check_bits(bits)
     if packed_bytes(n, bits) != words.shape[-1]:
         raise ValueError(
             f"{n} codes of {bits} bits take {packed_bytes(n, bits)} bytes; "
             f"got rows of {words.shape[-1]}. Check bits and n."
         )
-    mask = (1 << bits) - 1
+    if 8 % bits:
+        return _join(unpack(words, 1, n * bits), bits)
+    shifts, mask = _shifts(8, bits, words.device), (1 << bits) - 1
     return ((words.unsqueeze(-1) >> shifts) & mask).flatten(-2)[..., :n]
+
+
+def _split(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b n_bits"]:
+    """The single bits of codes, the top one first: big-endian as well."""
+    return ((codes.unsqueeze(-1) >> _shifts(bits, 1, codes.device)) & 1).flatten(-2)
+
+
+def _join(single: UInt8[Tensor, "*b n_bits"], bits: int) -> UInt8[Tensor, "*b n"]:
+    """Inverse of `_split`."""
+    rows = single.unflatten(-1, (-1, bits))
+    return (rows << _shifts(bits, 1, single.device)).sum(-1, dtype=torch.uint8)

@@ -17,7 +17,13 @@ Mask = Bool[Tensor, "*g n"]
 PerGroup = Float[Tensor, "*g 1"]
 
 # Steps of the best uniform quantizer of a unit Gaussian, by bits (Max 1960): where Lloyd starts.
-GAUSSIAN_STEP = {1: 1.5957691216, 2: 0.9956866859, 4: 0.3352006095, 8: 0.0308399834}
+GAUSSIAN_STEP = {
+    1: 1.5957691216,
+    2: 0.9956866859,
+    3: 0.5860194455,
+    4: 0.3352006095,
+    8: 0.0308399834,
+}
 LLOYD_ITERATIONS = 8
 # Bounds of `energy_gain`.
 MIN_GAIN, MAX_GAIN = 0.5, 3.0

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from dataclasses import replace as dataclass_replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 R = TypeVar("R", bound="Record")
@@ -46,8 +47,20 @@ class Record:
 
     @classmethod
     def from_json(cls: type[R], text: str) -> R:
-        """Inverse of `to_json`."""
-        return cls.from_dict(json.loads(text))
+        """Inverse of `to_json`. Errors: ValueError for what is no JSON object of known fields."""
+        data = json.loads(text)
+        require(
+            isinstance(data, dict), f"a {cls.__name__} is a JSON object", data, "See to_json()."
+        )
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_file(cls: type[R], path: str | Path) -> R:
+        """Read the JSON of `to_json` from a file. Errors: ValueError naming the file."""
+        try:
+            return cls.from_json(Path(path).read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls: type[R], data: Mapping[str, Any]) -> R:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
 
@@ -101,6 +102,12 @@ def _two_then_one(
     key_layers: int | None, value_layers: int | None, eta: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[KVSpec, tuple[LayerRule, ...]]:
     """2 bits in the first layers of K and of V (None: in all), 1 bit after; eta at (1, 2) bits."""
+    for n in (key_layers, value_layers):
+        require(
+            n is None or is_count(n), "a number of layers must be >= 0 or None", n, "None: all."
+        )
+    for value in eta:
+        TensorSpec(eta=value)  # Raises also for a width that no layer has.
     ends = [math.inf if n is None else n for n in (key_layers, value_layers)]
     pairs = {}
     for start in sorted({0, *(int(end) for end in ends if end != math.inf)}):
@@ -118,6 +125,14 @@ def _asymkv(lk: int | None = None, lv: int | None = 0) -> CacheSpec:
     return _stream(text, recent=128, layers=layers)
 
 
+def _pair_weights(gamma: float, layers: int) -> tuple[float, float]:
+    ok = is_number(gamma) and 0 <= gamma <= 1
+    require(ok, "gamma must lie in [0, 1]", gamma, "It is the weight of a pair's first layer.")
+    remedy = "For longer runs: spec.replace(share=Sharing(layers=..., weights=...))."
+    require(layers == 2, "gamma needs pairs, layers=2", layers, remedy)
+    return gamma, 1 - gamma
+
+
 def _xquant(
     kq: int = 0,
     vq: int = 0,
@@ -127,17 +142,29 @@ def _xquant(
     eta2: float = 0.045,
     layers: int = 2,
     dominant: int = 0,
+    gamma: float | None = None,
 ) -> CacheSpec:
-    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits."""
+    """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits.
+
+    gamma: weight of the first layer of a pair in the average of both layers' codes (the paper's
+    gamma_0, Table 5); None: the dominant layer's codes alone.
+    """
     text, rules = _two_then_one(kq, vq, (eta1, eta2))
-    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant)
+    weights = None if gamma is None else _pair_weights(gamma, layers)
+    share = Sharing(key=km, value=vm, layers=layers, dominant=dominant, weights=weights)
     return _stream(text, recent=128, layers=rules, share=share)
 
 
 def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
-    """Groups along the inner dimension of both products: K within a token, V along tokens."""
-    key = TensorSpec(bits, along="channels", group=32, mapping=mapping)  # type: ignore[arg-type]
-    value = TensorSpec(bits, along="tokens", group=32, mapping=mapping)  # type: ignore[arg-type]
+    """Groups along the inner dimension of both products: K within a token, V along tokens.
+
+    mapping: of a `TensorSpec`, or "hybrid-prefill": hybrid at prefill, symmetric afterwards.
+    """
+    fields = {"mapping": mapping}
+    if mapping == "hybrid-prefill":
+        fields = {"mapping": "hybrid", "hybrid_at": "prefill"}
+    key = TensorSpec(bits, along="channels", group=32, **fields)  # type: ignore[arg-type]
+    value = TensorSpec(bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
     return _stream(KVSpec(key, value), sink=32, recent=96, key_norm=True)
 
 

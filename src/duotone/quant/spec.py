@@ -81,12 +81,16 @@ class Sharing(Record):
     layers: layers per run (the paper's G). dominant: which of a run stores its codes (the paper's
     k); the others store their own scale and zero_point and read the dominant layer's codes with
     them. A run that the model's depth cuts short does not share.
+    weights: what is stored is the average of the run's codes with these weights (the paper's
+    gamma, one per layer of the run, sum 1), rounded to nearest (`quant.averaging`); the dominant
+    layer only keeps it. None: the dominant layer's own codes.
     """
 
     key: int | None = None
     value: int | None = None
     layers: int = 2
     dominant: int = 0
+    weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "value"):
@@ -97,6 +101,17 @@ class Sharing(Record):
         require(ok, "Sharing.layers must be an integer >= 2", self.layers, "The paper: 2.")
         ok = is_count(self.dominant) and self.dominant < self.layers
         require(ok, "Sharing.dominant must lie in the run", self.dominant, "The paper: 0.")
+        if self.weights is not None:
+            self._normalise_weights()
+
+    def _normalise_weights(self) -> None:
+        ok = isinstance(self.weights, (tuple, list)) and len(self.weights) == self.layers
+        ok = ok and all(is_number(weight) and weight >= 0 for weight in self.weights)
+        rule = f"Sharing.weights must be None or {self.layers} numbers >= 0, one per layer of a run"
+        require(ok, rule, self.weights, "E.g. (0.6, 0.4) for pairs.")
+        ok = math.isclose(sum(self.weights), 1, abs_tol=1e-6)
+        require(ok, "Sharing.weights must sum to 1", self.weights, "Codes must stay codes.")
+        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
 
     def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
         """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
@@ -141,6 +156,9 @@ class CacheSpec(Record):
             value = getattr(self, name)
             require(is_count(value), f"{name} must be an integer >= 0", value, "In tokens.")
         self._normalise_tau()
+        ok = self.tau is None or isinstance(self.visual, KVSpec)
+        remedy = "It calibrates the scores of packed visual tokens: give visual a KVSpec."
+        require(ok, "tau needs quantized visual spans", self.visual, remedy)
         ok = self.ranges in ("sequence", "run")
         require(ok, "ranges must be 'sequence' or 'run'", self.ranges, "Pick one of them.")
         require(isinstance(self.key_norm, bool), "key_norm must be a bool", self.key_norm, "")
@@ -169,6 +187,8 @@ class CacheSpec(Record):
         object.__setattr__(self, "tau", tuple(float(t) for t in self.tau))
 
     def _normalise_layers(self) -> None:
+        ok = isinstance(self.layers, (tuple, list))
+        require(ok, "CacheSpec.layers must be a tuple of LayerRules", self.layers, "() for none.")
         made = tuple(LayerRule.from_dict(r) if isinstance(r, Mapping) else r for r in self.layers)
         ok = all(isinstance(rule, LayerRule) for rule in made)
         require(ok, "CacheSpec.layers must hold LayerRules", self.layers, "Or dicts of them.")
@@ -189,6 +209,18 @@ class CacheSpec(Record):
         policies = (self.text, *(rule.text for rule in self.layers))
         return math.lcm(*(p.flush_tokens for p in policies if isinstance(p, KVSpec)))
 
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Every quantizer that some layer uses, with repetitions."""
+        rules = [policy for rule in self.layers for policy in (rule.visual, rule.text)]
+        policies = [p for p in (self.visual, self.text, *rules) if isinstance(p, KVSpec)]
+        return [tensor for policy in policies for tensor in (policy.key, policy.value)]
+
+    @property
+    def tells_phases_apart(self) -> bool:
+        """A token that is decoded is quantized in another way than one of a prompt."""
+        return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
+
     def at_layer(self, layer: int) -> CacheSpec:
         """The same cache with the policies of one layer and no rules."""
         policies = {"visual": self.visual, "text": self.text}
@@ -204,11 +236,14 @@ class CacheSpec(Record):
 
     def check_depth(self, depth: int) -> None:
         """Raise ValueError where rules or sharing do not fit a model of `depth` layers."""
+        remedy = "Was the spec made for a deeper model?"
         for rule in self.layers:
             ok = rule.start <= depth and (rule.stop is None or rule.stop <= depth)
-            remedy = "Was the spec made for a deeper model?"
             require(ok, f"rules must lie within {depth} layers", (rule.start, rule.stop), remedy)
         for which in ("key", "value"):
+            first = None if self.share is None else getattr(self.share, which)
+            ok = first is None or first <= depth
+            require(ok, f"sharing must start within {depth} layers", (which, first), remedy)
             for layer in range(depth):
                 self._check_share(which, layer, self.source(which, layer, depth))
 

@@ -7,20 +7,24 @@ from typing import Literal
 
 from duotone.quant.record import Record, is_count, is_number, require
 
-BITS = (1, 2, 4, 8)
+BITS = (1, 2, 3, 4, 8)
 
 
 @dataclass(frozen=True)
 class TensorSpec(Record):
     """How one tensor x [..., tokens, channels] becomes codes, `x_hat = codes * scale + zero_point`.
 
-    bits: width of a code (1, 2, 4, 8). A symmetric group stores a sign bit beside it.
+    bits: width of a code (1, 2, 3, 4, 8; Triton has no 3 and leaves it to the reference). A
+        symmetric group stores a sign bit beside it.
     along: the axis whose elements share one scale: "tokens" (a scale per channel), "channels"
         (a scale per token), or "span" (one scale for all of a group's tokens and channels:
         the "global" row of CalibQuant's Table 4).
     group: elements of that axis per scale; None is the whole span (or the whole head_dim).
     mapping: "asymmetric" (zero_point = minimum), "symmetric" (sign and magnitude, InnerQ eq. 12),
         or "hybrid" (per group the one with the lower sum of absolute errors, InnerQ sec. 4.2).
+    hybrid_at: where a hybrid compares: "always", or at "prefill" only. Groups that leave the window
+        while decoding are then all symmetric, in the hybrid's layout, and cost one quantizer
+        instead of two (InnerQ's hybrid-prefill). A later turn's chunk of tokens is a prefill.
     shrink: end points times this before quantizing, about zero (CalibQuant's released code).
     eta: end points moved inwards after quantizing; codes do not change (XQuant eq. 12).
     levels: "uniform" (end points at min and max) or "lloyd" (end points that minimise the squared
@@ -47,6 +51,7 @@ class TensorSpec(Record):
     along: Literal["tokens", "channels", "span"] = "tokens"
     group: int | None = None
     mapping: Literal["asymmetric", "symmetric", "hybrid"] = "asymmetric"
+    hybrid_at: Literal["always", "prefill"] = "always"
     eta: float = 0.0
     shrink: float = 1.0
     levels: Literal["uniform", "lloyd"] = "uniform"
@@ -58,9 +63,14 @@ class TensorSpec(Record):
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
     def __post_init__(self) -> None:
-        require(self.bits in BITS, f"bits must be one of {BITS}", self.bits, "Pick one of them.")
+        ok = is_count(self.bits) and self.bits in BITS
+        require(ok, f"bits must be one of {BITS}", self.bits, "Pick one of them.")
         self._check_choice("along", ("tokens", "channels", "span"))
         self._check_choice("mapping", ("asymmetric", "symmetric", "hybrid"))
+        self._check_choice("hybrid_at", ("always", "prefill"))
+        ok = self.hybrid_at == "always" or self.mapping == "hybrid"
+        remedy = "Other mappings have nothing to compare."
+        require(ok, "hybrid_at='prefill' needs mapping='hybrid'", self.mapping, remedy)
         self._check_choice("levels", ("uniform", "lloyd"))
         self._check_choice("param_dtype", ("float16", "bfloat16", "float32"))
         ok = self.group is None or (is_count(self.group) and self.group > 0)
@@ -93,11 +103,14 @@ class TensorSpec(Record):
     def _check_classes(self) -> None:
         if self.classes is None:
             return
+        rule = f"classes must be 1 to 3 pairs (bits, share) with bits falling, out of {BITS}"
+        ok = isinstance(self.classes, (tuple, list))
+        ok = ok and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in self.classes)
+        require(ok, rule, self.classes, "E.g. ((4, 1/8), (2, 1/4)).")
         pairs = tuple((bits, share) for bits, share in self.classes)
         widths = [bits for bits, _ in pairs]
-        ok = 1 <= len(pairs) <= 3 and all(b in BITS for b in widths)
+        ok = 1 <= len(pairs) <= 3 and all(is_count(b) and b in BITS for b in widths)
         ok = ok and widths == sorted(set(widths), reverse=True)
-        rule = f"classes must be 1 to 3 pairs (bits, share) with bits falling, out of {BITS}"
         require(ok, rule, self.classes, "E.g. ((4, 1/8), (2, 1/4)).")
         ok = all(is_number(share) and share > 0 for _, share in pairs)
         ok = ok and sum(share for _, share in pairs) <= 1
