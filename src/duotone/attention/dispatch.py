@@ -28,26 +28,34 @@ def decode_attention(
     query: [batch, q_heads, 1, head_dim], post-RoPE. kv: segments of the same batch and kv_heads.
     sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
     impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
-        TRITON_INTERPRET=1); "auto" takes triton on CUDA devices where it can run the call.
+        TRITON_INTERPRET=1); "cuda" needs compute capability 9.0, cuda-core, and a segment whose
+        codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
+        triton and reference that can run the call.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """
     _check(query, kv, impl)
-    chosen = _choose(query, kv) if impl == "auto" else impl
+    chosen = _choose(query, kv, tau) if impl == "auto" else impl
+    if chosen == "cuda":
+        from duotone.attention.cuda.decode import decode_attention_cuda
+
+        return decode_attention_cuda(query, kv, sm_scale=sm_scale, tau=tau)
+    kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
-    if chosen == "cuda":
-        raise ValueError("impl='cuda' is not part of this version; use 'triton' or 'reference'.")
     from duotone.attention.triton_decode import decode_attention_triton
 
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
 
 
-def _choose(query: Tensor, kv: Sequence[Segment]) -> str:
+def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:
     if not query.is_cuda or importlib.util.find_spec("triton") is None:
         return "reference"
+    from duotone.attention.cuda import decode
     from duotone.attention.triton_decode import unsupported
 
+    if decode.unsupported(query, kv, tau) is None:
+        return "cuda"
     return "reference" if unsupported(query, kv) else "triton"
 
 
@@ -67,7 +75,7 @@ def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
 
 def _check_segment(query: Tensor, segment: Segment) -> None:
     key = segment.key
-    batch, heads = (key.codes if isinstance(key, PackedTensor) else key).shape[:2]
+    batch, heads = (key.scale if isinstance(key, PackedTensor) else key).shape[:2]
     head_dim = key.head_dim if isinstance(key, PackedTensor) else key.shape[-1]
     fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
     if not fits:

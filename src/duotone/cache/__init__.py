@@ -6,11 +6,12 @@ tensors and moves them as the ledger's plans say; policy lives in the spec.
 
 from duotone.cache.blocks import BlockTable as BlockTable
 from duotone.cache.layer import LayerStore as LayerStore
-from duotone.cache.layer import ReadPower as ReadPower
 from duotone.cache.ledger import AppendPlan as AppendPlan
 from duotone.cache.ledger import Ledger as Ledger
 from duotone.cache.packed import PackedTensor as PackedTensor
 from duotone.cache.packed import pack_tensor as pack_tensor
+from duotone.cache.pair import PackedPair as PackedPair
+from duotone.cache.pair import ReadPower as ReadPower
 from duotone.cache.report import MemoryReport as MemoryReport
 from duotone.cache.report import memory_report as memory_report
 from duotone.cache.segments import DenseSegment as DenseSegment

@@ -28,11 +28,15 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from duotone.cache import BlockTable
+from duotone.cache import BlockTable, PackedTensor
+from duotone.quant import pack
 
 TILE = 64
 LANES = 32
 RECORD_BYTES = 4096
+WIDTHS = (1, 2, 4, 8)
+# Shorter blocks would fill most of a record with nothing and a launch with beginnings.
+MIN_BLOCK_TOKENS = 96
 Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
 
 
@@ -82,12 +86,41 @@ class Records:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codes, filling included."""
-        return self.data.nbytes
+        """Bytes of the codes, filling included, and of where blocks start."""
+        return self.data.nbytes + self.first.nbytes
 
     def rows(self, index: Int[Tensor, " rows"]) -> Records:
         """Pick sequences."""
         return Records(self.format, self.data[index], self.first[index])
+
+    def canonical(self, key: PackedTensor, value: PackedTensor) -> tuple[Tensor, Tensor]:
+        """The packed codes of K and V in canonical order."""
+        codes = from_records(self, key.blocks)
+        return pack(codes[0], key.spec.bits), pack(codes[1], value.spec.bits)
+
+
+def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
+    """The records of K and V whose scales belong to whole spans; None for other formats."""
+    if layout_reason(key, value) is not None:
+        return None
+    form = RecordFormat(key.head_dim, key.spec.bits, value.spec.bits)
+    return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
+
+
+def layout_reason(key: PackedTensor, value: PackedTensor) -> str | None:
+    """Why K and V have no records, or None."""
+    for name, x in (("key", key), ("value", value)):
+        spec = x.spec
+        if spec.along != "tokens" or spec.mapping != "asymmetric" or spec.classes is not None:
+            return f"records hold asymmetric codes of one width along tokens; {name} is {spec}"
+        if spec.bits not in WIDTHS or spec.param_dtype != "float16":
+            return f"records have {WIDTHS} bits and float16 scales; {name} is {spec}"
+    if key.head_dim != value.head_dim or not key.blocks.same_as(value.blocks):
+        return "records need equal head_dim and blocks of tokens of K and V"
+    mean_tokens = int(key.blocks.lengths.max()) / max(1, key.blocks.blocks)
+    if mean_tokens < MIN_BLOCK_TOKENS:
+        return f"records need blocks of {MIN_BLOCK_TOKENS} tokens or more; got {mean_tokens:.0f}"
+    return None
 
 
 def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat) -> Records:

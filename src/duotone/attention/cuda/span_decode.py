@@ -27,8 +27,9 @@ MAX_GROUP = 16
 # Sums of a byte of p times a byte of V stay below 2^31.
 MAX_UNIT_TOKENS = 32768
 QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-# Of a launch, in us: what a wave costs beside its bytes, merging splits, bytes per us of one SM.
-WAVE_US, MERGE_US, SM_BYTES_PER_US = 4.0, 2.7, 33e3
+# Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
+# adds, bytes that one SM reads.
+WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
 
 
 class Arguments(ctypes.Structure):
@@ -102,7 +103,8 @@ def geometry(form: RecordFormat, group: int, heads: int, records: int, sms: int)
     for teams in (t for t in (1, 2, 4) if t == 1 or warps >= 4 * t):
         for splits in {least, min(records, max(least, sms * teams // heads))}:
             waves = -(-heads * splits // (teams * sms))
-            cost = waves * (teams * work_us / splits + WAVE_US) + MERGE_US * (splits > 1)
+            merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
+            cost = waves * (teams * work_us / splits + WAVE_US) + merge_us
             options[Geometry(warps, teams, splits)] = cost
     return min(options, key=lambda option: options[option])
 
