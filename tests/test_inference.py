@@ -81,6 +81,19 @@ def test_asking_later_pads_pictures_and_questions_apart(model, encoded):
         torch.testing.assert_close(before, after)
 
 
+def test_asking_later_lets_an_evicting_cache_read_the_pictures_itself(model, encoded):
+    later = ask_later(prepare(model, encoded))
+    dense = generate(model, later, make_cache(model, duotone.scheme("dense"), later), 6)
+    all_kept = make_cache(model, duotone.scheme("vl-cache", keep=1.0), later)
+    assert generate(model, later, all_kept, 6).token_ids == dense.token_ids
+    half = make_cache(model, duotone.scheme("vl-cache", keep=0.5), later)
+    generate(model, later, half, 1)
+    pictures = int(later.attention_mask[:, : later.pictures_end].sum())
+    questions = int(later.attention_mask[:, later.pictures_end :].sum())
+    stored = sum(int(ledger.state.dense.lengths.sum()) for ledger in half.steps.ledgers)
+    assert abs(stored - 3 * (pictures / 2 + questions)) <= 4
+
+
 def test_asking_later_needs_pictures(model):
     text = [[{"role": "user", "content": [{"type": "text", "text": "what is this ?"}]}]]
     with pytest.raises(ValueError, match="1 prompts without a picture"):

@@ -208,12 +208,13 @@ def test_windows_add_up_to_their_document(model):
     ("data", "schemes", "settings", "message"),
     [
         (passages(9), ["duotone"], {}, "needs a scheme that quantizes text, got 'duotone'"),
+        (passages(9), ["vl-cache"], {}, "keeps all tokens, got 'vl-cache'"),
         (Passages((((1, VOCABULARY),),), 8), [], {}, "below the model's vocabulary of 40, got 40"),
         (passages(9, context=300), [], {}, "at most the 256 tokens that the model takes"),
         (passages(9), [], {"samples": 2}, "between 1 and the data's 1 documents, got 2"),
         (passages(9), [], {"batch_size": 0}, "batch_size must be >= 1"),
     ],
-    ids=["scheme", "vocabulary", "context", "samples", "batch"],
+    ids=["scheme", "evicting", "vocabulary", "context", "samples", "batch"],
 )
 def test_misuse_raises(model, data, schemes, settings, message):
     with pytest.raises(ValueError, match=message):

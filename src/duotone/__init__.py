@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from duotone import quant as quant
 from duotone.quant import SCHEMES as SCHEMES
 from duotone.quant import CacheSpec as CacheSpec
+from duotone.quant import Eviction as Eviction
 from duotone.quant import KVSpec as KVSpec
 from duotone.quant import LayerRule as LayerRule
 from duotone.quant import Sharing as Sharing

@@ -140,12 +140,9 @@ def ask_later(batch: Batch) -> Batch:
     return Batch(inputs, moved(batch.visual_mask), attention_mask, pictures_end=first)
 
 
-def _read_pictures(model: Any, batch: Batch) -> Any:
-    """A dense cache of the part of the prompts that is read in a step of its own."""
-    from transformers import DynamicCache
-
+def _read_pictures(model: Any, batch: Batch, cache: Any) -> None:
+    """Read the part of the prompts that has a step of its own into an empty cache."""
     mask = batch.attention_mask[:, : batch.pictures_end]
-    cache = DynamicCache(config=model.config)
     model(
         inputs_embeds=batch.model_inputs["inputs_embeds"][:, : batch.pictures_end],
         attention_mask=mask,
@@ -154,13 +151,22 @@ def _read_pictures(model: Any, batch: Batch) -> Any:
         use_cache=True,
         logits_to_keep=1,
     )
-    return cache
 
 
 def _fill_with_pictures(model: Any, batch: Batch, cache: Any) -> None:
-    """Put the pictures into an empty cache; the model reads them once per batch."""
+    """Put the pictures into an empty cache; the model reads them once for all that need no more.
+
+    What a cache evicts depends on queries, so one that evicts reads the pictures itself.
+    """
+    spec = getattr(cache, "spec", None)
+    if spec is not None and spec.evict is not None:
+        _read_pictures(model, batch, cache)
+        return
     if not batch.pictures_read:
-        batch.pictures_read.append(_read_pictures(model, batch))
+        from transformers import DynamicCache
+
+        batch.pictures_read.append(DynamicCache(config=model.config))
+        _read_pictures(model, batch, batch.pictures_read[0])
     dense, end = batch.pictures_read[0], batch.pictures_end
     if hasattr(cache, "absorb"):
         masks = {"visual_mask": batch.visual_mask, "attention_mask": batch.attention_mask}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES
@@ -66,6 +69,10 @@ def plan(
 ) -> Plan:
     """Predict the cache of one sequence.
 
+    Which tokens an evicting scheme drops depends on scores. The plan takes equal shares of visual
+    and text tokens and, where layers share their budget by sparsity, equal layers; that is exact
+    for 16-bit tokens, whose number over all layers is fixed, and an estimate for codes.
+
     visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: equal
     runs that the visual tokens come in; it matters where a scheme has a range per run.
     budget_bytes: memory for caches alone, without weights.
@@ -80,14 +87,16 @@ def plan(
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else model_facts(model_or_config)
     check_spec(facts, spec)
-    dense_tokens, stream_tokens = _text_places(spec, **counts)
-    spans = {"visual": _visual_spans(spec, visual_tokens, images), "text": [stream_tokens]}
-    codes = params = 0
-    for layer in range(facts.layers):
+    codes = params = dense_tokens = 0
+    kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
+    for layer, (visual, text) in enumerate(kept):
+        dense_here, stream = _text_places(spec, visual, text, new_tokens)
+        spans = {"visual": _visual_spans(spec, visual, images), "text": [stream]}
         more = _layer_bytes(facts, spec, layer, spans)
         codes, params = codes + more[0], params + more[1]
+        dense_tokens += dense_here
     token_bytes = _elements_per_token(facts) * facts.element_bytes
-    dense = dense_tokens * token_bytes
+    dense = dense_tokens * token_bytes // facts.layers
     tokens, total = sum(counts.values()), codes + params + dense
     return Plan(
         **counts,
@@ -131,6 +140,23 @@ def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> list[int]:
     """Tokens of each span that has ranges of its own; equal runs, the remainder on the first."""
     count = images if spec.ranges == "run" else 1
     return [tokens // count + (i < tokens % count) for i in range(count)]
+
+
+def _kept_prompt(
+    facts: ModelFacts, spec: CacheSpec, visual_tokens: int, text_tokens: int
+) -> list[tuple[int, int]]:
+    """(visual, text) tokens of the prompt that stay in each layer."""
+    prompt = visual_tokens + text_tokens
+    if spec.evict is None or prompt < 2:
+        return [(visual_tokens, text_tokens)] * facts.layers
+    weights = fixed_weights(spec.evict, facts.layers)
+    weights = torch.ones(facts.layers, 1) if weights is None else weights
+    may_go = visual_tokens if spec.evict.which == "visual" else prompt
+    counts = layer_counts(spec.evict, weights, torch.tensor([may_go]))[:, 0].tolist()
+    if spec.evict.which == "visual":
+        return [(count, text_tokens) for count in counts]
+    visual = [round(count * visual_tokens / prompt) for count in counts]
+    return [(v, count - v) for v, count in zip(visual, counts, strict=True)]
 
 
 def _layer_bytes(

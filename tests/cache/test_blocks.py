@@ -28,6 +28,20 @@ def test_runs_are_the_contiguous_pieces(mask: Tensor) -> None:
         assert not any(sizes[len(expected) :])
 
 
+@given(MASKS, st.integers(0, 99))
+def test_runs_stay_whole_where_some_of_their_tokens_go(mask: Tensor, seed: int) -> None:
+    kept = mask & (torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.5)
+    table = runs(kept, kept.sum(-1), mask)
+    for sizes, row, stays in zip(table.sizes.tolist(), mask.tolist(), kept.tolist(), strict=True):
+        expected, start = [], 0
+        for run in "".join("x" if bit else " " for bit in row).split(" "):
+            expected.append(sum(stays[start : start + len(run)]))
+            start += len(run) + 1
+        expected = [count for count in expected if count]
+        assert sizes[: len(expected)] == expected
+        assert not any(sizes[len(expected) :])
+
+
 @given(MASKS, GROUPS)
 def test_split_cuts_every_span_and_keeps_blocks_first(mask: Tensor, group: int | None) -> None:
     table = runs(mask, mask.sum(-1)).split(group)

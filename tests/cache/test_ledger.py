@@ -184,7 +184,7 @@ def test_report_counts_dense_equivalent_of_real_tokens_only(name: str) -> None:
     visual = torch.zeros_like(real)
     visual[:, 12:20] = True
     model.step(visual, real)
-    report = memory_report([model.store], model.ledger.state, nominal_bits=8.0)
+    report = memory_report([model.store], [model.ledger.state], nominal_bits=8.0)
     assert report.dense_equivalent_bytes == (30 + 20) * 2 * HEADS * DIM * 4
     assert report.total_bytes == (
         report.codes_bytes + report.params_bytes + report.dense_bytes + report.index_bytes

@@ -87,7 +87,9 @@ def test_weight_on_one_layer_is_that_layer_dominant(sizes) -> None:
         averaged, plain = (
             fed(3, {"keeper": keeper, "weights": weights}, sizes) for weights in (one_hot, None)
         )
-        reports = [memory_report(stores, ledger.state, 0.0) for ledger, stores in (averaged, plain)]
+        reports = [
+            memory_report(stores, [ledger.state] * 3, 0.0) for ledger, stores in (averaged, plain)
+        ]
         assert reports[0] == reports[1]
         for name in ("visual", "stream"):
             for which in ("key", "value"):

@@ -263,5 +263,5 @@ def test_a_generated_placeholder_is_text() -> None:
     before = cache.ledger.state.visual.lengths.tolist()
     mask = torch.cat([given["attention_mask"], torch.ones(3, 1, dtype=torch.long)], 1)
     cache.begin_step(torch.full((3, 1), IMAGE), None, mask)
-    assert cache.plan.is_decode_step
+    assert cache.steps.is_decode_step
     assert cache.ledger.state.visual.lengths.tolist() == before

@@ -55,3 +55,11 @@ def test_equal_scores_move_together() -> None:
 def test_equal_taus_only_shift(tau: tuple[float, float]) -> None:
     x = torch.randn(9)
     assert torch.allclose(g(x, tau), x - tau[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [0.0, 2e-309, 1e-25])
+def test_scores_that_are_as_good_as_equal_move_as_a_whole(width: float) -> None:
+    low = torch.tensor(0.0, dtype=torch.float64)
+    slope, offset = calibration_affine(low, low + width, (0.0, 3.0))
+    assert slope == 1
+    assert offset == pytest.approx(-3)

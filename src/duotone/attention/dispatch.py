@@ -6,11 +6,14 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from duotone.attention.reference import attend
 from duotone.cache.packed import PackedTensor
+from duotone.cache.pair import Layout
 from duotone.cache.segments import Segment
+from duotone.quant import CacheSpec, KVSpec
 
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
 
@@ -46,6 +49,28 @@ def decode_attention(
     from duotone.attention.triton_decode import decode_attention_triton
 
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
+
+
+def code_layout(
+    spec: CacheSpec, impl: str = "auto", device: torch.device | None = None
+) -> Layout | None:
+    """How a cache on `device` lays out its visual codes for the kernels that `impl` may use.
+
+    Errors: ValueError if impl="cuda" cannot be had for this spec or on this device.
+    """
+    if impl not in ("auto", "cuda") or device is None:
+        return None
+    from duotone.attention.cuda.layout import span_layout, spec_reason
+    from duotone.attention.cuda.runtime import missing
+
+    visual = spec.visual
+    reason = missing(device)
+    if reason is None and not isinstance(visual, KVSpec):
+        reason = f"the CUDA kernels decode packed visual spans; visual is {visual!r}"
+    reason = reason or spec_reason(visual.key, visual.value)
+    if reason is not None and impl == "cuda":
+        raise ValueError(f"impl='cuda' is not possible: {reason}. Use impl='auto'.")
+    return None if reason else span_layout
 
 
 def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:

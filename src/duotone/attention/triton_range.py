@@ -17,9 +17,10 @@ from duotone.attention.triton_walk import (
     split_range,
     visible_tokens,
 )
-from duotone.quant.calibration import MIN_SLOPE
+from duotone.quant.calibration import MIN_SLOPE, MIN_WIDTH
 
 SLOPE_FLOOR = tl.constexpr(MIN_SLOPE)
+WIDTH_FLOOR = tl.constexpr(MIN_WIDTH)
 
 RANGE_RUNTIME = [
     "sm_scale", "kv_heads", "mask_width", "splits", "first_split", "all_splits", "k_batch_rows",
@@ -143,7 +144,7 @@ def calibration_map(
         b_gamma, b_delta = tl.min(b_low, 1), tl.max(b_high, 1)
         m_none = b_delta < b_gamma
         b_width = tl.where(m_none, 0.0, b_delta - b_gamma)
-        m_flat = b_width <= 0
+        m_flat = b_width <= WIDTH_FLOOR
         b_slope = 1 + (tau1 - tau2) / tl.where(m_flat, 1.0, b_width)
         b_slope = tl.where(m_flat, 1.0, tl.maximum(b_slope, SLOPE_FLOOR))
         b_delta = tl.where(m_none, 0.0, b_delta)

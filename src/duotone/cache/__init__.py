@@ -5,6 +5,7 @@ tensors and moves them as the ledger's plans say; policy lives in the spec.
 """
 
 from duotone.cache.blocks import BlockTable as BlockTable
+from duotone.cache.eviction import Importance as Importance
 from duotone.cache.layer import LayerStore as LayerStore
 from duotone.cache.ledger import AppendPlan as AppendPlan
 from duotone.cache.ledger import Ledger as Ledger

@@ -164,12 +164,21 @@ def empty_table(batch: int, device: torch.device) -> BlockTable:
     return BlockTable(torch.zeros(batch, 1, dtype=torch.long, device=device))
 
 
-def runs(mask: Bool[Tensor, "batch tokens"], lengths: Lengths) -> BlockTable:
+def runs(
+    mask: Bool[Tensor, "batch tokens"],
+    lengths: Lengths,
+    whole: Bool[Tensor, "batch tokens"] | None = None,
+) -> BlockTable:
     """Blocks of the selected tokens: one per contiguous run of True in `mask`.
 
-    lengths: selected tokens of each sequence, mask.sum(-1).
+    lengths: selected tokens of each sequence, mask.sum(-1). whole: the runs count in this mask
+    instead, of which `mask` selects some tokens; runs of which none is selected have no block.
     """
-    starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    whole = mask if whole is None else whole
+    run = (whole & ~_behind(whole)).cumsum(-1)
+    # The run of the last selected token before each one; runs count from 1.
+    latest = _behind((run * mask).cummax(-1).values)
+    starts = mask & (run > latest)
     rank = mask.cumsum(-1) - 1
     count = int(starts.sum(-1).max()) if mask.numel() else 0
     order = torch.sort(~starts, dim=-1, stable=True).indices[:, :count]
@@ -177,6 +186,11 @@ def runs(mask: Bool[Tensor, "batch tokens"], lengths: Lengths) -> BlockTable:
         valid_mask(starts.sum(-1), count), rank.gather(1, order), lengths[:, None]
     )
     return BlockTable(torch.cat([offsets, lengths[:, None]], -1))
+
+
+def _behind(x: Shaped[Tensor, "batch tokens"]) -> Tensor:
+    """Every token's value moves to the next one; the first gets 0."""
+    return torch.nn.functional.pad(x, (1, 0))[:, :-1]
 
 
 def _table(ends: Tensor, move: Move) -> BlockTable:

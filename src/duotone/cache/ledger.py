@@ -1,8 +1,9 @@
-"""Which token lives where: one ledger per cache, the same for all layers.
+"""Which token lives where: one ledger for all layers, or one for each where they evict tokens.
 
-Every forward step asks it for a plan before the first layer runs. Each layer executes the plan on
-its own K and V; no layer decides anything. Tokens are named by their logical index, the place they
-have in the model's own timeline (padding included), so that a layer can apply the model's masks.
+Every forward step asks it for a plan before the first layer runs (an evicted prompt: once scores
+are known). Each layer executes the plan on its own K and V; no layer decides anything. Tokens are
+named by their logical index, the place they have in the model's own timeline (padding included), so
+that a layer can apply the model's masks.
 
     visual   packed spans, quantized once               (policy "visual")
     stream   packed groups that left the window         (policy "text")
@@ -55,29 +56,58 @@ class Roll:
 
 
 @dataclass(frozen=True)
+class Evicted:
+    """Tokens that were dropped from the prompt: like padding, they are stored nowhere.
+
+    tokens: how many. visual: those of them whose policy is a packed visual span. end: logical
+    length of the prompt they were dropped from.
+    """
+
+    tokens: Lengths
+    visual: Lengths
+    end: int = 0
+
+    def rows(self, index: Tensor) -> Evicted:
+        """Pick sequences."""
+        return Evicted(self.tokens[index], self.visual[index], self.end)
+
+    def truncate(self, end: int) -> Evicted:
+        """Itself; raises where the choice was made by tokens that would have to be forgotten."""
+        if end < self.end:
+            raise ValueError(
+                f"a prompt whose tokens were evicted can only be kept whole: expected a crop to "
+                f">= {self.end} tokens; got {end}. Start again with a new cache."
+            )
+        return self
+
+
+@dataclass(frozen=True)
 class LedgerState:
     """Where all tokens are at one moment. Immutable: plans keep the state before and after.
 
     streamed: which dense tokens belong to the text stream; the others stay dense for good.
-    seen: logical length, padding included.
+    evicted: what is stored nowhere though it is no padding. seen: logical length, padding included.
     """
 
     visual: Roll
     stream: Roll
     dense: Roll
     streamed: Bool[Tensor, "batch capacity"]
+    evicted: Evicted
     seen: int
 
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
         rolls = {name: getattr(self, name).rows(index) for name in ("visual", "stream", "dense")}
-        return replace(self, **rolls, streamed=self.streamed[index])
+        evicted = self.evicted.rows(index)
+        return replace(self, **rolls, streamed=self.streamed[index], evicted=evicted)
 
     def truncate(self, end: int) -> LedgerState:
         """Forget tokens at logical indices >= end."""
         rolls = {n: getattr(self, n).truncate(end) for n in ("visual", "stream", "dense")}
         streamed = self.streamed[:, : rolls["dense"].positions.shape[1]]
-        return LedgerState(**rolls, streamed=streamed, seen=end)
+        evicted = self.evicted.truncate(end)
+        return LedgerState(**rolls, streamed=streamed, evicted=evicted, seen=end)
 
 
 @dataclass(frozen=True)
@@ -139,21 +169,28 @@ class Ledger:
             torch.zeros(batch, dtype=torch.long, device=device),
         )
         streamed = torch.zeros(batch, 0, dtype=torch.bool, device=device)
-        self.state = LedgerState(roll, roll, roll, streamed, 0)
+        self.state = LedgerState(roll, roll, roll, streamed, Evicted(roll.lengths, roll.lengths), 0)
 
     def plan(
-        self, visual: Bool[Tensor, "batch tokens"], real: Bool[Tensor, "batch tokens"]
+        self,
+        visual: Bool[Tensor, "batch tokens"],
+        real: Bool[Tensor, "batch tokens"],
+        kept: Bool[Tensor, "batch tokens"] | None = None,
     ) -> AppendPlan:
         """Plan a step of new tokens and take it as done.
 
         visual: tokens of images and videos. real: False at padding, which is stored nowhere.
+        kept: False at tokens that are evicted: counted, but stored nowhere; None: all stay.
         """
-        before, tokens = self.state, visual.shape[1]
+        before, tokens, shown = self.state, visual.shape[1], visual & real
+        if kept is not None:
+            self._evict(visual, real & ~kept)
+            real = real & kept
         packed = visual & real if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(real)
         any_packed = bool(packed.any())
         decodes = tokens == 1 and not any_packed
         flush_first = self._flush(decoding=True) if decodes else None
-        piece = self._pack_visual(packed) if any_packed else None
+        piece = self._pack_visual(packed, shown) if any_packed else None
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
@@ -173,10 +210,19 @@ class Ledger:
         """Pick sequences (beam search, batch select and repeat)."""
         self.state = self.state.rows(index)
 
-    def _pack_visual(self, packed: Tensor) -> Piece:
+    def _evict(self, visual: Tensor, gone: Tensor) -> None:
+        if not gone.any():
+            return
+        packed = gone & visual if isinstance(self.spec.visual, KVSpec) else torch.zeros_like(gone)
+        old, end = self.state.evicted, self.state.seen + gone.shape[1]
+        evicted = Evicted(old.tokens + gone.sum(-1), old.visual + packed.sum(-1), end)
+        self.state = replace(self.state, evicted=evicted)
+
+    def _pack_visual(self, packed: Tensor, shown: Tensor) -> Piece:
+        """packed: the tokens to pack; shown: those of which some may have been evicted."""
         take = select(packed)
         by_run = self.spec.ranges == "run"
-        spans = runs(packed, take.lengths) if by_run else single_block(take.lengths)
+        spans = runs(packed, take.lengths, shown) if by_run else single_block(take.lengths)
         roll = self.state.visual
         join = concatenate(roll.lengths, take.lengths, roll.positions.shape[1])
         self.state = replace(self.state, visual=_joined(roll, self._positions(take), join))

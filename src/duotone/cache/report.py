@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duotone.cache.layer import LayerStore, PackedPair
-from duotone.cache.ledger import LedgerState
+from duotone.cache.layer import LayerStore
+from duotone.cache.ledger import LedgerState, Roll
+from duotone.cache.pair import PackedPair
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,10 @@ class MemoryReport:
 
     codes_bytes, params_bytes: packed codes (with signs); scales, zero-points, mode bits and norms.
     dense_bytes: tokens in 16 bit, spare slots of their buffers included.
-    index_bytes: the ledger's positions, lengths and block tables, shared by all layers.
-    dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots.
+    index_bytes: the ledger's positions, lengths and block tables, shared by all layers unless
+        each evicts tokens of its own.
+    dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots;
+        evicted tokens are among them, though they take no bytes.
     bits_per_element: true bits per number of K and V over the whole cache, all of the above.
     visual_*: the same for the packed visual tokens alone (with their share of the index).
     nominal_bits: the papers' count, codes only.
@@ -41,36 +44,42 @@ class MemoryReport:
 
 
 def memory_report(
-    stores: Iterable[LayerStore], state: LedgerState, nominal_bits: float
+    stores: Iterable[LayerStore], states: Sequence[LedgerState], nominal_bits: float
 ) -> MemoryReport:
-    """Count the bytes of all layers of one cache."""
-    stores = [store for store in stores if store.key is not None]
+    """Count the bytes of all layers of one cache.
+
+    states: one per layer; where layers share a ledger, the same object.
+    """
+    pairs = [pair for pair in zip(stores, states, strict=True) if pair[0].key is not None]
+    stores = [store for store, _ in pairs]
+    ledgers = {id(state): state for _, state in pairs}.values()
     visual = [store.visual for store in stores if store.visual is not None]
     packed = visual + [store.stream for store in stores if store.stream is not None]
     dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
-    codes_bytes = sum(t.codes_bytes for pair in packed for t in (pair.key, pair.value))
-    params_bytes = sum(t.params_bytes for pair in packed for t in (pair.key, pair.value))
-    rolls = (state.visual, state.stream, state.dense)
+    codes_bytes = sum(pair.codes_bytes for pair in packed)
+    params_bytes = sum(pair.params_bytes for pair in packed)
     params_bytes += sum(store.norm_bytes for store in stores)
-    index_bytes = sum(roll.index_bytes for roll in rolls) + _table_bytes(packed)
+    index_bytes = sum(_index_bytes(state) for state in ledgers) + _table_bytes(packed)
     total_bytes = codes_bytes + params_bytes + dense_bytes + index_bytes
-    elements = sum(_elements_per_token(store) for store in stores)
     element_bytes = stores[0].key.element_size() if stores else 0
-    tokens = sum(int(roll.lengths.sum()) for roll in rolls)
-    visual_tokens = int(state.visual.lengths.sum())
-    visual_bytes = sum(_pair_bytes(pair) for pair in visual)
-    visual_bytes += (state.visual.index_bytes + _table_bytes(visual)) if visual else 0
+    elements = sum(_tokens(state) * _elements_per_token(store) for store, state in pairs)
+    visual_elements = sum(
+        _visual_tokens(state) * _elements_per_token(store) for store, state in pairs
+    )
+    visual_bytes = sum(pair.codes_bytes + pair.params_bytes for pair in visual)
+    if visual:
+        visual_bytes += sum(state.visual.index_bytes for state in ledgers) + _table_bytes(visual)
     return MemoryReport(
         codes_bytes=codes_bytes,
         params_bytes=params_bytes,
         dense_bytes=dense_bytes,
         index_bytes=index_bytes,
         total_bytes=total_bytes,
-        dense_equivalent_bytes=tokens * elements * element_bytes,
-        bits_per_element=_bits(total_bytes, tokens * elements),
+        dense_equivalent_bytes=elements * element_bytes,
+        bits_per_element=_bits(total_bytes, elements),
         visual_bytes=visual_bytes,
-        visual_dense_equivalent_bytes=visual_tokens * elements * element_bytes,
-        visual_bits_per_element=_bits(visual_bytes, visual_tokens * elements),
+        visual_dense_equivalent_bytes=visual_elements * element_bytes,
+        visual_bits_per_element=_bits(visual_bytes, visual_elements),
         nominal_bits=nominal_bits,
     )
 
@@ -79,12 +88,25 @@ def _bits(total_bytes: int, elements: int) -> float:
     return 8 * total_bytes / elements if elements else 0.0
 
 
+def _rolls(state: LedgerState) -> tuple[Roll, ...]:
+    return (state.visual, state.stream, state.dense)
+
+
+def _tokens(state: LedgerState) -> int:
+    stored = sum(int(roll.lengths.sum()) for roll in _rolls(state))
+    return stored + int(state.evicted.tokens.sum())
+
+
+def _visual_tokens(state: LedgerState) -> int:
+    return int(state.visual.lengths.sum() + state.evicted.visual.sum())
+
+
+def _index_bytes(state: LedgerState) -> int:
+    return sum(roll.index_bytes for roll in _rolls(state))
+
+
 def _elements_per_token(store: LayerStore) -> int:
     return store.key.shape[1] * (store.key.shape[3] + store.value.shape[3])
-
-
-def _pair_bytes(pair: PackedPair) -> int:
-    return sum(t.codes_bytes + t.params_bytes for t in (pair.key, pair.value))
 
 
 def _table_bytes(pairs: list[PackedPair]) -> int:

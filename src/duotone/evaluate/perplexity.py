@@ -163,6 +163,12 @@ def _batches(passages: Passages, settings: PerplexitySettings) -> list[list[tupl
 def check_passages(model: Any, passages: Passages, specs: Mapping[str, CacheSpec | None]) -> None:
     """Raise for tokens or windows that the model does not take, and for schemes without effect."""
     for label, spec in specs.items():
+        if spec is not None and spec.evict is not None:
+            raise ValueError(
+                f"perplexity needs a scheme that keeps all tokens, got {label!r}, which drops some "
+                "of a prompt by the attention behind it; here every token is predicted and there "
+                "is no prompt; use a generation task (duotone evaluate --task gsm8k)"
+            )
         if spec is not None and isinstance(spec.visual, KVSpec) and spec.text == "dense":
             raise ValueError(
                 f"perplexity needs a scheme that quantizes text, got {label!r}, which quantizes "

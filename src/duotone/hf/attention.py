@@ -10,8 +10,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from duotone.attention import attend, decode_attention
-from duotone.cache import DenseSegment
+from duotone.attention import attend, decode_attention, measure_importance
+from duotone.cache import DenseSegment, Importance
 from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import as_visibility, causal_visibility
 
@@ -48,18 +48,20 @@ def duotone_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     _check_arguments(module, kwargs)
-    layer, cache = key.layer, key.layer.cache
-    if cache.plan.is_decode_step:
+    cache, steps = key.layer.cache, key.layer.cache.steps
+    if steps.is_decode_step:
         output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
-    elif cache.plan.before.seen == 0:
+    elif steps.step.start == 0:
         output, _ = sdpa_attention_forward(
             module, query, key.new, value.new, attention_mask, scaling=scaling, **kwargs
         )
+        if steps.selection is not None:
+            steps.judge(_importance(query, key, attention_mask, scaling))
         cache.commit()
         return output, None
     else:
         output = _chunk(query, key, value, attention_mask, scaling)
-    if not cache.is_stored(layer):
+    if not steps.is_stored(key.layer.index):
         cache.commit()
     return output.transpose(1, 2).contiguous(), None
 
@@ -82,6 +84,23 @@ def _scale(query: Tensor, scaling: float | None) -> float:
     return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
+def _importance(
+    query: Tensor, key: LazyStates, mask: Tensor | None, scaling: float | None
+) -> Importance:
+    """What the judges of a prompt see in its tokens, by the model's own mask."""
+    steps, tokens = key.layer.cache.steps, query.shape[2]
+    place = torch.arange(tokens, device=query.device)
+    given = None if mask is None else as_visibility(mask, tokens)
+
+    def visible(rows: slice) -> Tensor:
+        # The model leaves its mask out only where no token is padding.
+        seen = (place <= place[rows, None])[None] if given is None else given[:, rows]
+        return seen.expand(len(query), -1, -1)
+
+    weights = steps.selection.weights
+    return measure_importance(query, key.new, weights, visible, _scale(query, scaling))
+
+
 def _decode(
     query: Tensor, key: LazyStates, mask: Tensor | None, scaling: float | None, sliding: bool
 ) -> Tensor:
@@ -97,8 +116,7 @@ def _chunk(
     query: Tensor, key: LazyStates, value: LazyStates, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
     """Several queries against the packed past and this step's own dense states."""
-    plan = key.layer.cache.plan
-    queries, past = query.shape[2], plan.before.seen
+    queries, past = query.shape[2], key.layer.cache.steps.step.start
     if mask is None:
         visible = causal_visibility(queries, past + queries, query.device)
     else:

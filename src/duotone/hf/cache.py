@@ -5,99 +5,23 @@ from __future__ import annotations
 import copy
 import weakref
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from duotone.cache import AppendPlan, LayerStore, Ledger, MemoryReport, Segment, memory_report
+from duotone.attention import code_layout
+from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.layer import share_codes
 from duotone.hf.attachment import Attachment
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
-from duotone.hf.lazy import LazyStates
+from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
+from duotone.hf.steps import Steps
 from duotone.quant import CacheSpec
-
-
-class QuantizedLayer(CacheLayerMixin):
-    """One layer: a `LayerStore` that follows the cache's ledger.
-
-    Operations on the batch or the length are the cache's, because one ledger serves all layers.
-    """
-
-    is_sliding = False
-    is_compileable = False
-    is_croppable = True
-    supports_early_init = False
-
-    def __init__(self, cache: QuantizedCache, index: int) -> None:
-        super().__init__()
-        self.index, self.store = index, cache.new_store(index)
-        self.belong_to(cache)
-
-    def belong_to(self, cache: QuantizedCache) -> None:
-        """Point at the cache, weakly: a cache must free its memory when its last user goes."""
-        self._cache = weakref.ref(cache)
-
-    @property
-    def cache(self) -> QuantizedCache:
-        """The cache this layer is part of."""
-        cache = self._cache()
-        if cache is None:
-            raise RuntimeError("this layer's cache does not exist any more; keep a reference to it")
-        return cache
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to prepare: containers grow from the first states."""
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Take this step's post-RoPE states; returns what `duotone_attention` reads."""
-        self.is_initialized = True
-        self.cache.take(self, key_states, value_states)
-        return LazyStates(self, "key", key_states), LazyStates(self, "value", value_states)
-
-    def segments(self, before: bool = False, mask: Tensor | None = None) -> list[Segment]:
-        """The stored tokens, as they are or as they were before this step."""
-        plan = self.cache.plan
-        return self.store.segments(plan.before if before else plan.after, mask)
-
-    def materialize(self, which: Literal["key", "value"], new: Tensor) -> Tensor:
-        """K or V of all tokens in logical order, dequantized; zeros at padding."""
-        plan = self.cache.plan
-        stored = self.cache.is_stored(self)
-        out = new.new_zeros(*new.shape[:2], plan.after.seen, new.shape[3])
-        state = plan.after if stored else plan.before
-        for segment, roll in self.store.placed_segments(state):
-            _scatter(out, segment.states(which), roll.positions, roll.lengths)
-        if not stored:
-            out[:, :, plan.before.seen :] = new
-        return out
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(logical length after `query_length` more tokens, offset 0)."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Logical length, padding included, as the model counts."""
-        return self.cache.seen(self)
-
-    def get_max_length(self) -> int:
-        """No maximum."""
-        return -1
-
-    # transformers 5.17 asks under this name.
-    get_max_cache_shape = get_max_length
-
-
-def _scatter(out: Tensor, states: Tensor, positions: Tensor, lengths: Tensor) -> None:
-    for b, n in enumerate(lengths.tolist()):
-        out[b, :, positions[b, :n].long()] = states[b, :, :n].to(out.dtype)
 
 
 def reads_weights(spec: CacheSpec) -> bool:
@@ -115,7 +39,7 @@ class QuantizedCache(Cache):
     visual_mask: [batch, tokens] True at visual tokens, for callers with `inputs_embeds` (the ids,
         and so the positions, are unknown then). Rows may be fewer than the batch by an integer
         factor (beams, num_return_sequences).
-    impl: the decode attention ("auto", "reference", "triton").
+    impl: the decode attention ("auto", "reference", "triton", "cuda").
     Errors: ValueError for a model or a combination that is not supported.
     """
 
@@ -130,20 +54,25 @@ class QuantizedCache(Cache):
         self.facts: ModelFacts = model_facts(model)
         check_spec(self.facts, spec)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
-        self.ledger: Ledger | None = None
-        self.plan: AppendPlan | None = None
-        self._taken: set[int] = set()
-        self._pending: tuple[QuantizedLayer, Tensor, Tensor] | None = None
+        self._device = model.device
+        self.steps = Steps(spec, self.facts.layers)
         self._hold(Attachment.to(model))
         super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
         self._share_codes()
 
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where the tokens of all layers are (of the first, if layers evict); None while empty."""
+        return self.steps.ledgers[0] if self.steps.ledgers else None
+
     def new_store(self, index: int) -> LayerStore:
         """An empty store for one layer."""
         spec = self.spec.at_layer(index)
+        # A sliding window acts through a mask, which kernels with a layout do not take.
+        layout = None if self.facts.sliding[index] else code_layout(spec, self.impl, self._device)
         if not reads_weights(spec):
-            return LayerStore(spec)
-        return LayerStore(spec, self._attachment.read_powers(self.facts)[index])
+            return LayerStore(spec, layout=layout)
+        return LayerStore(spec, self._attachment.read_powers(self.facts)[index], layout)
 
     def _share_codes(self) -> None:
         """Tell the stores whose codes they read, and with whom they average theirs."""
@@ -184,26 +113,18 @@ class QuantizedCache(Cache):
         self._finish_step()
         given = input_ids if input_ids is not None else inputs_embeds
         batch, tokens = given.shape[:2]
-        seen = self._length
+        seen = self.steps.length
         visual = visual_tokens(
             self.facts, input_ids, inputs_embeds, self.visual_mask, slice(seen, seen + tokens)
         )
-        self._plan_step(visual, real_tokens(attention_mask, batch, tokens, given.device))
+        self._begin(visual, real_tokens(attention_mask, batch, tokens, given.device))
 
-    def _plan_step(self, visual: Tensor, real: Tensor) -> None:
-        batch = len(real)
-        if self.ledger is None:
-            self.ledger = Ledger(self.spec, batch, real.device)
-        elif len(self.ledger.state.dense.lengths) != batch:
-            raise ValueError(
-                f"this cache holds {len(self.ledger.state.dense.lengths)} sequences; got a batch "
-                f"of {batch}. Use a cache per batch, or batch_repeat_interleave."
-            )
-        self.plan, self._taken = self.ledger.plan(visual, real), set()
-        if self.plan.flush_first is not None:
+    def _begin(self, visual: Tensor, real: Tensor) -> None:
+        self.steps.begin(visual, real)
+        for layer, plan in zip(self.layers, self.steps.plans, strict=True):
             # All at once: a layer may read codes that a later one keeps, or has a part in.
-            for layer in self.layers:
-                layer.store.flush(self.plan.flush_first)
+            if plan is not None and plan.flush_first is not None:
+                layer.store.flush(plan.flush_first)
 
     def absorb(
         self,
@@ -218,10 +139,16 @@ class QuantizedCache(Cache):
             the same tokens, e.g. a DynamicCache; it is left as it is. One prefill can so serve
             many specs. visual_mask, attention_mask: [batch, tokens]; by default no token is visual
             and none is padding.
-        Errors: ValueError if this cache holds tokens already or the layers do not fit.
+        Errors: ValueError if this cache holds tokens already, evicts tokens (by queries, which a
+        cache does not hold) or the layers do not fit.
         """
-        if self._length:
-            raise ValueError(f"absorb needs an empty cache; this one holds {self._length} tokens.")
+        if self.spec.evict is not None:
+            raise ValueError(
+                "absorb needs a scheme that keeps all tokens; this one evicts some by the scores "
+                "of queries, which a dense cache does not hold. Run the model with this cache."
+            )
+        if length := self.steps.length:
+            raise ValueError(f"absorb needs an empty cache; this one holds {length} tokens.")
         held = {getattr(layer, "keys", None) is not None and layer.keys.shape[2]
                 for layer in dense.layers}  # fmt: skip
         if len(dense.layers) != len(self.layers) or len(held) != 1 or not all(held):
@@ -235,7 +162,7 @@ class QuantizedCache(Cache):
         real = real_tokens(attention_mask, batch, tokens, device)
         none = torch.zeros_like(real)
         visual = none if visual_mask is None else visual_mask.to(device).bool()
-        self._plan_step(visual, real)
+        self._begin(visual, real)
         try:
             for layer, source in zip(self.layers, dense.layers, strict=True):
                 layer.is_initialized = True
@@ -246,24 +173,15 @@ class QuantizedCache(Cache):
 
     def take(self, layer: QuantizedLayer, key: Tensor, value: Tensor) -> None:
         """One layer's states of the current step, as `update()` hands them over."""
-        if self.plan is None or layer.index in self._taken:
-            raise RuntimeError(
-                f"layer {layer.index} was updated outside a step that the cache has heard of. "
-                "Call the model that the cache was made for, not one of its inner modules, "
-                "and pass the cache as `past_key_values`."
-            )
         self.commit()
-        self._taken.add(layer.index)
-        self._pending = (layer, key, value)
-        if self.plan.is_decode_step:
+        self.steps.take(layer.index, key, value)
+        if self.steps.is_decode_step:
             self.commit()
 
     def commit(self) -> None:
-        """Quantize and store the states taken last; their dense copies are released."""
-        if self._pending is not None:
-            layer, key, value = self._pending
-            self._pending = None
-            layer.store.apply(self.plan, key.detach(), value.detach())
+        """Quantize and store the states whose plans are known; their dense copies are released."""
+        for index in self.steps.due():
+            self.layers[index].store.apply(*self.steps.release(index))
 
     def end_step(self) -> None:
         """Nothing temporary outlives a step, also one that broke off (the model's hook calls this).
@@ -271,34 +189,16 @@ class QuantizedCache(Cache):
         A step that reached all layers is stored; of another one, which makes the cache unusable,
         the states and codes that wait for later layers are let go.
         """
-        if len(self._taken) == len(self.layers):
+        if self.steps.is_complete:
             self.commit()
-        self._pending = None
+        self.steps.let_go()
         for layer in self.layers:
             for member in layer.store.runs.values():
                 member.waiting.clear()
 
-    def is_stored(self, layer: QuantizedLayer) -> bool:
-        """This step's states of `layer` are in its store already."""
-        return self._pending is None or self._pending[0] is not layer
-
-    def seen(self, layer: QuantizedLayer) -> int:
-        """Logical length of one layer: the current step counts once the layer has taken it."""
-        if self.plan is None:
-            return self._length
-        return self.plan.after.seen if layer.index in self._taken else self.plan.before.seen
-
-    @property
-    def _length(self) -> int:
-        return self.ledger.state.seen if self.ledger is not None else 0
-
     def _finish_step(self) -> None:
         self.commit()
-        if self.plan is not None and len(self._taken) != len(self.layers):
-            raise RuntimeError(
-                f"the last step reached {len(self._taken)} of {len(self.layers)} layers, so the "
-                "cache is not consistent any more. Start again with a new cache."
-            )
+        self.steps.check_whole()
 
     def memory(self) -> MemoryReport:
         """Every byte this cache holds, and what 16 bit would hold."""
@@ -306,21 +206,22 @@ class QuantizedCache(Cache):
         if self.ledger is None:
             raise ValueError("the cache is empty; run the model with it first.")
         nominal = self.spec.nominal_bits(self.facts.layers)
-        return memory_report([layer.store for layer in self.layers], self.ledger.state, nominal)
+        states = [ledger.state for ledger in self.steps.ledgers]
+        return memory_report([layer.store for layer in self.layers], states, nominal)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: a negative count, or a positive length to keep (5.17)."""
         tokens_to_remove = int(tokens_to_remove)  # 5.17 may hand over a tensor
         self._finish_step()
-        removed = -tokens_to_remove if tokens_to_remove < 0 else self._length - tokens_to_remove
+        length = self.steps.length
+        removed = -tokens_to_remove if tokens_to_remove < 0 else length - tokens_to_remove
         if tokens_to_remove == 0 or removed <= 0 or self.ledger is None:
             return
-        if removed > self._length:
-            raise ValueError(f"cannot remove {removed} tokens of {self._length}.")
-        self.ledger.crop(self._length - removed)
+        if removed > length:
+            raise ValueError(f"cannot remove {removed} tokens of {length}.")
+        self.steps.crop(length - removed)
         for layer in self.layers:
-            layer.store.truncate(self.ledger.state)
-        self.plan = None
+            layer.store.truncate(self.steps.state(layer.index))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: sequence b becomes a copy of sequence beam_idx[b]."""
@@ -333,8 +234,7 @@ class QuantizedCache(Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence `repeats` times."""
         if self.ledger is not None:
-            batch = len(self.ledger.state.dense.lengths)
-            self._pick_rows(torch.arange(batch).repeat_interleave(repeats))
+            self._pick_rows(torch.arange(self.steps.batch).repeat_interleave(repeats))
 
     def _pick_rows(self, index: Tensor) -> None:
         self._finish_step()
@@ -343,15 +243,13 @@ class QuantizedCache(Cache):
         device = self.ledger.state.dense.lengths.device
         index = index.nonzero().squeeze(-1) if index.dtype == torch.bool else index
         index = index.to(device)
-        self.ledger.rows(index)
+        self.steps.rows(index)
         for layer in self.layers:
             layer.store.rows(index)
-        self.plan = None
 
     def reset(self) -> None:
         """Forget everything."""
-        self.ledger = self.plan = self._pending = None
-        self._taken = set()
+        self.steps = Steps(self.spec, self.facts.layers)
         for layer in self.layers:
             layer.store, layer.is_initialized = self.new_store(layer.index), False
         self._share_codes()

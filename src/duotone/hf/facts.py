@@ -165,6 +165,11 @@ def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
             f"this scheme quantizes visual tokens only, and {facts.model_type!r} has none. "
             "Choose a scheme with a text policy, e.g. duotone.scheme('kivi', bits=2)."
         )
+    if not facts.is_multimodal and spec.evict is not None and spec.evict.which == "visual":
+        raise ValueError(
+            f"this scheme evicts visual tokens only, and {facts.model_type!r} has none. "
+            "Use Eviction(which='all')."
+        )
     if spec.visual == "text" and not touches_text:
         raise ValueError(
             "visual='text' needs a text policy to join; got text='dense'. "

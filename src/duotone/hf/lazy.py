@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedLayer
+    from duotone.hf.layer import QuantizedLayer
 
 
 class LazyStates(Tensor):

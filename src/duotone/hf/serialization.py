@@ -1,4 +1,4 @@
-"""Packed caches on disk: one safetensors file with the spec and the ledger beside the codes."""
+"""Packed caches on disk: one safetensors file with the spec and the ledgers beside the codes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duotone.cache import BlockTable, Ledger, PackedPair, PackedTensor
-from duotone.cache.ledger import LedgerState, Roll
+from duotone.cache.ledger import Evicted, LedgerState, Roll
 from duotone.quant import CacheSpec, TensorSpec
 
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
 # 2: a block table per layer where they differ, slots of hybrids, layers without codes.
-FORMAT = "duotone-cache-2"
+# 3: a ledger per layer where layers evict tokens.
+FORMAT = "duotone-cache-3"
 STORES = ("visual", "stream")
 PARTS = ("key", "value")
 
@@ -29,12 +30,11 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
     """Write `cache`. Block tables that layers share are written once."""
     if cache.ledger is None:
         raise ValueError("the cache is empty; run the model with it first.")
-    state = cache.ledger.state
-    tensors: dict[str, Tensor] = {"ledger.streamed": state.streamed}
-    for name in (*STORES, "dense"):
-        roll = getattr(state, name)
-        tensors[f"ledger.{name}.positions"] = roll.positions
-        tensors[f"ledger.{name}.lengths"] = roll.lengths
+    # Layers that share a ledger share one object.
+    ledgers = {id(ledger): ledger for ledger in cache.steps.ledgers}.values()
+    tensors: dict[str, Tensor] = {}
+    for i, ledger in enumerate(ledgers):
+        tensors |= _ledger_tensors(ledger.state, f"ledgers.{i}.")
     packed: dict[str, Any] = {}
     tables: list[BlockTable] = []
     for i, layer in enumerate(cache.layers):
@@ -52,11 +52,22 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
         "format": FORMAT,
         "spec": cache.spec.to_dict(),
         "model": cache.facts.signature(),
-        "seen": state.seen,
+        "seen": cache.steps.length,
+        "evicted_end": [ledger.state.evicted.end for ledger in ledgers],
         "packed": packed,
     }
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, path, metadata={"duotone": json.dumps(header)})
+
+
+def _ledger_tensors(state: LedgerState, prefix: str) -> dict[str, Tensor]:
+    tensors = {"streamed": state.streamed}
+    for name in (*STORES, "dense"):
+        roll = getattr(state, name)
+        tensors |= {f"{name}.positions": roll.positions, f"{name}.lengths": roll.lengths}
+    tensors |= {"evicted.tokens": state.evicted.tokens, "evicted.visual": state.evicted.visual}
+    # Empty stores share their lengths; safetensors wants every tensor to own its memory.
+    return {prefix + name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _collect_pair(
@@ -97,7 +108,12 @@ def load_cache(
     signature = cache.facts.signature()
     if signature != header["model"]:
         raise ValueError(f"{path} was saved for {header['model']}; this model is {signature}.")
-    cache.ledger = _ledger(cache.spec, header["seen"], tensors)
+    cache.steps.restore(
+        [
+            _ledger(cache.spec, header["seen"], end, tensors, f"ledgers.{i}.")
+            for i, end in enumerate(header["evicted_end"])
+        ]
+    )
     numbers = {entry["blocks"] for entry in header["packed"].values()}
     tables = {i: BlockTable(tensors[f"blocks.{i}"]) for i in numbers}
     for i, layer in enumerate(cache.layers):
@@ -120,14 +136,16 @@ def load_cache(
     return cache
 
 
-def _ledger(spec: CacheSpec, seen: int, tensors: dict[str, Tensor]) -> Ledger:
+def _ledger(
+    spec: CacheSpec, seen: int, evicted_end: int, tensors: dict[str, Tensor], prefix: str
+) -> Ledger:
+    own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     rolls = {
-        name: Roll(tensors[f"ledger.{name}.positions"], tensors[f"ledger.{name}.lengths"])
-        for name in (*STORES, "dense")
+        name: Roll(own[f"{name}.positions"], own[f"{name}.lengths"]) for name in (*STORES, "dense")
     }
-    streamed = tensors["ledger.streamed"]
-    ledger = Ledger(spec, len(streamed), streamed.device)
-    ledger.state = LedgerState(**rolls, streamed=streamed, seen=seen)
+    evicted = Evicted(own["evicted.tokens"], own["evicted.visual"], evicted_end)
+    ledger = Ledger(spec, len(own["streamed"]), own["streamed"].device)
+    ledger.state = LedgerState(**rolls, streamed=own["streamed"], evicted=evicted, seen=seen)
     return ledger
 
 

@@ -6,6 +6,7 @@ from duotone.quant.affine import Quantized as Quantized
 from duotone.quant.affine import quantize as quantize
 from duotone.quant.averaging import average_codes as average_codes
 from duotone.quant.calibration import calibration_affine as calibration_affine
+from duotone.quant.eviction import Eviction as Eviction
 from duotone.quant.packing import pack as pack
 from duotone.quant.packing import packed_bytes as packed_bytes
 from duotone.quant.packing import unpack as unpack

@@ -10,7 +10,7 @@ Where we differ: once delta - gamma + tau1 - tau2 <= 0 the slope of eq. 7 is zer
 the order of the keys is lost or reversed (neither the paper nor its code looks at this). We clamp
 the slope from below at `MIN_SLOPE`, so the order always survives, and let the image's *upper* end
 stay at delta - tau2: the strongest key keeps the score that eq. 7 gives it. A span of equal scores
-(delta == gamma) has slope 1 and moves by -tau2 as a whole.
+(delta == gamma up to `MIN_WIDTH`) has slope 1 and moves by -tau2 as a whole.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 MIN_SLOPE = 1e-3
+# Scores this close are equal: the slope of a narrower span would not be a number.
+MIN_WIDTH = 1e-20
 
 
 def calibration_affine(
@@ -28,7 +30,7 @@ def calibration_affine(
     """Return (slope, offset) with g(x) = slope * x + offset, for the given score ranges."""
     tau1, tau2 = tau
     width = delta - gamma
-    flat = width <= 0
+    flat = width <= MIN_WIDTH
     slope = 1 + (tau1 - tau2) / torch.where(flat, torch.ones_like(width), width)
     slope = torch.where(flat, torch.ones_like(slope), slope.clamp_min(MIN_SLOPE))
     return slope, delta - tau2 - slope * delta

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from duotone.quant.eviction import Eviction
 from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
@@ -173,6 +174,28 @@ def _mixed(bits: int = 2) -> CacheSpec:
     return _kivi_sink(bits).replace(visual=_duotone().visual, ranges="run")
 
 
+def _vl_cache(bits: int = 1, keep: float | None = None) -> CacheSpec:
+    """keep: share of the prompt's tokens; by default the memory of `bits` bits, bits / 16."""
+    share = bits / 16 if keep is None else keep
+    evict = Eviction(share, budget="sparsity", judges="post-visual", recent=0.1)
+    return _dense().replace(evict=evict)
+
+
+def _pyramidinfer(bits: int = 1, keep: float | None = None) -> CacheSpec:
+    """keep: share of the prompt's tokens; by default the memory of `bits` bits, bits / 16."""
+    evict = Eviction(
+        bits / 16 if keep is None else keep,
+        budget="pyramid",
+        judges="recent",
+        window=0.2,
+        newest_weight=1.2,
+        sink=4,
+        recent=0.2,
+        nested=True,
+    )
+    return _dense().replace(evict=evict)
+
+
 def _dense() -> CacheSpec:
     return CacheSpec(visual="dense", text="dense")
 
@@ -221,6 +244,16 @@ SCHEMES: dict[str, Scheme] = {
     "duotone-mixed": Scheme(
         "duotone's 1 bit for visual spans, KIVI's 2 bits with sinks for text and generated tokens",
         _mixed,
+    ),
+    "vl-cache": Scheme(
+        "Drops the tokens that the question attends to least, in 16 bit at the memory of `bits` "
+        "bits; layers share the budget by their sparsity (VL-Cache, arXiv 2410.23317)",
+        _vl_cache,
+    ),
+    "pyramidinfer": Scheme(
+        "Drops the tokens that the last fifth of the prompt attends to least, more of them in "
+        "deeper layers, in 16 bit at the memory of `bits` bits (PyramidInfer, arXiv 2405.12532)",
+        _pyramidinfer,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
 }

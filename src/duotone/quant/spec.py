@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from duotone.quant.eviction import Eviction
 from duotone.quant.record import Record, is_count, is_number, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
@@ -138,6 +139,7 @@ class CacheSpec(Record):
         the query instead (InnerQ sec. 4.3): per sequence and kv head, behind RoPE.
     layers: rules for some of the layers: other bits, other groups.
     share: which layers read other layers' codes, or None.
+    evict: which tokens of the prompt are dropped before the rest is stored, or None: none.
     """
 
     visual: KVSpec | Literal["text", "dense"] = KVSpec()
@@ -149,6 +151,7 @@ class CacheSpec(Record):
     key_norm: bool = False
     layers: tuple[LayerRule, ...] = ()
     share: Sharing | None = None
+    evict: Eviction | None = None
 
     def __post_init__(self) -> None:
         self._normalise_policies()
@@ -166,6 +169,7 @@ class CacheSpec(Record):
         remedy = "It normalises the keys of the stream: give text a KVSpec."
         require(ok, "key_norm needs a quantized text stream", self.text, remedy)
         self._normalise_layers()
+        self._normalise_evict()
         for policy in (self.text, *(rule.text for rule in self.layers)):
             _check_text_groups(policy)
 
@@ -202,6 +206,15 @@ class CacheSpec(Record):
             object.__setattr__(self, "share", Sharing.from_dict(self.share))
         ok = self.share is None or isinstance(self.share, Sharing)
         require(ok, "CacheSpec.share must be a Sharing or None", self.share, "Or a dict of it.")
+
+    def _normalise_evict(self) -> None:
+        if isinstance(self.evict, Mapping):
+            object.__setattr__(self, "evict", Eviction.from_dict(self.evict))
+        ok = self.evict is None or isinstance(self.evict, Eviction)
+        require(ok, "CacheSpec.evict must be an Eviction or None", self.evict, "Or a dict of it.")
+        ok = self.evict is None or self.share is None
+        remedy = "Layers drop different tokens, so one cannot read another's codes: share=None."
+        require(ok, "eviction and shared codes exclude each other", self.share, remedy)
 
     @property
     def flush_tokens(self) -> int:
@@ -266,19 +279,21 @@ class CacheSpec(Record):
         """The papers' count: bits of the codes of what is quantized, averaged over `layers`.
 
         A layer that reads another one's codes counts 0 (XQuant App. A). Scales, zero-points, signs
-        and 16-bit windows are not in it: see `MemoryReport` for those.
+        and 16-bit windows are not in it: see `MemoryReport` for those. Where tokens are evicted,
+        a token counts by the share `keep` of such tokens that stay: 16 * keep for 16-bit tokens.
         """
         require(is_count(layers) and layers > 0, "layers must be >= 1", layers, "Model depth.")
+        share = 1.0 if self.evict is None else self.evict.keep
         name = "visual" if isinstance(self.visual, KVSpec) else "text"
         if not isinstance(getattr(self, name), KVSpec):
-            return 16.0
+            return 16.0 * share
         bits = [
             getattr(getattr(self.at_layer(i), name), which).nominal_bits
             for which in ("key", "value")
             for i in range(layers)
             if self.source(which, i, layers) == i
         ]
-        return sum(bits) / (2 * layers)
+        return share * sum(bits) / (2 * layers)
 
 
 def _check_text_groups(policy: KVSpec | str | None) -> None:

@@ -29,7 +29,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.cache import BlockTable, PackedTensor
-from duotone.quant import pack
+from duotone.quant import TensorSpec, pack
 
 TILE = 64
 LANES = 32
@@ -101,25 +101,28 @@ class Records:
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
     """The records of K and V whose scales belong to whole spans; None for other formats."""
-    if layout_reason(key, value) is not None:
+    one_table = key.blocks.same_as(value.blocks)
+    short = int(key.blocks.lengths.max()) < MIN_BLOCK_TOKENS * key.blocks.blocks
+    if (
+        spec_reason(key.spec, value.spec)
+        or key.head_dim != value.head_dim
+        or not one_table
+        or short
+    ):
         return None
     form = RecordFormat(key.head_dim, key.spec.bits, value.spec.bits)
     return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
 
 
-def layout_reason(key: PackedTensor, value: PackedTensor) -> str | None:
-    """Why K and V have no records, or None."""
-    for name, x in (("key", key), ("value", value)):
-        spec = x.spec
+def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
+    """Why codes of these specs have no records, or None."""
+    for name, spec in (("key", key), ("value", value)):
         if spec.along != "tokens" or spec.mapping != "asymmetric" or spec.classes is not None:
             return f"records hold asymmetric codes of one width along tokens; {name} is {spec}"
         if spec.bits not in WIDTHS or spec.param_dtype != "float16":
             return f"records have {WIDTHS} bits and float16 scales; {name} is {spec}"
-    if key.head_dim != value.head_dim or not key.blocks.same_as(value.blocks):
-        return "records need equal head_dim and blocks of tokens of K and V"
-    mean_tokens = int(key.blocks.lengths.max()) / max(1, key.blocks.blocks)
-    if mean_tokens < MIN_BLOCK_TOKENS:
-        return f"records need blocks of {MIN_BLOCK_TOKENS} tokens or more; got {mean_tokens:.0f}"
+        if spec.group is not None and spec.group < MIN_BLOCK_TOKENS:
+            return f"records need groups of {MIN_BLOCK_TOKENS} tokens or more; {name} is {spec}"
     return None
 
 

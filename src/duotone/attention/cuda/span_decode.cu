@@ -44,7 +44,8 @@ static_assert(TEAMS == 1 || WARPS >= 4 * TEAMS, "a team of several has at least 
 #define Q_TOP 32639.f // 127 * 256 + 127
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define P_TOP 15.999f
-#define MIN_SLOPE 1e-3f
+#define MIN_SLOPE 1e-3f // as in quant.calibration
+#define MIN_WIDTH 1e-20f
 #define LIFT 3.f // how far below 2^16 a new maximum enters
 
 __device__ __forceinline__ void mma_k(int* c, const u32* a, const u32* b) {
@@ -441,7 +442,7 @@ __device__ __forceinline__ void calibrate(const Arguments& at, const Unit& u, Qu
 #pragma unroll
   for (int h = 0; h < HT; h++) {
     const float low = bounds[h * 4 + u.t][0], high = bounds[h * 4 + u.t][1], width = high - low;
-    const float slope = width > 0.f ? fmaxf(1.f + (at.tau1 - at.tau2) / width, MIN_SLOPE) : 1.f;
+    const float slope = width > MIN_WIDTH ? fmaxf(1.f + (at.tau1 - at.tau2) / width, MIN_SLOPE) : 1.f;
     q.scale[h] *= slope;
     q.offset[h] = q.offset[h] * slope + (high - at.tau2 - slope * high);
   }
@@ -646,7 +647,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
       l += z * ml[u.team * WT + w][h][1];
       sum += z * ROWS(w)[h * (D + 8) + c];
     }
-    sum = sum * prologue[u.team].v_scale[c] + l * prologue[u.team].v_zero[c];
+    // Scales of an empty block may be anything.
+    sum = l > 0.f ? sum * prologue[u.team].v_scale[c] + l * prologue[u.team].v_zero[c] : 0.f;
     if (parts == 1) write_out(at, u.head, h, c, m, l, sum);
     else {
       __stcg(partial + (size_t)(u.part * G + h) * CHANNELS + c, sum);

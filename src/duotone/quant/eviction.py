@@ -1,0 +1,68 @@
+"""Which tokens of the prompt a cache drops before it stores the rest: data, like all of a spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from duotone.quant.record import Record, is_count, is_number, require
+
+CHOICES = {
+    "budget": ("uniform", "pyramid", "sparsity"),
+    "judges": ("post-visual", "recent"),
+    "which": ("all", "visual"),
+}
+
+
+@dataclass(frozen=True)
+class Eviction(Record):
+    """Drop tokens of the first prompt, in each layer its own; what stays is stored by the spec.
+
+    A token's score in a layer is the attention that it gets from some later tokens, the judges:
+    S_j = sum_i w_i mean_h A_hij over judges i and query heads h. The best tokens stay. Only the
+    first step is evicted (the papers compress once, after prefill): a prompt that is read in pieces
+    loses tokens of its first piece only, later turns and generated tokens stay.
+
+    keep: share of the tokens that stay, on average over the layers, of those that may go; 1/16 of
+        them in 16 bit take the memory of 1 bit.
+    budget: how layers share it: "uniform"; "pyramid" (less in deeper layers, PyramidInfer);
+        "sparsity" (in proportion to the scores above 1 % of their row's maximum, VL-Cache). All
+        layers' states are then held in 16 bit until the last layer of the prompt has run.
+    judges: "post-visual", the tokens behind the last visual one (VL-Cache), or "recent", the last
+        `window` share of the prompt. Where nothing follows a picture, or there is none, the former
+        means the latter. At least one token judges.
+    newest_weight: w_i of the newest judge; it falls linearly to 1 at the oldest.
+    sink, recent: the first tokens (a count) and the last ones (a share of the layer's budget) stay
+        whatever their scores; both are part of the budget.
+    nested: what a layer drops stays away from all deeper ones.
+    which: "all" tokens may go, or "visual" ones only.
+    """
+
+    keep: float = 1 / 16
+    budget: Literal["uniform", "pyramid", "sparsity"] = "uniform"
+    judges: Literal["post-visual", "recent"] = "recent"
+    window: float = 0.1
+    newest_weight: float = 1.0
+    sink: int = 0
+    recent: float = 0.1
+    nested: bool = False
+    which: Literal["all", "visual"] = "all"
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            require(value in choices, f"{name} must be one of {choices}", value, "See Eviction.")
+        for name in ("keep", "window"):
+            value = getattr(self, name)
+            ok = is_number(value) and 0 < value <= 1
+            require(ok, f"{name} must lie in (0, 1]", value, "A share of the prompt's tokens.")
+        ok = is_number(self.recent) and 0 <= self.recent <= 1
+        require(ok, "Eviction.recent must lie in [0, 1]", self.recent, "A share of the budget.")
+        ok = is_number(self.newest_weight) and self.newest_weight >= 1
+        require(ok, "newest_weight must be >= 1", self.newest_weight, "1: all judges alike.")
+        ok = is_count(self.sink)
+        require(ok, "Eviction.sink must be an integer >= 0", self.sink, "In tokens.")
+        require(isinstance(self.nested, bool), "nested must be a bool", self.nested, "")
+        ok = not (self.nested and self.budget == "sparsity")
+        remedy = "Budgets by sparsity may grow with depth: use uniform or pyramid."
+        require(ok, "nested needs budgets that never grow", self.budget, remedy)

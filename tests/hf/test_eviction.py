@@ -1,0 +1,421 @@
+"""Evicting caches inside models, against an attention function that hides what was dropped."""
+
+import copy
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+import duotone
+from duotone import CacheSpec, Eviction, KVSpec, QuantizedCache, TensorSpec
+
+from families import IMAGE, LOGIT_TOLERANCE, TEXT_ONLY, inputs, logit_error, tiny_model
+
+VL = duotone.scheme("vl-cache", keep=0.3)
+PYRAMID = duotone.scheme("pyramidinfer", keep=0.4)
+EIGHT = KVSpec(TensorSpec(8), TensorSpec(8))
+STREAM = KVSpec(TensorSpec(8, group=4), TensorSpec(8, "channels", 8))
+VISUAL_ONLY = CacheSpec(visual=EIGHT, evict=Eviction(0.5, which="visual", budget="pyramid"))
+MIXED = CacheSpec(visual=EIGHT, text=STREAM, recent=3, evict=VL.evict)
+ON_STREAM = CacheSpec(visual="text", text=STREAM, sink=2, recent=3, evict=PYRAMID.evict)
+SPECS = {"vl-cache": VL, "pyramid": PYRAMID, "visual": VISUAL_ONLY, "mixed": MIXED}
+SPECS |= {"stream": ON_STREAM}
+# A text-only model has no visual tokens to treat apart.
+CASES = [(name, policy) for name in ("internvl", "gemma3") for policy in SPECS]
+CASES += [("llama", policy) for policy in ("vl-cache", "pyramid", "mixed", "stream")]
+NEW = 8
+ROWS = [[3, "image", 19, "image", 14], [11, "image", 12], [17]]
+
+
+class Oracle:
+    """Plain attention that hides `kept[layer]`'s complement from all tokens behind the prompt."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+        self.weights: dict[int, Tensor] = {}
+        self.visible: dict[int, Tensor] = {}
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        tokens, index = key.shape[2], module.layer_idx
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        place = torch.arange(tokens)
+        visible = (place <= place[:, None])[None, None].expand(len(query), 1, -1, -1).clone()
+        if attention_mask is not None:
+            visible = attention_mask.expand(len(query), -1, -1, -1).clone()
+        if index in self.kept:
+            prompt = self.kept[index].shape[1]
+            visible[:, :, prompt:, :prompt] &= self.kept[index][:, None, None]
+        scores = (query @ key.mT * scaling).masked_fill(~visible, -torch.inf)
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        self.weights[index], self.visible[index] = weights, visible[:, 0]
+        return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+@pytest.fixture
+def oracle() -> Iterator[Oracle]:
+    made = Oracle()
+    AttentionInterface.register("oracle", made)
+    AttentionMaskInterface.register("oracle", sdpa_mask)
+    yield made
+    del AttentionInterface._global_mapping["oracle"]
+    del AttentionMaskInterface._global_mapping["oracle"]
+
+
+def given_of(name: str) -> dict[str, Tensor]:
+    return inputs(name, [[41], [29], [7]] if name in TEXT_ONLY else ROWS)
+
+
+def visual_of(given: dict[str, Tensor]) -> Tensor:
+    return given["input_ids"] == IMAGE
+
+
+def run(
+    model: PreTrainedModel, given: dict[str, Tensor], spec: CacheSpec, **kwargs: Any
+) -> tuple[Tensor, Tensor, QuantizedCache]:
+    """(tokens, logits [batch, steps, vocabulary], cache) of a greedy answer."""
+    cache = QuantizedCache(model, spec, **kwargs)
+    out = model.generate(
+        **given,
+        past_key_values=cache,
+        max_new_tokens=NEW,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return out.sequences, torch.stack(out.logits, 1), cache
+
+
+def whole(model: PreTrainedModel, given: dict[str, Tensor], ids: Tensor, oracle: Oracle) -> Tensor:
+    """Logits [batch, tokens, vocabulary] of one forward pass over `ids` under the oracle."""
+    text = model.config.get_text_config()
+    before, sub = text._attn_implementation, model.config is not text
+    model.set_attn_implementation({"text_config": "oracle"} if sub else "oracle")
+    extra = ids.shape[1] - given["input_ids"].shape[1]
+    mask = torch.nn.functional.pad(given["attention_mask"], (0, extra), value=1)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    types = {k: torch.nn.functional.pad(v, (0, extra)) for k, v in given.items() if "type" in k}
+    try:
+        with torch.no_grad():
+            out = model(
+                **{**given, **types, "input_ids": ids, "attention_mask": mask},
+                position_ids=positions,
+                use_cache=False,
+            )
+    finally:
+        model.set_attn_implementation({"text_config": before} if sub else before)
+    return out.logits
+
+
+def places(cache: QuantizedCache, tokens: int) -> list[Tensor]:
+    """[batch, tokens] for every layer: where the cache holds a token of the prompt."""
+    masks = []
+    for layer, ledger in zip(cache.layers, cache.steps.ledgers, strict=True):
+        found = torch.zeros(len(ledger.state.dense.lengths), tokens, dtype=torch.bool)
+        for segment, roll in layer.store.placed_segments(ledger.state):
+            for b, n in enumerate(segment.lengths.tolist()):
+                at = roll.positions[b, :n].long()
+                found[b, at[at < tokens]] = True
+        masks.append(found)
+    return masks
+
+
+# What the papers say, once more, for one sequence at a time and in plain Python.
+
+
+def judges_of(evict: Eviction, visual: list[bool], real: list[int]) -> list[int]:
+    pictures = [i for i in real if visual[i]]
+    after = [i for i in real if pictures and i > pictures[-1]]
+    if evict.judges == "post-visual" and after:
+        return after
+    return real[-max(1, math.floor(evict.window * len(real))) :]
+
+
+def budgets_of(evict: Eviction, shares: list[float], tokens: int) -> list[int]:
+    """Clip and hand on what was clipped, until nothing is; then round by largest remainder."""
+    layers, least = len(shares), max(min(0.01, evict.keep), 1 / tokens)
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        factor = (low + high) / 2
+        clipped = [min(1.0, max(least, factor * share)) for share in shares]
+        low, high = (factor, high) if sum(clipped) < evict.keep * layers else (low, factor)
+    exact = [share * tokens for share in clipped]
+    counts = [math.floor(x + 1e-6) for x in exact]
+    by_remainder = sorted(range(layers), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: round(evict.keep * layers * tokens) - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def choice(evict: Eviction, scores: dict[int, float], count: int) -> set[int]:
+    tokens = sorted(scores)
+    sinks = tokens[: min(count, evict.sink)]
+    recent = min(math.floor(evict.recent * count), count - len(sinks))
+    forced = [*sinks, *(tokens[-recent:] if recent else [])]
+    rest = sorted((i for i in tokens if i not in forced), key=lambda i: -scores[i])
+    return set([*dict.fromkeys(forced), *rest][:count])
+
+
+def expected_kept(oracle: Oracle, evict: Eviction, visual: Tensor, real: Tensor) -> list[Tensor]:
+    """[batch, tokens] per layer from the attention weights that the oracle saw."""
+    layers = sorted(oracle.weights)
+    masks = [torch.zeros_like(real) for _ in layers]
+    for b in range(len(real)):
+        tokens = real[b].nonzero().flatten().tolist()
+        judges = judges_of(evict, visual[b].tolist(), tokens)
+        shares, scores = [], []
+        for layer in layers:
+            weights = oracle.weights[layer][b][:, judges]
+            pairs = oracle.visible[layer][b][judges]
+            above = weights >= 0.01 * weights.amax(-1, keepdim=True)
+            shares.append(float((above & pairs).sum() / (len(weights) * pairs.sum())))
+            ramp = [1 + (evict.newest_weight - 1) * i / max(1, len(judges) - 1)
+                    for i in range(len(judges))]  # fmt: skip
+            weighed = weights.mean(0) * torch.tensor(ramp)[:, None]
+            scores.append({i: float(weighed[:, i].sum()) for i in tokens})
+        if evict.budget == "pyramid":
+            ratio = [0.9 + 0.1 * (1 + math.cos(math.pi * i / len(layers))) / 2 for i in layers]
+            shares = [math.prod(ratio[:i]) ** (32 / len(layers)) for i in layers]
+        for layer, count in enumerate(budgets_of(evict, shares, len(tokens))):
+            kept = choice(evict, scores[layer], count)
+            masks[layer][b, list(kept)] = True
+            if evict.nested:
+                scores[layer + 1 :] = [{i: s[i] for i in kept} for s in scores[layer + 1 :]]
+    return masks
+
+
+@pytest.mark.parametrize("spec", [VL, PYRAMID], ids=["vl-cache", "pyramidinfer"])
+@pytest.mark.parametrize("name", ["internvl", "gemma3", "llava", "llama"])
+def test_caches_keep_the_tokens_of_the_papers_rules(
+    name: str, spec: CacheSpec, oracle: Oracle
+) -> None:
+    model, given = tiny_model(name), given_of(name)
+    real = given["attention_mask"].bool()
+    whole(model, given, given["input_ids"], oracle)
+    expected = expected_kept(oracle, spec.evict, visual_of(given), real)
+    _, _, cache = run(model, given, spec)
+    for layer, (ours, theirs) in enumerate(
+        zip(places(cache, real.shape[1]), expected, strict=True)
+    ):
+        assert torch.equal(ours, theirs), f"layer {layer}"
+    assert any(not torch.equal(real, kept) for kept in expected)
+
+
+@pytest.mark.usefixtures("exact_codec")
+@pytest.mark.parametrize(("name", "policy"), CASES)
+def test_logits_equal_those_of_a_model_that_cannot_see_the_evicted(
+    name: str, policy: str, oracle: Oracle
+) -> None:
+    model, given = tiny_model(name), given_of(name)
+    prompt = given["input_ids"].shape[1]
+    ids, logits, cache = run(model, given, SPECS[policy])
+    oracle.kept = dict(enumerate(places(cache, prompt)))
+    expected = whole(model, given, ids[:, :-1], oracle)[:, prompt - 1 :]
+    assert logit_error(logits, expected) < LOGIT_TOLERANCE
+    oracle.kept = {}
+    unmasked = whole(model, given, ids[:, :-1], oracle)[:, prompt - 1 :]
+    assert logit_error(logits, unmasked) > 0.01
+
+
+@pytest.mark.parametrize("scheme", ["dense", "calibquant", "kivi", "duotone"])
+@pytest.mark.parametrize("budget", ["uniform", "pyramid", "sparsity"])
+def test_keeping_all_changes_nothing(scheme: str, budget: str) -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    spec = duotone.scheme(scheme)
+    plain = run(model, given, spec)
+    ours = run(model, given, spec.replace(evict=Eviction(1.0, budget=budget)))
+    assert torch.equal(ours[0], plain[0])
+    assert torch.equal(ours[1], plain[1])
+    assert ours[2].memory().codes_bytes == plain[2].memory().codes_bytes
+    ours[2].crop(5)  # nothing was evicted, so nothing forbids it
+
+
+@pytest.mark.parametrize("scheme", ["calibquant", "kivi", "duotone", "duotone-mixed", "innerq"])
+@pytest.mark.parametrize("evict", [VL.evict, PYRAMID.evict], ids=["vl-cache", "pyramidinfer"])
+def test_what_stays_is_quantized_by_any_scheme(scheme: str, evict: Eviction) -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    alone = run(model, given, duotone.scheme(scheme))[2].memory()
+    _, logits, cache = run(model, given, duotone.scheme(scheme).replace(evict=evict))
+    both = cache.memory()
+    assert logits.isfinite().all()
+    assert both.dense_equivalent_bytes == alone.dense_equivalent_bytes
+    assert both.visual_dense_equivalent_bytes == alone.visual_dense_equivalent_bytes
+    stored, whole_cache = (r.codes_bytes + r.dense_bytes for r in (both, alone))
+    assert stored < 0.8 * whole_cache
+
+
+@pytest.mark.parametrize("policy", SPECS)
+def test_a_batch_equals_its_sequences_alone(policy: str) -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    _, logits, cache = run(model, given, SPECS[policy])
+    masks = places(cache, given["input_ids"].shape[1])
+    for row, parts in enumerate(ROWS):
+        start = int(given["attention_mask"][row].argmax())
+        alone = {k: given[k][row : row + 1, start:] for k in ("input_ids", "attention_mask")}
+        before = sum(parts.count("image") for parts in ROWS[:row])
+        if count := parts.count("image"):
+            alone["pixel_values"] = given["pixel_values"][before : before + count]
+        _, single, own = run(model, alone, SPECS[policy])
+        assert logit_error(logits[row], single[0]) < LOGIT_TOLERANCE
+        alone_masks = places(own, alone["input_ids"].shape[1])
+        for ours, theirs in zip(masks, alone_masks, strict=True):
+            assert torch.equal(ours[row, start:], theirs[0])
+
+
+@pytest.mark.parametrize("name", ["vl-cache", "pyramidinfer"])
+def test_bytes_are_as_the_formula_says(name: str) -> None:
+    """keep * layers * prompt tokens of 16 bit, and every generated token; see test_planning."""
+    model = tiny_model("internvl")
+    given = inputs("internvl", [[3, "image", 50]])
+    _, _, cache = run(model, given, duotone.scheme(name, bits=4))
+    prompt, token_bytes = given["input_ids"].shape[1], 2 * 2 * 16 * 4
+    kept = [int(ledger.state.dense.lengths) - (NEW - 1) for ledger in cache.steps.ledgers]
+    assert sum(kept) == round(prompt * 3 / 4)
+    report = cache.memory()
+    spare = sum(layer.store.key.shape[2] for layer in cache.layers) - sum(kept) - 3 * (NEW - 1)
+    assert report.dense_bytes == (sum(kept) + 3 * (NEW - 1) + spare) * token_bytes
+    assert report.dense_equivalent_bytes == 3 * (prompt + NEW - 1) * token_bytes
+    states = [ledger.state for ledger in cache.steps.ledgers]
+    index = [r.index_bytes for s in states for r in (s.visual, s.stream, s.dense)]
+    assert report.index_bytes == sum(index)
+
+
+def filled(model: PreTrainedModel, given: dict[str, Tensor], spec: CacheSpec) -> QuantizedCache:
+    cache = QuantizedCache(model, spec)
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    return cache
+
+
+def next_logits(model: PreTrainedModel, cache: QuantizedCache, mask: Tensor) -> Tensor:
+    ones = torch.ones(len(mask), 1, dtype=torch.long)
+    with torch.no_grad():
+        return model(
+            input_ids=7 * ones,
+            attention_mask=torch.cat([mask, ones], 1),
+            past_key_values=copy.deepcopy(cache),
+        ).logits[:, -1]
+
+
+@pytest.mark.parametrize("policy", SPECS)
+def test_batch_operations_and_files_follow_every_layer(policy: str, tmp_path: Path) -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    mask, cache = given["attention_mask"], filled(model, given, SPECS[policy])
+    expected = next_logits(model, cache, mask)
+    cache.save(tmp_path / "cache.safetensors")
+    loaded = QuantizedCache.load(tmp_path / "cache.safetensors", model)
+    assert torch.equal(next_logits(model, loaded, mask), expected)
+    ours, theirs = loaded.memory().to_dict(), cache.memory().to_dict()
+    for part in ("codes", "params", "dense", "dense_equivalent", "visual_dense_equivalent"):
+        assert ours[f"{part}_bytes"] == theirs[f"{part}_bytes"]
+    for one in (cache, loaded):
+        with pytest.raises(ValueError, match="kept whole"):
+            copy.deepcopy(one).crop(-1)
+    index = torch.tensor([2, 0, 0])
+    loaded.reorder_cache(index)
+    assert logit_error(next_logits(model, loaded, mask[index]), expected[index]) < LOGIT_TOLERANCE
+    loaded.reset()
+    assert loaded.get_seq_length() == 0
+
+
+@pytest.mark.usefixtures("exact_codec")
+@pytest.mark.parametrize("policy", SPECS)
+def test_generated_tokens_can_be_cropped(policy: str) -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    cache = filled(model, given, SPECS[policy])
+    mask, expected = given["attention_mask"], next_logits(model, cache, given["attention_mask"])
+    ones = torch.ones(3, 1, dtype=torch.long)
+    with torch.no_grad():
+        model(input_ids=9 * ones, attention_mask=torch.cat([mask, ones], 1), past_key_values=cache)
+    cache.crop(-1)
+    assert cache.get_seq_length() == mask.shape[1]
+    assert logit_error(next_logits(model, cache, mask), expected) < LOGIT_TOLERANCE
+
+
+def test_beams_and_later_turns_run() -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    with duotone.enable(model, VL):
+        out = model.generate(**given, max_new_tokens=5, num_beams=2, do_sample=False)
+    assert out.shape[1] == given["input_ids"].shape[1] + 5
+    cache = filled(model, given, VL)
+    held = [ledger.state.dense.lengths.clone() for ledger in cache.steps.ledgers]
+    mask = torch.cat([given["attention_mask"], torch.ones(3, 6, dtype=torch.long)], 1)
+    with torch.no_grad():
+        ids = torch.randint(2, 280, (3, 6))
+        model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+    for ledger, before in zip(cache.steps.ledgers, held, strict=True):
+        assert torch.equal(ledger.state.dense.lengths, before + 6), "later turns stay whole"
+
+
+def test_decoding_with_candidates_is_right_or_raises() -> None:
+    """The first step may hold candidates behind the prompt; a crop into it would be wrong."""
+    model, given = tiny_model("llama"), inputs("llama", [[20]])
+    given["input_ids"] = torch.cat([given["input_ids"], given["input_ids"][:, -6:]], 1)
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    with duotone.enable(model, VL), pytest.raises(ValueError, match="kept whole"):
+        model.generate(**given, max_new_tokens=NEW, prompt_lookup_num_tokens=4, do_sample=False)
+
+
+def test_a_picture_read_before_its_question_is_judged_by_its_own_end() -> None:
+    model = tiny_model("internvl")
+    given = inputs("internvl", [["image"]])
+    given = {**given, **{k: given[k][:, :-1] for k in ("input_ids", "attention_mask")}}
+    cache = filled(model, given, VL)
+    prompt = given["input_ids"].shape[1]
+    lengths = [int(ledger.state.dense.lengths) for ledger in cache.steps.ledgers]
+    assert sum(lengths) == max(3, round(0.3 * 3 * prompt))
+
+
+def test_a_prompt_of_one_token_stays() -> None:
+    model = tiny_model("llama")
+    given = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.tensor([[1]])}
+    cache = filled(model, given, VL)
+    assert [int(ledger.state.dense.lengths) for ledger in cache.steps.ledgers] == [1, 1, 1]
+
+
+def test_states_are_held_for_budgets_by_sparsity_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    waiting: list[int] = []
+    release = duotone.hf.steps.Steps.release
+
+    def watched(self: Any, index: int) -> Any:
+        waiting.append(len(self._waiting))
+        return release(self, index)
+
+    monkeypatch.setattr(duotone.hf.steps.Steps, "release", watched)
+    filled(model, given, VL)
+    assert waiting == [3, 2, 1]
+    waiting.clear()
+    filled(model, given, PYRAMID)
+    assert waiting == [1, 1, 1]
+
+
+def test_what_has_no_queries_or_no_scores_raises() -> None:
+    model, given = tiny_model("internvl"), given_of("internvl")
+    with pytest.raises(ValueError, match="absorb needs a scheme that keeps all"):
+        QuantizedCache(model, VL).absorb(DynamicCache())
+    cache = QuantizedCache(model, VL)
+    model.set_attn_implementation({"text_config": "sdpa"})
+    with pytest.raises(NotImplementedError, match="duotone's own attention"):
+        model(**given, past_key_values=cache)
+    model.set_attn_implementation({"text_config": "duotone"})
+
+
+def test_evicting_visual_tokens_of_a_text_model_raises() -> None:
+    spec = CacheSpec(visual="dense", evict=Eviction(which="visual"))
+    with pytest.raises(ValueError, match="evicts visual tokens only"):
+        QuantizedCache(tiny_model("llama"), spec)
