@@ -111,8 +111,8 @@ class Kernel:
 
     def _allow(self, shared_bytes: int) -> None:
         if shared_bytes > self._shared_bytes:
-            name = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
-            attribute = self._driver.CUfunction_attribute[name]
+            names = self._driver.CUfunction_attribute
+            attribute = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", self._function, attribute, shared_bytes)
             self._shared_bytes = shared_bytes
 
