@@ -35,7 +35,6 @@ def candidates() -> dict[str, CacheSpec]:
     """{label: spec}: the preset and its neighbours, up to 1.3 true bits on spans of 256 tokens."""
     specs = {"calibquant by run, no tau": CALIBQUANT.replace(ranges="run", tau=None)}
     specs["preset"] = PRESET
-    specs["channels by variance alone"] = changed("both", read_power=False)
     plain = changed("key", energy=0.0).visual.key
     value = changed("value", energy=0.0, gain=1.7).visual.value
     specs["no energy, V gain 1.7"] = PRESET.replace(visual=KVSpec(plain, value))
@@ -44,7 +43,7 @@ def candidates() -> dict[str, CacheSpec]:
     specs["K gain 1.1"] = changed("key", gain=1.1)
     for energy, gain in ((1.0, 1.4), (1.5, 1.2), (1.5, 1.3), (2.0, 1.2)):
         specs[f"V energy {energy}, gain {gain}"] = changed("value", energy=energy, gain=gain)
-    specs["V 1"] = changed("value", classes=None, read_power=False)
+    specs["V 1"] = changed("value", classes=None)
     specs["V 2,1 of 3/4"] = changed("value", classes=((2, 1 / 4), (1, 1 / 2)))
     specs["K 4,2,1 of 7/16"] = changed("key", classes=((4, 1 / 8), (2, 3 / 16), (1, 1 / 8)))
     return specs

@@ -72,8 +72,7 @@ def ablations(spec: duotone.CacheSpec) -> dict[str, duotone.CacheSpec]:
         return spec.replace(visual=duotone.KVSpec(key, value))
 
     return {
-        "duotone, one width for all channels": without(classes=None, read_power=False),
-        "duotone, channels by variance alone": without(read_power=False),
+        "duotone, one width for all channels": without(classes=None),
         "duotone, all tokens count alike": without(energy=0.0),
         "duotone, V without gain": with_gain(spec, visual.key.gain, 1.0),
         "duotone, a range per sequence": spec.replace(ranges="sequence"),

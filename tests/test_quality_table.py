@@ -43,10 +43,9 @@ def test_rows_are_the_ablations_the_issue_asks_for():
 
 def test_the_presets_ablations_take_one_part_each():
     preset = duotone.scheme("duotone")
-    one_width, by_variance, alike, no_gain, sequence = rows_of.ablations(preset).values()
+    one_width, alike, no_gain, sequence = rows_of.ablations(preset).values()
     assert one_width.visual.key.classes is one_width.visual.value.classes is None
     assert one_width.visual.key.group == preset.visual.key.group
-    assert not by_variance.visual.key.read_power
     assert alike.visual.key.energy == alike.visual.value.energy == 0
     assert no_gain == preset.replace(
         visual=preset.visual.replace(value=preset.visual.value.replace(gain=1.0))
@@ -74,7 +73,7 @@ def test_best_tau_takes_the_score_then_agreement_then_the_smaller_pair():
 def test_the_file_holds_all_rows_differences_and_the_grid(outcome):
     data, _ = outcome
     assert json.loads(json.dumps(data))["task"] == "tiny"
-    assert len(data["schemes"]) == 1 + 4 * 7 + 2 * 2 + 6
+    assert len(data["schemes"]) == 1 + 4 * 7 + 2 * 2 + 5
     assert len(data["tau_grid"]["metrics"]) == 1 + 48
     assert set(data["tau_grid"]["chosen"]) == {
         "calibquant-1",

@@ -1,48 +1,28 @@
 """Result files to Markdown tables; numbers in a README come from here and are never typed.
 
-Imports no other room and needs neither a GPU nor a model. A table of a README stands between
+Imports no room and needs neither a GPU nor a model. A table of a README stands between
 `<!-- duotone:NAME -->` and `<!-- /duotone:NAME -->` and is replaced as a whole.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
 REFERENCE = "16-bit"
-Result = Mapping[str, Any]
 _MARKED = re.compile(
     r"(?P<open><!-- duotone:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /duotone:(?P=name) -->)", re.S
 )
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A GitHub table; pipes inside cells are escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(
-        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
-    )
-
-
-def with_interval(interval: Mapping[str, float], digits: int = 3) -> str:
-    """Value and half the width of its interval: '0.912 ± 0.014'."""
-    half_width = (interval["high"] - interval["low"]) / 2
-    return f"{interval['value']:.{digits}f} ± {half_width:.{digits}f}"
 
 
 def _provenance(results: Sequence[Result]) -> str:
     """One line: samples, model, device, versions, commit and date of the newest file."""
     newest = max(results, key=lambda result: result["created"])
     samples = " / ".join(str(result["samples"]) for result in results)
-    return f"*{samples} samples; ± half the 95 % bootstrap interval; {_source(newest)}.*"
-
-
-def _source(result: Result) -> str:
-    """Device, versions, commit and date."""
-    tools = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if k != "python")
-    commit = (result["commit"] or "no commit")[:10]
-    return f"{result['device']}; {tools}; commit {commit}; {result['created'][:10]}"
+    return f"*{samples} samples; ± half the 95 % bootstrap interval; {source(newest)}.*"
 
 
 def _visual_bits(scheme: Result) -> str:
@@ -175,7 +155,7 @@ def text_table(results: Sequence[Result]) -> str:
             f"{result['model']}, {result['dtype']}, {result['documents']} documents of up to "
             f"{result['context']} tokens, {result['window']} recent tokens in every window:"
         )
-        note = f"*± half the 95 % bootstrap interval; {_source(result)}.*"
+        note = f"*± half the 95 % bootstrap interval; {source(result)}.*"
         tables += [title, markdown_table(header, rows), note]
     return "\n\n".join(tables)
 
@@ -212,6 +192,10 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "tau-grids": ("duotone.quality/1", tau_grids),
     "schemes": ("duotone.schemes/1", scheme_table),
     "text": ("duotone.text/1", text_table),
+    "tune": ("duotone.tune/1", tune_table),
+    "tune-comparisons": ("duotone.tune/1", tune_comparisons),
+    "tune-scores": ("duotone.tune/1", tune_scores),
+    "tune-sensitivity": ("duotone.tune/1", tune_sensitivity),
 }
 
 

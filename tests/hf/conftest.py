@@ -23,7 +23,6 @@ def exact_pack(
     x: Float[Tensor, "batch kv_heads tokens head_dim"],
     spec: TensorSpec,
     spans: BlockTable,
-    read_power: Tensor | None = None,
     decoding: bool = False,
 ) -> ExactTensor:
     blocks = spans.split(spec.group)

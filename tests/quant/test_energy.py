@@ -59,15 +59,6 @@ def test_classes_follow_the_energy() -> None:
     assert alike.flatten().tolist() == [0, 1]
 
 
-def test_read_power_orders_the_channels() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 100, 4) * torch.tensor([4.0, 3.0, 2.0, 1.0])
-    spec = TensorSpec(1, classes=((1, 1 / 2),), read_power=True)
-    power = torch.tensor([0.0, 1.0, 1.0, 100.0])
-    assert quantize(x, spec, None, power[None]).classes[0].flatten().tolist() == [1, 0, 1, 0]
-    assert quantize(x, spec).classes[0].flatten().tolist() == [0, 0, 1, 1]
-
-
 @pytest.mark.parametrize("power", [0.5, 1.5, 2.0])
 def test_large_values_do_not_overflow(power: float) -> None:
     spec = SPEC.replace(energy=power, param_dtype="bfloat16")
@@ -90,7 +81,6 @@ def test_padding_and_constant_groups_change_nothing() -> None:
         ({"energy": 3}, "energy must lie in"),
         ({"energy": 1.0, "along": "channels"}, "needs along='tokens'"),
         ({"energy": 1.0, "mapping": "symmetric"}, "mapping='asymmetric'"),
-        ({"read_power": True}, "needs classes"),
     ],
 )
 def test_bad_fields_raise(fields: dict[str, object], rule: str) -> None:

@@ -35,8 +35,3 @@ def test_a_rotation_spreads_an_outlier_over_its_token() -> None:
         for t in (None, "hadamard")
     ]
     assert errors[1] < 0.2 * errors[0]
-
-
-def test_read_power_has_no_meaning_behind_a_rotation() -> None:
-    with pytest.raises(ValueError, match="read_power needs transform=None"):
-        TensorSpec(classes=((1, 1 / 2),), read_power=True, transform="hadamard")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
 from duotone.cache.packed import Codes, PackedTensor
-from duotone.cache.pair import UNKNOWN, Layout, PackedPair, ReadPower
+from duotone.cache.pair import Layout, PackedPair
 from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.cache.runs import RunMember, run_members
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -29,10 +29,8 @@ class LayerStore:
     wants them, where it can; layers that share codes keep the canonical order.
     """
 
-    def __init__(
-        self, spec: CacheSpec, read: ReadPower = UNKNOWN, layout: Layout | None = None
-    ) -> None:
-        self.spec, self.read, self.layout = spec, read, layout
+    def __init__(self, spec: CacheSpec, layout: Layout | None = None) -> None:
+        self.spec, self.layout = spec, layout
         self.sources: dict[str, LayerStore] = {}
         self.runs: dict[str, RunMember] = {}
         self.is_source = False
@@ -107,7 +105,7 @@ class LayerStore:
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go where they are kept."""
-        new, old = PackedPair.pack(key, value, spec, piece, self.read), getattr(self, name)
+        new, old = PackedPair.pack(key, value, spec, piece), getattr(self, name)
         own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
         setattr(self, name, own if old is None else old.append(own, piece.join))
         for which, member in self.runs.items():

@@ -204,13 +204,11 @@ def pack_tensor(
     x: Float[Tensor, "batch kv_heads tokens head_dim"],
     spec: TensorSpec,
     spans: BlockTable,
-    read_power: Float[Tensor, "kv_heads head_dim"] | None = None,
     decoding: bool = False,
 ) -> PackedTensor:
     """Quantize and pack the tokens of x, each span of `spans` with ranges of its own.
 
     Tokens past a sequence's length are padding and enter no statistic.
-    read_power: how strongly the model reads each channel, for `spec.read_power`.
     decoding: the tokens leave a window at a decode step, for `spec.hybrid_at`.
     """
     dtype = x.dtype
@@ -221,19 +219,18 @@ def pack_tensor(
         parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
         blocks = spans
     else:
-        blocks, parts = _pack_blocks(x, spec, spans, read_power, decoding)
+        blocks, parts = _pack_blocks(x, spec, spans, decoding)
     return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
 
 
 def _pack_blocks(
-    x: Tensor, spec: TensorSpec, spans: BlockTable, read_power: Tensor | None, decoding: bool
+    x: Tensor, spec: TensorSpec, spans: BlockTable, decoding: bool
 ) -> tuple[BlockTable, dict[str, Tensor]]:
     """Quantize block by block; codes come back in token order, parameters one row per block."""
     blocks = spans.split(spec.group)
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
-    power = None if read_power is None else read_power.to(x.device)[:, None]
-    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, power, decoding), spec)
+    parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, decoding), spec)
     return blocks, {
         name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()

@@ -17,17 +17,6 @@ from duotone.quant import KVSpec, TensorSpec
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
 
-@dataclass(frozen=True)
-class ReadPower:
-    """With what power a layer's weights read each channel of K and V; None where not known."""
-
-    key: Float[Tensor, "kv_heads channels"] | None = None
-    value: Float[Tensor, "kv_heads channels"] | None = None
-
-
-UNKNOWN = ReadPower()
-
-
 @runtime_checkable
 class LaidOut(Protocol):
     """Codes of K and V in an order that a kernel owns."""
@@ -72,15 +61,13 @@ class PackedPair:
     records: LaidOut | None = None
 
     @classmethod
-    def pack(
-        cls, key: States, value: States, spec: KVSpec, piece: Piece, read: ReadPower = UNKNOWN
-    ) -> PackedPair:
+    def pack(cls, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
         """Quantize the tokens that `piece` takes out of dense K and V."""
 
-        def packed(x: Tensor, tensor: TensorSpec, power: Tensor | None) -> PackedTensor:
-            return pack_tensor(piece.take.apply(x), tensor, piece.spans, power, piece.decoding)
+        def packed(x: Tensor, tensor: TensorSpec) -> PackedTensor:
+            return pack_tensor(piece.take.apply(x), tensor, piece.spans, piece.decoding)
 
-        return cls(packed(key, spec.key, read.key), packed(value, spec.value, read.value))
+        return cls(packed(key, spec.key), packed(value, spec.value))
 
     @property
     def codes_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import compare, evaluate, generate, plan, report, schemes
+from . import compare, evaluate, generate, plan, report, schemes, tune
 
 app = typer.Typer(
     name="duotone",
@@ -18,6 +18,7 @@ app.command("compare")(compare.command)
 app.command("generate")(generate.command)
 app.command("schemes")(schemes.command)
 app.command("evaluate")(evaluate.command)
+app.command("tune")(tune.command)
 app.command("plan")(plan.command)
 app.command("report")(report.command)
 

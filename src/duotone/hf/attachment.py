@@ -14,10 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from duotone.cache import ReadPower
 from duotone.hf.attention import NAME, register
-from duotone.hf.facts import ModelFacts
-from duotone.hf.read_power import read_powers
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
 
@@ -29,7 +26,6 @@ class Attachment:
         register()
         self._model = weakref.ref(model)
         self._holders = 0
-        self._read_powers: list[ReadPower] | None = None
         self._parameters = inspect.signature(model.forward)
         self._previous = _text_implementation(model)
         _set_text_implementation(model, NAME)
@@ -62,13 +58,6 @@ class Attachment:
             for hook in self._hooks:
                 hook.remove()
             _set_text_implementation(model, self._previous)
-
-    def read_powers(self, facts: ModelFacts) -> list[ReadPower]:
-        """With what power each layer's weights read K and V; read once."""
-        model = self._model()
-        if self._read_powers is None and model is not None:
-            self._read_powers = read_powers(model, facts)
-        return self._read_powers or []
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

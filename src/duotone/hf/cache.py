@@ -24,11 +24,6 @@ from duotone.hf.steps import Steps
 from duotone.quant import CacheSpec
 
 
-def reads_weights(spec: CacheSpec) -> bool:
-    """Some tensor's channels are ordered by the model's weights."""
-    return any(tensor.read_power for tensor in spec.tensors)
-
-
 class QuantizedCache(Cache):
     """Few-bit cache for one model and one batch of sequences.
 
@@ -69,10 +64,9 @@ class QuantizedCache(Cache):
         """An empty store for one layer."""
         spec = self.spec.at_layer(index)
         # A sliding window acts through a mask, which kernels with a layout do not take.
-        layout = None if self.facts.sliding[index] else code_layout(spec, self.impl, self._device)
-        if not reads_weights(spec):
-            return LayerStore(spec, layout=layout)
-        return LayerStore(spec, self._attachment.read_powers(self.facts)[index], layout)
+        sliding = self.facts.sliding[index]
+        layout = None if sliding else code_layout(spec, self.impl, self._device)
+        return LayerStore(spec, layout)
 
     def _share_codes(self) -> None:
         """Tell the stores whose codes they read, and with whom they average theirs."""

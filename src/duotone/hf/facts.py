@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -37,8 +34,6 @@ TESTED_FAMILIES = (
     "qwen3_vl",
     "smolvlm",
 )
-# Families whose RoPE turns channels 2i and 2i + 1 into each other; elsewhere i and i + half.
-INTERLEAVED_ROPE = ("glm4v", "glm4v_text")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
@@ -129,18 +124,6 @@ def _sliding_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
 def _visual_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     ids = (getattr(config, field, None) for field in VISUAL_TOKEN_FIELDS)
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
-
-
-def rotary_pairs(config: PreTrainedConfig, head_dim: int) -> Int[Tensor, " {head_dim}"]:
-    """The channel that RoPE mixes each channel with; itself behind a partial rotation."""
-    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    partner = torch.arange(head_dim)
-    if config.model_type in INTERLEAVED_ROPE:
-        partner[:rotated] = partner[:rotated] ^ 1
-    else:
-        partner[:rotated] = partner[:rotated].roll(rotated // 2)
-    return partner
 
 
 def _check_channels(head_dim: int, tensor: TensorSpec) -> None:

@@ -95,14 +95,12 @@ def quantize(
     x: Float[Tensor, "*b tokens channels"],
     spec: TensorSpec,
     mask: Bool[Tensor, "*b tokens"] | None = None,
-    read_power: Float[Tensor, "*#b channels"] | None = None,
     decoding: bool = False,
 ) -> Quantized:
     """Quantize x [..., tokens, channels] as `spec` says.
 
     mask: False at padding tokens: they enter no statistic, and their codes are 0.
-    read_power: how much each channel's error matters to the model, for `spec.read_power`; without
-        it all channels matter alike.
+    it all channels matter alike.
     decoding: x are tokens of a decode step, for `spec.hybrid_at`.
     Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta, energy and gain,
     which move levels and leave codes alone. Ties between two levels go up.
@@ -116,7 +114,7 @@ def quantize(
     groups = group(wide, spec)
     valid = group(mask.unsqueeze(-1).expand_as(wide), spec)
     if spec.classes:
-        result = _by_classes(groups, valid, spec, read_power)
+        result = _by_classes(groups, valid, spec)
     elif decoding and spec.hybrid_at == "prefill":
         result = _symmetric_hybrid(groups, valid, spec)
     else:
@@ -222,9 +220,9 @@ def _symmetric_hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     return replace(result, zero_point=torch.zeros_like(result.scale), symmetric=symmetric)
 
 
-def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec, read_power: Tensor | None) -> _Groups:
+def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     """Grouped x [..., blocks, channels, n]: sort channels by class, quantize each class, unsort."""
-    numbers = assign_classes(_power_about_mean(x, mask, spec, read_power), spec)
+    numbers = assign_classes(_power_about_mean(x, mask, spec), spec)
     order = class_order(numbers).unsqueeze(-1)
     counts = class_counts(spec, x.shape[-2])
     sizes = [count for _, count in counts]
@@ -241,13 +239,10 @@ def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec, read_power: Tensor | 
     return _Groups(codes, scale, zero_point, negative, classes=numbers.unsqueeze(-1))
 
 
-def _power_about_mean(
-    x: Tensor, mask: Tensor, spec: TensorSpec, read_power: Tensor | None
-) -> Tensor:
+def _power_about_mean(x: Tensor, mask: Tensor, spec: TensorSpec) -> Tensor:
     """What a channel's error would cost, [..., blocks, channels]: the order of the classes."""
     centred = (x - masked_mean(x, mask)) * mask
-    power = (energy_weights(centred, spec.energy) * centred.square()).sum(-1)
-    return power if read_power is None or not spec.read_power else power * read_power.unsqueeze(-2)
+    return (energy_weights(centred, spec.energy) * centred.square()).sum(-1)
 
 
 def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
@@ -258,7 +253,7 @@ def _one_class(
     x: Tensor, mask: Tensor, spec: TensorSpec, bits: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     if bits:
-        return _levels(x, mask, spec.replace(bits=bits, classes=None, read_power=False))
+        return _levels(x, mask, spec.replace(bits=bits, classes=None))
     mean = _stored(masked_mean(x, mask), spec)
     return torch.zeros_like(x), torch.zeros_like(mean), mean
 

@@ -45,7 +45,7 @@ def assign_classes(
 ) -> UInt8[Tensor, "*b channels"]:
     """The class number of every channel: the largest first, ties by channel number.
 
-    variance: what leaving a channel to its mean would cost; see `TensorSpec.energy`, `read_power`.
+    variance: what leaving a channel to its mean would cost; see `TensorSpec.energy`.
     """
     channels = variance.shape[-1]
     sizes = torch.tensor([count for _, count in class_counts(spec, channels)])

@@ -10,10 +10,14 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+
+# Specs that a search wrote, frozen with the package.
+PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def _duotone(bits: int = 1) -> CacheSpec:
 
     Needs no data to use; that these constants suit other models is not shown.
 
-    At 1 and 2 bits: unequal channels in K and V, ordered by what they cost the model; keys in
+    At 1 and 2 bits: unequal channels in K and V, ordered by their weighed variance; keys in
     groups of 64 tokens; levels fitted to the tokens that stand out, and V's a further gain apart,
     which undoes what few levels lose of what tokens share. More bits need none of it.
     """
@@ -48,9 +52,9 @@ def _duotone(bits: int = 1) -> CacheSpec:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit")
         return _visual(tensor, tensor, ranges="run")
     key_classes, value_classes, gain = _DUOTONE_CHANNELS[bits]
-    shared = {"levels": "lloyd", "read_power": True}
-    key = TensorSpec(bits, group=64, gain="fit", classes=key_classes, energy=1.0, **shared)
-    value = TensorSpec(bits, gain=gain, classes=value_classes, energy=1.5, **shared)
+    lloyd = TensorSpec(bits, levels="lloyd")
+    key = lloyd.replace(group=64, gain="fit", classes=key_classes, energy=1.0)
+    value = lloyd.replace(gain=gain, classes=value_classes, energy=1.5)
     return _visual(key, value, ranges="run")
 
 
@@ -196,6 +200,11 @@ def _pyramidinfer(bits: int = 1, keep: float | None = None) -> CacheSpec:
     return _dense().replace(evict=evict)
 
 
+def _tuned() -> CacheSpec:
+    """What `duotone tune` chose for duotone-tiny's three tasks (results/tune, docs/tune.md)."""
+    return CacheSpec.from_json((PRESETS / "duotone-tuned.json").read_text(encoding="utf-8"))
+
+
 def _dense() -> CacheSpec:
     return CacheSpec(visual="dense", text="dense")
 
@@ -203,7 +212,7 @@ def _dense() -> CacheSpec:
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
         "Our data-free default: a range per image and Lloyd levels with a gain; at 1 bit, channels "
-        "have 4, 2 or 0 (K, groups of 64 tokens) and 2, 1 or 0 bits (V) by what they cost",
+        "have 4, 2 or 0 (K, groups of 64 tokens) and 2, 1 or 0 bits (V) by their variance",
         _duotone,
     ),
     "calibquant": Scheme(
@@ -254,6 +263,11 @@ SCHEMES: dict[str, Scheme] = {
         "Drops the tokens that the last fifth of the prompt attends to least, more of them in "
         "deeper layers, in 16 bit at the memory of `bits` bits (PyramidInfer, arXiv 2405.12532)",
         _pyramidinfer,
+    ),
+    "duotone-tuned": Scheme(
+        "The spec that duotone tune found on duotone-tiny's calibration samples at 1.3 true bits; "
+        "fits any depth",
+        _tuned,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
 }

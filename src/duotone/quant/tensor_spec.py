@@ -39,8 +39,6 @@ class TensorSpec(Record):
         order the channels and in a last least-squares fit of each channel's levels about the mean
         (before `gain`). Attention picks tokens that stand out; 0 lets all count alike and fits
         nothing. Along tokens, asymmetric.
-    read_power: the variances that order the channels are multiplied by the power with which the
-        model reads each channel (K: W_q, V: W_o), where the cache knows it.
     transform: None, or "hadamard": channels are turned by a Hadamard matrix before quantization and
         q (for K) or the output (for V) by the same one while decoding. Costs no bytes and two
         products of head_dim x head_dim per step and head.
@@ -58,7 +56,6 @@ class TensorSpec(Record):
     gain: float | Literal["fit"] = 1.0
     classes: tuple[tuple[int, float], ...] | None = None
     energy: float = 0.0
-    read_power: bool = False
     transform: Literal["hadamard"] | None = None
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
@@ -84,9 +81,6 @@ class TensorSpec(Record):
         self._check_energy()
         ok = self.transform in (None, "hadamard")
         require(ok, "transform must be None or 'hadamard'", self.transform, "Pick one of them.")
-        remedy = "Rotated channels are all read alike."
-        ok = not (self.transform and self.read_power)
-        require(ok, "read_power needs transform=None", self.transform, remedy)
 
     def _check_gain(self) -> None:
         fit = self.gain == "fit"
@@ -127,9 +121,6 @@ class TensorSpec(Record):
         ok = not self.energy or (self.along == "tokens" and self.mapping == "asymmetric")
         remedy = "Tokens are weighed against each other in the statistics along tokens."
         require(ok, "energy needs along='tokens', mapping='asymmetric'", self.along, remedy)
-        ok = not self.read_power or self.classes is not None
-        remedy = "It orders the channels into classes and does nothing else."
-        require(ok, "read_power needs classes", self.read_power, remedy)
 
     @property
     def nominal_bits(self) -> float:

@@ -1,0 +1,186 @@
+"""`duotone tune`: search for the best cache within a budget, on one's own model and samples."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import (
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    check_folder,
+    error_console,
+    load_model,
+    print_json,
+    user_errors,
+)
+
+EMBEDDED_TASKS = ("captions", "documents", "sequences")
+DEFAULT_MINUTES = 10.0
+
+
+@user_errors
+def command(
+    task: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="captions, documents, sequences, gsm8k, ..., or .jsonl files of your own; the "
+            "spec is good for all of them together.",
+            show_default="the embedded tasks",
+        ),
+    ] = None,
+    budget_bits: Annotated[
+        float | None, typer.Option("--budget-bits", "-b", help="True bits per number of K and V.")
+    ] = None,
+    budget_bytes: Annotated[
+        int | None, typer.Option(help="Instead: bytes per sequence, mean over the samples.")
+    ] = None,
+    bits_of: Annotated[
+        str | None,
+        typer.Option(
+            help="visual: all bytes that hold the prompts' visual tokens; cache: all bytes.",
+            show_default="visual where every prompt has a picture",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", help="Per task, searched on.")] = 8,
+    heldout: Annotated[int, typer.Option(help="Per task, for the report alone.")] = 16,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="For all of it; the search ends in time.", show_default="10"),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="End the search after so many trials in all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="No rules for single layers: fits any depth.")
+    ] = False,
+    sampler: Annotated[str, typer.Option(help="nsga2 or tpe.")] = "nsga2",
+    ceiling: Annotated[float, typer.Option(help="Times the budget: the front's upper end.")] = 8.0,
+    out: Annotated[
+        Path, typer.Option(help="New folder; one of an earlier search goes on with it.")
+    ] = Path("tuned"),
+    model: ModelOption = None,
+    batch_size: Annotated[int, typer.Option()] = 8,
+    scores: Annotated[
+        bool, typer.Option(help="Also generate held-out answers with a few specs.")
+    ] = True,
+    plot: Annotated[bool, typer.Option(help="Also draw the front (needs matplotlib).")] = True,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Search for the spec closest to 16 bit within a budget; write it with a report.
+
+    Searches bits by channel and layer, axes, groups, levels, windows, sharing and rotation, by
+    next-token divergence from the 16-bit cache on a first part of the samples. All reported
+    numbers are of other samples, which the search never sees. Started again with the same --out,
+    it goes on where it ended.
+
+    [bold]Examples[/bold]
+
+      duotone tune --budget-bits 1.3
+
+      duotone tune mine.jsonl --budget-bits 2 --model OpenGVLab/InternVL3-1B-hf --out tuned/mine
+
+      duotone compare --scheme tuned/spec.json
+    """
+    from duotone.tune import TuneSettings, make_job, make_report, write_report
+
+    _check_plot(plot)
+    check_folder(out)
+    settings = TuneSettings(
+        budget_bits=budget_bits,
+        budget_bytes=budget_bytes,
+        bits_of=bits_of,
+        samples=samples,
+        heldout=heldout,
+        batch_size=batch_size,
+        seed=seed,
+        portable=portable,
+        ceiling=ceiling,
+        sampler=sampler,
+    )
+    tasks = _tasks(task, model)
+    if minutes is None and trials is None:
+        minutes = DEFAULT_MINUTES
+    loaded = load_model(model, device)
+    with _bars() as progress:
+        job = make_job(loaded, tasks, settings, out, progress)
+        tuned = job.search(trials, minutes)
+        report = make_report(job, tuned, scores=scores)
+    files = write_report(report, out, plot=plot)
+    if json_output:
+        print_json(report)
+    else:
+        _show(report, files)
+
+
+def _check_plot(plot: bool) -> None:
+    if plot:
+        from duotone.tune.plot import need_matplotlib
+
+        need_matplotlib()
+
+
+def _tasks(names: list[str] | None, model: str | None) -> list[Any]:
+    from duotone.loading import EMBEDDED
+    from duotone.tasks import get_task
+
+    if not names and model not in (None, EMBEDDED):
+        raise ValueError(
+            f"samples of your own must be named for {model!r}: a .jsonl file of "
+            '{"images": [...], "question": ..., "answers": [...]}, or a task'
+        )
+    tasks = [get_task(name) for name in names or EMBEDDED_TASKS]
+    known = [task.name for task in tasks]
+    if len(set(known)) < len(known):
+        raise ValueError(f"tasks must have different names, got {known}")
+    return tasks
+
+
+@contextmanager
+def _bars() -> Iterator[Any]:
+    """One bar on stderr per stage; yields a function of (stage, done, total)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    stages: dict[str, Any] = {}
+    with Progress(*columns, console=error_console(), transient=True) as bars:
+
+        def progress(stage: str, done: int, total: int | None) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
+            bars.update(stages[stage], completed=done, total=total)
+
+        yield progress
+
+
+def _show(report: dict[str, Any], files: list[Path]) -> None:
+    """The chosen spec beside the published schemes, and what to do with it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    chosen = report["heldout"]["chosen"]
+    table = Table(
+        "", "true bits", "KL", "found: bits", "KL", title="held out", title_justify="left"
+    )
+    for row in report["comparisons"]:
+        ours = [f"{row['its_bits']:.2f}", f"{row['its_kl']:.2g}"] if "by" in row else ["-", "-"]
+        table.add_row(row["label"], f"{row['bits']:.2f}", f"{row['kl']:.2g}", *ours)
+    console.print(table)
+    console.print(
+        f"[bold]Chosen: {chosen['bits']:.3f} true bits, KL {chosen['kl']:.2g} on held-out "
+        f"samples[/], out of {report['trials']['measured']} trials."
+    )
+    console.print("Written: " + ", ".join(str(file) for file in files), soft_wrap=True)
+    spec = files[0]
+    console.print(f"Use it:  duotone compare --scheme {spec}", soft_wrap=True)
+    console.print(
+        f"         spec = duotone.CacheSpec.from_json(Path({str(spec)!r}).read_text())",
+        soft_wrap=True,
+    )

@@ -1,0 +1,27 @@
+"""Markdown of numbers: tables, intervals, and where a result came from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Result = Mapping[str, Any]
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A GitHub table; pipes inside cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )
+
+
+def with_interval(interval: Mapping[str, float], digits: int = 3) -> str:
+    """Value and half the width of its interval: '0.912 ± 0.014'."""
+    half_width = (interval["high"] - interval["low"]) / 2
+    return f"{interval['value']:.{digits}f} ± {half_width:.{digits}f}"
+
+
+def source(result: Result) -> str:
+    """Device, versions, commit and date."""
+    tools = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if k != "python")
+    commit = (result["commit"] or "no commit")[:10]
+    return f"{result['device']}; {tools}; commit {commit}; {result['created'][:10]}"

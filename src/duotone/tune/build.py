@@ -1,0 +1,150 @@
+"""A point of the space -> a `CacheSpec`. Pure; what is no valid spec raises ValueError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from duotone.quant import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+
+from .space import SHARES
+
+Counts = dict[int, int]  # width in bits -> sixteenths of the channels
+WIDEST = 8
+# Order of the layers of K and of V: the one that a coarse cache hurts most comes first.
+Ranking = Mapping[str, Sequence[int]]
+
+
+def counts_of(point: Mapping[str, Any], which: str) -> Counts:
+    """{bits: sixteenths of the channels}: what earlier shares leave over bounds the later ones."""
+    left, counts = SHARES, {}
+    for name, width in zip(("first", "second", "third"), (1, 2, 4), strict=True):
+        bits, share = point[f"{which}_top"] // width, min(left, point[f"{which}_{name}"])
+        if bits and share:
+            counts[bits] = share
+            left -= share
+    return counts
+
+
+def boosted(counts: Counts) -> Counts:
+    """About twice the code bits: every share twice as large; wider codes where there is no room."""
+    if sum(counts.values()) == SHARES:
+        return {min(WIDEST, 2 * bits): share for bits, share in _merge(counts, 2)}
+    left, doubled = SHARES, {}
+    for bits, share in counts.items():
+        doubled[bits] = min(left, 2 * share)
+        left -= doubled[bits]
+    return {bits: share for bits, share in doubled.items() if share}
+
+
+def _merge(counts: Counts, factor: int) -> list[tuple[int, int]]:
+    """Shares by width once widths above the widest have become that one."""
+    merged: Counts = {}
+    for bits, share in counts.items():
+        width = min(WIDEST // factor, bits)
+        merged[width] = merged.get(width, 0) + share
+    return list(merged.items())
+
+
+def starved(counts: Counts) -> Counts:
+    """About half the code bits: narrower codes where all channels have some, else half shares."""
+    if sum(counts.values()) == SHARES and min(counts) > 1:
+        return {bits // 2: share for bits, share in counts.items()}
+    return {bits: (share + 1) // 2 for bits, share in counts.items()}
+
+
+def _widths(counts: Counts, classes: bool) -> dict[str, Any]:
+    """classes: unequal channels are possible; where not, all channels have the widest codes."""
+    if counts and (not classes or list(counts.values()) == [SHARES]):
+        return {"bits": max(counts)}
+    return {"classes": tuple((bits, share / SHARES) for bits, share in counts.items())}
+
+
+def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpec:
+    """The quantizer of K or V with these widths; choices without effect there are left out."""
+
+    def chosen(name: str) -> Any:
+        return point[f"{which}_{name}"]
+
+    fields = {name: chosen(name) for name in ("along", "mapping", "levels")}
+    fields["group"] = chosen("group") or None
+    fields["transform"] = None if chosen("transform") == "none" else chosen("transform")
+    asymmetric = fields["mapping"] == "asymmetric"
+    by_channel = asymmetric and fields["along"] == "tokens"
+    fields |= _widths(counts, classes=by_channel)
+    if asymmetric:
+        fit = chosen("fit_gain") and by_channel
+        fields["gain"] = "fit" if fit else round(chosen("gain"), 3)
+    if by_channel:
+        fields["energy"] = chosen("energy")
+    if fields["levels"] == "uniform":
+        fields["shrink"] = round(chosen("shrink"), 3)
+    return TensorSpec(eta=round(chosen("eta"), 3), **fields)
+
+
+def _change(point: Mapping[str, Any], which: str, place: int, layers: int) -> Counts:
+    """Widths of the layer at `place` in the ranking."""
+    counts = counts_of(point, which)
+    if place < point[f"{which}_boosted"]:
+        return boosted(counts)
+    return starved(counts) if place >= layers - point[f"{which}_starved"] else counts
+
+
+def policies(point: Mapping[str, Any], layers: int, ranking: Ranking) -> list[KVSpec]:
+    """The quantizers of every layer."""
+    tensors = {
+        which: {
+            layer: tensor_of(point, which, _change(point, which, place, layers))
+            for place, layer in enumerate(ranking[which])
+        }
+        for which in ("key", "value")
+    }
+    return [KVSpec(tensors["key"][i], tensors["value"][i]) for i in range(layers)]
+
+
+def layer_rules(kinds: Sequence[KVSpec], name: str) -> tuple[KVSpec, tuple[LayerRule, ...]]:
+    """The most frequent policy, and a rule for each run of layers that has another."""
+    common = max(dict.fromkeys(kinds), key=list(kinds).count)
+    rules, start = [], 0
+    for stop in range(1, len(kinds) + 1):
+        if stop == len(kinds) or kinds[stop] != kinds[start]:
+            if kinds[start] != common:
+                rules.append(LayerRule(start, stop, **{name: kinds[start]}))
+            start = stop
+    return common, tuple(rules)
+
+
+def _text_stream(bits: int) -> KVSpec:
+    """KIVI's axes for the text beside visual spans."""
+    return KVSpec(
+        TensorSpec(bits, along="tokens", group=32), TensorSpec(bits, along="channels", group=32)
+    )
+
+
+def _share(point: Mapping[str, Any], layers: int) -> Sharing | None:
+    starts = [point.get(f"{which}_share_from", layers) for which in ("key", "value")]
+    key, value = (start if start < layers else None for start in starts)
+    return None if key is value is None else Sharing(key=key, value=value)
+
+
+def natural_ranking(layers: int) -> Ranking:
+    """Layers in their own order, for both."""
+    return {which: tuple(range(layers)) for which in ("key", "value")}
+
+
+def spec_of(point: Mapping[str, Any], layers: int, ranking: Ranking | None = None) -> CacheSpec:
+    """The spec of a point. Errors: ValueError where the choices contradict each other."""
+    kinds = policies(point, layers, ranking or natural_ranking(layers))
+    spans = point.get("policy", "stream") == "spans"
+    policy, rules = layer_rules(kinds, "visual" if spans else "text")
+    fields: dict[str, Any] = {"layers": rules, "share": _share(point, layers)}
+    stream = {name: point[name] for name in ("sink", "recent", "key_norm")}
+    if spans:
+        tau = point["tau"]
+        fields["tau"] = None if tau == "none" else tuple(float(t) for t in tau.split(","))
+        text_bits = point.get("text_bits", 0)
+        fields |= {"visual": policy, "ranges": point["ranges"]}
+        fields |= {"text": _text_stream(text_bits), **stream} if text_bits else {"text": "dense"}
+    else:
+        fields |= {"visual": "text", "text": policy, **stream}
+    return CacheSpec(**fields)

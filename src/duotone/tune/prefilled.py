@@ -1,0 +1,156 @@
+"""Batches whose 16-bit part is done once: a dense cache, the 16-bit answers and distributions.
+
+What is kept of a batch is all that any spec needs: `QuantizedCache.absorb` turns the dense cache
+into the spec's, and the model then reads only the question and the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from duotone.inference import Batch, ask_later, generate, make_cache
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """One batch of B prompts, ready for any spec.
+
+    dense: the 16-bit cache of the first `read` tokens: pictures, where the question is asked later,
+        or the whole prompt.
+    tail: what the model reads behind them, by the name of its argument: [B, question + answer - 1]
+        ids, or the same embedded. mask: [B, read + tail], padding of the prompt left out.
+    counted: [B, answer] the tokens of the answers that count. steps: logits at the tail's end, one
+        per token of the longest answer that has any.
+    reference: logits of the 16-bit cache at the counted tokens.
+    """
+
+    batch: Batch
+    dense: Any
+    read: int
+    tail: dict[str, Tensor]
+    mask: Int[Tensor, "batch tokens"]
+    counted: Bool[Tensor, "batch answer"]
+    reference: Float[Tensor, "counted vocabulary"] | None = None
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens of question and answer that the model reads."""
+        return self.mask.shape[1] - self.read
+
+    @property
+    def answer_tokens(self) -> int:
+        """Logits wanted, at the last so many tokens."""
+        return self.counted.shape[1]
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens of the tail that belong to the prompt, padding included."""
+        return self.batch.attention_mask.shape[1] - self.read
+
+
+def later_where_possible(batch: Batch) -> Batch:
+    """Ask the question after the pictures where every prompt of the batch has one."""
+    pictured = batch.is_embedded and bool(batch.visual_mask.any(1).all())
+    return ask_later(batch) if pictured else batch
+
+
+def can_prefill(model: Any, batch: Batch) -> bool:
+    """Whether reading goes on behind a dense cache by mask and plain positions alone."""
+    text = model.config.get_text_config(decoder=True)
+    return batch.is_embedded or text is model.config
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _prefill(model: Any, batch: Batch) -> Any:
+    """The 16-bit cache of the whole prompt."""
+    cache = make_cache(model, None, batch)
+    positions = _positions(batch.attention_mask)
+    model(
+        **batch.model_inputs,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return cache
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(ids, True at tokens), both [B, longest]."""
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids.to(device), (torch.arange(ids.shape[1]) < lengths[:, None]).to(device)
+
+
+def _tail(model: Any, batch: Batch, read: int, answers: Tensor) -> dict[str, Tensor]:
+    """The question's part behind `read` and all but the answers' last token."""
+    fed = answers[:, :-1]
+    if not batch.is_embedded:
+        return {"input_ids": torch.cat([batch.model_inputs["input_ids"][:, read:], fed], 1)}
+    question = batch.model_inputs["inputs_embeds"][:, read:]
+    embedded = model.get_input_embeddings()(fed).to(question)
+    return {"inputs_embeds": torch.cat([question, embedded], 1)}
+
+
+@torch.inference_mode()
+def prefill(model: Any, batch: Batch, max_new_tokens: int) -> Prefilled:
+    """Answer a batch through the 16-bit cache, and keep what comparisons with it need.
+
+    The first token of an answer counts only where the question was asked later: read in one step,
+    a prompt attends in full precision and its first answer token sees no quantized cache.
+    """
+    token_ids = generate(model, batch, make_cache(model, None, batch), max_new_tokens).token_ids
+    answers, counted = _padded(token_ids, batch.attention_mask.device)
+    read = batch.pictures_end or batch.attention_mask.shape[1]
+    dense = batch.pictures_read[0] if batch.pictures_end else _prefill(model, batch)
+    if not batch.pictures_end:
+        counted = counted[:, 1:]
+    fed = torch.ones_like(answers[:, :-1]).to(batch.attention_mask)
+    mask = torch.cat([batch.attention_mask, fed], 1)
+    made = Prefilled(batch, dense, read, _tail(model, batch, read, answers), mask, counted)
+    if not made.counted.any():
+        return made
+    cache = make_cache(model, None, batch)
+    for index, layer in enumerate(dense.layers):
+        cache.update(layer.keys, layer.values, index)
+    reference = read_tail(model, made, cache, [slice(0, made.tail_tokens)])
+    return Prefilled(batch, dense, read, made.tail, mask, counted, reference)
+
+
+def read_tail(
+    model: Any, prefilled: Prefilled, cache: Any, steps: Sequence[slice]
+) -> Float[Tensor, "counted vocabulary"]:
+    """Logits at the counted tokens, the tail read through `cache` in the given steps."""
+    positions = _positions(prefilled.mask)
+    wanted = prefilled.tail_tokens - prefilled.answer_tokens
+    logits = []
+    for step in steps:
+        here = slice(prefilled.read + step.start, prefilled.read + step.stop)
+        keep = step.stop - max(step.start, wanted)
+        output = model(
+            **{name: tensor[:, step] for name, tensor in prefilled.tail.items()},
+            attention_mask=prefilled.mask[:, : here.stop],
+            position_ids=positions[:, here],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=max(keep, 1),
+        ).logits
+        logits += [output[:, -keep:]] if keep > 0 else []
+    return _without_suppressed(model, torch.cat(logits, 1)[prefilled.counted])
+
+
+def _without_suppressed(model: Any, logits: Tensor) -> Tensor:
+    """The distributions that `generate` picks from: some models never write some tokens."""
+    suppressed = model.generation_config.suppress_tokens
+    if suppressed:
+        logits = logits.index_fill(-1, torch.tensor(suppressed, device=logits.device), -torch.inf)
+    return logits

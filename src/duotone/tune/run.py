@@ -1,0 +1,266 @@
+"""`tune`: samples, one 16-bit pass, sensitivity, search, and the held-out report, in this order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from duotone import CacheSpec
+from duotone.evaluate.records import describe
+from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.loading import Loaded
+from duotone.planning import plan
+from duotone.provenance import device_name, stamp
+from duotone.tasks import Task
+
+from .batches import (
+    PromptCounts,
+    check_model,
+    encode_task,
+    longest_prompt,
+    prefill_task,
+    prompt_counts,
+)
+from .bits import BitsOf
+from .build import spec_of
+from .front import best_within
+from .prefilled import Prefilled
+from .samples import Parts, split_task
+from .search import JOURNAL, Search, Tried, need_optuna
+from .seeds import known_specs, seed_points
+from .sensitivity import Sensitivity, measure_sensitivity
+from .settings import TuneSettings, check_resumable, remember
+from .space import Space, merged, prefixed, space_for
+from .trials import Meter
+
+# Called with (stage, done, total); total None where there is no end but time.
+Progress = Callable[[str, int, int | None], None]
+# Of the minutes granted, what the search may take with all before it; the rest is the report's.
+SEARCH_SHARE = 0.6
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    """No progress."""
+
+
+@dataclass
+class Tuned:
+    """What a search came to. chosen: the best trial within `budget_bits`."""
+
+    chosen: Tried
+    budget_bits: float
+    tried: list[Tried]
+    sensitivity: Sensitivity
+    space: Space
+    of: BitsOf
+    pruned: int
+    seconds: float
+
+
+@dataclass
+class Job:
+    """One search: a loaded model, tasks in two disjoint parts, settings, and where to keep it."""
+
+    loaded: Loaded
+    parts: Sequence[Parts]
+    settings: TuneSettings
+    out: Path
+    progress: Progress = _silent
+    started: float = field(default_factory=monotonic)
+
+    def __post_init__(self) -> None:
+        need_optuna()
+        check_model(self.loaded)
+        self.facts: ModelFacts = model_facts(self.loaded.model)
+        size = self.settings.batch_size
+        self.encoded = {p.search.name: self.encode(p.search, size) for p in self.parts}
+        everything = [batch for batches in self.encoded.values() for batch in batches]
+        self.counts: PromptCounts = prompt_counts(self.loaded, everything)
+        self.of: BitsOf = self._bits_of()
+        spans = self.counts.all_pictured
+        self.space = space_for(
+            self.facts.layers,
+            visual=spans,
+            text=self.of == "cache",
+            portable=self.settings.portable,
+        )
+        self._check_reach()
+        # Before the folder exists: a new file in the tree would make the commit a dirty one.
+        self.header = stamp(self.loaded.model.device)
+        kept = self.all_settings()
+        if not check_resumable(self.out, kept):
+            remember(self.out, kept)
+
+    def encode(self, task: Task, batch_size: int) -> list[dict[str, Any]]:
+        """A task's prompts as tensors."""
+        longest = longest_prompt(self.loaded.model, task.max_new_tokens)
+        return encode_task(self.loaded, task, batch_size, longest)
+
+    def _bits_of(self) -> BitsOf:
+        asked = self.settings.bits_of
+        if asked == "visual" and not self.counts.all_pictured:
+            raise ValueError(
+                "bits_of='visual' needs samples that all have pictures; use --bits-of cache"
+            )
+        return asked or ("visual" if self.counts.all_pictured else "cache")
+
+    def all_settings(self) -> dict[str, Any]:
+        """What a search must have in common with the one it goes on with."""
+        return {
+            **self.settings.to_dict(),
+            "bits_of": self.of,
+            "model": describe(self.loaded.model, self.loaded.name),
+            "device": device_name(self.loaded.model.device),
+            "space": self.space.digest,
+            "tasks": [part.evidence.to_dict() for part in self.parts],
+        }
+
+    @property
+    def dense_bytes(self) -> float:
+        """16-bit bytes per sequence of what the budget is for, from the prompts alone."""
+        tokens = self.counts.visual + (self.counts.text if self.of == "cache" else 0)
+        return tokens * 2 * self.facts.layers * self.facts.kv_heads * self.facts.head_dim * 2
+
+    @property
+    def budget_bits(self) -> float:
+        """The budget in true bits per number."""
+        if self.settings.budget_bits is not None:
+            return self.settings.budget_bits
+        return 16 * self.settings.budget_bytes / self.dense_bytes
+
+    def predict(self, spec: CacheSpec) -> float:
+        """Bits that the spec cannot fall below, without a model; 0 where windows decide.
+
+        Errors: ValueError for a spec that does not fit the model.
+        """
+        check_spec(self.facts, spec)
+        by_spans = spec.visual != "text"
+        kind = "visual_tokens" if by_spans else "text_tokens"
+        made = plan(self.facts, spec, **{kind: max(1, self.counts.visual or self.counts.text)})
+        return made.bits_per_element if by_spans and self.of == "visual" else 0.0
+
+    def _check_reach(self) -> None:
+        both = ("key", "value")
+        if self.counts.all_pictured:
+            thrifty = merged(
+                prefixed(both, top=1, first=1), {"text_bits": 2} if self.of == "cache" else {}
+            )
+        else:
+            thrifty = merged(
+                prefixed(both, top=1, group=256, along="tokens"), prefixed("key", first=1)
+            )
+        spec = spec_of(self.space.point(**thrifty), self.facts.layers)
+        tokens = {"visual_tokens": self.counts.visual} if self.counts.visual else {}
+        if self.of == "cache":
+            tokens["text_tokens"] = self.counts.text
+        least = plan(self.facts, spec, **tokens).bits_per_element
+        if self.budget_bits < least:
+            raise ValueError(
+                f"the budget must be within reach: the space's smallest caches take {least:.2f} "
+                f"true bits on these samples, got {self.budget_bits:.3f}; give a larger budget"
+            )
+
+    def prefilled(self, encoded: Mapping[str, list], stage: str) -> dict[str, list[Prefilled]]:
+        """The 16-bit pass over all batches."""
+        total, done = sum(map(len, encoded.values())), 0
+        tasks = {part.search.name: part.search for part in self.parts}
+        made: dict[str, list[Prefilled]] = {}
+        for name, batches in encoded.items():
+            made[name] = []
+            for batch in batches:
+                made[name] += prefill_task(self.loaded, tasks[name], [batch])
+                done += 1
+                self.progress(stage, done, total)
+        return made
+
+    def meter(self, batches: Mapping[str, list[Prefilled]]) -> Meter:
+        """Measures specs on prefilled batches."""
+        return Meter(self.loaded.model, batches, self.of, self.settings.impl)
+
+    def sensitivity(self, batches: Mapping[str, list[Prefilled]]) -> Sensitivity:
+        """Measured on the first batch of every task, or read back."""
+        kept = self.out / "sensitivity.json"
+        if kept.exists():
+            data = json.loads(kept.read_text())
+            return Sensitivity(tuple(data["key"]), tuple(data["value"]), data["baseline"])
+        found = measure_sensitivity(
+            self.loaded.model,
+            [parts[0] for parts in batches.values()],
+            self.facts.layers,
+            spans=self.counts.all_pictured,
+            of=self.of,
+            impl=self.settings.impl,
+            progress=lambda done, total: self.progress("sensitivity", done, total),
+        )
+        kept.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        return found
+
+    def search(self, trials: int | None = None, minutes: float | None = None) -> Tuned:
+        """Run or go on with the search, within `minutes` of the job's beginning."""
+        batches = self.prefilled(self.encoded, "16-bit answers")
+        sensitivity = self.sensitivity(batches)
+        search = Search(
+            self.space,
+            self.meter(batches),
+            sensitivity.ranking,
+            self.settings.ceiling * self.budget_bits,
+            seeds=seed_points(self.space),
+            seed=self.settings.seed,
+            sampler=self.settings.sampler,
+            storage=self.out / JOURNAL,
+            predict=self.predict,
+        )
+        self._first_known(search)
+        left = None if minutes is None else SEARCH_SHARE * 60 * minutes - self.elapsed
+        search.run(trials, left, lambda done, total: self.progress("search", done, total))
+        return self._tuned(search, sensitivity)
+
+    def _first_known(self, search: Search) -> None:
+        known = known_specs(self.facts.layers, has_pictures=self.counts.all_pictured)
+        for done, _ in enumerate(search.consider(known), start=1):
+            self.progress("published schemes", done, len(known))
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the job began."""
+        return monotonic() - self.started
+
+    def _tuned(self, search: Search, sensitivity: Sensitivity) -> Tuned:
+        points = [(tried.outcome.bits, tried.outcome.score) for tried in search.tried]
+        best = best_within(points, self.budget_bits)
+        if best is None:
+            raise ValueError(
+                f"no spec within {self.budget_bits:.2f} true bits was found in {search.done} "
+                "trials; run the command again with more --minutes to go on"
+            )
+        pruned = search.done - sum(tried.number >= 0 for tried in search.tried)
+        return Tuned(
+            search.tried[best],
+            self.budget_bits,
+            search.tried,
+            sensitivity,
+            self.space,
+            self.of,
+            pruned,
+            self.elapsed,
+        )
+
+
+def make_job(
+    loaded: Loaded,
+    tasks: Sequence[Task],
+    settings: TuneSettings,
+    out: str | Path,
+    progress: Progress | None = None,
+) -> Job:
+    """Split the tasks and check everything that can be checked before the model runs.
+
+    Errors: ValueError for too few samples, a budget out of reach, a folder of another search, or a
+    model that cannot be tuned; ImportError without Optuna.
+    """
+    parts = [split_task(task, settings.samples, settings.heldout) for task in tasks]
+    return Job(loaded, parts, settings, Path(out), progress or _silent)

@@ -1,0 +1,147 @@
+"""Which samples the search sees, and which it never sees.
+
+Tasks with splits of their own (the embedded ones) give the search their calibration split and the
+report their evaluation split; the generators' seeds keep them apart, and the samples' names are
+compared. In a file all splits are the same rows: the search takes the first ones, the report later
+ones that share no picture with them (no question, where there are no pictures).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from duotone.tasks import Example, Task
+
+SEARCH, HELD_OUT = "calibration", "heldout"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A source of chosen examples of one split of another source, under any split's name."""
+
+    source: object
+    split: str
+    indices: tuple[int, ...]
+
+    def __call__(self, split: str, index: int) -> Example:
+        """Example number `index` of the chosen ones."""
+        return self.source(self.split, self.indices[index])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How the two parts of one task are known to be disjoint. digests: of the samples' keys."""
+
+    task: str
+    data: str
+    key: str
+    search_split: str
+    search_samples: int
+    search_rows: tuple[int, int]
+    search_digest: str
+    heldout_split: str
+    heldout_samples: int
+    heldout_rows: tuple[int, int]
+    heldout_digest: str
+
+    def to_dict(self) -> dict:
+        """JSON-safe fields."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A task's two disjoint parts, each a task of its own."""
+
+    search: Task
+    heldout: Task
+    evidence: Evidence
+
+
+def content_key(example: Example) -> str:
+    """A digest of an example's pictures, or of its question where it has none."""
+    digest = hashlib.sha256()
+    for image in example.images:
+        pixels = image.convert("RGB")
+        digest.update(f"{pixels.size}".encode() + pixels.tobytes())
+    if not example.images:
+        digest.update(example.question.encode())
+    return digest.hexdigest()[:16]
+
+
+def _part(task: Task, split: str, indices: Sequence[int]) -> Task:
+    source = Picked(task.source, split, tuple(indices))
+    return replace(task, source=source, size=len(indices))
+
+
+def _digest(keys: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+
+
+def split_task(task: Task, search: int, heldout: int) -> Parts:
+    """`search` samples to search on and `heldout` disjoint ones to report on.
+
+    Errors: ValueError where the task has too few, or where the parts are not disjoint.
+    """
+    if search < 1 or heldout < 1:
+        raise ValueError(
+            f"both parts need at least one sample, got {search} to search on and {heldout} held "
+            "out; see --samples and --heldout"
+        )
+    picked = _by_split if task.size is None else _by_content
+    first, second, keys, splits, rule = picked(task, search, heldout)
+    common = set(keys[0]) & set(keys[1])
+    if common:
+        raise ValueError(
+            f"held-out samples of {task.name!r} must be new to the search; {len(common)} are not"
+        )
+    evidence = Evidence(
+        task.name,
+        task.fingerprint,
+        rule,
+        splits[0],
+        search,
+        (first[0], first[-1]),
+        _digest(keys[0]),
+        splits[1],
+        heldout,
+        (second[0], second[-1]),
+        _digest(keys[1]),
+    )
+    return Parts(_part(task, splits[0], first), _part(task, splits[1], second), evidence)
+
+
+def _by_split(task: Task, search: int, heldout: int):
+    """Both from row 0 of their own splits, told apart by the names of the samples."""
+    rows = (range(search), range(heldout))
+    splits = (SEARCH, HELD_OUT)
+    keys = [
+        [task.example(i, split).name for i in part]
+        for part, split in zip(rows, splits, strict=True)
+    ]
+    return *rows, keys, splits, "name (the generator's seed)"
+
+
+def _by_content(task: Task, search: int, heldout: int):
+    """The first rows, and later rows with other pictures."""
+    if task.size < search + heldout:
+        raise ValueError(
+            f"{task.name!r} must have at least {search + heldout} samples, {search} to search on "
+            f"and {heldout} held out, got {task.size}; give more, or lower --samples and --heldout"
+        )
+    keys = [content_key(task.example(i, HELD_OUT)) for i in range(search)]
+    rows, others = [], []
+    for i in range(search, task.size):
+        key = content_key(task.example(i, HELD_OUT)) if len(rows) < heldout else ""
+        if key and key not in set(keys):
+            rows.append(i)
+            others.append(key)
+    if len(rows) < heldout:
+        raise ValueError(
+            f"{task.name!r} must have {heldout} samples behind the first {search} whose pictures "
+            f"(or questions) the search does not see, got {len(rows)}; order the file by picture, "
+            "or give smaller --samples and --heldout"
+        )
+    return range(search), rows, [keys, others], (HELD_OUT, HELD_OUT), "content of the pictures"

@@ -1,0 +1,114 @@
+"""What a search starts from: known good points, and the published configurations beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import duotone
+from duotone import CacheSpec
+
+from .space import Point, Space, merged, prefixed
+
+BOTH = ("key", "value")
+
+
+def preset(**changes: object) -> Point:
+    """The shipped 1-bit preset, `duotone` @1, as a point."""
+    key = prefixed("key", top=4, first=2, second=4, group=64, fit_gain=True, energy=1.0)
+    value = prefixed("value", top=2, first=2, second=12, gain=1.25, energy=1.5)
+    return merged({"ranges": "run"}, prefixed(BOTH, levels="lloyd"), key, value, changes)
+
+
+def two_bits(**changes: object) -> Point:
+    """Unequal channels and energies at about two bits (LOG.md, 2026-11-21)."""
+    value = prefixed("value", top=4, first=2, second=12, gain=1.1)
+    return merged(preset(), prefixed("key", first=6, second=4), value, changes)
+
+
+def plain(bits: int, **changes: object) -> Point:
+    """Channel-wise levels at one width."""
+    return merged(prefixed(BOTH, top=bits), changes)
+
+
+def kivi(bits: int, recent: int = 128, **changes: object) -> Point:
+    """KIVI's axes and groups in one stream."""
+    return merged(
+        plain(bits, policy="stream", recent=recent),
+        prefixed(BOTH, group=32),
+        {"value_along": "channels"},
+        changes,
+    )
+
+
+def seed_points(space: Space) -> list[Point]:
+    """First trials: the preset and its neighbours at other widths, then the papers' schemes.
+
+    On a model without pictures the streams alone.
+    """
+    lloyd = prefixed(BOTH, levels="lloyd", energy=1.0)
+    value_even = prefixed("value", first=0, second=16, gain=1.3)
+    points = [
+        preset(),
+        preset(value_gain=1.2, key_group=128),
+        merged(preset(), value_even),
+        preset(key_first=1, key_second=5),
+        preset(key_first=3, key_second=4),
+        two_bits(),
+        two_bits(key_first=4, key_second=8),
+        merged(two_bits(), prefixed("key", first=8, second=8), prefixed("value", first=6)),
+        merged(plain(4, ranges="run"), lloyd),
+        plain(4),
+        plain(4, ranges="run", key_group=64),
+        merged(plain(8, ranges="run"), prefixed(BOTH, first=4, second=12, energy=1.0)),
+        plain(8, ranges="run"),
+        merged(plain(1), {"key_shrink": 0.5, "value_shrink": 0.3}),
+        plain(2),
+        kivi(2),
+        kivi(2, recent=32),
+        kivi(4, recent=0),
+        merged(kivi(2, recent=32, sink=8), prefixed(BOTH, levels="lloyd")),
+    ]
+    known = set(space.defaults)
+    kept = [{k: v for k, v in p.items() if k in known} for p in points]
+    usable = [p for p in kept if "policy" in known or p.get("value_along") == "channels"]
+    return [space.point(**p) for p in usable if space.holds(p)]
+
+
+def _half(layers: int) -> int:
+    return layers // 2 // 2 * 2
+
+
+# Label -> (layers of the model -> spec). XQuant's settings are made for 32 layers: here pairs of V
+# from half the depth on and two bits for K, the shape of its "vm = 16" row.
+PUBLISHED: dict[str, Callable[[int], CacheSpec]] = {
+    **{
+        f"{name} @{bits}": lambda _, name=name, bits=bits: duotone.scheme(name, bits=bits)
+        for name, widths in (
+            ("calibquant", (1, 2)),
+            ("calibquant-paper", (1, 2)),
+            ("minmax", (1, 2, 4)),
+            ("kivi", (1, 2, 4)),
+            ("kivi-sink", (2,)),
+            ("innerq", (2,)),
+        )
+        for bits in widths
+    },
+    "asymkv, K 2, V 1": lambda _: duotone.scheme("asymkv"),
+    "asymkv, half of K 2": lambda layers: duotone.scheme("asymkv", lk=_half(layers)),
+    "xquant, pairs of V": lambda layers: duotone.scheme(
+        "xquant", kq=layers, vq=0, km=layers, vm=_half(layers)
+    ),
+    "xquant, pairs everywhere": lambda layers: duotone.scheme("xquant"),
+}
+# Ours, for orientation: shown, and not counted as published.
+OURS: dict[str, Callable[[int], CacheSpec]] = {
+    "duotone @1": lambda _: duotone.scheme("duotone"),
+    "duotone @2": lambda _: duotone.scheme("duotone", bits=2),
+}
+
+
+def known_specs(layers: int, *, has_pictures: bool) -> dict[str, CacheSpec]:
+    """{label: spec} of `PUBLISHED` and `OURS` that do something on the samples."""
+    made = {label: make(layers) for label, make in (PUBLISHED | OURS).items()}
+    streams = {label: spec for label, spec in made.items() if spec.visual == "text"}
+    return made if has_pictures else streams

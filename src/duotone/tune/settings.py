@@ -1,0 +1,93 @@
+"""What a search was asked for, and the folder that remembers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from duotone.provenance import write_new_json
+
+from .search import SAMPLERS
+
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What decides the result of a search, beside model, tasks and how long it runs.
+
+    budget_bits, budget_bytes: one of them; true bits per number of K and V, or bytes per sequence
+        (mean over the samples). bits_of: what the budget is for, "visual": all bytes that hold the
+        prompts' visual tokens, or "cache": all bytes; None: visual where all prompts have pictures.
+    samples, heldout: per task, to search on and to report on. portable: no choice that names a
+        layer, so that the spec fits models of any depth. ceiling: times the budget, where trials
+        end. seed: of the sampler. impl: the decode attention, where one token is read at a time.
+    """
+
+    budget_bits: float | None = None
+    budget_bytes: int | None = None
+    bits_of: Literal["visual", "cache"] | None = None
+    samples: int = 8
+    heldout: int = 16
+    batch_size: int = 8
+    seed: int = 0
+    portable: bool = False
+    ceiling: float = 8.0
+    sampler: str = "nsga2"
+    impl: str = "auto"
+
+    def __post_init__(self) -> None:
+        given = [b for b in (self.budget_bits, self.budget_bytes) if b is not None]
+        if len(given) != 1 or given[0] <= 0:
+            raise ValueError(
+                "a search needs one budget above 0, in true bits per number or in bytes per "
+                f"sequence; got bits {self.budget_bits} and bytes {self.budget_bytes}; "
+                "e.g. --budget-bits 1.3"
+            )
+        if self.bits_of not in (None, "visual", "cache"):
+            raise ValueError(f"bits_of must be 'visual' or 'cache', got {self.bits_of!r}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        if self.ceiling < 1:
+            raise ValueError(f"ceiling must be at least 1 times the budget, got {self.ceiling}")
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"sampler must be one of {SAMPLERS}, got {self.sampler!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe fields."""
+        return asdict(self)
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return ", ".join(f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in changed)
+
+
+def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether `out` holds a search with exactly these settings; False if it is new.
+
+    Errors: ValueError for another search's folder, or one with other files.
+    """
+    kept = out / SETTINGS
+    if not kept.exists():
+        if out.exists() and any(out.iterdir()):
+            raise ValueError(
+                f"--out must be a new folder or a search's, got {str(out)!r} with other files in "
+                "it; name another"
+            )
+        return False
+    old, new = json.loads(kept.read_text()), json.loads(json.dumps(settings))
+    if old != new:
+        raise ValueError(
+            f"a search goes on with the settings it began with; in {str(out)!r} they differ in "
+            f"{_differences(old, new)}. Name another --out, or give the old ones"
+        )
+    return True
+
+
+def remember(out: Path, settings: Mapping[str, Any]) -> None:
+    """Make the folder and note the settings."""
+    write_new_json(out / SETTINGS, settings)

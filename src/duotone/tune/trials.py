@@ -1,0 +1,114 @@
+"""One spec on all search batches: the two objectives, and when to give up on it early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from duotone import CacheSpec
+
+from .bits import BitsOf
+from .objective import Measured, log_kl, measure
+from .prefilled import Prefilled
+
+# A trial whose divergence is twice that of a spec of no more bits, on the batches so far, is lost.
+LOST_BY = 0.3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a whole measurement came to.
+
+    score: mean over tasks of log10 KL, so that a factor on one task weighs like one on another.
+    parts: log10 KL of each batch, in order.
+    """
+
+    score: float
+    bits: float
+    kl: dict[str, float]
+    same_top_token: dict[str, float]
+    parts: tuple[float, ...] = field(default=())
+
+
+class Lost(Exception):  # noqa: N818 - no error: the end of a trial that cannot win
+    """The trial was given up: what it is beaten by."""
+
+
+Rival = Callable[[float, Sequence[float]], str | None]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def in_turn(batches: Mapping[str, Sequence[Prefilled]]) -> list[tuple[str, Prefilled]]:
+    """(task, batch): the first of every task, shortest prompts first, then the second, ..."""
+    by_length = sorted(batches, key=lambda name: batches[name][0].mask.numel())
+    most = max(map(len, batches.values()))
+    rounds = ([(n, batches[n][i]) for n in by_length if i < len(batches[n])] for i in range(most))
+    return [pair for one_round in rounds for pair in one_round]
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Measures specs on the same batches."""
+
+    model: Any
+    batches: Mapping[str, Sequence[Prefilled]]
+    of: BitsOf
+    impl: str = "auto"
+
+    def measured(
+        self, spec: CacheSpec, rival: Rival | None = None
+    ) -> tuple[dict[str, Measured], list[float]]:
+        """({task: all its samples}, log10 KL of each batch).
+
+        rival: called after each batch with the bits and parts so far; what it returns ends it.
+        Errors: ValueError where the spec does not fit; Lost.
+        """
+        tasks: dict[str, Measured] = {}
+        parts: list[float] = []
+        for name, batch in in_turn(self.batches):
+            one = measure(self.model, batch, spec, of=self.of, impl=self.impl)
+            tasks[name] = tasks[name] + one if name in tasks else one
+            parts.append(log_kl(one.kl))
+            reason = rival(true_bits(tasks.values()), parts) if rival else None
+            if reason:
+                raise Lost(reason)
+        return tasks, parts
+
+    def outcome(self, spec: CacheSpec, rival: Rival | None = None) -> Outcome:
+        """The objectives of one spec."""
+        return outcome_of(*self.measured(spec, rival))
+
+
+def true_bits(parts: Any) -> float:
+    """True bits per number over several measurements: all bytes over all numbers."""
+    first, *others = (part.held for part in parts)
+    return sum(others, first).bits
+
+
+def outcome_of(tasks: Mapping[str, Measured], parts: Sequence[float] = ()) -> Outcome:
+    """The objectives of {task: measurement}."""
+    kl = {name: one.kl for name, one in tasks.items()}
+    same = {name: one.same_top_token for name, one in tasks.items()}
+    score = mean([log_kl(value) for value in kl.values()])
+    return Outcome(score, true_bits(tasks.values()), kl, same, tuple(parts))
+
+
+def lost_to(others: Sequence[Outcome], ceiling: float) -> Rival:
+    """A rule that ends trials above `ceiling` bits and those that another outcome clearly beats."""
+
+    def reason(bits: float, parts: Sequence[float]) -> str | None:
+        if bits > ceiling:
+            return f"{bits:.2f} bits are above {ceiling:.2f}"
+        so_far = mean(parts)
+        for other in others:
+            beaten = other.bits <= bits and mean(other.parts[: len(parts)]) < so_far - LOST_BY
+            if beaten and len(other.parts) > len(parts):
+                return f"{other.bits:.2f} bits do better"
+        return None
+
+    return reason

@@ -1,0 +1,86 @@
+"""`duotone tune` from the command line, on the embedded model with very few samples."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import duotone
+from duotone.cli import app
+from duotone.cli.common import scheme_spec
+
+pytest.importorskip("optuna")
+
+
+def tune(*arguments, out):
+    return CliRunner().invoke(app, ["tune", "--out", str(out), *arguments])
+
+
+SMALL = ("documents", "-n", "2", "--heldout", "2", "--batch-size", "2", "--device", "cpu")
+
+REFUSED = {
+    "no budget": (SMALL, "one budget above 0"),
+    "two budgets": ((*SMALL, "-b", "1", "--budget-bytes", "9"), "one budget above 0"),
+    "a budget out of reach": ((*SMALL, "-b", "0.01"), "the space's smallest caches take"),
+    "bytes out of reach": ((*SMALL, "--budget-bytes", "100"), "the space's smallest caches take"),
+    "an unknown task": (("nothing", "-b", "1.3"), "a task must be one of"),
+    "too few samples": (("documents", "-n", "0", "-b", "1.3"), "at least one sample"),
+    "an unknown sampler": ((*SMALL, "-b", "1.3", "--sampler", "grid"), "sampler must be one of"),
+    "a task twice": (("documents", "documents", "-b", "1.3"), "different names"),
+    "another model without samples": (("-b", "1", "--model", "some/model"), "must be named"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_before_any_work(name, tmp_path):
+    arguments, message = REFUSED[name]
+    result = tune(*arguments, out=tmp_path / "out")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    result = tune(*SMALL, "-b", "1.3", out=tmp_path)
+    assert result.exit_code == 2
+    assert "with other files in it" in " ".join(result.output.split())
+
+
+@pytest.mark.slow
+def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
+    out = tmp_path / "tuned"
+    options = (*SMALL, "-b", "1.3", "--portable")
+    first = tune(*options, "--trials", "3", "--no-scores", "--no-plot", out=out)
+    assert first.exit_code == 0, first.output
+    second = tune(*options, "--trials", "6", "--json", out=out)
+    assert second.exit_code == 0, second.output
+    report = json.loads(second.stdout)
+    assert report == json.loads((out / "report.json").read_text())
+    assert report["trials"]["measured"] + report["trials"]["pruned"] == 6
+    spec = scheme_spec(str(out / "spec.json"), None)
+    assert spec == duotone.CacheSpec.from_dict(report["specs"]["chosen"])
+    assert report["heldout"]["chosen"]["bits"] <= 1.3
+    assert len(report["comparisons"]) == len(report["published"]) >= 10
+    assert set(report["scores"]["documents"]["schemes"]) >= {"16-bit", "chosen", "duotone @1"}
+    assert (out / "front.png").stat().st_size > 10_000
+    assert "Published schemes" in (out / "report.md").read_text()
+    refused = tune(*options, "--trials", "9", "--seed", "5", out=out)
+    assert refused.exit_code == 2
+    assert "seed: 0 -> 5" in " ".join(refused.output.split())
+
+
+def test_a_spec_file_is_a_scheme(tmp_path):
+    spec = duotone.scheme("innerq").replace(recent=7)
+    path = tmp_path / "mine.json"
+    path.write_text(spec.to_json())
+    assert scheme_spec(str(path), None) == spec
+    result = CliRunner().invoke(app, ["plan", "--scheme", str(path), "--json"])
+    assert json.loads(result.stdout)["spec"]["recent"] == 7
+
+
+def test_a_spec_file_has_its_own_bits(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(duotone.scheme("kivi").to_json())
+    with pytest.raises(ValueError, match="its own"):
+        scheme_spec(str(path), 2)

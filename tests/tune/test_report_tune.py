@@ -1,0 +1,114 @@
+"""The report's tables, comparisons and plot from hand-made numbers."""
+
+import pytest
+
+from duotone import tune_tables as tables
+from duotone.tune.report import comparisons
+from duotone.tune.settings import TuneSettings, check_resumable, remember
+
+
+def interval(value):
+    return {"value": value, "low": value * 0.5, "high": value * 1.5}
+
+
+def numbers(bits, kl):
+    task = {"kl": interval(kl), "same_top_token": interval(0.9), "kl_minus_chosen": interval(0.1)}
+    return {"bits": bits, "bytes_per_sequence": 100 * bits, "kl": kl, "tasks": {"documents": task}}
+
+
+HELD_OUT = {
+    "calibquant @1": numbers(1.08, 0.4),
+    "minmax @4": numbers(4.0, 0.001),
+    "kivi @1": numbers(0.5, 0.3),
+    "duotone @1": numbers(1.27, 0.02),
+    "chosen": numbers(1.2, 0.01),
+    "front 1": numbers(1.0, 0.05),
+    "front 2": numbers(3.0, 0.002),
+}
+
+
+def made():
+    part = {"task": "documents", "search_samples": 8, "heldout_samples": 16}
+    return {
+        "schema": "duotone.tune/1",
+        "created": "2026-01-02T03:04:05+00:00",
+        "commit": "0123456789abcdef",
+        "versions": {"torch": "2.13.0", "python": "3.11"},
+        "device": "CPU",
+        "settings": {"model": {"name": "duotone-tiny"}, "tasks": [part]},
+        "budget": {"bits": 1.3, "of": "visual"},
+        "trials": {"measured": 9, "pruned": 3, "search_seconds": 1.0},
+        "seconds": 2.0,
+        "sensitivity": {"key": [0.3, 0.1], "value": [0.2, 0.05], "baseline": 0.001},
+        "search": [{"bits": 1.0, "kl": 0.1}, {"bits": 2.0, "kl": 0.01}],
+        "heldout": HELD_OUT,
+        "published": ["calibquant @1", "minmax @4", "kivi @1"],
+        "comparisons": comparisons(HELD_OUT),
+        "scores": {
+            "documents": {"headline": "anls", "schemes": {"chosen": {"anls": interval(0.8)}}}
+        },
+    }
+
+
+def test_published_schemes_meet_the_best_point_of_no_more_bits():
+    rows = {row["label"]: row for row in comparisons(HELD_OUT)}
+    assert list(rows) == ["calibquant @1", "minmax @4", "kivi @1"]
+    assert rows["calibquant @1"]["by"] == "front 1"
+    assert rows["calibquant @1"]["beaten"]
+    assert rows["minmax @4"]["by"] == "front 2"
+    assert not rows["minmax @4"]["beaten"]
+    assert "by" not in rows["kivi @1"]
+
+
+def test_tables_say_who_is_not_beaten():
+    text = tables.tune_comparisons([made()])
+    assert "| calibquant @1 | 1.08 | 0.4 | 1.00 | 0.05 | 8.0x |" in text
+    assert "| minmax @4 | 4.00 | 0.001 | 3.00 | 0.002 | **0.50x** |" in text
+    assert "none of so few bits" in text
+    assert "documents 8 / 16; 9 trials measured, 3 given up early" in text
+
+
+def test_the_page_has_every_table_and_the_plot():
+    page = tables.tune_page(made(), "front.png")
+    assert "![front](front.png)" in page
+    assert "| **chosen** | 1.20 | 0.01 |" in page
+    assert "| chosen | 0.800 ± 0.400 |" in page
+    assert "| 0 | 0.3 | 0.2 |" in page
+    assert "front" not in tables.tune_page(made() | {"heldout": {"chosen": HELD_OUT["chosen"]}})
+
+
+def test_the_plot_names_published_schemes(tmp_path):
+    pytest.importorskip("matplotlib")
+    from duotone.tune import plot
+
+    plot.draw_front(made(), tmp_path / "front.png")
+    assert (tmp_path / "front.png").stat().st_size > 10_000
+    near = {"a": numbers(2.0, 0.1), "b": numbers(2.01, 0.11), "c": numbers(2.0, 0.9)}
+    assert plot._by_place(near, ["a", "b", "c"]) == {(2.0, 0.1): ["a", "b"], (2.0, 0.9): ["c"]}
+
+
+def test_a_folder_is_resumed_with_its_own_settings_only(tmp_path):
+    out = tmp_path / "out"
+    settings = TuneSettings(budget_bits=1.3).to_dict()
+    assert not check_resumable(out, settings)
+    remember(out, settings)
+    assert check_resumable(out, settings)
+    with pytest.raises(ValueError, match=r"budget_bits: 1.3 -> 2.0"):
+        check_resumable(out, settings | {"budget_bits": 2.0})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"budget_bits": -1.0}, {"budget_bits": 1.0, "budget_bytes": 1}, {"budget_bits": 0.0}],
+)
+def test_one_budget_above_zero(wrong):
+    with pytest.raises(ValueError, match="one budget above 0"):
+        TuneSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ceiling": 0.5}, {"batch_size": 0}, {"sampler": "grid"}, {"bits_of": "text"}]
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TuneSettings(budget_bits=1.3, **wrong)
