@@ -97,17 +97,35 @@ class Kernel:
         self._module = self._call("cuModuleLoadData", binary)
         self._function = self._call("cuModuleGetFunction", self._module, name.encode())
         self._shared_bytes = 0
+        self._overlapping = [self._attribute("PROGRAMMATIC_STREAM_SERIALIZATION")]
+        self._cooperative = [self._attribute("COOPERATIVE")]
 
     def __call__(self, at: Launch, arguments: ctypes.Structure) -> None:
-        """Launch on the current stream with one structure as the only argument."""
+        """Launch on the current stream with one structure as the only argument.
+
+        The launch may begin before the kernel ahead of it in the stream ends (programmatic
+        dependent launch): the kernel has to wait before it reads what that one writes.
+        """
         self._allow(at.shared_bytes)
         values = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        stream = torch.cuda.current_stream().cuda_stream
-        launch = "cuLaunchCooperativeKernel" if at.cooperative else "cuLaunchKernel"
-        extra = () if at.cooperative else (0,)
-        grid, block = (at.blocks, 1, 1), (at.threads, 1, 1)
-        address = ctypes.addressof(values)
-        self._call(launch, self._function, *grid, *block, at.shared_bytes, stream, address, *extra)
+        settings = self._driver.CUlaunchConfig()
+        settings.gridDimX, settings.gridDimY, settings.gridDimZ = at.blocks, 1, 1
+        settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
+        settings.sharedMemBytes = at.shared_bytes
+        settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        settings.attrs = self._cooperative if at.cooperative else self._overlapping
+        settings.numAttrs = 1
+        self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
+
+    def _attribute(self, name: str) -> Any:
+        """A launch attribute that is switched on."""
+        attribute = self._driver.CUlaunchAttribute()
+        attribute.id = getattr(self._driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+        if name == "COOPERATIVE":
+            attribute.value.cooperative = 1
+        else:
+            attribute.value.programmaticStreamSerializationAllowed = 1
+        return attribute
 
     def _allow(self, shared_bytes: int) -> None:
         if shared_bytes > self._shared_bytes:

@@ -259,10 +259,13 @@ struct Ring {
     }
     __syncwarp();
   }
-  // Asks for the first record of a pass; a TEAM_SYNC must follow before the first `take`.
+  // Asks for the first record of a pass.
   template <int BYTES> __device__ __forceinline__ void start(const Unit& u) {
     current = u.first + u.warp;
     if (current < u.last && u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.source + (size_t)current * RECORD_BYTES);
+  }
+  // Puts the counter behind the first records; TEAM_SYNCs must stand between it and its draws.
+  __device__ __forceinline__ void reset(const Unit& u) {
     if (u.tid == 0) *drawn = u.first + WT;
   }
   // Waits for the current record and asks for the next one; returns where the current one is.
@@ -294,6 +297,8 @@ struct Query {
   float scale[HT], offset[HT]; // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
+    // Codes and scales were there before; q may come from the kernel before this one.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
     const size_t row = (size_t)u.row * CHANNELS;
     for (int h = u.warp; h < HT * 4; h += WT) {
@@ -372,11 +377,36 @@ __device__ __forceinline__ void hide_behind(float (*f)[8], int left, int g, floa
       for (int h = 0; h < HT; h++) f[h][x] = value;
 }
 
+// Where biased products are positive, they order as their bits do: three at a time.
+__device__ __forceinline__ float lowest(float a, float b, float c) {
+  if (SMALL_DOTS) return __int_as_float(__vimin3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+  return fminf(a, fminf(b, c));
+}
+__device__ __forceinline__ float highest(float a, float b, float c) {
+  if (SMALL_DOTS) return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+  return fmaxf(a, fmaxf(b, c));
+}
+
+// Takes 64 biased products into the range so far, those of the first `left` keys.
+__device__ __forceinline__ void fold_range(float* low, float* high, const float (*f)[8], int left, int g) {
+#pragma unroll
+  for (int h = 0; h < HT; h++)
+#pragma unroll
+    for (int x = 0; x < 8; x += 2) {
+      float a = f[h][x], b = f[h][x + 1];
+      if (left < TILE) { // a key that is not there changes nothing
+        const bool first = 8 * x + g < left, second = 8 * x + 8 + g < left;
+        low[h] = lowest(low[h], first ? a : low[h], second ? b : low[h]);
+        high[h] = highest(high[h], first ? a : high[h], second ? b : high[h]);
+      } else low[h] = lowest(low[h], a, b), high[h] = highest(high[h], a, b);
+    }
+}
+
 // Smallest and largest score (log2 units) of each q head in a unit, to bounds[4 HT][2]; reads K only.
 __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Query& q, float (*warps)[HT * 4][2], float (*bounds)[2]) {
   float low[HT], high[HT];
 #pragma unroll
-  for (int h = 0; h < HT; h++) low[h] = -MINUS_INFINITY, high[h] = MINUS_INFINITY;
+  for (int h = 0; h < HT; h++) low[h] = -MINUS_INFINITY, high[h] = SMALL_DOTS ? 0.f : MINUS_INFINITY;
   while (ring.current < u.last) {
     int next;
     const u32 here = ring.take<TILES * K_BYTES>(u, next);
@@ -385,17 +415,11 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
     for (int tile = 0; tile < TILES; tile++) {
       float f[HT][8];
       q.dot(f, here + tile * K_BYTES, u.lane);
-      const bool cut = left < KEYS;
-#pragma unroll
-      for (int x = 0; x < 8; x++) {
-        const bool there = !cut || 16 * (x >> 1) + 8 * (x & 1) + u.g < left - tile * TILE;
-#pragma unroll
-        for (int h = 0; h < HT; h++)
-          if (there) low[h] = fminf(low[h], f[h][x]), high[h] = fmaxf(high[h], f[h][x]);
-      }
+      fold_range(low, high, f, left - tile * TILE, u.g);
     }
     ring.current = __shfl_sync(FULL, next, 0);
   }
+  ring.start<RECORD_BYTES>(u); // the next pass, while the range is agreed on
 #pragma unroll
   for (int h = 0; h < HT; h++) {
 #pragma unroll
@@ -404,8 +428,10 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
       high[h] = fmaxf(high[h], __shfl_xor_sync(FULL, high[h], o));
     }
     if (u.g == 0) {
-      warps[u.team * WT + u.warp][h * 4 + u.t][0] = fmaf(low[h] - BIAS, q.scale[h], q.offset[h]);
-      warps[u.team * WT + u.warp][h * 4 + u.t][1] = fmaf(high[h] - BIAS, q.scale[h], q.offset[h]);
+      const bool any = low[h] < -MINUS_INFINITY;
+      float* mine = warps[u.team * WT + u.warp][h * 4 + u.t];
+      mine[0] = any ? fmaf(low[h] - BIAS, q.scale[h], q.offset[h]) : -MINUS_INFINITY;
+      mine[1] = any ? fmaf(high[h] - BIAS, q.scale[h], q.offset[h]) : MINUS_INFINITY;
     }
   }
   TEAM_SYNC(u);
@@ -576,6 +602,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
   __shared__ float ml[WARPS][HT * 4][2];
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  // The next kernel of the stream may start; what it reads of ours it waits for.
+  asm volatile("griddepcontrol.launch_dependents;");
   Unit u;
   if (!find_unit(at, u)) return;
   Ring ring;
@@ -583,14 +611,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
   Query q;
 #if TAU
   ring.start<TILES * K_BYTES>(u);
+  ring.reset(u);
   q.fold(at, u, prologue[u.team]);
   score_range(ring, u, q, ml, prologue[u.team].heads);
   if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue[u.team].heads);
-  ring.start<RECORD_BYTES>(u);
+  ring.reset(u);
   TEAM_SYNC(u);
   calibrate(at, u, q, prologue[u.team].heads);
 #else
   ring.start<RECORD_BYTES>(u);
+  ring.reset(u);
   q.fold(at, u, prologue[u.team]);
 #endif
   Sums sums;
