@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ import torch
 
 logger = logging.getLogger("duotone")
 MIN_CAPABILITY = (9, 0)
+INCLUDE = re.compile(r'^#include "(.+)"$', re.M)
 
 
 def missing(device: torch.device) -> str | None:
@@ -46,7 +48,7 @@ def compiled(source: str, arch: str, macros: Mapping[str, int]) -> bytes:
 
     arch: e.g. "sm_90". Errors: RuntimeError with the compiler's log.
     """
-    text = resources.files("duotone.attention.cuda").joinpath(source).read_text(encoding="utf-8")
+    text = source_text(source)
     options = [f"{name}={value}" for name, value in sorted(macros.items())]
     key = hashlib.sha256("\0".join([text, arch, *options]).encode()).hexdigest()[:32]
     path = cache_folder() / f"{key}.cubin"
@@ -57,6 +59,12 @@ def compiled(source: str, arch: str, macros: Mapping[str, int]) -> bytes:
     logger.info("compiled %s for %s in %.1f s", source, arch, perf_counter() - started)
     _keep(path, binary)
     return binary
+
+
+def source_text(name: str) -> str:
+    """A source file of this package with its own headers in place."""
+    text = resources.files("duotone.attention.cuda").joinpath(name).read_text(encoding="utf-8")
+    return INCLUDE.sub(lambda match: source_text(match[1]), text)
 
 
 def _compile(text: str, arch: str, options: list[str]) -> bytes:
