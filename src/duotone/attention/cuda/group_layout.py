@@ -34,6 +34,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.layout import LANES, tile_codes
 from duotone.cache import PackedTensor
+from duotone.cache.ragged import valid_mask
 
 TILE = 32
 RECORD_BYTES = 3072
@@ -177,7 +178,10 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
 def _by_operand(
     x: PackedTensor, parameter: Tensor, form: Operand, tokens: int, channels: int, value: bool
 ) -> Float[Tensor, "batch heads tiles rows k"]:
-    """A parameter of every tile as (rows or row groups) by (k groups or k)."""
+    """A parameter of every tile as (rows or row groups) by (k groups or k); 0 where no token is."""
+    lengths, rows = x.blocks.lengths, parameter.shape[2]
+    real = valid_mask(lengths, rows) if x.per_token else x.blocks.sizes > 0
+    parameter = parameter.masked_fill(~real[:, None, :, None], 0)
     if x.per_token:
         groups = -(-channels // form.group)
         tiled = _fill(parameter, tokens, groups).unflatten(2, (-1, TILE))

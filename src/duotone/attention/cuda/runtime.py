@@ -122,7 +122,7 @@ class Kernel:
         settings.sharedMemBytes = at.shared_bytes
         settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
         settings.attrs = self._cooperative if at.cooperative else self._overlapping
-        settings.numAttrs = 1
+        settings.numAttrs = len(settings.attrs)
         self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
 
     def _attribute(self, name: str) -> Any:
