@@ -107,15 +107,16 @@ __device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
   u.tid = u.warp * 32 + u.lane;
   const int unit = blockIdx.x * TEAMS + u.team;
   if (unit >= at.units) return false;
-  const int parts = at.blocks * at.splits;
-  u.head = unit / parts, u.part = unit - u.head * parts;
-  const int block = u.part / at.splits, split = u.part - block * at.splits, sequence = u.head / at.kv_heads;
+  // Divisions cost as much as a tile of keys: none where there is one part.
+  const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
+  u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
+  const int block = at.splits == 1 ? u.part : u.part / at.splits, split = u.part - block * at.splits;
   u.row = u.head * at.blocks + block;
   const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
   u.length = (int)(edge[1] - edge[0]);
   const int records = (u.length + KEYS - 1) / KEYS;
-  u.first = (int)((long long)records * split / at.splits);
-  u.last = (int)((long long)records * (split + 1) / at.splits);
+  u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
+  u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
   u.source = at.records + ((size_t)u.head * at.records_per_head + at.first_records[sequence * at.blocks + block]) * RECORD_BYTES;
   return true;
 }
@@ -197,29 +198,46 @@ __device__ __forceinline__ float* sums_of(const Unit& u, char* shared, int w) {
 }
 
 // Merges the sums of a team's warps, then of all parts of a kv head, and writes the output.
-// ml: maximum and weight of each warp and head. value(h, c, l, sum): a column of V from its sum.
+// ml: maximum and weight of each warp and head. whole: room for the team's. value(c, l, sum): a column of V from its sum.
 template <class F>
-__device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared, float (*ml)[HEADS][2], int* flag, float weight_top, F value) {
+__device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared, float (*ml)[HEADS][2], float (*whole)[2], int* flag, float weight_top, F value) {
+  TEAM_SYNC(u);
+  float(*mine)[HEADS][2] = ml + u.team * WT;
+  if (u.tid < G) { // each warp's maximum becomes its factor
+    float m = -1e30f, l = 0.f;
+#pragma unroll
+    for (int w = 0; w < WT; w++) m = fmaxf(m, mine[w][u.tid][0]);
+#pragma unroll
+    for (int w = 0; w < WT; w++) {
+      const float z = exp2_fast(mine[w][u.tid][0] - m);
+      l = fmaf(z, mine[w][u.tid][1], l);
+      mine[w][u.tid][0] = z;
+    }
+    whole[u.tid][0] = m, whole[u.tid][1] = l;
+  }
   TEAM_SYNC(u);
   const int parts = at.blocks * at.splits;
   float* partial = at.partial + (size_t)u.head * parts * G * (CHANNELS + 2);
   float2* partial_ml = (float2*)(partial + (size_t)parts * G * CHANNELS);
-  for (int i = u.tid; i < G * CHANNELS; i += WT * 32) {
+  for (int i = u.tid * 4; i < G * CHANNELS; i += WT * 128) {
     const int h = i / CHANNELS, c = i % CHANNELS;
-    float m = -1e30f, l = 0.f, sum = 0.f;
-#pragma unroll
-    for (int w = 0; w < WT; w++) m = fmaxf(m, ml[u.team * WT + w][h][0]);
+    const float m = whole[h][0], l = whole[h][1];
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int w = 0; w < WT; w++) {
-      const float z = exp2_fast(ml[u.team * WT + w][h][0] - m);
-      l += z * ml[u.team * WT + w][h][1];
-      sum += z * sums_of(u, shared, w)[h * (D + 8) + c];
+      const float z = mine[w][h][0];
+      const float4 x = *(const float4*)(sums_of(u, shared, w) + h * (D + 8) + c);
+      sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]), sum[3] = fmaf(z, x.w, sum[3]);
     }
-    // Scales of an empty block may be anything.
-    sum = l > 0.f ? value(c, l, sum) : 0.f;
-    if (parts == 1) write_out(at, u.head, h, c, m, l, sum, weight_top);
-    else {
-      __stcg(partial + (size_t)(u.part * G + h) * CHANNELS + c, sum);
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f; // scales of an empty block may be anything
+    if (parts == 1) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j], weight_top);
+    } else {
+      float* row = partial + (size_t)(u.part * G + h) * CHANNELS + c;
+#pragma unroll
+      for (int j = 0; j < 4; j++) __stcg(row + j, sum[j]);
       if (c == 0) __stcg(partial_ml + u.part * G + h, make_float2(m, l));
     }
   }

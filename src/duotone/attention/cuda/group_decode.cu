@@ -59,13 +59,23 @@ __device__ __forceinline__ void mma(float* c, const u32* a, const u32* b) {
 // 2^bits twice; with the sign bits its negative.
 #define TWO_TO(BITS) ((u32)((15 + (BITS)) << 10) * 0x00010001u)
 
-// The levels of two codes: x = 1 + code / 2^bits becomes scale * code + zero.
+// The levels of two codes: x = 1 + code / 2^bits, or 1 - 2 code of one bit, becomes scale * code + zero.
 struct Levels {
   u32 step, start;
   template <int BITS> __device__ __forceinline__ void set(u32 scale, u32 zero) {
+    if (BITS == 1) { // 1 - 2 code: the levels stand symmetrically about their mean, which fp16 rounds least
+      step = mul2(scale, 0xB800B800u), start = fma2(scale, 0x38003800u, zero);
+      return;
+    }
     step = mul2(scale, TWO_TO(BITS));
     start = fma2(scale, TWO_TO(BITS) | 0x80008000u, zero);
   }
+};
+
+// Where a code goes in each half of a register.
+template <int BITS> struct Mask {
+  static constexpr int FIRST = BITS == 1 ? 15 : 10 - BITS;
+  static constexpr u32 VALUE = (((1u << BITS) - 1) << FIRST) * 0x00010001u;
 };
 
 // One operand: ROWS tiles of 16 rows by CHUNKS of 16 k.
@@ -75,16 +85,21 @@ template <int ROWS, int CHUNKS, int BITS, int ALONG_K, int GROUP, int SIGNS> str
   static constexpr int K_GROUPS_PER_ROW = GROUP >= CHUNKS * 16 ? 1 : CHUNKS * 16 / GROUP;
   static constexpr int CHUNKS_PER_GROUP = CHUNKS / K_GROUPS_PER_ROW;
   static constexpr int ROW_TILES_PER_GROUP = GROUP / 16 < ROWS ? GROUP / 16 : ROWS;
-  u32 words[WORDS];
+  u32 words[WORDS], one, mask;
 
-  __device__ __forceinline__ void load(u32 codes, int lane) { load_words<WORDS>(words, codes, lane); }
+  __device__ __forceinline__ void load(u32 codes, int lane, const u32* constants) {
+    load_words<WORDS>(words, codes, lane);
+    one = constants[0], mask = constants[BITS == 1 ? 1 : BITS == 2 ? 2 : 3];
+  }
 
-  // Two codes at the top of two mantissas.
+  // Two codes at the top of two mantissas, or, of one bit, as two signs.
   template <int E> __device__ __forceinline__ u32 raw() const {
-    constexpr int shift = E % PER_HALF * BITS - (10 - BITS);
-    constexpr u32 mask = (((1u << BITS) - 1) << (10 - BITS)) * 0x00010001u;
+    constexpr int shift = E % PER_HALF * BITS - Mask<BITS>::FIRST;
     const u32 word = words[E / PER_HALF];
-    return ((shift > 0 ? word >> (shift > 0 ? shift : 0) : word << (shift > 0 ? 0 : -shift)) & mask) | ONE;
+    const u32 moved = shift > 0 ? word >> (shift > 0 ? shift : 0) : word << (shift > 0 ? 0 : -shift);
+    u32 x;
+    asm("lop3.b32 %0,%1,%2,%3,0xEA;" : "=r"(x) : "r"(moved), "r"(mask), "r"(one)); // (moved & mask) | one
+    return x;
   }
   // Scale per run of rows: [row group][chunk][t]{scale k, scale k + 8, zero k, zero k + 8}, pairs of k.
   static __device__ __forceinline__ void load_by_rows(Levels* l, u32 params, int group, int chunk, int t) {
@@ -106,9 +121,11 @@ template <int ROWS, int CHUNKS, int BITS, int ALONG_K, int GROUP, int SIGNS> str
       asm volatile("ld.shared.v2.u32 {%0,%1},[%2];"
                    : "=r"(word[0]), "=r"(word[1])
                    : "r"(params + ROWS * K_GROUPS_PER_ROW * 32 + at * 8));
-      const bool low = scale & 0x8000u, high = scale & 0x80000000u;
-      signs[0] = low ? word[0] << t : 0, signs[1] = high ? word[1] << t : 0;
-      zero = __byte_perm(low ? 0 : word[0], high ? 0 : word[1], 0x5410);
+      u32 low, high; // all ones where the scale of row g, of row g + 8, has its sign bit
+      asm("prmt.b32 %0,%1,0,0x9999;" : "=r"(low) : "r"(scale));
+      asm("prmt.b32 %0,%1,0,0xBBBB;" : "=r"(high) : "r"(scale));
+      signs[0] = (word[0] & low) << t, signs[1] = (word[1] & high) << t;
+      zero = __byte_perm(word[0] & ~low, word[1] & ~high, 0x5410);
       scale &= 0x7FFF7FFFu;
     } else
       asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(scale), "=r"(zero) : "r"(params + at * 8));
@@ -125,7 +142,10 @@ template <int ROWS, int CHUNKS, int BITS, int ALONG_K, int GROUP, int SIGNS> str
     for (int i = 0; i < 4; i++) {
       const Levels& mine = l[ALONG_K ? i & 1 : i >> 1];
       a[i] = fma2(x[i], mine.step, mine.start);
-      if (SIGNS) a[i] ^= (signs[i & 1] << (CHUNK % 2 * 8 + i / 2 * 4)) & 0x80008000u;
+      if (SIGNS) { // a ^ (moved & sign bits)
+        const u32 moved = signs[i & 1] << (CHUNK % 2 * 8 + i / 2 * 4);
+        asm("lop3.b32 %0,%1,0x80008000,%2,0x6A;" : "=r"(a[i]) : "r"(moved), "r"(a[i]));
+      }
     }
   }
   // c[tile][h] += A * b[chunk][h]. The order of loops keeps the scales in use few.
@@ -273,9 +293,10 @@ struct Sums {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ float ml[WARPS][HEADS][2];
+  __shared__ float ml[WARPS][HEADS][2], whole[TEAMS][HEADS][2];
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  __shared__ __align__(16) u32 kept[4];
   asm volatile("griddepcontrol.launch_dependents;");
   Unit u;
   if (!find_unit(at, u)) return;
@@ -283,9 +304,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const _
   ring.make(u, shared, barriers, drawn + u.team);
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
+  if (u.lane == 0) kept[0] = ONE, kept[1] = Mask<1>::VALUE, kept[2] = Mask<2>::VALUE, kept[3] = Mask<4>::VALUE;
   Query q;
   q.load(at, u);
   TEAM_SYNC(u);
+  u32 constants[4]; // loaded, so that the compiler keeps them instead of making them anew
+  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(constants[0]), "=r"(constants[1]), "=r"(constants[2]), "=r"(constants[3])
+               : "r"(shared_address(kept)));
   Sums sums;
   sums.clear();
   while (ring.current < u.last) {
@@ -303,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const _
         for (int i = 0; i < 4; i++) s[0][h][i] = s[1][h][i] = 0.f;
       {
         Keys keys;
-        keys.load(k_codes, u.lane);
+        keys.load(k_codes, u.lane, constants);
         keys.multiply(s, q.b, k_params, u.g, u.t);
       }
 #pragma unroll
@@ -325,12 +351,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const _
           p[r][h][1] = transpose8x8(pack2(s[r][h][2], s[r][h][3]));
         }
       Values values;
-      values.load(v_codes, u.lane);
+      values.load(v_codes, u.lane, constants);
       values.multiply(sums.acc, p, v_params, u.g, u.t);
     }
     ring.current = __shfl_sync(FULL, next, 0);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the ring is free now
   sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
-  finish(at, u, shared, ml, flags + u.team, 0.f, [](int, float, float sum) { return sum; });
+  finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f, [](int, float, float sum) { return sum; });
 }

@@ -482,5 +482,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the ring is free now
   sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
   const Prologue& p = prologue[u.team];
-  finish(at, u, shared, ml, flags + u.team, P_TOP, [&](int c, float l, float sum) { return sum * p.v_scale[c] + l * p.v_zero[c]; });
+  finish(at, u, shared, ml, prologue[u.team].heads, flags + u.team, P_TOP, [&](int c, float l, float sum) { return sum * p.v_scale[c] + l * p.v_zero[c]; });
 }
