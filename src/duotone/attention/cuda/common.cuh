@@ -1,6 +1,6 @@
 // What the decode kernels share: types, conversions, the ring of records, units of work, merging.
 //
-// Expects CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and RECORD_BYTES. HEADS: q heads with
+// Expects OVERLAP (1: a dependent launch), CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and RECORD_BYTES. HEADS: q heads with
 // room for them in the sums, G or more.
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -74,6 +74,19 @@ __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) 
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::"r"(slot),
                "l"(source), "r"(barrier), "n"(BYTES)
                : "memory");
+}
+
+// A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what was
+// there before, and waits before it reads what that one writes (q).
+__device__ __forceinline__ void let_next_begin() {
+#if OVERLAP
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if OVERLAP
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // What every launch is told.

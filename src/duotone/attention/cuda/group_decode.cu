@@ -195,7 +195,7 @@ struct Query {
   float scale[HT][2];
 
   __device__ __forceinline__ void load(const Call& at, const Unit& u) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_previous();
 #pragma unroll
     for (int h = 0; h < HT; h++) {
       const int mine = h * 8 + u.g;
@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const _
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   __shared__ __align__(16) u32 kept[4];
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_begin();
   Unit u;
   if (!find_unit(at, u)) return;
   Ring ring;

@@ -19,6 +19,8 @@ MAX_WARPS = 16
 # Shared memory of a block that is left to the rings; the rest holds q, V's scales and barriers.
 RING_BYTES = 208 << 10
 MAX_GROUP = 16
+# Whether a launch begins while the kernel ahead of it in the stream ends.
+OVERLAP = True
 QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
@@ -148,6 +150,7 @@ def run(
         "WARPS": geometry.warps,
         "TEAMS": geometry.teams,
         "STAGES": STAGES,
+        "OVERLAP": int(OVERLAP),
         "QUERY": QUERY_TYPES[query.dtype],
         "ARGUMENTS_BYTES": ctypes.sizeof(given),
     }
@@ -157,6 +160,7 @@ def run(
         threads=geometry.warps * LANES,
         shared_bytes=geometry.warps * STAGES * form.nbytes,
         cooperative=cooperative,
+        overlap=OVERLAP,
     )
     kernel(source, name, tuple((shared | macros).items()), query.device)(at, given)
 

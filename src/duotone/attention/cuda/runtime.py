@@ -87,12 +87,17 @@ def _keep(path: Path, binary: bytes) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """Grid, threads per block, bytes of dynamic shared memory; cooperative: all blocks resident."""
+    """Grid, threads per block, bytes of dynamic shared memory.
+
+    cooperative: all blocks are resident together. overlap: the launch may begin before the kernel
+    ahead of it in the stream ends; the kernel has to wait before it reads what that one writes.
+    """
 
     blocks: int
     threads: int
     shared_bytes: int
     cooperative: bool = False
+    overlap: bool = False
 
 
 class Kernel:
@@ -105,15 +110,11 @@ class Kernel:
         self._module = self._call("cuModuleLoadData", binary)
         self._function = self._call("cuModuleGetFunction", self._module, name.encode())
         self._shared_bytes = 0
-        self._overlapping = [self._attribute("PROGRAMMATIC_STREAM_SERIALIZATION")]
-        self._cooperative = [self._attribute("COOPERATIVE")]
+        names = ("COOPERATIVE", "PROGRAMMATIC_STREAM_SERIALIZATION")
+        self._attributes = {name: self._attribute(name) for name in names}
 
     def __call__(self, at: Launch, arguments: ctypes.Structure) -> None:
-        """Launch on the current stream with one structure as the only argument.
-
-        The launch may begin before the kernel ahead of it in the stream ends (programmatic
-        dependent launch): the kernel has to wait before it reads what that one writes.
-        """
+        """Launch on the current stream with one structure as the only argument."""
         self._allow(at.shared_bytes)
         values = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         settings = self._driver.CUlaunchConfig()
@@ -121,7 +122,14 @@ class Kernel:
         settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
         settings.sharedMemBytes = at.shared_bytes
         settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        settings.attrs = self._cooperative if at.cooperative else self._overlapping
+        settings.attrs = [
+            self._attributes[name]
+            for name, wanted in (
+                ("COOPERATIVE", at.cooperative),
+                ("PROGRAMMATIC_STREAM_SERIALIZATION", at.overlap and not at.cooperative),
+            )
+            if wanted
+        ]
         settings.numAttrs = len(settings.attrs)
         self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
 

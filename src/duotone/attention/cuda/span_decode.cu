@@ -145,8 +145,7 @@ struct Query {
   float scale[HT], offset[HT]; // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
-    // Codes and scales were there before; q may come from the kernel before this one.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_previous();
     const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
     const size_t row = (size_t)u.row * CHANNELS;
     for (int h = u.warp; h < HEADS; h += WT) {
@@ -425,8 +424,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
   __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  // The next kernel of the stream may start; what it reads of ours it waits for.
-  asm volatile("griddepcontrol.launch_dependents;");
+  let_next_begin();
   Unit u;
   if (!find_unit(at, u)) return;
   Ring ring;
