@@ -44,7 +44,7 @@ def exact_pack(
 @pytest.fixture
 def exact_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything about the cache is real but the rounding."""
-    monkeypatch.setattr("duotone.cache.layer.pack_tensor", exact_pack)
+    monkeypatch.setattr("duotone.cache.pair.pack_tensor", exact_pack)
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,14 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from duotone.attention.reference import attend
 from duotone.cache.packed import PackedTensor
+from duotone.cache.pair import Layout
 from duotone.cache.segments import Segment
+from duotone.quant import CacheSpec, KVSpec
 
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
 
@@ -28,26 +31,56 @@ def decode_attention(
     query: [batch, q_heads, 1, head_dim], post-RoPE. kv: segments of the same batch and kv_heads.
     sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
     impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
-        TRITON_INTERPRET=1); "auto" takes triton on CUDA devices where it can run the call.
+        TRITON_INTERPRET=1); "cuda" needs compute capability 9.0, cuda-core, and a segment whose
+        codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
+        triton and reference that can run the call.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """
     _check(query, kv, impl)
-    chosen = _choose(query, kv) if impl == "auto" else impl
+    chosen = _choose(query, kv, tau) if impl == "auto" else impl
+    if chosen == "cuda":
+        from duotone.attention.cuda.decode import decode_attention_cuda
+
+        return decode_attention_cuda(query, kv, sm_scale=sm_scale, tau=tau)
+    kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
-    if chosen == "cuda":
-        raise ValueError("impl='cuda' is not part of this version; use 'triton' or 'reference'.")
     from duotone.attention.triton_decode import decode_attention_triton
 
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
 
 
-def _choose(query: Tensor, kv: Sequence[Segment]) -> str:
+def code_layout(
+    spec: CacheSpec, impl: str = "auto", device: torch.device | None = None
+) -> Layout | None:
+    """How a cache on `device` lays out its visual codes for the kernels that `impl` may use.
+
+    Errors: ValueError if impl="cuda" cannot be had for this spec or on this device.
+    """
+    if impl not in ("auto", "cuda") or device is None:
+        return None
+    from duotone.attention.cuda.layout import span_layout, spec_reason
+    from duotone.attention.cuda.runtime import missing
+
+    visual = spec.visual
+    reason = missing(device)
+    if reason is None and not isinstance(visual, KVSpec):
+        reason = f"the CUDA kernels decode packed visual spans; visual is {visual!r}"
+    reason = reason or spec_reason(visual.key, visual.value)
+    if reason is not None and impl == "cuda":
+        raise ValueError(f"impl='cuda' is not possible: {reason}. Use impl='auto'.")
+    return None if reason else span_layout
+
+
+def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:
     if not query.is_cuda or importlib.util.find_spec("triton") is None:
         return "reference"
+    from duotone.attention.cuda import decode
     from duotone.attention.triton_decode import unsupported
 
+    if decode.unsupported(query, kv, tau) is None:
+        return "cuda"
     return "reference" if unsupported(query, kv) else "triton"
 
 
@@ -67,7 +100,7 @@ def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
 
 def _check_segment(query: Tensor, segment: Segment) -> None:
     key = segment.key
-    batch, heads = (key.codes if isinstance(key, PackedTensor) else key).shape[:2]
+    batch, heads = (key.scale if isinstance(key, PackedTensor) else key).shape[:2]
     head_dim = key.head_dim if isinstance(key, PackedTensor) else key.shape[-1]
     fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
     if not fits:

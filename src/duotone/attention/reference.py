@@ -49,6 +49,7 @@ def attend(
         gamma and delta over all of a sequence's visual keys. It applies after `sm_scale`.
     GQA: q_heads is a multiple of kv_heads; query head h reads kv head h // (q_heads / kv_heads).
     """
+    kv = [segment.canonical() for segment in kv]
     tokens = sum(segment.tokens for segment in kv)
     step = max(1, MAX_SCORES // max(1, tokens * query.shape[1]))
     pieces = [

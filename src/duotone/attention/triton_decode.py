@@ -107,30 +107,43 @@ def decode_attention_triton(
     if reason is not None:
         raise ValueError(f"{reason}. Use impl='reference'.")
     query = query.contiguous()
+    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
+        launches = [SegmentLaunch(query, segment, sm_scale) for segment in kv if segment.tokens]
+        return attend_launches(query, launches, head_dim_of(kv[0].value), tau)
+
+
+def attend_launches(
+    query: Tensor,
+    launches: Sequence[SegmentLaunch],
+    value_dim: int,
+    tau: tuple[float, float] | None,
+) -> Tensor:
+    """Run the launches of all segments and merge their partial outputs.
+
+    launches: a `SegmentLaunch` per segment, or what does as one. Returns [batch, q_heads, 1,
+    value_dim] in the dtype of `query`.
+    """
     batch, q_heads = query.shape[:2]
-    launches = [_Launch(query, segment, sm_scale) for segment in kv if segment.tokens]
     all_splits = sum(launch.splits for launch in launches)
-    value_dim = head_dim_of(kv[0].value)
     partial = query.new_empty(batch, q_heads, all_splits, value_dim, dtype=torch.float32)
     lse = query.new_empty(batch, q_heads, all_splits, dtype=torch.float32)
     result = query.new_empty(batch, q_heads, 1, value_dim)
-    with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-        for launch in launches:
-            launch.prepare()
-        ranges = None if tau is None else _score_ranges(query, launches)
-        first = 0
-        for launch in launches:
-            launch.attend(partial, lse, first, ranges, tau)
-            launch.turn_back(partial[:, :, first : first + launch.splits])
-            first += launch.splits
-        pad = triton.next_power_of_2(value_dim)
-        merge_kernel[(batch * q_heads,)](
-            partial, lse, result, all_splits, V_D=value_dim, V_PAD=pad, BS=16, num_warps=4
-        )
+    for launch in launches:
+        launch.prepare()
+    ranges = None if tau is None else _score_ranges(query, launches)
+    first = 0
+    for launch in launches:
+        launch.attend(partial, lse, first, ranges, tau)
+        launch.turn_back(partial[:, :, first : first + launch.splits])
+        first += launch.splits
+    pad = triton.next_power_of_2(value_dim)
+    merge_kernel[(batch * q_heads,)](
+        partial, lse, result, all_splits, V_D=value_dim, V_PAD=pad, BS=16, num_warps=4
+    )
     return result
 
 
-def _score_ranges(query: Tensor, launches: list[_Launch]) -> Tensor | None:
+def _score_ranges(query: Tensor, launches: list[SegmentLaunch]) -> Tensor | None:
     """Partial (minimum, maximum) of the visual scores, [batch, q_heads, splits, 2]."""
     visual = [launch for launch in launches if launch.visual]
     if not visual:
@@ -164,7 +177,7 @@ def _programs(device: torch.device) -> int:
     return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-class _Launch:
+class SegmentLaunch:
     """One segment's kernel arguments; all of them known without reading the device."""
 
     def __init__(self, query: Tensor, segment: Segment, sm_scale: float) -> None:

@@ -11,6 +11,7 @@ from duotone.cache.ledger import AppendPlan as AppendPlan
 from duotone.cache.ledger import Ledger as Ledger
 from duotone.cache.packed import PackedTensor as PackedTensor
 from duotone.cache.packed import pack_tensor as pack_tensor
+from duotone.cache.pair import PackedPair as PackedPair
 from duotone.cache.report import MemoryReport as MemoryReport
 from duotone.cache.report import memory_report as memory_report
 from duotone.cache.segments import DenseSegment as DenseSegment

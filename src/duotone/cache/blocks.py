@@ -60,6 +60,10 @@ class BlockTable:
         """Blocks of each sequence that hold tokens; they come first."""
         return (self.sizes > 0).sum(-1)
 
+    def same_as(self, other: BlockTable) -> bool:
+        """The same blocks of the same sequences."""
+        return self is other or torch.equal(self.offsets, other.offsets)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the offsets and of what was made from them so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -10,42 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
-from duotone.cache.packed import Codes, PackedTensor, pack_tensor
+from duotone.cache.packed import Codes, PackedTensor
+from duotone.cache.pair import Layout, PackedPair
 from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.cache.runs import RunMember, run_members
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
-from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.quant import CacheSpec, KVSpec
 
 States = Float[Tensor, "batch kv_heads tokens channels"]
-
-
-@dataclass
-class PackedPair:
-    """Packed K and V of the same tokens."""
-
-    key: PackedTensor
-    value: PackedTensor
-
-    @classmethod
-    def pack(cls, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
-        """Quantize the tokens that `piece` takes out of dense K and V."""
-
-        def packed(x: Tensor, tensor: TensorSpec) -> PackedTensor:
-            return pack_tensor(piece.take.apply(x), tensor, piece.spans, piece.decoding)
-
-        return cls(packed(key, spec.key), packed(value, spec.value))
-
-    def append(self, other: PackedPair, join: Move) -> PackedPair:
-        """Join the tokens of `other` behind ours."""
-        return PackedPair(self.key.append(other.key, join), self.value.append(other.value, join))
-
-    def truncate(self, lengths: Lengths) -> PackedPair:
-        """Keep the first `lengths[b]` tokens."""
-        return PackedPair(self.key.truncate(lengths), self.value.truncate(lengths))
-
-    def rows(self, index: Tensor) -> PackedPair:
-        """Pick sequences."""
-        return PackedPair(self.key.rows(index), self.value.rows(index))
 
 
 class LayerStore:
@@ -53,13 +25,15 @@ class LayerStore:
 
     spec: the policies of this layer. sources: the stores whose codes this one reads instead of
     keeping its own, by "key" and "value" (cross-layer sharing). runs: this layer's part in a run
-    that averages its codes, by the same names.
+    that averages its codes, by the same names. layout: lays visual codes out as a decode kernel
+    wants them, where it can; layers that share codes keep the canonical order.
     """
 
-    def __init__(self, spec: CacheSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: CacheSpec, layout: Layout | None = None) -> None:
+        self.spec, self.layout = spec, layout
         self.sources: dict[str, LayerStore] = {}
         self.runs: dict[str, RunMember] = {}
+        self.is_source = False
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
@@ -74,6 +48,7 @@ class LayerStore:
             self.flush(plan.flush_first)
         if plan.visual is not None:
             self._pack("visual", key, value, self.spec.visual, plan.visual)
+            self._lay_out()
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -97,7 +72,9 @@ class LayerStore:
             pair = self._complete(name)
             if pair is not None and pair.key.tokens:
                 norm = None if visual else self.key_norm
-                segment = PackedSegment(pair.key, pair.value, roll.lengths, visual, key_norm=norm)
+                segment = PackedSegment(
+                    pair.key, pair.value, roll.lengths, visual, key_norm=norm, records=pair.records
+                )
                 placed.append((segment, roll))
         if self.key is not None and self.key.shape[2]:
             dense = DenseSegment(self.key, self.value, state.dense.lengths)
@@ -108,6 +85,7 @@ class LayerStore:
         """Follow a cropped ledger."""
         if self.visual is not None:
             self.visual = self.visual.truncate(state.visual.lengths)
+            self._lay_out()
         if self.stream is not None:
             self.stream = self.stream.truncate(state.stream.lengths)
         if self.key is not None:
@@ -136,6 +114,10 @@ class LayerStore:
                 keeper = self.sources.get(which, self)
                 before = None if old is None else getattr(old, which).tokens
                 keeper._put_codes(name, which, codes, before, piece.join)
+
+    def _lay_out(self) -> None:
+        if self.layout is not None and not self.sources and not self.is_source:
+            self.visual = self.visual.laid_out(self.layout)
 
     def _put_codes(
         self, name: str, which: str, codes: Codes, before: int | None, join: Move
@@ -203,7 +185,7 @@ def share_codes(
     """
     for store in run:
         if store is not keeper:
-            store.sources[which] = keeper
+            store.sources[which], keeper.is_source = keeper, True
     if weights is not None and len(run) > 1:
         for store, member in zip(run, run_members(weights), strict=True):
             store.runs[which] = member

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duotone.cache.layer import LayerStore, PackedPair
+from duotone.cache.layer import LayerStore
 from duotone.cache.ledger import LedgerState, Roll
+from duotone.cache.pair import PackedPair
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def memory_report(
     visual = [store.visual for store in stores if store.visual is not None]
     packed = visual + [store.stream for store in stores if store.stream is not None]
     dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
-    codes_bytes = sum(t.codes_bytes for pair in packed for t in (pair.key, pair.value))
-    params_bytes = sum(t.params_bytes for pair in packed for t in (pair.key, pair.value))
+    codes_bytes = sum(pair.codes_bytes for pair in packed)
+    params_bytes = sum(pair.params_bytes for pair in packed)
     params_bytes += sum(store.norm_bytes for store in stores)
     index_bytes = sum(_index_bytes(state) for state in ledgers) + _table_bytes(packed)
     total_bytes = codes_bytes + params_bytes + dense_bytes + index_bytes
@@ -65,7 +66,7 @@ def memory_report(
     visual_elements = sum(
         _visual_tokens(state) * _elements_per_token(store) for store, state in pairs
     )
-    visual_bytes = sum(_pair_bytes(pair) for pair in visual)
+    visual_bytes = sum(pair.codes_bytes + pair.params_bytes for pair in visual)
     if visual:
         visual_bytes += sum(state.visual.index_bytes for state in ledgers) + _table_bytes(visual)
     return MemoryReport(
@@ -106,10 +107,6 @@ def _index_bytes(state: LedgerState) -> int:
 
 def _elements_per_token(store: LayerStore) -> int:
     return store.key.shape[1] * (store.key.shape[3] + store.value.shape[3])
-
-
-def _pair_bytes(pair: PackedPair) -> int:
-    return sum(t.codes_bytes + t.params_bytes for t in (pair.key, pair.value))
 
 
 def _table_bytes(pairs: list[PackedPair]) -> int:

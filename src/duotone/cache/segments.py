@@ -6,13 +6,14 @@ such segments. A token belongs to exactly one of them, a pad to none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache.packed import PackedTensor
+from duotone.cache.pair import LaidOut, with_canonical_codes
 from duotone.cache.ragged import Lengths
 
 
@@ -23,6 +24,7 @@ class PackedSegment:
     lengths: [batch] valid tokens. mask: [batch, queries, tokens] of what each query may see, or
     None where every query sees every valid token.
     key_norm: the packed keys are keys divided by it; queries are multiplied by it instead.
+    records: the codes of both where a kernel has laid them out; key and value then have none.
     """
 
     key: PackedTensor
@@ -31,6 +33,14 @@ class PackedSegment:
     visual: bool = False
     mask: Bool[Tensor, "batch queries tokens"] | None = None
     key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
+    records: LaidOut | None = None
+
+    def canonical(self) -> PackedSegment:
+        """The same with codes in canonical order."""
+        if self.records is None:
+            return self
+        key, value = with_canonical_codes(self.key, self.value, self.records)
+        return replace(self, key=key, value=value, records=None)
 
     @property
     def tokens(self) -> int:
@@ -39,7 +49,7 @@ class PackedSegment:
 
     def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
         """K or V as the model would have them, dequantized."""
-        decoded = getattr(self, which).dequantize()
+        decoded = getattr(self.canonical(), which).dequantize()
         if which == "value" or self.key_norm is None:
             return decoded
         return (decoded * self.key_norm[:, :, None]).to(decoded.dtype)
@@ -54,6 +64,10 @@ class DenseSegment:
     lengths: Lengths
     visual: bool = False
     mask: Bool[Tensor, "batch queries tokens"] | None = None
+
+    def canonical(self) -> DenseSegment:
+        """Nothing to do."""
+        return self
 
     @property
     def tokens(self) -> int:

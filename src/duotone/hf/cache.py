@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from duotone.attention import code_layout
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.layer import share_codes
 from duotone.hf.attachment import Attachment
@@ -33,7 +34,7 @@ class QuantizedCache(Cache):
     visual_mask: [batch, tokens] True at visual tokens, for callers with `inputs_embeds` (the ids,
         and so the positions, are unknown then). Rows may be fewer than the batch by an integer
         factor (beams, num_return_sequences).
-    impl: the decode attention ("auto", "reference", "triton").
+    impl: the decode attention ("auto", "reference", "triton", "cuda").
     Errors: ValueError for a model or a combination that is not supported.
     """
 
@@ -48,6 +49,7 @@ class QuantizedCache(Cache):
         self.facts: ModelFacts = model_facts(model)
         check_spec(self.facts, spec)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
+        self._device = model.device
         self.steps = Steps(spec, self.facts.layers)
         self._hold(Attachment.to(model))
         super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
@@ -60,7 +62,11 @@ class QuantizedCache(Cache):
 
     def new_store(self, index: int) -> LayerStore:
         """An empty store for one layer."""
-        return LayerStore(self.spec.at_layer(index))
+        spec = self.spec.at_layer(index)
+        # A sliding window acts through a mask, which kernels with a layout do not take.
+        sliding = self.facts.sliding[index]
+        layout = None if sliding else code_layout(spec, self.impl, self._device)
+        return LayerStore(spec, layout)
 
     def _share_codes(self) -> None:
         """Tell the stores whose codes they read, and with whom they average theirs."""

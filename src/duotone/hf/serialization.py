@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from duotone.cache import BlockTable, Ledger, PackedTensor
-from duotone.cache.layer import PackedPair
+from duotone.cache import BlockTable, Ledger, PackedPair, PackedTensor
 from duotone.cache.ledger import Evicted, LedgerState, Roll
 from duotone.quant import CacheSpec, TensorSpec
 
@@ -81,6 +80,7 @@ def _collect_pair(
     """Add the tensors of one layer's store; block tables that layers share are kept once."""
     if pair is None:
         return
+    pair = pair.canonical()
     for part in PARTS:
         tensor: PackedTensor = getattr(pair, part)
         if not any(tensor.blocks is table for table in tables):

@@ -1,0 +1,1 @@
+"""Decode attention in CUDA C++, compiled at the user's by NVRTC. Nothing here needs nvcc."""

@@ -1,0 +1,150 @@
+"""Decode attention on records: one launch per packed segment, scales and calibration included.
+
+The plain-torch reference is `attention.reference.attend` on the same segment. Where the error of
+the kernel comes from: q is rounded to 16-bit integers per head, p to 16 bits under the running
+maximum, both exact afterwards (integer products, KERNELS.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.launch import (
+    LOG2E,
+    MAX_GROUP,
+    MAX_WARPS,
+    STAGES,
+    Call,
+    Geometry,
+    cut,
+    multiprocessors,
+    run,
+    warps_within_rings,
+)
+from duotone.attention.cuda.layout import RecordFormat, Records
+
+SOURCE = "span_decode.cu"
+# Sums of a byte of p times a byte of V stay below 2^31.
+MAX_UNIT_TOKENS = 32768
+
+
+class Arguments(Call):
+    """`Arguments` of span_decode.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "v_scale", "v_zero", "ranges")),
+        *((name, ctypes.c_float) for name in ("tau1", "tau2")),
+    )
+
+
+@dataclass(frozen=True)
+class Span:
+    """A packed segment as the kernel takes it.
+
+    scales and zero_points: float16, [batch, kv_heads, blocks, head_dim], contiguous.
+    tokens: offsets of the blocks, [batch, blocks + 1] int64.
+    """
+
+    records: Records
+    key_scale: Tensor
+    key_zero: Tensor
+    value_scale: Tensor
+    value_zero: Tensor
+    tokens: Tensor
+
+
+def warps_of(form: RecordFormat, group: int) -> int:
+    """Warps per block: what the registers of the accumulators and the rings leave."""
+    accumulators = -(-group // 4) * form.channels // 16
+    return warps_within_rings(form, MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2)
+
+
+def fits(form: RecordFormat, group: int) -> bool:
+    """The kernel has this shape: integers do not overflow and sums fit the rings."""
+    dots = form.key_bits < 8 or form.channels <= 128
+    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
+    rings = sums_bytes <= STAGES * form.nbytes and warps_of(form, group) >= 1
+    return dots and rings and group <= MAX_GROUP and form.channels <= 256
+
+
+@cache
+def geometry(form: RecordFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+    """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
+    return cut(form, warps_of(form, group), heads, records, sms, MAX_UNIT_TOKENS)
+
+
+def span_decode(
+    query: Tensor,
+    span: Span,
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+    out: Tensor,
+    lse: Tensor | None = None,
+) -> None:
+    """softmax(q K^T * sm_scale) V over one span, into `out`.
+
+    query: [batch, q_heads, 1, head_dim], contiguous. tau: calibrates the scores by this span's own
+    range. out: a row of head_dim numbers per (batch, q head), strided; like `query`, or float32
+    if `lse` is given, which then gets log2 of the sum of exponentials of each row.
+    """
+    form, group, parts = span.records.format, _group(query, span), _parts(query, span)
+    ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
+    tau1, tau2 = tau or (0.0, 0.0)
+    arguments = partial(
+        Arguments,
+        k_scale=span.key_scale.data_ptr(),
+        k_zero=span.key_zero.data_ptr(),
+        v_scale=span.value_scale.data_ptr(),
+        v_zero=span.value_zero.data_ptr(),
+        ranges=ranges.data_ptr(),
+        tau1=tau1 * LOG2E,
+        tau2=tau2 * LOG2E,
+    )
+    run(
+        SOURCE,
+        arguments,
+        query,
+        span.records.data,
+        span.records.first,
+        span.tokens,
+        form,
+        _geometry(query, span, group),
+        macros_of(form, tau is not None),
+        sm_scale,
+        out,
+        lse,
+        cooperative=tau is not None and parts > 1,
+    )
+
+
+def is_resident(query: Tensor, span: Span) -> bool:
+    """All teams of a kv head run at once, as calibration over several parts needs them to."""
+    at, parts = _geometry(query, span, _group(query, span)), _parts(query, span)
+    heads = span.records.data.shape[0] * span.records.data.shape[1]
+    return parts == 1 or -(-heads * parts // at.teams) <= multiprocessors(query.device)
+
+
+def _group(query: Tensor, span: Span) -> int:
+    return query.shape[1] // span.records.data.shape[1]
+
+
+def _parts(query: Tensor, span: Span) -> int:
+    splits = _geometry(query, span, _group(query, span)).splits
+    return (span.tokens.shape[1] - 1) * splits
+
+
+def _geometry(query: Tensor, span: Span, group: int) -> Geometry:
+    batch, kv_heads, records, _ = span.records.data.shape
+    heads = batch * kv_heads * (span.tokens.shape[1] - 1)
+    return geometry(span.records.format, group, heads, records, multiprocessors(query.device))
+
+
+def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
+    """What span_decode.cu is compiled with beside what all kernels are."""
+    widths = {"KB": form.key_bits, "VB": form.value_bits}
+    return {**widths, "TILES": form.tiles, "TAU": int(calibrate)}

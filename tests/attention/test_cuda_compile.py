@@ -1,0 +1,102 @@
+"""The CUDA sources compile for sm_90 without a GPU, where NVRTC is installed."""
+
+import ctypes
+
+import pytest
+
+from duotone.attention.cuda import group_decode, runtime, span_decode
+from duotone.attention.cuda.group_layout import GroupFormat, Operand
+from duotone.attention.cuda.launch import STAGES, Call, cut
+from duotone.attention.cuda.layout import RecordFormat
+
+pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+
+SPANS = [
+    (RecordFormat(128, 1, 1), 4, False),
+    (RecordFormat(128, 1, 1), 7, True),
+    (RecordFormat(80, 4, 2), 16, True),
+    (RecordFormat(32, 4, 4), 4, False),
+]
+PLAIN, INNER, SIGNED = (
+    Operand(2, False, 32, False),
+    Operand(1, True, 64, False),
+    Operand(2, True, 32, True),
+)
+GROUPS = [
+    (GroupFormat(128, PLAIN, PLAIN), 4),
+    (GroupFormat(64, INNER, PLAIN), 16),
+    (GroupFormat(256, SIGNED, SIGNED), 6),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
+    return tmp_path / "cuda"
+
+
+def common(form, group, warps, arguments) -> dict[str, int]:
+    return {
+        "CHANNELS": form.head_dim,
+        "G": group,
+        "WARPS": warps,
+        "TEAMS": 1,
+        "STAGES": STAGES,
+        "OVERLAP": 1,
+        "QUERY": 1,
+        "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
+    }
+
+
+@pytest.mark.parametrize(("form", "group", "tau"), SPANS, ids=str)
+def test_span_decode_compiles_and_is_kept(form, group, tau, folder) -> None:
+    assert span_decode.fits(form, group)
+    warps = span_decode.warps_of(form, group)
+    macros = common(form, group, warps, span_decode.Arguments) | span_decode.macros_of(form, tau)
+    binary = runtime.compiled(span_decode.SOURCE, "sm_90", macros)
+    assert binary[:4] == b"\x7fELF"
+    (kept,) = folder.iterdir()
+    assert kept.read_bytes() == binary
+    kept.write_bytes(b"kept")
+    assert runtime.compiled(span_decode.SOURCE, "sm_90", macros) == b"kept"
+
+
+@pytest.mark.parametrize(("form", "group"), GROUPS, ids=str)
+def test_group_decode_compiles(form, group) -> None:
+    assert group_decode.fits(form, group)
+    warps = group_decode.warps_of(form, group)
+    macros = common(form, group, warps, Call) | group_decode.macros_of(form)
+    assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+def test_a_structure_of_another_size_does_not_compile() -> None:
+    form = RecordFormat(64, 1, 1)
+    macros = common(form, 4, 16, Call) | span_decode.macros_of(form, False)
+    with pytest.raises(Exception, match="structure differs"):
+        runtime.compiled(span_decode.SOURCE, "sm_90", macros)
+
+
+def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path, monkeypatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("DUOTONE_CACHE", str(blocked))
+    form = RecordFormat(64, 1, 1)
+    macros = common(form, 4, 16, span_decode.Arguments) | span_decode.macros_of(form, False)
+    assert runtime.compiled(span_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("heads", "records", "splits"),
+    [(256, 64, 1), (8, 1024, 16), (64, 256, 2)],
+    ids=["many heads", "one long sequence", "a few"],
+)
+def test_a_launch_is_cut_to_fill_the_device(heads, records, splits) -> None:
+    at = cut(RecordFormat(128, 1, 1), 16, heads, records, 132)
+    assert at.splits == splits
+    assert heads * at.splits <= 132 * at.teams
+
+
+def test_no_split_holds_more_tokens_than_sums_can() -> None:
+    form = RecordFormat(128, 1, 1)
+    at = cut(form, 16, 512, 1024, 132, max_unit_tokens=32768)
+    assert at.splits * 32768 >= 1024 * form.tokens
