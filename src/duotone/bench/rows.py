@@ -1,0 +1,179 @@
+"""Rows of the kernel table: a scheme by one implementation, or a backend on dense K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from duotone.attention import decode_attention
+from duotone.bench.baselines import Baseline, UnavailableError
+from duotone.bench.problems import Bytes, Problem, bytes_of, random_dense, random_query
+from duotone.bench.schemes import BenchScheme
+from duotone.bench.shapes import Shape
+from duotone.cache.pair import PackedPair
+from duotone.cache.segments import PackedSegment
+
+IMPLS = ("cuda", "triton", "reference")
+# Relative RMS and maximum error against `attention.reference` in fp64, rounded to the query's type.
+PACKED_TOLERANCE = (2e-3, 1e-2)
+
+
+class Row(Protocol):
+    """One line of a shape's table."""
+
+    @property
+    def name(self) -> str:
+        """What K and V are stored as."""
+        ...
+
+    @property
+    def impl(self) -> str | None:
+        """Which of our implementations; None for backends of others."""
+        ...
+
+    @property
+    def bits(self) -> float:
+        """Nominal bits per number of K and V."""
+        ...
+
+    @property
+    def tolerance(self) -> tuple[float, float]:
+        """Relative RMS and maximum error that are right."""
+        ...
+
+    @property
+    def late(self) -> bool:
+        """Slow to start, and so measured last."""
+        ...
+
+    def problem(self, shape: Shape, device: torch.device) -> Problem:
+        """A call with random contents. Errors: UnavailableError."""
+        ...
+
+    def call(self, problem: Problem) -> Callable[[], Tensor]:
+        """What is timed. Errors: UnavailableError."""
+        ...
+
+    def nbytes(self, problem: Problem) -> Bytes:
+        """What it must read."""
+        ...
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A scheme by one of our implementations."""
+
+    scheme: BenchScheme
+    impl: str
+    tolerance: tuple[float, float] = PACKED_TOLERANCE
+    late: bool = False
+
+    @property
+    def name(self) -> str:
+        """The scheme's."""
+        return self.scheme.name
+
+    @property
+    def bits(self) -> float:
+        """The scheme's."""
+        return self.scheme.bits
+
+    def problem(self, shape: Shape, device: torch.device) -> Problem:
+        """A call in the layout that this implementation reads. Errors: UnavailableError."""
+        reason = self.scheme.reason(shape)
+        if reason is not None:
+            raise UnavailableError(reason)
+        problem = self.scheme.problem(shape, device)
+        return laid_out(problem) if self.impl == "cuda" else problem
+
+    def call(self, problem: Problem) -> Callable[[], Tensor]:
+        """`decode_attention`. Errors: UnavailableError, with the implementation's own reason."""
+        reason = _unsupported(self.impl, problem)
+        if reason is not None:
+            raise UnavailableError(reason)
+        return lambda: decode_attention(
+            problem.query,
+            problem.segments,
+            sm_scale=problem.sm_scale,
+            tau=problem.tau,
+            impl=self.impl,
+        )
+
+    def nbytes(self, problem: Problem) -> Bytes:
+        """What its containers hold."""
+        return bytes_of(problem)
+
+
+def laid_out(problem: Problem) -> Problem:
+    """The same with packed codes as the CUDA kernels take them. Errors: UnavailableError."""
+    from duotone.attention.cuda.layout import span_layout, spec_reason
+
+    segments = []
+    for segment in problem.segments:
+        if isinstance(segment, PackedSegment):
+            pair = PackedPair(segment.key, segment.value).laid_out(span_layout)
+            if pair.records is None:
+                reason = spec_reason(segment.key.spec, segment.value.spec)
+                raise UnavailableError(reason or "the CUDA kernels have no layout for these blocks")
+            segment = replace(segment, key=pair.key, value=pair.value, records=pair.records)
+        segments.append(segment)
+    return replace(problem, segments=tuple(segments))
+
+
+def _unsupported(impl: str, problem: Problem) -> str | None:
+    if impl == "reference":
+        return None
+    if impl == "cuda":
+        from duotone.attention.cuda.decode import unsupported as by_cuda
+
+        return by_cuda(problem.query, problem.segments, problem.tau)
+    from duotone.attention.triton_decode import unsupported as by_triton
+
+    return by_triton(problem.query, problem.segments)
+
+
+@dataclass(frozen=True)
+class DenseRow:
+    """A backend of others."""
+
+    baseline: Baseline
+    impl: None = None
+
+    @property
+    def name(self) -> str:
+        """The backend's."""
+        return self.baseline.name
+
+    @property
+    def bits(self) -> float:
+        """Of its K and V."""
+        return self.baseline.bits
+
+    @property
+    def tolerance(self) -> tuple[float, float]:
+        """The backend's."""
+        return self.baseline.tolerance
+
+    @property
+    def late(self) -> bool:
+        """Compiling ones come last."""
+        return self.baseline.compiled
+
+    def problem(self, shape: Shape, device: torch.device) -> Problem:
+        """Dense K and V."""
+        query = random_query(shape, device)
+        return Problem(query, (random_dense(shape, shape.tokens, device),), shape.head_dim**-0.5)
+
+    def call(self, problem: Problem) -> Callable[[], Tensor]:
+        """The backend's call. Errors: UnavailableError."""
+        (segment,) = problem.segments
+        return self.baseline.prepare(problem.query, segment.key, segment.value, problem.sm_scale)
+
+    def nbytes(self, problem: Problem) -> Bytes:
+        """K and V at the backend's width."""
+        dense = bytes_of(problem).dense
+        return Bytes(0, 0, dense * self.baseline.bits // 16)
