@@ -15,7 +15,7 @@ import torch
 from duotone.bench.baselines import BASELINES, UnavailableError, quiet
 from duotone.bench.innerq import innerq_rows
 from duotone.bench.row_bench import MIN_REPEATS, RowBench, WrongResultError, first_line
-from duotone.bench.rows import IMPLS, DenseRow, PackedRow, Row
+from duotone.bench.rows import COMPILED_STAGE, IMPLS, DenseRow, PackedRow, Row
 from duotone.bench.schemes import BenchScheme, bench_schemes
 from duotone.bench.shapes import SHAPES, Shape
 from duotone.bench.speedups import with_speedups
@@ -37,7 +37,7 @@ class Settings:
     """What is measured.
 
     minutes: no row is started later; None: all rows. repeats: most launches per method.
-    late: also rows that start with long compilations. tables: "decode", "innerq".
+    slow_starters: also backends that start with long compilations. tables: "decode", "innerq".
     """
 
     shapes: Sequence[Shape] = SHAPES
@@ -45,7 +45,7 @@ class Settings:
     impls: Sequence[str] = ("cuda", "triton")
     minutes: float | None = None
     repeats: int = 50
-    late: bool = True
+    slow_starters: bool = True
     tables: Sequence[str] = ("decode",)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Settings:
 
     def quick(self) -> Settings:
         """The first shape, few repeats, nothing that compiles for long."""
-        return replace(self, shapes=self.shapes[:1], repeats=10, late=False)
+        return replace(self, shapes=self.shapes[:1], repeats=10, slow_starters=False)
 
 
 def run_kernels(settings: Settings, clock: Clock, progress: Progress | None = None) -> dict:
@@ -115,19 +115,19 @@ def _settings(settings: Settings) -> dict[str, Any]:
 def decode_rows(
     settings: Settings, clock: Clock, deadline: Deadline, progress: Progress
 ) -> list[dict]:
-    """All rows of all shapes, shape by shape; what starts slowly comes after everything else."""
+    """All rows of all shapes, measured stage by stage, in the order of the table."""
     rows = table_rows(settings.schemes or bench_schemes(), settings.impls)
-    jobs = [
-        (shape, row) for late in (False, True) for shape in settings.shapes for row in rows
-        if row.late == late and (settings.late or not late)
-    ]  # fmt: skip
+    wanted = [row for row in rows if settings.slow_starters or row.stage != COMPILED_STAGE]
+    jobs = [(shape, row) for shape in settings.shapes for row in wanted]
+    order = sorted(range(len(jobs)), key=lambda i: jobs[i][1].stage)
     bench = RowBench(clock, settings.repeats)
-    results = []
-    for done, (shape, row) in enumerate(jobs):
+    results: dict[int, dict] = {}
+    for done, i in enumerate(order):
+        shape, row = jobs[i]
         progress(f"{shape}: {row.name}", done, len(jobs))
-        results.append(describe(shape, row) | _outcome(bench, shape, row, deadline))
+        results[i] = describe(shape, row) | _outcome(bench, shape, row, deadline)
     progress("done", len(jobs), len(jobs))
-    return results
+    return [results[i] for i in range(len(jobs))]
 
 
 def table_rows(schemes: Sequence[BenchScheme], impls: Sequence[str]) -> list[Row]:

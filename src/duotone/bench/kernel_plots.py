@@ -9,6 +9,7 @@ from typing import Any
 from duotone.kernel_tables import best_known, rows_of, shape_title
 
 Row = Mapping[str, Any]
+BEST_16_BIT = "best 16-bit"
 # Colour by implementation, in the roofline.
 COLOURS = {"cuda": "tab:green", "triton": "tab:blue", "reference": "tab:gray", None: "tab:orange"}
 
@@ -23,15 +24,12 @@ def _figure(width: float, height: float) -> Any:
 
 
 def draw_speedups(result: Row, path: Path) -> None:
-    """Speed-up over the best 16-bit row against n: one panel per heads and head_dim.
+    """Speed-up over the best 16-bit row against n: a panel per heads and head_dim with several n.
 
     The fastest implementation of each scheme; where one n has several batches, the largest.
     """
-    families: dict[tuple, list[Row]] = {}
-    for shape in result["shapes"]:
-        key = (shape["q_heads"], shape["kv_heads"], shape["head_dim"])
-        families.setdefault(key, []).append(shape)
-    figure = _figure(5.5 * min(2, len(families)), 4.2 * -(-len(families) // 2))
+    families = _families(result)
+    figure = _figure(2.5 + 6 * min(2, len(families)), 4.8 * -(-len(families) // 2))
     grid = figure.subplots(-(-len(families) // 2), min(2, len(families)), squeeze=False)
     panels = list(grid.flat)
     for axes, (key, shapes) in zip(panels, families.items(), strict=False):
@@ -40,12 +38,24 @@ def draw_speedups(result: Row, path: Path) -> None:
         axes.set_title(f"heads {q_heads}/{kv_heads}, d {head_dim}", loc="left")
     for axes in panels[len(families) :]:
         axes.set_visible(False)
-    handles = {h.get_label(): h for axes in panels for h in axes.get_lines()}
+    lines = [line for axes in panels for line in axes.get_lines()]
+    handles = {line.get_label(): line for line in lines if line.get_label() != BEST_16_BIT}
     figure.legend(
-        handles.values(), handles.keys(), loc="outside right upper", frameon=False, fontsize=8
+        handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8
     )
-    figure.suptitle(f"decode attention on {result['device']}, over the best 16-bit backend")
+    title = f"decode attention on {result['device']}, speed-up over the best 16-bit backend"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.savefig(path)
+
+
+def _families(result: Row) -> dict[tuple[int, int, int], list[Row]]:
+    """{(q_heads, kv_heads, head_dim): shapes}; those with one n only where there are no others."""
+    families: dict[tuple[int, int, int], list[Row]] = {}
+    for shape in result["shapes"]:
+        key = (shape["q_heads"], shape["kv_heads"], shape["head_dim"])
+        families.setdefault(key, []).append(shape)
+    long = {k: shapes for k, shapes in families.items() if len({s["tokens"] for s in shapes}) > 1}
+    return long or families
 
 
 def _draw_family(axes: Any, result: Row, shapes: list[Row]) -> None:
@@ -63,14 +73,15 @@ def _draw_family(axes: Any, result: Row, shapes: list[Row]) -> None:
                 color=colormaps["tab20"](place % 20),
                 label=name,
             )
-    tokens = sorted({shape["tokens"] for shape in shapes})
-    axes.axhline(1, color="0.5", lw=1, ls=":")
+    batches = {s["tokens"]: s["batch"] for s in sorted(shapes, key=lambda s: s["batch"])}
+    labels = [f"{n:,}\nB {batch}" for n, batch in batches.items()]
+    axes.axhline(1, color="0.5", lw=1, ls=":", label=BEST_16_BIT)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(tokens, [f"{n:,}" for n in tokens])
+    axes.set_xticks(list(batches), labels)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}x")
-    axes.set_xlabel("n (tokens per sequence)")
+    axes.set_xlabel("n (tokens per sequence), batch")
     axes.set_ylabel("speed-up, rotated")
     axes.grid(True, color="0.92")
 

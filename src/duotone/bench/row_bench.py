@@ -67,7 +67,9 @@ class RowBench:
         problem = row.problem(small, self.clock.device)
         run = row.call(problem)
         seconds, out = self._first_call(row, run)
-        self._checked[key] = compare(out, reference(problem), row.tolerance)
+        self._checked[key] = compare(
+            out.reshape(problem.query.shape), reference(problem), row.tolerance
+        )
         return seconds, self._checked[key]
 
     def _first_call(self, row: Row, run: Callable[[], Tensor]) -> tuple[float, Tensor]:

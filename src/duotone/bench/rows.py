@@ -17,7 +17,10 @@ from duotone.bench.shapes import Shape
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 
-IMPLS = ("cuda", "triton", "reference")
+# What each implementation's rows wait for: NVRTC takes a second per kernel, Triton several.
+STAGES = {"cuda": 0, "triton": 1, "reference": 3}
+COMPILED_STAGE = 2
+IMPLS = tuple(STAGES)
 # Relative RMS and maximum error against `attention.reference` in fp64, rounded to the query's type.
 PACKED_TOLERANCE = (2e-3, 1e-2)
 
@@ -46,8 +49,8 @@ class Row(Protocol):
         ...
 
     @property
-    def late(self) -> bool:
-        """Slow to start, and so measured last."""
+    def stage(self) -> int:
+        """Stages are measured one after the other, so that what is slow to start comes late."""
         ...
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
@@ -70,7 +73,6 @@ class PackedRow:
     scheme: BenchScheme
     impl: str
     tolerance: tuple[float, float] = PACKED_TOLERANCE
-    late: bool = False
 
     @property
     def name(self) -> str:
@@ -81,6 +83,11 @@ class PackedRow:
     def bits(self) -> float:
         """The scheme's."""
         return self.scheme.bits
+
+    @property
+    def stage(self) -> int:
+        """By implementation."""
+        return STAGES[self.impl]
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
         """A call in the layout that this implementation reads. Errors: UnavailableError."""
@@ -159,9 +166,9 @@ class DenseRow:
         return self.baseline.tolerance
 
     @property
-    def late(self) -> bool:
-        """Compiling ones come last."""
-        return self.baseline.compiled
+    def stage(self) -> int:
+        """The first, or that of long compilations."""
+        return COMPILED_STAGE if self.baseline.compiled else 0
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
         """Dense K and V."""

@@ -11,6 +11,10 @@ from .common import JsonOption, error_console, print_json, user_errors
 
 # A row was wrong or failed; all others are in the output.
 FAILED = 1
+# `kernel_tables.HEADER`, as short as it gets.
+TITLES = ("K and V", "by", "rotated", "clean", "do_bench", "MB", "TB/s", "of copy")
+TITLES += ("x rot.", "x clean", "x do_b.", "first s")
+TABLE_WIDTH = 126
 
 
 @user_errors
@@ -129,14 +133,18 @@ def _bar() -> Iterator[Any]:
 
 def show(result: dict[str, Any]) -> None:
     """The tables of a result on the terminal."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    from duotone.kernel_tables import HEADER, absent, row_cells, rows_of, shape_title
+    from duotone.kernel_tables import absent, row_cells, rows_of, shape_title
 
     console = Console()
+    # Cells that wrap are harder to read than lines that do.
+    console.width = max(console.width, TABLE_WIDTH)
     for shape in result["shapes"] if result["rows"] else ():
-        table = Table(*HEADER, title=shape_title(shape), title_justify="left")
+        title = f"{shape_title(shape)}: times in us, x over the best 16-bit row by the same method"
+        table = Table(*TITLES, title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for row in rows_of(result, shape):
             if row["status"] == "ok":
                 table.add_row(*row_cells(row))
@@ -147,7 +155,4 @@ def show(result: dict[str, Any]) -> None:
         from duotone.kernel_tables import innerq_table
 
         console.print(innerq_table([result]), markup=False, soft_wrap=True)
-    console.print(
-        f"{result['device']}, device-to-device copy {result['copy_tb_per_s']:.2f} TB/s; "
-        f"x: over the best 16-bit row by the same method"
-    )
+    console.print(f"{result['device']}, device-to-device copy {result['copy_tb_per_s']:.2f} TB/s")
