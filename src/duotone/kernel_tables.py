@@ -119,6 +119,7 @@ def innerq_table(results: Sequence[Result]) -> str:
             f"groups of {table['group']}; rotated us, and the time saved:"
         )
         parts += [title, _products(table), "Quantization, us:", _quantization(table)]
+        parts += [f"Larger n are missing: {table['stopped']}."] if table["stopped"] else []
         parts.append(_provenance(result))
     return "\n\n".join(parts) or "InnerQ's table was not measured."
 

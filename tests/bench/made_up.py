@@ -87,4 +87,5 @@ def made_up_innerq():
         "tiles": {},
         "products": products,
         "quantization": quantization,
+        "stopped": None,
     }

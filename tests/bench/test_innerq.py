@@ -9,6 +9,7 @@ from duotone.bench import innerq
 from duotone.bench.innerq import GROUPINGS, PRODUCTS, check_product, product_call, spec_of
 from duotone.bench.problems import random_packed
 from duotone.bench.timing import Deadline
+from duotone.cache import pack_tensor
 from duotone.quant import TensorSpec
 
 from fake_clock import FakeClock
@@ -74,6 +75,7 @@ def two_tiles(monkeypatch):
 @pytest.mark.usefixtures("two_tiles")
 def test_the_table_has_every_product_and_mapping():
     result = table(FakeClock())
+    assert result["stopped"] is None
     assert len(result["products"]) == 2 * 2 * 3
     assert len(result["quantization"]) == 2 * 2 * 3
     for row in result["products"]:
@@ -92,6 +94,20 @@ def test_the_table_has_every_product_and_mapping():
 def test_sizes_that_come_too_late_are_missing():
     result = table(FakeClock(tick_s=40), minutes=1)
     assert {row["tokens"] for row in result["products"]} == {64}
+    assert result["stopped"] == "the time was over before 96 tokens (--minutes)"
+
+
+@pytest.mark.usefixtures("two_tiles")
+def test_sizes_beyond_memory_leave_the_others(monkeypatch):
+    def pack(states, spec, spans):
+        if states.shape[2] == 96:
+            raise torch.OutOfMemoryError
+        return pack_tensor(states, spec, spans)
+
+    monkeypatch.setattr(innerq, "pack_tensor", pack)
+    result = table(FakeClock())
+    assert {row["tokens"] for row in result["quantization"]} == {64}
+    assert result["stopped"] == "out of memory at 96 tokens"
 
 
 def test_saved_time_is_counted_as_the_paper_does():

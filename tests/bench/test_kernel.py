@@ -15,6 +15,7 @@ from duotone.bench.schemes import select
 from duotone.bench.shapes import Shape
 from duotone.bench.speedups import with_speedups
 from duotone.bench.timing import Deadline
+from duotone.quant import TensorSpec
 
 from fake_clock import FakeClock
 
@@ -59,6 +60,8 @@ def test_a_result_says_where_it_comes_from_and_is_json(result):
     assert {"created", "commit", "versions", "device", "method", "repeats"} <= set(result)
     assert json.loads(json.dumps(result)) == result
     assert result["innerq"] is None
+    assert [s["name"] for s in result["schemes"]] == ["2 bit, tau", "kivi-2"]
+    assert TensorSpec.from_dict(result["schemes"][1]["value"]) == TensorSpec(2, "channels", 32)
 
 
 def test_every_row_has_numbers_or_a_reason(result):

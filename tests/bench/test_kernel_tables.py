@@ -70,6 +70,9 @@ def test_innerq_counts_saved_time(result):
     text = innerq_table([result])
     assert "| q K^T | 512 | 100.0 | 20.0 | 16.0 | +20 % | +84 % |" in text
     assert "| K | 512 | 9 | 10 | 15 | 1.50 |" in text
+    short = result | {"innerq": result["innerq"] | {"stopped": "out of memory at 9 tokens"}}
+    assert "Larger n are missing: out of memory at 9 tokens." in innerq_table([short])
+    assert "missing" not in text
     failed = result | {"innerq": {"status": "failed", "reason": "x"}}
     for other in (failed, result | {"innerq": None}):
         assert innerq_table([other]) == "InnerQ's table was not measured."

@@ -77,16 +77,18 @@ def _matmuls(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Call
 
 
 @cache
-def _compiled_flex() -> Any:
+def _compiled_flex(*shapes: torch.Size) -> Any:
+    """Compiled for these shapes alone: dynamo stops compiling a function at its eighth shape."""
     from torch.nn.attention.flex_attention import flex_attention
 
+    torch.compiler.reset()
     return torch.compile(flex_attention, dynamic=False)
 
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Call:
     if not query.is_cuda:
         raise UnavailableError("compiled flex attention is measured on CUDA devices only")
-    flex = _compiled_flex()
+    flex = _compiled_flex(query.shape, key.shape)
     gqa = query.shape[1] != key.shape[1]
     return lambda: flex(query, key, value, scale=sm_scale, enable_gqa=gqa)
 

@@ -51,21 +51,28 @@ def innerq_rows(
     tokens: Sequence[int] = TOKENS,
     heads: int = HEADS,
 ) -> dict[str, Any]:
-    """{"products": rows, "quantization": rows}; rows that came too late are missing.
+    """{"products": rows, "quantization": rows, "stopped": why larger sizes are missing, or None}.
 
     Errors: ValueError where a kernel differs from torch.
     """
     sizes = [Size(n, heads) for n in tokens]
     tiles = _choose_tiles(clock, sizes, repeats)
-    products, quantized = [], []
+    products: list[dict] = []
+    quantized: list[dict] = []
+    stopped = None
     for done, size in enumerate(sizes):
         progress(f"InnerQ, {size.tokens} tokens", done, len(sizes))
         if deadline.passed:
+            stopped = f"the time was over before {size.tokens} tokens (--minutes)"
             break
-        for product in PRODUCTS:
-            products += _with_claims(_product_rows(clock, size, product, tiles, repeats))
-        quantized += _quantization_rows(clock, size)
         clock.release()
+        try:
+            for product in PRODUCTS:
+                products += _with_claims(_product_rows(clock, size, product, tiles, repeats))
+            quantized += _quantization_rows(clock, size)
+        except torch.OutOfMemoryError:
+            stopped = f"out of memory at {size.tokens} tokens"
+            break
     return {
         "status": "ok",
         "heads": heads,
@@ -75,6 +82,7 @@ def innerq_rows(
         "tiles": {f"{product}, {grouping}": tile for (product, grouping), tile in tiles.items()},
         "products": products,
         "quantization": quantized,
+        "stopped": stopped,
     }
 
 

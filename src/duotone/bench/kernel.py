@@ -6,6 +6,7 @@ place and ends nothing. Speed-ups are over the best 16-bit row of the same shape
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -108,8 +109,15 @@ def _settings(settings: Settings) -> dict[str, Any]:
         "method": METHOD,
         "minutes": settings.minutes,
         "repeats": settings.repeats,
+        "impls": list(settings.impls),
         "shapes": [asdict(shape) for shape in settings.shapes],
+        "schemes": [_plain(scheme) for scheme in settings.schemes or bench_schemes()],
     }
+
+
+def _plain(scheme: BenchScheme) -> dict[str, Any]:
+    """As JSON has it: lists for tuples."""
+    return json.loads(json.dumps(asdict(scheme)))
 
 
 def decode_rows(
@@ -166,5 +174,3 @@ def _outcome(bench: RowBench, shape: Shape, row: Row, deadline: Deadline) -> dic
     # Backends and compilers raise anything; a table of a hundred rows does not end with one.
     except Exception as error:
         return {"status": "failed", "reason": f"{type(error).__name__}: {first_line(error)}"}
-    finally:
-        bench.clock.release()

@@ -36,6 +36,7 @@ class RowBench:
 
     def run(self, shape: Shape, row: Row) -> dict[str, Any]:
         """Numbers of one row. Errors: UnavailableError, WrongResultError, what backends raise."""
+        self.clock.release()
         first_use_s, check = self.check(shape, row)
         problem = row.problem(shape, self.clock.device)
         run = row.call(problem)
