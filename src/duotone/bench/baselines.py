@@ -78,7 +78,7 @@ def _matmuls(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Call
 
 @cache
 def _compiled_flex(*shapes: torch.Size) -> Any:
-    """Compiled for these shapes alone: dynamo stops compiling a function at its eighth shape."""
+    """Compiled for these shapes alone: dynamo gives a function up after eight."""
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.compiler.reset()

@@ -125,7 +125,9 @@ def laid_out(problem: Problem) -> Problem:
             pair = PackedPair(segment.key, segment.value).laid_out(span_layout)
             if pair.records is None:
                 reason = spec_reason(segment.key.spec, segment.value.spec)
-                raise UnavailableError(reason or "the CUDA kernels have no layout for these blocks")
+                # What follows the rule is the spec, which the row names already.
+                rule = reason and reason.partition("; ")[0]
+                raise UnavailableError(rule or "the CUDA kernels have no layout for these blocks")
             segment = replace(segment, key=pair.key, value=pair.value, records=pair.records)
         segments.append(segment)
     return replace(problem, segments=tuple(segments))
