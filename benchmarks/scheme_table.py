@@ -41,6 +41,8 @@ def pictures(arguments: argparse.Namespace) -> None:
     """One file per task, with the answers of every scheme beside it."""
     loaded = load(arguments.model, arguments.device)
     specs = picture_rows(arguments.window, depth_of(loaded.model))
+    if arguments.rows:
+        specs = {label: specs[label] for label in arguments.rows.split(";")}
     for name in arguments.tasks.split(","):
         task = cheaply_scored(TASKS[name]) if arguments.rescore_later else TASKS[name]
         evaluation, data = picture_table(loaded, task, specs, arguments)
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="token ids, .json: perplexity of a text model")
     parser.add_argument("--tasks", default=",".join(TASKS), help="of a multimodal model")
     parser.add_argument("--n", type=int, help="samples (200) or documents (all), the first ones")
+    parser.add_argument("--rows", help="labels of some rows, by semicolon; of a multimodal model")
     parser.add_argument("--window", type=int, default=32, help="recent tokens of all schemes")
     parser.add_argument("--context", type=int, default=512, help="tokens per document")
     parser.add_argument("--batch-size", type=int, default=50)

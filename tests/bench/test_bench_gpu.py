@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.bench import innerq
 from duotone.bench.kernel import Settings, failures, run_kernels
 from duotone.bench.shapes import Shape
@@ -24,11 +25,14 @@ def test_every_scheme_is_right_and_timed(clock, shape):
     impls = ["cuda", "triton", "reference"]
     settings = Settings(shapes=[shape], impls=impls, repeats=5, slow_starters=False)
     result = run_kernels(settings, clock)
-    own = [row for row in result["rows"] if row["impl"] != "reference"]
+    ours = [row for row in result["rows"] if row["impl"] != "reference"]
     assert [line for line in failures(result) if "(reference)" not in line] == []
-    timed = [row for row in own if row["status"] == "ok"]
+    timed = [row for row in ours if row["status"] == "ok"]
     assert {row["row"] for row in timed if row["impl"] == "triton"} >= {"1 bit", "duotone"}
     assert any(row["kind"] == "16-bit" for row in timed)
+    if torch.cuda.get_device_capability() >= MIN_CAPABILITY:
+        own = {"1 bit", "1 bit, tau", "8 bit", "kivi-2", "innerq-2 hybrid", "xquant shared 2/1"}
+        assert {row["row"] for row in timed if row["impl"] == "cuda"} >= own
     for row in timed:
         assert all(row["us"][method] > 0 for method in METHODS)
         assert row["speedup"]["clean"] > 0

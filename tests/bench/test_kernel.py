@@ -80,7 +80,7 @@ def test_every_row_has_numbers_or_a_reason(result):
     assert ours["check"]["rms"] < 2e-3
     if not torch.cuda.is_available():
         assert "CUDA device" in rows["2 bit, tau", "cuda"]["reason"]
-    assert "groups of 96" in rows["kivi-2", "cuda"]["reason"]
+        assert "CUDA device" in rows["kivi-2", "cuda"]["reason"]
     assert rows["two matmuls", None]["kind"] == "16-bit"
     assert rows["flashinfer fp8", None]["kind"] == "8-bit"
     assert all(row["status"] == "ok" or row["reason"] for row in rows.values())

@@ -86,9 +86,35 @@ def test_a_quarter_of_the_channels_at_4_bits_has_the_bytes_of_one_bit():
     assert SCHEMES["32 of 128 channels at 4 bit"].bits == 1
 
 
-def test_groups_of_32_have_no_records():
-    with pytest.raises(UnavailableError, match=r"^records need groups of 96 tokens or more$"):
-        laid_out(SCHEMES["kivi-2"].problem(SHAPE, CPU))
+@pytest.mark.parametrize(
+    "name", ["kivi-2", "innerq-2 hybrid", "innerq-2 symmetric", "xquant shared 2/1"]
+)
+def test_groups_of_32_are_a_stream_of_records(name):
+    problem = laid_out(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
+    assert problem.segments == ()
+    used = bytes_of(problem)
+    # Two edges of 8 bytes and one first record of 4 for each sequence.
+    assert used.total == used.codes == problem.stream.data.nbytes + 2 * (2 * 8 + 4)
+    plain = bytes_of(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
+    # A hybrid's modes (a bit per group) are the scales' sign bits here; records may be filled up.
+    modes = 2 * 2 * (320 + 320 // 32 * 16)
+    assert plain.total - modes <= used.total <= plain.total * 1.25
+    copy = copy_of(problem)
+    assert torch.equal(copy.stream.data, problem.stream.data)
+    assert copy.stream.data.data_ptr() != problem.stream.data.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("kivi-2, window 128", "group records stand alone"),
+        ("innerq-2, windows 128", "group records stand alone"),
+        ("duotone", "^group records hold codes of one width$"),
+    ],
+)
+def test_what_the_cuda_kernels_do_not_have(name, reason):
+    with pytest.raises(UnavailableError, match=reason):
+        laid_out(SCHEMES[name].problem(SHAPE, CPU))
 
 
 def test_schemes_say_what_shapes_they_lack():

@@ -38,7 +38,7 @@ class RowBench:
         """Numbers of one row. Errors: UnavailableError, WrongResultError, what backends raise."""
         self.clock.release()
         first_use_s, check = self.check(shape, row)
-        problem = row.problem(shape, self.clock.device)
+        problem = row.lay_out(row.problem(shape, self.clock.device))
         run = row.call(problem)
         seconds, _ = self._first_call(row, run)
         # What the problem was made from is not free before it is given back.
@@ -66,7 +66,7 @@ class RowBench:
             CHECK_BATCH, CHECK_KV_HEADS * shape.group, CHECK_KV_HEADS, CHECK_TOKENS, shape.head_dim
         )
         problem = row.problem(small, self.clock.device)
-        run = row.call(problem)
+        run = row.call(row.lay_out(problem))
         seconds, out = self._first_call(row, run)
         self._checked[key] = compare(
             out.reshape(problem.query.shape), reference(problem), row.tolerance

@@ -54,7 +54,11 @@ class Row(Protocol):
         ...
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
-        """A call with random contents. Errors: UnavailableError."""
+        """A call with random contents, codes in canonical order. Errors: UnavailableError."""
+        ...
+
+    def lay_out(self, problem: Problem) -> Problem:
+        """The same as it is read. Errors: UnavailableError."""
         ...
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:
@@ -90,11 +94,14 @@ class PackedRow:
         return STAGES[self.impl]
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
-        """A call in the layout that this implementation reads. Errors: UnavailableError."""
+        """The scheme's. Errors: UnavailableError."""
         reason = self.scheme.reason(shape)
         if reason is not None:
             raise UnavailableError(reason)
-        problem = self.scheme.problem(shape, device)
+        return self.scheme.problem(shape, device)
+
+    def lay_out(self, problem: Problem) -> Problem:
+        """As this implementation reads it. Errors: UnavailableError."""
         return laid_out(problem) if self.impl == "cuda" else problem
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:
@@ -102,6 +109,8 @@ class PackedRow:
         reason = _unsupported(self.impl, problem)
         if reason is not None:
             raise UnavailableError(reason)
+        if problem.stream is not None:
+            return lambda: decode_stream(problem)
         return lambda: decode_attention(
             problem.query,
             problem.segments,
@@ -119,23 +128,61 @@ def laid_out(problem: Problem) -> Problem:
     """The same with packed codes as the CUDA kernels take them. Errors: UnavailableError."""
     from duotone.attention.cuda.layout import span_layout, spec_reason
 
+    first = problem.segments[0]
+    if spec_reason(first.key.spec, first.value.spec) is not None:
+        return as_stream(problem)
     segments = []
     for segment in problem.segments:
         if isinstance(segment, PackedSegment):
             pair = PackedPair(segment.key, segment.value).laid_out(span_layout)
             if pair.records is None:
-                reason = spec_reason(segment.key.spec, segment.value.spec)
-                # What follows the rule is the spec, which the row names already.
-                rule = reason and reason.partition("; ")[0]
-                raise UnavailableError(rule or "the CUDA kernels have no layout for these blocks")
+                raise UnavailableError("the CUDA kernels have no layout for these blocks")
             segment = replace(segment, key=pair.key, value=pair.value, records=pair.records)
         segments.append(segment)
     return replace(problem, segments=tuple(segments))
 
 
+def as_stream(problem: Problem) -> Problem:
+    """K and V in group records, for `group_decode`. Errors: UnavailableError.
+
+    Caches do not have such segments yet, so a window or key norms cannot stand beside them.
+    """
+    from duotone.attention.cuda.group_decode import Stream, fits
+    from duotone.attention.cuda.group_layout import GroupFormat, operand_of, to_group_records
+
+    (segment, *windows), group = problem.segments, problem.query.shape[1]
+    key, value = segment.key, segment.value
+    operands = operand_of(key, "key"), operand_of(value, "value")
+    for operand in operands:
+        if isinstance(operand, str):
+            # What follows the rule is the spec, which the row names already.
+            raise UnavailableError(operand.partition("; ")[0])
+    if windows or segment.key_norm is not None or problem.tau is not None:
+        raise UnavailableError("group records stand alone: no windows, key norms or calibration")
+    form = GroupFormat(key.head_dim, *operands)
+    if not fits(form, group // key.scale.shape[1]):
+        raise UnavailableError(f"no CUDA kernel for {form}")
+    data, first = to_group_records(key, value, form)
+    tokens = torch.stack([torch.zeros_like(segment.lengths), segment.lengths], -1)
+    return replace(problem, segments=(), stream=Stream(form, data, first, tokens))
+
+
+def decode_stream(problem: Problem) -> Tensor:
+    """`group_decode` into a new output."""
+    from duotone.attention.cuda.group_decode import group_decode
+
+    out = torch.empty_like(problem.query)
+    group_decode(problem.query, problem.stream, problem.sm_scale, out)
+    return out
+
+
 def _unsupported(impl: str, problem: Problem) -> str | None:
     if impl == "reference":
         return None
+    if problem.stream is not None:
+        from duotone.attention.cuda.runtime import missing
+
+        return missing(problem.query.device)
     if impl == "cuda":
         from duotone.attention.cuda.decode import unsupported as by_cuda
 
@@ -176,6 +223,10 @@ class DenseRow:
         """Dense K and V."""
         query = random_query(shape, device)
         return Problem(query, (random_dense(shape, shape.tokens, device),), shape.head_dim**-0.5)
+
+    def lay_out(self, problem: Problem) -> Problem:
+        """As it is: `prepare` knows the backend's layout."""
+        return problem
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:
         """The backend's call. Errors: UnavailableError."""

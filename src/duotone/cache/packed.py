@@ -118,7 +118,7 @@ class PackedTensor:
         if self.slot is None:
             plane = self.negative
             return None if plane is None else unpack(plane, 1, self.head_dim).bool()
-        signs = slot_signs(self.slot, self._modes, group_elements(self.spec, self.head_dim))
+        signs = slot_signs(self.slot, self.modes, group_elements(self.spec, self.head_dim))
         if self.per_token:
             return signs.flatten(-2)[..., : self.head_dim]
         return self.blocks.to_tokens(signs.transpose(-1, -2)[:, :, :, : self.blocks.longest])
@@ -128,10 +128,11 @@ class PackedTensor:
         """What is added to codes * scale: the zero_points, 0 in symmetric groups; None: nothing."""
         if self.slot is None:
             return self.zero_point
-        return slot_zero_points(self.slot, self._modes, self.scale.dtype)
+        return slot_zero_points(self.slot, self.modes, self.scale.dtype)
 
     @property
-    def _modes(self) -> Bool[Tensor, "batch kv_heads rows columns"]:
+    def modes(self) -> Bool[Tensor, "batch kv_heads rows columns"]:
+        """Of a hybrid: which groups are sign and magnitude."""
         return unpack(self.symmetric, 1, self.scale.shape[-1]).bool()
 
     @property

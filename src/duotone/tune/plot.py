@@ -9,7 +9,7 @@ from typing import Any
 
 CHOSEN, FRONT = "chosen", "front "
 # Points nearer than this share one label.
-TOO_NEAR = 0.35
+TOO_NEAR = 0.75
 
 
 def need_matplotlib() -> None:
@@ -40,6 +40,7 @@ def draw_front(report: Mapping[str, Any], path: Path) -> None:
     _draw_budget(axes, report)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.margins(x=0.1)
     axes.xaxis.set_major_formatter(lambda bits, _: f"{bits:g}")
     of = "visual number" if report["budget"]["of"] == "visual" else "number of the cache"
     axes.set_xlabel(f"true bits per {of}, every byte counted")

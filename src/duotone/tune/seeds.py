@@ -25,6 +25,13 @@ def two_bits(**changes: object) -> Point:
     return merged(preset(), prefixed("key", first=6, second=4), value, changes)
 
 
+def even_two_bits(**changes: object) -> Point:
+    """What a first search found at two bits: levels a little inside K's ends, V of 2 and 1 bits."""
+    key = prefixed("key", levels="uniform", shrink=0.9, fit_gain=False, first=3, second=7)
+    value = prefixed("value", top=2, first=6, second=10, group=64)
+    return merged(preset(), key, value, changes)
+
+
 def plain(bits: int, **changes: object) -> Point:
     """Channel-wise levels at one width."""
     return merged(prefixed(BOTH, top=bits), changes)
@@ -53,11 +60,22 @@ def seed_points(space: Space) -> list[Point]:
         merged(preset(), value_even),
         preset(key_first=1, key_second=5),
         preset(key_first=3, key_second=4),
+        preset(value_transform="hadamard"),
+        preset(key_top=2, key_first=3, value_second=13, value_transform="hadamard"),
+        preset(key_top=2, key_first=8, key_second=0, value_first=6, value_second=10),
+        even_two_bits(),
+        even_two_bits(key_first=1, value_group=128),
+        even_two_bits(value_top=4, value_levels="uniform", value_gain=1.0, value_group=256),
         two_bits(),
+        two_bits(value_transform="hadamard"),
         two_bits(key_first=4, key_second=8),
         merged(two_bits(), prefixed("key", first=8, second=8), prefixed("value", first=6)),
         merged(plain(4, ranges="run"), lloyd),
         plain(4),
+        plain(4, value_transform="hadamard"),
+        merged(plain(4), prefixed(BOTH, transform="hadamard")),
+        plain(4, value_transform="hadamard", value_energy=1.0),
+        plain(4, key_first=13, value_transform="hadamard", key_group=64),
         plain(4, ranges="run", key_group=64),
         merged(plain(8, ranges="run"), prefixed(BOTH, first=4, second=12, energy=1.0)),
         plain(8, ranges="run"),

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.launch import QUERY_TYPES
 from duotone.attention.cuda.runtime import missing
-from duotone.attention.cuda.span_decode import QUERY_TYPES, Span, fits, is_resident, span_decode
+from duotone.attention.cuda.span_decode import Span, fits, is_resident, span_decode
 from duotone.attention.triton_decode import (
     SegmentLaunch,
     attend_launches,
@@ -59,7 +60,7 @@ def _span_reason(
     if tau is not None and segment.visual:
         if sum(other.visual for other in kv) > 1:
             return "score calibration over several visual segments is not in the CUDA kernels"
-        if not is_resident(_span(segment), group, query.device):
+        if not is_resident(query, _span(segment)):
             return "score calibration needs all parts of a head on the device at once"
     return None
 

@@ -135,7 +135,7 @@ def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat)
         (value, form.value_bits, value_order),
     ):
         filled = _take_tokens(codes, token, form.channels)
-        tiles = _to_tiles(filled, order(form.channels, bits), bits)
+        tiles = tile_codes(filled, order(form.channels, bits), bits, TILE)
         parts.append(tiles.unflatten(2, (-1, form.tiles)).flatten(3))
     return Records(form, torch.cat(parts, -1), first)
 
@@ -182,9 +182,12 @@ def _take_tokens(codes: Codes, token: Tensor, channels: int) -> Codes:
     return torch.nn.functional.pad(taken, (0, channels - codes.shape[3]))
 
 
-def _to_tiles(codes: Codes, order: Tensor, bits: int) -> UInt8[Tensor, "batch heads tiles bytes"]:
+def tile_codes(
+    codes: Codes, order: Int[Tensor, "bytes codes"], bits: int, tile: int
+) -> UInt8[Tensor, "batch heads tiles bytes"]:
+    """Pack codes, `tile` tokens at a time, in the order of a table of places."""
     order = order.to(codes.device)
-    tiles = codes.unflatten(2, (-1, TILE)).flatten(3)
+    tiles = codes.unflatten(2, (-1, tile)).flatten(3)
     places = tiles[..., order.flatten()].unflatten(-1, order.shape)
     shifts = torch.arange(order.shape[-1], device=codes.device, dtype=torch.uint8) * bits
     return (places << shifts).sum(-1, dtype=torch.uint8)

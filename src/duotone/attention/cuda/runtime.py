@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ import torch
 
 logger = logging.getLogger("duotone")
 MIN_CAPABILITY = (9, 0)
+INCLUDE = re.compile(r'^#include "(.+)"$', re.M)
 
 
 def missing(device: torch.device) -> str | None:
@@ -46,7 +48,7 @@ def compiled(source: str, arch: str, macros: Mapping[str, int]) -> bytes:
 
     arch: e.g. "sm_90". Errors: RuntimeError with the compiler's log.
     """
-    text = resources.files("duotone.attention.cuda").joinpath(source).read_text(encoding="utf-8")
+    text = source_text(source)
     options = [f"{name}={value}" for name, value in sorted(macros.items())]
     key = hashlib.sha256("\0".join([text, arch, *options]).encode()).hexdigest()[:32]
     path = cache_folder() / f"{key}.cubin"
@@ -57,6 +59,12 @@ def compiled(source: str, arch: str, macros: Mapping[str, int]) -> bytes:
     logger.info("compiled %s for %s in %.1f s", source, arch, perf_counter() - started)
     _keep(path, binary)
     return binary
+
+
+def source_text(name: str) -> str:
+    """A source file of this package with its own headers in place."""
+    text = resources.files("duotone.attention.cuda").joinpath(name).read_text(encoding="utf-8")
+    return INCLUDE.sub(lambda match: source_text(match[1]), text)
 
 
 def _compile(text: str, arch: str, options: list[str]) -> bytes:
@@ -79,12 +87,17 @@ def _keep(path: Path, binary: bytes) -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """Grid, threads per block, bytes of dynamic shared memory; cooperative: all blocks resident."""
+    """Grid, threads per block, bytes of dynamic shared memory.
+
+    cooperative: all blocks are resident together. overlap: the launch may begin before the kernel
+    ahead of it in the stream ends; the kernel has to wait before it reads what that one writes.
+    """
 
     blocks: int
     threads: int
     shared_bytes: int
     cooperative: bool = False
+    overlap: bool = False
 
 
 class Kernel:
@@ -97,17 +110,38 @@ class Kernel:
         self._module = self._call("cuModuleLoadData", binary)
         self._function = self._call("cuModuleGetFunction", self._module, name.encode())
         self._shared_bytes = 0
+        names = ("COOPERATIVE", "PROGRAMMATIC_STREAM_SERIALIZATION")
+        self._attributes = {name: self._attribute(name) for name in names}
 
     def __call__(self, at: Launch, arguments: ctypes.Structure) -> None:
         """Launch on the current stream with one structure as the only argument."""
         self._allow(at.shared_bytes)
         values = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        stream = torch.cuda.current_stream().cuda_stream
-        launch = "cuLaunchCooperativeKernel" if at.cooperative else "cuLaunchKernel"
-        extra = () if at.cooperative else (0,)
-        grid, block = (at.blocks, 1, 1), (at.threads, 1, 1)
-        address = ctypes.addressof(values)
-        self._call(launch, self._function, *grid, *block, at.shared_bytes, stream, address, *extra)
+        settings = self._driver.CUlaunchConfig()
+        settings.gridDimX, settings.gridDimY, settings.gridDimZ = at.blocks, 1, 1
+        settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
+        settings.sharedMemBytes = at.shared_bytes
+        settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        settings.attrs = [
+            self._attributes[name]
+            for name, wanted in (
+                ("COOPERATIVE", at.cooperative),
+                ("PROGRAMMATIC_STREAM_SERIALIZATION", at.overlap and not at.cooperative),
+            )
+            if wanted
+        ]
+        settings.numAttrs = len(settings.attrs)
+        self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
+
+    def _attribute(self, name: str) -> Any:
+        """A launch attribute that is switched on."""
+        attribute = self._driver.CUlaunchAttribute()
+        attribute.id = getattr(self._driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+        if name == "COOPERATIVE":
+            attribute.value.cooperative = 1
+        else:
+            attribute.value.programmaticStreamSerializationAllowed = 1
+        return attribute
 
     def _allow(self, shared_bytes: int) -> None:
         if shared_bytes > self._shared_bytes:

@@ -8,10 +8,6 @@
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
 //   TAU     1: score calibration; all teams of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)      // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define MT (D / 16)           // tiles of 16 channels of V
@@ -25,8 +21,6 @@ typedef unsigned long long u64;
 #define K_BYTES (KWORDS * 128)
 #define V_BYTES (VWORDS * 128)
 #define RECORD_BYTES (TILES * (K_BYTES + V_BYTES))
-#define WT (WARPS / TEAMS)
-static_assert(TEAMS == 1 || WARPS >= 4 * TEAMS, "a team of several has at least four warps");
 // Where positions inside a byte differ between the rows of a tile, codes are shifted down instead.
 #define K_ALIGNED (KREGS % 4 == 0 || KB != 1)
 #define V_ALIGNED (2 * MT % VPB == 0)
@@ -36,17 +30,17 @@ static_assert(TEAMS == 1 || WARPS >= 4 * TEAMS, "a team of several has at least 
 // How far a code of register r stands above the lowest bits of its byte; q makes up for it.
 #define K_PLACE(r) (K_ALIGNED && KB < 4 ? ((r) * KB) & 3 : 0)
 #define Q_SHIFT (K_ALIGNED ? (KB == 1 ? 3 : KB == 2 ? 2 : 0) : 0)
-#define FULL 0xFFFFFFFFu
 
 #define BIAS 12582912.f // 1.5 * 2^23: an integer below 2^22 added to its bits is a float
 #define BIAS_BITS 0x4B400000
 #define P_BIAS 8388608.f // 2^23: a float below 2^16 added to it has its integer in the low bits
 #define Q_TOP 32639.f // 127 * 256 + 127
-#define MINUS_INFINITY __int_as_float(0xff800000)
 #define P_TOP 15.999f
 #define MIN_SLOPE 1e-3f // as in quant.calibration
 #define MIN_WIDTH 1e-20f
 #define LIFT 3.f // how far below 2^16 a new maximum enters
+#define HEADS (HT * 4)
+#include "common.cuh"
 
 __device__ __forceinline__ void mma_k(int* c, const u32* a, const u32* b) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
@@ -72,68 +66,6 @@ __device__ __forceinline__ void mma_v(int* c, const u32* a, const u32* b) {
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-__device__ __forceinline__ u32 transpose8x8(u32 x) {
-  u32 y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(y) : "r"(x));
-  return y;
-}
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float half_to_float(u16 x) {
-  float y;
-  asm("cvt.f32.f16 %0,%1;" : "=f"(y) : "h"(x));
-  return y;
-}
-#if QUERY == 2
-typedef float query_t;
-__device__ __forceinline__ float query_to_float(float x) { return x; }
-__device__ __forceinline__ float float_to_query(float x) { return x; }
-#else
-typedef u16 query_t;
-__device__ __forceinline__ float query_to_float(u16 x) {
-  return QUERY == 1 ? __uint_as_float((u32)x << 16) : half_to_float(x);
-}
-__device__ __forceinline__ u16 float_to_query(float x) {
-  u16 y;
-  if (QUERY == 1) asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(y) : "f"(x));
-  else asm("cvt.rn.f16.f32 %0,%1;" : "=h"(y) : "f"(x));
-  return y;
-}
-#endif
-__device__ __forceinline__ u32 shared_address(const void* p) {
-  return (u32)__cvta_generic_to_shared(p);
-}
-template <int N> // words of one lane: vectors of `unit` words, [vector][lane][unit]
-__device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
-  if (N % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < N / 4; i++)
-      asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
-                   : "=r"(out[4 * i]), "=r"(out[4 * i + 1]), "=r"(out[4 * i + 2]), "=r"(out[4 * i + 3])
-                   : "r"(base + i * 512 + lane * 16));
-  } else {
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-      asm volatile("ld.shared.v2.u32 {%0,%1},[%2];"
-                   : "=r"(out[2 * i]), "=r"(out[2 * i + 1])
-                   : "r"(base + i * 256 + lane * 8));
-  }
-}
-__device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
-  asm volatile("{.reg .pred P;\n WAIT: mbarrier.try_wait.parity.shared::cta.b64 P,[%0],%1;\n"
-               " @P bra DONE;\n bra WAIT;\n DONE:\n}" ::"r"(barrier), "r"(phase) : "memory");
-}
-template <int BYTES>
-__device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "n"(BYTES) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::"r"(slot),
-               "l"(source), "r"(barrier), "n"(BYTES)
-               : "memory");
-}
-
 // A register of K: row half `half` of 16 keys `sub`, register r of the row.
 template <int E> __device__ __forceinline__ u32 k_register(const u32* words) {
   const int word = E / KPB, at = E % KPB * KB;
@@ -189,102 +121,21 @@ __device__ __forceinline__ float channel_weight(int row_half, int m) { // undoes
   return (!V_ALIGNED || VB == 8) ? 1.f : 1.f / (float)(1 << at);
 }
 
-struct Arguments {
-  const query_t* query;     // [batch * q_heads, CHANNELS]
-  const char* records;      // [batch * kv_heads, records_per_head, RECORD_BYTES]
-  const u16* k_scale;       // fp16, [batch * kv_heads * blocks, CHANNELS]
+struct Arguments : Call {
+  const u16* k_scale; // fp16, [batch * kv_heads * blocks, CHANNELS]
   const u16* k_zero;
   const u16* v_scale;
   const u16* v_zero;
-  const long long* tokens;  // [batch, blocks + 1] token offsets of the blocks
-  const int* first_records; // [batch, blocks] where each block's records start
-  float* ranges;            // [batch * kv_heads, blocks * splits, G, 2]: scores' ranges, with TAU
-  float* partial;           // [batch * kv_heads, blocks * splits, G, CHANNELS + 2]: sums, maximum, weight
-  int* counters;            // [batch * kv_heads, 2], zero before and after
-  void* out;                // rows of q heads: like q, or float where lse is given
-  float* lse;               // log2, or null
-  long long out_stride, lse_stride; // elements between q heads
-  float sm_scale, tau1, tau2;       // all times log2(e)
-  int kv_heads, blocks, records_per_head, splits, units;
+  float* ranges;    // [batch * kv_heads, blocks * splits, G, 2]: scores' ranges, with TAU
+  float tau1, tau2; // times log2(e)
 };
-
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
-
-// One team's share of the work: some records of one block of one kv head.
-struct Unit {
-  int lane, g, t, team, warp, tid;
-  int head, part, row, length, first, last;
-  const char* source;
-};
-
-__device__ __forceinline__ bool find_unit(const Arguments& at, Unit& u) {
-  // A team's warps are spread over schedulers and ranks: older warps are served first.
-  const int wp = threadIdx.x >> 5;
-  u.lane = threadIdx.x & 31, u.g = u.lane >> 2, u.t = u.lane & 3;
-  u.team = TEAMS == 1 ? 0 : ((wp >> 2) + wp) & (TEAMS - 1);
-  u.warp = TEAMS == 1 ? wp : (wp >> 2) / TEAMS * 4 + (wp & 3);
-  u.tid = u.warp * 32 + u.lane;
-  const int unit = blockIdx.x * TEAMS + u.team;
-  if (unit >= at.units) return false;
-  const int parts = at.blocks * at.splits;
-  u.head = unit / parts, u.part = unit - u.head * parts;
-  const int block = u.part / at.splits, split = u.part - block * at.splits, sequence = u.head / at.kv_heads;
-  u.row = u.head * at.blocks + block;
-  const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
-  u.length = (int)(edge[1] - edge[0]);
-  const int records = (u.length + KEYS - 1) / KEYS;
-  u.first = (int)((long long)records * split / at.splits);
-  u.last = (int)((long long)records * (split + 1) / at.splits);
-  u.source = at.records + ((size_t)u.head * at.records_per_head + at.first_records[sequence * at.blocks + block]) * RECORD_BYTES;
-  return true;
-}
-
-#define TEAM_SYNC(u) asm volatile("bar.sync %0,%1;" ::"r"(1 + (u).team), "n"(WT * 32) : "memory")
-
-// A warp's ring of records; its team draws them from a counter, since the order of keys is free.
-struct Ring {
-  u32 memory, barrier, slot, phase;
-  int* drawn;
-  int current;
-
-  __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* counter) {
-    const int wp = threadIdx.x >> 5;
-    memory = shared_address(shared) + wp * (STAGES * RECORD_BYTES);
-    barrier = shared_address(barriers + wp * STAGES);
-    slot = phase = 0;
-    drawn = counter;
-    if (u.lane == 0) {
-      for (int s = 0; s < STAGES; s++) asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier + 8 * s));
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-  }
-  // Asks for the first record of a pass; a TEAM_SYNC must follow before the first `take`.
-  template <int BYTES> __device__ __forceinline__ void start(const Unit& u) {
-    current = u.first + u.warp;
-    if (current < u.last && u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.source + (size_t)current * RECORD_BYTES);
-    if (u.tid == 0) *drawn = u.first + WT;
-  }
-  // Waits for the current record and asks for the next one; returns where the current one is.
-  template <int BYTES> __device__ __forceinline__ u32 take(const Unit& u, int& next) {
-    wait_for(barrier + 8 * slot, phase);
-    const u32 here = memory + slot * RECORD_BYTES;
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
-    if (slot == 0) phase ^= 1;
-    next = 0;
-    if (u.lane == 0) {
-      asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(next) : "r"(shared_address(drawn)) : "memory");
-      if (next < u.last) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.source + (size_t)next * RECORD_BYTES);
-    }
-    return here;
-  }
-};
 
 // What a team needs before its first key and after its last one.
 struct __align__(16) Prologue {
-  int query[HT * 4][D]; // integers in the low bits, above BIAS_BITS
+  int query[HEADS][D]; // integers in the low bits, above BIAS_BITS
   int bias[4], ones[4];
-  float heads[HT * 4][2], v_scale[D], v_zero[D];
+  float heads[HEADS][2], v_scale[D], v_zero[D];
 };
 
 // q with K's scales folded in, as integers of two digits in the order of B, and what undoes it.
@@ -294,9 +145,10 @@ struct Query {
   float scale[HT], offset[HT]; // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
+    wait_for_previous();
     const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
     const size_t row = (size_t)u.row * CHANNELS;
-    for (int h = u.warp; h < HT * 4; h += WT) {
+    for (int h = u.warp; h < HEADS; h += WT) {
       float top = 0.f, sum = 0.f, folded[D / 32];
 #pragma unroll
       for (int i = 0; i < D / 32; i++) {
@@ -372,11 +224,36 @@ __device__ __forceinline__ void hide_behind(float (*f)[8], int left, int g, floa
       for (int h = 0; h < HT; h++) f[h][x] = value;
 }
 
+// Where biased products are positive, they order as their bits do: three at a time.
+__device__ __forceinline__ float lowest(float a, float b, float c) {
+  if (SMALL_DOTS) return __int_as_float(__vimin3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+  return fminf(a, fminf(b, c));
+}
+__device__ __forceinline__ float highest(float a, float b, float c) {
+  if (SMALL_DOTS) return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+  return fmaxf(a, fmaxf(b, c));
+}
+
+// Takes 64 biased products into the range so far, those of the first `left` keys.
+__device__ __forceinline__ void fold_range(float* low, float* high, const float (*f)[8], int left, int g) {
+#pragma unroll
+  for (int h = 0; h < HT; h++)
+#pragma unroll
+    for (int x = 0; x < 8; x += 2) {
+      float a = f[h][x], b = f[h][x + 1];
+      if (left < TILE) { // a key that is not there changes nothing
+        const bool first = 8 * x + g < left, second = 8 * x + 8 + g < left;
+        low[h] = lowest(low[h], first ? a : low[h], second ? b : low[h]);
+        high[h] = highest(high[h], first ? a : high[h], second ? b : high[h]);
+      } else low[h] = lowest(low[h], a, b), high[h] = highest(high[h], a, b);
+    }
+}
+
 // Smallest and largest score (log2 units) of each q head in a unit, to bounds[4 HT][2]; reads K only.
-__device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Query& q, float (*warps)[HT * 4][2], float (*bounds)[2]) {
+__device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Query& q, float (*warps)[HEADS][2], float (*bounds)[2]) {
   float low[HT], high[HT];
 #pragma unroll
-  for (int h = 0; h < HT; h++) low[h] = -MINUS_INFINITY, high[h] = MINUS_INFINITY;
+  for (int h = 0; h < HT; h++) low[h] = -MINUS_INFINITY, high[h] = SMALL_DOTS ? 0.f : MINUS_INFINITY;
   while (ring.current < u.last) {
     int next;
     const u32 here = ring.take<TILES * K_BYTES>(u, next);
@@ -385,17 +262,11 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
     for (int tile = 0; tile < TILES; tile++) {
       float f[HT][8];
       q.dot(f, here + tile * K_BYTES, u.lane);
-      const bool cut = left < KEYS;
-#pragma unroll
-      for (int x = 0; x < 8; x++) {
-        const bool there = !cut || 16 * (x >> 1) + 8 * (x & 1) + u.g < left - tile * TILE;
-#pragma unroll
-        for (int h = 0; h < HT; h++)
-          if (there) low[h] = fminf(low[h], f[h][x]), high[h] = fmaxf(high[h], f[h][x]);
-      }
+      fold_range(low, high, f, left - tile * TILE, u.g);
     }
     ring.current = __shfl_sync(FULL, next, 0);
   }
+  ring.start<RECORD_BYTES>(u); // the next pass, while the range is agreed on
 #pragma unroll
   for (int h = 0; h < HT; h++) {
 #pragma unroll
@@ -404,12 +275,14 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
       high[h] = fmaxf(high[h], __shfl_xor_sync(FULL, high[h], o));
     }
     if (u.g == 0) {
-      warps[u.team * WT + u.warp][h * 4 + u.t][0] = fmaf(low[h] - BIAS, q.scale[h], q.offset[h]);
-      warps[u.team * WT + u.warp][h * 4 + u.t][1] = fmaf(high[h] - BIAS, q.scale[h], q.offset[h]);
+      const bool any = low[h] < -MINUS_INFINITY;
+      float* mine = warps[u.team * WT + u.warp][h * 4 + u.t];
+      mine[0] = any ? fmaf(low[h] - BIAS, q.scale[h], q.offset[h]) : -MINUS_INFINITY;
+      mine[1] = any ? fmaf(high[h] - BIAS, q.scale[h], q.offset[h]) : MINUS_INFINITY;
     }
   }
   TEAM_SYNC(u);
-  if (u.tid < HT * 4) {
+  if (u.tid < HEADS) {
     float a = -MINUS_INFINITY, b = MINUS_INFINITY;
     for (int w = 0; w < WT; w++) a = fminf(a, warps[u.team * WT + w][u.tid][0]), b = fmaxf(b, warps[u.team * WT + w][u.tid][1]);
     bounds[u.tid][0] = a, bounds[u.tid][1] = b;
@@ -446,21 +319,6 @@ __device__ __forceinline__ void calibrate(const Arguments& at, const Unit& u, Qu
     q.scale[h] *= slope;
     q.offset[h] = q.offset[h] * slope + (high - at.tau2 - slope * high);
   }
-}
-
-// True in the team that finishes a kv head last.
-__device__ __forceinline__ bool arrive_last(const Arguments& at, const Unit& u, int* flag) {
-  const int parts = at.blocks * at.splits;
-  __threadfence();
-  TEAM_SYNC(u);
-  if (u.tid == 0) {
-    const int old = atomicAdd(at.counters + 2 * u.head, 1);
-    *flag = old == parts - 1;
-    if (old == parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
-  }
-  TEAM_SYNC(u);
-  __threadfence();
-  return *flag;
 }
 
 // softmax(q K^T) V of a unit: integer sums of p * code, p in 16 bits under a running maximum.
@@ -560,22 +418,13 @@ struct Sums {
   }
 };
 
-__device__ __forceinline__ void write_out(const Arguments& at, int head, int h, int c, float m, float l, float sum) {
-  const size_t row = (size_t)head * G + h;
-  const float x = l > 0.f ? sum / l : 0.f;
-  if (at.lse) {
-    ((float*)at.out)[row * at.out_stride + c] = x;
-    if (c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m - P_TOP + __log2f(l) : MINUS_INFINITY;
-  } else
-    ((query_t*)at.out)[row * at.out_stride + c] = float_to_query(x);
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
   __shared__ Prologue prologue[TEAMS];
-  __shared__ float ml[WARPS][HT * 4][2];
+  __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  let_next_begin();
   Unit u;
   if (!find_unit(at, u)) return;
   Ring ring;
@@ -583,14 +432,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
   Query q;
 #if TAU
   ring.start<TILES * K_BYTES>(u);
+  ring.reset(u);
   q.fold(at, u, prologue[u.team]);
   score_range(ring, u, q, ml, prologue[u.team].heads);
   if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue[u.team].heads);
-  ring.start<RECORD_BYTES>(u);
+  ring.reset(u);
   TEAM_SYNC(u);
   calibrate(at, u, q, prologue[u.team].heads);
 #else
   ring.start<RECORD_BYTES>(u);
+  ring.reset(u);
   q.fold(at, u, prologue[u.team]);
 #endif
   Sums sums;
@@ -626,48 +477,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) span_decode(const __
     sums.separate();
   }
 
-  // Merge the warps of the team; its rings are free now.
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#define WARP_OF(w) (TEAMS == 1 ? (w) : (((w) >> 2) * TEAMS + ((u.team - (w)) & (TEAMS - 1))) * 4 + ((w) & 3))
-#define ROWS(w) ((float*)(shared + WARP_OF(w) * (STAGES * RECORD_BYTES)))
-  sums.store(u, ROWS(u.warp), ml[u.team * WT + u.warp]);
-  TEAM_SYNC(u);
-  const int parts = at.blocks * at.splits;
-  // Of this kv head: sums [parts, G, CHANNELS], then maximum and weight [parts, G, 2].
-  float* partial = at.partial + (size_t)u.head * parts * G * (CHANNELS + 2);
-  float2* partial_ml = (float2*)(partial + (size_t)parts * G * CHANNELS);
-  for (int i = u.tid; i < G * CHANNELS; i += WT * 32) {
-    const int h = i / CHANNELS, c = i % CHANNELS;
-    float m = -1e30f, l = 0.f, sum = 0.f;
-#pragma unroll
-    for (int w = 0; w < WT; w++) m = fmaxf(m, ml[u.team * WT + w][h][0]);
-#pragma unroll
-    for (int w = 0; w < WT; w++) {
-      const float z = exp2_fast(ml[u.team * WT + w][h][0] - m);
-      l += z * ml[u.team * WT + w][h][1];
-      sum += z * ROWS(w)[h * (D + 8) + c];
-    }
-    // Scales of an empty block may be anything.
-    sum = l > 0.f ? sum * prologue[u.team].v_scale[c] + l * prologue[u.team].v_zero[c] : 0.f;
-    if (parts == 1) write_out(at, u.head, h, c, m, l, sum);
-    else {
-      __stcg(partial + (size_t)(u.part * G + h) * CHANNELS + c, sum);
-      if (c == 0) __stcg(partial_ml + u.part * G + h, make_float2(m, l));
-    }
-  }
-  if (parts == 1 || !arrive_last(at, u, flags + u.team)) return;
-  for (int i = u.tid; i < G * CHANNELS; i += WT * 32) {
-    const int h = i / CHANNELS, c = i % CHANNELS;
-    float m = -1e30f, l = 0.f, sum = 0.f;
-#pragma unroll 16
-    for (int s = 0; s < parts; s++) m = fmaxf(m, __ldcg(&partial_ml[s * G + h].x));
-#pragma unroll 16
-    for (int s = 0; s < parts; s++) {
-      const float2 other = __ldcg(partial_ml + s * G + h);
-      const float z = exp2_fast(other.x - m);
-      l = fmaf(z, other.y, l);
-      sum = fmaf(z, __ldcg(partial + (size_t)(s * G + h) * CHANNELS + c), sum);
-    }
-    write_out(at, u.head, h, c, m, l, sum);
-  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the ring is free now
+  sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
+  const Prologue& p = prologue[u.team];
+  finish(at, u, shared, ml, prologue[u.team].heads, flags + u.team, P_TOP, [&](int c, float l, float sum) { return sum * p.v_scale[c] + l * p.v_zero[c]; });
 }

@@ -1,0 +1,102 @@
+"""Decode attention on group records: KIVI's and InnerQ's groups, in one launch per segment.
+
+The plain-torch reference is `attention.reference.attend` on the same segment. Codes become fp16
+numbers (their levels rounded to fp16), q and p are rounded to fp16, sums are fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.group_layout import GroupFormat, Operand
+from duotone.attention.cuda.launch import (
+    MAX_GROUP,
+    MAX_WARPS,
+    STAGES,
+    Call,
+    Geometry,
+    cut,
+    multiprocessors,
+    run,
+    warps_within_rings,
+)
+
+SOURCE = "group_decode.cu"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A packed segment as the kernel takes it.
+
+    data: [batch, kv_heads, records, format.nbytes]. first: [batch, 1], record of the first token.
+    tokens: [batch, 2] int64, 0 and the length of each sequence.
+    """
+
+    format: GroupFormat
+    data: UInt8[Tensor, "batch kv_heads records bytes"]
+    first: Int[Tensor, "batch blocks"]
+    tokens: Int[Tensor, "batch edges"]
+
+
+def warps_of(form: GroupFormat, group: int) -> int:
+    """Warps per block: what the registers of the accumulators and the rings leave."""
+    small = -(-group // 8) * form.channels <= 128
+    return warps_within_rings(form, MAX_WARPS if small else MAX_WARPS // 2)
+
+
+def fits(form: GroupFormat, group: int) -> bool:
+    """The kernel has this shape: the sums fit the rings."""
+    sums_bytes = 32 * -(-group // 8) * (form.channels + 8)
+    return (
+        sums_bytes <= STAGES * form.nbytes
+        and group <= MAX_GROUP
+        and form.channels <= 256
+        and warps_of(form, group) >= 1
+    )
+
+
+@cache
+def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+    """How a launch is cut. heads: batch * kv_heads."""
+    return cut(form, warps_of(form, group), heads, records, sms)
+
+
+def group_decode(
+    query: Tensor, stream: Stream, sm_scale: float, out: Tensor, lse: Tensor | None = None
+) -> None:
+    """softmax(q K^T * sm_scale) V over one stream, into `out`; arguments as `span_decode` has."""
+    batch, kv_heads, records, _ = stream.data.shape
+    group = query.shape[1] // kv_heads
+    at = geometry(stream.format, group, batch * kv_heads, records, multiprocessors(query.device))
+    run(
+        SOURCE,
+        Call,
+        query,
+        stream.data,
+        stream.first,
+        stream.tokens,
+        stream.format,
+        at,
+        macros_of(stream.format),
+        sm_scale,
+        out,
+        lse,
+    )
+
+
+def macros_of(form: GroupFormat) -> dict[str, int]:
+    """What group_decode.cu is compiled with beside what all kernels are."""
+    return {"TILES": form.tiles, **_operand("K", form.key), **_operand("V", form.value)}
+
+
+def _operand(name: str, form: Operand) -> dict[str, int]:
+    return {
+        f"{name}B": form.bits,
+        f"{name}_ALONG_K": int(form.along_k),
+        f"{name}_GROUP": form.group,
+        f"{name}_SIGNS": int(form.signs),
+    }

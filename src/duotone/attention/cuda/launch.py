@@ -1,0 +1,183 @@
+"""What the decode kernels share on the host: arguments, how a launch is cut, its workspace."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.layout import LANES
+from duotone.attention.cuda.runtime import Launch, kernel
+
+LOG2E = 1.4426950408889634
+STAGES = 3
+MAX_WARPS = 16
+# Shared memory of a block that is left to the rings; the rest holds q, V's scales and barriers.
+RING_BYTES = 208 << 10
+MAX_GROUP = 16
+# Whether a launch begins while the kernel ahead of it in the stream ends.
+OVERLAP = True
+QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
+# adds, bytes that one SM reads.
+WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
+
+
+class Format(Protocol):
+    """Sizes of the records that a kernel reads."""
+
+    head_dim: int
+
+    @property
+    def channels(self) -> int:
+        """head_dim, filled up."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per record."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per record."""
+        ...
+
+
+class Call(ctypes.Structure):
+    """`Call` of common.cuh: what every decode kernel is told."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "query", "records", "tokens", "first_records", "partial", "counters", "out", "lse",
+        )),
+        *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
+        *((name, ctypes.c_int) for name in (
+            "kv_heads", "blocks", "records_per_head", "splits", "units",
+        )),
+        ("sm_scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a launch is cut: warps per block, teams per block, splits per block of tokens."""
+
+    warps: int
+    teams: int
+    splits: int
+
+
+def warps_within_rings(form: Format, warps: int) -> int:
+    """At most `warps`, a power of two, whose rings fit shared memory."""
+    while warps * STAGES * form.nbytes > RING_BYTES:
+        warps //= 2
+    return warps
+
+
+def cut(
+    form: Format, warps: int, heads: int, records: int, sms: int, max_unit_tokens: int | None = None
+) -> Geometry:
+    """The cut with the least predicted time.
+
+    heads: batch * kv_heads * blocks of tokens. records: of each of them, at most.
+    max_unit_tokens: what one split may hold at most.
+    """
+    work_us = records * form.nbytes / SM_BYTES_PER_US
+    least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
+    options = {}
+    for teams in (t for t in (1, 2, 4) if t == 1 or warps >= 4 * t):
+        for splits in {least, max(1, min(records, max(least, sms * teams // heads)))}:
+            waves = -(-heads * splits // (teams * sms))
+            merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
+            cost = waves * (teams * work_us / splits + WAVE_US) + merge_us
+            options[Geometry(warps, teams, splits)] = cost
+    return min(options, key=lambda option: options[option])
+
+
+def run(
+    source: str,
+    arguments: Callable[..., Call],
+    query: Tensor,
+    data: Tensor,
+    first: Tensor,
+    tokens: Tensor,
+    form: Format,
+    geometry: Geometry,
+    macros: dict[str, int],
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+    cooperative: bool = False,
+) -> None:
+    """Launch a decode kernel, the function that is called as its source file.
+
+    arguments: makes the kernel's own structure from the fields of `Call`.
+    data: records [batch, kv_heads, records, form.nbytes]. first: [batch, blocks] where the blocks'
+    records start. tokens: [batch, blocks + 1]. query, out, lse: see `span_decode`.
+    """
+    batch, kv_heads, records, _ = data.shape
+    group, blocks = query.shape[1] // kv_heads, tokens.shape[1] - 1
+    parts = blocks * geometry.splits
+    units = batch * kv_heads * parts
+    workspace = units * group * (form.head_dim + 2)
+    partial = query.new_empty(workspace, dtype=torch.float32)
+    given = arguments(
+        query=query.data_ptr(),
+        records=data.data_ptr(),
+        tokens=tokens.data_ptr(),
+        first_records=first.data_ptr(),
+        partial=partial.data_ptr(),
+        counters=counters(query.device, 2 * batch * kv_heads).data_ptr(),
+        out=out.data_ptr(),
+        lse=None if lse is None else lse.data_ptr(),
+        out_stride=out.stride(1),
+        lse_stride=0 if lse is None else lse.stride(1),
+        kv_heads=kv_heads,
+        blocks=blocks,
+        records_per_head=records,
+        splits=geometry.splits,
+        units=units,
+        sm_scale=sm_scale * LOG2E,
+    )
+    shared = {
+        "CHANNELS": form.head_dim,
+        "G": group,
+        "WARPS": geometry.warps,
+        "TEAMS": geometry.teams,
+        "STAGES": STAGES,
+        "OVERLAP": int(OVERLAP),
+        "QUERY": QUERY_TYPES[query.dtype],
+        "ARGUMENTS_BYTES": ctypes.sizeof(given),
+    }
+    name = source.removesuffix(".cu")
+    at = Launch(
+        blocks=-(-units // geometry.teams),
+        threads=geometry.warps * LANES,
+        shared_bytes=geometry.warps * STAGES * form.nbytes,
+        cooperative=cooperative,
+        overlap=OVERLAP,
+    )
+    kernel(source, name, tuple((shared | macros).items()), query.device)(at, given)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+_COUNTERS: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def counters(device: torch.device, count: int) -> Tensor:
+    """Zeros that every launch leaves zero; one buffer per stream, since launches on it queue."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    if key not in _COUNTERS or len(_COUNTERS[key]) < count:
+        _COUNTERS[key] = torch.zeros(count, dtype=torch.int32, device=device)
+    return _COUNTERS[key]
