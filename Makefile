@@ -28,7 +28,7 @@ gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest -o addopts="--import-mode=importlib" -p no:benchmark -m gpu
 
 bench:
-	PYTHONPATH=src $(PYTHON) benchmarks/kernel_check.py --out results/kernels
+	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --table innerq --out results/kernels/$(shell date +%F).json
 	PYTHONPATH=src $(PYTHON) benchmarks/quality_table.py --out results/quality
 
 $(READY): pyproject.toml constraints.txt

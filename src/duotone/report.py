@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table
 from duotone.markdown import Result, markdown_table, source, with_interval
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
@@ -192,6 +193,9 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "tau-grids": ("duotone.quality/1", tau_grids),
     "schemes": ("duotone.schemes/1", scheme_table),
     "text": ("duotone.text/1", text_table),
+    "kernels": ("duotone.kernels/1", kernel_table),
+    "kernels-summary": ("duotone.kernels/1", kernel_summary),
+    "kernels-innerq": ("duotone.kernels/1", innerq_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),
     "tune-scores": ("duotone.tune/1", tune_scores),

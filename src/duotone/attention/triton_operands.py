@@ -39,7 +39,7 @@ def tile_config(
     signs: bool = False,
     exact: bool = False,
 ) -> dict[str, int]:
-    """Tokens per tile, warps and pipeline stages; measured on an H200 (benchmarks/kernel_check.py).
+    """Tokens per tile, warps and pipeline stages; measured on an H200 (`duotone bench kernel`).
 
     bits: the wider of K and V, 16 if dense. head_dim: the larger of K's and V's (with classes of
         channels, the columns of the accumulators).

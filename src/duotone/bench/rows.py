@@ -1,0 +1,239 @@
+"""Rows of the kernel table: a scheme by one implementation, or a backend on dense K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from duotone.attention import decode_attention
+from duotone.bench.baselines import Baseline, UnavailableError
+from duotone.bench.problems import Bytes, Problem, bytes_of, random_dense, random_query
+from duotone.bench.schemes import BenchScheme
+from duotone.bench.shapes import Shape
+from duotone.cache.pair import PackedPair
+from duotone.cache.segments import PackedSegment
+
+# What each implementation's rows wait for: NVRTC takes a second per kernel, Triton several.
+STAGES = {"cuda": 0, "triton": 1, "reference": 3}
+COMPILED_STAGE = 2
+IMPLS = tuple(STAGES)
+# Relative RMS and maximum error against `attention.reference` in fp64, rounded to the query's type.
+PACKED_TOLERANCE = (2e-3, 1e-2)
+
+
+class Row(Protocol):
+    """One line of a shape's table."""
+
+    @property
+    def name(self) -> str:
+        """What K and V are stored as."""
+        ...
+
+    @property
+    def impl(self) -> str | None:
+        """Which of our implementations; None for backends of others."""
+        ...
+
+    @property
+    def bits(self) -> float:
+        """Nominal bits per number of K and V."""
+        ...
+
+    @property
+    def tolerance(self) -> tuple[float, float]:
+        """Relative RMS and maximum error that are right."""
+        ...
+
+    @property
+    def stage(self) -> int:
+        """Stages are measured one after the other, so that what is slow to start comes late."""
+        ...
+
+    def problem(self, shape: Shape, device: torch.device) -> Problem:
+        """A call with random contents, codes in canonical order. Errors: UnavailableError."""
+        ...
+
+    def lay_out(self, problem: Problem) -> Problem:
+        """The same as it is read. Errors: UnavailableError."""
+        ...
+
+    def call(self, problem: Problem) -> Callable[[], Tensor]:
+        """What is timed. Errors: UnavailableError."""
+        ...
+
+    def nbytes(self, problem: Problem) -> Bytes:
+        """What it must read."""
+        ...
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A scheme by one of our implementations."""
+
+    scheme: BenchScheme
+    impl: str
+    tolerance: tuple[float, float] = PACKED_TOLERANCE
+
+    @property
+    def name(self) -> str:
+        """The scheme's."""
+        return self.scheme.name
+
+    @property
+    def bits(self) -> float:
+        """The scheme's."""
+        return self.scheme.bits
+
+    @property
+    def stage(self) -> int:
+        """By implementation."""
+        return STAGES[self.impl]
+
+    def problem(self, shape: Shape, device: torch.device) -> Problem:
+        """The scheme's. Errors: UnavailableError."""
+        reason = self.scheme.reason(shape)
+        if reason is not None:
+            raise UnavailableError(reason)
+        return self.scheme.problem(shape, device)
+
+    def lay_out(self, problem: Problem) -> Problem:
+        """As this implementation reads it. Errors: UnavailableError."""
+        return laid_out(problem) if self.impl == "cuda" else problem
+
+    def call(self, problem: Problem) -> Callable[[], Tensor]:
+        """`decode_attention`. Errors: UnavailableError, with the implementation's own reason."""
+        reason = _unsupported(self.impl, problem)
+        if reason is not None:
+            raise UnavailableError(reason)
+        if problem.stream is not None:
+            return lambda: decode_stream(problem)
+        return lambda: decode_attention(
+            problem.query,
+            problem.segments,
+            sm_scale=problem.sm_scale,
+            tau=problem.tau,
+            impl=self.impl,
+        )
+
+    def nbytes(self, problem: Problem) -> Bytes:
+        """What its containers hold."""
+        return bytes_of(problem)
+
+
+def laid_out(problem: Problem) -> Problem:
+    """The same with packed codes as the CUDA kernels take them. Errors: UnavailableError."""
+    from duotone.attention.cuda.layout import span_layout, spec_reason
+
+    first = problem.segments[0]
+    if spec_reason(first.key.spec, first.value.spec) is not None:
+        return as_stream(problem)
+    segments = []
+    for segment in problem.segments:
+        if isinstance(segment, PackedSegment):
+            pair = PackedPair(segment.key, segment.value).laid_out(span_layout)
+            if pair.records is None:
+                raise UnavailableError("the CUDA kernels have no layout for these blocks")
+            segment = replace(segment, key=pair.key, value=pair.value, records=pair.records)
+        segments.append(segment)
+    return replace(problem, segments=tuple(segments))
+
+
+def as_stream(problem: Problem) -> Problem:
+    """K and V in group records, for `group_decode`. Errors: UnavailableError.
+
+    Caches do not have such segments yet, so a window or key norms cannot stand beside them.
+    """
+    from duotone.attention.cuda.group_decode import Stream, fits
+    from duotone.attention.cuda.group_layout import GroupFormat, operand_of, to_group_records
+
+    (segment, *windows), group = problem.segments, problem.query.shape[1]
+    key, value = segment.key, segment.value
+    operands = operand_of(key, "key"), operand_of(value, "value")
+    for operand in operands:
+        if isinstance(operand, str):
+            # What follows the rule is the spec, which the row names already.
+            raise UnavailableError(operand.partition("; ")[0])
+    if windows or segment.key_norm is not None or problem.tau is not None:
+        raise UnavailableError("group records stand alone: no windows, key norms or calibration")
+    form = GroupFormat(key.head_dim, *operands)
+    if not fits(form, group // key.scale.shape[1]):
+        raise UnavailableError(f"no CUDA kernel for {form}")
+    data, first = to_group_records(key, value, form)
+    tokens = torch.stack([torch.zeros_like(segment.lengths), segment.lengths], -1)
+    return replace(problem, segments=(), stream=Stream(form, data, first, tokens))
+
+
+def decode_stream(problem: Problem) -> Tensor:
+    """`group_decode` into a new output."""
+    from duotone.attention.cuda.group_decode import group_decode
+
+    out = torch.empty_like(problem.query)
+    group_decode(problem.query, problem.stream, problem.sm_scale, out)
+    return out
+
+
+def _unsupported(impl: str, problem: Problem) -> str | None:
+    if impl == "reference":
+        return None
+    if problem.stream is not None:
+        from duotone.attention.cuda.runtime import missing
+
+        return missing(problem.query.device)
+    if impl == "cuda":
+        from duotone.attention.cuda.decode import unsupported as by_cuda
+
+        return by_cuda(problem.query, problem.segments, problem.tau)
+    from duotone.attention.triton_decode import unsupported as by_triton
+
+    return by_triton(problem.query, problem.segments)
+
+
+@dataclass(frozen=True)
+class DenseRow:
+    """A backend of others."""
+
+    baseline: Baseline
+    impl: None = None
+
+    @property
+    def name(self) -> str:
+        """The backend's."""
+        return self.baseline.name
+
+    @property
+    def bits(self) -> float:
+        """Of its K and V."""
+        return self.baseline.bits
+
+    @property
+    def tolerance(self) -> tuple[float, float]:
+        """The backend's."""
+        return self.baseline.tolerance
+
+    @property
+    def stage(self) -> int:
+        """The first, or that of long compilations."""
+        return COMPILED_STAGE if self.baseline.compiled else 0
+
+    def problem(self, shape: Shape, device: torch.device) -> Problem:
+        """Dense K and V."""
+        query = random_query(shape, device)
+        return Problem(query, (random_dense(shape, shape.tokens, device),), shape.head_dim**-0.5)
+
+    def lay_out(self, problem: Problem) -> Problem:
+        """As it is: `prepare` knows the backend's layout."""
+        return problem
+
+    def call(self, problem: Problem) -> Callable[[], Tensor]:
+        """The backend's call. Errors: UnavailableError."""
+        (segment,) = problem.segments
+        return self.baseline.prepare(problem.query, segment.key, segment.value, problem.sm_scale)
+
+    def nbytes(self, problem: Problem) -> Bytes:
+        """K and V at the backend's width."""
+        dense = bytes_of(problem).dense
+        return Bytes(0, 0, dense * self.baseline.bits // 16)

@@ -1,0 +1,91 @@
+"""A result of `duotone bench kernel` with made-up numbers, for tables and plots."""
+
+from dataclasses import asdict
+
+from duotone.bench.schemes import bench_schemes
+from duotone.bench.shapes import SHAPES
+from duotone.bench.speedups import with_speedups
+
+HEADER = {
+    "schema": "duotone.kernels/1",
+    "created": "2026-01-02T03:04:05+00:00",
+    "commit": "0123456789abcdef",
+    "versions": {"torch": "2.11.0", "python": "3.12"},
+    "device": "MADE UP H200",
+    "method": "",
+    "minutes": None,
+    "repeats": 50,
+    "copy_tb_per_s": 4.0,
+}
+
+
+def _row(shape, name, impl, kind, nbytes, us):
+    return {
+        "shape": asdict(shape),
+        "row": name,
+        "impl": impl,
+        "kind": kind,
+        "nominal_bits": 1,
+        "tau": False,
+        "status": "ok",
+        "us": {"do_bench": us * 1.2, "clean": us * 1.1, "rotated": us},
+        "buffers": 8,
+        "bytes": {"codes": 0, "params": 0, "dense": 0, "total": nbytes},
+        "first_use_s": 1.5,
+        "check": {"rms": 0, "max": 0},
+    }
+
+
+def rows_of_shape(shape):
+    numbers = shape.batch * shape.kv_heads * shape.tokens * shape.head_dim * 2
+    yield _row(shape, "sdpa cudnn", None, "16-bit", numbers * 2, numbers * 2 / 4.2e6)
+    yield _row(shape, "two matmuls", None, "16-bit", numbers * 2, numbers * 2 / 3e6)
+    missing = {"status": "unavailable", "reason": "flashinfer-python is not installed"}
+    yield _row(shape, "flashinfer", None, "16-bit", 0, 1) | missing
+    for scheme in bench_schemes():
+        if scheme.reason(shape):
+            continue
+        used = int(numbers * (scheme.bits / 8 + (0.25 if scheme.key.group else 0.002)))
+        for impl, speed in (("cuda", 3.5e6), ("triton", 1e6)):
+            if impl == "triton" or scheme.key.group is None:
+                us = used / speed + 4
+                yield _row(shape, scheme.name, impl, "packed", used, us)
+
+
+def made_up():
+    rows = [row for shape in SHAPES for row in rows_of_shape(shape)]
+    shapes = [asdict(shape) for shape in SHAPES]
+    numbers = with_speedups(rows, HEADER["copy_tb_per_s"])
+    return HEADER | {"shapes": shapes, "rows": numbers, "innerq": made_up_innerq()}
+
+
+def made_up_innerq():
+    products, quantization = [], []
+    for tokens in (512, 131072):
+        for product in ("q K^T", "p V"):
+            for grouping, us in (("torch.matmul", 100.0), ("outer", 20.0), ("inner", 16.0)):
+                times = {"do_bench": us, "clean": us, "rotated": us}
+                products.append(
+                    {
+                        "product": product,
+                        "tokens": tokens,
+                        "grouping": grouping,
+                        "bytes": 1,
+                        "us": times,
+                        "less_time_than_torch.matmul": dict.fromkeys(times, 1 - us / 100),
+                        "less_time_than_outer": dict.fromkeys(times, 1 - us / 20),
+                    }
+                )
+        for mapping, us in (("asymmetric", 9.0), ("symmetric", 10.0), ("hybrid", 15.0)):
+            quantization.append({"tensor": "K", "tokens": tokens, "mapping": mapping, "us": us})
+    return {
+        "status": "ok",
+        "heads": 32,
+        "head_dim": 128,
+        "bits": 2,
+        "group": 32,
+        "tiles": {},
+        "products": products,
+        "quantization": quantization,
+        "stopped": None,
+    }

@@ -1,0 +1,113 @@
+"""`duotone bench` from the command line, where there is no GPU, and with time made up."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from duotone.bench import kernel
+from duotone.cli import app
+
+from fake_clock import FakeClock
+from made_up import made_up
+
+SMALL = ("--shape", "1,4,2,160,64", "--scheme", "2 bit", "--impl", "reference")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+REFUSED = {
+    "a bad shape": (("--shape", "1,2,3"), "a shape is batch,q_heads,kv_heads,tokens"),
+    "an unknown scheme": (("--scheme", "calibquant"), "--scheme must be among"),
+    "an unknown implementation": (("--impl", "numpy"), "--impl must be among"),
+    "an unknown table": (("--table", "all"), "--table must be among"),
+    "too few repeats": (("--repeats", "1"), "repeats must be at least"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_before_any_work(name):
+    arguments, message = REFUSED[name]
+    result = run("kernel", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_there_is_one_clear_error():
+    result = run("kernel", "--quick")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "needs a CUDA device" in " ".join(result.output.split())
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path):
+    (tmp_path / "old.json").write_text("{}")
+    result = run("kernel", "--quick", "--out", tmp_path / "old.json")
+    assert result.exit_code == 2
+    assert "--out must be a new file" in " ".join(result.output.split())
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr("duotone.bench.timing.CudaClock", FakeClock)
+    monkeypatch.setattr("duotone.bench.timing.MIN_ROTATED", 2)
+    monkeypatch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
+    monkeypatch.setattr(kernel, "copy_tb_per_s", lambda clock: 4.0)
+
+
+@pytest.mark.usefixtures("fake")
+def test_from_the_command_to_a_file(tmp_path):
+    out = tmp_path / "new" / "h200.json"
+    result = run("kernel", *SMALL, "--minutes", "3", "--out", out, "--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(out.read_text())
+    assert json.loads(result.stdout) == made
+    assert made["schema"] == "duotone.kernels/1"
+    assert made["minutes"] == 3
+    assert [row["status"] for row in made["rows"] if row["impl"] == "reference"] == ["ok"]
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_table_on_the_terminal():
+    result = run("kernel", *SMALL, "--quick")
+    assert result.exit_code == 0, result.output
+    assert "B 1, heads 4/2, n 160, d 64" in result.stdout
+    assert "two matmuls" in result.stdout
+    assert "unavailable: flash-attn 2 (flash-attn is not installed)" in result.stdout
+
+
+@pytest.mark.usefixtures("fake")
+def test_reference_adds_to_the_implementations():
+    result = run("kernel", *SMALL[:4], "--impl", "cuda", "--reference", "--quick", "--json")
+    impls = [row["impl"] for row in json.loads(result.stdout)["rows"] if row["impl"]]
+    assert impls == ["cuda", "reference"]
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_wrong_row_makes_the_command_fail(monkeypatch):
+    monkeypatch.setattr("duotone.bench.rows.decode_attention", lambda query, *_, **__: query)
+    result = run("kernel", *SMALL, "--quick")
+    assert result.exit_code == 1
+    assert "2 bit (reference): wrong" in " ".join(result.output.split())
+
+
+def test_pictures_from_a_result(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "h200.json").write_text(json.dumps(made_up()))
+    result = run("plot", tmp_path / "h200.json", "--out", tmp_path / "img", "--format", "svg")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "img").iterdir()} == {
+        "h200-speedup.svg",
+        "h200-roofline.svg",
+    }
+
+
+@pytest.mark.parametrize("command", ["kernel", "plot"])
+def test_help_has_an_example(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"duotone bench {command}" in result.output

@@ -1,0 +1,147 @@
+"""Random operands and the bytes they are said to take."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from duotone.attention import attend
+from duotone.attention.cuda.layout import RecordFormat
+from duotone.bench.baselines import UnavailableError
+from duotone.bench.problems import bytes_of, copy_of
+from duotone.bench.rows import laid_out
+from duotone.bench.schemes import BenchScheme, bench_schemes, select
+from duotone.bench.shapes import SHAPES, Shape
+from duotone.quant import TensorSpec
+from duotone.quant.accounting import tensor_bytes
+
+CPU = torch.device("cpu")
+SHAPE = Shape(2, 8, 2, 300)
+SCHEMES = {scheme.name: scheme for scheme in bench_schemes()}
+
+
+def formula(scheme: BenchScheme) -> tuple[int, int, int]:
+    """(codes, params, dense) by `quant.accounting`."""
+    heads, tokens = SHAPE.batch * SHAPE.kv_heads, SHAPE.tokens - scheme.window
+    channels = scheme.channels or SHAPE.head_dim
+    sizes = [tensor_bytes(spec, tokens, channels) for spec in (scheme.key, scheme.value)]
+    norms = 4 * channels if scheme.key_norm else 0
+    codes, params = (heads * sum(parts) for parts in zip(*sizes, strict=True))
+    return codes, params + heads * norms, heads * scheme.window * SHAPE.head_dim * 4
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_bytes_are_the_accountings(name):
+    used = bytes_of(SCHEMES[name].problem(SHAPE, CPU))
+    assert (used.codes, used.params, used.dense) == formula(SCHEMES[name])
+    assert used.total == sum(formula(SCHEMES[name]))
+
+
+def test_one_bit_of_the_main_shape_is_67_megabytes():
+    one_bit = SCHEMES["1 bit"]
+    codes, params = tensor_bytes(one_bit.key, 8192, 128)
+    assert 2 * 32 * 8 * codes == 67_108_864
+    assert 2 * 32 * 8 * params == 262_144
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_outputs_are_finite_and_depend_on_the_codes(name):
+    torch.manual_seed(0)
+    problem = SCHEMES[name].problem(SHAPE, CPU)
+    out = attend(problem.query, problem.segments, sm_scale=problem.sm_scale, tau=problem.tau)
+    assert out.isfinite().all()
+    first, *rest = problem.segments
+    other = replace(first, value=replace(first.value, codes=first.value.codes ^ 0x55))
+    changed = attend(problem.query, [other, *rest], sm_scale=problem.sm_scale, tau=problem.tau)
+    assert (changed - out).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_copies_are_equal_and_share_no_memory(name):
+    problem = SCHEMES[name].problem(SHAPE, CPU)
+    copy = copy_of(problem)
+    mine, theirs = problem.segments[0], copy.segments[0]
+    for part in mine.key.tensor_names():
+        before, after = getattr(mine.key, part), getattr(theirs.key, part)
+        assert torch.equal(before, after)
+        assert before.data_ptr() != after.data_ptr()
+    assert copy.query.data_ptr() != problem.query.data_ptr()
+    assert bytes_of(copy) == bytes_of(problem)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_records_count_their_filling(bits):
+    problem = laid_out(SCHEMES[f"{bits} bit"].problem(SHAPE, CPU))
+    form = RecordFormat(128, bits, bits)
+    records = -(-SHAPE.tokens // form.tokens)
+    assert bytes_of(problem).codes == 2 * 2 * records * form.nbytes + 2 * 4
+    assert bytes_of(copy_of(problem)) == bytes_of(problem)
+
+
+def test_a_quarter_of_the_channels_at_4_bits_has_the_bytes_of_one_bit():
+    problem = laid_out(SCHEMES["32 of 128 channels at 4 bit"].problem(Shape(2, 8, 2, 512), CPU))
+    assert problem.query.shape == (2, 8, 1, 32)
+    assert problem.sm_scale == 128**-0.5
+    assert bytes_of(problem).codes == 2 * 2 * 512 * 2 * 16 + 8
+    assert SCHEMES["32 of 128 channels at 4 bit"].bits == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["kivi-2", "innerq-2 hybrid", "innerq-2 symmetric", "xquant shared 2/1"]
+)
+def test_groups_of_32_are_a_stream_of_records(name):
+    problem = laid_out(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
+    assert problem.segments == ()
+    used = bytes_of(problem)
+    # Two edges of 8 bytes and one first record of 4 for each sequence.
+    assert used.total == used.codes == problem.stream.data.nbytes + 2 * (2 * 8 + 4)
+    plain = bytes_of(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
+    # A hybrid's modes (a bit per group) are the scales' sign bits here; records may be filled up.
+    modes = 2 * 2 * (320 + 320 // 32 * 16)
+    assert plain.total - modes <= used.total <= plain.total * 1.25
+    copy = copy_of(problem)
+    assert torch.equal(copy.stream.data, problem.stream.data)
+    assert copy.stream.data.data_ptr() != problem.stream.data.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("kivi-2, window 128", "group records stand alone"),
+        ("innerq-2, windows 128", "group records stand alone"),
+        ("duotone", "^group records hold codes of one width$"),
+    ],
+)
+def test_what_the_cuda_kernels_do_not_have(name, reason):
+    with pytest.raises(UnavailableError, match=reason):
+        laid_out(SCHEMES[name].problem(SHAPE, CPU))
+
+
+def test_schemes_say_what_shapes_they_lack():
+    assert "head_dim 128" in SCHEMES["32 of 128 channels at 4 bit"].reason(Shape(1, 8, 2, 99, 64))
+    assert "window" in SCHEMES["kivi-2, window 128"].reason(Shape(1, 8, 2, 128))
+    assert all(scheme.reason(SHAPES[0]) is None for scheme in SCHEMES.values())
+
+
+def test_the_schemes_of_the_table():
+    assert SCHEMES["kivi-2"].key == TensorSpec(2, "tokens", 32)
+    assert SCHEMES["innerq-2 symmetric"].value == TensorSpec(2, "tokens", 32, "symmetric")
+    xquant = SCHEMES["xquant shared 2/1"]
+    assert (xquant.key.bits, xquant.value.bits, xquant.shared) == (2, 1, True)
+    assert len([s for s in SCHEMES.values() if s.tau]) == 4
+    assert [s.name for s in select(["duotone", "1 bit"])] == ["duotone", "1 bit"]
+    with pytest.raises(ValueError, match="--scheme must be among"):
+        select(["1bit"])
+
+
+@pytest.mark.parametrize(
+    "text", ["1,2", "a,b,c,d", "8,7,2,10", "0,8,8,10", "1,2,1,3,4,5", "1,-2,1,3"]
+)
+def test_bad_shapes_are_refused(text):
+    with pytest.raises(ValueError, match="a shape is batch,q_heads,kv_heads,tokens"):
+        Shape.parse(text)
+
+
+def test_shapes_round_trip():
+    assert all(Shape.parse(str(shape)) == shape for shape in SHAPES)
+    assert Shape.parse("64,32,8,3328").group == 4
