@@ -211,9 +211,9 @@ def _dense() -> CacheSpec:
 
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
-        "Our data-free default: a range per image and Lloyd levels with a gain; up to 2 bits channels "
-        "of unequal width by their variance: at 1 bit 4, 2 or 0 in K (groups of 64 tokens), 2, 1 or 0 "
-        "in V",
+        "Our data-free default: a range per image and Lloyd levels with a gain; up to 2 bits "
+        "channels of unequal width by their variance, at 1 bit 4, 2 or 0 in K (groups of 64 "
+        "tokens) and 2, 1 or 0 in V",
         _duotone,
     ),
     "calibquant": Scheme(
