@@ -17,3 +17,6 @@ from duotone.cache.report import memory_report as memory_report
 from duotone.cache.segments import DenseSegment as DenseSegment
 from duotone.cache.segments import PackedSegment as PackedSegment
 from duotone.cache.segments import Segment as Segment
+from duotone.cache.static import StaticPlaces as StaticPlaces
+from duotone.cache.static import StaticStore as StaticStore
+from duotone.cache.static import flush_all as flush_all
