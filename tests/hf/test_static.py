@@ -125,6 +125,7 @@ def test_compiles_to_one_graph(name: str, policy: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiles_with_inductor() -> None:
     torch._dynamo.reset()
     config = CompileConfig(fullgraph=True, mode="default")

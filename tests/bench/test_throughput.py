@@ -1,0 +1,180 @@
+"""The throughput experiment on a CPU: a tiny model, tiny budgets, the same code without graphs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import duotone
+from duotone.bench import throughput
+from duotone.bench.budget import attempt, check_budget, largest_batch
+from duotone.bench.caches import DenseCache, PackedCache
+from duotone.bench.decode_loop import DecodeLoop
+from duotone.bench.language import LanguageModel
+from duotone.bench.papers import CALIBQUANT, tokens_per_s
+from duotone.bench.throughput import ROWS, Bench, Configuration, run
+from duotone.capacity import DecoderShape, Load, Machine, allocated_bytes, predict
+
+CPU = torch.device("cpu")
+TINY = DecoderShape("tiny", 3, 32, 4, 2, 32, 64, 97, element_bytes=4)
+LOAD = Load(visual=70, prompt=20, new=90)
+SPECS = {
+    "minmax": duotone.scheme("minmax", bits=1),
+    "calibquant": duotone.scheme("calibquant"),
+    "kivi": duotone.scheme("kivi", bits=2).replace(recent=16),
+    "mixed": duotone.scheme("kivi", bits=2).replace(
+        recent=16, visual=duotone.scheme("minmax").visual
+    ),
+    "sinks": duotone.scheme("innerq").replace(recent=16, sink=4),
+    "xquant": duotone.scheme("xquant", km=1, vm=1).replace(recent=16),
+    "dense containers": duotone.scheme("dense"),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(TINY, CPU, LOAD.tokens)
+
+
+@pytest.mark.parametrize("spec", [None, *SPECS.values()], ids=["16-bit", *SPECS])
+def test_planned_bytes_are_allocated_bytes(spec: duotone.CacheSpec | None) -> None:
+    for load in (LOAD, Load(70, 20, 1), Load(40, 3, 9), Load(33, 60, 200)):
+        if spec is not None and spec.key_norm and load.prompt + load.visual < 60:
+            continue  # too short a prompt to be normalised
+        given = (load, 2, CPU, torch.float32)
+        cache = DenseCache(TINY, *given) if spec is None else PackedCache(TINY, spec, *given)
+        assert cache.nbytes == 2 * allocated_bytes(TINY, spec, load)
+
+
+class Growing:
+    """The same attention by concatenation and softmax: what a cache of 16 bit must equal."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def take(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.states[layer] = (key.clone(), value.clone())
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
+    ) -> Tensor:
+        new = zip(self.states[layer], (key, value), strict=True)
+        self.states[layer] = tuple(torch.cat(pair, 2) for pair in new)
+        key, value = (t.repeat_interleave(2, 1) for t in self.states[layer])
+        return (query @ key.transpose(-1, -2) * sm_scale).softmax(-1) @ value
+
+
+@torch.inference_mode()
+def test_steps_continue_the_prefill(model: LanguageModel) -> None:
+    prompt = torch.randint(TINY.vocab, (LOAD.visual + LOAD.prompt,))
+    reference = Growing()
+    first = model.prefill(prompt, reference.take)
+    cache = DenseCache(TINY, LOAD, 1, CPU, torch.float32)
+    assert torch.equal(first, model.prefill(prompt, cache.take_prompt))
+    ours = theirs = first
+    for step in range(6):
+        cache.jump(step)
+        position = torch.tensor([len(prompt) + step])
+        ours, theirs = model.step(ours, position, cache), model.step(theirs, position, reference)
+        assert torch.equal(ours, theirs)
+    longer = torch.cat([prompt, first])
+    again = Growing()
+    assert torch.equal(model.prefill(longer, again.take), _second(model, prompt, first))
+
+
+def _second(model: LanguageModel, prompt: Tensor, first: Tensor) -> Tensor:
+    reference = Growing()
+    model.prefill(prompt, reference.take)
+    return model.step(first, torch.tensor([len(prompt)]), reference)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", SPECS)
+def test_loop_follows_the_schedule(name: str, model: LanguageModel) -> None:
+    cache = PackedCache(TINY, SPECS[name], LOAD, 2, CPU, torch.float32)
+    loop = DecodeLoop(model, cache, 2, LOAD.visual + LOAD.prompt)
+    loop.capture(0)
+    loop.run(0, 70)
+    walked = [t.clone() for t in (cache.places.dense, cache.places.stream)]
+    assert loop.positions.tolist() == [LOAD.visual + LOAD.prompt + 70] * 2
+    cache.jump(70)
+    for here, there in zip(walked, (cache.places.dense, cache.places.stream), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_largest_batch_is_found_from_any_guess() -> None:
+    def fits(batch: int) -> dict:
+        check_budget(CPU, batch, 37)
+        return {"batch": batch}
+
+    for guess in (0, 1, 30, 36, 37, 38, 45, 90):
+        assert largest_batch(fits, guess)[0] == pytest.approx(37, abs=2 * (guess > 80))
+    assert largest_batch(fits, 37) == (37, {"batch": 37})
+    assert largest_batch(fits, 38) == (37, {"batch": 37})
+
+    def never(batch: int) -> dict:
+        raise torch.OutOfMemoryError
+
+    assert largest_batch(never, 3) is None
+
+    def broken(batch: int) -> dict:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        attempt(broken, 3)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
+    rows = {"16-bit": lambda: None, "mixed": lambda: SPECS["mixed"]}
+    monkeypatch.setattr(throughput, "ROWS", rows)
+
+
+@pytest.mark.usefixtures("short")
+def test_measures_and_resumes(tmp_path: Path) -> None:
+    bench = Bench(TINY, CPU, LOAD.tokens, Machine())
+    wanted = [Configuration(row, 70, 8_000_000, 20, 40) for row in ("16-bit", "mixed")]
+    results = [result for _, result in run(bench, wanted, tmp_path)]
+    for at, result in zip(wanted, results, strict=True):
+        assert json.loads(json.dumps(result)) == json.loads(at.path(tmp_path, "tiny").read_text())
+        assert result["batch"] == result["predicted"]["max_batch"]
+        needed = result["cache_bytes"] + result["predicted"]["activation_bytes"]
+        assert needed <= 8_000_000 < needed * (result["batch"] + 2) / result["batch"]
+        assert result["decode_tokens_per_s"] == pytest.approx(result["batch"] / result["step_s"])
+    assert results[1]["batch"] > 2 * results[0]["batch"]
+    assert [result for _, result in run(bench, wanted, tmp_path)] == [None, None]
+    more = [Configuration("16-bit", 71, 8_000_000, 20, 40)]
+    assert list(run(bench, more, tmp_path, minutes=0)) == []
+
+
+@pytest.mark.usefixtures("short")
+def test_nothing_fits(tmp_path: Path) -> None:
+    bench = Bench(TINY, CPU, LOAD.tokens, Machine())
+    ((_, result),) = run(bench, [Configuration("16-bit", 70, 1000, 20, 40)], tmp_path)
+    assert result["batch"] == 0
+    assert "step_s" not in result
+    with pytest.raises(ValueError, match="rows are"):
+        bench.measure(Configuration("3-bit", 70, 1000))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_has_a_prediction(row: str) -> None:
+    shape = duotone.capacity.SHAPES["internvl2.5-8b"]
+    made = predict(shape, ROWS[row](), Load(3328, 128, 500), 30 * 10**9)
+    assert made.max_batch > 50
+    assert made.roofline_s < made.step_s
+
+
+def test_the_papers_columns() -> None:
+    """Tables 5 and 6 are consistent; 7 and 8 divide another table's batches."""
+    for (model, tokens, bits), rows in CALIBQUANT.items():
+        for budget, row in rows.items():
+            if tokens == 3328:
+                assert tokens_per_s(row) == pytest.approx(row[3], rel=0.01)
+            else:
+                other = CALIBQUANT[model, 3328, bits][budget]
+                assert other[0] / row[2] == pytest.approx(row[3], rel=0.02)
