@@ -166,7 +166,7 @@ def predict(
     machine = machine or Machine()
     per_sequence = allocated_bytes(shape, spec, load)
     most = budget_bytes // per_sequence
-    while most and most * per_sequence + activation_bytes(shape, most, load) > budget_bytes:
+    while most and most * per_sequence + activation_bytes(shape, spec, load, most) > budget_bytes:
         most -= 1
     at = most if batch is None else batch
     return Prediction(
@@ -174,7 +174,7 @@ def predict(
         step_s=step_seconds(shape, spec, load, at, machine),
         roofline_s=roofline_seconds(shape, spec, load, at, machine),
         bytes_per_sequence=per_sequence,
-        activation_bytes=activation_bytes(shape, at, load),
+        activation_bytes=activation_bytes(shape, spec, load, at),
     )
 
 
@@ -184,7 +184,7 @@ def allocated_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> 
     if spec is None:
         return load.tokens * token_bytes
     check_spec(shape.facts, spec)
-    counted = dict(visual_tokens=load.visual, text_tokens=load.prompt)
+    counted = {"visual_tokens": load.visual, "text_tokens": load.prompt}
     if not isinstance(spec.text, KVSpec):
         return plan(shape.facts, spec, **counted, new_tokens=load.new).bytes_per_sequence
     group = spec.flush_tokens
@@ -201,7 +201,7 @@ def allocated_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> 
     return kept + (slots + dense) * token_bytes
 
 
-def activation_bytes(shape: DecoderShape, batch: int, load: Load) -> int:
+def activation_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load, batch: int) -> int:
     """The larger of what one sequence's prefill and a decode step of the batch hold at once."""
     tokens, one = load.visual + load.prompt, shape.element_bytes
     heads = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
@@ -212,6 +212,9 @@ def activation_bytes(shape: DecoderShape, batch: int, load: Load) -> int:
     step = batch * one * (2 * shape.vocab + 4 * shape.hidden + 2 * heads + 4 * shape.mlp)
     # Partial outputs of attention, in float32.
     step += batch * shape.q_heads * (shape.head_dim + 2) * 4 * 4
+    if spec is not None and isinstance(spec.text, KVSpec):
+        # One layer's group of every sequence leaves the window: about ten copies in float32.
+        step += batch * spec.flush_tokens * shape.kv_heads * shape.head_dim * 4 * 10
     return max(prefill, step) + WORKSPACE_BYTES
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.throughput_tables import prediction_table, throughput_table
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
 REFERENCE = "16-bit"
@@ -192,6 +193,8 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "tau-grids": ("duotone.quality/1", tau_grids),
     "schemes": ("duotone.schemes/1", scheme_table),
     "text": ("duotone.text/1", text_table),
+    "throughput": ("duotone.throughput/1", throughput_table),
+    "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),
     "tune-scores": ("duotone.tune/1", tune_scores),

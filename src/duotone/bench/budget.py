@@ -27,14 +27,14 @@ def release() -> None:
 
 
 @contextmanager
-def memory_limit(device: torch.device, budget_bytes: int) -> Iterator[None]:
-    """Inside the block, at most `budget_bytes` more than what is reserved now."""
+def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) -> Iterator[None]:
+    """Inside the block, the allocator reserves at most the sum of both."""
     if device.type != "cuda":
         yield
         return
     release()
     total = torch.cuda.get_device_properties(device).total_memory
-    allowed = torch.cuda.memory_reserved(device) + budget_bytes
+    allowed = weights_bytes + budget_bytes
     if allowed > total:
         raise ValueError(
             f"weights and budget take {allowed / 1e9:.1f} GB; this GPU has {total / 1e9:.1f} GB."

@@ -151,7 +151,7 @@ def _elementwise(device_type: str) -> _Elementwise:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of halves: x [rows, heads, head_dim], cos and sin [rows, 1, head_dim / 2]."""
+    """Rotary embedding by halves. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 

@@ -97,6 +97,10 @@ class Bench:
         self.shape, self.device, self.impl = shape, device, impl
         self.machine = machine or measured_machine(device)
         self.model = LanguageModel(shape, device, max_tokens)
+        release()
+        on_gpu = device.type == "cuda"
+        # With what the allocator rounds up; later left-overs of rows come out of their budgets.
+        self.weights_bytes = torch.cuda.memory_reserved(device) if on_gpu else self.model.nbytes
 
     @torch.inference_mode()
     def measure(self, at: Configuration) -> dict[str, Any]:
@@ -106,7 +110,7 @@ class Bench:
         spec = ROWS[at.row]()
         guess = predict(self.shape, spec, at.load, at.budget_bytes, self.machine)
         started = time.perf_counter()
-        with memory_limit(self.device, at.budget_bytes):
+        with memory_limit(self.device, self.weights_bytes, at.budget_bytes):
             found = largest_batch(lambda batch: self._trial(at, spec, batch), guess.max_batch)
         result = self._header(at, spec) | {"predicted": guess.to_dict()}
         if found is None:
@@ -135,8 +139,10 @@ class Bench:
 
     def _trial(self, at: Configuration, spec: CacheSpec | None, batch: int) -> dict[str, Any]:
         """Everything a batch needs, once; raises torch.OutOfMemoryError where it does not fit."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         cache = self._cache(at, spec, batch)
-        needed = cache.nbytes + activation_bytes(self.shape, batch, at.load)
+        needed = cache.nbytes + activation_bytes(self.shape, spec, at.load, batch)
         check_budget(self.device, needed, at.budget_bytes)
         prefill_s = self._prefill_seconds(cache, at.load)
         release()
@@ -153,7 +159,7 @@ class Bench:
             "prefill_s_per_sequence": prefill_s,
             "cache_bytes": cache.nbytes,
             "attention": cache.attention,
-            "peak_bytes": _peak_bytes(self.device, self.model.nbytes),
+            "peak_bytes": _peak_bytes(self.device, self.weights_bytes),
         }
 
     def _cache(self, at: Configuration, spec: CacheSpec | None, batch: int) -> BenchCache:
@@ -187,7 +193,7 @@ def _rates(at: Configuration, batch: int, measured: dict[str, Any]) -> dict[str,
 def _peak_bytes(device: torch.device, weights: int) -> int | None:
     if device.type != "cuda":
         return None
-    return torch.cuda.memory_reserved(device) - weights
+    return torch.cuda.max_memory_reserved(device) - weights
 
 
 def measured_machine(device: torch.device) -> Machine:
