@@ -120,15 +120,18 @@ class Machine:
 
     copy_bytes_per_s, operations_per_s: measured by a large copy and a large matrix product.
     layer_s: time per layer that neither bytes nor operations explain (small kernels, tails).
-    packed_share, dense_share: of the copy bandwidth, what attention reaches on packed and 16-bit
-    tokens.
+    *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone (cuDNN);
+    segment, on 16-bit tokens beside packed ones (Triton); span, on packed spans in records (CUDA);
+    stream, on packed groups (Triton; KIVI-2 on an H200, results/kernels).
     """
 
     copy_bytes_per_s: float = 4.28e12
     operations_per_s: float = 780e12
     layer_s: float = 30e-6
-    packed_share: float = 0.8
-    dense_share: float = 0.9
+    dense_share: float = 0.93
+    segment_share: float = 0.5
+    span_share: float = 0.75
+    stream_share: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -218,25 +221,43 @@ def activation_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load, ba
     return max(prefill, step) + WORKSPACE_BYTES
 
 
-def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> tuple[int, int]:
-    """(packed, 16-bit) bytes of one sequence that a step reads, `load.new` tokens in."""
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes of one sequence that a step reads: packed spans, packed stream, 16-bit tokens."""
+
+    span: int
+    stream: int
+    dense: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.span + self.stream + self.dense
+
+
+def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> StepBytes:
+    """What a step reads, `load.new` tokens in."""
     if spec is None:
-        return 0, load.tokens * _token_bytes(shape)
-    made = plan(
+        return StepBytes(0, 0, load.tokens * _token_bytes(shape))
+    everything = plan(
         shape.facts,
         spec,
         visual_tokens=load.visual,
         text_tokens=load.prompt,
         new_tokens=load.new,
     )
-    return made.codes_bytes + made.params_bytes, made.dense_bytes
+    packed, span = everything.codes_bytes + everything.params_bytes, 0
+    if isinstance(spec.visual, KVSpec) and load.visual:
+        alone = plan(shape.facts, spec, visual_tokens=load.visual)
+        span = alone.codes_bytes + alone.params_bytes
+    return StepBytes(span, packed - span, everything.dense_bytes)
 
 
 def roofline_seconds(
     shape: DecoderShape, spec: CacheSpec | None, load: Load, batch: int, machine: Machine
 ) -> float:
     """The formula of this file, in the middle of the generated tokens."""
-    cache = batch * sum(read_bytes(shape, spec, replace(load, new=load.new // 2)))
+    cache = batch * read_bytes(shape, spec, replace(load, new=load.new // 2)).total
     return _product_seconds(shape, batch, machine) + cache / machine.copy_bytes_per_s
 
 
@@ -244,9 +265,10 @@ def step_seconds(
     shape: DecoderShape, spec: CacheSpec | None, load: Load, batch: int, machine: Machine
 ) -> float:
     """The same with what kernels reach and what a layer costs beside."""
-    packed, dense = read_bytes(shape, spec, replace(load, new=load.new // 2))
-    seconds = packed / machine.packed_share + dense / machine.dense_share
-    attention = batch * seconds / machine.copy_bytes_per_s
+    read = read_bytes(shape, spec, replace(load, new=load.new // 2))
+    dense_share = machine.dense_share if spec is None else machine.segment_share
+    copied = read.span / machine.span_share + read.stream / machine.stream_share
+    attention = batch * (copied + read.dense / dense_share) / machine.copy_bytes_per_s
     return _product_seconds(shape, batch, machine) + attention + shape.layers * machine.layer_s
 
 

@@ -33,7 +33,7 @@ def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) ->
         yield
         return
     release()
-    total = torch.cuda.get_device_properties(device).total_memory
+    _, total = torch.cuda.mem_get_info(device)
     allowed = weights_bytes + budget_bytes
     if allowed > total:
         raise ValueError(
@@ -57,15 +57,21 @@ def attempt(run: Callable[[int], dict], batch: int) -> dict | None:
     result = None
     try:
         result = run(batch)
-    except torch.OutOfMemoryError:
-        pass
     except RuntimeError as error:
-        # Libraries report it in their own words, and so does a capture that memory ends.
-        words = str(error).lower()
-        if not any(w in words for w in ("memory", "alloc", "captur", "cublas", "workspace")):
+        if not _is_out_of_memory(error):
             raise
     release()
     return result
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Itself, in a library's words, or behind the error of a capture that memory ended."""
+    if error is None:
+        return False
+    words = str(error).lower()
+    told = "out of memory" in words or "alloc_failed" in words
+    known = isinstance(error, torch.OutOfMemoryError)
+    return known or told or _is_out_of_memory(error.__context__)
 
 
 def largest_batch(run: Callable[[int], dict], guess: int) -> tuple[int, dict] | None:

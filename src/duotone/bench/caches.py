@@ -30,6 +30,7 @@ class BenchCache(Protocol):
     """A cache of a whole batch behind its prompts, with room for all generated tokens."""
 
     attention: str
+    has_stream: bool
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +62,34 @@ class BenchCache(Protocol):
     def take_prompt(self, layer: int, key: Tensor, value: Tensor) -> None:
         """K and V of one sequence's prompt, as a prefill hands them over: row 0 of the batch."""
         ...
+
+
+class NoCache:
+    """Attention that returns the query: what is left of a step is the model."""
+
+    attention, has_stream, nbytes = "none", False, 0
+
+    def jump(self, generated: int) -> None:
+        """Nothing is kept."""
+
+    def is_due(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def flush(self) -> None:
+        """Nothing leaves."""
+
+    def advance(self) -> None:
+        """Nothing is kept."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
+    ) -> Tensor:
+        """The query."""
+        return query
+
+    def take_prompt(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Nothing is kept."""
 
 
 class DenseCache:

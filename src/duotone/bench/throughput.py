@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from duotone.bench.budget import check_budget, largest_batch, memory_limit, release
-from duotone.bench.caches import BenchCache, DenseCache, PackedCache
+from duotone.bench.caches import BenchCache, DenseCache, NoCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop, wait
 from duotone.bench.language import LanguageModel
 from duotone.capacity import DecoderShape, Load, Machine, activation_bytes, predict, read_bytes
@@ -123,7 +123,7 @@ class Bench:
         return result | {"wall_s": time.perf_counter() - started}
 
     def _header(self, at: Configuration, spec: CacheSpec | None) -> dict[str, Any]:
-        packed, dense = read_bytes(self.shape, spec, replace(at.load, new=at.new // 2))
+        middle = read_bytes(self.shape, spec, replace(at.load, new=at.new // 2))
         return {
             "schema": SCHEMA,
             **stamp(self.device),
@@ -132,9 +132,9 @@ class Bench:
             "spec": None if spec is None else spec.to_dict(),
             "machine": asdict(self.machine),
             "weight_bytes": self.model.nbytes,
-            "sequence_bytes": sum(read_bytes(self.shape, spec, at.load)),
-            "dense_sequence_bytes": sum(read_bytes(self.shape, None, at.load)),
-            "read_bytes": {"packed": packed, "dense": dense},
+            "sequence_bytes": read_bytes(self.shape, spec, at.load).total,
+            "dense_sequence_bytes": read_bytes(self.shape, None, at.load).total,
+            "read_bytes": asdict(middle),
         }
 
     def _trial(self, at: Configuration, spec: CacheSpec | None, batch: int) -> dict[str, Any]:
@@ -147,6 +147,11 @@ class Bench:
         prefill_s = self._prefill_seconds(cache, at.load)
         release()
         start = at.visual + at.prompt
+        # The rest of a step: what attention costs is the difference.
+        alone = DecodeLoop(self.model, NoCache(), batch, start)
+        alone.capture(0)
+        alone_s = alone.seconds_per_step(0, min(STEPS, at.new))
+        del alone
         loop = DecodeLoop(self.model, cache, batch, start)
         steps = min(STEPS, at.new)
         times = {}
@@ -156,6 +161,7 @@ class Bench:
             times[name] = loop.seconds_per_step(centre - steps // 2, steps)
         return {
             **times,
+            "step_without_attention_s": alone_s,
             "prefill_s_per_sequence": prefill_s,
             "cache_bytes": cache.nbytes,
             "attention": cache.attention,

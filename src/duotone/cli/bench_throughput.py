@@ -116,7 +116,8 @@ def line(at: Any, result: dict[str, Any]) -> str:
     return (
         f"{head} batch {result['batch']:4d} (predicted {result['predicted']['max_batch']}), "
         f"step {1e3 * result['step_s']:.2f} ms (predicted "
-        f"{1e3 * result['predicted_step_s']:.2f}, roofline {1e3 * result['roofline_s']:.2f}), "
+        f"{1e3 * result['predicted_step_s']:.2f}, roofline {1e3 * result['roofline_s']:.2f}, "
+        f"without attention {1e3 * result['step_without_attention_s']:.2f}), "
         f"{result['decode_tokens_per_s']:,.0f} tokens/s, prefill "
         f"{result['prefill_s_per_sequence']:.3f} s, {result['attention']} "
         f"({result['wall_s']:.0f} s)"
