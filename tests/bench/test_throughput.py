@@ -106,6 +106,9 @@ def _second(model: LanguageModel, prompt: Tensor, first: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", SPECS)
 def test_loop_follows_the_schedule(name: str, model: LanguageModel) -> None:
     cache = PackedCache(TINY, SPECS[name], LOAD, 2, CPU, torch.float32)
+    query = torch.randn(2, TINY.q_heads, 1, TINY.head_dim)
+    state = torch.randn(2, 2, TINY.kv_heads, 1, TINY.head_dim)
+    assert cache.attend(0, query, *state, 0.1).isfinite().all()
     loop = DecodeLoop(model, cache, 2, LOAD.visual + LOAD.prompt)
     loop.capture(0)
     loop.run(0, 70)

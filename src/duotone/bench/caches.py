@@ -249,11 +249,13 @@ def _fill(store: StaticStore) -> None:
     if store.stream is None:
         return
     for tensor in (store.stream.key, store.stream.value):
-        for name in tensor.tensor_names():
+        for name in ("codes", "scale", "zero_point"):
             part = getattr(tensor, name)
+            if part is None:
+                continue
             tokens = part.shape[2] * int(store.places.stream.max()) // store.places.stream_tokens
             rest = part[:, :, tokens:]
-            rest.random_(0, 256) if part.dtype == torch.uint8 else rest.uniform_(0.1, 0.2)
+            rest.random_(0, 256) if name == "codes" else rest.uniform_(0.1, 0.2)
 
 
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
