@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from duotone.cache.static import flush_count
+from duotone.cache.places import flush_count
 from duotone.hf.facts import ModelFacts, check_spec
 from duotone.planning import plan
 from duotone.quant import CacheSpec, KVSpec

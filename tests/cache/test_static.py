@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore, flush_all
-from duotone.cache.static import flush_count
+from duotone.cache.places import flush_count
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
 HEADS, DIM = 2, 4
