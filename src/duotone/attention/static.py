@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from duotone.attention.dispatch import decode_attention
@@ -24,6 +25,8 @@ class StaticDecoder:
         self, stores: Sequence[StaticStore], tau: tuple[float, float] | None, impl: str = "auto"
     ) -> None:
         self.stores, self.tau, self.impl = list(stores), tau, impl
+        # Steps so far; None once a graph was captured, whose replays nobody counts.
+        self.steps: int | None = 0
         self.places = list({id(s.places): s.places for s in self.stores}.values())
 
     @property
@@ -38,6 +41,21 @@ class StaticDecoder:
     def flush(self) -> None:
         """Move groups to the stream wherever they are due; nothing happens elsewhere."""
         flush_all(self.stores)
+
+    def begin(self) -> None:
+        """Begin a step: flush where it is due, make room for one token per sequence.
+
+        The host knows when something is due. While a graph is captured, and ever after, the flush
+        is launched at every step instead, and the device decides.
+        """
+        device = self.stores[0].key.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.steps = None
+        if self.has_stream and (self.steps is None or self.is_due(self.steps)):
+            self.flush()
+        self.advance()
+        if self.steps is not None:
+            self.steps += 1
 
     def advance(self) -> None:
         """Make room for one token per sequence, in all layers."""

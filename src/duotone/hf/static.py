@@ -2,9 +2,10 @@
 
 The prompt runs through a `QuantizedCache`; then its layers are frozen (`cache.static`), and every
 further token is the same launches. `update()` returns an opaque handle, and one custom operation
-per layer stores and attends, so a compiled decode step is one graph.
+per layer stores and attends, so a compiled decode step is one graph. Another one begins the step,
+outside the compiler's CUDA graphs, and flushes the stream at the steps where that is due.
 
-The operation's state (codes, windows, lengths) is not among its arguments: a compiler that
+The operations' state (codes, windows, lengths) is not among their arguments: a compiler that
 functionalizes a graph would copy what an operation declares to change. The order of the steps is
 that of the data: each layer's query depends on the layer before.
 """
@@ -30,17 +31,27 @@ _KEYS = itertools.count()
 _DECODERS: weakref.WeakValueDictionary[int, StaticDecoder] = weakref.WeakValueDictionary()
 
 
+# Outside the CUDA graphs that a compiler makes: it runs at every step, so the host can count.
+@torch.library.custom_op(
+    "duotone::static_begin", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def static_begin(query: Tensor, decoder: int) -> Tensor:
+    """`StaticDecoder.begin`; returns the first layer's query, which so comes after it."""
+    _DECODERS[decoder].begin()
+    return query.clone()
+
+
+@static_begin.register_fake
+def _(query: Tensor, decoder: int) -> Tensor:
+    return torch.empty_like(query)
+
+
 @torch.library.custom_op("duotone::static_decode", mutates_args=())
 def static_decode(
     query: Tensor, key: Tensor, value: Tensor, decoder: int, layer: int, sm_scale: float
 ) -> Tensor:
-    """`StaticDecoder.attend` of one layer; the first layer's call begins the step."""
-    at = _DECODERS[decoder]
-    if layer == 0:
-        if at.has_stream:
-            at.flush()
-        at.advance()
-    return at.attend(layer, query, key, value, sm_scale)
+    """`StaticDecoder.attend` of one layer."""
+    return _DECODERS[decoder].attend(layer, query, key, value, sm_scale)
 
 
 @static_decode.register_fake
@@ -89,6 +100,8 @@ class StaticLayer(CacheLayerMixin):
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
         """Store one token per sequence and attend, [batch, q_heads, 1, value_dim]."""
+        if self.index == 0:
+            query = static_begin(query, self.decoder)
         return static_decode(query, key, value, self.decoder, self.index, sm_scale)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -1,0 +1,59 @@
+"""`StaticDecoder`: the host's schedule and the device's own decision flush the same groups."""
+
+import pytest
+import torch
+
+import duotone
+from duotone.attention.static import StaticDecoder
+from duotone.bench.caches import PackedCache
+from duotone.capacity import DecoderShape, Load
+
+SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 16, 64, 97, element_bytes=4)
+SPEC = duotone.scheme("kivi", bits=2).replace(recent=16)
+STEPS = 80
+
+
+def decoder() -> StaticDecoder:
+    torch.manual_seed(0)
+    given = (Load(40, 9, STEPS), 2, torch.device("cpu"), torch.float32)
+    return PackedCache(SHAPE, SPEC, *given, "reference").decoder
+
+
+def decode(at: StaticDecoder, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, int]:
+    """(outputs of all steps and layers, flushes)."""
+    flushes, outputs = 0, []
+    plain = at.flush
+
+    def counted() -> None:
+        nonlocal flushes
+        flushes += 1
+        plain()
+
+    monkeypatch.setattr(at, "flush", counted)
+    torch.manual_seed(1)
+    for _ in range(STEPS):
+        at.begin()
+        for layer in range(SHAPE.layers):
+            query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
+            states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
+            outputs.append(at.attend(layer, query, *states, 0.3))
+    return torch.stack(outputs), flushes
+
+
+def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled, blind = decoder(), decoder()
+    blind.steps = None
+    ours, flushes = decode(scheduled, monkeypatch)
+    theirs, every = decode(blind, monkeypatch)
+    assert torch.equal(ours, theirs)
+    assert (flushes, every) == (2, STEPS)
+    assert scheduled.steps == STEPS
+    assert blind.steps is None
+
+
+def test_a_missed_flush_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = decoder(), decoder()
+    monkeypatch.setattr(wrong, "is_due", lambda step: False)
+    with pytest.raises((IndexError, RuntimeError)):
+        decode(wrong, monkeypatch)
+    assert decode(right, monkeypatch)[1] == 2
