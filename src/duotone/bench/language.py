@@ -43,9 +43,14 @@ class Layer:
 
 
 class LanguageModel:
-    """Random weights; every output of a layer has about the variance of its input."""
+    """Random weights; every output of a layer has about the variance of its input.
 
-    def __init__(self, shape: DecoderShape, device: torch.device, max_tokens: int) -> None:
+    max_tokens: of a sequence, for the rotary tables. fuse: compile elementwise operations on a GPU.
+    """
+
+    def __init__(
+        self, shape: DecoderShape, device: torch.device, max_tokens: int, fuse: bool = True
+    ) -> None:
         self.shape, self.device = shape, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         heads = shape.q_heads + 2 * shape.kv_heads
@@ -62,7 +67,7 @@ class LanguageModel:
         self.norm, self.embedding = self._ones(), self._matrix(shape.vocab, shape.hidden)
         self.head = self._matrix(shape.vocab, shape.hidden)
         self.cos, self.sin = self._rotation(max_tokens)
-        self.ops = _elementwise(device.type)
+        self.ops = _elementwise(fuse and device.type == "cuda")
 
     def _matrix(self, rows: int, columns: int) -> Tensor:
         weights = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
@@ -142,9 +147,9 @@ class _Elementwise:
 
 
 @cache
-def _elementwise(device_type: str) -> _Elementwise:
-    """Compiled on a GPU, where each would be four to seven launches; for both sides alike."""
-    if device_type != "cuda":
+def _elementwise(fused: bool) -> _Elementwise:
+    """Compiled they are one launch each instead of two and seven; for all caches alike."""
+    if not fused:
         return _Elementwise(_rotate, _gate)
     compiled = (torch.compile(f, dynamic=True) for f in (_rotate, _gate))
     return _Elementwise(*compiled)

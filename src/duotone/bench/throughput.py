@@ -83,7 +83,7 @@ class Bench:
     """One model on one device; `measure` runs configurations on it.
 
     shape: of the model. device: a GPU, or a CPU for tests. machine: rates for predictions and
-    rooflines; measured on a GPU if None. impl: of `decode_attention`.
+    rooflines; measured on a GPU if None. impl: of `decode_attention`. fuse: of `LanguageModel`.
     """
 
     def __init__(
@@ -93,10 +93,11 @@ class Bench:
         max_tokens: int,
         machine: Machine | None = None,
         impl: str = "auto",
+        fuse: bool = True,
     ) -> None:
         self.shape, self.device, self.impl = shape, device, impl
         self.machine = machine or measured_machine(device)
-        self.model = LanguageModel(shape, device, max_tokens)
+        self.model = LanguageModel(shape, device, max_tokens, fuse)
         release()
         on_gpu = device.type == "cuda"
         # With what the allocator rounds up; later left-overs of rows come out of their budgets.

@@ -44,6 +44,9 @@ def command(
     ),
     prompt: Annotated[int, typer.Option(min=1, help="Text tokens of a prompt.")] = 128,
     new: Annotated[int, typer.Option(min=1, help="Generated tokens.")] = 500,
+    fuse: Annotated[
+        bool, typer.Option(help="Compile the model's elementwise operations (both sides).")
+    ] = True,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it out.")] = "cuda",
     json_output: JsonOption = False,
 ) -> None:
@@ -76,13 +79,19 @@ def command(
         for bytes_ in budgets
         for name in rows
     ]
-    results = _run(SHAPES[model], wanted, out, minutes, device, quiet=json_output)
+    results = _run(SHAPES[model], wanted, out, minutes, device, fuse, json_output)
     if json_output:
         print_json(results)
 
 
 def _run(
-    shape: Any, wanted: list[Any], out: Path, minutes: float | None, device: str, quiet: bool
+    shape: Any,
+    wanted: list[Any],
+    out: Path,
+    minutes: float | None,
+    device: str,
+    fuse: bool,
+    quiet: bool,
 ) -> list[dict[str, Any]]:
     import torch
 
@@ -95,7 +104,7 @@ def _run(
         typer.echo(f"all {len(wanted)} measurements are in {out} already", err=True)
         return []
     longest = max(at.load.tokens for at in wanted)
-    bench = Bench(shape, torch.device(device), longest)
+    bench = Bench(shape, torch.device(device), longest, fuse=fuse)
     results = []
     for at, result in run(bench, wanted, out, minutes):
         if result is not None:
