@@ -11,6 +11,7 @@ it reads weights, and a smaller cache then buys less than its bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,24 @@ def predict(
         roofline_s=roofline_seconds(shape, spec, load, at, machine),
         bytes_per_sequence=per_sequence,
         activation_bytes=activation_bytes(shape, spec, load, at),
+    )
+
+
+def predict_again(result: Mapping[str, Any]) -> Prediction:
+    """Today's prediction for a result file of `duotone bench throughput`, at its batch.
+
+    max_batch is the predicted one. The machine's rates are the file's; what kernels reach of them
+    is what `Machine` says now.
+    """
+    at, measured = result["configuration"], result["machine"]
+    rates = {name: measured[name] for name in ("copy_bytes_per_s", "operations_per_s")}
+    return predict(
+        DecoderShape(**result["model"]),
+        None if result["spec"] is None else CacheSpec.from_dict(result["spec"]),
+        Load(at["visual"], at["prompt"], at["new"]),
+        at["budget_bytes"],
+        Machine(**rates),
+        batch=result["batch"],
     )
 
 

@@ -85,14 +85,17 @@ def _against(result: Result, reference: Result | None) -> list[str]:
 
 
 def prediction_table(results: Sequence[Result]) -> str:
-    """What `duotone plan` predicts beside what was measured."""
+    """What `duotone plan` predicts today beside what was measured."""
+    from duotone.capacity import predict_again
+
     header = ["model", "n", "GB", "row", "batch", "predicted", "step, ms", "predicted", "error"]
     lines = []
     for result in results:
         if not result["batch"]:
             continue
         at = result["configuration"]
-        error = result["predicted_step_s"] / result["step_s"] - 1
+        again = predict_again(result)
+        error = again.step_s / result["step_s"] - 1
         lines.append(
             [
                 result["model"]["name"],
@@ -100,9 +103,9 @@ def prediction_table(results: Sequence[Result]) -> str:
                 f"{at['budget_bytes'] / 1e9:g}",
                 at["row"],
                 str(result["batch"]),
-                str(result["predicted"]["max_batch"]),
+                str(again.max_batch),
                 f"{1e3 * result['step_s']:.2f}",
-                f"{1e3 * result['predicted_step_s']:.2f}",
+                f"{1e3 * again.step_s:.2f}",
                 f"{100 * error:+.0f} %",
             ]
         )
