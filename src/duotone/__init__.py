@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from duotone import attention as attention
     from duotone import cache as cache
     from duotone.hf import QuantizedCache as QuantizedCache
+    from duotone.hf import StaticQuantizedCache as StaticQuantizedCache
     from duotone.hf import enable as enable
     from duotone.planning import Plan as Plan
     from duotone.planning import plan as plan
@@ -33,6 +34,7 @@ _LAZY = {
     "attention": ("duotone.attention", None),
     "cache": ("duotone.cache", None),
     "QuantizedCache": ("duotone.hf", "QuantizedCache"),
+    "StaticQuantizedCache": ("duotone.hf", "StaticQuantizedCache"),
     "enable": ("duotone.hf", "enable"),
     "Plan": ("duotone.planning", "Plan"),
     "plan": ("duotone.planning", "plan"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table
 from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.throughput_tables import prediction_table, throughput_table
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
 REFERENCE = "16-bit"
@@ -196,6 +197,8 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "kernels": ("duotone.kernels/1", kernel_table),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-innerq": ("duotone.kernels/1", innerq_table),
+    "throughput": ("duotone.throughput/1", throughput_table),
+    "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),
     "tune-scores": ("duotone.tune/1", tune_scores),

@@ -12,8 +12,11 @@ from duotone.cache.ledger import Ledger as Ledger
 from duotone.cache.packed import PackedTensor as PackedTensor
 from duotone.cache.packed import pack_tensor as pack_tensor
 from duotone.cache.pair import PackedPair as PackedPair
+from duotone.cache.places import StaticPlaces as StaticPlaces
 from duotone.cache.report import MemoryReport as MemoryReport
 from duotone.cache.report import memory_report as memory_report
 from duotone.cache.segments import DenseSegment as DenseSegment
 from duotone.cache.segments import PackedSegment as PackedSegment
 from duotone.cache.segments import Segment as Segment
+from duotone.cache.static import StaticStore as StaticStore
+from duotone.cache.static import flush_all as flush_all

@@ -224,6 +224,25 @@ def pack_tensor(
     return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
 
 
+def pack_groups(
+    x: Float[Tensor, "batch kv_heads tokens head_dim"], spec: TensorSpec, decoding: bool = False
+) -> dict[str, Tensor]:
+    """The tensors of `pack_tensor` for whole groups of all sequences, without any table.
+
+    x: a multiple of `spec.group` tokens, where groups run along tokens; all of them are valid.
+    """
+    if spec.transform is not None:
+        x = rotate(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
+    if spec.along == "channels":
+        return _packed_parts(quantize(x, spec, decoding=decoding), spec)
+    slots = x.unflatten(2, (-1, spec.group))
+    parts = _packed_parts(quantize(slots, spec.replace(group=None), decoding=decoding), spec)
+    return {
+        name: part.flatten(2, 3) if name in TOKEN_PARTS else part.squeeze(3)
+        for name, part in parts.items()
+    }
+
+
 def _pack_blocks(
     x: Tensor, spec: TensorSpec, spans: BlockTable, decoding: bool
 ) -> tuple[BlockTable, dict[str, Tensor]]:

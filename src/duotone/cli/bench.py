@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_kernel, bench_plot
+from . import bench_kernel, bench_plot, bench_throughput
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -11,4 +11,5 @@ app = typer.Typer(
 )
 
 app.command("kernel")(bench_kernel.command)
+app.command("throughput")(bench_throughput.command)
 app.command("plot")(bench_plot.command)

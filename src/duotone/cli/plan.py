@@ -45,8 +45,8 @@ def command(
             "--model",
             "--config",
             "-m",
-            help="Folder, config.json or hub name; only its config is read. "
-            "Default: the embedded duotone-tiny.",
+            help="Folder, config.json or hub name; only its config is read. Or internvl2.5-8b, "
+            "internvl2.5-26b. Default: the embedded duotone-tiny.",
             show_default=False,
         ),
     ] = None,
@@ -59,19 +59,26 @@ def command(
     budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
     json_output: JsonOption = False,
 ) -> None:
-    """Say how many sequences fit into a memory budget, at 16 bit and with a scheme.
+    """Say how many sequences fit into a memory budget and how fast they decode.
+
+    16 bit beside a scheme; times are of one H200, weights are outside the budget.
 
     [bold]Examples[/bold]
 
       duotone plan --model OpenGVLab/InternVL3-8B-hf --visual-tokens 3328 --budget 30GB
 
+      duotone plan --model internvl2.5-8b --scheme minmax --budget 30GB
+
       duotone plan --scheme duotone --bits 2 --json
     """
     import duotone
+    from duotone.capacity import SHAPES, Load
 
     spec, budget_bytes = scheme_spec(scheme, bits), parse_bytes(budget)
+    shape = SHAPES.get(model or "")
+    config = _config(model) if shape is None else shape.facts
     plan = duotone.plan(
-        _config(model),
+        config,
         spec,
         visual_tokens=visual_tokens,
         text_tokens=text_tokens,
@@ -79,10 +86,44 @@ def command(
         images=images,
         budget_bytes=budget_bytes,
     )
+    load = Load(visual_tokens, text_tokens, new_tokens)
+    predictions = _predictions(shape or config, spec, load, budget_bytes)
     if json_output:
-        print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict()})
+        times = {name: p and p.to_dict() for name, p in predictions.items()}
+        print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict(), "decode": times})
     else:
         _show(plan, scheme)
+        _show_decode(predictions, scheme)
+
+
+def _predictions(shape_or_config: Any, spec: Any, load: Any, budget_bytes: int) -> dict[str, Any]:
+    """Decoding with 16 bit and with the scheme on an H200; None for models of another structure."""
+    from duotone.capacity import DecoderShape, predict
+
+    try:
+        is_shape = isinstance(shape_or_config, DecoderShape)
+        shape = shape_or_config if is_shape else DecoderShape.of(shape_or_config)
+    except ValueError:
+        return {"16-bit": None, "scheme": None}
+    return {
+        "16-bit": predict(shape, None, load, budget_bytes),
+        "scheme": predict(shape, spec, load, budget_bytes),
+    }
+
+
+def _show_decode(predictions: dict[str, Any], scheme: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    found = list(predictions.values())
+    if None in found:
+        return
+    table = Table("decoding on one H200, activations in the budget", "16 bit", scheme)
+    table.add_row("largest batch", *(f"{p.max_batch:,}" for p in found))
+    table.add_row("time of a step, ms", *(f"{1e3 * p.step_s:.2f}" for p in found))
+    table.add_row("  limit of the hardware, ms", *(f"{1e3 * p.roofline_s:.2f}" for p in found))
+    table.add_row("tokens per second", *(f"{p.max_batch / p.step_s:,.0f}" for p in found))
+    Console().print(table)
 
 
 def _show(plan: Any, scheme: str) -> None:

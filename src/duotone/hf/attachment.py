@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -62,6 +63,8 @@ class Attachment:
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if torch.compiler.is_compiling():
+            return  # a static cache, whose decode steps need no announcement
         given = self._parameters.bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
         cache = given.get("past_key_values")
@@ -72,6 +75,8 @@ class Attachment:
             )
 
     def _after_forward(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         end_step, self._end_step = self._end_step, None
         if end_step is not None:
             end_step()

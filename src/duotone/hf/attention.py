@@ -12,6 +12,7 @@ from transformers.masking_utils import sdpa_mask
 
 from duotone.attention import attend, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
+from duotone.hf.handle import StaticStates
 from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import as_visibility, causal_visibility
 
@@ -43,6 +44,11 @@ def duotone_attention(
     model's own mask; one new token attends to the packed segments; a chunk with a past attends to
     the packed past and to its own dense states.
     """
+    if isinstance(key, StaticStates):
+        _check_arguments(module, kwargs)
+        sm_scale = _scale(query, scaling)
+        output = key.layer.decode(query, key.new, value.new, sm_scale)
+        return output.transpose(1, 2).contiguous(), None
     if not isinstance(key, LazyStates):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
 from duotone.hf.steps import Steps
 from duotone.quant import CacheSpec
+
+if TYPE_CHECKING:
+    from duotone.hf.static import StaticQuantizedCache
 
 
 class QuantizedCache(Cache):
@@ -240,6 +243,16 @@ class QuantizedCache(Cache):
         self.steps.rows(index)
         for layer in self.layers:
             layer.store.rows(index)
+
+    def freeze(self, max_new_tokens: int) -> StaticQuantizedCache:
+        """The same tokens in fixed buffers with room for `max_new_tokens` more.
+
+        For CUDA graphs and torch.compile: `hf.static`. This cache must not be used afterwards.
+        Errors: ValueError for an empty cache, and what `StaticQuantizedCache` refuses.
+        """
+        from duotone.hf.static import StaticQuantizedCache
+
+        return StaticQuantizedCache.of(self, max_new_tokens)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from duotone.quant.checks import checked
 from duotone.quant.tensor_spec import BITS
 
 
@@ -37,7 +38,7 @@ def packed_bytes(n: int, bits: int) -> int:
 def pack(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b bytes"]:
     """Pack codes in 0..2**bits - 1 along the last axis. Errors: a code that does not fit."""
     _check_bits(bits)
-    if codes.numel() and int(codes.max()) >= 1 << bits:
+    if checked() and codes.numel() and int(codes.max()) >= 1 << bits:
         raise ValueError(
             f"codes of {bits} bits must lie in 0..{(1 << bits) - 1}; got {int(codes.max())}."
         )

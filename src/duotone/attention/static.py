@@ -1,0 +1,81 @@
+"""One decode step over all layers of a frozen cache, without a question to the host.
+
+Eager, captured or compiled, a step is: flush groups that are due, make room for one token, then
+layer by layer write its K and V and attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from duotone.attention.dispatch import decode_attention
+from duotone.cache import StaticStore, flush_all
+
+
+class StaticDecoder:
+    """The layers' stores and how to attend to them.
+
+    stores: one per layer. tau, impl: of `decode_attention`.
+    """
+
+    def __init__(
+        self, stores: Sequence[StaticStore], tau: tuple[float, float] | None, impl: str = "auto"
+    ) -> None:
+        self.stores, self.tau, self.impl = list(stores), tau, impl
+        # Steps so far; None once a graph was captured, whose replays nobody counts.
+        self.steps: int | None = 0
+        self.places = list({id(s.places): s.places for s in self.stores}.values())
+
+    @property
+    def has_stream(self) -> bool:
+        """Some tokens will leave the window."""
+        return any(store.stream is not None for store in self.stores)
+
+    def is_due(self, step: int) -> bool:
+        """Step `step` since freezing (from 0) starts with a flush; known on the host."""
+        return any(places.is_due(step) for places in self.places)
+
+    def flush(self) -> None:
+        """Move groups to the stream wherever they are due; nothing happens elsewhere."""
+        flush_all(self.stores)
+
+    def begin(self) -> None:
+        """Begin a step: flush where it is due, make room for one token per sequence.
+
+        The host knows when something is due. While a graph is captured, and ever after, the flush
+        is launched at every step instead, and the device decides.
+        """
+        device = self.stores[0].key.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.steps = None
+        if self.has_stream and (self.steps is None or self.is_due(self.steps)):
+            self.flush()
+        self.advance()
+        if self.steps is not None:
+            self.steps += 1
+
+    def advance(self) -> None:
+        """Make room for one token per sequence, in all layers."""
+        for places in self.places:
+            places.advance()
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
+    ) -> Tensor:
+        """Store one layer's K and V, [batch, kv_heads, 1, channels], and attend to all tokens.
+
+        query: [batch, q_heads, 1, head_dim]. Returns [batch, q_heads, 1, value_dim].
+        """
+        store = self.stores[layer]
+        store.write(key, value)
+        return decode_attention(
+            query, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stores."""
+        return sum(store.nbytes for store in self.stores)

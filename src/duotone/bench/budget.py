@@ -1,0 +1,99 @@
+"""A memory budget that holds: the allocator itself refuses more, and a search for what still runs.
+
+On a GPU the limit is `torch.cuda.set_per_process_memory_fraction`: what the caching allocator may
+reserve in all, so its rounding, its fragments and the private pools of CUDA graphs count, as they
+would on a smaller card. Weights are there before, and do not count. A CPU has no such limit: there
+the caches' bytes and the predicted activations are added up.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Of a batch, what the search goes up or down by; one sequence at least.
+SEARCH_STEP = 0.02
+MAX_TRIALS = 12
+
+
+def release() -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) -> Iterator[None]:
+    """Inside the block, the allocator reserves at most the sum of both."""
+    if device.type != "cuda":
+        yield
+        return
+    release()
+    _, total = torch.cuda.mem_get_info(device)
+    allowed = weights_bytes + budget_bytes
+    if allowed > total:
+        raise ValueError(
+            f"weights and budget take {allowed / 1e9:.1f} GB; this GPU has {total / 1e9:.1f} GB."
+        )
+    torch.cuda.set_per_process_memory_fraction(allowed / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def check_budget(device: torch.device, needed_bytes: int, budget_bytes: int) -> None:
+    """Where no allocator enforces the budget, raise torch.OutOfMemoryError by arithmetic."""
+    if device.type != "cuda" and needed_bytes > budget_bytes:
+        raise torch.OutOfMemoryError(f"{needed_bytes} bytes do not fit {budget_bytes}.")
+
+
+def attempt(run: Callable[[int], dict], batch: int) -> dict | None:
+    """What `run(batch)` gives, or None where memory ends; nothing of it stays behind."""
+    result = None
+    try:
+        result = run(batch)
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+    release()
+    return result
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Itself, in a library's words, or behind the error of a capture that memory ended."""
+    if error is None:
+        return False
+    words = str(error).lower()
+    told = "out of memory" in words or "alloc_failed" in words
+    known = isinstance(error, torch.OutOfMemoryError)
+    return known or told or _is_out_of_memory(error.__context__)
+
+
+def largest_batch(run: Callable[[int], dict], guess: int) -> tuple[int, dict] | None:
+    """(batch, result) of the largest batch that runs, to within SEARCH_STEP; None: not even one.
+
+    run: takes a batch, raises torch.OutOfMemoryError where it does not fit. A guess that is right
+    takes two runs: itself, and the next one, which fails.
+    """
+    batch, best = max(1, guess), None
+    near = step = max(1, round(SEARCH_STEP * batch))
+    fits, too_large = 0, None
+    for _ in range(MAX_TRIALS):
+        result = attempt(run, batch)
+        if result is None:
+            too_large = batch
+        else:
+            fits, best = batch, result
+        if too_large is not None and too_large - fits <= (near if fits else 1):
+            break
+        if too_large is None:
+            batch = fits + step
+        else:
+            batch = (fits + too_large) // 2 if fits else max(1, too_large - step)
+        step *= 2
+    return None if best is None else (fits, best)

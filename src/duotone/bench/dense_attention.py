@@ -1,0 +1,73 @@
+"""16-bit attention of one query per sequence: the fastest that torch has for given tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# Calls by which the fastest is chosen.
+TRIALS = 5
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+
+def _sdpa(backend: SDPBackend | None) -> Attention:
+    def attend(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
+        if backend is None:
+            return F.scaled_dot_product_attention(
+                query, key, value, scale=sm_scale, enable_gqa=True
+            )
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(
+                query, key, value, scale=sm_scale, enable_gqa=True
+            )
+
+    return attend
+
+
+def _two_products(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
+    rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)
+    weights = (rows @ key.transpose(-1, -2) * sm_scale).softmax(-1)
+    return (weights @ value).flatten(1, 2).unsqueeze(2)
+
+
+def attention_choices(device: torch.device) -> dict[str, Attention]:
+    """16-bit attention by name; the fastest of KERNELS.md on a GPU."""
+    if device.type != "cuda":
+        return {"sdpa": _sdpa(None), "two products": _two_products}
+    return {
+        "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
+        "flash": _sdpa(SDPBackend.FLASH_ATTENTION),
+        "two products": _two_products,
+    }
+
+
+def fastest_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Attention, str]:
+    """(function, name) of the fastest on these tensors; what cannot run them is left out."""
+    times: dict[str, float] = {}
+    choices = attention_choices(query.device)
+    if query.device.type != "cuda":
+        return choices["sdpa"], "sdpa"
+    for name, attend in choices.items():
+        try:
+            times[name] = _milliseconds(lambda attend=attend: attend(query, key, value, 0.1))
+        except RuntimeError:  # not built, not for these shapes, or no memory for its workspace
+            continue
+    if not times:
+        raise torch.OutOfMemoryError("no 16-bit attention fits beside this cache.")
+    best = min(times, key=times.__getitem__)
+    return choices[best], best
+
+
+def _milliseconds(work: Callable[[], Tensor]) -> float:
+    work()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    for _ in range(TRIALS):
+        work()
+    marks[1].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]) / TRIALS

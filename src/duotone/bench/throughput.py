@@ -1,0 +1,251 @@
+"""Throughput under a memory budget: the papers' experiment (CalibQuant, Tables 5-8).
+
+Random weights of the real shapes; for each row and budget the largest batch that really runs with
+its caches, a prefill and captured decode steps inside the budget.
+
+    decode     `STEPS` steps around the middle and `STEPS` before the end of the generation, each
+               with its caches at the length they have there; a step in the middle is what a step
+               costs on average, since times are linear in the tokens. Flushes of the stream are in.
+    prefill    one sequence at a time, quantization included, with all caches of the batch already
+               there; times the batch
+    overall    sequences / (prefill + generated tokens x time of a step in the middle)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from duotone.bench.budget import check_budget, largest_batch, memory_limit, release
+from duotone.bench.caches import BenchCache, DenseCache, NoCache, PackedCache
+from duotone.bench.decode_loop import DecodeLoop, wait
+from duotone.bench.language import LanguageModel
+from duotone.capacity import DecoderShape, Load, Machine, activation_bytes, predict, read_bytes
+from duotone.provenance import stamp, write_new_json
+from duotone.quant import CacheSpec, scheme
+
+SCHEMA = "duotone.throughput/1"
+# Decode steps per point: a whole number of groups of 32, so that flushes count at their rate.
+STEPS = 32
+PREFILL_RUNS = 2
+PROMPT_TOKENS, NEW_TOKENS = 128, 500
+BUDGETS_GB = (5, 10, 15, 20, 25, 30)
+VISUAL_TOKENS = (3328, 8192)
+
+
+def _with_stream(bits: int) -> CacheSpec:
+    """`bits` for visual spans, KIVI's 2 bits with a window of 128 for text and generated tokens."""
+    return scheme("kivi", bits=2).replace(visual=scheme("minmax", bits=bits).visual)
+
+
+# What is compared: None is 16 bit. Rows that the papers have come first.
+ROWS: dict[str, Callable[[], CacheSpec | None]] = {
+    "16-bit": lambda: None,
+    "1-bit visual": lambda: scheme("minmax", bits=1),
+    "1-bit visual, 2-bit text": lambda: _with_stream(1),
+    "1-bit visual, calibrated": lambda: scheme("calibquant", bits=1),
+    "2-bit visual": lambda: scheme("minmax", bits=2),
+    "4-bit visual": lambda: scheme("minmax", bits=4),
+    "kivi-2": lambda: scheme("kivi", bits=2),
+    "xquant": lambda: scheme("xquant", kq=30, vq=2, km=32, vm=16),
+}
+# Without the schemes that quantize everything, which one budget is enough for.
+MAIN_ROWS = tuple(ROWS)[:6]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One measurement: a row of ROWS on a model, tokens per sequence, a budget."""
+
+    row: str
+    visual: int
+    budget_bytes: int
+    prompt: int = PROMPT_TOKENS
+    new: int = NEW_TOKENS
+
+    @property
+    def load(self) -> Load:
+        """Tokens of every sequence."""
+        return Load(self.visual, self.prompt, self.new)
+
+    def path(self, folder: Path, model: str) -> Path:
+        """Where its result lies."""
+        row = self.row.replace(", ", "_").replace(" ", "-")
+        return folder / model / f"n{self.visual}_{self.budget_bytes / 1e9:g}GB_{row}.json"
+
+
+class Bench:
+    """One model on one device; `measure` runs configurations on it.
+
+    shape: of the model. device: a GPU, or a CPU for tests. machine: rates for predictions and
+    rooflines; measured on a GPU if None. impl: of `decode_attention`. fuse: of `LanguageModel`.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        device: torch.device,
+        max_tokens: int,
+        machine: Machine | None = None,
+        impl: str = "auto",
+        fuse: bool = True,
+    ) -> None:
+        self.shape, self.device, self.impl = shape, device, impl
+        self.machine = machine or measured_machine(device)
+        self.model = LanguageModel(shape, device, max_tokens, fuse)
+        release()
+        on_gpu = device.type == "cuda"
+        # With what the allocator rounds up; later left-overs of rows come out of their budgets.
+        self.weights_bytes = torch.cuda.memory_reserved(device) if on_gpu else self.model.nbytes
+
+    @torch.inference_mode()
+    def measure(self, at: Configuration) -> dict[str, Any]:
+        """The result file of one configuration. Errors: ValueError for an unknown row."""
+        if at.row not in ROWS:
+            raise ValueError(f"rows are {list(ROWS)}; got {at.row!r}.")
+        spec = ROWS[at.row]()
+        guess = predict(self.shape, spec, at.load, at.budget_bytes, self.machine)
+        started = time.perf_counter()
+        with memory_limit(self.device, self.weights_bytes, at.budget_bytes):
+            found = largest_batch(lambda batch: self._trial(at, spec, batch), guess.max_batch)
+        result = self._header(at, spec) | {"predicted": guess.to_dict()}
+        if found is None:
+            return result | {"batch": 0, "wall_s": time.perf_counter() - started}
+        batch, measured = found
+        at_batch = predict(self.shape, spec, at.load, at.budget_bytes, self.machine, batch)
+        result |= {"predicted_step_s": at_batch.step_s, "roofline_s": at_batch.roofline_s}
+        result |= {"batch": batch, **measured, **_rates(at, batch, measured)}
+        result["roofline_share"] = at_batch.roofline_s / measured["step_s"]
+        return result | {"wall_s": time.perf_counter() - started}
+
+    def _header(self, at: Configuration, spec: CacheSpec | None) -> dict[str, Any]:
+        middle = read_bytes(self.shape, spec, replace(at.load, new=at.new // 2))
+        return {
+            "schema": SCHEMA,
+            **stamp(self.device),
+            "model": asdict(self.shape),
+            "configuration": asdict(at),
+            "spec": None if spec is None else spec.to_dict(),
+            "machine": asdict(self.machine),
+            "weight_bytes": self.model.nbytes,
+            "sequence_bytes": read_bytes(self.shape, spec, at.load).total,
+            "dense_sequence_bytes": read_bytes(self.shape, None, at.load).total,
+            "read_bytes": asdict(middle),
+        }
+
+    def _trial(self, at: Configuration, spec: CacheSpec | None, batch: int) -> dict[str, Any]:
+        """Everything a batch needs, once; raises torch.OutOfMemoryError where it does not fit."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        cache = self._cache(at, spec, batch)
+        needed = cache.nbytes + activation_bytes(self.shape, spec, at.load, batch)
+        check_budget(self.device, needed, at.budget_bytes)
+        prefill_s = self._prefill_seconds(cache, at.load)
+        release()
+        start = at.visual + at.prompt
+        # The rest of a step: what attention costs is the difference.
+        alone = DecodeLoop(self.model, NoCache(), batch, start)
+        alone.capture(0)
+        alone_s = alone.seconds_per_step(0, min(STEPS, at.new))
+        del alone
+        loop = DecodeLoop(self.model, cache, batch, start)
+        steps = min(STEPS, at.new)
+        times = {}
+        for name, centre in (("step_s", at.new // 2), ("last_step_s", at.new - steps // 2)):
+            # A graph of the 16-bit cache has one length: that of the point's middle.
+            loop.capture(centre if isinstance(cache, DenseCache) else centre - steps // 2)
+            times[name] = loop.seconds_per_step(centre - steps // 2, steps)
+        return {
+            **times,
+            "step_without_attention_s": alone_s,
+            "prefill_s_per_sequence": prefill_s,
+            "cache_bytes": cache.nbytes,
+            "attention": cache.attention,
+            "peak_bytes": _peak_bytes(self.device, self.weights_bytes),
+        }
+
+    def _cache(self, at: Configuration, spec: CacheSpec | None, batch: int) -> BenchCache:
+        given = (at.load, batch, self.device, self.model.dtype)
+        if spec is None:
+            return DenseCache(self.shape, *given)
+        return PackedCache(self.shape, spec, *given, self.impl)
+
+    def _prefill_seconds(self, cache: BenchCache, load: Load) -> float:
+        """One sequence's, after one to warm up."""
+        prompt = torch.randint(self.shape.vocab, (load.visual + load.prompt,), device=self.device)
+        self.model.prefill(prompt, cache.take_prompt)
+        wait(self.device)
+        began = time.perf_counter()
+        for _ in range(PREFILL_RUNS):
+            self.model.prefill(prompt, cache.take_prompt)
+        wait(self.device)
+        return (time.perf_counter() - began) / PREFILL_RUNS
+
+
+def _rates(at: Configuration, batch: int, measured: dict[str, Any]) -> dict[str, float]:
+    prefill_s = batch * measured["prefill_s_per_sequence"]
+    decode_s = at.new * measured["step_s"]
+    return {
+        "prefill_s": prefill_s,
+        "decode_tokens_per_s": batch / measured["step_s"],
+        "sequences_per_s": batch / (prefill_s + decode_s),
+    }
+
+
+def _peak_bytes(device: torch.device, weights: int) -> int | None:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.max_memory_reserved(device) - weights
+
+
+def measured_machine(device: torch.device) -> Machine:
+    """Copy bandwidth and matrix products of a GPU; the defaults (an H200's) elsewhere."""
+    if device.type != "cuda":
+        return Machine()
+    source = torch.empty(1 << 30, dtype=torch.float32, device=device).normal_()
+    target = torch.empty_like(source)
+    copy_s = _device_seconds(lambda: target.copy_(source))
+    copied = 2 * source.nbytes
+    del source, target
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
+    product_s = _device_seconds(lambda: a @ b)
+    del a, b
+    release()
+    return Machine(copy_bytes_per_s=copied / copy_s, operations_per_s=2 * 8192**3 / product_s)
+
+
+def _device_seconds(work: Callable[[], object], runs: int = 10) -> float:
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(runs):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / runs
+
+
+def run(
+    bench: Bench, configurations: list[Configuration], folder: Path, minutes: float | None = None
+) -> Iterator[tuple[Configuration, dict[str, Any] | None]]:
+    """Measure what has no result file yet, one after the other, until the time is over.
+
+    Yields (configuration, result); None where a file is there already. A configuration that has
+    begun is finished.
+    """
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    for at in configurations:
+        path = at.path(folder, bench.shape.name)
+        if path.exists():
+            yield at, None
+            continue
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        result = bench.measure(at)
+        write_new_json(path, result)
+        yield at, result

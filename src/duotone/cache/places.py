@@ -1,0 +1,148 @@
+"""Where the tokens of a cache with fixed buffers are: lengths and slots, on the device.
+
+The dense store of a row, and what a new token and a flush do to it:
+
+    | fixed: sinks, dense spans | ring: `recent` slots | staged: `group` slots |
+
+The slot of a new token is the number of dense tokens, always. When the staged slots are full, the
+`group` oldest tokens leave for the stream and the staged ones take their slots in the ring, whose
+head moves on: a flush copies `group` tokens, not the window, and the tokens stay a prefix. The
+schedule is the ledger's (`Ledger._flush`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from duotone.cache.ledger import LedgerState
+from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.quant import CacheSpec, KVSpec
+
+
+@dataclass(frozen=True)
+class StaticPlaces:
+    """Where the tokens of the layers of one ledger are; all tensors change in place.
+
+    dense, stream: tokens of either store, the current step's token included. at: slot of the
+    current step's token. fixed: slots in front of the ring. head: the ring's oldest slot.
+    visual: packed visual tokens, constant. recent, group: sizes of ring and staging; group 0: no
+    token ever leaves. dense_tokens, stream_tokens: what is allocated. movable: tokens of each
+    sequence that were in ring and staging at the start, on the host (below 0: missing sinks).
+    """
+
+    dense: Lengths
+    stream: Lengths
+    at: Lengths
+    fixed: Lengths
+    head: Lengths
+    visual: Lengths
+    recent: int
+    group: int
+    dense_tokens: int
+    stream_tokens: int
+    movable: tuple[int, ...]
+
+    @classmethod
+    def of(cls, state: LedgerState, spec: CacheSpec, new_tokens: int) -> tuple[StaticPlaces, Move]:
+        """Places for `new_tokens` more tokens, and the order in which dense tokens enter them.
+
+        Asks the device for the lengths, once.
+        """
+        lengths = state.dense.lengths
+        valid = valid_mask(lengths, state.dense.positions.shape[1])
+        streamed = state.streamed & valid
+        leaving = streamed & (streamed.cumsum(-1) > spec.sink)
+        has_stream = isinstance(spec.text, KVSpec)
+        still = (valid & ~streamed).sum(-1)
+        fixed = still + spec.sink if has_stream else lengths
+        movable, row_fixed = (lengths - fixed).tolist(), fixed.tolist()
+        group = spec.flush_tokens if has_stream else 0
+        if group:
+            room = [
+                min(f + m + new_tokens, f + spec.recent + group)
+                for f, m in zip(row_fixed, movable, strict=True)
+            ]
+        else:
+            room = [f + new_tokens for f in row_fixed]
+        flushes = [flush_count(m, new_tokens, spec.recent, group) for m in movable]
+        packed = state.stream.lengths.tolist()
+        if group and any(length % group for length in packed):
+            raise ValueError(
+                f"a stream that is frozen must consist of whole groups of {group} tokens; got "
+                f"{packed}. It was cropped inside a group: prefill again."
+            )
+        places = cls(
+            dense=lengths.clone(),
+            stream=state.stream.lengths.clone(),
+            at=lengths.clone(),
+            fixed=fixed.clone(),
+            head=torch.zeros_like(lengths),
+            visual=state.visual.lengths.clone(),
+            recent=spec.recent,
+            group=group,
+            dense_tokens=max(room),
+            stream_tokens=max(p + group * n for p, n in zip(packed, flushes, strict=True)),
+            movable=tuple(movable),
+        )
+        return places, _fixed_first(valid, leaving)
+
+    @property
+    def changing(self) -> list[Tensor]:
+        """The tensors that a step or a flush writes."""
+        return [self.dense, self.stream, self.at, self.head]
+
+    def is_due(self, step: int) -> bool:
+        """Some sequence has full staged slots before step `step` (from 0): known on the host."""
+        over = (m + step - self.recent - self.group for m in self.movable)
+        return self.group > 0 and any(n >= 0 and n % self.group == 0 for n in over)
+
+    def full(self) -> Bool[Tensor, " batch"]:
+        """Which sequences have full staged slots."""
+        return self.dense - self.fixed == self.recent + self.group
+
+    def advance(self) -> None:
+        """Make room for one token per sequence."""
+        self.at.copy_(self.dense)
+        self.dense.add_(1)
+
+    def leaving(self) -> Int[Tensor, "batch group"]:
+        """Slots of the `group` oldest movable tokens, the oldest first."""
+        age = torch.arange(self.group, device=self.dense.device)
+        ring = (self.head[:, None] + age) % max(self.recent, 1)
+        return self._slots(torch.where(age < self.recent, ring, age))
+
+    def staged(self) -> tuple[Int[Tensor, "batch moved"], Int[Tensor, "batch moved"]]:
+        """(slots of staged tokens that stay, their new slots in the ring)."""
+        staged = torch.arange(
+            max(self.group - self.recent, 0), self.group, device=self.dense.device
+        )
+        ring = (self.head[:, None] + staged) % max(self.recent, 1)
+        return self._slots((self.recent + staged).expand_as(ring)), self._slots(ring)
+
+    def _slots(self, offset: Tensor) -> Tensor:
+        # Rows that are not full may point past the buffer; they write back what they read.
+        return (self.fixed[:, None] + offset).clamp_max(self.dense_tokens - 1)
+
+    def turn(self, full: Bool[Tensor, " batch"]) -> None:
+        """Count a flush, once all layers have made it."""
+        gone = full.long() * self.group
+        self.dense.sub_(gone)
+        self.stream.add_(gone)
+        self.head.copy_((self.head + gone) % max(self.recent, 1))
+
+
+def flush_count(movable: int, new_tokens: int, recent: int, group: int) -> int:
+    """Groups that leave a window of `movable` tokens while `new_tokens` enter it."""
+    if not group or not new_tokens:
+        return 0
+    return max(0, (movable + new_tokens - 1 - recent) // group)
+
+
+def _fixed_first(valid: Tensor, leaving: Tensor) -> Move:
+    """Tokens that stay for good, then those that leave one day, each in their order."""
+    rank = torch.where(leaving, 1, 0) + torch.where(valid, 0, 2)
+    return Move(torch.sort(rank, dim=-1, stable=True).indices, valid.sum(-1))

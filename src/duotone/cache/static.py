@@ -1,0 +1,211 @@
+"""A prefilled layer with fixed buffers: a decode step changes numbers on the device, no shapes.
+
+A `LayerStore` grows: it asks the host how long sequences are. Here everything that decoding can
+need is allocated at once, lengths are tensors (`cache.places`), and a step is the same launches
+every time, so it can be captured in a CUDA graph or compiled. Packed visual spans stay as they are;
+new tokens go to the dense store, behind the tokens that never leave it. Groups that leave the
+window are quantized as the ledger would have it; rows that are not full write back what they have,
+so rows of different lengths share one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from duotone.cache.blocks import BlockTable
+from duotone.cache.layer import LayerStore
+from duotone.cache.packed import PackedTensor, pack_groups
+from duotone.cache.pair import PackedPair
+from duotone.cache.places import StaticPlaces
+from duotone.cache.ragged import Move
+from duotone.cache.segments import DenseSegment, PackedSegment, Segment
+from duotone.quant import TensorSpec
+from duotone.quant.checks import unchecked
+
+
+class StaticStore:
+    """One layer's K and V in fixed buffers.
+
+    store: a prefilled layer, whose packed visual spans are taken over, not copied. places: shared
+    by all layers of its ledger; order: from `StaticPlaces.of`.
+    Errors: ValueError for averaged codes, and where keys are normalised but no token has left the
+    window yet, so that the norm is not known.
+    """
+
+    def __init__(self, store: LayerStore, places: StaticPlaces, order: Move) -> None:
+        _check_frozen(store, places)
+        self.spec, self.places, self.key_norm = store.spec, places, store.key_norm
+        self.key = _widened(order.apply(store.key), places.dense_tokens)
+        self.value = _widened(order.apply(store.value), places.dense_tokens)
+        self.visual = store.visual
+        self.stream: PackedPair | None = None
+        self._lent: frozenset[str] = frozenset(store.sources)
+        if places.stream_tokens:
+            heads = (self.key.shape[1], self.key.shape[3], self.value.shape[3])
+            self.stream = _static_stream(store, places, heads, self._lent)
+        rows = torch.arange(self.key.shape[0], device=self.key.device)
+        self._at = (rows[:, None], torch.arange(self.key.shape[1], device=rows.device)[None])
+        self.segments = self._segments()
+
+    def share(self, sources: dict[str, StaticStore]) -> None:
+        """Read the codes that other layers keep, by "key" and "value"."""
+        for name in ("visual", "stream"):
+            pair = getattr(self, name)
+            if pair is not None and sources:
+                lent = {
+                    which: getattr(pair, which).with_codes(getattr(getattr(source, name), which))
+                    for which, source in sources.items()
+                }
+                setattr(self, name, replace(pair, **lent))
+        self.segments = self._segments()
+
+    def _segments(self) -> list[Segment]:
+        """What attention reads; the objects, and their lengths' addresses, never change."""
+        found: list[Segment] = []
+        if self.visual is not None and self.visual.key.tokens:
+            pair = self.visual
+            found.append(
+                PackedSegment(pair.key, pair.value, self.places.visual, True, records=pair.records)
+            )
+        if self.stream is not None:
+            pair = self.stream
+            segment = PackedSegment(pair.key, pair.value, self.places.stream)
+            found.append(replace(segment, key_norm=self.key_norm))
+        return [*found, DenseSegment(self.key, self.value, self.places.dense)]
+
+    @property
+    def changing(self) -> list[Tensor]:
+        """The tensors that a flush writes."""
+        if self.stream is None:
+            return [self.key, self.value]
+        pair = (self.stream.key, self.stream.value)
+        parts = [getattr(t, name) for t in pair for name in t.tensor_names()]
+        return [self.key, self.value, *parts]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, spare slots included; codes count where they are kept."""
+        pairs = [pair for pair in (self.visual, self.stream) if pair is not None]
+        codes = sum(0 if pair.records is None else pair.records.nbytes for pair in pairs)
+        for pair in pairs:
+            for which in ("key", "value"):
+                tensor = getattr(pair, which)
+                codes += tensor.params_bytes + (which not in self._lent) * tensor.codes_bytes
+        norm = 0 if self.key_norm is None else self.key_norm.nbytes
+        return codes + norm + self.key.nbytes + self.value.nbytes
+
+    def write(self, key: Tensor, value: Tensor) -> None:
+        """Enter the current step's K and V, [batch, kv_heads, 1, channels], at `places.at`."""
+        index = (*self._at, self.places.at[:, None])
+        self.key.index_put_(index, key[:, :, 0])
+        self.value.index_put_(index, value[:, :, 0])
+
+    def flush(self, full: Bool[Tensor, " batch"]) -> None:
+        """Quantize the oldest group of the rows that are `full`, and close the gap."""
+        if self.stream is None:
+            return
+        places = self.places
+        source, target = places.staged()
+        oldest = Move(places.leaving(), places.dense)
+        key, value = oldest.apply(self.key), oldest.apply(self.value)
+        if self.key_norm is not None:
+            key = (key / self.key_norm[:, :, None]).to(key.dtype)
+        for which, x in (("key", key), ("value", value)):
+            self._pack(which, x, full)
+        for store in (self.key, self.value):
+            staged = Move(source, places.dense).apply(store)
+            _write_rows(store, target, staged, full)
+
+    def _pack(self, which: str, x: Tensor, full: Tensor) -> None:
+        tensor: PackedTensor = getattr(self.stream, which)
+        with unchecked():
+            parts = pack_groups(x, tensor.spec, decoding=True)
+        places, width = self.places, self.places.group
+        for name, part in parts.items():
+            if name == "codes" and which in self._lent:
+                continue
+            kept = getattr(tensor, name)
+            tokens_per_row = width // part.shape[2]
+            # A full sequence that finds no room must fail on the device, not overwrite.
+            room = places.stream.clamp_max(places.stream_tokens - width)
+            first = torch.where(full, places.stream, room) // tokens_per_row
+            rows = first[:, None] + torch.arange(part.shape[2], device=first.device)
+            _write_rows(kept, rows, part, full)
+
+
+def flush_all(stores: Sequence[StaticStore]) -> None:
+    """Flush all layers, wherever a sequence has full staged slots; fixed shapes, no host."""
+    distinct = {id(store.places): store.places for store in stores}
+    full = {key: places.full() for key, places in distinct.items()}
+    for store in stores:
+        store.flush(full[id(store.places)])
+    for key, places in distinct.items():
+        if places.group:
+            places.turn(full[key])
+
+
+def _write_rows(store: Tensor, rows: Tensor, new: Tensor, full: Tensor) -> None:
+    """store[b, :, rows[b]] = new[b] where full[b]; other sequences write back what they have."""
+    index = rows.view(rows.shape[0], 1, -1, *([1] * (new.dim() - 3))).expand(new.shape)
+    chosen = full.view(-1, *([1] * (new.dim() - 1)))
+    store.scatter_(2, index, torch.where(chosen, new.to(store.dtype), store.gather(2, index)))
+
+
+def _widened(x: Tensor, tokens: int) -> Tensor:
+    """A buffer of `tokens` tokens that starts with those of x."""
+    wide = x.new_zeros(*x.shape[:2], tokens, *x.shape[3:])
+    kept = min(tokens, x.shape[2])
+    wide[:, :, :kept] = x[:, :, :kept]
+    return wide
+
+
+def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
+    if store.runs:
+        raise ValueError(
+            "codes that layers average need all layers at once; got a scheme with "
+            "Sharing.weights. Decode it with QuantizedCache."
+        )
+    if store.spec.key_norm and store.key_norm is None and places.stream_tokens:
+        raise ValueError(
+            "normalised keys need a prompt that is longer than the windows, which says what to "
+            "divide by; no token has left them yet. Decode it with QuantizedCache."
+        )
+
+
+def _static_stream(
+    store: LayerStore, places: StaticPlaces, heads: tuple[int, int, int], lent: frozenset[str]
+) -> PackedPair:
+    """A stream with room for all groups to come, which starts with those that are there."""
+    batch = len(places.dense)
+    made = {}
+    for which, channels in zip(("key", "value"), heads[1:], strict=True):
+        spec: TensorSpec = getattr(store.spec.text, which)
+        old = None if store.stream is None else getattr(store.stream, which)
+        sample = store.key.new_zeros(batch, heads[0], places.group, channels)
+        parts = pack_groups(sample, spec, decoding=True)
+        grown = {}
+        for name, part in parts.items():
+            if name == "codes" and which in lent:
+                continue
+            rows = places.stream_tokens * part.shape[2] // places.group
+            before = part[:, :, :0] if old is None else getattr(old, name)
+            grown[name] = _widened(before, rows)
+        table = _uniform_blocks(batch, places.stream_tokens, spec, places.dense.device)
+        fields = {"spec": spec, "head_dim": channels, "dtype": store.key.dtype, "blocks": table}
+        made[which] = PackedTensor(**fields, **{"codes": None, **grown})
+    return PackedPair(**made)
+
+
+def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:
+    """Blocks of equal size over the whole buffer, whether or not they hold tokens yet."""
+    size = tokens if spec.along == "channels" else spec.group
+    edges = torch.arange(0, tokens + 1, size, device=device)
+    table = BlockTable(edges.expand(batch, -1).contiguous())
+    # What asks the host is asked now: a captured step must find it.
+    _ = (table.sizes, table.longest, table.tokens, table.is_uniform)
+    return table

@@ -1,0 +1,278 @@
+"""`StaticQuantizedCache`: fixed buffers and lengths on the device, for CUDA graphs and compile.
+
+The prompt runs through a `QuantizedCache`; then its layers are frozen (`cache.static`), and every
+further token is the same launches. `update()` returns an opaque handle, and one custom operation
+per layer stores and attends, so a compiled decode step is one graph. Another one begins the step,
+outside the compiler's CUDA graphs, and flushes the stream at the steps where that is due.
+
+The operations' state (codes, windows, lengths) is not among their arguments: a compiler that
+functionalizes a graph would copy what an operation declares to change. The order of the steps is
+that of the data: each layer's query depends on the layer before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from duotone.attention.static import StaticDecoder
+from duotone.cache import StaticPlaces, StaticStore
+from duotone.hf.cache import QuantizedCache
+from duotone.hf.handle import StaticStates
+from duotone.quant import CacheSpec
+
+_KEYS = itertools.count()
+_DECODERS: weakref.WeakValueDictionary[int, StaticDecoder] = weakref.WeakValueDictionary()
+
+
+# Outside the CUDA graphs that a compiler makes: it runs at every step, so the host can count.
+@torch.library.custom_op(
+    "duotone::static_begin", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def static_begin(query: Tensor, decoder: int) -> Tensor:
+    """`StaticDecoder.begin`; returns the first layer's query, which so comes after it."""
+    _DECODERS[decoder].begin()
+    return query.clone()
+
+
+@static_begin.register_fake
+def _(query: Tensor, decoder: int) -> Tensor:
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("duotone::static_decode", mutates_args=())
+def static_decode(
+    query: Tensor, key: Tensor, value: Tensor, decoder: int, layer: int, sm_scale: float
+) -> Tensor:
+    """`StaticDecoder.attend` of one layer."""
+    return _DECODERS[decoder].attend(layer, query, key, value, sm_scale)
+
+
+@static_decode.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, decoder: int, layer: int, sm_scale: float
+) -> Tensor:
+    return query.new_empty(*query.shape[:3], value.shape[3])
+
+
+class StaticLayer(CacheLayerMixin):
+    """One layer, as transformers sees it: a `QuantizedLayer` until the prompt is over."""
+
+    is_sliding = False
+    is_compileable = True
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, cache: QuantizedCache, index: int) -> None:
+        super().__init__()
+        self.index, self.growing = index, cache.layers[index]
+        self.decoder, self.seen, self.most, self.is_last = -1, None, -1, False
+
+    def freeze(self, decoder: int, seen: Tensor, most: int, is_last: bool) -> None:
+        """From now on states go to `decoder`; seen: logical length, on the device."""
+        self.growing, self.is_initialized = None, True
+        self.decoder, self.seen, self.most, self.is_last = decoder, seen, most, is_last
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to prepare: `freeze` allocates."""
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Take this step's post-RoPE states; returns what `duotone_attention` reads."""
+        if self.growing is not None:
+            return self.growing.update(key_states, value_states)
+        if key_states.shape[2] != 1:
+            raise NotImplementedError(
+                "a static cache takes one token per sequence and step after the prompt; got "
+                f"{key_states.shape[2]}. Use QuantizedCache for later turns and assisted decoding."
+            )
+        if self.is_last:
+            self.seen.add_(1)
+        return StaticStates(self, key_states), StaticStates(self, value_states)
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
+        """Store one token per sequence and attend, [batch, q_heads, 1, value_dim]."""
+        if self.index == 0:
+            query = static_begin(query, self.decoder)
+        return static_decode(query, key, value, self.decoder, self.index, sm_scale)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(width of the model's mask, offset 0); padding is stored nowhere, so it is not read."""
+        return (query_length if self.growing is not None else self.most), 0
+
+    def get_seq_length(self) -> int | Tensor:
+        """Logical length, padding included; on the device once it is frozen."""
+        return self.growing.get_seq_length() if self.growing is not None else self.seen
+
+    def get_max_length(self) -> int:
+        """Logical length at which the buffers are full; -1 before the prompt."""
+        return self.most
+
+    # transformers 5.17 asks under this name.
+    get_max_cache_shape = get_max_length
+
+
+class StaticQuantizedCache(Cache):
+    """Few-bit cache whose decode steps have fixed shapes and never ask the host.
+
+    Pass it as `past_key_values`: the first forward pass (the prompt) runs as with `QuantizedCache`,
+    later ones take one token per sequence. On CUDA, `generate` compiles them by itself.
+
+    max_new_tokens: tokens after the prompt; one more raises, or stops the device.
+    Other arguments: as `QuantizedCache` has them.
+    Errors: ValueError for models with sliding windows (they need the model's masks) and for
+    averaged codes (XQuant's weights); NotImplementedError for crop, beams and later turns.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: CacheSpec,
+        *,
+        max_new_tokens: int,
+        visual_mask: Tensor | None = None,
+        impl: str = "auto",
+    ) -> None:
+        growing = QuantizedCache(model, spec, visual_mask=visual_mask, impl=impl)
+        self._take_over(growing, max_new_tokens)
+
+    @classmethod
+    def of(cls, cache: QuantizedCache, max_new_tokens: int) -> StaticQuantizedCache:
+        """A prefilled cache, frozen; `cache` must not be used any more."""
+        if cache.ledger is None:
+            raise ValueError("an empty cache cannot be frozen; run the model with it first.")
+        made = cls.__new__(cls)
+        made._take_over(cache, max_new_tokens)
+        made._freeze()
+        return made
+
+    def _take_over(self, cache: QuantizedCache, max_new_tokens: int) -> None:
+        _check(cache, max_new_tokens)
+        self.facts, self.spec, self.max_new_tokens = cache.facts, cache.spec, max_new_tokens
+        self.growing: QuantizedCache | None = cache
+        self.decoder: StaticDecoder | None = None
+        attachment = cache._attachment.acquire()
+        self._release = weakref.finalize(self, attachment.release)
+        Cache.__init__(self, layers=[StaticLayer(cache, i) for i in range(self.facts.layers)])
+
+    def detach(self) -> None:
+        """Let go of the model; it is restored once nothing else holds it."""
+        if self.growing is not None:
+            self.growing.detach()
+        self._release()
+
+    def begin_step(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Any
+    ) -> None:
+        """Hear of the prompt before its first layer runs (the model's pre-hook calls this)."""
+        if self.growing is not None:
+            mask = padding_mask(attention_mask)
+            self.growing.begin_step(input_ids, inputs_embeds, mask)
+
+    def end_step(self) -> None:
+        """Freeze behind the prompt."""
+        if self.growing is not None:
+            self.growing.end_step()
+            if self.growing.steps.is_complete:
+                self._freeze()
+
+    def _freeze(self) -> None:
+        growing = self.growing
+        growing._finish_step()
+        stores = static_stores(growing, self.max_new_tokens)
+        self.decoder = StaticDecoder(stores, self.spec.tau, growing.impl)
+        key, length = next(_KEYS), growing.steps.length
+        _DECODERS[key] = self.decoder
+        seen = torch.full((), length, dtype=torch.long, device=stores[0].key.device)
+        torch._dynamo.mark_static_address(seen)
+        last = len(self.layers) - 1
+        for layer in self.layers:
+            layer.freeze(key, seen, length + self.max_new_tokens, layer.index == last)
+        self.growing = None
+        growing.detach()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, spare slots included. Errors: ValueError before the prompt."""
+        if self.decoder is None:
+            raise ValueError("the cache is empty; run the model with it first.")
+        return self.decoder.nbytes
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not with fixed buffers."""
+        self._refuse("crop")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Not with fixed buffers."""
+        self._refuse("reorder_cache (beam search)")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Not with fixed buffers."""
+        self._refuse("batch_select_indices")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Not with fixed buffers."""
+        self._refuse("batch_repeat_interleave")
+
+    def reset(self) -> None:
+        """Not with fixed buffers."""
+        self._refuse("reset")
+
+    def _refuse(self, what: str) -> None:
+        raise NotImplementedError(f"a static cache has no {what}. Use QuantizedCache.")
+
+
+def static_stores(cache: QuantizedCache, new_tokens: int) -> list[StaticStore]:
+    """The layers of a prefilled cache in fixed buffers, with room for `new_tokens` tokens."""
+    made: dict[int, Any] = {}
+    stores = []
+    for layer in cache.layers:
+        state = cache.steps.state(layer.index)
+        if id(state) not in made:
+            made[id(state)] = StaticPlaces.of(state, cache.spec, new_tokens)
+        stores.append(StaticStore(layer.store, *made[id(state)]))
+        layer.store.key = layer.store.value = None  # one layer's 16-bit tokens twice, not all
+    for index, layer in enumerate(cache.layers):
+        sources = {
+            which: stores[cache.spec.source(which, index, len(stores))]
+            for which in layer.store.sources
+        }
+        stores[index].share(sources)
+    return stores
+
+
+def padding_mask(mask: Any) -> Tensor | None:
+    """[batch, tokens] True at real tokens, from any mask that a model prepares for its prompt.
+
+    With caches that compile, `generate` hands models 4-D masks, by layer type where they differ:
+    what the last query of full attention sees is what is no padding.
+    """
+    if isinstance(mask, dict):
+        mask = mask.get("full_attention")
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        return mask
+    last = mask[:, 0, -1]
+    return last if last.dtype == torch.bool else last == 0
+
+
+def _check(cache: QuantizedCache, max_new_tokens: int) -> None:
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be an integer >= 1; got {max_new_tokens!r}.")
+    if any(cache.facts.sliding):
+        raise ValueError(
+            "a static cache does not read the masks that sliding windows need; "
+            f"{cache.facts.model_type!r} has such layers. Use QuantizedCache."
+        )
+    if cache.spec.share is not None and cache.spec.share.weights is not None:
+        raise ValueError(
+            "a static cache flushes layer by layer and cannot average the codes of several; got "
+            "Sharing.weights. Use QuantizedCache."
+        )

@@ -1,0 +1,104 @@
+"""`StaticDecoder`: the host's schedule and the device's own decision flush the same groups."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import duotone
+from duotone.attention.static import StaticDecoder
+from duotone.bench.caches import PackedCache
+from duotone.capacity import DecoderShape, Load
+
+SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 16, 64, 97, element_bytes=4)
+SPEC = duotone.scheme("kivi", bits=2).replace(recent=16)
+STEPS = 80
+
+
+def decoder() -> StaticDecoder:
+    torch.manual_seed(0)
+    given = (Load(40, 9, STEPS), 2, torch.device("cpu"), torch.float32)
+    return PackedCache(SHAPE, SPEC, *given, "reference").decoder
+
+
+def decode(at: StaticDecoder, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, int]:
+    """(outputs of all steps and layers, flushes)."""
+    flushes, outputs = 0, []
+    plain = at.flush
+
+    def counted() -> None:
+        nonlocal flushes
+        flushes += 1
+        plain()
+
+    monkeypatch.setattr(at, "flush", counted)
+    torch.manual_seed(1)
+    for _ in range(STEPS):
+        at.begin()
+        for layer in range(SHAPE.layers):
+            query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
+            states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
+            outputs.append(at.attend(layer, query, *states, 0.3))
+    return torch.stack(outputs), flushes
+
+
+def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduled, blind = decoder(), decoder()
+    blind.steps = None
+    ours, flushes = decode(scheduled, monkeypatch)
+    theirs, every = decode(blind, monkeypatch)
+    assert torch.equal(ours, theirs)
+    assert (flushes, every) == (2, STEPS)
+    assert scheduled.steps == STEPS
+    assert blind.steps is None
+
+
+class NoQuestions(TorchDispatchMode):
+    """Operations whose result the host must wait for raise."""
+
+    ASKING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in self.ASKING, f"a step asks the host: {name}"
+        return func(*args, **(kwargs or {}))
+
+
+SILENT = {
+    "kivi": SPEC,
+    "innerq": duotone.scheme("innerq").replace(sink=4, recent=16),
+    "1-bit visual": duotone.scheme("calibquant"),
+    "rotated": SPEC.replace(
+        text=duotone.KVSpec(
+            duotone.TensorSpec(2, group=32, transform="hadamard"),
+            duotone.TensorSpec(2, "channels", 8),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_steps_and_flushes_ask_the_host_nothing(name: str) -> None:
+    given = (Load(60, 9, STEPS), 2, torch.device("cpu"), torch.float32)
+    at = PackedCache(SHAPE, SILENT[name], *given, "reference").decoder
+    at.steps = None  # as captured: with the flush in every step
+    query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
+    states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
+    # The first step may fill what block tables remember, as one before every capture does.
+    at.begin()
+    at.attend(0, query, *states, 0.3)
+    with NoQuestions():
+        at.begin()
+        at.attend(0, query, *states, 0.3)
+
+
+def test_a_question_shows() -> None:
+    with NoQuestions(), pytest.raises(AssertionError, match="asks the host"):
+        bool(torch.ones(1).any())
+
+
+def test_a_missed_flush_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = decoder(), decoder()
+    monkeypatch.setattr(wrong, "is_due", lambda step: False)
+    with pytest.raises((IndexError, RuntimeError)):
+        decode(wrong, monkeypatch)
+    assert decode(right, monkeypatch)[1] == 2

@@ -1,0 +1,274 @@
+"""The throughput experiment on a CPU: a tiny model, tiny budgets, the same code without graphs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from torch import Tensor
+from typer.testing import CliRunner
+
+import duotone
+from duotone import report
+from duotone.bench import throughput
+from duotone.bench.budget import attempt, check_budget, largest_batch
+from duotone.bench.caches import DenseCache, PackedCache
+from duotone.bench.decode_loop import DecodeLoop
+from duotone.bench.language import LanguageModel
+from duotone.bench.throughput import ROWS, Bench, Configuration, run
+from duotone.capacity import DecoderShape, Load, Machine, allocated_bytes, predict, predict_again
+from duotone.cli import bench_throughput
+from duotone.paper_throughput import CALIBQUANT, tokens_per_s
+
+CPU = torch.device("cpu")
+TINY = DecoderShape("tiny", 3, 32, 4, 2, 32, 64, 97, element_bytes=4)
+LOAD = Load(visual=70, prompt=20, new=90)
+SPECS = {
+    "minmax": duotone.scheme("minmax", bits=1),
+    "calibquant": duotone.scheme("calibquant"),
+    "kivi": duotone.scheme("kivi", bits=2).replace(recent=16),
+    "mixed": duotone.scheme("kivi", bits=2).replace(
+        recent=16, visual=duotone.scheme("minmax").visual
+    ),
+    "sinks": duotone.scheme("innerq").replace(recent=16, sink=4),
+    "xquant": duotone.scheme("xquant", km=1, vm=1).replace(recent=16),
+    "dense containers": duotone.scheme("dense"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection per attempt takes a second in a process that has loaded everything."""
+    monkeypatch.setattr("duotone.bench.budget.gc.collect", lambda: 0)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(TINY, CPU, LOAD.tokens)
+
+
+@pytest.mark.parametrize("spec", [None, *SPECS.values()], ids=["16-bit", *SPECS])
+def test_planned_bytes_are_allocated_bytes(spec: duotone.CacheSpec | None) -> None:
+    for load in (LOAD, Load(70, 20, 1), Load(40, 3, 9), Load(33, 60, 200)):
+        if spec is not None and spec.key_norm and load.prompt + load.visual < 60:
+            continue  # too short a prompt to be normalised
+        given = (load, 2, CPU, torch.float32)
+        cache = DenseCache(TINY, *given) if spec is None else PackedCache(TINY, spec, *given)
+        assert cache.nbytes == 2 * allocated_bytes(TINY, spec, load)
+
+
+class Growing:
+    """The same attention by concatenation and softmax: what a cache of 16 bit must equal."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def take(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.states[layer] = (key.clone(), value.clone())
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
+    ) -> Tensor:
+        new = zip(self.states[layer], (key, value), strict=True)
+        self.states[layer] = tuple(torch.cat(pair, 2) for pair in new)
+        key, value = (t.repeat_interleave(2, 1) for t in self.states[layer])
+        return (query @ key.transpose(-1, -2) * sm_scale).softmax(-1) @ value
+
+
+@torch.inference_mode()
+def test_steps_continue_the_prefill(model: LanguageModel) -> None:
+    prompt = torch.randint(TINY.vocab, (LOAD.visual + LOAD.prompt,))
+    reference = Growing()
+    first = model.prefill(prompt, reference.take)
+    cache = DenseCache(TINY, LOAD, 1, CPU, torch.float32)
+    assert torch.equal(first, model.prefill(prompt, cache.take_prompt))
+    ours = theirs = first
+    for step in range(6):
+        cache.jump(step)
+        position = torch.tensor([len(prompt) + step])
+        ours, theirs = model.step(ours, position, cache), model.step(theirs, position, reference)
+        assert torch.equal(ours, theirs)
+    longer = torch.cat([prompt, first])
+    again = Growing()
+    assert torch.equal(model.prefill(longer, again.take), _second(model, prompt, first))
+
+
+def _second(model: LanguageModel, prompt: Tensor, first: Tensor) -> Tensor:
+    reference = Growing()
+    model.prefill(prompt, reference.take)
+    return model.step(first, torch.tensor([len(prompt)]), reference)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", SPECS)
+def test_loop_follows_the_schedule(name: str, model: LanguageModel) -> None:
+    cache = PackedCache(TINY, SPECS[name], LOAD, 2, CPU, torch.float32)
+    query = torch.randn(2, TINY.q_heads, 1, TINY.head_dim)
+    state = torch.randn(2, 2, TINY.kv_heads, 1, TINY.head_dim)
+    assert cache.attend(0, query, *state, 0.1).isfinite().all()
+    loop = DecodeLoop(model, cache, 2, LOAD.visual + LOAD.prompt)
+    loop.capture(0)
+    loop.run(0, 70)
+    walked = [t.clone() for t in (cache.places.dense, cache.places.stream)]
+    assert loop.positions.tolist() == [LOAD.visual + LOAD.prompt + 70] * 2
+    cache.jump(70)
+    for here, there in zip(walked, (cache.places.dense, cache.places.stream), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_largest_batch_is_found_from_any_guess() -> None:
+    def fits(batch: int) -> dict:
+        check_budget(CPU, batch, 37)
+        return {"batch": batch}
+
+    for guess in (0, 1, 30, 36, 37, 38, 45, 90):
+        assert largest_batch(fits, guess)[0] == pytest.approx(37, abs=2 * (guess > 80))
+    assert largest_batch(fits, 37) == (37, {"batch": 37})
+    assert largest_batch(fits, 38) == (37, {"batch": 37})
+
+    def never(batch: int) -> dict:
+        raise torch.OutOfMemoryError
+
+    assert largest_batch(never, 3) is None
+
+    def broken(batch: int) -> dict:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        attempt(broken, 3)
+
+    def ended_in_a_capture(batch: int) -> dict:
+        try:
+            raise torch.OutOfMemoryError
+        finally:
+            raise RuntimeError("capture was invalidated")
+
+    assert attempt(ended_in_a_capture, 3) is None
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
+    rows = {"16-bit": lambda: None, "mixed": lambda: SPECS["mixed"]}
+    monkeypatch.setattr(throughput, "ROWS", rows)
+
+
+@pytest.mark.usefixtures("short")
+def test_measures_and_resumes(tmp_path: Path) -> None:
+    bench = Bench(TINY, CPU, LOAD.tokens, Machine())
+    wanted = [Configuration(row, 70, 2_000_000, 20, 40) for row in ("16-bit", "mixed")]
+    results = [result for _, result in run(bench, wanted, tmp_path)]
+    for at, result in zip(wanted, results, strict=True):
+        assert json.loads(json.dumps(result)) == json.loads(at.path(tmp_path, "tiny").read_text())
+        assert result["batch"] == result["predicted"]["max_batch"]
+        needed = result["cache_bytes"] + result["predicted"]["activation_bytes"]
+        assert needed <= 2_000_000 < needed * (result["batch"] + 2) / result["batch"]
+        assert result["decode_tokens_per_s"] == pytest.approx(result["batch"] / result["step_s"])
+    assert results[1]["batch"] > results[0]["batch"]
+    assert [result for _, result in run(bench, wanted, tmp_path)] == [None, None]
+    more = [Configuration("16-bit", 71, 2_000_000, 20, 40)]
+    assert list(run(bench, more, tmp_path, minutes=0)) == []
+
+
+@pytest.mark.usefixtures("short")
+def test_nothing_fits(tmp_path: Path) -> None:
+    bench = Bench(TINY, CPU, LOAD.tokens, Machine())
+    ((_, result),) = run(bench, [Configuration("16-bit", 70, 1000, 20, 40)], tmp_path)
+    assert result["batch"] == 0
+    assert "step_s" not in result
+    with pytest.raises(ValueError, match="rows are"):
+        bench.measure(Configuration("3-bit", 70, 1000))
+
+
+RESULTS = Path(__file__).parents[2] / "results" / "throughput"
+MEASURED = sorted(RESULTS.rglob("*.json"))
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=[path.stem for path in MEASURED])
+def test_predictions_hold_where_measured(path: Path) -> None:
+    """Today's predictor against the files: batch within 5 % (or one), a step within 20 %."""
+    assert prediction_misses(json.loads(path.read_text(encoding="utf-8"))) == []
+
+
+def prediction_misses(result: dict) -> list[str]:
+    again, batch, misses = predict_again(result), result["batch"], []
+    if abs(again.max_batch - batch) > max(1, 0.05 * batch):
+        misses.append(f"batch {batch}, predicted {again.max_batch}")
+    if batch and abs(again.step_s / result["step_s"] - 1) > 0.2:
+        misses.append(f"step {result['step_s']:.4f} s, predicted {again.step_s:.4f} s")
+    return misses
+
+
+@pytest.mark.usefixtures("short")
+def test_a_wrong_prediction_shows() -> None:
+    bench = Bench(TINY, CPU, LOAD.tokens, Machine())
+    result = json.loads(json.dumps(bench.measure(Configuration("16-bit", 70, 2_000_000, 20, 40))))
+    given = (TINY, None, Load(70, 20, 40), 2_000_000, Machine(), result["batch"])
+    right = {**result, "step_s": predict(*given).step_s}
+    assert prediction_misses(right) == []
+    assert len(prediction_misses({**right, "step_s": 1.3 * right["step_s"]})) == 1
+    assert len(prediction_misses({**right, "batch": 2 * right["batch"]})) >= 1
+
+
+@pytest.mark.usefixtures("short")
+def test_tables(tmp_path: Path) -> None:
+    shape = replace(TINY, name="internvl2.5-8b")
+    bench = Bench(shape, CPU, LOAD.tokens, Machine())
+    wanted = [Configuration(row, 70, 2_000_000, 20, 40) for row in ("16-bit", "mixed")]
+    wanted.append(Configuration("16-bit", 70, 1000, 20, 40))
+    results = [json.loads(json.dumps(result)) for _, result in run(bench, wanted, tmp_path)]
+    for result in results[:2]:  # as if they were the paper's
+        result["configuration"] |= {"visual": 3328, "budget_bytes": 30 * 10**9}
+    rendered = report.tables(tmp_path)
+    text = report.RENDERERS["throughput"][1](results)
+    # 14 sequences in 0.128 s.
+    assert "| 16-bit |" in text
+    assert "| 109 |" in text
+    assert f"| {results[0]['decode_tokens_per_s']:,.0f} | 1.0 | 1.0 | 1.0 | 100 % |" in text
+    assert text.count("**internvl2.5-8b") == 2
+    assert set(rendered) == {"throughput", "throughput-predictions"}
+    assert rendered["throughput-predictions"].count("\n") == 3
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"internvl2.5-8b": TINY}
+    monkeypatch.setattr("duotone.capacity.SHAPES", tiny)
+    monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
+    app = typer.Typer()
+    app.command()(bench_throughput.command)
+    given = ["--n", "70", "--new", "40", "--prompt", "20", "--device", "cpu", "--out", tmp_path]
+    given += ["--budget", "0.002", "--row", "16-bit", "--row", "1-bit visual", "--json"]
+    first = CliRunner().invoke(app, [str(part) for part in given])
+    assert first.exit_code == 0, first.output
+    rows = json.loads(first.stdout)
+    assert [row["configuration"]["row"] for row in rows] == ["16-bit", "1-bit visual"]
+    again = CliRunner().invoke(app, [str(part) for part in given])
+    assert json.loads(again.stdout) == []
+    for wrong in (["--budget", "-5"], ["--row", "3-bit"], ["--model", "70b"], ["--n", "many"]):
+        bad = CliRunner().invoke(app, [*map(str, given), *wrong])
+        assert bad.exit_code != 0
+        assert "got" in bad.output
+    plain = CliRunner().invoke(app, [*map(str, given[:-1]), "--n", "60"])
+    assert "tokens/s" in plain.output
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_has_a_prediction(row: str) -> None:
+    shape = duotone.capacity.SHAPES["internvl2.5-8b"]
+    made = predict(shape, ROWS[row](), Load(3328, 128, 500), 30 * 10**9)
+    assert made.max_batch > 50
+    assert made.roofline_s < made.step_s
+
+
+def test_the_papers_columns() -> None:
+    """Tables 5 and 6 are consistent; 7 and 8 divide another table's batches."""
+    for (model, tokens, bits), rows in CALIBQUANT.items():
+        for budget, row in rows.items():
+            if tokens == 3328:
+                assert tokens_per_s(row) == pytest.approx(row[3], rel=0.01)
+            else:
+                other = CALIBQUANT[model, 3328, bits][budget]
+                assert other[0] / row[2] == pytest.approx(row[3], rel=0.02)

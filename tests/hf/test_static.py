@@ -1,0 +1,221 @@
+"""`StaticQuantizedCache` decodes exactly what `QuantizedCache` decodes, eager and compiled."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+from transformers.generation import CompileConfig
+
+import duotone
+from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, StaticQuantizedCache, TensorSpec
+
+from families import FAMILIES, IMAGE, LOGIT_TOLERANCE, TEXT_ONLY, inputs, logit_error, tiny_model
+
+TWO = TensorSpec(2)
+VISUAL = CacheSpec(visual=KVSpec(TWO, TWO), tau=(0, 1))
+STREAM = CacheSpec(
+    visual="text",
+    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
+    sink=2,
+    recent=3,
+)
+MIXED = STREAM.replace(visual=KVSpec(TWO, TensorSpec(2, along="channels")), ranges="run")
+SPECS = {"visual": VISUAL, "stream": STREAM, "mixed": MIXED}
+STATIC_FAMILIES = [name for name in FAMILIES if name != "gemma3"]
+CASES = [(n, p) for n in STATIC_FAMILIES for p in SPECS if p != "visual" or n not in TEXT_ONLY]
+NEW = 14
+
+
+def batch_of(name: str) -> dict[str, Tensor]:
+    if name in TEXT_ONLY:
+        return inputs(name, [[23], [9], [16]])
+    rows = [[3, "image", 9, "image", 4], [11, "image", 2], [7]]
+    return inputs(name, rows[:1] * 2 if name == "smolvlm" else rows)
+
+
+def run(model: PreTrainedModel, given: dict, cache: Cache, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    settings = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+    out = model.generate(**given, past_key_values=cache, output_logits=True, **settings, **kwargs)
+    return out.sequences, torch.stack(out.logits)
+
+
+def assert_same(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(ours[0], theirs[0])
+    error = logit_error(ours[1], theirs[1])
+    assert error < LOGIT_TOLERANCE, f"logits differ by {error:.2e} of their spread"
+
+
+def both(
+    name: str, spec: CacheSpec, given: dict[str, Tensor], **kwargs: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    model = tiny_model(name)
+    theirs = run(model, given, QuantizedCache(model, spec))
+    ours = run(model, given, StaticQuantizedCache(model, spec, max_new_tokens=NEW), **kwargs)
+    return ours, theirs
+
+
+@pytest.mark.parametrize(("name", "policy"), CASES)
+def test_generates_as_the_growing_cache(name: str, policy: str) -> None:
+    assert_same(*both(name, SPECS[policy], batch_of(name)))
+
+
+WINDOWS = {
+    "no window": STREAM.replace(sink=0, recent=0),
+    "window shorter than a group": STREAM.replace(recent=2),
+    "window of two groups": STREAM.replace(recent=8),
+    "sinks that fill while decoding": STREAM.replace(sink=12, recent=1),
+    "two group sizes": STREAM.replace(
+        text=KVSpec(TensorSpec(2, group=2), TensorSpec(4, group=3)), recent=4
+    ),
+    "symmetric": STREAM.replace(
+        text=KVSpec(
+            TensorSpec(2, group=4, mapping="hybrid"),
+            TensorSpec(2, along="channels", group=8, mapping="symmetric"),
+        )
+    ),
+    "rotated, one scale per group": STREAM.replace(
+        text=KVSpec(
+            TensorSpec(4, group=4, transform="hadamard"), TensorSpec(4, along="span", group=2)
+        )
+    ),
+    "shared codes": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
+    "normalised keys": STREAM.replace(key_norm=True, sink=0, recent=1),
+}
+
+
+@pytest.mark.parametrize("spec", WINDOWS.values(), ids=list(WINDOWS))
+def test_windows(spec: CacheSpec) -> None:
+    assert_same(*both("llama", spec, inputs("llama", [[13], [6], [9]])))
+
+
+@pytest.mark.parametrize("name", ["vl-cache", "kivi-sink", "innerq", "xquant", "duotone"])
+def test_schemes(name: str) -> None:
+    spec = duotone.scheme(name)
+    given = inputs("internvl", [[60, "image", 110], [90, "image", 70, "image", 10]])
+    assert_same(*both("internvl", spec, given))
+
+
+def test_freezes_a_prefilled_cache() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[23], [23]])
+    growing, frozen = QuantizedCache(model, STREAM), QuantizedCache(model, STREAM)
+    for cache in (growing, frozen):
+        with torch.no_grad():
+            model(input_ids=given["input_ids"][:, :-1], past_key_values=cache)
+    ours = run(model, given, frozen.freeze(max_new_tokens=NEW))
+    assert_same(ours, run(model, given, growing))
+
+
+COMPILED = [("llama", "stream"), ("internvl", "mixed"), ("qwen2", "stream"), ("llava", "visual")]
+
+
+@pytest.mark.parametrize(("name", "policy"), COMPILED)
+def test_compiles_to_one_graph(name: str, policy: str) -> None:
+    torch._dynamo.reset()
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True
+    torch._dynamo.utils.counters.clear()
+    assert_same(*both(name, SPECS[policy], batch_of(name), compile_config=config))
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert not counters["graph_break"]
+    # The growing cache's model and its decode steps: no step compiles anew.
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiles_with_inductor() -> None:
+    torch._dynamo.reset()
+    config = CompileConfig(fullgraph=True, mode="default")
+    config._compile_all_devices = True
+    assert_same(*both("llama", STREAM, batch_of("llama"), compile_config=config))
+
+
+def test_a_second_cache_compiles_at_most_once_more() -> None:
+    torch._dynamo.reset()
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True
+    given = batch_of("llama")
+    for _ in range(2):
+        both("llama", STREAM, given, compile_config=config)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    both("llama", STREAM, given, compile_config=config)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_counts_every_byte() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[23], [9]])
+    cache = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
+    run(model, given, cache)
+    stores = cache.decoder.stores
+    held = {t.data_ptr(): t.nbytes for store in stores for t in store.changing}
+    tables = 0
+    assert cache.nbytes + tables == sum(held.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("gemma3", MIXED, "sliding windows"),
+        (
+            "llama",
+            STREAM.replace(share=Sharing(key=0, layers=2, weights=(0.5, 0.5))),
+            "Sharing.weights",
+        ),
+    ],
+    ids=["sliding", "averaged"],
+)
+def test_refuses_at_once(name: str, spec: CacheSpec, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StaticQuantizedCache(tiny_model(name), spec, max_new_tokens=4)
+
+
+def test_refuses_what_fixed_buffers_cannot() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[9]])
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        StaticQuantizedCache(model, STREAM, max_new_tokens=0)
+    with pytest.raises(ValueError, match="empty cache"):
+        QuantizedCache(model, STREAM).freeze(3)
+    cache = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
+    with pytest.raises(ValueError, match="empty"):
+        _ = cache.nbytes
+    run(model, given, cache)
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="one token"):
+        model(input_ids=given["input_ids"][:, :3], past_key_values=cache)
+    for call in (lambda: cache.crop(-1), lambda: cache.reorder_cache(torch.zeros(1).long())):
+        with pytest.raises(NotImplementedError, match="QuantizedCache"):
+            call()
+
+
+def test_short_prompts_have_no_norm_yet() -> None:
+    spec = STREAM.replace(key_norm=True, recent=30)
+    model = tiny_model("llama")
+    cache = StaticQuantizedCache(model, spec, max_new_tokens=40)
+    with torch.no_grad(), pytest.raises(ValueError, match="normalised keys"):
+        model(**inputs("llama", [[9]]), past_key_values=cache)
+
+
+def test_too_many_tokens_do_not_pass() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[9]])
+    with pytest.raises((IndexError, RuntimeError)):
+        run(model, given, StaticQuantizedCache(model, STREAM, max_new_tokens=1))
+
+
+def test_releases_the_model() -> None:
+    model = tiny_model("qwen2")
+    before = model.config._attn_implementation
+    cache = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
+    run(model, inputs("qwen2", [[9]]), cache)
+    del cache
+    assert model.config._attn_implementation == before
+
+
+def test_the_image_token_is_visual() -> None:
+    """The comparison would hold if no token were packed; here one must be."""
+    model, given = tiny_model("internvl"), batch_of("internvl")
+    cache = StaticQuantizedCache(model, VISUAL, max_new_tokens=NEW)
+    run(model, given, cache)
+    packed = cache.decoder.stores[0].places.visual
+    assert packed.tolist() == (given["input_ids"] == IMAGE).sum(-1).tolist()
