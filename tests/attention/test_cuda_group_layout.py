@@ -124,3 +124,11 @@ def test_every_code_has_one_place(rows: int, k: int, bits: int) -> None:
 def test_what_the_kernel_lacks_has_a_reason(spec: TensorSpec, reason: str) -> None:
     packed = pack_tensor(torch.randn(1, 1, 96, 64), spec, BlockTable(torch.tensor([[0, 96]])))
     assert reason in operand_of(packed, "key")
+
+
+def test_scales_beyond_the_kernels_arithmetic_raise() -> None:
+    x = torch.randn(1, 1, 64, 64) * 1000
+    key, value = (pack_tensor(x, spec, BlockTable(torch.tensor([[0, 64]]))) for spec in KIVI)
+    form = GroupFormat(64, operand_of(key, "key"), operand_of(value, "value"))
+    with pytest.raises(ValueError, match="below 256"):
+        to_group_records(key, value, form)

@@ -40,6 +40,10 @@ def decode_attention(
     _check(query, kv, impl)
     chosen = _choose(query, kv, tau) if impl == "auto" else impl
     if chosen == "cuda":
+        from duotone.attention.cuda.runtime import missing
+
+        if reason := missing(query.device):
+            raise ValueError(f"{reason}. Use impl='auto', 'triton' or 'reference'.")
         from duotone.attention.cuda.decode import decode_attention_cuda
 
         return decode_attention_cuda(query, kv, sm_scale=sm_scale, tau=tau)

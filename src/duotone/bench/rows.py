@@ -179,11 +179,12 @@ def decode_stream(problem: Problem) -> Tensor:
 def _unsupported(impl: str, problem: Problem) -> str | None:
     if impl == "reference":
         return None
-    if problem.stream is not None:
+    if problem.stream is not None or impl == "cuda":
         from duotone.attention.cuda.runtime import missing
 
-        return missing(problem.query.device)
-    if impl == "cuda":
+        reason = missing(problem.query.device)
+        if reason is not None or problem.stream is not None:
+            return reason
         from duotone.attention.cuda.decode import unsupported as by_cuda
 
         return by_cuda(problem.query, problem.segments, problem.tau)

@@ -27,7 +27,10 @@
 #define RECORD_BYTES (TILES * TILE_BYTES)
 #include "common.cuh"
 
-#define ONE 0x3C003C00u // 1.0 twice: a code below the top of the mantissa makes 1 + code / 2^bits
+// Numbers are 2^-8 of themselves in fp16 products: a code below the top of a mantissa whose exponent is
+// 0 is code * 2^-(14 + bits) exactly, and scale * 2^(6 + bits) makes it scale * code * 2^-8. Nothing is
+// rounded but the sum with the zero-point. Scales must be below 2^(10 - bits), which the layout checks.
+#define UNIT 256.f
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f // how far above 1 the largest weight enters
 
@@ -56,25 +59,21 @@ __device__ __forceinline__ void mma(float* c, const u32* a, const u32* b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// 2^bits twice; with the sign bits its negative.
-#define TWO_TO(BITS) ((u32)((15 + (BITS)) << 10) * 0x00010001u)
+// 2^e twice.
+#define TWO_TO(E) ((u32)((15 + (E)) << 10) * 0x00010001u)
 
-// The levels of two codes: x = 1 + code / 2^bits, or 1 - 2 code of one bit, becomes scale * code + zero.
+// What makes numbers of two codes: x * step + start.
 struct Levels {
   u32 step, start;
   template <int BITS> __device__ __forceinline__ void set(u32 scale, u32 zero) {
-    if (BITS == 1) { // 1 - 2 code: the levels stand symmetrically about their mean, which fp16 rounds least
-      step = mul2(scale, 0xB800B800u), start = fma2(scale, 0x38003800u, zero);
-      return;
-    }
-    step = mul2(scale, TWO_TO(BITS));
-    start = fma2(scale, TWO_TO(BITS) | 0x80008000u, zero);
+    step = mul2(scale, TWO_TO(6 + BITS));
+    start = mul2(zero, TWO_TO(-8));
   }
 };
 
 // Where a code goes in each half of a register.
 template <int BITS> struct Mask {
-  static constexpr int FIRST = BITS == 1 ? 15 : 10 - BITS;
+  static constexpr int FIRST = 10 - BITS;
   static constexpr u32 VALUE = (((1u << BITS) - 1) << FIRST) * 0x00010001u;
 };
 
@@ -85,21 +84,18 @@ template <int ROWS, int CHUNKS, int BITS, int ALONG_K, int GROUP, int SIGNS> str
   static constexpr int K_GROUPS_PER_ROW = GROUP >= CHUNKS * 16 ? 1 : CHUNKS * 16 / GROUP;
   static constexpr int CHUNKS_PER_GROUP = CHUNKS / K_GROUPS_PER_ROW;
   static constexpr int ROW_TILES_PER_GROUP = GROUP / 16 < ROWS ? GROUP / 16 : ROWS;
-  u32 words[WORDS], one, mask;
+  u32 words[WORDS], mask;
 
   __device__ __forceinline__ void load(u32 codes, int lane, const u32* constants) {
     load_words<WORDS>(words, codes, lane);
-    one = constants[0], mask = constants[BITS == 1 ? 1 : BITS == 2 ? 2 : 3];
+    mask = constants[BITS == 1 ? 0 : BITS == 2 ? 1 : 2];
   }
 
-  // Two codes at the top of two mantissas, or, of one bit, as two signs.
+  // Two codes at the top of two mantissas.
   template <int E> __device__ __forceinline__ u32 raw() const {
     constexpr int shift = E % PER_HALF * BITS - Mask<BITS>::FIRST;
     const u32 word = words[E / PER_HALF];
-    const u32 moved = shift > 0 ? word >> (shift > 0 ? shift : 0) : word << (shift > 0 ? 0 : -shift);
-    u32 x;
-    asm("lop3.b32 %0,%1,%2,%3,0xEA;" : "=r"(x) : "r"(moved), "r"(mask), "r"(one)); // (moved & mask) | one
-    return x;
+    return (shift > 0 ? word >> (shift > 0 ? shift : 0) : word << (shift > 0 ? 0 : -shift)) & mask;
   }
   // Scale per run of rows: [row group][chunk][t]{scale k, scale k + 8, zero k, zero k + 8}, pairs of k.
   static __device__ __forceinline__ void load_by_rows(Levels* l, u32 params, int group, int chunk, int t) {
@@ -215,7 +211,7 @@ struct Query {
 #pragma unroll
       for (int k = 0; k < KC; k++) b[k][h][0] = pack2(x[k][0] * unit, x[k][1] * unit), b[k][h][1] = pack2(x[k][2] * unit, x[k][3] * unit);
 #pragma unroll
-      for (int i = 0; i < 2; i++) scale[h][i] = __shfl_sync(FULL, top, (2 * u.t + i) * 4) * at.sm_scale / 16.f;
+      for (int i = 0; i < 2; i++) scale[h][i] = __shfl_sync(FULL, top, (2 * u.t + i) * 4) * at.sm_scale * (UNIT / 16.f);
     }
   }
 };
@@ -304,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const _
   ring.make(u, shared, barriers, drawn + u.team);
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
-  if (u.lane == 0) kept[0] = ONE, kept[1] = Mask<1>::VALUE, kept[2] = Mask<2>::VALUE, kept[3] = Mask<4>::VALUE;
+  if (u.lane == 0) kept[0] = Mask<1>::VALUE, kept[1] = Mask<2>::VALUE, kept[2] = kept[3] = Mask<4>::VALUE;
   Query q;
   q.load(at, u);
   TEAM_SYNC(u);
@@ -358,5 +354,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) group_decode(const _
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the ring is free now
   sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
-  finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f, [](int, float, float sum) { return sum; });
+  finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f, [](int, float, float sum) { return sum * UNIT; });
 }

@@ -136,7 +136,11 @@ def to_group_records(
     """(records [batch, kv_heads, records, form.nbytes], first record of each sequence).
 
     One run of tokens per sequence: a stream. Tokens past its end have code, scale and zero 0.
+    Errors: ValueError for a scale that the kernel's fp16 arithmetic cannot hold (this looks at the
+    data, so it waits for the device).
     """
+    for x, operand in ((key, form.key), (value, form.value)):
+        _check_scales(x, operand)
     tokens = -(-key.tokens // form.tokens) * form.tokens
     parts = [
         _codes(key, form.key, tokens, form.channels, value=False),
@@ -146,6 +150,23 @@ def to_group_records(
     ]
     records = torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
     return records, torch.zeros(len(records), 1, dtype=torch.int32, device=records.device)
+
+
+def _check_scales(x: PackedTensor, form: Operand) -> None:
+    limit, top = 2.0 ** (10 - form.bits), float(_where_tokens_are(x, x.scale).max())
+    if top >= limit:
+        raise ValueError(
+            f"scales of {form.bits}-bit codes must be below {limit:g} in group records; "
+            f"got {top:g}. "
+            "Use impl='triton'."
+        )
+
+
+def _where_tokens_are(x: PackedTensor, parameter: Tensor) -> Tensor:
+    """A parameter with 0 where no token is."""
+    lengths, rows = x.blocks.lengths, parameter.shape[2]
+    real = valid_mask(lengths, rows) if x.per_token else x.blocks.sizes > 0
+    return parameter.masked_fill(~real[:, None, :, None], 0)
 
 
 def _fill(x: Tensor, tokens: int, channels: int) -> Tensor:
@@ -179,9 +200,7 @@ def _by_operand(
     x: PackedTensor, parameter: Tensor, form: Operand, tokens: int, channels: int, value: bool
 ) -> Float[Tensor, "batch heads tiles rows k"]:
     """A parameter of every tile as (rows or row groups) by (k groups or k); 0 where no token is."""
-    lengths, rows = x.blocks.lengths, parameter.shape[2]
-    real = valid_mask(lengths, rows) if x.per_token else x.blocks.sizes > 0
-    parameter = parameter.masked_fill(~real[:, None, :, None], 0)
+    parameter = _where_tokens_are(x, parameter)
     if x.per_token:
         groups = -(-channels // form.group)
         tiled = _fill(parameter, tokens, groups).unflatten(2, (-1, TILE))

@@ -29,7 +29,10 @@ def missing(device: torch.device) -> str | None:
         return f"CUDA kernels need a CUDA device; the query is on {device}"
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return "CUDA kernels need compute capability 9.0 (bulk copies)"
-    return None if _has_compiler() else "CUDA kernels need `pip install duotone[cuda]` (cuda-core)"
+    if not _has_compiler():
+        return "CUDA kernels need `pip install duotone[cuda]` (cuda-core)"
+    # Segments without records, and merging with them, are Triton's.
+    return None if find_spec("triton") is not None else "CUDA kernels need Triton beside them"
 
 
 @cache
