@@ -33,6 +33,10 @@ def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) ->
         yield
         return
     release()
+    # The allocator wants to know which device "cuda" is.
+    device = torch.device(
+        "cuda", torch.cuda.current_device() if device.index is None else device.index
+    )
     _, total = torch.cuda.mem_get_info(device)
     allowed = weights_bytes + budget_bytes
     if allowed > total:
