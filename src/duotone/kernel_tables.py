@@ -73,7 +73,7 @@ def _provenance(result: Result) -> str:
 def kernel_table(results: Sequence[Result]) -> str:
     """Every row of every shape, with what could not be measured and why."""
     parts = []
-    for result in results:
+    for result in _with_rows(results):
         for shape in result["shapes"]:
             cells = [row_cells(row) for row in rows_of(result, shape) if row["status"] == "ok"]
             parts.append(f"**{shape_title(shape)}**")
@@ -87,13 +87,18 @@ def kernel_table(results: Sequence[Result]) -> str:
 def kernel_summary(results: Sequence[Result]) -> str:
     """Speed-up over the best 16-bit row, rotated / clean, by scheme and shape: the best of ours."""
     parts = []
-    for result in results:
+    for result in _with_rows(results):
         shapes = [s for s in result["shapes"] if any(r["impl"] for r in rows_of(result, s))]
         names = dict.fromkeys(row["row"] for row in result["rows"] if row["impl"])
         rows = [[name, *(_best_cell(result, shape, name) for shape in shapes)] for name in names]
         header = ["x over the best 16-bit, rotated / clean", *map(shape_title, shapes)]
         parts += [markdown_table(header, rows), _provenance(result)]
     return "\n\n".join(parts)
+
+
+def _with_rows(results: Sequence[Result]) -> list[Result]:
+    """Without files that hold InnerQ's table alone."""
+    return [result for result in results if result["rows"]]
 
 
 def _best_cell(result: Result, shape: Result, name: str) -> str:
