@@ -1,7 +1,7 @@
 // What the decode kernels share: types, conversions, the ring of records, units of work, merging.
 //
-// Expects OVERLAP (1: a dependent launch), CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and RECORD_BYTES. HEADS: q heads with
-// room for them in the sums, G or more.
+// Expects OVERLAP (1: a dependent launch), CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and
+// RECORD_BYTES. HEADS: q heads with room for them in the sums, G or more.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
@@ -28,8 +28,12 @@ __device__ __forceinline__ float half_to_float(u16 x) {
 }
 #if QUERY == 2
 typedef float query_t;
-__device__ __forceinline__ float query_to_float(float x) { return x; }
-__device__ __forceinline__ float float_to_query(float x) { return x; }
+__device__ __forceinline__ float query_to_float(float x) {
+  return x;
+}
+__device__ __forceinline__ float float_to_query(float x) {
+  return x;
+}
 #else
 typedef u16 query_t;
 __device__ __forceinline__ float query_to_float(u16 x) {
@@ -37,25 +41,29 @@ __device__ __forceinline__ float query_to_float(u16 x) {
 }
 __device__ __forceinline__ u16 float_to_query(float x) {
   u16 y;
-  if (QUERY == 1) asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(y) : "f"(x));
-  else asm("cvt.rn.f16.f32 %0,%1;" : "=h"(y) : "f"(x));
+  if (QUERY == 1)
+    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(y) : "f"(x));
+  else
+    asm("cvt.rn.f16.f32 %0,%1;" : "=h"(y) : "f"(x));
   return y;
 }
 #endif
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
 }
-template <int N> // words of one lane: vectors of `unit` words, [vector][lane][unit]
+template <int N>  // words of one lane: vectors of `unit` words, [vector][lane][unit]
 __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
   if (N % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N / 4; i++)
       asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
-                   : "=r"(out[4 * i]), "=r"(out[4 * i + 1]), "=r"(out[4 * i + 2]), "=r"(out[4 * i + 3])
+                   : "=r"(out[4 * i]), "=r"(out[4 * i + 1]), "=r"(out[4 * i + 2]),
+                     "=r"(out[4 * i + 3])
                    : "r"(base + i * 512 + lane * 16));
   } else if (N % 2) {
 #pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("ld.shared.u32 %0,[%1];" : "=r"(out[i]) : "r"(base + i * 128 + lane * 4));
+    for (int i = 0; i < N; i++)
+      asm volatile("ld.shared.u32 %0,[%1];" : "=r"(out[i]) : "r"(base + i * 128 + lane * 4));
   } else {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -65,19 +73,25 @@ __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
   }
 }
 __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
-  asm volatile("{.reg .pred P;\n WAIT: mbarrier.try_wait.parity.shared::cta.b64 P,[%0],%1;\n"
-               " @P bra DONE;\n bra WAIT;\n DONE:\n}" ::"r"(barrier), "r"(phase) : "memory");
+  asm volatile(
+      "{.reg .pred P;\n WAIT: mbarrier.try_wait.parity.shared::cta.b64 P,[%0],%1;\n"
+      " @P bra DONE;\n bra WAIT;\n DONE:\n}" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
 }
 template <int BYTES>
 __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "n"(BYTES) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::"r"(slot),
-               "l"(source), "r"(barrier), "n"(BYTES)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "n"(BYTES)
                : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::"r"(
+          slot),
+      "l"(source), "r"(barrier), "n"(BYTES)
+      : "memory");
 }
 
-// A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what was
-// there before, and waits before it reads what that one writes (q).
+// A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what
+// was there before, and waits before it reads what that one writes (q).
 __device__ __forceinline__ void let_next_begin() {
 #if OVERLAP
   asm volatile("griddepcontrol.launch_dependents;");
@@ -91,17 +105,17 @@ __device__ __forceinline__ void wait_for_previous() {
 
 // What every launch is told.
 struct Call {
-  const query_t* query;     // [batch * q_heads, CHANNELS]
-  const char* records;      // [batch * kv_heads, records_per_head, RECORD_BYTES]
-  const long long* tokens;  // [batch, blocks + 1] token offsets of the blocks
-  const int* first_records; // [batch, blocks] where each block's records start
-  float* partial;           // of each kv head: sums [parts, G, CHANNELS], maximum and weight [parts, G, 2]
-  int* counters;            // [batch * kv_heads, 2], zero before and after
-  void* out;                // rows of q heads: like q, or float where lse is given
-  float* lse;               // log2, or null
-  long long out_stride, lse_stride; // elements between q heads
+  const query_t* query;      // [batch * q_heads, CHANNELS]
+  const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES]
+  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks
+  const int* first_records;  // [batch, blocks] where each block's records start
+  float* partial;  // of each kv head: sums [parts, G, CHANNELS], maximum and weight [parts, G, 2]
+  int* counters;   // [batch * kv_heads, 2], zero before and after
+  void* out;       // rows of q heads: like q, or float where lse is given
+  float* lse;      // log2, or null
+  long long out_stride, lse_stride;  // elements between q heads
   int kv_heads, blocks, records_per_head, splits, units;
-  float sm_scale; // times log2(e)
+  float sm_scale;  // times log2(e)
 };
 
 // One team's share of the work: some records of one block of one kv head.
@@ -123,14 +137,17 @@ __device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
   // Divisions cost as much as a tile of keys: none where there is one part.
   const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
   u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
-  const int block = at.splits == 1 ? u.part : u.part / at.splits, split = u.part - block * at.splits;
+  const int block = at.splits == 1 ? u.part : u.part / at.splits,
+            split = u.part - block * at.splits;
   u.row = u.head * at.blocks + block;
   const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
   u.length = (int)(edge[1] - edge[0]);
   const int records = (u.length + KEYS - 1) / KEYS;
   u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
   u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
-  u.source = at.records + ((size_t)u.head * at.records_per_head + at.first_records[sequence * at.blocks + block]) * RECORD_BYTES;
+  u.source = at.records + ((size_t)u.head * at.records_per_head +
+                           at.first_records[sequence * at.blocks + block]) *
+                              RECORD_BYTES;
   return true;
 }
 
@@ -149,30 +166,40 @@ struct Ring {
     slot = phase = 0;
     drawn = counter;
     if (u.lane == 0) {
-      for (int s = 0; s < STAGES; s++) asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier + 8 * s));
+      for (int s = 0; s < STAGES; s++)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier + 8 * s));
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
   }
   // Asks for the first record of a pass.
-  template <int BYTES> __device__ __forceinline__ void start(const Unit& u) {
+  template <int BYTES>
+  __device__ __forceinline__ void start(const Unit& u) {
     current = u.first + u.warp;
-    if (current < u.last && u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.source + (size_t)current * RECORD_BYTES);
+    if (current < u.last && u.lane == 0)
+      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES,
+                  u.source + (size_t)current * RECORD_BYTES);
   }
   // Puts the counter behind the first records; TEAM_SYNCs must stand between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
     if (u.tid == 0) *drawn = u.first + WT;
   }
   // Waits for the current record and asks for the next one; returns where the current one is.
-  template <int BYTES> __device__ __forceinline__ u32 take(const Unit& u, int& next) {
+  template <int BYTES>
+  __device__ __forceinline__ u32 take(const Unit& u, int& next) {
     wait_for(barrier + 8 * slot, phase);
     const u32 here = memory + slot * RECORD_BYTES;
     slot = slot == STAGES - 1 ? 0 : slot + 1;
     if (slot == 0) phase ^= 1;
     next = 0;
     if (u.lane == 0) {
-      asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(next) : "r"(shared_address(drawn)) : "memory");
-      if (next < u.last) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.source + (size_t)next * RECORD_BYTES);
+      asm volatile("atom.shared.add.u32 %0,[%1],1;"
+                   : "=r"(next)
+                   : "r"(shared_address(drawn))
+                   : "memory");
+      if (next < u.last)
+        fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES,
+                    u.source + (size_t)next * RECORD_BYTES);
     }
     return here;
   }
@@ -194,29 +221,35 @@ __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* 
 }
 
 // weight_top: log2 of what a weight of 1 stands for under the maximum m.
-__device__ __forceinline__ void write_out(const Call& at, int head, int h, int c, float m, float l, float sum, float weight_top) {
+__device__ __forceinline__ void write_out(const Call& at, int head, int h, int c, float m, float l,
+                                          float sum, float weight_top) {
   const size_t row = (size_t)head * G + h;
   const float x = l > 0.f ? sum / l : 0.f;
   if (at.lse) {
     ((float*)at.out)[row * at.out_stride + c] = x;
-    if (c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m - weight_top + __log2f(l) : MINUS_INFINITY;
+    if (c == 0)
+      at.lse[row * at.lse_stride] = l > 0.f ? m - weight_top + __log2f(l) : MINUS_INFINITY;
   } else
     ((query_t*)at.out)[row * at.out_stride + c] = float_to_query(x);
 }
 
-#define WARP_OF(w) (TEAMS == 1 ? (w) : (((w) >> 2) * TEAMS + ((u.team - (w)) & (TEAMS - 1))) * 4 + ((w) & 3))
+#define WARP_OF(w) \
+  (TEAMS == 1 ? (w) : (((w) >> 2) * TEAMS + ((u.team - (w)) & (TEAMS - 1))) * 4 + ((w) & 3))
 // Where a warp puts its sums once its ring is free: rows of D + 8 floats.
 __device__ __forceinline__ float* sums_of(const Unit& u, char* shared, int w) {
   return (float*)(shared + WARP_OF(w) * (STAGES * RECORD_BYTES));
 }
 
 // Merges the sums of a team's warps, then of all parts of a kv head, and writes the output.
-// ml: maximum and weight of each warp and head. whole: room for the team's. value(c, l, sum): a column of V from its sum.
+// ml: maximum and weight of each warp and head. whole: room for the team's. value(c, l, sum): a
+// column of V from its sum.
 template <class F>
-__device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared, float (*ml)[HEADS][2], float (*whole)[2], int* flag, float weight_top, F value) {
+__device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
+                                       float (*ml)[HEADS][2], float (*whole)[2], int* flag,
+                                       float weight_top, F value) {
   TEAM_SYNC(u);
-  float(*mine)[HEADS][2] = ml + u.team * WT;
-  if (u.tid < G) { // each warp's maximum becomes its factor
+  float (*mine)[HEADS][2] = ml + u.team * WT;
+  if (u.tid < G) {  // each warp's maximum becomes its factor
     float m = -1e30f, l = 0.f;
 #pragma unroll
     for (int w = 0; w < WT; w++) m = fmaxf(m, mine[w][u.tid][0]);
@@ -240,10 +273,12 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
     for (int w = 0; w < WT; w++) {
       const float z = mine[w][h][0];
       const float4 x = *(const float4*)(sums_of(u, shared, w) + h * (D + 8) + c);
-      sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]), sum[3] = fmaf(z, x.w, sum[3]);
+      sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]),
+      sum[3] = fmaf(z, x.w, sum[3]);
     }
 #pragma unroll
-    for (int j = 0; j < 4; j++) sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f; // scales of an empty block may be anything
+    for (int j = 0; j < 4; j++)
+      sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f;  // scales of an empty block may be anything
     if (parts == 1) {
 #pragma unroll
       for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j], weight_top);

@@ -1,0 +1,108 @@
+// q in B, the softmax, and the sums over V of one warp.
+// q as the B operand, scaled to fp16, and what undoes it for q heads 8 h + 2 t and 8 h + 2 t + 1.
+struct Query {
+  u32 b[KC][HT][2];
+  float scale[HT][2];
+
+  __device__ __forceinline__ void load(const Call& at, const Unit& u) {
+    wait_for_previous();
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+      const int mine = h * 8 + u.g;
+      const query_t* query = at.query + ((size_t)u.head * G + mine) * CHANNELS;
+      float x[KC][4], top = 1e-20f;
+#pragma unroll
+      for (int k = 0; k < KC; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int c = 16 * k + 2 * u.t + (i & 1) + (i >> 1) * 8;
+          x[k][i] = mine < G && c < CHANNELS ? query_to_float(query[c]) : 0.f;
+          top = fmaxf(top, fabsf(x[k][i]));
+        }
+      top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+      const float unit = 16.f / top;
+#pragma unroll
+      for (int k = 0; k < KC; k++)
+        b[k][h][0] = pack2(x[k][0] * unit, x[k][1] * unit),
+        b[k][h][1] = pack2(x[k][2] * unit, x[k][3] * unit);
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+        scale[h][i] = __shfl_sync(FULL, top, (2 * u.t + i) * 4) * at.sm_scale * (UNIT / 16.f);
+    }
+  }
+};
+
+// softmax(q K^T) V of a unit in fp32, weights in fp16 under a maximum that is raised when it has to
+// be.
+struct Sums {
+  float acc[KC][HT][4], weight[HT][2], top[HT][2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+#pragma unroll
+      for (int m = 0; m < KC; m++) acc[m][h][0] = acc[m][h][1] = acc[m][h][2] = acc[m][h][3] = 0.f;
+      weight[h][0] = weight[h][1] = 0.f;
+      top[h][0] = top[h][1] = -1e30f;
+    }
+  }
+  // s: scores (log2 units) of 32 tokens, [row tile][h]; raises what overflows, returns weights in
+  // s.
+  __device__ __forceinline__ void weigh(float (*s)[HT][4]) {
+    float over = 0.f;
+    float p[2][HT][4];
+    exponentials(p, s, over);
+    if (__any_sync(FULL, !(over < TOP_WEIGHT))) {
+      raise(s);
+      exponentials(p, s, over);
+    }
+#pragma unroll
+    for (int h = 0; h < HT; h++)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) weight[h][i & 1] += p[r][h][i], s[r][h][i] = p[r][h][i];
+  }
+  __device__ __forceinline__ void exponentials(float (*p)[HT][4], const float (*s)[HT][4],
+                                               float& over) const {
+#pragma unroll
+    for (int h = 0; h < HT; h++)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          p[r][h][i] = exp2_fast(s[r][h][i] - top[h][i & 1]);
+          over = fmaxf(over, p[r][h][i]);
+        }
+  }
+  __device__ __forceinline__ void raise(const float (*s)[HT][4]) {
+#pragma unroll
+    for (int h = 0; h < HT; h++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float a = fmaxf(fmaxf(s[0][h][i], s[0][h][i + 2]), fmaxf(s[1][h][i], s[1][h][i + 2]));
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) a = fmaxf(a, __shfl_xor_sync(FULL, a, o));
+        const float raised = fmaxf(top[h][i], a - LIFT), by = exp2_fast(top[h][i] - raised);
+        top[h][i] = raised;
+        weight[h][i] *= by;
+#pragma unroll
+        for (int m = 0; m < KC; m++) acc[m][h][i] *= by, acc[m][h][i + 2] *= by;
+      }
+  }
+  __device__ __forceinline__ void store(const Unit& u, float* rows, float (*ml)[2]) {
+#pragma unroll
+    for (int h = 0; h < HT; h++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float* row = rows + (h * 8 + 2 * u.t + i) * (D + 8) + u.g;
+#pragma unroll
+        for (int m = 0; m < KC; m++) row[16 * m] = acc[m][h][i], row[16 * m + 8] = acc[m][h][i + 2];
+        float l = weight[h][i];
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) l += __shfl_xor_sync(FULL, l, o);
+        if (u.g == 0) ml[h * 8 + 2 * u.t + i][0] = top[h][i], ml[h * 8 + 2 * u.t + i][1] = l;
+      }
+  }
+};

@@ -1,0 +1,97 @@
+// q as integers of two digits, and the products of 64 keys.
+// What a team needs before its first key and after its last one.
+struct __align__(16) Prologue {
+  int query[HEADS][D];  // integers in the low bits, above BIAS_BITS
+  int bias[4], ones[4];
+  float heads[HEADS][2], v_scale[D], v_zero[D];
+};
+
+// q with K's scales folded in, as integers of two digits in the order of B, and what undoes it.
+struct Query {
+  u32 digits[HT][KREGS];
+  int bias[4];                  // of the digits' sums
+  float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
+
+  __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
+    wait_for_previous();
+    const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
+    const size_t row = (size_t)u.row * CHANNELS;
+    for (int h = u.warp; h < HEADS; h += WT) {
+      float top = 0.f, sum = 0.f, folded[D / 32];
+#pragma unroll
+      for (int i = 0; i < D / 32; i++) {
+        const int c = i * 32 + u.lane;
+        const bool real = h < G && c < CHANNELS;
+        const float x = real ? query_to_float(query[h * CHANNELS + c]) : 0.f;
+        folded[i] = real ? x * half_to_float(at.k_scale[row + c]) : 0.f;
+        if (real) sum = fmaf(x, half_to_float(at.k_zero[row + c]), sum);
+        top = fmaxf(top, fabsf(folded[i]));
+      }
+#pragma unroll
+      for (int o = 16; o; o >>= 1) {
+        top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
+        sum += __shfl_xor_sync(FULL, sum, o);
+      }
+      top = fmaxf(top, 1e-20f);
+      const float inverse = Q_TOP / (1 << Q_SHIFT) / top;
+#pragma unroll
+      for (int i = 0; i < D / 32; i++) {
+        const int c = i * 32 + u.lane, r = c / 16;
+        p.query[h][c] =
+            __float_as_int(fmaf(folded[i], inverse * (float)(1 << (Q_SHIFT - K_PLACE(r))), BIAS));
+      }
+      if (u.lane == 0) p.heads[h][0] = top, p.heads[h][1] = sum * at.sm_scale;
+    }
+    if (u.tid < 4)
+      p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, p.ones[u.tid] = 0x01010101;
+    for (int c = u.tid; c < CHANNELS; c += WT * 32) {
+      p.v_scale[c] = half_to_float(at.v_scale[row + c]);
+      p.v_zero[c] = half_to_float(at.v_zero[row + c]);
+    }
+    TEAM_SYNC(u);
+    // Loaded, so that the compiler keeps them instead of making them anew for every product.
+    asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(bias[0]), "=r"(bias[1]), "=r"(bias[2]), "=r"(bias[3])
+                 : "r"(shared_address(p.bias)));
+    // Column g of B is the high (even g) or the low digit of q head g / 2.
+    const int round = u.g & 1 ? 0 : 128;
+    const u32 pick = u.g & 1 ? 0x0040 : 0x0051;
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+#pragma unroll
+      for (int r = 0; r < KREGS; r++) {
+        const int4 x = *(const int4*)&p.query[h * 4 + (u.g >> 1)][16 * r + 4 * u.t];
+        digits[h][r] = __byte_perm(__byte_perm(x.x + round, x.y + round, pick),
+                                   __byte_perm(x.z + round, x.w + round, pick), 0x5410);
+      }
+      scale[h] = p.heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
+      offset[h] = p.heads[h * 4 + u.t][1];
+    }
+  }
+  // Integer products of 64 keys plus BIAS: keys 16 * (x / 2) + 8 * (x % 2) + g, q head 4 h + t.
+  __device__ __forceinline__ void dot(float (*f)[8], u32 tile, int lane) const {
+    u32 k[KWORDS];
+    int s[4][HT][4];
+    load_words<KWORDS>(k, tile, lane);
+    KDot<0, 0>::run(s[0], k, digits, bias);
+    KDot<1, 0>::run(s[1], k, digits, bias);
+    KDot<2, 0>::run(s[2], k, digits, bias);
+    KDot<3, 0>::run(s[3], k, digits, bias);
+#pragma unroll
+    for (int h = 0; h < HT; h++)
+#pragma unroll
+      for (int x = 0; x < 8; x++) {
+        const int* c = s[x >> 1][h] + (x & 1) * 2;
+        f[h][x] = SMALL_DOTS ? __int_as_float(c[0] * 256 + c[1])
+                             : fmaf(__int_as_float(c[0]) - BIAS, 256.f, __int_as_float(c[1]));
+      }
+  }
+};
+
+__device__ __forceinline__ void hide_behind(float (*f)[8], int left, int g, float value) {
+#pragma unroll
+  for (int x = 0; x < 8; x++)
+    if (16 * (x >> 1) + 8 * (x & 1) + g >= left)
+#pragma unroll
+      for (int h = 0; h < HT; h++) f[h][x] = value;
+}
