@@ -80,10 +80,17 @@ def decode_attention_cuda(
     reason = unsupported(query, kv, tau)
     if reason is not None:
         raise ValueError(f"{reason}. Use impl='auto', 'triton' or 'reference'.")
+    return attend_records(query, kv, sm_scale, tau)
+
+
+def attend_records(
+    query: Tensor, kv: Sequence[Segment], sm_scale: float, tau: tuple[float, float] | None
+) -> Tensor:
+    """`decode_attention_cuda` of a call for which `unsupported` has no reason."""
     query = query.contiguous()
     present = [segment for segment in kv if segment.tokens]
     with torch.cuda.device(query.device):
-        if len(present) == 1:
+        if len(present) == 1 and in_records(present[0]):
             out = torch.empty_like(query)
             _attend_span(query, present[0], sm_scale, tau, out, None)
             return out

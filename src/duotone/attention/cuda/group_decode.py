@@ -19,6 +19,7 @@ from duotone.attention.cuda.launch import (
     STAGES,
     Call,
     Geometry,
+    Work,
     cut,
     multiprocessors,
     run,
@@ -69,23 +70,10 @@ def group_decode(
     query: Tensor, stream: Stream, sm_scale: float, out: Tensor, lse: Tensor | None = None
 ) -> None:
     """softmax(q K^T * sm_scale) V over one stream, into `out`; arguments as `span_decode` has."""
-    batch, kv_heads, records, _ = stream.data.shape
-    group = query.shape[1] // kv_heads
-    at = geometry(stream.format, group, batch * kv_heads, records, multiprocessors(query.device))
-    run(
-        SOURCE,
-        Call,
-        query,
-        stream.data,
-        stream.first,
-        stream.tokens,
-        stream.format,
-        at,
-        macros_of(stream.format),
-        sm_scale,
-        out,
-        lse,
-    )
+    work = Work(query, stream.data, stream.first, stream.tokens, stream.format)
+    sms, records = multiprocessors(query.device), stream.data.shape[2]
+    at = geometry(stream.format, work.group, work.heads, records, sms)
+    run(SOURCE, Call, work, at, macros_of(stream.format), sm_scale, out, lse)
 
 
 def macros_of(form: GroupFormat) -> dict[str, int]:

@@ -99,15 +99,46 @@ def cut(
     return min(options, key=lambda option: options[option])
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a launch reads.
+
+    query: [batch, q_heads, 1, head_dim], contiguous. data: records [batch, kv_heads, records,
+    format.nbytes]. first: [batch, blocks], where the blocks' records start. tokens: [batch,
+    blocks + 1] int64, offsets of the blocks.
+    """
+
+    query: Tensor
+    data: Tensor
+    first: Tensor
+    tokens: Tensor
+    format: Format
+
+    @property
+    def heads(self) -> int:
+        """Batch times kv_heads."""
+        return self.data.shape[0] * self.data.shape[1]
+
+    @property
+    def group(self) -> int:
+        """q heads per kv head."""
+        return self.query.shape[1] // self.data.shape[1]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of tokens per sequence, empty ones included."""
+        return self.tokens.shape[1] - 1
+
+    def units(self, at: Geometry) -> int:
+        """Shares of the work: a split of a block of a kv head each."""
+        return self.heads * self.blocks * at.splits
+
+
 def run(
     source: str,
     arguments: Callable[..., Call],
-    query: Tensor,
-    data: Tensor,
-    first: Tensor,
-    tokens: Tensor,
-    form: Format,
-    geometry: Geometry,
+    work: Work,
+    at: Geometry,
     macros: dict[str, int],
     sm_scale: float,
     out: Tensor,
@@ -116,53 +147,65 @@ def run(
 ) -> None:
     """Launch a decode kernel, the function that is called as its source file.
 
-    arguments: makes the kernel's own structure from the fields of `Call`.
-    data: records [batch, kv_heads, records, form.nbytes]. first: [batch, blocks] where the blocks'
-    records start. tokens: [batch, blocks + 1]. query, out, lse: see `span_decode`.
+    arguments: makes the kernel's own structure from the fields of `Call`. macros: what the source
+    wants beside what all of them want. out, lse: see `span_decode`.
     """
-    batch, kv_heads, records, _ = data.shape
-    group, blocks = query.shape[1] // kv_heads, tokens.shape[1] - 1
-    parts = blocks * geometry.splits
-    units = batch * kv_heads * parts
-    workspace = units * group * (form.head_dim + 2)
-    partial = query.new_empty(workspace, dtype=torch.float32)
+    workspace = work.units(at) * work.group * (work.format.head_dim + 2)
+    partial = work.query.new_empty(workspace, dtype=torch.float32)
+    zeros = counters(work.query.device, 2 * work.heads)
     given = arguments(
-        query=query.data_ptr(),
-        records=data.data_ptr(),
-        tokens=tokens.data_ptr(),
-        first_records=first.data_ptr(),
         partial=partial.data_ptr(),
-        counters=counters(query.device, 2 * batch * kv_heads).data_ptr(),
-        out=out.data_ptr(),
-        lse=None if lse is None else lse.data_ptr(),
-        out_stride=out.stride(1),
-        lse_stride=0 if lse is None else lse.stride(1),
-        kv_heads=kv_heads,
-        blocks=blocks,
-        records_per_head=records,
-        splits=geometry.splits,
-        units=units,
+        counters=zeros.data_ptr(),
         sm_scale=sm_scale * LOG2E,
+        **_inputs(work, at),
+        **_outputs(out, lse),
     )
-    shared = {
-        "CHANNELS": form.head_dim,
-        "G": group,
-        "WARPS": geometry.warps,
-        "TEAMS": geometry.teams,
-        "STAGES": STAGES,
-        "OVERLAP": int(OVERLAP),
-        "QUERY": QUERY_TYPES[query.dtype],
-        "ARGUMENTS_BYTES": ctypes.sizeof(given),
-    }
-    name = source.removesuffix(".cu")
-    at = Launch(
-        blocks=-(-units // geometry.teams),
-        threads=geometry.warps * LANES,
-        shared_bytes=geometry.warps * STAGES * form.nbytes,
+    launch = Launch(
+        blocks=-(-work.units(at) // at.teams),
+        threads=at.warps * LANES,
+        shared_bytes=at.warps * STAGES * work.format.nbytes,
         cooperative=cooperative,
         overlap=OVERLAP,
     )
-    kernel(source, name, tuple((shared | macros).items()), query.device)(at, given)
+    all_macros = _macros(work, at) | macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
+    function = source.removesuffix(".cu")
+    kernel(source, function, tuple(all_macros.items()), work.query.device)(launch, given)
+
+
+def _inputs(work: Work, at: Geometry) -> dict[str, int]:
+    return {
+        "query": work.query.data_ptr(),
+        "records": work.data.data_ptr(),
+        "tokens": work.tokens.data_ptr(),
+        "first_records": work.first.data_ptr(),
+        "kv_heads": work.data.shape[1],
+        "blocks": work.blocks,
+        "records_per_head": work.data.shape[2],
+        "splits": at.splits,
+        "units": work.units(at),
+    }
+
+
+def _outputs(out: Tensor, lse: Tensor | None) -> dict[str, int | None]:
+    """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
+    return {
+        "out": out.data_ptr(),
+        "out_stride": out.stride(1),
+        "lse": None if lse is None else lse.data_ptr(),
+        "lse_stride": 0 if lse is None else lse.stride(1),
+    }
+
+
+def _macros(work: Work, at: Geometry) -> dict[str, int]:
+    return {
+        "CHANNELS": work.format.head_dim,
+        "G": work.group,
+        "WARPS": at.warps,
+        "TEAMS": at.teams,
+        "STAGES": STAGES,
+        "OVERLAP": int(OVERLAP),
+        "QUERY": QUERY_TYPES[work.query.dtype],
+    }
 
 
 def multiprocessors(device: torch.device) -> int:

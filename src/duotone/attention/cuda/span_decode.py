@@ -21,6 +21,7 @@ from duotone.attention.cuda.launch import (
     STAGES,
     Call,
     Geometry,
+    Work,
     cut,
     multiprocessors,
     run,
@@ -92,7 +93,9 @@ def span_decode(
     range. out: a row of head_dim numbers per (batch, q head), strided; like `query`, or float32
     if `lse` is given, which then gets log2 of the sum of exponentials of each row.
     """
-    form, group, parts = span.records.format, _group(query, span), _parts(query, span)
+    work = _work(query, span)
+    at = _geometry(work)
+    parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
     tau1, tau2 = tau or (0.0, 0.0)
     arguments = partial(
@@ -105,43 +108,26 @@ def span_decode(
         tau1=tau1 * LOG2E,
         tau2=tau2 * LOG2E,
     )
-    run(
-        SOURCE,
-        arguments,
-        query,
-        span.records.data,
-        span.records.first,
-        span.tokens,
-        form,
-        _geometry(query, span, group),
-        macros_of(form, tau is not None),
-        sm_scale,
-        out,
-        lse,
-        cooperative=tau is not None and parts > 1,
-    )
+    macros = macros_of(span.records.format, tau is not None)
+    together = tau is not None and parts > 1
+    run(SOURCE, arguments, work, at, macros, sm_scale, out, lse, cooperative=together)
 
 
 def is_resident(query: Tensor, span: Span) -> bool:
     """All teams of a kv head run at once, as calibration over several parts needs them to."""
-    at, parts = _geometry(query, span, _group(query, span)), _parts(query, span)
-    heads = span.records.data.shape[0] * span.records.data.shape[1]
-    return parts == 1 or -(-heads * parts // at.teams) <= multiprocessors(query.device)
+    work = _work(query, span)
+    at = _geometry(work)
+    blocks = -(-work.units(at) // at.teams)
+    return work.blocks * at.splits == 1 or blocks <= multiprocessors(query.device)
 
 
-def _group(query: Tensor, span: Span) -> int:
-    return query.shape[1] // span.records.data.shape[1]
+def _work(query: Tensor, span: Span) -> Work:
+    return Work(query, span.records.data, span.records.first, span.tokens, span.records.format)
 
 
-def _parts(query: Tensor, span: Span) -> int:
-    splits = _geometry(query, span, _group(query, span)).splits
-    return (span.tokens.shape[1] - 1) * splits
-
-
-def _geometry(query: Tensor, span: Span, group: int) -> Geometry:
-    batch, kv_heads, records, _ = span.records.data.shape
-    heads = batch * kv_heads * (span.tokens.shape[1] - 1)
-    return geometry(span.records.format, group, heads, records, multiprocessors(query.device))
+def _geometry(work: Work) -> Geometry:
+    heads, sms = work.heads * work.blocks, multiprocessors(work.query.device)
+    return geometry(work.format, work.group, heads, work.data.shape[2], sms)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
