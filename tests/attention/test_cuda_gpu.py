@@ -75,7 +75,7 @@ def laid_out(kv):
     return [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
 
 
-def near(actual, expected, case):
+def assert_near_half(actual, expected, case):
     """Integers of 16 bits: fp32 queries get what fp16 ones get."""
     assert actual.dtype == expected.dtype
     assert_near(*(x.half() if case.dtype == FP32 else x for x in (actual, expected)))
@@ -88,7 +88,7 @@ def test_matches_the_reference(case: Case) -> None:
     out = decode_attention(
         query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, tau=case.tau, impl="cuda"
     )
-    near(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv), case)
 
 
 def test_peaky_scores_keep_their_low_digits() -> None:
@@ -96,7 +96,7 @@ def test_peaky_scores_keep_their_low_digits() -> None:
     query, kv = build(case)
     query = query * 6
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
-    near(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv), case)
 
 
 def test_wrong_codes_are_noticed() -> None:
@@ -108,7 +108,7 @@ def test_wrong_codes_are_noticed() -> None:
         query, [replace(segment, records=flipped)], sm_scale=case.sm_scale, impl="cuda"
     )
     with pytest.raises(AssertionError, match="rms"):
-        near(out, reference(case, query, kv), case)
+        assert_near_half(out, reference(case, query, kv), case)
 
 
 def test_auto_takes_cuda_and_the_others_still_can() -> None:
@@ -117,7 +117,9 @@ def test_auto_takes_cuda_and_the_others_still_can() -> None:
     segments = laid_out(kv)
     expected = reference(case, query, kv)
     for impl in ("auto", "cuda", "triton", "reference"):
-        near(decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl), expected, case)
+        assert_near_half(
+            decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl), expected, case
+        )
 
 
 @pytest.mark.parametrize("tau", [None, TAU], ids=["plain", "tau"])
@@ -134,7 +136,7 @@ def test_runs_in_a_graph_and_follows_new_lengths(dense, tau) -> None:
     for seed in (1, 2, 3):
         query.copy_(build(case, seed)[0])
         graph.replay()
-        near(out, reference(case, query, kv), case)
+        assert_near_half(out, reference(case, query, kv), case)
 
 
 @pytest.fixture(scope="module")
