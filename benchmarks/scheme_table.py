@@ -54,6 +54,8 @@ def pictures(arguments: argparse.Namespace) -> None:
 def picture_table(loaded: Any, task: Task, specs: dict, arguments: argparse.Namespace):
     """(evaluation, JSON) of one task."""
     to_run, ran = distinct(specs)
+    # Of the code that runs, whatever is committed meanwhile.
+    made_by = stamp(loaded.model.device)
     evaluation = run_evaluation(
         loaded,
         task,
@@ -70,7 +72,7 @@ def picture_table(loaded: Any, task: Task, specs: dict, arguments: argparse.Name
     schemes |= {label: results[source] | {"ran_as": source} for label, source in ran.items()}
     data = {
         "schema": "duotone.schemes/1",
-        **stamp(loaded.model.device),
+        **made_by,
         "task": task.name,
         "headline": task.headline,
         "later_question": True,
@@ -87,6 +89,7 @@ def text(arguments: argparse.Namespace) -> None:
     loaded = load(arguments.model, arguments.device, torch.float32, with_processor=False)
     passages = read_passages(arguments.data, arguments.context)
     specs = text_rows(arguments.window, depth_of(loaded.model))
+    made_by = stamp(loaded.model.device)
     evaluation = evaluate_perplexity(
         loaded.model, passages, specs, arguments.n, batch_size=arguments.batch_size
     )
@@ -104,7 +107,7 @@ def text(arguments: argparse.Namespace) -> None:
     name = Path(arguments.model).name
     data = {
         "schema": "duotone.text/1",
-        **stamp(loaded.model.device),
+        **made_by,
         "model": name,
         "dtype": "float32",
         "documents": next(iter(evaluation.results.values()))["samples"],
