@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -159,3 +160,18 @@ def test_the_command_updates_and_checks_a_file(folder):
     assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 0
     missing = CliRunner().invoke(app, ["report", "--results", str(folder / "gone")])
     assert missing.exit_code == 2
+
+
+def test_the_speedups_in_the_readme_are_those_of_the_kernels_file():
+    home = Path(__file__).parents[1]
+    rows = json.loads((home / "results/kernels/h200.json").read_text())["rows"]
+    shape = {"batch": 32, "q_heads": 32, "kv_heads": 8, "tokens": 8192, "head_dim": 128}
+    found = {
+        row["row"]: f"{row['speedup']['rotated']:.1f}x"
+        for row in rows
+        if row["shape"] == shape and row["impl"] == "cuda" and row["status"] == "ok"
+    }
+    readme = " ".join((home / "README.md").read_text().split())
+    assert f"{found['1 bit']} the fastest 16-bit attention at 1 bit" in readme
+    assert f"{found['1 bit, tau']} with score calibration" in readme
+    assert f"{found['2 bit']} at 2 bits (32 sequences of 8,192 tokens" in readme
