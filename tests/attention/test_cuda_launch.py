@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from duotone.attention.cuda import decode, launch, span_decode
+from duotone.attention.cuda import launch, span_decode
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 
@@ -46,10 +46,16 @@ def records_of(case: Case):
     return query, [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
 
 
+def span_of(segment) -> span_decode.Span:
+    key, value = segment.key, segment.value
+    params = (key.scale, key.zero_point, value.scale, value.zero_point)
+    return span_decode.Span(segment.records, *params, key.blocks.offsets)
+
+
 def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     out, lse = (torch.empty(*query.shape[:2], 3, *tail) for tail in ((128,), ()))
-    span_decode.span_decode(query, decode._span(segment), 0.1, None, out, lse)
+    span_decode.span_decode(query, span_of(segment), 0.1, None, out, lse)
     (one,) = caught
     given, records = one.given, segment.records
     assert given.query == query.data_ptr()
@@ -72,7 +78,7 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])
 def test_only_calibration_over_parts_needs_all_blocks_at_once(caught, tau) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
-    span_decode.span_decode(query, decode._span(segment), 0.1, tau, torch.empty_like(query))
+    span_decode.span_decode(query, span_of(segment), 0.1, tau, torch.empty_like(query))
     (one,) = caught
     assert one.given.splits > 1
     assert one.at.cooperative == (tau is not None)
@@ -80,6 +86,9 @@ def test_only_calibration_over_parts_needs_all_blocks_at_once(caught, tau) -> No
 
 
 def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(monkeypatch) -> None:
+    pytest.importorskip("triton", reason="dense segments go through Triton")
+    from duotone.attention.cuda import decode
+
     query, kv = records_of(Case((1, 1), head_dim=128, dense=(5, 9)))
     monkeypatch.setattr(type(kv[0]), "tokens", property(lambda span: 0))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
