@@ -4,9 +4,10 @@ import ctypes
 
 import pytest
 
-from duotone.attention.cuda import group_decode, runtime, span_decode
+from duotone.attention.cuda import dense_decode, group_decode, runtime, span_decode, window_append
+from duotone.attention.cuda.geometry import cut
 from duotone.attention.cuda.group_layout import GroupFormat, Operand
-from duotone.attention.cuda.launch import STAGES, Call, cut
+from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
@@ -28,6 +29,8 @@ GROUPS = [
     (GroupFormat(256, SIGNED, SIGNED), 6),
 ]
 
+DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
@@ -41,9 +44,10 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "G": group,
         "WARPS": warps,
         "TEAMS": 1,
-        "STAGES": STAGES,
+        "STAGES": form.stages,
         "OVERLAP": 1,
         "QUERY": 1,
+        "OUT": 1,
         "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
     }
 
@@ -67,6 +71,21 @@ def test_group_decode_compiles(form, group) -> None:
     warps = group_decode.warps_of(form, group)
     macros = common(form, group, warps, Call) | group_decode.macros_of(form)
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("overlap", [1, 2], ids=["first", "joined"])
+@pytest.mark.parametrize(("head_dim", "group", "query", "kv"), DENSE)
+def test_dense_decode_compiles(head_dim, group, query, kv, overlap) -> None:
+    form = dense_decode.DenseFormat(head_dim)
+    macros = common(form, group, dense_decode.WARPS, dense_decode.Arguments)
+    macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "KV": kv}
+    assert runtime.compiled(dense_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+def test_window_append_compiles() -> None:
+    size = ctypes.sizeof(window_append.Arguments)
+    macros = {"ROW_BYTES": 160, "OVERLAP": 1, "ARGUMENTS_BYTES": size}
+    assert runtime.compiled(window_append.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
 def test_a_structure_of_another_size_does_not_compile() -> None:

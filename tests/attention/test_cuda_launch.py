@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from duotone.attention.cuda import launch, span_decode
+from duotone.attention.cuda import decode, dense_decode, launch, span_decode
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 
@@ -35,7 +35,8 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    monkeypatch.setattr(span_decode, "multiprocessors", lambda device: 132)
+    for module in (span_decode, dense_decode):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
 
@@ -71,7 +72,9 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     assert given.sm_scale == pytest.approx(0.1 * launch.LOG2E)
     assert given.units == len(LENGTHS) * 2 * given.blocks * given.splits
     assert one.at.blocks * one.macros["TEAMS"] >= given.units
-    assert one.at.shared_bytes == one.macros["WARPS"] * launch.STAGES * records.format.nbytes
+    assert (
+        one.at.shared_bytes == one.macros["WARPS"] * records.format.stages * records.format.nbytes
+    )
     assert one.macros["G"] == query.shape[1] // 2
 
 
@@ -85,16 +88,60 @@ def test_only_calibration_over_parts_needs_all_blocks_at_once(caught, tau) -> No
     assert one.given.lse is None
 
 
-def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(monkeypatch) -> None:
-    pytest.importorskip("triton", reason="dense segments go through Triton")
-    from duotone.attention.cuda import decode
+def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    query, kv = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
+    decode.attend_records(query.bfloat16(), kv, sm_scale=0.1)
+    span, dense = caught
+    assert (span.source, dense.source) == ("span_decode.cu", "dense_decode.cu")
+    same = ("partial", "counters", "out", "lse", "all_parts", "sm_scale")
+    assert all(getattr(span.given, name) == getattr(dense.given, name) for name in same)
+    parts = [one.given.blocks * one.given.splits for one in caught]
+    assert span.given.all_parts == sum(parts)
+    assert [one.given.first_part for one in caught] == [0, parts[0]]
+    assert [one.macros["OVERLAP"] for one in caught] == [1, 2]
+    window = kv[1]
+    assert (dense.given.key, dense.given.tokens) == (
+        window.key.data_ptr(),
+        window.lengths.data_ptr(),
+    )
+    assert dense.given.key_batch == 2 * window.key.stride(0)
 
+
+def test_calibration_over_parts_is_launched_first(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
+    decode.attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
+    assert [one.at.cooperative for one in caught] == [True, False]
+
+
+def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monkeypatch) -> None:
     query, kv = records_of(Case((1, 1), head_dim=128, dense=(5, 9)))
     monkeypatch.setattr(type(kv[0]), "tokens", property(lambda span: 0))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    seen: list[list[type]] = []
-    monkeypatch.setattr(
-        decode, "attend_launches", lambda query, launches, *_: seen.append([*map(type, launches)])
-    )
-    decode.attend_records(query, kv, 0.1, None)
-    assert seen == [[decode.SegmentLaunch]]
+    decode.attend_records(query, kv, sm_scale=0.1)
+    assert [one.source for one in caught] == ["dense_decode.cu"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dense_dtype": torch.float32}, "16-bit type"),
+        ({"head_dim": 72}, "head_dim 72"),
+        ({"head_dim": 64, "value_dim": 32}, "head_dim 64 and 32"),
+        ({"gqa": 17}, "17 q heads"),
+    ],
+    ids=["fp32", "d72", "value_dim", "gqa17"],
+)
+def test_what_the_dense_kernel_lacks_has_a_reason(change, reason) -> None:
+    query, (_, dense) = build(Case((40,), dense=(9,), **change))
+    assert reason in dense_decode.dense_reason(query, dense)
+
+
+def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
+    query, (_, dense) = build(Case((40,), dense=(9,)))
+    assert dense_decode.dense_reason(query, dense) is None
+    states = torch.zeros(1, 1, 12, 2, 64).bfloat16()[..., 0, :]
+    assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
+    mask = torch.ones(1, 1, 12, dtype=torch.bool)
+    assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))

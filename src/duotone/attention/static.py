@@ -7,6 +7,7 @@ layer by layer write its K and V and attend.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class StaticDecoder:
         query: [batch, q_heads, 1, head_dim]. Returns [batch, q_heads, 1, value_dim].
         """
         store = self.stores[layer]
-        store.write(key, value)
+        _write(store, key, value)
         return decode_attention(
             query, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
         )
@@ -79,3 +80,23 @@ class StaticDecoder:
     def nbytes(self) -> int:
         """Bytes of all stores."""
         return sum(store.nbytes for store in self.stores)
+
+
+def _write(store: StaticStore, key: Tensor, value: Tensor) -> None:
+    """`StaticStore.write`, in one launch where a kernel can."""
+    if has_kernels(key.device):
+        from duotone.attention.cuda.window_append import appends, window_append
+
+        new, windows = (key, value), (store.key, store.value)
+        if appends(new, windows):
+            window_append(new, windows, store.places.at)
+            return
+    store.write(key, value)
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """CUDA kernels can be compiled and run there."""
+    from duotone.attention.cuda.runtime import missing
+
+    return missing(device) is None

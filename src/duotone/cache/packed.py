@@ -53,7 +53,8 @@ class PackedTensor:
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: which tokens share a row of parameters.
-    codes are None where a layer reads another layer's (`with_codes` brings them in).
+    codes are None where a layer reads another layer's (`with_codes` brings them in). All tensors
+    are where a kernel keeps them in an order of its own (`pair.LaidOut`).
     """
 
     spec: TensorSpec
@@ -61,7 +62,7 @@ class PackedTensor:
     dtype: torch.dtype
     blocks: BlockTable
     codes: Codes | None
-    scale: Params
+    scale: Params | None
     zero_point: Float[Tensor, "batch kv_heads rows offsets"] | None = None
     slot: UInt8[Tensor, "batch kv_heads rows columns slot_bytes"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
@@ -72,6 +73,7 @@ class PackedTensor:
     def tokens(self) -> int:
         """Width of the token axis (the longest sequence)."""
         rows = self.codes if self.codes is not None else self.scale if self.per_token else None
+        # Without tensors the table alone knows.
         return self.blocks.tokens if rows is None else rows.shape[2]
 
     def with_codes(self, source: PackedTensor) -> PackedTensor:
@@ -85,6 +87,10 @@ class PackedTensor:
     def without_codes(self) -> PackedTensor:
         """Scales and zero-points alone."""
         return replace(self, codes=None)
+
+    def without_parts(self) -> PackedTensor:
+        """What is known of it without any of its tensors."""
+        return replace(self, scale=None, **dict.fromkeys(set(self.tensor_names()) - {"scale"}))
 
     @property
     def per_token(self) -> bool:

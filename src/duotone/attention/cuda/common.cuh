@@ -1,7 +1,11 @@
 // What the decode kernels share: types, conversions, the ring of records, units of work, merging.
 //
-// Expects OVERLAP (1: a dependent launch), CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and
-// RECORD_BYTES. HEADS: q heads with room for them in the sums, G or more.
+// Expects CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and RECORD_BYTES, and
+//   HEADS    q heads with room for them in the sums, G or more
+//   QUERY    q is fp16 (0), bf16 (1) or fp32 (2); OUT: so is the output
+//   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
+//   OVERLAP  0: a launch like any other; 1: it begins early, and waits before it reads q;
+//            2: one of several launches of a call behind the first: q is there already
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
@@ -31,17 +35,22 @@ typedef float query_t;
 __device__ __forceinline__ float query_to_float(float x) {
   return x;
 }
-__device__ __forceinline__ float float_to_query(float x) {
-  return x;
-}
 #else
 typedef u16 query_t;
 __device__ __forceinline__ float query_to_float(u16 x) {
   return QUERY == 1 ? __uint_as_float((u32)x << 16) : half_to_float(x);
 }
-__device__ __forceinline__ u16 float_to_query(float x) {
+#endif
+#if OUT == 2
+typedef float out_t;
+__device__ __forceinline__ float float_to_out(float x) {
+  return x;
+}
+#else
+typedef u16 out_t;
+__device__ __forceinline__ u16 float_to_out(float x) {
   u16 y;
-  if (QUERY == 1)
+  if (OUT == 1)
     asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(y) : "f"(x));
   else
     asm("cvt.rn.f16.f32 %0,%1;" : "=h"(y) : "f"(x));
@@ -91,14 +100,24 @@ __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) 
 }
 
 // A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what
-// was there before, and waits before it reads what that one writes (q).
-__device__ __forceinline__ void let_next_begin() {
-#if OVERLAP
+// was there before, and waits before it reads what that one writes. The first launch of a call
+// waits for q, and lets the next one begin only then, which so finds q and need not wait for sums
+// that it does not read; it waits before it ends, so that its end says that all have ended.
+__device__ __forceinline__ void begin() {
+#if OVERLAP == 2
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-__device__ __forceinline__ void wait_for_previous() {
-#if OVERLAP
+__device__ __forceinline__ void wait_for_query() {
+#if OVERLAP == 1
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#if OVERLAP < 2
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_all() {
+#if OVERLAP == 2
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -107,14 +126,15 @@ __device__ __forceinline__ void wait_for_previous() {
 struct Call {
   const query_t* query;      // [batch * q_heads, CHANNELS]
   const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES]
-  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks
-  const int* first_records;  // [batch, blocks] where each block's records start
+  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
+  const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
   float* partial;  // of each kv head: sums [parts, G, CHANNELS], maximum and weight [parts, G, 2]
   int* counters;   // [batch * kv_heads, 2], zero before and after
-  void* out;       // rows of q heads: like q, or float where lse is given
+  out_t* out;      // rows of q heads
   float* lse;      // log2, or null
   long long out_stride, lse_stride;  // elements between q heads
   int kv_heads, blocks, records_per_head, splits, units;
+  int first_part, all_parts;  // of all launches of a call, which share partial and counters
   float sm_scale;  // times log2(e)
 };
 
@@ -140,14 +160,19 @@ __device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
   const int block = at.splits == 1 ? u.part : u.part / at.splits,
             split = u.part - block * at.splits;
   u.row = u.head * at.blocks + block;
+#ifdef ONE_RUN
+  u.length = (int)at.tokens[sequence];
+  const int first_record = 0;
+#else
   const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
   u.length = (int)(edge[1] - edge[0]);
+  const int first_record = at.first_records[sequence * at.blocks + block];
+#endif
   const int records = (u.length + KEYS - 1) / KEYS;
   u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
   u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
-  u.source = at.records + ((size_t)u.head * at.records_per_head +
-                           at.first_records[sequence * at.blocks + block]) *
-                              RECORD_BYTES;
+  u.source =
+      at.records + ((size_t)u.head * at.records_per_head + first_record) * (size_t)RECORD_BYTES;
   return true;
 }
 
@@ -207,30 +232,24 @@ struct Ring {
 
 // True in the team that finishes a kv head last.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
-  const int parts = at.blocks * at.splits;
   __threadfence();
   TEAM_SYNC(u);
   if (u.tid == 0) {
     const int old = atomicAdd(at.counters + 2 * u.head, 1);
-    *flag = old == parts - 1;
-    if (old == parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
+    *flag = old == at.all_parts - 1;
+    if (old == at.all_parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
   }
   TEAM_SYNC(u);
   __threadfence();
   return *flag;
 }
 
-// weight_top: log2 of what a weight of 1 stands for under the maximum m.
+// m: log2 of what a weight of 1 stands for.
 __device__ __forceinline__ void write_out(const Call& at, int head, int h, int c, float m, float l,
-                                          float sum, float weight_top) {
+                                          float sum) {
   const size_t row = (size_t)head * G + h;
-  const float x = l > 0.f ? sum / l : 0.f;
-  if (at.lse) {
-    ((float*)at.out)[row * at.out_stride + c] = x;
-    if (c == 0)
-      at.lse[row * at.lse_stride] = l > 0.f ? m - weight_top + __log2f(l) : MINUS_INFINITY;
-  } else
-    ((query_t*)at.out)[row * at.out_stride + c] = float_to_query(x);
+  at.out[row * at.out_stride + c] = float_to_out(l > 0.f ? sum / l : 0.f);
+  if (at.lse && c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m + __log2f(l) : MINUS_INFINITY;
 }
 
 #define WARP_OF(w) \
@@ -241,8 +260,8 @@ __device__ __forceinline__ float* sums_of(const Unit& u, char* shared, int w) {
 }
 
 // Merges the sums of a team's warps, then of all parts of a kv head, and writes the output.
-// ml: maximum and weight of each warp and head. whole: room for the team's. value(c, l, sum): a
-// column of V from its sum.
+// ml: maximum and weight of each warp and head. whole: room for the team's. weight_top: log2 of what
+// a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        float (*ml)[HEADS][2], float (*whole)[2], int* flag,
@@ -259,10 +278,10 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
       l = fmaf(z, mine[w][u.tid][1], l);
       mine[w][u.tid][0] = z;
     }
-    whole[u.tid][0] = m, whole[u.tid][1] = l;
+    whole[u.tid][0] = m - weight_top, whole[u.tid][1] = l;
   }
   TEAM_SYNC(u);
-  const int parts = at.blocks * at.splits;
+  const int parts = at.all_parts, part = at.first_part + u.part;
   float* partial = at.partial + (size_t)u.head * parts * G * (CHANNELS + 2);
   float2* partial_ml = (float2*)(partial + (size_t)parts * G * CHANNELS);
   for (int i = u.tid * 4; i < G * CHANNELS; i += WT * 128) {
@@ -281,15 +300,18 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
       sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f;  // scales of an empty block may be anything
     if (parts == 1) {
 #pragma unroll
-      for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j], weight_top);
+      for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j]);
     } else {
-      float* row = partial + (size_t)(u.part * G + h) * CHANNELS + c;
+      float* row = partial + (size_t)(part * G + h) * CHANNELS + c;
 #pragma unroll
       for (int j = 0; j < 4; j++) __stcg(row + j, sum[j]);
-      if (c == 0) __stcg(partial_ml + u.part * G + h, make_float2(m, l));
+      if (c == 0) __stcg(partial_ml + part * G + h, make_float2(m, l));
     }
   }
-  if (parts == 1 || !arrive_last(at, u, flag)) return;
+  if (parts == 1 || !arrive_last(at, u, flag)) {
+    wait_for_all();
+    return;
+  }
   for (int i = u.tid; i < G * CHANNELS; i += WT * 32) {
     const int h = i / CHANNELS, c = i % CHANNELS;
     float m = -1e30f, l = 0.f, sum = 0.f;
@@ -302,6 +324,7 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
       l = fmaf(z, other.y, l);
       sum = fmaf(z, __ldcg(partial + (size_t)(s * G + h) * CHANNELS + c), sum);
     }
-    write_out(at, u.head, h, c, m, l, sum, weight_top);
+    write_out(at, u.head, h, c, m, l, sum);
   }
+  wait_for_all();
 }

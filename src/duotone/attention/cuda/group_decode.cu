@@ -10,7 +10,7 @@
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have a sign word or a zero-point
-//   G, WARPS, TEAMS, STAGES, TILES, QUERY, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, TEAMS, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
 #define HEADS (HT * 8)
@@ -25,6 +25,7 @@
 #define V_PARAM_BYTES (V_GROUPS * (V_SIGNS ? 6 : 4))
 #define TILE_BYTES (CODE_BYTES(KB) + CODE_BYTES(VB) + K_PARAM_BYTES + V_PARAM_BYTES)
 #define RECORD_BYTES (TILES * TILE_BYTES)
+#define ONE_RUN
 #include "common.cuh"
 
 // Numbers are 2^-8 of themselves in fp16 products: a code below the top of a mantissa whose
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   __shared__ __align__(16) u32 kept[4];
-  let_next_begin();
+  begin();
+  wait_for_query();  // lengths, too, may have changed
   Unit u;
   if (!find_unit(at, u)) return;
   Ring ring;

@@ -12,19 +12,15 @@ from functools import cache
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.group_layout import GroupFormat, Operand
-from duotone.attention.cuda.launch import (
-    MAX_GROUP,
+from duotone.attention.cuda.geometry import (
     MAX_WARPS,
-    STAGES,
-    Call,
     Geometry,
-    Work,
     cut,
     multiprocessors,
-    run,
     warps_within_rings,
 )
+from duotone.attention.cuda.group_layout import GroupFormat, Operand
+from duotone.attention.cuda.launch import MAX_GROUP, Task, Work, run
 
 SOURCE = "group_decode.cu"
 
@@ -33,14 +29,12 @@ SOURCE = "group_decode.cu"
 class Stream:
     """A packed segment as the kernel takes it.
 
-    data: [batch, kv_heads, records, format.nbytes]. first: [batch, 1], record of the first token.
-    tokens: [batch, 2] int64, 0 and the length of each sequence.
+    data: [batch, kv_heads, records, format.nbytes]. lengths: [batch] int64, tokens.
     """
 
     format: GroupFormat
     data: UInt8[Tensor, "batch kv_heads records bytes"]
-    first: Int[Tensor, "batch blocks"]
-    tokens: Int[Tensor, "batch edges"]
+    lengths: Int[Tensor, " batch"]
 
 
 def warps_of(form: GroupFormat, group: int) -> int:
@@ -53,7 +47,7 @@ def fits(form: GroupFormat, group: int) -> bool:
     """The kernel has this shape: the sums fit the rings."""
     sums_bytes = 32 * -(-group // 8) * (form.channels + 8)
     return (
-        sums_bytes <= STAGES * form.nbytes
+        sums_bytes <= form.stages * form.nbytes
         and group <= MAX_GROUP
         and form.channels <= 256
         and warps_of(form, group) >= 1
@@ -69,11 +63,17 @@ def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) 
 def group_decode(
     query: Tensor, stream: Stream, sm_scale: float, out: Tensor, lse: Tensor | None = None
 ) -> None:
-    """softmax(q K^T * sm_scale) V over one stream, into `out`; arguments as `span_decode` has."""
-    work = Work(query, stream.data, stream.first, stream.tokens, stream.format)
-    sms, records = multiprocessors(query.device), stream.data.shape[2]
+    """softmax(q K^T * sm_scale) V over one stream; `out` and `lse` as `launch.run` has them."""
+    run([group_task(query, stream)], sm_scale, out, lse)
+
+
+def group_task(query: Tensor, stream: Stream) -> Task:
+    """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous."""
+    heads, records = stream.data.shape[1:3]
+    work = Work(query, stream.format, heads, records, stream.lengths, stream.data)
+    sms = multiprocessors(query.device)
     at = geometry(stream.format, work.group, work.heads, records, sms)
-    run(SOURCE, Call, work, at, macros_of(stream.format), sm_scale, out, lse)
+    return Task(SOURCE, work, at, macros_of(stream.format))
 
 
 def macros_of(form: GroupFormat) -> dict[str, int]:

@@ -29,12 +29,13 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.layout import LANES, tile_codes
+from duotone.attention.cuda.layout import LANES, STAGES, tile_codes
 from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
+from duotone.quant import TensorSpec
 
 TILE = 32
 RECORD_BYTES = 3072
@@ -69,13 +70,16 @@ class GroupFormat:
         return -(-self.head_dim // 32) * 32
 
     @property
+    def part_bytes(self) -> list[int]:
+        """Of a tile: codes of K and of V, scales of K and of V."""
+        sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
+        codes = [TILE * self.channels * x.bits // 8 for x, _, _ in sizes]
+        return codes + [x.groups(rows, k) * (6 if x.signs else 4) for x, rows, k in sizes]
+
+    @property
     def tile_bytes(self) -> int:
         """Codes and scales of 32 tokens."""
-        sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
-        return sum(
-            TILE * self.channels * x.bits // 8 + x.groups(rows, k) * (6 if x.signs else 4)
-            for x, rows, k in sizes
-        )
+        return sum(self.part_bytes)
 
     @property
     def tiles(self) -> int:
@@ -88,29 +92,45 @@ class GroupFormat:
         return self.tiles * TILE
 
     @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
+
+    @property
     def nbytes(self) -> int:
         """Bytes per record."""
         return self.tiles * self.tile_bytes
 
 
-def operand_of(x: PackedTensor, which: str) -> Operand | str:
-    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
-    spec = x.spec
+def operand_reason(spec: TensorSpec, which: str) -> str | None:
+    """Why K ("key") or V ("value") of a spec cannot be in group records, or None."""
     if spec.bits not in WIDTHS or spec.param_dtype != "float16" or spec.along == "span":
         return f"group records have {WIDTHS} bits and float16 scales along one axis; got {spec}"
     if spec.classes is not None:
         return f"group records hold codes of one width; got {spec}"
-    along_k = (spec.along == "channels") == (which == "key")
-    whole = x.head_dim if spec.along == "channels" else None
-    group = spec.group or whole
-    fits = group is not None and group % 32 == 0 and (group & (group - 1)) == 0
-    fits = fits and (spec.along == "tokens" or x.head_dim % group == 0)
-    if not fits:
-        return f"group records need groups of 32, 64 or 128 that divide their axis; got {spec}"
-    signs = spec.mapping != "asymmetric"
-    if signs and (not along_k or group != 32):
+    if spec.group is None and spec.along == "tokens":
+        return f"group records need groups along tokens; got {spec}"
+    if spec.group is not None and (spec.group % 32 or spec.group & (spec.group - 1)):
+        return f"group records need groups of 32, 64 or 128; got {spec}"
+    if spec.mapping != "asymmetric" and (not _along_k(spec, which) or spec.group != 32):
         return f"signs need groups of 32 along what a product sums over; got {spec}"
-    return Operand(spec.bits, along_k, group, signs)
+    return None
+
+
+def _along_k(spec: TensorSpec, which: str) -> bool:
+    return (spec.along == "channels") == (which == "key")
+
+
+def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
+    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
+    reason = operand_reason(spec, which)
+    if reason is not None:
+        return reason
+    group = spec.group or head_dim
+    whole = spec.along == "tokens" or (head_dim % group == 0 and group % 32 == 0)
+    if not whole or group & (group - 1):
+        return f"groups along channels must be 32, 64 or 128 and divide {head_dim}; got {spec}"
+    return Operand(spec.bits, _along_k(spec, which), group, spec.mapping != "asymmetric")
 
 
 @cache
@@ -132,15 +152,12 @@ def group_order(rows: int, k: int, bits: int, rows_last: bool) -> Int[Tensor, "b
 
 def to_group_records(
     key: PackedTensor, value: PackedTensor, form: GroupFormat
-) -> tuple[Tensor, Int[Tensor, "batch spans"]]:
-    """(records [batch, kv_heads, records, form.nbytes], first record of each sequence).
+) -> UInt8[Tensor, "batch kv_heads records bytes"]:
+    """Records, [batch, kv_heads, records, form.nbytes].
 
     One run of tokens per sequence: a stream. Tokens past its end have code, scale and zero 0.
-    Errors: ValueError for a scale that the kernel's fp16 arithmetic cannot hold (this looks at the
-    data, so it waits for the device).
+    Scales must fit (`scales_fit`).
     """
-    for x, operand in ((key, form.key), (value, form.value)):
-        _check_scales(x, operand)
     tokens = -(-key.tokens // form.tokens) * form.tokens
     parts = [
         _codes(key, form.key, tokens, form.channels, value=False),
@@ -148,18 +165,16 @@ def to_group_records(
         _params(key, form.key, tokens, form.channels, value=False),
         _params(value, form.value, tokens, form.channels, value=True),
     ]
-    records = torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
-    return records, torch.zeros(len(records), 1, dtype=torch.int32, device=records.device)
+    return torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
 
 
-def _check_scales(x: PackedTensor, form: Operand) -> None:
-    limit, top = 2.0 ** (10 - form.bits), float(_where_tokens_are(x, x.scale).max())
-    if top >= limit:
-        raise ValueError(
-            f"scales of {form.bits}-bit codes must be below {limit:g} in group records; "
-            f"got {top:g}. "
-            "Use impl='triton'."
-        )
+def scales_fit(x: PackedTensor) -> bool:
+    """The kernel's fp16 arithmetic can hold all scales (it waits for the device).
+
+    A scale beyond, which a group that joins later may have, becomes infinite, and outputs NaN.
+    """
+    scale = _where_tokens_are(x, x.scale)
+    return not scale.numel() or float(scale.max()) < 2.0 ** (10 - x.spec.bits)
 
 
 def _where_tokens_are(x: PackedTensor, parameter: Tensor) -> Tensor:

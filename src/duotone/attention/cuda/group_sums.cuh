@@ -5,7 +5,6 @@ struct Query {
   float scale[HT][2];
 
   __device__ __forceinline__ void load(const Call& at, const Unit& u) {
-    wait_for_previous();
 #pragma unroll
     for (int h = 0; h < HT; h++) {
       const int mine = h * 8 + u.g;

@@ -21,7 +21,7 @@ record; what is filled up has code 0 and is masked by lengths or multiplied by 0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -33,6 +33,8 @@ from duotone.quant import TensorSpec, pack
 
 TILE = 64
 LANES = 32
+# Records that a warp has room for.
+STAGES = 3
 RECORD_BYTES = 4096
 WIDTHS = (1, 2, 4, 8)
 # Shorter blocks would fill most of a record with nothing and a launch with beginnings.
@@ -64,6 +66,11 @@ class RecordFormat:
         return self.tiles * TILE
 
     @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
+
+    @property
     def nbytes(self) -> int:
         """Bytes per record."""
         return self.tiles * self._tile_bytes
@@ -93,10 +100,33 @@ class Records:
         """Pick sequences."""
         return Records(self.format, self.data[index], self.first[index])
 
-    def canonical(self, key: PackedTensor, value: PackedTensor) -> tuple[Tensor, Tensor]:
-        """The packed codes of K and V in canonical order."""
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, kv_heads)."""
+        return self.data.shape[:2]
+
+    @property
+    def params_bytes(self) -> int:
+        """Scales and zero-points stay outside."""
+        return 0
+
+    def canonical(
+        self, key: PackedTensor, value: PackedTensor
+    ) -> tuple[PackedTensor, PackedTensor]:
+        """K and V with codes of their own in canonical order."""
         codes = from_records(self, key.blocks)
-        return pack(codes[0], key.spec.bits), pack(codes[1], value.spec.bits)
+        return (
+            replace(key, codes=pack(codes[0], key.spec.bits)),
+            replace(value, codes=pack(codes[1], value.spec.bits)),
+        )
+
+    def left(self, key: PackedTensor, value: PackedTensor) -> tuple[PackedTensor, PackedTensor]:
+        """Everything but the codes."""
+        return key.without_codes(), value.without_codes()
+
+    def append(self, other: Records, lengths: Tensor, more: Tensor) -> None:
+        """Blocks would start new records, and be joined with blocks that end: not by copying."""
+        return
 
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
@@ -155,7 +185,7 @@ def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
         (value, form.value_bits, value_order),
     ):
         tiles = part.unflatten(-1, (form.tiles, -1)).flatten(2, 3)
-        codes = _from_tiles(tiles, order(form.channels, bits), bits)[..., : form.head_dim]
+        codes = untile_codes(tiles, order(form.channels, bits), bits, TILE)[..., : form.head_dim]
         at = place[:, None, :-1, None].expand(-1, codes.shape[1], -1, form.head_dim)
         unpacked.append(codes.gather(2, at))
     return unpacked[0], unpacked[1]
@@ -193,13 +223,16 @@ def tile_codes(
     return (places << shifts).sum(-1, dtype=torch.uint8)
 
 
-def _from_tiles(tiles: Tensor, order: Tensor, bits: int) -> Codes:
+def untile_codes(
+    tiles: UInt8[Tensor, "batch heads tiles bytes"], order: Tensor, bits: int, tile: int
+) -> Codes:
+    """Inverse of `tile_codes`."""
     order = order.to(tiles.device)
     shifts = torch.arange(order.shape[-1], device=tiles.device, dtype=torch.uint8) * bits
     codes = (tiles[..., None] >> shifts) & ((1 << bits) - 1)
     flat = torch.empty_like(codes.flatten(-2))
     flat[..., order.flatten()] = codes.flatten(-2)
-    return flat.unflatten(-1, (TILE, -1)).flatten(2, 3)
+    return flat.unflatten(-1, (tile, -1)).flatten(2, 3)
 
 
 def _coordinates(channels: int, bits: int) -> tuple[Tensor, ...]:

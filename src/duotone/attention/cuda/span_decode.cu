@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flags[TEAMS], drawn[TEAMS];
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  let_next_begin();
+  begin();
   Unit u;
   if (!find_unit(at, u)) return;
   Ring ring;

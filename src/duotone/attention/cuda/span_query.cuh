@@ -13,7 +13,7 @@ struct Query {
   float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
-    wait_for_previous();
+    wait_for_query();
     const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
     const size_t row = (size_t)u.row * CHANNELS;
     for (int h = u.warp; h < HEADS; h += WT) {
