@@ -62,13 +62,8 @@ class GroupCase:
 
     @property
     def form(self) -> GroupFormat:
-        operands = []
-        for name in ("key", "value"):
-            spec = getattr(self.specs, name)
-            sample = torch.zeros(1, 1, 0, self.head_dim)
-            table = BlockTable(torch.zeros(1, 1, dtype=torch.long))
-            empty = PackedTensor(spec, self.head_dim, BF16, table, None, sample)
-            operands.append(operand_of(empty, name))
+        both = (("key", self.specs.key), ("value", self.specs.value))
+        operands = (operand_of(spec, self.head_dim, name) for name, spec in both)
         return GroupFormat(self.head_dim, *operands)
 
 
@@ -150,5 +145,5 @@ def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> Tensor:
         edges = torch.arange(0, tokens + 1, step, device=x.device)
         parts = pack_groups(x, spec, case.decoding)
         packed.append(PackedTensor(spec, case.head_dim, x.dtype, BlockTable(edges[None]), **parts))
-    records, _ = to_group_records(*packed, case.form)
+    records = to_group_records(*packed, case.form)
     return records.view(len(records[0]), -1, case.form.tile_bytes)[:, : tokens // TILE]

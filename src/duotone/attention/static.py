@@ -7,11 +7,11 @@ layer by layer write its K and V and attend.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.runtime import has_kernels
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 
@@ -92,11 +92,3 @@ def _write(store: StaticStore, key: Tensor, value: Tensor) -> None:
             window_append(new, windows, store.places.at)
             return
     store.write(key, value)
-
-
-@cache
-def has_kernels(device: torch.device) -> bool:
-    """CUDA kernels can be compiled and run there."""
-    from duotone.attention.cuda.runtime import missing
-
-    return missing(device) is None

@@ -106,7 +106,7 @@ class LayerStore:
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go where they are kept."""
-        new, old = PackedPair.pack(key, value, spec, piece), getattr(self, name)
+        new, old = self._packed(name, key, value, spec, piece), getattr(self, name)
         own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
         layout = self.layout_of(name)
         if name == "stream" and layout is not None:
@@ -118,6 +118,13 @@ class LayerStore:
                 keeper = self.sources.get(which, self)
                 before = None if old is None else getattr(old, which).tokens
                 keeper._put_codes(name, which, codes, before, piece.join)
+
+    def _packed(
+        self, name: str, key: States, value: States, spec: KVSpec, piece: Piece
+    ) -> PackedPair:
+        layout = self.layout_of(name)
+        at_once = layout.pack(key, value, spec, piece) if name == "stream" and layout else None
+        return PackedPair(*at_once) if at_once else PackedPair.pack(key, value, spec, piece)
 
     def layout_of(self, name: str) -> Layout | None:
         """How a store is laid out: "visual" or "stream"."""

@@ -96,6 +96,12 @@ class StreamLayout(Protocol):
         """Lay out what is there."""
         ...
 
+    def pack(
+        self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece
+    ) -> tuple[PackedTensor, PackedTensor, LaidOut] | None:
+        """`PackedPair.pack` and laying out at once; None where no kernel does that."""
+        ...
+
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
     ) -> Growing | None:

@@ -75,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const long long target = at.where[sequence] + tile;
   if (job.there && (target < 0 || target >= at.room)) {
     job.there = false;
-    if (at.overflow && job.lane == 0) atomicOr(at.overflow, NO_ROOM);
+    if (!at.overflow) __trap();
+    if (job.lane == 0) atomicOr(at.overflow, NO_ROOM);
   }
   if (job.there) {
     const Dense& from = is_value ? at.value : at.key;

@@ -71,7 +71,8 @@ def group_pack(
     behind them is neither read nor written. where: int64, counted from the start of a head's
     records. key_norm: keys are divided by it and rounded to their type before anything else.
     overflow: int32; gets SCALE_TOO_LARGE where a scale or zero-point does not fit the decode
-    kernel, NO_ROOM where tiles lie outside `data` (those are not written). decoding: the tokens
+    kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the
+    device stops). decoding: the tokens
     leave a window at a decode step, for `hybrid_at`.
     Nothing here waits for the device; the launch can be captured.
     Errors: ValueError for what `pack_reason` names, and shapes or types that do not fit.

@@ -19,8 +19,11 @@ from duotone.attention.cuda.group_layout import (
     sign_bits,
     to_group_records,
 )
+from duotone.attention.cuda.group_pack import group_pack, pack_reason
 from duotone.attention.cuda.layout import untile_codes
+from duotone.attention.cuda.runtime import has_kernels
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.ragged import Lengths, Move, concatenate
 from duotone.quant import KVSpec, TensorSpec, pack
@@ -113,21 +116,26 @@ class GroupRecords:
 
         leaving: which tokens they are. Shapes are fixed and nothing asks the host.
         """
+        count = leaving.tokens // TILE
+        if has_kernels(self.data.device) and pack_reason(spec) is None:
+            tiles, first = full.long() * count, where // TILE
+            given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
+            group_pack(*states, *given, decoding=True)
+            return
         key, value = (leaving.apply(x) for x in states)
         if key_norm is not None:
             key = (key / key_norm[:, :, None]).to(key.dtype)
         new = to_group_records(_group(key, spec.key), _group(value, spec.value), self.format)
-        tiles = new.view(*self.shape, -1, self.format.tile_bytes)
-        tiles = tiles[:, :, : leaving.tokens // TILE]
-        count = tiles.shape[2]
+        tiles = new.view(*self.shape, -1, self.format.tile_bytes)[:, :, :count]
         # A full sequence that finds no room must fail on the device, not overwrite.
         room = where.clamp_max((self.tiles.shape[2] - count) * TILE)
         first = torch.where(full, where, room) // TILE
         at = first[:, None] + torch.arange(count, device=first.device)
         index = at[:, None, :, None].expand(tiles.shape)
-        chosen = full[:, None, None, None]
         kept = self.tiles
-        kept.scatter_(2, index, torch.where(chosen, tiles, kept.gather(2, index)))
+        kept.scatter_(
+            2, index, torch.where(full[:, None, None, None], tiles, kept.gather(2, index))
+        )
 
 
 class GroupLayout:
@@ -140,6 +148,38 @@ class GroupLayout:
         if form is None or not all(_is_whole(x) and scales_fit(x) for x in both):
             return None
         return GroupRecords(form, to_group_records(key, value, form))
+
+    def pack(
+        self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece
+    ) -> tuple[PackedTensor, PackedTensor, GroupRecords] | None:
+        """Quantize dense K and V straight into records; None where no kernel does that."""
+        form = _format((spec.key, spec.value), (key.shape[3], value.shape[3]))
+        if form is None or not has_kernels(key.device) or pack_reason(spec) is not None:
+            return None
+        multiple = max(TILE, spec.flush_tokens)
+        take, lengths = piece.take, piece.take.lengths
+        if take.tokens % multiple or bool((lengths % multiple).any()):
+            return None
+        tiles, overflow = lengths // TILE, lengths.new_zeros(1, dtype=torch.int32)
+        size = (len(lengths), key.shape[1], -(-take.tokens // form.tokens), form.nbytes)
+        data = torch.zeros(size, dtype=torch.uint8, device=key.device)
+        where = torch.zeros_like(tiles)
+        group_pack(
+            key,
+            value,
+            take.index,
+            tiles,
+            where,
+            form,
+            spec,
+            data,
+            overflow=overflow,
+            decoding=piece.decoding,
+        )
+        if int(overflow):
+            return None
+        tensors = (_bare(x, s, piece.spans) for x, s in ((key, spec.key), (value, spec.value)))
+        return (*tensors, GroupRecords(form, data))
 
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
@@ -176,6 +216,12 @@ def _is_whole(x: PackedTensor) -> bool:
     offsets = x.blocks.offsets
     edges = torch.arange(offsets.shape[1], device=offsets.device) * x.spec.group
     return bool((offsets == torch.minimum(edges, x.blocks.lengths[:, None])).all())
+
+
+def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
+    """A packed tensor whose parts are in records."""
+    blocks = spans if spec.along == "channels" else spans.split(spec.group)
+    return PackedTensor(spec, x.shape[3], x.dtype, blocks, None, None)
 
 
 def _filled(form: GroupFormat, tiles: Tiles) -> GroupRecords:

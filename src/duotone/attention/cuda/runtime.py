@@ -35,6 +35,12 @@ def missing(device: torch.device) -> str | None:
 
 
 @cache
+def has_kernels(device: torch.device) -> bool:
+    """CUDA kernels can be compiled and run there."""
+    return missing(device) is None
+
+
+@cache
 def _has_compiler() -> bool:
     return find_spec("cuda") is not None and find_spec("cuda.core") is not None
 

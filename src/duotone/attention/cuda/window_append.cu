@@ -9,7 +9,7 @@ struct Arguments {
   char* to[2];           // windows; tokens of a head are adjacent
   const long long* at;   // [batch] slots
   long long from_batch[2], from_head[2], to_batch[2], to_head[2];  // bytes
-  int kv_heads, rows;  // rows: batch * kv_heads
+  int kv_heads, rows, tokens;  // rows: batch * kv_heads; tokens: slots of a window
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 #define VECTORS (ROW_BYTES / 16)
@@ -23,6 +23,8 @@ extern "C" __global__ void window_append(const __grid_constant__ Arguments at) {
   const int which = row >= at.rows, mine = row - which * at.rows;
   if (mine >= at.rows) return;
   const int sequence = mine / at.kv_heads, head = mine - sequence * at.kv_heads;
+  // A window that is full must stop the device, not overwrite.
+  if ((unsigned long long)at.at[sequence] >= at.tokens) __trap();
   const char* from =
       at.from[which] + sequence * at.from_batch[which] + head * at.from_head[which];
   char* to = at.to[which] + sequence * at.to_batch[which] + head * at.to_head[which] +

@@ -28,6 +28,7 @@ class Arguments(ctypes.Structure):
         )),
         ("kv_heads", ctypes.c_int),
         ("rows", ctypes.c_int),
+        ("tokens", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -69,6 +70,7 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
         to_head=strides(windows, 1),
         kv_heads=heads,
         rows=batch * heads,
+        tokens=windows[0].shape[2],
     )
     row_bytes = width * size
     threads = 2 * batch * heads * (row_bytes // VECTOR_BYTES)
