@@ -26,6 +26,7 @@ GROUPS = [
     (GroupFormat(128, PLAIN, PLAIN), 4),
     (GroupFormat(64, INNER, PLAIN), 16),
     (GroupFormat(256, SIGNED, SIGNED), 6),
+    (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
 
 

@@ -1,7 +1,8 @@
 """Decode attention on group records: KIVI's and InnerQ's groups, in one launch per segment.
 
-The plain-torch reference is `attention.reference.attend` on the same segment. Codes become fp16
-numbers (their levels rounded to fp16), q and p are rounded to fp16, sums are fp32.
+The plain-torch reference is `attention.reference.attend` on the same segment. Along rows (KIVI)
+codes become levels, rounded once to fp16; along k (InnerQ) they are exact. q and p are rounded to
+fp16, sums are fp32.
 """
 
 from __future__ import annotations
