@@ -2,8 +2,8 @@
 //
 // Codes become fp16 numbers in registers and go through fp16 products. K and V are the same to this
 // kernel: a matrix of `rows` by `k`, of which k is summed over. K: rows are tokens, k are channels;
-// V: rows are channels, k are tokens. A scale belongs to a run of rows (KIVI: codes become levels) or
-// of k (InnerQ: sums of codes are scaled, sums of q or of weights bring the zero-points in).
+// V: rows are channels, k are tokens. A scale belongs to a run of rows (KIVI: codes become levels)
+// or of k (InnerQ: sums of codes are scaled, sums of q or of weights bring the zero-points in).
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes

@@ -34,8 +34,9 @@ SOURCE = "group_decode.cu"
 class Stream:
     """A packed segment as the kernel takes it.
 
-    data: [batch, kv_heads, records, format.nbytes]. first: [batch, 1], record of the first token.
-    tokens: [batch, 2] int64, 0 and the length of each sequence.
+    data: [batch, kv_heads, records, format.nbytes], or a pool of pages (`launch.Work`).
+    first: [batch, 1], record of the first token. tokens: [batch, 2] int64, 0 and the length of
+    each sequence.
     """
 
     format: GroupFormat
@@ -68,12 +69,17 @@ def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) 
 
 
 def group_decode(
-    query: Tensor, stream: Stream, sm_scale: float, out: Tensor, lse: Tensor | None = None
+    query: Tensor,
+    stream: Stream,
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    pages: Int[Tensor, "batch pages_per_sequence"] | None = None,
 ) -> None:
     """softmax(q K^T * sm_scale) V over one stream, into `out`; arguments as `span_decode` has."""
-    work = Work(query, stream.data, stream.first, stream.tokens, stream.format)
-    sms, records = multiprocessors(query.device), stream.data.shape[2]
-    at = geometry(stream.format, work.group, work.heads, records, sms)
+    work = Work(query, stream.data, stream.first, stream.tokens, stream.format, pages)
+    sms = multiprocessors(query.device)
+    at = geometry(stream.format, work.group, work.heads, work.records, sms)
     run(SOURCE, Call, work, at, macros_of(stream.format), sm_scale, out, lse)
 
 

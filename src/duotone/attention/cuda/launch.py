@@ -53,11 +53,12 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "query", "records", "tokens", "first_records", "partial", "counters", "out", "lse",
+            "query", "records", "pages", "tokens", "first_records", "partial", "counters", "out",
+            "lse",
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
-            "kv_heads", "blocks", "records_per_head", "splits", "units",
+            "kv_heads", "blocks", "records_per_head", "splits", "units", "pages_per_sequence",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
@@ -105,7 +106,9 @@ class Work:
 
     query: [batch, q_heads, 1, head_dim], contiguous. data: records [batch, kv_heads, records,
     format.nbytes]. first: [batch, blocks], where the blocks' records start. tokens: [batch,
-    blocks + 1] int64, offsets of the blocks.
+    blocks + 1] int64, offsets of the blocks. pages: data is a pool [pages, kv_heads,
+    records_per_page, format.nbytes], of which a sequence has these, in this order:
+    [batch, pages_per_sequence] int32, contiguous. Those behind its last record are not looked at.
     """
 
     query: Tensor
@@ -113,11 +116,31 @@ class Work:
     first: Tensor
     tokens: Tensor
     format: Format
+    pages: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Addresses follow from these: a wrong type would read anywhere."""
+        table = self.pages
+        if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
+            raise ValueError(
+                f"pages must be int32 and contiguous; got {table.dtype}, strides {table.stride()}. "
+                "Use pages.int().contiguous()."
+            )
 
     @property
     def heads(self) -> int:
         """Batch times kv_heads."""
-        return self.data.shape[0] * self.data.shape[1]
+        return self.query.shape[0] * self.data.shape[1]
+
+    @property
+    def records(self) -> int:
+        """Records of a kv head, at most."""
+        return self.data.shape[2] * (1 if self.pages is None else self.pages.shape[1])
+
+    @property
+    def records_per_page(self) -> int:
+        """0: records lie in one piece."""
+        return 0 if self.pages is None else self.data.shape[2]
 
     @property
     def group(self) -> int:
@@ -172,10 +195,12 @@ def run(
     kernel(source, function, tuple(all_macros.items()), work.query.device)(launch, given)
 
 
-def _inputs(work: Work, at: Geometry) -> dict[str, int]:
+def _inputs(work: Work, at: Geometry) -> dict[str, int | None]:
     return {
         "query": work.query.data_ptr(),
         "records": work.data.data_ptr(),
+        "pages": None if work.pages is None else work.pages.data_ptr(),
+        "pages_per_sequence": 0 if work.pages is None else work.pages.shape[1],
         "tokens": work.tokens.data_ptr(),
         "first_records": work.first.data_ptr(),
         "kv_heads": work.data.shape[1],
@@ -205,6 +230,7 @@ def _macros(work: Work, at: Geometry) -> dict[str, int]:
         "STAGES": STAGES,
         "OVERLAP": int(OVERLAP),
         "QUERY": QUERY_TYPES[work.query.dtype],
+        "PAGED": work.records_per_page,
     }
 
 

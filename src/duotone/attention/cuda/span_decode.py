@@ -86,14 +86,16 @@ def span_decode(
     tau: tuple[float, float] | None,
     out: Tensor,
     lse: Tensor | None = None,
+    pages: Tensor | None = None,
 ) -> None:
     """softmax(q K^T * sm_scale) V over one span, into `out`.
 
     query: [batch, q_heads, 1, head_dim], contiguous. tau: calibrates the scores by this span's own
     range. out: a row of head_dim numbers per (batch, q head), strided; like `query`, or float32
     if `lse` is given, which then gets log2 of the sum of exponentials of each row.
+    pages: the records are a pool, see `launch.Work`; scales lie as ever.
     """
-    work = _work(query, span)
+    work = _work(query, span, pages)
     at = _geometry(work)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
@@ -113,21 +115,22 @@ def span_decode(
     run(SOURCE, arguments, work, at, macros, sm_scale, out, lse, cooperative=together)
 
 
-def is_resident(query: Tensor, span: Span) -> bool:
+def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     """All teams of a kv head run at once, as calibration over several parts needs them to."""
-    work = _work(query, span)
+    work = _work(query, span, pages)
     at = _geometry(work)
     blocks = -(-work.units(at) // at.teams)
     return work.blocks * at.splits == 1 or blocks <= multiprocessors(query.device)
 
 
-def _work(query: Tensor, span: Span) -> Work:
-    return Work(query, span.records.data, span.records.first, span.tokens, span.records.format)
+def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
+    records = span.records
+    return Work(query, records.data, records.first, span.tokens, records.format, pages)
 
 
 def _geometry(work: Work) -> Geometry:
     heads, sms = work.heads * work.blocks, multiprocessors(work.query.device)
-    return geometry(work.format, work.group, heads, work.data.shape[2], sms)
+    return geometry(work.format, work.group, heads, work.records, sms)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
