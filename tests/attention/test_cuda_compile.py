@@ -27,6 +27,7 @@ GROUPS = [
     (GroupFormat(128, PLAIN, PLAIN), 4),
     (GroupFormat(64, INNER, PLAIN), 16),
     (GroupFormat(256, SIGNED, SIGNED), 6),
+    (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
 
 DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
@@ -48,6 +49,7 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "OVERLAP": 1,
         "QUERY": 1,
         "OUT": 1,
+        "PAGED": 0,
         "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
     }
 
@@ -65,11 +67,13 @@ def test_span_decode_compiles_and_is_kept(form, group, tau, folder) -> None:
     assert runtime.compiled(span_decode.SOURCE, "sm_90", macros) == b"kept"
 
 
+@pytest.mark.parametrize("records_per_page", [0, 3], ids=["whole", "pages"])
 @pytest.mark.parametrize(("form", "group"), GROUPS, ids=str)
-def test_group_decode_compiles(form, group) -> None:
+def test_group_decode_compiles(form, group, records_per_page) -> None:
     assert group_decode.fits(form, group)
     warps = group_decode.warps_of(form, group)
     macros = common(form, group, warps, Call) | group_decode.macros_of(form)
+    macros["PAGED"] = records_per_page
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
@@ -86,6 +90,13 @@ def test_window_append_compiles() -> None:
     size = ctypes.sizeof(window_append.Arguments)
     macros = {"ROW_BYTES": 160, "OVERLAP": 1, "ARGUMENTS_BYTES": size}
     assert runtime.compiled(window_append.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+def test_span_decode_compiles_for_pages() -> None:
+    form = RecordFormat(128, 2, 2)
+    macros = common(form, 4, 16, span_decode.Arguments) | span_decode.macros_of(form, True)
+    binary = runtime.compiled(span_decode.SOURCE, "sm_90", macros | {"PAGED": 8})
+    assert binary[:4] == b"\x7fELF"
 
 
 def test_a_structure_of_another_size_does_not_compile() -> None:

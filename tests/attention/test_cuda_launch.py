@@ -70,12 +70,30 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     assert (given.out, given.out_stride) == (out.data_ptr(), 3 * 128)
     assert (given.lse, given.lse_stride) == (lse.data_ptr(), 3)
     assert given.sm_scale == pytest.approx(0.1 * launch.LOG2E)
+    assert (given.pages, one.macros["PAGED"]) == (None, 0)
     assert given.units == len(LENGTHS) * 2 * given.blocks * given.splits
     assert one.at.blocks * one.macros["TEAMS"] >= given.units
     assert (
         one.at.shared_bytes == one.macros["WARPS"] * records.format.stages * records.format.nbytes
     )
     assert one.macros["G"] == query.shape[1] // 2
+
+
+def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
+    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
+    data, per_page = segment.records.data, 4
+    pool = torch.zeros(99, 2, per_page, data.shape[3], dtype=torch.uint8)
+    pages = torch.arange(len(LENGTHS) * 20, dtype=torch.int32).view(len(LENGTHS), 20)
+    span = span_of(segment)
+    span = replace(span, records=replace(segment.records, data=pool))
+    span_decode.span_decode(query, span, 0.1, None, torch.empty_like(query), pages=pages)
+    (one,) = caught
+    assert one.macros["PAGED"] == per_page
+    assert (one.given.records, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
+    assert (one.given.pages_per_sequence, one.given.kv_heads) == (20, 2)
+    assert one.given.units == len(LENGTHS) * 2 * one.given.blocks * one.given.splits
+    with pytest.raises(ValueError, match="int32"):
+        span_decode.span_decode(query, span, 0.1, None, query, pages=pages.long())
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])

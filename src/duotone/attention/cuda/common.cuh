@@ -3,6 +3,7 @@
 // Expects CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and RECORD_BYTES, and
 //   HEADS    q heads with room for them in the sums, G or more
 //   QUERY    q is fp16 (0), bf16 (1) or fp32 (2); OUT: so is the output
+//   PAGED    records per page, or 0 where a sequence's records lie in one piece
 //   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
 //   OVERLAP  0: a launch like any other; 1: it begins early, and waits before it reads q;
 //            2: one of several launches of a call behind the first: q is there already
@@ -125,7 +126,9 @@ __device__ __forceinline__ void wait_for_all() {
 // What every launch is told.
 struct Call {
   const query_t* query;      // [batch * q_heads, CHANNELS]
-  const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES]
+  const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES], or
+                             // [pages, kv_heads, PAGED, RECORD_BYTES]
+  const int* pages;          // [batch, pages_per_sequence] where a sequence's records are, or null
   const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
   const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
   float* partial;  // of each kv head: sums [parts, G, CHANNELS], maximum and weight [parts, G, 2]
@@ -133,7 +136,7 @@ struct Call {
   out_t* out;      // rows of q heads
   float* lse;      // log2, or null
   long long out_stride, lse_stride;  // elements between q heads
-  int kv_heads, blocks, records_per_head, splits, units;
+  int kv_heads, blocks, records_per_head, splits, units, pages_per_sequence;
   int first_part, all_parts;  // of all launches of a call, which share partial and counters
   float sm_scale;  // times log2(e)
 };
@@ -143,6 +146,20 @@ struct Unit {
   int lane, g, t, team, warp, tid;
   int head, part, row, length, first, last;
   const char* source;
+#if PAGED
+  const int* table;
+  int first_record;
+  size_t page_bytes;
+
+  __device__ __forceinline__ const char* at(int record) const {
+    const u32 place = first_record + record;
+    return source + table[place / PAGED] * page_bytes + place % PAGED * RECORD_BYTES;
+  }
+#else
+  __device__ __forceinline__ const char* at(int record) const {
+    return source + (size_t)record * RECORD_BYTES;
+  }
+#endif
 };
 
 __device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
@@ -171,8 +188,15 @@ __device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
   const int records = (u.length + KEYS - 1) / KEYS;
   u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
   u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
+#if PAGED
+  u.table = at.pages + (size_t)sequence * at.pages_per_sequence;
+  u.first_record = first_record;
+  u.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
+  u.source = at.records + (size_t)(u.head - sequence * at.kv_heads) * PAGED * RECORD_BYTES;
+#else
   u.source =
       at.records + ((size_t)u.head * at.records_per_head + first_record) * (size_t)RECORD_BYTES;
+#endif
   return true;
 }
 
@@ -202,8 +226,7 @@ struct Ring {
   __device__ __forceinline__ void start(const Unit& u) {
     current = u.first + u.warp;
     if (current < u.last && u.lane == 0)
-      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES,
-                  u.source + (size_t)current * RECORD_BYTES);
+      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(current));
   }
   // Puts the counter behind the first records; TEAM_SYNCs must stand between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
@@ -223,8 +246,7 @@ struct Ring {
                    : "r"(shared_address(drawn))
                    : "memory");
       if (next < u.last)
-        fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES,
-                    u.source + (size_t)next * RECORD_BYTES);
+        fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(next));
     }
     return here;
   }

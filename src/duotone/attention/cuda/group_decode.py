@@ -1,7 +1,8 @@
 """Decode attention on group records: KIVI's and InnerQ's groups, in one launch per segment.
 
-The plain-torch reference is `attention.reference.attend` on the same segment. Codes become fp16
-numbers (their levels rounded to fp16), q and p are rounded to fp16, sums are fp32.
+The plain-torch reference is `attention.reference.attend` on the same segment. Along rows (KIVI)
+codes become levels, rounded once to fp16; along k (InnerQ) they are exact. q and p are rounded to
+fp16, sums are fp32.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ SOURCE = "group_decode.cu"
 class Stream:
     """A packed segment as the kernel takes it.
 
-    data: [batch, kv_heads, records, format.nbytes]. lengths: [batch] int64, tokens.
+    data: [batch, kv_heads, records, format.nbytes], or a pool of pages (`launch.Work`). lengths:
+    [batch] int64, tokens.
     """
 
     format: GroupFormat
@@ -61,19 +63,23 @@ def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) 
 
 
 def group_decode(
-    query: Tensor, stream: Stream, sm_scale: float, out: Tensor, lse: Tensor | None = None
+    query: Tensor,
+    stream: Stream,
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    pages: Int[Tensor, "batch pages_per_sequence"] | None = None,
 ) -> None:
     """softmax(q K^T * sm_scale) V over one stream; `out` and `lse` as `launch.run` has them."""
-    run([group_task(query, stream)], sm_scale, out, lse)
+    run([group_task(query, stream, pages)], sm_scale, out, lse)
 
 
-def group_task(query: Tensor, stream: Stream) -> Task:
+def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Task:
     """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous."""
-    heads, records = stream.data.shape[1:3]
-    work = Work(query, stream.format, heads, records, stream.lengths, stream.data)
-    sms = multiprocessors(query.device)
-    at = geometry(stream.format, work.group, work.heads, records, sms)
-    return Task(SOURCE, work, at, macros_of(stream.format))
+    form = stream.format
+    work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
+    at = geometry(form, work.group, work.heads, work.records, multiprocessors(query.device))
+    return Task(SOURCE, work, at, macros_of(form))
 
 
 def macros_of(form: GroupFormat) -> dict[str, int]:

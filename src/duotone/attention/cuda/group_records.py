@@ -5,33 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.group_canonical import Tiles, taken_apart
 from duotone.attention.cuda.group_layout import (
     TILE,
     GroupFormat,
-    Operand,
-    group_order,
     operand_of,
     operand_reason,
     scales_fit,
-    sign_bits,
     to_group_records,
 )
 from duotone.attention.cuda.group_pack import group_pack, pack_reason
-from duotone.attention.cuda.layout import untile_codes
 from duotone.attention.cuda.runtime import has_kernels
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.ragged import Lengths, Move, concatenate
-from duotone.quant import KVSpec, TensorSpec, pack
+from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
-from duotone.quant.slots import fill_slots, has_slot, slot_bytes
 
 Both = tuple[PackedTensor, PackedTensor]
-Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +71,8 @@ class GroupRecords:
         """K and V in canonical order."""
         form, parts = self.format, self.tiles.split(self.format.part_bytes, -1)
         return (
-            _taken_apart(key, form.key, form.channels, parts[0], parts[2], value=False),
-            _taken_apart(value, form.value, form.channels, parts[1], parts[3], value=True),
+            taken_apart(key, form.key, form.channels, parts[0], parts[2], value=False),
+            taken_apart(value, form.value, form.channels, parts[1], parts[3], value=True),
         )
 
     def append(self, other: GroupRecords, lengths: Lengths, more: Lengths) -> GroupRecords | None:
@@ -239,90 +234,3 @@ def _group(x: Tensor, spec: TensorSpec) -> PackedTensor:
     edges = torch.arange(0, x.shape[2] + 1, size, device=x.device)
     table = BlockTable(edges.expand(x.shape[0], -1))
     return PackedTensor(spec, x.shape[3], x.dtype, table, **{"codes": None, **parts})
-
-
-def _taken_apart(
-    x: PackedTensor, form: Operand, channels: int, codes: Tiles, params: Tiles, value: bool
-) -> PackedTensor:
-    """K or V with its tensors in canonical order."""
-    rows, k = (channels, TILE) if value else (TILE, channels)
-    order = group_order(rows, k, form.bits, value)
-    plain = untile_codes(codes, order, form.bits, TILE)[:, :, : x.tokens, : x.head_dim]
-    groups = form.groups(rows, k) // (rows if form.along_k else k)
-    parts = {"codes": pack(plain.contiguous(), form.bits)}
-    if form.signs:
-        parts |= _signed_params(x, form, params, (rows, groups), value)
-    else:
-        scale, zero = _plain_params(form, params, (rows, groups) if form.along_k else (groups, k))
-        parts["scale"] = _by_tokens(x, scale, value)
-        parts["zero_point"] = _by_tokens(x, zero, value)
-    return replace(x, **parts)
-
-
-def _plain_params(
-    form: Operand, params: Tiles, size: tuple[int, int]
-) -> Float[Tensor, "2 batch heads tiles rows columns"]:
-    """Scales and zero-points by operand: rows by groups, or row groups by k."""
-    numbers = params.contiguous().view(torch.float16)
-    if form.along_k:  # [row tile][group][g]{2 scales, 2 zero-points}
-        split = numbers.unflatten(-1, (size[0] // 16, size[1], 8, 2, 2))
-        return split.permute(6, 0, 1, 2, 3, 7, 5, 4).flatten(4, 6)
-    split = numbers.unflatten(-1, (size[0], size[1] // 16, 4, 2, 2, 2))
-    return split.permute(6, 0, 1, 2, 3, 4, 7, 5, 8).flatten(-4)
-
-
-def _by_tokens(x: PackedTensor, parameter: Tensor, value: bool) -> Tensor:
-    """A parameter of tiles as `PackedTensor` has it, one row per token or per block."""
-    tiled = parameter.transpose(4, 3) if value else parameter
-    if x.per_token:
-        columns = -(-x.head_dim // (x.spec.group or x.head_dim))
-        return tiled.flatten(2, 3)[:, :, : x.tokens, :columns].contiguous()
-    rows = tiled[:, :, :: x.spec.group // TILE, 0, : x.head_dim]
-    # The table may end in blocks without tokens.
-    return _resized(rows, x.blocks.blocks)
-
-
-def _resized(x: Tensor, rows: int) -> Tensor:
-    """`rows` rows, filled up with zeros."""
-    fitting = x.new_zeros(*x.shape[:2], rows, *x.shape[3:])
-    kept = min(rows, x.shape[2])
-    fitting[:, :, :kept] = x[:, :, :kept]
-    return fitting
-
-
-def _signed_params(
-    x: PackedTensor, form: Operand, params: Tiles, size: tuple[int, int], value: bool
-) -> dict[str, Tensor]:
-    """Scales and what a group's word says: its signs, or its zero-point."""
-    rows, groups = size
-    count = rows * groups
-    parts = params.split([2 * count, 4 * count], -1)
-    flagged, words = (
-        part.contiguous()
-        .view(dtype)
-        .unflatten(-1, (rows // 16, groups, 8, 2))
-        .permute(0, 1, 2, 3, 6, 5, 4)
-        .flatten(3, 5)
-        for part, dtype in zip(parts, (torch.float16, torch.int32), strict=True)
-    )
-    symmetric = flagged.signbit()
-    signs = (words.long()[..., None] >> sign_bits(words.device)) & 1
-    signs = _elements(x, (signs * symmetric[..., None]).byte(), value)
-    found = {"scale": _by_tokens(x, flagged.abs(), value)}
-    if not has_slot(x.spec):
-        plane = signs if x.per_token else signs.transpose(-1, -2)
-        flat = plane.flatten(-2) if x.per_token else plane.flatten(2, 3)
-        return found | {"negative": pack(flat[:, :, : x.tokens, : x.head_dim].contiguous(), 1)}
-    modes = _by_tokens(x, symmetric, value)
-    zero = _by_tokens(x, words.to(torch.int16).view(torch.float16), value)
-    width = slot_bytes(x.spec, x.head_dim)
-    return found | {
-        "slot": fill_slots(zero.masked_fill(modes, 0), signs.bool(), modes, width),
-        "symmetric": pack(modes.byte(), 1),
-    }
-
-
-def _elements(x: PackedTensor, signs: Tensor, value: bool) -> Tensor:
-    """Signs of tiles [.., rows, groups, 32] group by group, as `_by_tokens` has the groups."""
-    parts = [_by_tokens(x, part, value) for part in signs.unbind(-1)]
-    return torch.stack(parts, -1)

@@ -25,11 +25,13 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "query", "records", "tokens", "first_records", "partial", "counters", "out", "lse",
+            "query", "records", "pages", "tokens", "first_records", "partial", "counters", "out",
+            "lse",
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
-            "kv_heads", "blocks", "records_per_head", "splits", "units", "first_part", "all_parts",
+            "kv_heads", "blocks", "records_per_head", "splits", "units", "pages_per_sequence",
+            "first_part", "all_parts",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
@@ -43,6 +45,9 @@ class Work:
     [batch, kv_heads, records, format.nbytes], None where the kernel finds tokens by itself. first:
     [batch, blocks], where the blocks' records start; None: one block, from record 0 on. tokens:
     [batch, blocks + 1] int64, offsets of the blocks; [batch], lengths, without `first`.
+    pages: data is a pool [pages, kv_heads, records_per_page, format.nbytes], of which a sequence
+    has these, in this order: [batch, pages_per_sequence] int32, contiguous. Those behind its last
+    record are not looked at.
     """
 
     query: Tensor
@@ -52,6 +57,36 @@ class Work:
     tokens: Tensor
     data: Tensor | None = None
     first: Tensor | None = None
+    pages: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Addresses follow from these: a wrong type would read anywhere."""
+        table = self.pages
+        if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
+            raise ValueError(
+                f"pages must be int32 and contiguous; got {table.dtype}, strides {table.stride()}. "
+                "Use pages.int().contiguous()."
+            )
+
+    @classmethod
+    def of_records(
+        cls,
+        query: Tensor,
+        form: Format,
+        data: Tensor,
+        tokens: Tensor,
+        first: Tensor | None = None,
+        pages: Tensor | None = None,
+    ) -> Work:
+        """Records in one piece per kv head, or in pages."""
+        heads, records = data.shape[1:3]
+        most = records * (1 if pages is None else pages.shape[1])
+        return cls(query, form, heads, most, tokens, data, first, pages)
+
+    @property
+    def records_per_page(self) -> int:
+        """0: records lie in one piece."""
+        return 0 if self.pages is None else self.data.shape[2]
 
     @property
     def heads(self) -> int:
@@ -165,6 +200,8 @@ def _inputs(task: Task) -> dict[str, int | None]:
     return {
         "query": work.query.data_ptr(),
         "records": None if work.data is None else work.data.data_ptr(),
+        "pages": None if work.pages is None else work.pages.data_ptr(),
+        "pages_per_sequence": 0 if work.pages is None else work.pages.shape[1],
         "tokens": work.tokens.data_ptr(),
         "first_records": None if work.first is None else work.first.data_ptr(),
         "kv_heads": work.kv_heads,
@@ -183,6 +220,7 @@ def _macros(task: Task) -> dict[str, int]:
         "TEAMS": task.at.teams,
         "STAGES": task.work.format.stages,
         "QUERY": QUERY_TYPES[task.work.query.dtype],
+        "PAGED": task.work.records_per_page,
     }
 
 

@@ -82,18 +82,24 @@ def span_decode(
     tau: tuple[float, float] | None,
     out: Tensor,
     lse: Tensor | None = None,
+    pages: Tensor | None = None,
 ) -> None:
-    """softmax(q K^T * sm_scale) V over one span; `out` and `lse` as `launch.run` has them."""
-    run([span_task(query, span, tau)], sm_scale, out, lse)
+    """softmax(q K^T * sm_scale) V over one span; `out` and `lse` as `launch.run` has them.
+
+    pages: the records are a pool, see `launch.Work`; scales lie as ever.
+    """
+    run([span_task(query, span, tau, pages)], sm_scale, out, lse)
 
 
-def span_task(query: Tensor, span: Span, tau: tuple[float, float] | None) -> Task:
+def span_task(
+    query: Tensor, span: Span, tau: tuple[float, float] | None, pages: Tensor | None = None
+) -> Task:
     """The launch over one span.
 
     query: [batch, q_heads, 1, head_dim], contiguous. tau: calibrates the scores by this span's own
     range.
     """
-    work = _work(query, span)
+    work = _work(query, span, pages)
     at = _geometry(work)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
@@ -115,18 +121,17 @@ def span_task(query: Tensor, span: Span, tau: tuple[float, float] | None) -> Tas
     return Task(SOURCE, work, at, macros, arguments, cooperative=tau is not None and parts > 1)
 
 
-def is_resident(query: Tensor, span: Span) -> bool:
+def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     """All teams of a kv head run at once, as calibration over several parts needs them to."""
-    work = _work(query, span)
+    work = _work(query, span, pages)
     at = _geometry(work)
     parts = work.blocks * at.splits
     return parts == 1 or -(-work.heads * parts // at.teams) <= multiprocessors(query.device)
 
 
-def _work(query: Tensor, span: Span) -> Work:
+def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
     records = span.records
-    heads, most = records.data.shape[1:3]
-    return Work(query, records.format, heads, most, span.tokens, records.data, records.first)
+    return Work.of_records(query, records.format, records.data, span.tokens, records.first, pages)
 
 
 def _geometry(work: Work) -> Geometry:
