@@ -44,7 +44,7 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "CHANNELS": form.head_dim,
         "G": group,
         "WARPS": warps,
-        "TEAMS": 1,
+        "PER_SM": 1,
         "STAGES": form.stages,
         "OVERLAP": 1,
         "QUERY": 1,
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path, monkeypatch) 
 def test_a_launch_is_cut_to_fill_the_device(heads, records, splits) -> None:
     at = cut(RecordFormat(128, 1, 1), 16, heads, records, 132)
     assert at.splits == splits
-    assert heads * at.splits <= 132 * at.teams
+    assert heads * at.splits <= 132 * at.per_sm
 
 
 def test_no_split_holds_more_tokens_than_sums_can() -> None:

@@ -71,8 +71,7 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     assert (given.lse, given.lse_stride) == (lse.data_ptr(), 3)
     assert given.sm_scale == pytest.approx(0.1 * launch.LOG2E)
     assert (given.pages, one.macros["PAGED"]) == (None, 0)
-    assert given.units == len(LENGTHS) * 2 * given.blocks * given.splits
-    assert one.at.blocks * one.macros["TEAMS"] >= given.units
+    assert one.at.blocks == len(LENGTHS) * 2 * given.blocks * given.splits
     assert (
         one.at.shared_bytes == one.macros["WARPS"] * records.format.stages * records.format.nbytes
     )
@@ -91,7 +90,7 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     assert one.macros["PAGED"] == per_page
     assert (one.given.records, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
     assert (one.given.pages_per_sequence, one.given.kv_heads) == (20, 2)
-    assert one.given.units == len(LENGTHS) * 2 * one.given.blocks * one.given.splits
+    assert one.at.blocks == len(LENGTHS) * 2 * one.given.blocks * one.given.splits
     with pytest.raises(ValueError, match="int32"):
         span_decode.span_decode(query, span, 0.1, None, query, pages=pages.long())
 

@@ -1,6 +1,6 @@
 // What the decode kernels share: types, conversions, the ring of records, units of work, merging.
 //
-// Expects CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and RECORD_BYTES, and
+// Expects CHANNELS, D, G, HEADS, WARPS, STAGES, KEYS and RECORD_BYTES, and
 //   HEADS    q heads with room for them in the sums, G or more
 //   QUERY    q is fp16 (0), bf16 (1) or fp32 (2); OUT: so is the output
 //   PAGED    records per page, or 0 where a sequence's records lie in one piece
@@ -11,8 +11,6 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
 
-#define WT (WARPS / TEAMS)
-static_assert(TEAMS == 1 || WARPS >= 4 * TEAMS, "a team of several has at least four warps");
 #define FULL 0xFFFFFFFFu
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
@@ -136,14 +134,14 @@ struct Call {
   out_t* out;      // rows of q heads
   float* lse;      // log2, or null
   long long out_stride, lse_stride;  // elements between q heads
-  int kv_heads, blocks, records_per_head, splits, units, pages_per_sequence;
+  int kv_heads, blocks, records_per_head, splits, pages_per_sequence;
   int first_part, all_parts;  // of all launches of a call, which share partial and counters
   float sm_scale;  // times log2(e)
 };
 
-// One team's share of the work: some records of one block of one kv head.
+// A block's share of the work: some records of one block of tokens of one kv head.
 struct Unit {
-  int lane, g, t, team, warp, tid;
+  int lane, g, t, warp, tid;
   int head, part, row, length, first, last;
   const char* source;
 #if PAGED
@@ -162,15 +160,10 @@ struct Unit {
 #endif
 };
 
-__device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
-  // A team's warps are spread over schedulers and ranks: older warps are served first.
-  const int wp = threadIdx.x >> 5;
-  u.lane = threadIdx.x & 31, u.g = u.lane >> 2, u.t = u.lane & 3;
-  u.team = TEAMS == 1 ? 0 : ((wp >> 2) + wp) & (TEAMS - 1);
-  u.warp = TEAMS == 1 ? wp : (wp >> 2) / TEAMS * 4 + (wp & 3);
-  u.tid = u.warp * 32 + u.lane;
-  const int unit = blockIdx.x * TEAMS + u.team;
-  if (unit >= at.units) return false;
+__device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
+  u.tid = threadIdx.x, u.warp = u.tid >> 5;
+  u.lane = u.tid & 31, u.g = u.lane >> 2, u.t = u.lane & 3;
+  const int unit = blockIdx.x;
   // Divisions cost as much as a tile of keys: none where there is one part.
   const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
   u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
@@ -197,12 +190,9 @@ __device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
   u.source =
       at.records + ((size_t)u.head * at.records_per_head + first_record) * (size_t)RECORD_BYTES;
 #endif
-  return true;
 }
 
-#define TEAM_SYNC(u) asm volatile("bar.sync %0,%1;" ::"r"(1 + (u).team), "n"(WT * 32) : "memory")
-
-// A warp's ring of records; its team draws them from a counter, since the order of keys is free.
+// A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 struct Ring {
   u32 memory, barrier, slot, phase;
   int* drawn;
@@ -228,9 +218,9 @@ struct Ring {
     if (current < u.last && u.lane == 0)
       fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(current));
   }
-  // Puts the counter behind the first records; TEAM_SYNCs must stand between it and its draws.
+  // Puts the counter behind the first records; __syncthreads must stand between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
-    if (u.tid == 0) *drawn = u.first + WT;
+    if (u.tid == 0) *drawn = u.first + WARPS;
   }
   // Waits for the current record and asks for the next one; returns where the current one is.
   template <int BYTES>
@@ -252,16 +242,16 @@ struct Ring {
   }
 };
 
-// True in the team that finishes a kv head last.
+// True in the block that finishes a kv head last.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
   __threadfence();
-  TEAM_SYNC(u);
+  __syncthreads();
   if (u.tid == 0) {
     const int old = atomicAdd(at.counters + 2 * u.head, 1);
     *flag = old == at.all_parts - 1;
     if (old == at.all_parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
   }
-  TEAM_SYNC(u);
+  __syncthreads();
   __threadfence();
   return *flag;
 }
@@ -274,46 +264,43 @@ __device__ __forceinline__ void write_out(const Call& at, int head, int h, int c
   if (at.lse && c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m + __log2f(l) : MINUS_INFINITY;
 }
 
-#define WARP_OF(w) \
-  (TEAMS == 1 ? (w) : (((w) >> 2) * TEAMS + ((u.team - (w)) & (TEAMS - 1))) * 4 + ((w) & 3))
 // Where a warp puts its sums once its ring is free: rows of D + 8 floats.
-__device__ __forceinline__ float* sums_of(const Unit& u, char* shared, int w) {
-  return (float*)(shared + WARP_OF(w) * (STAGES * RECORD_BYTES));
+__device__ __forceinline__ float* sums_of(char* shared, int w) {
+  return (float*)(shared + w * (STAGES * RECORD_BYTES));
 }
 
-// Merges the sums of a team's warps, then of all parts of a kv head, and writes the output.
-// ml: maximum and weight of each warp and head. whole: room for the team's. weight_top: log2 of what
+// Merges the sums of a block's warps, then of all parts of a kv head, and writes the output.
+// ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of what
 // a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        float (*ml)[HEADS][2], float (*whole)[2], int* flag,
                                        float weight_top, F value) {
-  TEAM_SYNC(u);
-  float (*mine)[HEADS][2] = ml + u.team * WT;
+  __syncthreads();
   if (u.tid < G) {  // each warp's maximum becomes its factor
     float m = -1e30f, l = 0.f;
 #pragma unroll
-    for (int w = 0; w < WT; w++) m = fmaxf(m, mine[w][u.tid][0]);
+    for (int w = 0; w < WARPS; w++) m = fmaxf(m, ml[w][u.tid][0]);
 #pragma unroll
-    for (int w = 0; w < WT; w++) {
-      const float z = exp2_fast(mine[w][u.tid][0] - m);
-      l = fmaf(z, mine[w][u.tid][1], l);
-      mine[w][u.tid][0] = z;
+    for (int w = 0; w < WARPS; w++) {
+      const float z = exp2_fast(ml[w][u.tid][0] - m);
+      l = fmaf(z, ml[w][u.tid][1], l);
+      ml[w][u.tid][0] = z;
     }
     whole[u.tid][0] = m - weight_top, whole[u.tid][1] = l;
   }
-  TEAM_SYNC(u);
+  __syncthreads();
   const int parts = at.all_parts, part = at.first_part + u.part;
   float* partial = at.partial + (size_t)u.head * parts * G * (CHANNELS + 2);
   float2* partial_ml = (float2*)(partial + (size_t)parts * G * CHANNELS);
-  for (int i = u.tid * 4; i < G * CHANNELS; i += WT * 128) {
+  for (int i = u.tid * 4; i < G * CHANNELS; i += WARPS * 128) {
     const int h = i / CHANNELS, c = i % CHANNELS;
     const float m = whole[h][0], l = whole[h][1];
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int w = 0; w < WT; w++) {
-      const float z = mine[w][h][0];
-      const float4 x = *(const float4*)(sums_of(u, shared, w) + h * (D + 8) + c);
+    for (int w = 0; w < WARPS; w++) {
+      const float z = ml[w][h][0];
+      const float4 x = *(const float4*)(sums_of(shared, w) + h * (D + 8) + c);
       sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]),
       sum[3] = fmaf(z, x.w, sum[3]);
     }
@@ -334,7 +321,7 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
     wait_for_all();
     return;
   }
-  for (int i = u.tid; i < G * CHANNELS; i += WT * 32) {
+  for (int i = u.tid; i < G * CHANNELS; i += WARPS * 32) {
     const int h = i / CHANNELS, c = i % CHANNELS;
     float m = -1e30f, l = 0.f, sum = 0.f;
 #pragma unroll 16

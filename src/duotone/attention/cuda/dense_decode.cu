@@ -6,7 +6,7 @@
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, a multiple of 16
 //   KV        type of K and V: 0 float16, 1 bfloat16
-//   G, WARPS, TEAMS, STAGES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, PER_SM, STAGES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D CHANNELS
 #define KC (CHANNELS / 16)  // chunks of 16 channels
 #define HT ((G + 3) / 4)    // tiles of 8 columns: 4 q heads of two digits
@@ -75,24 +75,24 @@ struct DenseRing : Ring {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     dense_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ float ml[WARPS][HEADS][2], whole[TEAMS][HEADS][2];
-  __shared__ int flags[TEAMS], drawn[TEAMS];
+  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
+  __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   begin();
   wait_for_query();  // lengths and the newest token may have changed, too
   Unit u;
-  if (!find_unit(at, u)) return;
+  find_unit(at, u);
   DenseRing ring;
-  ring.make(u, shared, barriers, drawn + u.team);
+  ring.make(u, shared, barriers, &drawn);
   ring.reset(u);
   ring.aim(at, u);
   ring.start_rows(u);
   Query q;
   q.load(at, u);
-  TEAM_SYNC(u);
+  __syncthreads();
   Sums sums;
   sums.clear();
   while (ring.current < u.last) {
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     ring.current = next;
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
-  sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
-  finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f,
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, whole, &flag, 0.f,
          [](int, float, float sum) { return sum; });
 }

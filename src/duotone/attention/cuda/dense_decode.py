@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors, warps_within_rings
+from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors
 from duotone.attention.cuda.launch import MAX_GROUP, QUERY_TYPES, Call, Task, Work
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense_decode.cu"
-# Few warps per block: an SM holds several blocks, so that one begins while another one merges.
-WARPS, BLOCKS_PER_SM = 4, 2
+WARPS, PER_SM = 4, 3
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 ALIGNMENT_BYTES = 16
 
@@ -83,8 +82,8 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
 @cache
 def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    warps = warps_within_rings(form, WARPS)
-    return cut(form, warps, heads, records, sms * BLOCKS_PER_SM)
+    per_sm = PER_SM if form.head_dim <= 128 else 1
+    return cut(form, WARPS * per_sm, heads, records, sms, per_sm=(per_sm,))
 
 
 def dense_task(query: Tensor, segment: DenseSegment) -> Task:

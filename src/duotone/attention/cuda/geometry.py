@@ -7,9 +7,11 @@ from typing import Protocol
 
 import torch
 
-MAX_WARPS = 16
-# Shared memory of a block that is left to the rings; the rest holds q, V's scales and barriers.
+MAX_WARPS, MIN_WARPS = 16, 4
+# Shared memory of a multiprocessor that is left to the rings; the rest holds q, V's scales and
+# barriers. SM_SHARED_BYTES: all of it.
 RING_BYTES = 208 << 10
+SM_SHARED_BYTES = 228 << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
@@ -43,10 +45,14 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a launch is cut: warps per block, teams per block, splits per block of tokens."""
+    """How a launch is cut: warps per block, blocks per multiprocessor, splits per block of tokens.
+
+    A block is a unit of work: small ones follow each other without waiting for their neighbours,
+    those of the next launch, too.
+    """
 
     warps: int
-    teams: int
+    per_sm: int
     splits: int
 
 
@@ -58,22 +64,29 @@ def warps_within_rings(form: Format, warps: int) -> int:
 
 
 def cut(
-    form: Format, warps: int, heads: int, records: int, sms: int, max_unit_tokens: int | None = None
+    form: Format,
+    warps: int,
+    heads: int,
+    records: int,
+    sms: int,
+    max_unit_tokens: int | None = None,
+    per_sm: tuple[int, ...] = (1, 2, 4),
 ) -> Geometry:
     """The cut with the least predicted time.
 
-    heads: batch * kv_heads * blocks of tokens. records: of each of them, at most.
-    max_unit_tokens: what one split may hold at most.
+    warps: of a multiprocessor. heads: batch * kv_heads * blocks of tokens. records: of each of
+    them, at most. max_unit_tokens: what one split may hold at most. per_sm: blocks that a
+    multiprocessor may hold.
     """
     work_us = records * form.nbytes / SM_BYTES_PER_US
     least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
     options = {}
-    for teams in (t for t in (1, 2, 4) if t == 1 or warps >= 4 * t):
-        for splits in {least, max(1, min(records, max(least, sms * teams // heads)))}:
-            waves = -(-heads * splits // (teams * sms))
+    for blocks in (n for n in per_sm if n == min(per_sm) or warps >= MIN_WARPS * n):
+        for splits in {least, max(1, min(records, max(least, sms * blocks // heads)))}:
+            waves = -(-heads * splits // (blocks * sms))
             merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
-            cost = waves * (teams * work_us / splits + WAVE_US) + merge_us
-            options[Geometry(warps, teams, splits)] = cost
+            cost = waves * (blocks * work_us / splits + WAVE_US) + merge_us
+            options[Geometry(warps // blocks, blocks, splits)] = cost
     return min(options, key=lambda option: options[option])
 
 

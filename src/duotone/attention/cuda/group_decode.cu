@@ -11,7 +11,7 @@
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
-//   G, WARPS, TEAMS, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
 #define HEADS (HT * 8)
@@ -52,24 +52,24 @@ typedef AlongRows<KC, 2, VB, V_GROUP> Values;
 
 #include "group_sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     group_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ float ml[WARPS][HEADS][2], whole[TEAMS][HEADS][2];
-  __shared__ float2 q_sums[TEAMS][Keys::GROUPS][HT][4];
-  __shared__ int flags[TEAMS], drawn[TEAMS];
+  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
+  __shared__ float2 q_sums[Keys::GROUPS][HT][4];
+  __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   begin();
   wait_for_query();  // lengths, too, may have changed
   Unit u;
-  if (!find_unit(at, u)) return;
+  find_unit(at, u);
   Ring ring;
-  ring.make(u, shared, barriers, drawn + u.team);
+  ring.make(u, shared, barriers, &drawn);
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
   Query q;
-  q.load(at, u, q_sums[u.team]);
-  TEAM_SYNC(u);
+  q.load(at, u, q_sums);
+  __syncthreads();
   Sums sums;
   sums.clear();
   while (ring.current < u.last) {
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         Keys keys;
         keys.load(k_codes, u.lane);
         keys.multiply(
-            s, q.b, [&](int group, int h) { return load_pair(&q_sums[u.team][group][h][u.t]); },
+            s, q.b, [&](int group, int h) { return load_pair(&q_sums[group][h][u.t]); },
             k_params, u.g, u.t);
       }
 #pragma unroll
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     ring.current = __shfl_sync(FULL, next, 0);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
-  sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
-  finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f,
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, whole, &flag, 0.f,
          [](int, float, float sum) { return sum * Values::UNIT; });
 }

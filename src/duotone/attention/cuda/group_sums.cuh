@@ -4,7 +4,7 @@ struct Query {
   u32 b[KC][HT][2];
   float scale[HT][2];
 
-  // ones: sums of b, in shared memory, of every team.
+  // ones: sums of b, in shared memory.
   __device__ __forceinline__ void load(const Call& at, const Unit& u, float2 (*ones)[HT][4]) {
 #pragma unroll
     for (int h = 0; h < HT; h++) {
@@ -38,7 +38,7 @@ struct Query {
       for (int group = 0; group < Keys::GROUPS; group++)
 #pragma unroll
         for (int h = 0; h < HT; h++) ones[group][h][u.t] = sums[group][h];
-    __syncwarp();  // the compiler knows this barrier: stores stay before the team's
+    __syncwarp();  // the compiler knows this barrier: stores stay before the block's
   }
 };
 

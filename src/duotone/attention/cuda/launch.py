@@ -30,8 +30,8 @@ class Call(ctypes.Structure):
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
-            "kv_heads", "blocks", "records_per_head", "splits", "units", "pages_per_sequence",
-            "first_part", "all_parts",
+            "kv_heads", "blocks", "records_per_head", "splits", "pages_per_sequence", "first_part",
+            "all_parts",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
@@ -183,7 +183,7 @@ def _launch(task: Task, merge: _Merge, overlap: int) -> None:
     at, form = task.at, task.work.format
     given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
-        blocks=-(-task.units // at.teams),
+        blocks=task.units,
         threads=at.warps * LANES,
         shared_bytes=at.warps * form.stages * form.nbytes,
         cooperative=task.cooperative,
@@ -208,7 +208,6 @@ def _inputs(task: Task) -> dict[str, int | None]:
         "blocks": work.blocks,
         "records_per_head": work.records,
         "splits": task.at.splits,
-        "units": task.units,
     }
 
 
@@ -217,7 +216,7 @@ def _macros(task: Task) -> dict[str, int]:
         "CHANNELS": task.work.format.head_dim,
         "G": task.work.group,
         "WARPS": task.at.warps,
-        "TEAMS": task.at.teams,
+        "PER_SM": task.at.per_sm,
         "STAGES": task.work.format.stages,
         "QUERY": QUERY_TYPES[task.work.query.dtype],
         "PAGED": task.work.records_per_page,

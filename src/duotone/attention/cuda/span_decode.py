@@ -17,6 +17,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.geometry import (
     MAX_WARPS,
+    SM_SHARED_BYTES,
     Geometry,
     cut,
     multiprocessors,
@@ -122,11 +123,15 @@ def span_task(
 
 
 def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
-    """All teams of a kv head run at once, as calibration over several parts needs them to."""
+    """All parts of a kv head run at once, as calibration over several of them needs."""
     work = _work(query, span, pages)
-    at = _geometry(work)
+    at, form = _geometry(work), work.format
     parts = work.blocks * at.splits
-    return parts == 1 or -(-work.heads * parts // at.teams) <= multiprocessors(query.device)
+    # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
+    beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
+    block_bytes = at.warps * form.stages * form.nbytes + beside_bytes
+    per_sm = min(at.per_sm, SM_SHARED_BYTES // block_bytes)
+    return parts == 1 or work.heads * parts <= per_sm * multiprocessors(query.device)
 
 
 def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
