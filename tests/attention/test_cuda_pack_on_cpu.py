@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from duotone.attention.cuda import group_pack
+from duotone.attention.cuda import group_pack, span_pack
 
 from cuda_on_cpu import missing, run_on_cpu
-from pack_cases import GROUP_CASES, run_groups
+from pack_cases import GROUP_CASES, SPAN_CASES, assert_same_pair, run_groups, run_spans
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -23,3 +23,9 @@ def test_groups(case, monkeypatch, folder) -> None:
     data, expected, overflow = run_groups(case)
     assert torch.equal(data, expected)
     assert not overflow
+
+
+@pytest.mark.parametrize("case", SPAN_CASES, ids=str)
+def test_spans(case, monkeypatch, folder) -> None:
+    run_on_cpu(span_pack, monkeypatch, folder)
+    assert_same_pair(*run_spans(case))
