@@ -17,7 +17,15 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
-@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+def spread(cases):
+    """Every third case by default, the others in the slow tier."""
+    return [
+        pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (i % 3 > 0))
+        for i, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize("case", spread(GROUP_CASES))
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)
     data, expected, overflow = run_groups(case)
@@ -25,7 +33,8 @@ def test_groups(case, monkeypatch, folder) -> None:
     assert not overflow
 
 
-@pytest.mark.parametrize("case", SPAN_CASES, ids=str)
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", spread(SPAN_CASES))
 def test_spans(case, monkeypatch, folder) -> None:
     run_on_cpu(span_pack, monkeypatch, folder)
     assert_same_pair(*run_spans(case))

@@ -64,8 +64,9 @@ def code_layout(
     """
     if impl not in ("auto", "cuda") or device is None:
         return None
-    from duotone.attention.cuda.layout import span_layout, spec_reason
+    from duotone.attention.cuda.layout import spec_reason
     from duotone.attention.cuda.runtime import missing
+    from duotone.attention.cuda.span_pack import SpanLayout
 
     visual = spec.visual
     reason = missing(device)
@@ -74,7 +75,7 @@ def code_layout(
     reason = reason or spec_reason(visual.key, visual.value)
     if reason is not None and impl == "cuda":
         raise ValueError(f"impl='cuda' is not possible: {reason}. Use impl='auto'.")
-    return None if reason else span_layout
+    return None if reason else SpanLayout()
 
 
 def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:

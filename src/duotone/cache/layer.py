@@ -47,8 +47,7 @@ class LayerStore:
         if plan.flush_first is not None:
             self.flush(plan.flush_first)
         if plan.visual is not None:
-            self._pack("visual", key, value, self.spec.visual, plan.visual)
-            self._lay_out()
+            self._pack_visual(key, value, plan.visual)
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -115,8 +114,21 @@ class LayerStore:
                 before = None if old is None else getattr(old, which).tokens
                 keeper._put_codes(name, which, codes, before, piece.join)
 
+    def _pack_visual(self, key: States, value: States, piece: Piece) -> None:
+        """Quantize visual tokens, the first ones straight into a kernel's order where it can."""
+        if self.visual is None and self._may_lay_out and not self.runs:
+            self.visual = self.layout.pack(key, value, self.spec.visual, piece)
+            if self.visual is not None:
+                return
+        self._pack("visual", key, value, self.spec.visual, piece)
+        self._lay_out()
+
+    @property
+    def _may_lay_out(self) -> bool:
+        return self.layout is not None and not self.sources and not self.is_source
+
     def _lay_out(self) -> None:
-        if self.layout is not None and not self.sources and not self.is_source:
+        if self._may_lay_out:
             self.visual = self.visual.laid_out(self.layout)
 
     def _put_codes(

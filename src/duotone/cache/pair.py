@@ -36,7 +36,20 @@ class LaidOut(Protocol):
 
 
 # From packed K and V to their codes in a kernel's order; None where the kernel has no such format.
-Layout = Callable[[PackedTensor, PackedTensor], LaidOut | None]
+LayOut = Callable[[PackedTensor, PackedTensor], LaidOut | None]
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """An order of codes that a kernel owns, and how dense K and V get there."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
+        """From packed K and V; None where the kernel has no such format."""
+        ...
+
+    def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """`PackedPair.pack` with codes laid out, at once; None where a kernel cannot."""
+        ...
 
 
 def with_canonical_codes(
@@ -80,7 +93,7 @@ class PackedPair:
         """Bytes of everything else."""
         return self.key.params_bytes + self.value.params_bytes
 
-    def laid_out(self, layout: Layout) -> PackedPair:
+    def laid_out(self, layout: LayOut) -> PackedPair:
         """The same with codes in a kernel's order, where it has one for them."""
         records = layout(self.key, self.value) if self.records is None else None
         if records is None:

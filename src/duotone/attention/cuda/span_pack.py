@@ -108,14 +108,14 @@ def span_pack(
     batch, heads, _, channels = key.shape
     shape = (4, batch, heads, blocks.blocks, channels)
     params = torch.empty(shape, dtype=torch.float16, device=key.device)
-    data = torch.empty(
-        (batch, heads, per_head, form.nbytes), dtype=torch.uint8, device=key.device
-    )
+    data = torch.empty((batch, heads, per_head, form.nbytes), dtype=torch.uint8, device=key.device)
     records = Records(form, data, first)
     _launch(key, value, spec, piece, blocks, records, params)
     tensors = [
         PackedTensor(tensor, channels, key.dtype, blocks, None, scale, zero)
-        for tensor, scale, zero in zip((spec.key, spec.value), params[::2], params[1::2], strict=True)
+        for tensor, scale, zero in zip(
+            (spec.key, spec.value), params[::2], params[1::2], strict=True
+        )
     ]
     return PackedPair(*tensors, records)
 
