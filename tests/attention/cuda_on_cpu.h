@@ -82,6 +82,7 @@ static T __ldcg(const T* at) { return *at; }
 static void __stcg(float* at, float x) { *at = x; }
 template <class T>
 static T min(T a, T b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
 
 static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
@@ -109,7 +110,9 @@ static void load_shared(float* y, u32 at) { memcpy(y, shared + at, 16); }
 static void store_shared(u32 at, u32 x) { memcpy(shared + at, &x, 4); }
 static void store_shared_half(u32 at, u16 x) { memcpy(shared + at, &x, 2); }
 template <int BYTES>
-static void copy_async(u32 target, const char* source) { memcpy(shared + target, source, BYTES); }
+static void copy_async(u32 target, const char* source, bool real) {
+  if (real) memcpy(shared + target, source, BYTES); else memset(shared + target, 0, BYTES);
+}
 static void wait_for_copies() {}
 
 #if INPUT == 2

@@ -19,7 +19,8 @@ class Dense(ctypes.Structure):
 
     _fields_ = (
         ("data", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("batch", "head", "token")),
+        *((name, ctypes.c_longlong) for name in ("batch", "head")),
+        ("token", ctypes.c_int),
     )
 
 

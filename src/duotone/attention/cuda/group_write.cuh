@@ -32,7 +32,7 @@
       for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          four |= l[group_of(i, half)].template code<BITS>(number(x[f][i], half))
+          four += l[group_of(i, half)].template code<BITS>(number(x[f][i], half))
                   << (16 * half + BITS * i);
       add_codes(job, step, f, four);
     }
@@ -74,8 +74,8 @@
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const float y = number(x[f][i], half);
-            four[f] |= sized.template code<BITS>(signs ? fabsf(y) : y) << (16 * half + BITS * i);
-            negative |= (u32)(y < 0.f) << (16 * half + 15 - 8 * f - 4 * (i / 2));
+            four[f] += sized.template code<BITS>(signs ? fabsf(y) : y) << (16 * half + BITS * i);
+            negative += (u32)(y < 0.f) << (16 * half + 15 - 8 * f - 4 * (i / 2));
           }
       negative >>= job.t;
       negative |= __shfl_xor_sync(FULL, negative, 1);

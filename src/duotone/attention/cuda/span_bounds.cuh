@@ -43,7 +43,7 @@ __device__ __forceinline__ void load_unit(u32* x, const char* at) {
 
 // Bounds of tokens [first, last) in `seen`, [low, high][token % TOGETHER][channel].
 __device__ __forceinline__ void bound_tokens(float (*seen)[TOGETHER][CHANNELS], const char* head,
-                                             long long stride, const long long* index, int first,
+                                             int stride, const long long* index, int first,
                                              int last) {
   const int row = threadIdx.x / UNITS, unit = threadIdx.x % UNITS;
   if (row >= TOGETHER) return;

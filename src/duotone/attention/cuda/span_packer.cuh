@@ -10,7 +10,7 @@ struct Job {
   u32 tile, words, levels;
   int lane, g, t;
   const char* head;
-  long long stride;
+  int stride;
   const long long* index;  // of the tile's first token
   int left;                // tokens from there to the end of the block
 };
@@ -61,7 +61,7 @@ struct SpanPacker {
         u32 four = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-          four |= l[VALUE ? i % 2 : j].template code<BITS>(x[i][j]) << 8 * j;
+          four += l[VALUE ? i % 2 : j].template code<BITS>(x[i][j]) << 8 * j;
         const int bit = ((4 * half + i) * STEPS + step) * BITS;
         words.add(bit / 8, (four & real[i]) << bit % 8);
       }
