@@ -63,8 +63,9 @@ def code_layouts(
     if impl not in ("auto", "cuda") or device is None:
         return Layouts()
     from duotone.attention.cuda.group_records import GroupLayout, stream_reason
-    from duotone.attention.cuda.layout import span_layout, spec_reason
+    from duotone.attention.cuda.layout import spec_reason
     from duotone.attention.cuda.runtime import missing
+    from duotone.attention.cuda.span_pack import SpanLayout
 
     reason = missing(device)
     reasons = {
@@ -75,7 +76,7 @@ def code_layouts(
         why = reason or "; ".join(reasons.values())
         raise ValueError(f"impl='cuda' is not possible: {why}. Use impl='auto'.")
     return Layouts(
-        None if reasons["visual"] else span_layout, None if reasons["text"] else GroupLayout()
+        None if reasons["visual"] else SpanLayout(), None if reasons["text"] else GroupLayout()
     )
 
 
