@@ -147,23 +147,29 @@ def along_k(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> tor
 def along_rows(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
     """The same with a scale per run of rows."""
     words, out = lane_words(data, rows * k * form.bits // 1024), np.zeros((rows, k))
-    first = 10 - form.bits
     for run in range(rows * k // 512):
         tile, at = run // (k // 32), run % (k // 32)
         for i in range(2):
             for q in range(4):
                 chunk = 2 * at + q // 2
                 address = ((16 * tile // form.group * (k // 16) + chunk) * 4 + T) * 16
-                scale, zero = shared(params, address, 4)[[q % 2, 2 + q % 2]]
-                bit = 4 * q if form.bits == 4 else 8 * i + 2 * q + (run % 2) * (form.bits == 1)
-                index = 2 * run + i if form.bits == 4 else run // (3 - form.bits)
-                moved = words[index] << np.uint64(first) >> np.uint64(bit)
-                field = ((1 << form.bits) - 1) * 0x10001 << first
-                code = halves(moved & np.uint64(field)) * 2.0 ** (14 + form.bits)
-                x = code * halves(scale) + halves(zero)
+                step, zero = shared(params, address, 4)[[q % 2, 2 + q % 2]]
+                code = halves(raw(words, form.bits, run, i, q))
+                x = (code * halves(step) + halves(zero) * 2.0**-8) * 2.0**8
                 for side in range(2):
                     out[16 * tile + 8 * i + G, 32 * at + 8 * q + 2 * T + side] = x[:, side]
     return torch.from_numpy(out).float()
+
+
+def raw(words, bits: int, run: int, i: int, q: int) -> np.ndarray:
+    """Two codes at the top of two mantissas, or two bits lower."""
+    first, lower = 10 - bits, 0 if bits == 4 else 2
+    word = words[2 * run + i if bits == 4 else run // (3 - bits)]
+    top_q = q | 1 if lower else q
+    bit = 4 * top_q if bits == 4 else 8 * i + 2 * top_q + (run % 2 if bits == 1 else 0)
+    moved = word >> np.uint64(bit - first) if bit > first else word << np.uint64(first - bit)
+    mask = ((1 << bits) - 1) * 0x10001 << first
+    return moved & np.uint64(mask if q % 2 else mask >> lower)
 
 
 def decode(codes: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
@@ -226,5 +232,5 @@ def test_scales_beyond_the_kernels_arithmetic_raise() -> None:
     x = torch.randn(1, 1, 64, 64) * 1000
     key, value = (pack_tensor(x, spec, BlockTable(torch.tensor([[0, 64]]))) for spec in KIVI)
     form = GroupFormat(64, operand_of(key, "key"), operand_of(value, "value"))
-    with pytest.raises(ValueError, match="below 256"):
+    with pytest.raises(ValueError, match="below 64"):
         to_group_records(key, value, form)

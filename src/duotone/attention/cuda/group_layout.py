@@ -19,12 +19,13 @@ are divided by that: a shift by 8 and masks make operands of a word.
 
 Scales and zero-points (fp16), by what they run along; n = row tile * groups of k + group:
 
-    along rows  [row group][chunk of 16 k][t] {scales of k, k + 1, k + 8, k + 9; their zero-points}
+    along rows  [row group][chunk of 16 k][t] {steps of k, k + 1, k + 8, k + 9; their zero-points}
     along k     [n / 2]  [g] {scales of n, of n + 1; zero-points of n, of n + 1}
     with signs  [n / 2]  [g] {scales of n, of n + 1; words 0 of n, of n + 1}
                          [g] {words 1 of n, of n + 1}
 
-where "of n" is a word: rows g (lower half) and g + 8 of group n.
+where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits), of
+k and k + 1 of 1-bit and 2-bit codes scale * 2^(8 + bits): powers of two that save multiplications.
 
 With signs, an element is a number u of bits + 1 bits and stands for scale * u / 2 + start. A scale
 below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^bits - signed code
@@ -59,6 +60,8 @@ from duotone.cache.ragged import valid_mask
 TILE = 32
 RECORD_BYTES = 3072
 WIDTHS = (1, 2, 4)
+# Steps and starts are fp16.
+MAX_STEP = 2.0**16
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ def to_group_records(
 
 
 def _check_scales(x: PackedTensor, form: Operand) -> None:
-    limit, top = 2.0 ** (10 - form.bits), float(_where_tokens_are(x, x.scale).max())
+    limit = 2.0 ** (15 - form.bits) if form.along_k else MAX_STEP / 2**10
+    top = float(_where_tokens_are(x, x.scale).max())
     if top >= limit:
         raise ValueError(
             f"scales of {form.bits}-bit codes must be below {limit:g} in group records; "
@@ -216,8 +220,10 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
     zero = _by_operand(x, x.zero_point, form, tokens, channels, value)
     if form.along_k:
         return _by_runs(_row_pairs(scale), _row_pairs(zero)).flatten(3).view(torch.uint8)
-    # [2, .., row groups, k] -> [row group][chunk][t]{4 scales, 4 zero-points}
+    # [2, .., row groups, k] -> [row group][chunk][t]{4 steps, 4 zero-points}
     split = torch.stack([scale, zero]).unflatten(-1, (-1, 2, 4, 2))
+    split[0] *= 2.0 ** (6 + form.bits)
+    split[0, ..., 0, :, :] *= 1 if form.bits == 4 else 4
     out = split.permute(1, 2, 3, 4, 5, 7, 0, 6, 8)
     return out.flatten(3).contiguous().view(torch.uint8)
 
