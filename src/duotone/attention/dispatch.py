@@ -31,7 +31,7 @@ def decode_attention(
     query: [batch, q_heads, 1, head_dim], post-RoPE. kv: segments of the same batch and kv_heads.
     sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
     impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
-        TRITON_INTERPRET=1); "cuda" needs compute capability 9.0, cuda-core, and a segment whose
+        TRITON_INTERPRET=1); "cuda" needs compute capability 8.0, cuda-core, and a segment whose
         codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
         triton and reference that can run the call.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.

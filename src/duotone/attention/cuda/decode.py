@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.launch import QUERY_TYPES
+from duotone.attention.cuda.launch import QUERY_TYPES, ring_bytes
 from duotone.attention.cuda.runtime import missing
 from duotone.attention.cuda.span_decode import Span, fits, is_resident, span_decode
 from duotone.attention.triton_decode import (
@@ -55,7 +55,7 @@ def _span_reason(
         return "the CUDA kernels do not rotate outputs back"
     form = segment.records.format
     group = query.shape[1] // segment.records.data.shape[1]
-    if not fits(form, group):
+    if not fits(form, group, ring_bytes(query.device)):
         return f"no CUDA kernel for {form} with {group} q heads per kv head"
     if tau is not None and segment.visual:
         if sum(other.visual for other in kv) > 1:

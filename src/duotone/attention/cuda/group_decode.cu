@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     }
     ring.current = __shfl_sync(FULL, next, 0);
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
+  ring.leave();
   sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
   finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f,
          [](int, float, float sum) { return sum * Values::UNIT; });

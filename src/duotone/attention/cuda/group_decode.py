@@ -17,12 +17,14 @@ from duotone.attention.cuda.group_layout import GroupFormat, Operand
 from duotone.attention.cuda.launch import (
     MAX_GROUP,
     MAX_WARPS,
+    RING_BYTES,
     STAGES,
     Call,
     Geometry,
     Work,
     cut,
     multiprocessors,
+    ring_bytes,
     run,
     warps_within_rings,
 )
@@ -45,27 +47,29 @@ class Stream:
     tokens: Int[Tensor, "batch edges"]
 
 
-def warps_of(form: GroupFormat, group: int) -> int:
+def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
     """Warps per block: what the registers of the accumulators and the rings leave."""
     small = -(-group // 8) * form.channels <= 128
-    return warps_within_rings(form, MAX_WARPS if small else MAX_WARPS // 2)
+    return warps_within_rings(form, MAX_WARPS if small else MAX_WARPS // 2, ring_bytes)
 
 
-def fits(form: GroupFormat, group: int) -> bool:
+def fits(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
     """The kernel has this shape: the sums fit the rings."""
     sums_bytes = 32 * -(-group // 8) * (form.channels + 8)
     return (
         sums_bytes <= STAGES * form.nbytes
         and group <= MAX_GROUP
         and form.channels <= 256
-        and warps_of(form, group) >= 1
+        and warps_of(form, group, ring_bytes) >= 1
     )
 
 
 @cache
-def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+def geometry(
+    form: GroupFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    return cut(form, warps_of(form, group), heads, records, sms)
+    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms)
 
 
 def group_decode(
@@ -78,8 +82,8 @@ def group_decode(
 ) -> None:
     """softmax(q K^T * sm_scale) V over one stream, into `out`; arguments as `span_decode` has."""
     work = Work(query, stream.data, stream.first, stream.tokens, stream.format, pages)
-    sms = multiprocessors(query.device)
-    at = geometry(stream.format, work.group, work.heads, work.records, sms)
+    sms, rings = multiprocessors(query.device), ring_bytes(query.device)
+    at = geometry(stream.format, work.group, work.heads, work.records, sms, rings)
     run(SOURCE, Call, work, at, macros_of(stream.format), sm_scale, out, lse)
 
 

@@ -16,8 +16,12 @@ from duotone.attention.cuda.runtime import Launch, kernel
 LOG2E = 1.4426950408889634
 STAGES = 3
 MAX_WARPS = 16
-# Shared memory of a block that is left to the rings; the rest holds q, V's scales and barriers.
-RING_BYTES = 208 << 10
+# Shared memory of a block in KiB, by compute capability (others: at least 99), and what of it holds
+# q, V's scales and barriers; the rest is left to the rings.
+SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+LEAST_SHARED_KIB = 99
+BESIDE_RINGS_KIB = 19
+RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
@@ -73,9 +77,17 @@ class Geometry:
     splits: int
 
 
-def warps_within_rings(form: Format, warps: int) -> int:
+def ring_bytes(device: torch.device) -> int:
+    """Shared memory of a block that is left to the rings."""
+    if device.type != "cuda":
+        return RING_BYTES
+    capability = torch.cuda.get_device_capability(device)
+    return (SHARED_KIB.get(capability, LEAST_SHARED_KIB) - BESIDE_RINGS_KIB) << 10
+
+
+def warps_within_rings(form: Format, warps: int, ring_bytes: int) -> int:
     """At most `warps`, a power of two, whose rings fit shared memory."""
-    while warps * STAGES * form.nbytes > RING_BYTES:
+    while warps * STAGES * form.nbytes > ring_bytes:
         warps //= 2
     return warps
 

@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     sums.separate();
   }
 
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
+  ring.leave();
   sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
   const Prologue& p = prologue[u.team];
   finish(at, u, shared, ml, prologue[u.team].heads, flags + u.team, P_TOP,

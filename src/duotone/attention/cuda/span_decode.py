@@ -18,12 +18,14 @@ from duotone.attention.cuda.launch import (
     LOG2E,
     MAX_GROUP,
     MAX_WARPS,
+    RING_BYTES,
     STAGES,
     Call,
     Geometry,
     Work,
     cut,
     multiprocessors,
+    ring_bytes,
     run,
     warps_within_rings,
 )
@@ -59,24 +61,27 @@ class Span:
     tokens: Tensor
 
 
-def warps_of(form: RecordFormat, group: int) -> int:
+def warps_of(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
     """Warps per block: what the registers of the accumulators and the rings leave."""
     accumulators = -(-group // 4) * form.channels // 16
-    return warps_within_rings(form, MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2)
+    most = MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2
+    return warps_within_rings(form, most, ring_bytes)
 
 
-def fits(form: RecordFormat, group: int) -> bool:
+def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
     """The kernel has this shape: integers do not overflow and sums fit the rings."""
     dots = form.key_bits < 8 or form.channels <= 128
     sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    rings = sums_bytes <= STAGES * form.nbytes and warps_of(form, group) >= 1
+    rings = sums_bytes <= STAGES * form.nbytes and warps_of(form, group, ring_bytes) >= 1
     return dots and rings and group <= MAX_GROUP and form.channels <= 256
 
 
 @cache
-def geometry(form: RecordFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+def geometry(
+    form: RecordFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
-    return cut(form, warps_of(form, group), heads, records, sms, MAX_UNIT_TOKENS)
+    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
 
 
 def span_decode(
@@ -129,8 +134,9 @@ def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
 
 
 def _geometry(work: Work) -> Geometry:
-    heads, sms = work.heads * work.blocks, multiprocessors(work.query.device)
-    return geometry(work.format, work.group, heads, work.records, sms)
+    device, heads = work.query.device, work.heads * work.blocks
+    sms, rings = multiprocessors(device), ring_bytes(device)
+    return geometry(work.format, work.group, heads, work.records, sms, rings)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
