@@ -36,8 +36,8 @@ struct AlongRows {
     }
   }
   // c[row tile][h] += A * b[chunk][h]. The order of loops keeps the scales in use few.
-  template <class Ones>
-  __device__ __forceinline__ void multiply(float (*c)[HT][4], const u32 (*b)[HT][2], Ones,
+  template <class Sums>
+  __device__ __forceinline__ void multiply(float (*c)[HT][4], const u32 (*b)[HT][2], const Sums&,
                                            u32 params, int, int t) const {
 #pragma unroll
     for (int group = 0; group < ROWS / ROW_TILES; group++)
