@@ -121,10 +121,10 @@ def group_pair(params: bytes, form: Operand, n: int) -> tuple[np.ndarray, ...]:
     if not form.signs:
         return halves(scale), halves(zero), None
     low = shared(params, base + np.where(T < 2, G * 16 + 8, 128 + G * 8), 2)[n % 2]
-    low = (low & chosen(scale, 9, 11, 9, 11)) >> (T % 2).astype(np.uint64)
+    low = chosen((low & chosen(scale, 9, 9, 11, 11)) >> (T % 2).astype(np.uint64), 0, 2, 1, 3)
     middle = halves(scale) * -(2.0 ** (form.bits - 1))
     flags = (chosen(scale, 9, 9, 11, 11)[:, None] >> np.array([0, 16], np.uint64)) & np.uint64(1)
-    start = np.where(flags > 0, middle, halves(chosen(zero, 0, 2, 1, 3)))
+    start = np.where(flags > 0, middle, halves(zero))
     return halves(scale), start, low
 
 

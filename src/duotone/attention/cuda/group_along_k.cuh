@@ -28,17 +28,18 @@ struct GroupPair {
                    : "=r"(low[0]), "=r"(low[1])
                    : "r"(pair + (t < 2 ? g * 16 + 8 : 128 + g * 8)));
   }
+  // All ones in the halves of rows that have signs.
+  __device__ __forceinline__ u32 has_signs(int n) const { return take_bytes<0xBB99>(scale[n]); }
   // The lowest bits of this lane's numbers: 0 of rows that have a zero-point instead.
   __device__ __forceinline__ u32 low_bits(int n, int t) const {
-    return (low[n] & take_bytes<0xB9B9>(scale[n])) >> (t & 1);
+    return take_bytes<0x3120>((low[n] & has_signs(n)) >> (t & 1));
   }
   // What numbers are counted from.
   template <int BITS>
   __device__ __forceinline__ u32 start(int n) const {
     if (!SIGNS) return zero[n];
     const u32 middle = mul2(scale[n], TWO_TO(BITS - 1) ^ 0x80008000u);
-    const u32 has_signs = take_bytes<0xBB99>(scale[n]);
-    return (middle & has_signs) | (take_bytes<0x3120>(zero[n]) & ~has_signs);
+    return (middle & has_signs(n)) | (zero[n] & ~has_signs(n));
   }
 };
 

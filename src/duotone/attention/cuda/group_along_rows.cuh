@@ -8,10 +8,10 @@ struct Levels {
 
 // One operand: ROWS tiles of 16 rows by CHUNKS of 16 k.
 //
-// Numbers are 2^-8 of themselves: a code below the top of a mantissa whose exponent is 0 is code *
-// 2^-(14 + bits) exactly, and its step, scale * 2^(6 + bits), makes it scale * code * 2^-8. Codes of
-// k below the others' stand two bits lower where that saves a shift, and their steps are 4 times as
-// large. Nothing is rounded but the sum with the zero-point.
+// Numbers are 2^-8 of themselves: a code below the top of a mantissa whose exponent is 0 is exactly
+// code * 2^-(14 + bits), and its step, scale * 2^(6 + bits), makes it scale * code * 2^-8. Codes of
+// even q stand two bits lower where that saves a shift, and their steps are 4 times as large.
+// Nothing is rounded but the sum with the zero-point.
 template <int ROWS, int CHUNKS, int BITS, int GROUP>
 struct AlongRows {
   static constexpr int WORDS = ROWS * CHUNKS * BITS / 4, GROUPS = 1;

@@ -32,16 +32,15 @@ below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^b
 and start = -2^(bits - 1) * scale. Otherwise u = 2 * code, start is the zero-point. The codes are
 u / 2, their words rotated left by 1 bit; the lowest bit of u, of t, is at bit
 
-    16 side + 8 i + place + t % 2  of word t / 2
+    16 i + 8 side + place + t % 2  of word t / 2
 
 with place = 2 q, or 4 (q % 2) + 2 (q / 2) where codes have 4 bits:
 
     31       24 23       16 15        8 7         0
-    | rows g+8 |  rows g   | rows g+8  |  rows g  |     a byte: q3 q3 q2 q2 q1 q1 q0 q0, odd, even t
-    |       side 1         |        side 0        |
+    |  side 1  |  side 0   |  side 1   |  side 0  |     a byte: q3 q3 q2 q2 q1 q1 q0 q0, odd, even t
+    |      row g + 8       |        row g         |
 
-Where the scale says zero-point, these bytes hold it in word 0 (its low byte at side 0), and 0 in
-word 1.
+Where a row's scale says zero-point, its half of word 0 is that, and of word 1 is 0.
 """
 
 from __future__ import annotations
@@ -274,7 +273,7 @@ def _with_signs(
     words = _low_bits(_numbers(x, form, tokens, channels, value) & 1, form.bits)
     if x.slot is not None:
         offset = _by_operand(x, x.offset.half(), form, tokens, channels, value)
-        words[..., 0] |= _zero_bytes(offset.masked_fill(modes, 0))
+        words[..., 0] |= _row_pairs(offset.masked_fill(modes, 0))
     first = _by_runs(_row_pairs(flagged), words[..., 0]).flatten(4)
     second = _by_runs(words[..., 1]).flatten(4)
     return torch.cat([first, second], -1).flatten(3).contiguous().view(torch.uint8)
@@ -287,17 +286,11 @@ def _low_bits(bits: Tensor, width: int) -> Int[Tensor, "batch heads tiles groups
     i, parity, side = (
         torch.arange(2, device=bits.device).view(shape) for shape in ((2, 1, 1, 1), (2, 1), (2,))
     )
-    at = 16 * side + 8 * i + place.view(4, 1, 1) + parity  # [i, q, parity, side]
+    at = 16 * i + 8 * side + place.view(4, 1, 1) + parity  # [i, q, parity, side]
     split = bits.long().unflatten(-2, (-1, 2, 8)).unflatten(-1, (-1, 4, 2, 2, 2))
     # [.., row tile, i, g, group, q, word, parity, side]
     moved = split.permute(0, 1, 2, 3, 6, 5, 8, 4, 7, 9, 10) << at
     return _as_words(moved.sum((-4, -3, -2, -1))).flatten(3, 4)
-
-
-def _zero_bytes(zero: Tensor) -> Int[Tensor, "batch heads tiles groups g"]:
-    """fp16 zero-points of rows by groups: bytes {g low, g + 8 low, g high, g + 8 high}."""
-    pairs = _row_pairs(zero).unsqueeze(-1).view(torch.uint8)
-    return pairs[..., [0, 2, 1, 3]].contiguous().view(torch.int32).squeeze(-1)
 
 
 def _as_words(x: Tensor) -> Tensor:
