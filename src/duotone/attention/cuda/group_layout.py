@@ -7,15 +7,14 @@ one more tile:
 
 K and V are matrices of rows by k, of which k is summed over: K is tokens by channels, V channels
 by tokens. Codes are in the order of the operand A of `mma.m16n8k16`: with g = lane / 4 and
-t = lane % 4, run = row tile * (k / 32) + k / 32, a code of
+t = lane % 4, a lane's codes of a row tile and 32 k, its run = row tile * (size of k / 32) + r, are
 
-    row = 16 row tile + 8 i + g,  k = 32 (k / 32) + 8 q + 2 t + side
+    row = 16 row tile + 8 i + g,  k = 32 r + 8 q + 2 t + side       i < 2, q < 4, side < 2
 
-is code 8 run + 4 i + q of its lane and side (of 2-bit and 4-bit codes) or bit 8 i + 2 q + run % 2
-of its half of word run / 2 (of 1-bit codes). 32 / bits codes fill a word, half of them (side 0) its
-lower 16 bits, lowest first; words are [vectors][32 lanes][words]. So every fourth code, the same q
-of both row halves and of all rows, stands as high in its byte, and q heads or weights that meet it
-are divided by that: a shift by 8 and masks make operands of a word.
+and the code is number 8 run + 4 i + q of its lane and side where codes have 2 or 4 bits, and bit
+8 i + 2 q + run % 2 of its half of word run / 2 where they have 1. Codes of side 0 fill the lower 16
+bits of words, lowest first; words are [vectors][32 lanes][words]. So q alone says how high in its
+byte a code stands: products take codes as they stand, and what they meet is divided by that.
 
 Scales and zero-points (fp16), by what they run along; n = row tile * groups of k + group:
 
@@ -24,8 +23,8 @@ Scales and zero-points (fp16), by what they run along; n = row tile * groups of 
     with signs  [n / 2]  [g] {scales of n, of n + 1; words 0 of n, of n + 1}
                          [g] {words 1 of n, of n + 1}
 
-where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits), of
-k and k + 1 of 1-bit and 2-bit codes scale * 2^(8 + bits): powers of two that save multiplications.
+where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits), but
+scale * 2^(8 + bits) of the first two of 1-bit and 2-bit codes (even q, which stand 2 bits lower).
 
 With signs, an element is a number u of bits + 1 bits and stands for scale * u / 2 + start. A scale
 below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^bits - signed code
