@@ -23,8 +23,8 @@ Scales and zero-points (fp16), by what they run along; n = row tile * groups of 
     with signs  [n / 2]  [g] {scales of n, of n + 1; words 0 of n, of n + 1}
                          [g] {words 1 of n, of n + 1}
 
-where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits), but
-scale * 2^(8 + bits) of the first two of 1-bit and 2-bit codes (even q, which stand 2 bits lower).
+where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits),
+but scale * 2^(8 + bits) for k and k + 1 of 1-bit and 2-bit codes (even q, taken 2 bits lower).
 
 With signs, an element is a number u of bits + 1 bits and stands for scale * u / 2 + start. A scale
 below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^bits - signed code
