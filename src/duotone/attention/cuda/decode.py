@@ -10,6 +10,7 @@ from torch import Tensor
 
 from duotone.attention.cuda import group_decode, span_decode
 from duotone.attention.cuda.dense_decode import dense_reason, dense_task
+from duotone.attention.cuda.geometry import ring_bytes
 from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.launch import QUERY_TYPES, Task, run
 from duotone.attention.cuda.runtime import missing
@@ -70,7 +71,7 @@ def _reason(
     group = query.shape[1] // segment.records.shape[1]
     streams = isinstance(segment.records, GroupRecords)
     fits = (group_decode if streams else span_decode).fits
-    if not fits(segment.records.format, group):
+    if not fits(segment.records.format, group, ring_bytes(query.device)):
         return f"no CUDA kernel for {segment.records.format} with {group} q heads per kv head"
     return _calibration_reason(query, segment, kv) if tau is not None else None
 

@@ -141,7 +141,10 @@ class GroupLayout:
         """The records of K and V, or None where the kernel cannot read them."""
         form = _format((key.spec, value.spec), (key.head_dim, value.head_dim))
         both = (key, value)
-        if form is None or not all(_is_whole(x) and scales_fit(x) for x in both):
+        if form is None or not all(_is_whole(x) for x in both):
+            return None
+        operands = (form.key, form.value)
+        if not all(scales_fit(x, at) for x, at in zip(both, operands, strict=True)):
             return None
         return GroupRecords(form, to_group_records(key, value, form))
 
