@@ -53,7 +53,8 @@ class PackedTensor:
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: which tokens share a row of parameters.
-    codes are None where a layer reads another layer's (`with_codes` brings them in).
+    codes are None where a layer reads another layer's (`with_codes` brings them in); parameters
+    are, too, where a kernel's records hold them.
     """
 
     spec: TensorSpec
@@ -61,7 +62,7 @@ class PackedTensor:
     dtype: torch.dtype
     blocks: BlockTable
     codes: Codes | None
-    scale: Params
+    scale: Params | None
     zero_point: Float[Tensor, "batch kv_heads rows offsets"] | None = None
     slot: UInt8[Tensor, "batch kv_heads rows columns slot_bytes"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
@@ -85,6 +86,10 @@ class PackedTensor:
     def without_codes(self) -> PackedTensor:
         """Scales and zero-points alone."""
         return replace(self, codes=None)
+
+    def without_parts(self) -> PackedTensor:
+        """What the tensor is, without codes and parameters: others hold them."""
+        return replace(self, **dict.fromkeys(self.tensor_names()))
 
     @property
     def per_token(self) -> bool:

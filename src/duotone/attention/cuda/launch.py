@@ -80,17 +80,23 @@ def warps_within_rings(form: Format, warps: int) -> int:
 
 
 def cut(
-    form: Format, warps: int, heads: int, records: int, sms: int, max_unit_tokens: int | None = None
+    form: Format,
+    warps: int,
+    heads: int,
+    records: int,
+    sms: int,
+    max_unit_tokens: int | None = None,
+    max_teams: int = 4,
 ) -> Geometry:
     """The cut with the least predicted time.
 
     heads: batch * kv_heads * blocks of tokens. records: of each of them, at most.
-    max_unit_tokens: what one split may hold at most.
+    max_unit_tokens: what one split may hold at most. max_teams: per block.
     """
     work_us = records * form.nbytes / SM_BYTES_PER_US
     least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
     options = {}
-    for teams in (t for t in (1, 2, 4) if t == 1 or warps >= 4 * t):
+    for teams in (t for t in (1, 2, 4) if t <= max_teams and (t == 1 or warps >= 4 * t)):
         for splits in {least, max(1, min(records, max(least, sms * teams // heads)))}:
             waves = -(-heads * splits // (teams * sms))
             merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
