@@ -4,7 +4,9 @@ import ctypes
 
 import pytest
 
-from duotone.attention.cuda import group_decode, runtime, span_decode
+import duotone
+from duotone.attention.cuda import class_decode, group_decode, runtime, span_decode
+from duotone.attention.cuda.class_format import Classes, ClassFormat
 from duotone.attention.cuda.group_layout import GroupFormat, Operand
 from duotone.attention.cuda.launch import STAGES, Call, cut
 from duotone.attention.cuda.layout import RecordFormat
@@ -27,6 +29,11 @@ GROUPS = [
     (GroupFormat(64, INNER, PLAIN), 16),
     (GroupFormat(256, SIGNED, SIGNED), 6),
 ]
+
+
+def class_format(bits: int, head_dim: int) -> ClassFormat:
+    visual = duotone.scheme("duotone", bits=bits).visual
+    return ClassFormat(head_dim, *(Classes.of(x, head_dim) for x in (visual.key, visual.value)))
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +74,26 @@ def test_group_decode_compiles(form, group) -> None:
     warps = group_decode.warps_of(form, group)
     macros = common(form, group, warps, Call) | group_decode.macros_of(form)
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("bits", "head_dim", "group"),
+    [(1, 128, 4), (1, 64, 1), (1, 128, 7), (2, 128, 4), (2, 64, 7), (2, 256, 6)],
+)
+def test_class_decode_compiles(bits, head_dim, group) -> None:
+    form = class_format(bits, head_dim)
+    assert class_decode.fits(form, group)
+    warps = class_decode.warps_of(form, group)
+    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(form)
+    assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("bits", "teams"), [(1, 4), (2, 2)])
+def test_beginnings_of_teams_stand_beside_the_rings(bits, teams) -> None:
+    form = class_format(bits, 128)
+    assert class_decode.warps_of(form, 4) == 16
+    at = class_decode.geometry(form, 4, 10_000, 64, 132)
+    assert at.teams == teams
 
 
 def test_a_structure_of_another_size_does_not_compile() -> None:

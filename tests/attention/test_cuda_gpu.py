@@ -192,5 +192,9 @@ def test_a_spec_without_kernels_raises_before_the_model_runs(pictures) -> None:
     model, _ = pictures
     with pytest.raises(ValueError, match="impl='cuda' is not possible"):
         duotone.QuantizedCache(model, duotone.scheme("kivi"), impl="cuda")
-    with pytest.raises(ValueError, match="records hold"):
-        duotone.QuantizedCache(model, duotone.scheme("duotone"), impl="cuda")
+    visual = duotone.scheme("duotone").visual
+    grouped = visual.replace(key=visual.key.replace(group=32))
+    with pytest.raises(ValueError, match="multiple of 64"):
+        duotone.QuantizedCache(
+            model, duotone.scheme("duotone").replace(visual=grouped), impl="cuda"
+        )

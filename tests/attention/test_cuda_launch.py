@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from duotone.attention.cuda import launch, span_decode
+import duotone
+from duotone.attention.cuda import class_decode, launch, span_decode
+from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 
@@ -35,14 +37,15 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    monkeypatch.setattr(span_decode, "multiprocessors", lambda device: 132)
+    for module in (span_decode, class_decode):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
 
-def records_of(case: Case):
+def records_of(case: Case, layout=span_layout):
     """(query, segments), the packed one in records."""
     query, (first, *rest) = build(case)
-    pair = PackedPair(first.key, first.value).laid_out(span_layout)
+    pair = PackedPair(first.key, first.value).laid_out(layout)
     return query, [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
 
 
@@ -73,6 +76,30 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     assert one.at.blocks * one.macros["TEAMS"] >= given.units
     assert one.at.shared_bytes == one.macros["WARPS"] * launch.STAGES * records.format.nbytes
     assert one.macros["G"] == query.shape[1] // 2
+
+
+def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
+    visual = duotone.scheme("duotone", bits=1).visual
+    case = Case(LENGTHS, visual.key, visual.value, head_dim=128, kv_heads=2, spans=2)
+    query, (segment, *_) = records_of(case, class_layout)
+    assert not segment.key.tensor_names()
+    records = segment.records
+    span = class_decode.ClassSpan(records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    given = one.given
+    assert (given.records, given.tokens) == (records.data.data_ptr(), span.tokens.data_ptr())
+    assert (given.k_top, given.v_scale, given.v_zero, given.v_order) == (
+        records.key_top.data_ptr(),
+        records.value_scale.data_ptr(),
+        records.value_zero.data_ptr(),
+        records.value_order.data_ptr(),
+    )
+    assert given.blocks == 2
+    assert {name: one.macros[name] for name in ("KN4", "KN2", "KN1", "VN4", "VN2", "VN1")} == {
+        "KN4": 16, "KN2": 32, "KN1": 0, "VN4": 0, "VN2": 16, "VN1": 96,
+    }  # fmt: skip
+    assert one.at.shared_bytes == 16 * launch.STAGES * 2448
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from duotone.attention.reference import attend
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import Layout
-from duotone.cache.segments import Segment
+from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
@@ -64,17 +64,19 @@ def code_layout(
     """
     if impl not in ("auto", "cuda") or device is None:
         return None
-    from duotone.attention.cuda.layout import span_layout, spec_reason
+    from duotone.attention.cuda.layouts import layout_of
     from duotone.attention.cuda.runtime import missing
 
     visual = spec.visual
     reason = missing(device)
     if reason is None and not isinstance(visual, KVSpec):
         reason = f"the CUDA kernels decode packed visual spans; visual is {visual!r}"
-    reason = reason or spec_reason(visual.key, visual.value)
-    if reason is not None and impl == "cuda":
-        raise ValueError(f"impl='cuda' is not possible: {reason}. Use impl='auto'.")
-    return None if reason else span_layout
+    found = reason or layout_of(visual.key, visual.value)
+    if not isinstance(found, str):
+        return found
+    if impl == "cuda":
+        raise ValueError(f"impl='cuda' is not possible: {found}. Use impl='auto'.")
+    return None
 
 
 def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:
@@ -102,9 +104,17 @@ def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
         _check_segment(query, segment)
 
 
-def _check_segment(query: Tensor, segment: Segment) -> None:
+def _batch_and_heads(segment: Segment) -> tuple[int, int]:
+    if isinstance(segment, PackedSegment) and segment.records is not None:
+        return segment.records.shape
     key = segment.key
     batch, heads = (key.scale if isinstance(key, PackedTensor) else key).shape[:2]
+    return batch, heads
+
+
+def _check_segment(query: Tensor, segment: Segment) -> None:
+    key = segment.key
+    batch, heads = _batch_and_heads(segment)
     head_dim = key.head_dim if isinstance(key, PackedTensor) else key.shape[-1]
     fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
     if not fits:

@@ -126,15 +126,16 @@ class PackedRow:
 
 def laid_out(problem: Problem) -> Problem:
     """The same with packed codes as the CUDA kernels take them. Errors: UnavailableError."""
-    from duotone.attention.cuda.layout import span_layout, spec_reason
+    from duotone.attention.cuda.layouts import layout_of
 
     first = problem.segments[0]
-    if spec_reason(first.key.spec, first.value.spec) is not None:
+    layout = layout_of(first.key.spec, first.value.spec)
+    if isinstance(layout, str):
         return as_stream(problem)
     segments = []
     for segment in problem.segments:
         if isinstance(segment, PackedSegment):
-            pair = PackedPair(segment.key, segment.value).laid_out(span_layout)
+            pair = PackedPair(segment.key, segment.value).laid_out(layout)
             if pair.records is None:
                 raise UnavailableError("the CUDA kernels have no layout for these blocks")
             segment = replace(segment, key=pair.key, value=pair.value, records=pair.records)

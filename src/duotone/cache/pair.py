@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.ledger import Piece
-from duotone.cache.packed import Codes, PackedTensor, pack_tensor
+from duotone.cache.packed import PackedTensor, pack_tensor
 from duotone.cache.ragged import Lengths, Move
 from duotone.quant import KVSpec, TensorSpec
 
@@ -22,12 +22,24 @@ class LaidOut(Protocol):
     """Codes of K and V in an order that a kernel owns."""
 
     @property
+    def with_parameters(self) -> bool:
+        """Scales and the like are in it, too: the packed tensors keep none."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(batch, kv_heads)."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes, filling included."""
         ...
 
-    def canonical(self, key: PackedTensor, value: PackedTensor) -> tuple[Codes, Codes]:
-        """The packed codes of both in canonical order, exactly."""
+    def canonical(
+        self, key: PackedTensor, value: PackedTensor
+    ) -> tuple[PackedTensor, PackedTensor]:
+        """Both, complete, with codes in canonical order, exactly."""
         ...
 
     def rows(self, index: Tensor) -> LaidOut:
@@ -45,15 +57,15 @@ def with_canonical_codes(
     """K and V with codes of their own, whoever holds them now."""
     if records is None:
         return key, value
-    codes = records.canonical(key, value)
-    return replace(key, codes=codes[0]), replace(value, codes=codes[1])
+    return records.canonical(key, value)
 
 
 @dataclass(frozen=True)
 class PackedPair:
     """Packed K and V of the same tokens.
 
-    records: their codes where a kernel has laid them out; key and value then have none.
+    records: their codes where a kernel has laid them out; key and value then have none, and no
+        parameters where those are in the records, too.
     """
 
     key: PackedTensor
@@ -85,6 +97,8 @@ class PackedPair:
         records = layout(self.key, self.value) if self.records is None else None
         if records is None:
             return self
+        if records.with_parameters:
+            return PackedPair(self.key.without_parts(), self.value.without_parts(), records)
         return PackedPair(self.key.without_codes(), self.value.without_codes(), records)
 
     def canonical(self) -> PackedPair:

@@ -61,6 +61,11 @@ class ClassRecords:
     with_parameters = True
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(batch, kv_heads)."""
+        return self.data.shape[:2]
+
+    @property
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in values.items() if isinstance(x, Tensor)}

@@ -1,4 +1,4 @@
-"""`decode_attention` with CUDA kernels: spans in records, everything else through Triton."""
+"""`decode_attention` with CUDA kernels: visual spans in records, everything else by Triton."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda import class_decode
+from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.launch import QUERY_TYPES
 from duotone.attention.cuda.runtime import missing
 from duotone.attention.cuda.span_decode import Span, fits, is_resident, span_decode
@@ -18,6 +20,7 @@ from duotone.attention.triton_decode import (
 from duotone.attention.triton_decode import unsupported as unsupported_by_triton
 from duotone.attention.triton_operands import head_dim_of
 from duotone.cache.segments import PackedSegment, Segment
+from duotone.quant.rotation import rotate
 
 
 def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str | None:
@@ -51,13 +54,13 @@ def _span_reason(
         return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if segment.mask is not None:
         return "the CUDA kernels take no mask within a packed segment"
-    if segment.value.spec.transform is not None:
-        return "the CUDA kernels do not rotate outputs back"
-    form = segment.records.format
-    group = query.shape[1] // segment.records.data.shape[1]
-    if not fits(form, group):
+    form, classes = segment.records.format, isinstance(segment.records, ClassRecords)
+    group = query.shape[1] // segment.records.shape[1]
+    if not (class_decode.fits if classes else fits)(form, group):
         return f"no CUDA kernel for {form} with {group} q heads per kv head"
     if tau is not None and segment.visual:
+        if classes:
+            return "score calibration of channels of unequal bits is not in the CUDA kernels"
         if sum(other.visual for other in kv) > 1:
             return "score calibration over several visual segments is not in the CUDA kernels"
         if not is_resident(query, _span(segment)):
@@ -129,7 +132,10 @@ class SpanLaunch:
         _attend_span(self.query, self.segment, self.sm_scale, tau, out, sums)
 
     def turn_back(self, partial: Tensor) -> None:
-        """Nothing: values are not rotated."""
+        """Bring the partial output out of the basis of the values, in place."""
+        transform = self.segment.value.spec.transform
+        if transform is not None:
+            partial.copy_(rotate(partial, transform))
 
 
 def _span(segment: PackedSegment) -> Span:
@@ -152,11 +158,27 @@ def _attend_span(
     out: Tensor,
     lse: Tensor | None,
 ) -> None:
-    calibration = tau if segment.visual else None
-    turned = segment_query(query, segment)
-    if lse is None and turned.dtype != query.dtype:
-        wide = torch.empty_like(turned)
-        span_decode(turned, _span(segment), sm_scale, calibration, wide)
-        out.copy_(wide)
+    turned, transform = segment_query(query, segment), segment.value.spec.transform
+    if lse is not None or (transform is None and turned.dtype == query.dtype):
+        _decode(turned, segment, sm_scale, tau, out, lse)
         return
-    span_decode(turned, _span(segment), sm_scale, calibration, out, lse)
+    wide = torch.empty_like(turned, dtype=torch.float32)
+    _decode(turned, segment, sm_scale, tau, wide, wide.new_empty(wide.shape[:2]))
+    out.copy_(rotate(wide, transform))
+
+
+def _decode(
+    query: Tensor,
+    segment: PackedSegment,
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """By the kernel that reads these records, in the bases of K and V."""
+    if isinstance(segment.records, ClassRecords):
+        span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+        class_decode.class_decode(query, span, sm_scale, out, lse)
+        return
+    calibration = tau if segment.visual else None
+    span_decode(query, _span(segment), sm_scale, calibration, out, lse)

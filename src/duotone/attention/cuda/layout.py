@@ -21,7 +21,7 @@ record; what is filled up has code 0 and is masked by lengths or multiplied by 0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -84,6 +84,14 @@ class Records:
     data: UInt8[Tensor, "batch kv_heads records bytes"]
     first: Int[Tensor, "batch blocks"]
 
+    # Scales stay in the packed tensors.
+    with_parameters = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(batch, kv_heads)."""
+        return self.data.shape[:2]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the codes, filling included, and of where blocks start."""
@@ -93,10 +101,13 @@ class Records:
         """Pick sequences."""
         return Records(self.format, self.data[index], self.first[index])
 
-    def canonical(self, key: PackedTensor, value: PackedTensor) -> tuple[Tensor, Tensor]:
-        """The packed codes of K and V in canonical order."""
-        codes = from_records(self, key.blocks)
-        return pack(codes[0], key.spec.bits), pack(codes[1], value.spec.bits)
+    def canonical(
+        self, key: PackedTensor, value: PackedTensor
+    ) -> tuple[PackedTensor, PackedTensor]:
+        """K and V with packed codes in canonical order."""
+        both = zip((key, value), from_records(self, key.blocks), strict=True)
+        own, other = (replace(x, codes=pack(codes, x.spec.bits)) for x, codes in both)
+        return own, other
 
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
