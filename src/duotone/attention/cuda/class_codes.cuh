@@ -8,7 +8,7 @@ __device__ constexpr int power_in(int n, int most) {
   return power;
 }
 
-// Channels with codes of 4, 2 and 1 bits, in columns of 16; the last column of a width is filled up.
+// Channels with codes of 4, 2 and 1 bits, in columns of 16; the last one of a width is filled up.
 template <int N4, int N2, int N1>
 struct Classes {
   static constexpr int C4 = (N4 + 15) / 16, C2 = (N2 + 15) / 16, C1 = (N1 + 15) / 16;
@@ -56,11 +56,11 @@ __device__ __forceinline__ u32 code_register(const u32* words) {
   constexpr int shift = E % per_byte * bits - PLACE;
   return (words[C::first_word(bits) + E / per_byte] >> shift) & mask;
 }
-// Row half `ROWS` (8 keys) of a column of K.
-template <int COLUMN, int ROWS>
+// Keys 8 EIGHT to 8 EIGHT + 7 of a column of K.
+template <int COLUMN, int EIGHT>
 __device__ __forceinline__ u32 key_register(const u32* words) {
   constexpr int bits = Keys::bits(COLUMN);
-  constexpr int e = ROWS * Keys::columns(bits) + COLUMN - Keys::first_column(bits);
+  constexpr int e = EIGHT * Keys::columns(bits) + COLUMN - Keys::first_column(bits);
   return code_register<Keys, COLUMN, e, key_place(COLUMN)>(words);
 }
 // Register A of a column of V: keys half A / 4, channels half A % 2.

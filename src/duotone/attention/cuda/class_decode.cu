@@ -13,12 +13,12 @@
 #define HEADS (HT * 4)
 #define TILE 64
 #define KEYS (TILES * TILE)
-#define COLUMNS(N) (((N) + 15) / 16)
-#define WORDS(N4, N2, N1) (4 * COLUMNS(N4) + 2 * COLUMNS(N2) + COLUMNS(N1))
-#define PLACES (16 * (COLUMNS(KN4) + COLUMNS(KN2) + COLUMNS(KN1)))
+#define COLUMNS_OF(N) (((N) + 15) / 16)
+#define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
+#define PLACES (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
 // Where the parts of a tile begin.
-#define VALUES_AT (128 * WORDS(KN4, KN2, KN1))
-#define ZEROS_AT (VALUES_AT + 128 * WORDS(VN4, VN2, VN1))
+#define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
+#define ZEROS_AT (VALUES_AT + 128 * WORDS_OF(VN4, VN2, VN1))
 #define SCALES_AT (ZEROS_AT + 2 * D)
 #define CHANNELS_AT (SCALES_AT + 2 * PLACES)
 #define TILE_BYTES (CHANNELS_AT + PLACES)
@@ -28,7 +28,7 @@ static_assert(STAGES > 2, "V of a tile is read while the next record arrives");
 #define BIAS 12582912.f  // 1.5 * 2^23: an integer below 2^22 added to its bits is a float
 #define BIAS_BITS 0x4B400000
 #define BOTH_BIASES 12632064.f  // BIAS * 257 / 256: of a high digit's sum and of a low one's
-#define P_BIAS 8388608.f        // 2^23: a float below 2^16 added to it has its integer in the low bits
+#define P_BIAS 8388608.f        // 2^23: p added to it has its integer in the low bits
 #define Q_TOP 32639.f           // 127 * 256 + 127
 #define PLAIN_TOP 16.f          // the largest q in fp16
 #define P_TOP 15.999f

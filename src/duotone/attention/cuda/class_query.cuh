@@ -33,7 +33,8 @@ __device__ __forceinline__ u32 pinned(u32 x, int lane) {
 // What a team needs before its first key and after its last one.
 struct __align__(16) Prologue {
   float query[HT][D][4];  // by channel, times what makes integers of it with a scale of K
-  u32 plain[CHAINS][D / 16][ROWS][4][4];  // q in fp16 as A: row g what rounding keeps, g + 8 the rest
+  // q in fp16 as A of the products with zero-points: row g what rounding keeps, row g + 8 the rest.
+  u32 plain[CHAINS][D / 16][ROWS][4][4];
   int bias[4], ones[4];
   float heads[HEADS][2];  // the largest |q| * scale, and the largest |q|; then the team's sums
   u32 value[D];           // V's scale and zero-point of every channel, fp16
@@ -54,6 +55,7 @@ struct __align__(16) Prologue {
   __device__ __forceinline__ void load_query(const Arguments& at, const Unit& u) {
     for (int h = u.warp; h < HEADS; h += WT) {
       const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
+      const u16* k_top = at.k_top + (size_t)u.row * CHANNELS;
       float x[D / 32], top = 0.f, folded = 0.f;
 #pragma unroll
       for (int i = 0; i < D / 32; i++) {
@@ -61,8 +63,7 @@ struct __align__(16) Prologue {
         const bool real = h < G && c < CHANNELS;
         x[i] = real ? query_to_float(row[c]) : 0.f;
         top = fmaxf(top, fabsf(x[i]));
-        if (real)
-          folded = fmaxf(folded, fabsf(x[i]) * half_to_float(at.k_top[(size_t)u.row * CHANNELS + c]));
+        if (real) folded = fmaxf(folded, fabsf(x[i]) * half_to_float(k_top[c]));
       }
 #pragma unroll
       for (int o = 16; o; o >>= 1) {
@@ -78,8 +79,8 @@ struct __align__(16) Prologue {
       if (u.lane == 0) heads[h][0] = folded, heads[h][1] = top;
     }
   }
-  // Zero-points stand in the order of the channels, and a lane reads 8 of them: channel 32 i + 8 t +
-  // 4 s + 2 w + b is k = 2 t + 8 w + b of product 2 i + s.
+  // Zero-points stand in the order of the channels, and a lane reads 8 of them: channel
+  // 32 i + 8 t + 4 s + 2 w + b is k = 2 t + 8 w + b of product 2 i + s.
   __device__ __forceinline__ void put_plain(int h, int i, int c, float x) {
     float kept[2];
     unpack2(kept, pack2(x, 0.f));
@@ -90,10 +91,10 @@ struct __align__(16) Prologue {
 };
 
 struct Query {
-  u32 digits[HT][Keys::COLUMNS];    // B: column g is the high (even g) or low digit of head g / 2
-  float offset[HT];                 // q times the zero-points of this tile
-  int bias[4];                      // of the digits' sums
-  float scale[HT], plain_scale[HT]; // score * log2(e) = scale * (integer product) + offset
+  u32 digits[HT][Keys::COLUMNS];  // B: column g is the high (even g) or low digit of head g / 2
+  float offset[HT];               // q times the zero-points of this tile
+  int bias[4];                    // of the digits' sums
+  float scale[HT], plain_scale[HT];  // score * log2(e) = scale * (integer product) + offset
   // Where this lane finds q, which bytes of two words it keeps, where its parts of a tile begin.
   u32 table, plain, pick, half, zeros;
 
@@ -113,6 +114,7 @@ struct Query {
       plain_scale[h] = p.heads[h * 4 + u.t][1] * at.sm_scale / PLAIN_TOP;
     }
   }
+  // This tile's digits and offsets.
   __device__ __forceinline__ void fold(u32 tile, const Unit& u) {
     fold_column<0>(tile + 2 * half, tile + half);
     add_zeros(tile + zeros, u);
@@ -152,7 +154,9 @@ struct Query {
     u16 numbers;
     float s[2];
     asm volatile("ld.shared.u32 %0,[%1];" : "=r"(pair) : "r"(scales + SCALES_AT + 32 * COLUMN));
-    asm volatile("ld.shared.u16 %0,[%1];" : "=h"(numbers) : "r"(channels + CHANNELS_AT + 16 * COLUMN));
+    asm volatile("ld.shared.u16 %0,[%1];"
+                 : "=h"(numbers)
+                 : "r"(channels + CHANNELS_AT + 16 * COLUMN));
     unpack2(s, pair);
     u32 first, second;
     asm("prmt.b32 %0,%1,0,0x4440;" : "=r"(first) : "r"((u32)numbers));

@@ -63,7 +63,7 @@ struct Sums {
         p[h][u][1] = transpose8x8(__byte_perm(pi[h][4 * u + 1], pi[h][4 * u + 3], 0x4051));
       }
   }
-  // To shared memory as floats, by channel: rows [4 HT][D + 8], and maximum and weight of each head.
+  // To shared memory as floats, by channel: rows [4 HT][D + 8]; maximum and weight of each head.
   __device__ __forceinline__ void store(const Unit& u, float* rows, float (*ml)[2],
                                         const Prologue& prologue) const {
     for (int i = u.lane; i < HEADS * (D + 8); i += 32) rows[i] = 0.f;  // channels without codes
