@@ -5,10 +5,18 @@ import ctypes
 import pytest
 
 import duotone
-from duotone.attention.cuda import class_decode, group_decode, runtime, span_decode
+from duotone.attention.cuda import (
+    class_decode,
+    dense_decode,
+    group_decode,
+    runtime,
+    span_decode,
+    window_append,
+)
 from duotone.attention.cuda.class_format import Classes, ClassFormat
+from duotone.attention.cuda.geometry import cut
 from duotone.attention.cuda.group_layout import GroupFormat, Operand
-from duotone.attention.cuda.launch import STAGES, Call, cut
+from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
@@ -28,7 +36,10 @@ GROUPS = [
     (GroupFormat(128, PLAIN, PLAIN), 4),
     (GroupFormat(64, INNER, PLAIN), 16),
     (GroupFormat(256, SIGNED, SIGNED), 6),
+    (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
+
+DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
 
 
 def class_format(bits: int, head_dim: int) -> ClassFormat:
@@ -47,10 +58,12 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "CHANNELS": form.head_dim,
         "G": group,
         "WARPS": warps,
-        "TEAMS": 1,
-        "STAGES": STAGES,
+        "PER_SM": 1,
+        "STAGES": form.stages,
         "OVERLAP": 1,
         "QUERY": 1,
+        "OUT": 1,
+        "PAGED": 0,
         "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
     }
 
@@ -68,12 +81,23 @@ def test_span_decode_compiles_and_is_kept(form, group, tau, folder) -> None:
     assert runtime.compiled(span_decode.SOURCE, "sm_90", macros) == b"kept"
 
 
+@pytest.mark.parametrize("records_per_page", [0, 3], ids=["whole", "pages"])
 @pytest.mark.parametrize(("form", "group"), GROUPS, ids=str)
-def test_group_decode_compiles(form, group) -> None:
+def test_group_decode_compiles(form, group, records_per_page) -> None:
     assert group_decode.fits(form, group)
     warps = group_decode.warps_of(form, group)
     macros = common(form, group, warps, Call) | group_decode.macros_of(form)
+    macros["PAGED"] = records_per_page
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("overlap", [1, 2], ids=["first", "joined"])
+@pytest.mark.parametrize(("head_dim", "group", "query", "kv"), DENSE)
+def test_dense_decode_compiles(head_dim, group, query, kv, overlap) -> None:
+    form = dense_decode.DenseFormat(head_dim)
+    macros = common(form, group, dense_decode.WARPS, dense_decode.Arguments)
+    macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "KV": kv}
+    assert runtime.compiled(dense_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -88,12 +112,24 @@ def test_class_decode_compiles(bits, head_dim, group) -> None:
     assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
-@pytest.mark.parametrize(("bits", "teams"), [(1, 4), (2, 2)])
-def test_beginnings_of_teams_stand_beside_the_rings(bits, teams) -> None:
+@pytest.mark.parametrize(("bits", "blocks"), [(1, (1, 2, 4)), (2, (1, 2))])
+def test_beginnings_of_blocks_stand_beside_the_rings(bits, blocks) -> None:
     form = class_format(bits, 128)
     assert class_decode.warps_of(form, 4) == 16
-    at = class_decode.geometry(form, 4, 10_000, 64, 132)
-    assert at.teams == teams
+    assert class_decode.per_sm(form, 4, 16) == blocks
+
+
+def test_window_append_compiles() -> None:
+    size = ctypes.sizeof(window_append.Arguments)
+    macros = {"ROW_BYTES": 160, "OVERLAP": 1, "ARGUMENTS_BYTES": size}
+    assert runtime.compiled(window_append.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+def test_span_decode_compiles_for_pages() -> None:
+    form = RecordFormat(128, 2, 2)
+    macros = common(form, 4, 16, span_decode.Arguments) | span_decode.macros_of(form, True)
+    binary = runtime.compiled(span_decode.SOURCE, "sm_90", macros | {"PAGED": 8})
+    assert binary[:4] == b"\x7fELF"
 
 
 def test_a_structure_of_another_size_does_not_compile() -> None:
@@ -120,7 +156,7 @@ def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path, monkeypatch) 
 def test_a_launch_is_cut_to_fill_the_device(heads, records, splits) -> None:
     at = cut(RecordFormat(128, 1, 1), 16, heads, records, 132)
     assert at.splits == splits
-    assert heads * at.splits <= 132 * at.teams
+    assert heads * at.splits <= 132 * at.per_sm
 
 
 def test_no_split_holds_more_tokens_than_sums_can() -> None:

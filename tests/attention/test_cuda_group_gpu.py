@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from duotone.attention.cuda.group_decode import Stream, fits, group_decode
-from duotone.attention.cuda.group_layout import GroupFormat, operand_of, to_group_records
+from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
+from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
@@ -52,18 +53,21 @@ CASES = [
 ]
 
 
+def records_of(segment):
+    pair = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
+    assert isinstance(pair.records, GroupRecords)
+    return pair.records
+
+
 def decode(query, kv, sm_scale):
     """(output, lse) of one packed segment."""
     (segment,) = kv
-    key, value = segment.key, segment.value
-    form = GroupFormat(key.head_dim, operand_of(key, "key"), operand_of(value, "value"))
-    assert fits(form, query.shape[1] // key.scale.shape[1])
-    data, first = to_group_records(key, value, form)
-    lengths = segment.lengths
-    tokens = torch.stack([torch.zeros_like(lengths), lengths], -1)
+    records = records_of(segment)
+    assert fits(records.format, query.shape[1] // records.shape[1])
     out = torch.full(query.shape, float("nan"), device=query.device)
     lse = torch.full(query.shape[:2], float("nan"), device=query.device)
-    group_decode(query, Stream(form, data, first, tokens), sm_scale, out, lse)
+    stream = Stream(records.format, records.data, segment.lengths)
+    group_decode(query, stream, sm_scale, out, lse)
     return out.to(query.dtype), lse
 
 

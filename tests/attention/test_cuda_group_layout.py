@@ -1,5 +1,4 @@
-import struct
-
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +10,7 @@ from duotone.attention.cuda.group_layout import (
     operand_of,
     to_group_records,
 )
+from duotone.attention.cuda.group_records import GroupLayout
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec
 
@@ -23,70 +23,172 @@ CASES = {
     "inner": INNER,
     "inner-hybrid": tuple(spec.replace(mapping="hybrid") for spec in INNER),
     "inner-symmetric": tuple(spec.replace(mapping="symmetric") for spec in INNER),
+    "hybrid1": tuple(spec.replace(bits=1, mapping="hybrid") for spec in INNER),
+    "hybrid4": tuple(spec.replace(bits=4, mapping="hybrid") for spec in INNER),
+    "symmetric1": tuple(spec.replace(bits=1, mapping="symmetric") for spec in INNER),
+    "symmetric4": tuple(spec.replace(bits=4, mapping="symmetric") for spec in INNER),
+    "inner1": tuple(spec.replace(bits=1) for spec in INNER),
+    "inner4": tuple(spec.replace(bits=4) for spec in INNER),
     "k-kivi-v-inner": (KIVI[0], INNER[1]),
     "wide-groups": (TensorSpec(2, "tokens", 64), TensorSpec(2, "channels", 64)),
     "mixed-bits": (TensorSpec(4, "channels", 32, "hybrid"), TensorSpec(1, "tokens", 64)),
 }
 
 
-def half(data: bytes, at: int) -> float:
-    return struct.unpack_from("<e", data, at)[0]
+LANE = np.arange(32)
+G, T = LANE // 4, LANE % 4
 
 
-def decode(data: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
-    """A tile's operand as the kernel reads it, from the drawing in the layout's docstring."""
-    chunks, per_half = k // 16, 16 // form.bits
-    count = rows * k * form.bits // 32
-    words = struct.unpack_from(f"<{count}I", data)
-    per_lane = count // 32
-    unit = 4 if per_lane % 4 == 0 else 1 if per_lane % 2 else 2
-    at = 4 * count
-    out = torch.zeros(rows, k)
-    for row in range(rows):
-        for column in range(k):
-            tile, g, i_row = row // 16, row % 8, row // 8 % 2
-            chunk, hi, t, side = column // 16, column // 8 % 2, column // 2 % 4, column % 2
-            e = (tile * chunks + chunk) * 4 + i_row + 2 * hi
-            w = e // per_half
-            word = words[(w // unit) * 32 * unit + (g * 4 + t) * unit + w % unit]
-            code = (word >> (16 * side + form.bits * (e % per_half))) & ((1 << form.bits) - 1)
-            if not form.along_k:
-                group = row // form.group
-                place = at + ((group * chunks + chunk) * 4 + t) * 16 + 2 * (side + 2 * hi)
-                scale, zero = half(data, place), half(data, place + 8)
-                out[row, column] = code * scale + zero
-                continue
-            groups = -(-k // form.group)
-            place = (tile * groups + column // form.group) * 8 + g
-            if not form.signs:
-                scale = half(data, at + place * 8 + 2 * i_row)
-                out[row, column] = code * scale + half(data, at + place * 8 + 4 + 2 * i_row)
-                continue
-            (flags,) = struct.unpack_from("<H", data, at + place * 4 + 2 * i_row)
-            (scale,) = struct.unpack("<e", struct.pack("<H", flags & 0x7FFF))
-            slot = at + rows // 16 * groups * 32 + place * 8 + 4 * i_row
-            (bits,) = struct.unpack_from("<I", data, slot)
-            j = 8 * (chunk % 2) + 4 * hi + t
-            if not flags >> 15:
-                out[row, column] = code * scale + half(data, slot)
-            else:
-                negative = bits >> ((31 if side else 15) - j) & 1
-                out[row, column] = -code * scale if negative else code * scale
+def lane_words(data: bytes, count: int) -> np.ndarray:
+    """`load_words`: [words, lanes]."""
+    unit = 4 if count % 4 == 0 else 1 if count % 2 else 2
+    words = np.frombuffer(data, "<u4", 32 * count).reshape(count // unit, 32, unit)
+    return words.transpose(0, 2, 1).reshape(count, 32).astype(np.uint64)
+
+
+def shared(data: bytes, address: np.ndarray, count: int) -> np.ndarray:
+    """Vector loads of `count` words, [count, lanes]; they are aligned."""
+    assert (address % (4 * count) == 0).all()
+    words = np.frombuffer(data, "<u4")
+    return np.stack([words[address // 4 + i] for i in range(count)]).astype(np.uint64)
+
+
+def right(x: np.ndarray, bits: int | np.ndarray) -> np.ndarray:
+    """Rotated."""
+    bits = np.asarray(bits, np.uint64)
+    return (x >> bits | x << (np.uint64(32) - bits)) & np.uint64(0xFFFFFFFF)
+
+
+def chosen(x: np.ndarray, *sources: int) -> np.ndarray:
+    """`prmt`, lowest byte first: bytes of x, and 8 + n for the sign of byte n."""
+    out = np.zeros_like(x)
+    for i, n in enumerate(sources):
+        byte = x >> np.uint64(8 * (n % 8)) & np.uint64(0xFF)
+        out |= ((byte >> np.uint64(7)) * np.uint64(255) if n > 7 else byte) << np.uint64(8 * i)
     return out
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+def halves(x: np.ndarray) -> np.ndarray:
+    """fp16 numbers of registers, [.., 2]."""
+    return x.astype("<u4")[..., None].view("<f2").astype(np.float64)
+
+
+def place(q: int, bits: int) -> int:
+    return 4 * (q % 2) if bits == 4 else 2 * q
+
+
+def merged(mask: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return x & np.uint64(mask) | y & np.uint64(~mask & 0xFFFFFFFF)
+
+
+def plain_number(words, bits: int, run: int, i: int, q: int) -> np.ndarray:
+    """One register of `plain_numbers`."""
+    if bits == 4:
+        word = words[2 * run + i] >> np.uint64(q // 2 * 8)
+    else:
+        word = words[run // (3 - bits)] >> np.uint64(i * 8 + (run % 2 if bits == 1 else 0))
+    return word & np.uint64(((1 << bits) - 1) * 0x10001 << place(q, bits))
+
+
+def signed_number(words, low, bits: int, run: int, i: int, q: int) -> np.ndarray:
+    """One register of `signed_numbers`."""
+    if bits == 4:
+        word = right(words[2 * run + i], 8 * (q // 2))
+        below = low >> np.uint64(i * 8 + q // 2 * 2)
+        both = merged(0x01E001E0 if q % 2 else 0x001E001E, word, below)
+    elif bits == 2:
+        both = merged((0x66666666, 0x99999999)[q % 2], words[run], low)
+    else:
+        both = merged(0xAAAAAAAA, right(words[run // 2], run % 2), low)
+    both = both if bits == 4 else right(both, 8 * i)
+    return both & np.uint64(((2 << bits) - 1) * 0x10001 << place(q, bits))
+
+
+def numbers(words, low, form: Operand, run: int, i: int, q: int) -> np.ndarray:
+    """What registers of A stand for, [lanes, side]."""
+    register = (
+        signed_number(words, low, form.bits, run, i, q)
+        if form.signs
+        else plain_number(words, form.bits, run, i, q)
+    )
+    return halves(register) * 2.0 ** (24 - form.signs - place(q, form.bits))
+
+
+def group_pair(params: bytes, form: Operand, n: int) -> tuple[np.ndarray, ...]:
+    """`GroupPair`: scales [lanes, row half], starts, lowest bits of group n."""
+    base = n // 2 * (192 if form.signs else 128)
+    first = shared(params, base + G * 16, 4)
+    scale, zero = first[n % 2], first[2 + n % 2]
+    if not form.signs:
+        return halves(scale), halves(zero), None
+    low = shared(params, base + np.where(T < 2, G * 16 + 8, 128 + G * 8), 2)[n % 2]
+    low = (low & chosen(scale, 9, 11, 9, 11)) >> (T % 2).astype(np.uint64)
+    middle = halves(scale) * -(2.0 ** (form.bits - 1))
+    flags = (chosen(scale, 9, 9, 11, 11)[:, None] >> np.array([0, 16], np.uint64)) & np.uint64(1)
+    start = np.where(flags > 0, middle, halves(chosen(zero, 0, 2, 1, 3)))
+    return halves(scale), start, low
+
+
+def along_k(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
+    """What the lanes multiply, put where the operand A of `mma.m16n8k16` has it."""
+    words = lane_words(data, rows * k * form.bits // 1024)
+    groups = -(-k // form.group)
+    out = np.zeros((rows, k))
+    for run in range(rows * k // 512):
+        tile, at = run // (k // 32), run % (k // 32)
+        scale, start, low = group_pair(params, form, tile * groups + 32 * at // form.group)
+        for i in range(2):
+            for q in range(4):
+                x = numbers(words, low, form, run, i, q) * scale[:, i : i + 1] + start[:, i : i + 1]
+                for side in range(2):
+                    out[16 * tile + 8 * i + G, 32 * at + 8 * q + 2 * T + side] = x[:, side]
+    return torch.from_numpy(out).float()
+
+
+def along_rows(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
+    """The same with a scale per run of rows."""
+    words, out = lane_words(data, rows * k * form.bits // 1024), np.zeros((rows, k))
+    first = 10 - form.bits
+    for run in range(rows * k // 512):
+        tile, at = run // (k // 32), run % (k // 32)
+        for i in range(2):
+            for q in range(4):
+                chunk = 2 * at + q // 2
+                address = ((16 * tile // form.group * (k // 16) + chunk) * 4 + T) * 16
+                scale, zero = shared(params, address, 4)[[q % 2, 2 + q % 2]]
+                bit = 4 * q if form.bits == 4 else 8 * i + 2 * q + (run % 2) * (form.bits == 1)
+                index = 2 * run + i if form.bits == 4 else run // (3 - form.bits)
+                moved = words[index] << np.uint64(first) >> np.uint64(bit)
+                field = ((1 << form.bits) - 1) * 0x10001 << first
+                code = halves(moved & np.uint64(field)) * 2.0 ** (14 + form.bits)
+                x = code * halves(scale) + halves(zero)
+                for side in range(2):
+                    out[16 * tile + 8 * i + G, 32 * at + 8 * q + 2 * T + side] = x[:, side]
+    return torch.from_numpy(out).float()
+
+
+def decode(codes: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
+    """A tile's operand as the kernel's lanes read it."""
+    return (along_k if form.along_k else along_rows)(codes, params, form, rows, k)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
 @pytest.mark.parametrize("name", CASES)
 def test_a_tile_decodes_to_what_was_packed(name: str, head_dim: int) -> None:
     torch.manual_seed(0)
+    if name == "wide-groups" and head_dim == 96:
+        pytest.skip("96 is no multiple of 64")
     tokens = 96 if "wide" not in name and "mixed" not in name else 128
     blocks = BlockTable(torch.tensor([[0, tokens]]))
     x = [torch.randn(1, 1, tokens, head_dim) + torch.randn(head_dim) for _ in range(2)]
     key, value = (pack_tensor(t, spec, blocks) for t, spec in zip(x, CASES[name], strict=True))
-    form = GroupFormat(head_dim, operand_of(key, "key"), operand_of(value, "value"))
-    records, first = to_group_records(key, value, form)
+    form = GroupFormat(
+        head_dim,
+        operand_of(CASES[name][0], head_dim, "key"),
+        operand_of(CASES[name][1], head_dim, "value"),
+    )
+    records = to_group_records(key, value, form)
     assert records.shape == (1, 1, -(-tokens // form.tokens), form.nbytes)
-    assert not first.any()
     expected = key.dequantize()[0, 0], value.dequantize()[0, 0]
     for tile in range(tokens // TILE):
         data = records[0, 0].flatten()[tile * form.tile_bytes :][: form.tile_bytes]
@@ -95,12 +197,10 @@ def test_a_tile_decodes_to_what_was_packed(name: str, head_dim: int) -> None:
         k_codes, v_codes = (TILE * head_dim * o.bits // 8 for o in (form.key, form.value))
         k_params = form.key.groups(TILE, head_dim) * (6 if form.key.signs else 4)
         params = raw[k_codes + v_codes :]
-        keys = decode(raw[:k_codes] + params, form.key, TILE, head_dim)
-        values = decode(
-            raw[k_codes : k_codes + v_codes] + params[k_params:], form.value, head_dim, TILE
-        )
-        torch.testing.assert_close(keys, expected[0][part], rtol=2e-3, atol=2e-3)
-        torch.testing.assert_close(values.T, expected[1][part], rtol=2e-3, atol=2e-3)
+        keys = decode(raw[:k_codes], params, form.key, TILE, head_dim)
+        values = decode(raw[k_codes:], params[k_params:], form.value, head_dim, TILE)
+        torch.testing.assert_close(keys, expected[0][part], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values.T, expected[1][part], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -122,13 +222,11 @@ def test_every_code_has_one_place(rows: int, k: int, bits: int) -> None:
     ids=str,
 )
 def test_what_the_kernel_lacks_has_a_reason(spec: TensorSpec, reason: str) -> None:
-    packed = pack_tensor(torch.randn(1, 1, 96, 64), spec, BlockTable(torch.tensor([[0, 96]])))
-    assert reason in operand_of(packed, "key")
+    assert reason in operand_of(spec, 64, "key")
 
 
-def test_scales_beyond_the_kernels_arithmetic_raise() -> None:
-    x = torch.randn(1, 1, 64, 64) * 1000
-    key, value = (pack_tensor(x, spec, BlockTable(torch.tensor([[0, 64]]))) for spec in KIVI)
-    form = GroupFormat(64, operand_of(key, "key"), operand_of(value, "value"))
-    with pytest.raises(ValueError, match="below 256"):
-        to_group_records(key, value, form)
+def test_scales_beyond_the_kernels_arithmetic_are_not_laid_out() -> None:
+    x = torch.randn(1, 1, 64, 64)
+    for factor in (1, 1000):
+        both = (pack_tensor(factor * x, spec, BlockTable(torch.tensor([[0, 64]]))) for spec in KIVI)
+        assert (GroupLayout()(*both) is None) == (factor == 1000)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.attention.cuda import class_decode, launch, span_decode
+from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
@@ -37,7 +37,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (span_decode, class_decode):
+    for module in (span_decode, dense_decode, class_decode):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
@@ -72,10 +72,29 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     assert (given.out, given.out_stride) == (out.data_ptr(), 3 * 128)
     assert (given.lse, given.lse_stride) == (lse.data_ptr(), 3)
     assert given.sm_scale == pytest.approx(0.1 * launch.LOG2E)
-    assert given.units == len(LENGTHS) * 2 * given.blocks * given.splits
-    assert one.at.blocks * one.macros["TEAMS"] >= given.units
-    assert one.at.shared_bytes == one.macros["WARPS"] * launch.STAGES * records.format.nbytes
+    assert (given.pages, one.macros["PAGED"]) == (None, 0)
+    assert one.at.blocks == len(LENGTHS) * 2 * given.blocks * given.splits
+    assert (
+        one.at.shared_bytes == one.macros["WARPS"] * records.format.stages * records.format.nbytes
+    )
     assert one.macros["G"] == query.shape[1] // 2
+
+
+def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
+    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
+    data, per_page = segment.records.data, 4
+    pool = torch.zeros(99, 2, per_page, data.shape[3], dtype=torch.uint8)
+    pages = torch.arange(len(LENGTHS) * 20, dtype=torch.int32).view(len(LENGTHS), 20)
+    span = span_of(segment)
+    span = replace(span, records=replace(segment.records, data=pool))
+    span_decode.span_decode(query, span, 0.1, None, torch.empty_like(query), pages=pages)
+    (one,) = caught
+    assert one.macros["PAGED"] == per_page
+    assert (one.given.records, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
+    assert (one.given.pages_per_sequence, one.given.kv_heads) == (20, 2)
+    assert one.at.blocks == len(LENGTHS) * 2 * one.given.blocks * one.given.splits
+    with pytest.raises(ValueError, match="int32"):
+        span_decode.span_decode(query, span, 0.1, None, query, pages=pages.long())
 
 
 def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
@@ -99,7 +118,19 @@ def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
     assert {name: one.macros[name] for name in ("KN4", "KN2", "KN1", "VN4", "VN2", "VN1")} == {
         "KN4": 16, "KN2": 32, "KN1": 0, "VN4": 0, "VN2": 16, "VN1": 96,
     }  # fmt: skip
-    assert one.at.shared_bytes == 16 * launch.STAGES * 2448
+    assert one.at.shared_bytes == one.macros["WARPS"] * 3 * 2448
+
+
+def test_rotated_values_are_merged_behind_the_kernels(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    visual = duotone.scheme("duotone-tuned").visual
+    case = Case(LENGTHS, visual.key, visual.value, head_dim=128, dense=(5, 9))
+    query, kv = records_of(case, class_layout)
+    out = decode.attend_records(query, kv, sm_scale=0.1)
+    assert out.dtype == query.dtype
+    assert [one.source for one in caught] == ["dense_decode.cu", "class_decode.cu"]
+    assert all(one.given.lse and one.macros["OUT"] == 2 for one in caught)
+    assert all(one.macros["OVERLAP"] == 1 for one in caught)
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])
@@ -112,16 +143,60 @@ def test_only_calibration_over_parts_needs_all_blocks_at_once(caught, tau) -> No
     assert one.given.lse is None
 
 
-def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(monkeypatch) -> None:
-    pytest.importorskip("triton", reason="dense segments go through Triton")
-    from duotone.attention.cuda import decode
+def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    query, kv = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
+    decode.attend_records(query.bfloat16(), kv, sm_scale=0.1)
+    span, dense = caught
+    assert (span.source, dense.source) == ("span_decode.cu", "dense_decode.cu")
+    same = ("partial", "counters", "out", "lse", "all_parts", "sm_scale")
+    assert all(getattr(span.given, name) == getattr(dense.given, name) for name in same)
+    parts = [one.given.blocks * one.given.splits for one in caught]
+    assert span.given.all_parts == sum(parts)
+    assert [one.given.first_part for one in caught] == [0, parts[0]]
+    assert [one.macros["OVERLAP"] for one in caught] == [1, 2]
+    window = kv[1]
+    assert (dense.given.key, dense.given.tokens) == (
+        window.key.data_ptr(),
+        window.lengths.data_ptr(),
+    )
+    assert dense.given.key_batch == 2 * window.key.stride(0)
 
+
+def test_calibration_over_parts_is_launched_first(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
+    decode.attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
+    assert [one.at.cooperative for one in caught] == [True, False]
+
+
+def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monkeypatch) -> None:
     query, kv = records_of(Case((1, 1), head_dim=128, dense=(5, 9)))
     monkeypatch.setattr(type(kv[0]), "tokens", property(lambda span: 0))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    seen: list[list[type]] = []
-    monkeypatch.setattr(
-        decode, "attend_launches", lambda query, launches, *_: seen.append([*map(type, launches)])
-    )
-    decode.attend_records(query, kv, 0.1, None)
-    assert seen == [[decode.SegmentLaunch]]
+    decode.attend_records(query, kv, sm_scale=0.1)
+    assert [one.source for one in caught] == ["dense_decode.cu"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dense_dtype": torch.float32}, "16-bit type"),
+        ({"head_dim": 72}, "head_dim 72"),
+        ({"head_dim": 64, "value_dim": 32}, "head_dim 64 and 32"),
+        ({"gqa": 17}, "17 q heads"),
+    ],
+    ids=["fp32", "d72", "value_dim", "gqa17"],
+)
+def test_what_the_dense_kernel_lacks_has_a_reason(change, reason) -> None:
+    query, (_, dense) = build(Case((40,), dense=(9,), **change))
+    assert reason in dense_decode.dense_reason(query, dense)
+
+
+def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
+    query, (_, dense) = build(Case((40,), dense=(9,)))
+    assert dense_decode.dense_reason(query, dense) is None
+    states = torch.zeros(1, 1, 12, 2, 64).bfloat16()[..., 0, :]
+    assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
+    mask = torch.ones(1, 1, 12, dtype=torch.bool)
+    assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))

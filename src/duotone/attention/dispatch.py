@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from duotone.attention.reference import attend
 from duotone.cache.packed import PackedTensor
-from duotone.cache.pair import Layout
-from duotone.cache.segments import PackedSegment, Segment
-from duotone.quant import CacheSpec, KVSpec
+from duotone.cache.pair import Layouts
+from duotone.cache.segments import Segment
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
 
@@ -40,13 +40,10 @@ def decode_attention(
     _check(query, kv, impl)
     chosen = _choose(query, kv, tau) if impl == "auto" else impl
     if chosen == "cuda":
-        from duotone.attention.cuda.runtime import missing
+        from duotone.attention.cuda import decode
 
-        if reason := missing(query.device):
-            raise ValueError(f"{reason}. Use impl='auto', 'triton' or 'reference'.")
-        from duotone.attention.cuda.decode import decode_attention_cuda
-
-        return decode_attention_cuda(query, kv, sm_scale=sm_scale, tau=tau)
+        run = decode.attend_records if impl == "auto" else decode.decode_attention_cuda
+        return run(query, kv, sm_scale=sm_scale, tau=tau)
     kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
@@ -55,38 +52,52 @@ def decode_attention(
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
 
 
-def code_layout(
+def code_layouts(
     spec: CacheSpec, impl: str = "auto", device: torch.device | None = None
-) -> Layout | None:
-    """How a cache on `device` lays out its visual codes for the kernels that `impl` may use.
+) -> Layouts:
+    """How a cache on `device` lays out its packed stores for the kernels that `impl` may use.
 
-    Errors: ValueError if impl="cuda" cannot be had for this spec or on this device.
+    Errors: ValueError if impl="cuda" and the kernels can read none of what this spec packs, or do
+    not run on this device.
     """
     if impl not in ("auto", "cuda") or device is None:
-        return None
-    from duotone.attention.cuda.layouts import layout_of
+        return Layouts()
+    from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+    from duotone.attention.cuda.layouts import visual_layout, visual_reason
     from duotone.attention.cuda.runtime import missing
 
-    visual = spec.visual
     reason = missing(device)
-    if reason is None and not isinstance(visual, KVSpec):
-        reason = f"the CUDA kernels decode packed visual spans; visual is {visual!r}"
-    found = reason or layout_of(visual.key, visual.value)
-    if not isinstance(found, str):
-        return found
-    if impl == "cuda":
-        raise ValueError(f"impl='cuda' is not possible: {found}. Use impl='auto'.")
-    return None
+    reasons = {
+        name: reason or (_reason(getattr(spec, name), name, ask))
+        for name, ask in (("visual", visual_reason), ("text", stream_reason))
+    }
+    if all(reasons.values()) and impl == "cuda":
+        why = reason or "; ".join(reasons.values())
+        raise ValueError(f"impl='cuda' is not possible: {why}. Use impl='auto'.")
+    return Layouts(
+        None if reasons["visual"] else visual_layout, None if reasons["text"] else GroupLayout()
+    )
+
+
+def _reason(
+    kv: object, name: str, ask: Callable[[TensorSpec, TensorSpec], str | None]
+) -> str | None:
+    if not isinstance(kv, KVSpec):
+        return f"the CUDA kernels decode packed tokens; {name} is {kv!r}"
+    return ask(kv.key, kv.value)
 
 
 def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:
-    if not query.is_cuda or importlib.util.find_spec("triton") is None:
+    if not query.is_cuda:
         return "reference"
     from duotone.attention.cuda import decode
-    from duotone.attention.triton_decode import unsupported
 
     if decode.unsupported(query, kv, tau) is None:
         return "cuda"
+    if importlib.util.find_spec("triton") is None:
+        return "reference"
+    from duotone.attention.triton_decode import unsupported
+
     return "reference" if unsupported(query, kv) else "triton"
 
 
@@ -104,17 +115,8 @@ def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
         _check_segment(query, segment)
 
 
-def _batch_and_heads(segment: Segment) -> tuple[int, int]:
-    if isinstance(segment, PackedSegment) and segment.records is not None:
-        return segment.records.shape
-    key = segment.key
-    batch, heads = (key.scale if isinstance(key, PackedTensor) else key).shape[:2]
-    return batch, heads
-
-
 def _check_segment(query: Tensor, segment: Segment) -> None:
-    key = segment.key
-    batch, heads = _batch_and_heads(segment)
+    key, (batch, heads) = segment.key, segment.heads
     head_dim = key.head_dim if isinstance(key, PackedTensor) else key.shape[-1]
     fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
     if not fits:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.runtime import has_kernels
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 
@@ -70,7 +71,7 @@ class StaticDecoder:
         query: [batch, q_heads, 1, head_dim]. Returns [batch, q_heads, 1, value_dim].
         """
         store = self.stores[layer]
-        store.write(key, value)
+        _write(store, key, value)
         return decode_attention(
             query, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
         )
@@ -79,3 +80,15 @@ class StaticDecoder:
     def nbytes(self) -> int:
         """Bytes of all stores."""
         return sum(store.nbytes for store in self.stores)
+
+
+def _write(store: StaticStore, key: Tensor, value: Tensor) -> None:
+    """`StaticStore.write`, in one launch where a kernel can."""
+    if has_kernels(key.device):
+        from duotone.attention.cuda.window_append import appends, window_append
+
+        new, windows = (key, value), (store.key, store.value)
+        if appends(new, windows):
+            window_append(new, windows, store.places.at)
+            return
+    store.write(key, value)

@@ -37,8 +37,9 @@ from duotone.attention.triton_operands import (
 )
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton_range import score_range_kernel
+from duotone.attention.turned import segment_query
 from duotone.cache.packed import PackedTensor
-from duotone.cache.segments import PackedSegment, Segment
+from duotone.cache.segments import Segment
 from duotone.quant.rotation import rotate
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -271,19 +272,6 @@ class SegmentLaunch:
             range_splits=ranges.shape[2] if calibrate else 0,
             CALIBRATE=calibrate,
         )
-
-
-def segment_query(query: Tensor, segment: Segment) -> Tensor:
-    """The query as a segment's packed keys want it: times their norm, in their basis; fp32 then."""
-    norm = segment.key_norm if isinstance(segment, PackedSegment) else None
-    transform = segment.key.spec.transform if isinstance(segment, PackedSegment) else None
-    if norm is None and transform is None:
-        return query
-    wide = query.float()
-    if norm is not None:
-        heads = wide.unflatten(1, (norm.shape[1], -1))
-        wide = (heads * norm[:, :, None, None]).flatten(1, 2)
-    return rotate(wide, transform).contiguous()
 
 
 def channel_order(x: PackedTensor | Tensor) -> Tensor | None:

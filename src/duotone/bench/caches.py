@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from duotone.attention.dispatch import code_layout
+from duotone.attention.dispatch import code_layouts
 from duotone.attention.static import StaticDecoder
 from duotone.bench.dense_attention import fastest_attention
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
@@ -160,7 +160,7 @@ class PackedCache:
         impl: str = "auto",
     ) -> None:
         self.shape, self.spec, self.load = shape, spec, load
-        self._layout = code_layout(spec, impl, device)
+        self._layouts = code_layouts(spec, impl, device)
         stores, self._plan = self._prefilled(device, dtype)
         everyone = torch.zeros(batch, dtype=torch.long, device=device)
         state = self._plan.after.rows(everyone)
@@ -184,7 +184,7 @@ class PackedCache:
     ) -> tuple[list[LayerStore], object]:
         """All layers with one sequence's prompt of random numbers."""
         shape, load, spec = self.shape, self.load, self.spec
-        stores = [LayerStore(spec.at_layer(i), self._layout) for i in range(shape.layers)]
+        stores = [LayerStore(spec.at_layer(i), self._layouts) for i in range(shape.layers)]
         for which in ("key", "value"):
             runs: dict[int, list[LayerStore]] = {}
             for index, store in enumerate(stores):
@@ -233,7 +233,7 @@ class PackedCache:
 
     def take_prompt(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Quantize and lay out one sequence's prompt; a server would write it to its row."""
-        LayerStore(self.spec.at_layer(layer), self._layout).apply(self._plan, key, value)
+        LayerStore(self.spec.at_layer(layer), self._layouts).apply(self._plan, key, value)
 
 
 def _fill(store: StaticStore) -> None:
@@ -242,6 +242,9 @@ def _fill(store: StaticStore) -> None:
     for states in (store.key, store.value):
         states[:, :, filled:].normal_()
     if store.stream is None:
+        return
+    if store.stream.records is not None:
+        store.stream.records.fill_at_random(int(store.places.stream.max()))
         return
     for tensor in (store.stream.key, store.stream.value):
         for name in ("codes", "scale", "zero_point"):

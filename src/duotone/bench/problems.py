@@ -6,7 +6,7 @@ Nothing is quantized: random codes with random scales take the same time as real
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,30 +19,23 @@ from duotone.quant.classes import CLASS_BITS, assign_classes, class_counts
 from duotone.quant.packing import packed_bytes
 from duotone.quant.slots import fill_slots, group_elements, has_slot, slot_bytes
 
-if TYPE_CHECKING:
-    from duotone.attention.cuda.group_decode import Stream
-
 DTYPE = torch.bfloat16
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of decode attention. query: [batch, q_heads, 1, head_dim].
-
-    stream: instead of segments, K and V in group records (`attention.cuda.group_decode.Stream`).
-    """
+    """One call of decode attention. query: [batch, q_heads, 1, head_dim]."""
 
     query: Tensor
     segments: tuple[Segment, ...]
     sm_scale: float
     tau: tuple[float, float] | None = None
-    stream: Stream | None = None
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """What a call must read. codes: as they are laid out (group records: with their scales)."""
+    """What a call must read, filling of records included."""
 
     codes: int
     params: int
@@ -59,13 +52,12 @@ def bytes_of(problem: Problem) -> Bytes:
     packed = [s for s in problem.segments if isinstance(s, PackedSegment)]
     dense = [s for s in problem.segments if isinstance(s, DenseSegment)]
     tensors = [t for s in packed for t in (s.key, s.value)]
-    if problem.stream is not None:
-        parts = (problem.stream.data, problem.stream.first, problem.stream.tokens)
-        return Bytes(sum(part.nbytes for part in parts), 0, 0)
     norms = [s.key_norm for s in packed if s.key_norm is not None]
+    records = [s.records for s in packed if s.records is not None]
+    params = sum(r.params_bytes for r in records)
     return Bytes(
-        sum(t.codes_bytes for t in tensors) + sum(s.records.nbytes for s in packed if s.records),
-        sum(t.params_bytes for t in tensors) + sum(norm.nbytes for norm in norms),
+        sum(t.codes_bytes for t in tensors) + sum(r.nbytes for r in records) - params,
+        sum(t.params_bytes for t in tensors) + sum(norm.nbytes for norm in norms) + params,
         sum(s.key.nbytes + s.value.nbytes for s in dense),
     )
 

@@ -109,8 +109,6 @@ class PackedRow:
         reason = _unsupported(self.impl, problem)
         if reason is not None:
             raise UnavailableError(reason)
-        if problem.stream is not None:
-            return lambda: decode_stream(problem)
         return lambda: decode_attention(
             problem.query,
             problem.segments,
@@ -126,66 +124,31 @@ class PackedRow:
 
 def laid_out(problem: Problem) -> Problem:
     """The same with packed codes as the CUDA kernels take them. Errors: UnavailableError."""
-    from duotone.attention.cuda.layouts import layout_of
-
-    first = problem.segments[0]
-    layout = layout_of(first.key.spec, first.value.spec)
-    if isinstance(layout, str):
-        return as_stream(problem)
-    segments = []
-    for segment in problem.segments:
-        if isinstance(segment, PackedSegment):
-            pair = PackedPair(segment.key, segment.value).laid_out(layout)
-            if pair.records is None:
-                raise UnavailableError("the CUDA kernels have no layout for these blocks")
-            segment = replace(segment, key=pair.key, value=pair.value, records=pair.records)
-        segments.append(segment)
+    segments = (
+        _segment_laid_out(segment) if isinstance(segment, PackedSegment) else segment
+        for segment in problem.segments
+    )
     return replace(problem, segments=tuple(segments))
 
 
-def as_stream(problem: Problem) -> Problem:
-    """K and V in group records, for `group_decode`. Errors: UnavailableError.
+def _segment_laid_out(segment: PackedSegment) -> PackedSegment:
+    from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+    from duotone.attention.cuda.layouts import visual_layout, visual_reason
 
-    Caches do not have such segments yet, so a window or key norms cannot stand beside them.
-    """
-    from duotone.attention.cuda.group_decode import Stream, fits
-    from duotone.attention.cuda.group_layout import GroupFormat, operand_of, to_group_records
-
-    (segment, *windows), group = problem.segments, problem.query.shape[1]
-    key, value = segment.key, segment.value
-    operands = operand_of(key, "key"), operand_of(value, "value")
-    for operand in operands:
-        if isinstance(operand, str):
-            # What follows the rule is the spec, which the row names already.
-            raise UnavailableError(operand.partition("; ")[0])
-    if windows or segment.key_norm is not None or problem.tau is not None:
-        raise UnavailableError("group records stand alone: no windows, key norms or calibration")
-    form = GroupFormat(key.head_dim, *operands)
-    if not fits(form, group // key.scale.shape[1]):
-        raise UnavailableError(f"no CUDA kernel for {form}")
-    data, first = to_group_records(key, value, form)
-    tokens = torch.stack([torch.zeros_like(segment.lengths), segment.lengths], -1)
-    return replace(problem, segments=(), stream=Stream(form, data, first, tokens))
-
-
-def decode_stream(problem: Problem) -> Tensor:
-    """`group_decode` into a new output."""
-    from duotone.attention.cuda.group_decode import group_decode
-
-    out = torch.empty_like(problem.query)
-    group_decode(problem.query, problem.stream, problem.sm_scale, out)
-    return out
+    specs = segment.key.spec, segment.value.spec
+    layout = GroupLayout() if visual_reason(*specs) else visual_layout
+    pair = PackedPair(segment.key, segment.value).laid_out(layout)
+    if pair.records is None:
+        # What follows the rule is the spec, which the row names already.
+        reason = stream_reason(*specs) or "the CUDA kernels have no layout for these blocks"
+        raise UnavailableError(reason.partition("; ")[0])
+    return replace(segment, key=pair.key, value=pair.value, records=pair.records)
 
 
 def _unsupported(impl: str, problem: Problem) -> str | None:
     if impl == "reference":
         return None
-    if problem.stream is not None or impl == "cuda":
-        from duotone.attention.cuda.runtime import missing
-
-        reason = missing(problem.query.device)
-        if reason is not None or problem.stream is not None:
-            return reason
+    if impl == "cuda":
         from duotone.attention.cuda.decode import unsupported as by_cuda
 
         return by_cuda(problem.query, problem.segments, problem.tau)

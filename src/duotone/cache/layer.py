@@ -11,7 +11,7 @@ from torch import Tensor
 
 from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
 from duotone.cache.packed import Codes, PackedTensor
-from duotone.cache.pair import Layout, PackedPair
+from duotone.cache.pair import Layout, Layouts, PackedPair
 from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.cache.runs import RunMember, run_members
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -25,12 +25,12 @@ class LayerStore:
 
     spec: the policies of this layer. sources: the stores whose codes this one reads instead of
     keeping its own, by "key" and "value" (cross-layer sharing). runs: this layer's part in a run
-    that averages its codes, by the same names. layout: lays visual codes out as a decode kernel
-    wants them, where it can; layers that share codes keep the canonical order.
+    that averages its codes, by the same names. layouts: how decode kernels want the packed stores,
+    where they can have that; layers that share codes keep the canonical order.
     """
 
-    def __init__(self, spec: CacheSpec, layout: Layout | None = None) -> None:
-        self.spec, self.layout = spec, layout
+    def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
+        self.spec, self.layouts = spec, layouts or Layouts()
         self.sources: dict[str, LayerStore] = {}
         self.runs: dict[str, RunMember] = {}
         self.is_source = False
@@ -48,7 +48,7 @@ class LayerStore:
             self.flush(plan.flush_first)
         if plan.visual is not None:
             self._pack("visual", key, value, self.spec.visual, plan.visual)
-            self._lay_out()
+            self._lay_out("visual")
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -85,9 +85,10 @@ class LayerStore:
         """Follow a cropped ledger."""
         if self.visual is not None:
             self.visual = self.visual.truncate(state.visual.lengths)
-            self._lay_out()
+            self._lay_out("visual")
         if self.stream is not None:
             self.stream = self.stream.truncate(state.stream.lengths)
+            self._lay_out("stream")
         if self.key is not None:
             width = state.dense.positions.shape[1]
             self.key = self.key[:, :, :width].contiguous()
@@ -105,8 +106,11 @@ class LayerStore:
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go where they are kept."""
-        new, old = PackedPair.pack(key, value, spec, piece), getattr(self, name)
+        new, old = self._packed(name, key, value, spec, piece), getattr(self, name)
         own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
+        layout = self.layout_of(name)
+        if name == "stream" and layout is not None:
+            own = own.laid_out(layout)
         setattr(self, name, own if old is None else old.append(own, piece.join))
         for which, member in self.runs.items():
             codes = member.add(name, getattr(new, which))
@@ -115,9 +119,22 @@ class LayerStore:
                 before = None if old is None else getattr(old, which).tokens
                 keeper._put_codes(name, which, codes, before, piece.join)
 
-    def _lay_out(self) -> None:
-        if self.layout is not None and not self.sources and not self.is_source:
-            self.visual = self.visual.laid_out(self.layout)
+    def _packed(
+        self, name: str, key: States, value: States, spec: KVSpec, piece: Piece
+    ) -> PackedPair:
+        layout = self.layout_of(name)
+        at_once = layout.pack(key, value, spec, piece) if name == "stream" and layout else None
+        return PackedPair(*at_once) if at_once else PackedPair.pack(key, value, spec, piece)
+
+    def layout_of(self, name: str) -> Layout | None:
+        """How a store is laid out: "visual" or "stream"."""
+        alone = not self.sources and not self.is_source and not self.runs
+        return getattr(self.layouts, name) if alone else None
+
+    def _lay_out(self, name: str) -> None:
+        layout = self.layout_of(name)
+        if layout is not None:
+            setattr(self, name, getattr(self, name).laid_out(layout))
 
     def _put_codes(
         self, name: str, which: str, codes: Codes, before: int | None, join: Move
@@ -170,6 +187,7 @@ class LayerStore:
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         self._pack("stream", key, self.value, self.spec.text, flush.piece)
+        self._lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 
 

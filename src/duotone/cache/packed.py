@@ -53,8 +53,8 @@ class PackedTensor:
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: which tokens share a row of parameters.
-    codes are None where a layer reads another layer's (`with_codes` brings them in); parameters
-    are, too, where a kernel's records hold them.
+    codes are None where a layer reads another layer's (`with_codes` brings them in). All tensors
+    are where a kernel keeps them in an order of its own (`pair.LaidOut`).
     """
 
     spec: TensorSpec
@@ -73,6 +73,7 @@ class PackedTensor:
     def tokens(self) -> int:
         """Width of the token axis (the longest sequence)."""
         rows = self.codes if self.codes is not None else self.scale if self.per_token else None
+        # Without tensors the table alone knows.
         return self.blocks.tokens if rows is None else rows.shape[2]
 
     def with_codes(self, source: PackedTensor) -> PackedTensor:
@@ -88,8 +89,8 @@ class PackedTensor:
         return replace(self, codes=None)
 
     def without_parts(self) -> PackedTensor:
-        """What the tensor is, without codes and parameters: others hold them."""
-        return replace(self, **dict.fromkeys(self.tensor_names()))
+        """What is known of it without any of its tensors."""
+        return replace(self, scale=None, **dict.fromkeys(set(self.tensor_names()) - {"scale"}))
 
     @property
     def per_token(self) -> bool:

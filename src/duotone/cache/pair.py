@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,20 +15,16 @@ from duotone.cache.packed import PackedTensor, pack_tensor
 from duotone.cache.ragged import Lengths, Move
 from duotone.quant import KVSpec, TensorSpec
 
+Packed = tuple[PackedTensor, PackedTensor]
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
 
 @runtime_checkable
 class LaidOut(Protocol):
-    """Codes of K and V in an order that a kernel owns."""
+    """K and V in an order that a kernel owns: their codes, and what else the kernel keeps there."""
 
     @property
-    def with_parameters(self) -> bool:
-        """Scales and the like are in it, too: the packed tensors keep none."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> torch.Size:
         """(batch, kv_heads)."""
         ...
 
@@ -36,10 +33,24 @@ class LaidOut(Protocol):
         """Bytes, filling included."""
         ...
 
-    def canonical(
-        self, key: PackedTensor, value: PackedTensor
-    ) -> tuple[PackedTensor, PackedTensor]:
-        """Both, complete, with codes in canonical order, exactly."""
+    @property
+    def params_bytes(self) -> int:
+        """Those of them that are no codes."""
+        ...
+
+    def canonical(self, key: PackedTensor, value: PackedTensor) -> Packed:
+        """Both in canonical order, exactly. key, value: what the kernel does not keep."""
+        ...
+
+    def left(self, key: PackedTensor, value: PackedTensor) -> Packed:
+        """What the kernel does not keep of both."""
+        ...
+
+    def append(self, other: LaidOut, lengths: Lengths, more: Lengths) -> LaidOut | None:
+        """`more` tokens of another one behind the first `lengths`; None where that is not copying.
+
+        The caller then goes by way of the canonical order.
+        """
         ...
 
     def rows(self, index: Tensor) -> LaidOut:
@@ -47,25 +58,70 @@ class LaidOut(Protocol):
         ...
 
 
-# From packed K and V to their codes in a kernel's order; None where the kernel has no such format.
+@runtime_checkable
+class Growing(LaidOut, Protocol):
+    """A stream with room for more, for `StaticStore`."""
+
+    data: Tensor
+
+    def widened(self, tokens: int) -> Growing:
+        """The same tokens in a buffer for `tokens`."""
+        ...
+
+    def write(
+        self,
+        states: tuple[Tensor, Tensor],
+        leaving: Move,
+        full: Tensor,
+        where: Lengths,
+        key_norm: Tensor | None,
+        spec: KVSpec,
+    ) -> None:
+        """Quantize a group of dense K and V of the sequences that are `full`, from token `where`.
+
+        leaving: which tokens they are. Shapes are fixed and nothing asks the host.
+        """
+        ...
+
+
+# From packed K and V to a kernel's order; None where the kernel has no such format.
 Layout = Callable[[PackedTensor, PackedTensor], LaidOut | None]
 
 
-def with_canonical_codes(
-    key: PackedTensor, value: PackedTensor, records: LaidOut | None
-) -> tuple[PackedTensor, PackedTensor]:
-    """K and V with codes of their own, whoever holds them now."""
-    if records is None:
-        return key, value
-    return records.canonical(key, value)
+@runtime_checkable
+class StreamLayout(Protocol):
+    """`Layout` of streams."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> Growing | None:
+        """Lay out what is there."""
+        ...
+
+    def pack(
+        self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece
+    ) -> tuple[PackedTensor, PackedTensor, LaidOut] | None:
+        """`PackedPair.pack` and laying out at once; None where no kernel does that."""
+        ...
+
+    def empty(
+        self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
+    ) -> Growing | None:
+        """A stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How a layer's stores are laid out for decode kernels; None: in canonical order."""
+
+    visual: Layout | None = None
+    stream: StreamLayout | None = None
 
 
 @dataclass(frozen=True)
 class PackedPair:
     """Packed K and V of the same tokens.
 
-    records: their codes where a kernel has laid them out; key and value then have none, and no
-        parameters where those are in the records, too.
+    records: what a kernel has laid out of them; key and value then have the rest.
     """
 
     key: PackedTensor
@@ -84,31 +140,38 @@ class PackedPair:
     @property
     def codes_bytes(self) -> int:
         """Bytes of codes and planes of signs."""
-        kept = 0 if self.records is None else self.records.nbytes
+        laid = self.records
+        kept = 0 if laid is None else laid.nbytes - laid.params_bytes
         return kept + self.key.codes_bytes + self.value.codes_bytes
 
     @property
     def params_bytes(self) -> int:
         """Bytes of everything else."""
-        return self.key.params_bytes + self.value.params_bytes
+        kept = 0 if self.records is None else self.records.params_bytes
+        return kept + self.key.params_bytes + self.value.params_bytes
 
     def laid_out(self, layout: Layout) -> PackedPair:
-        """The same with codes in a kernel's order, where it has one for them."""
+        """The same in a kernel's order, where it has one for them."""
         records = layout(self.key, self.value) if self.records is None else None
         if records is None:
             return self
-        if records.with_parameters:
-            return PackedPair(self.key.without_parts(), self.value.without_parts(), records)
-        return PackedPair(self.key.without_codes(), self.value.without_codes(), records)
+        return PackedPair(*records.left(self.key, self.value), records)
 
     def canonical(self) -> PackedPair:
-        """The same with codes in canonical order."""
-        return PackedPair(*with_canonical_codes(self.key, self.value, self.records))
+        """The same in canonical order."""
+        if self.records is None:
+            return self
+        return PackedPair(*self.records.canonical(self.key, self.value))
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
-        """Join the tokens of `other` behind ours, in canonical order."""
-        own, other = self.canonical(), other.canonical()
-        return PackedPair(own.key.append(other.key, join), own.value.append(other.value, join))
+        """Join the tokens of `other` behind ours, in a kernel's order if both have it."""
+        records = None
+        if self.records is not None and other.records is not None:
+            lengths = (self.key.blocks.lengths, other.key.blocks.lengths)
+            records = self.records.append(other.records, *lengths)
+        own, new = (self, other) if records else (self.canonical(), other.canonical())
+        key, value = own.key.append(new.key, join), own.value.append(new.value, join)
+        return PackedPair(key, value, records)
 
     def truncate(self, lengths: Lengths) -> PackedPair:
         """Keep the first `lengths[b]` tokens, in canonical order."""

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache.packed import PackedTensor
-from duotone.cache.pair import LaidOut, with_canonical_codes
+from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths
 
 
@@ -24,7 +24,7 @@ class PackedSegment:
     lengths: [batch] valid tokens. mask: [batch, queries, tokens] of what each query may see, or
     None where every query sees every valid token.
     key_norm: the packed keys are keys divided by it; queries are multiplied by it instead.
-    records: the codes of both where a kernel has laid them out; key and value then have none.
+    records: what a kernel has laid out of both; key and value then have the rest.
     """
 
     key: PackedTensor
@@ -36,11 +36,16 @@ class PackedSegment:
     records: LaidOut | None = None
 
     def canonical(self) -> PackedSegment:
-        """The same with codes in canonical order."""
+        """The same in canonical order."""
         if self.records is None:
             return self
-        key, value = with_canonical_codes(self.key, self.value, self.records)
+        key, value = self.records.canonical(self.key, self.value)
         return replace(self, key=key, value=value, records=None)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """(batch, kv_heads)."""
+        return tuple((self.key.scale if self.records is None else self.records).shape[:2])
 
     @property
     def tokens(self) -> int:
@@ -68,6 +73,11 @@ class DenseSegment:
     def canonical(self) -> DenseSegment:
         """Nothing to do."""
         return self
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """(batch, kv_heads)."""
+        return tuple(self.key.shape[:2])
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ so rows of different lengths share one launch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from duotone.cache.blocks import BlockTable
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
-from duotone.cache.pair import PackedPair
+from duotone.cache.pair import Growing, PackedPair
 from duotone.cache.places import StaticPlaces
 from duotone.cache.ragged import Move
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -74,8 +74,14 @@ class StaticStore:
             )
         if self.stream is not None:
             pair = self.stream
-            segment = PackedSegment(pair.key, pair.value, self.places.stream)
-            found.append(replace(segment, key_norm=self.key_norm))
+            segment = PackedSegment(
+                pair.key,
+                pair.value,
+                self.places.stream,
+                key_norm=self.key_norm,
+                records=pair.records,
+            )
+            found.append(segment)
         return [*found, DenseSegment(self.key, self.value, self.places.dense)]
 
     @property
@@ -83,6 +89,8 @@ class StaticStore:
         """The tensors that a flush writes."""
         if self.stream is None:
             return [self.key, self.value]
+        if self.stream.records is not None:
+            return [self.key, self.value, self.stream.records.data]
         pair = (self.stream.key, self.stream.value)
         parts = [getattr(t, name) for t in pair for name in t.tensor_names()]
         return [self.key, self.value, *parts]
@@ -112,14 +120,21 @@ class StaticStore:
         places = self.places
         source, target = places.staged()
         oldest = Move(places.leaving(), places.dense)
+        if self.stream.records is not None:
+            states, spec = (self.key, self.value), self.spec.text
+            self.stream.records.write(states, oldest, full, places.stream, self.key_norm, spec)
+        else:
+            self._pack_oldest(oldest, full)
+        for store in (self.key, self.value):
+            staged = Move(source, places.dense).apply(store)
+            _write_rows(store, target, staged, full)
+
+    def _pack_oldest(self, oldest: Move, full: Tensor) -> None:
         key, value = oldest.apply(self.key), oldest.apply(self.value)
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         for which, x in (("key", key), ("value", value)):
             self._pack(which, x, full)
-        for store in (self.key, self.value):
-            staged = Move(source, places.dense).apply(store)
-            _write_rows(store, target, staged, full)
 
     def _pack(self, which: str, x: Tensor, full: Tensor) -> None:
         tensor: PackedTensor = getattr(self.stream, which)
@@ -182,10 +197,14 @@ def _static_stream(
 ) -> PackedPair:
     """A stream with room for all groups to come, which starts with those that are there."""
     batch = len(places.dense)
+    records = _static_records(store, (batch, heads[0]), heads[1:], places)
+    if records is not None:
+        tables = _bare(store, places, heads[1:])
+        return PackedPair(*tables, records.widened(places.stream_tokens))
     made = {}
     for which, channels in zip(("key", "value"), heads[1:], strict=True):
         spec: TensorSpec = getattr(store.spec.text, which)
-        old = None if store.stream is None else getattr(store.stream, which)
+        old = None if store.stream is None else getattr(store.stream.canonical(), which)
         sample = store.key.new_zeros(batch, heads[0], places.group, channels)
         parts = pack_groups(sample, spec, decoding=True)
         grown = {}
@@ -199,6 +218,28 @@ def _static_stream(
         fields = {"spec": spec, "head_dim": channels, "dtype": store.key.dtype, "blocks": table}
         made[which] = PackedTensor(**fields, **{"codes": None, **grown})
     return PackedPair(**made)
+
+
+def _static_records(
+    store: LayerStore, shape: tuple[int, int], channels: tuple[int, int], places: StaticPlaces
+) -> Growing | None:
+    """The stream in a kernel's order, where it has one that grows by whole groups."""
+    layout = store.layout_of("stream")
+    if layout is None:
+        return None
+    if store.stream is not None:
+        return store.stream.records
+    return layout.empty(store.spec.text, shape, channels, places.dense.device)
+
+
+def _bare(
+    store: LayerStore, places: StaticPlaces, channels: tuple[int, int]
+) -> Iterator[PackedTensor]:
+    """K and V without tensors, over the whole buffer."""
+    for which, width in zip(("key", "value"), channels, strict=True):
+        spec: TensorSpec = getattr(store.spec.text, which)
+        table = _uniform_blocks(len(places.dense), places.stream_tokens, spec, places.dense.device)
+        yield PackedTensor(spec, width, store.key.dtype, table, None, None)
 
 
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from duotone.attention import code_layout
+from duotone.attention import code_layouts
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.layer import share_codes
 from duotone.hf.attachment import Attachment
@@ -68,8 +68,8 @@ class QuantizedCache(Cache):
         spec = self.spec.at_layer(index)
         # A sliding window acts through a mask, which kernels with a layout do not take.
         sliding = self.facts.sliding[index]
-        layout = None if sliding else code_layout(spec, self.impl, self._device)
-        return LayerStore(spec, layout)
+        layouts = None if sliding else code_layouts(spec, self.impl, self._device)
+        return LayerStore(spec, layouts)
 
     def _share_codes(self) -> None:
         """Tell the stores whose codes they read, and with whom they average theirs."""

@@ -7,7 +7,7 @@
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the zero-points
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
-//   G, WARPS, TEAMS, STAGES, TILES, QUERY, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define HEADS (HT * 4)
@@ -49,28 +49,28 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "class_query.cuh"
 #include "class_sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     class_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(128) char shared[];
-  __shared__ Prologue prologue[TEAMS];
+  __shared__ Prologue prologue;
   __shared__ float ml[WARPS][HEADS][2];
-  __shared__ int flags[TEAMS], drawn[TEAMS];
+  __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  let_next_begin();
+  begin();
   Unit u;
-  if (!find_unit(at, u)) return;
+  find_unit(at, u);
   Ring ring;
-  ring.make(u, shared, barriers, drawn + u.team);
+  ring.make(u, shared, barriers, &drawn);
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
-  prologue[u.team].load_values(at, u);
-  wait_for_previous();
-  prologue[u.team].load_query(at, u);
-  TEAM_SYNC(u);
+  prologue.load_values(at, u);
+  wait_for_query();
+  prologue.load_query(at, u);
+  __syncthreads();
   Query q;
-  q.make(at, u, prologue[u.team]);
+  q.make(at, u, prologue);
   Sums sums;
-  sums.clear(prologue[u.team]);
+  sums.clear(prologue);
   // V of the tile before: its probabilities arrive while this tile's scores are computed.
   u32 before = ring.memory + VALUES_AT;
   bool any = false;
@@ -104,11 +104,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   }
 
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
-  sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp], prologue[u.team]);
-  Prologue& p = prologue[u.team];
-  finish(at, u, shared, ml, p.heads, flags + u.team, P_TOP, [&](int c, float l, float sum) {
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
+  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
     float scale_zero[2];
-    unpack2(scale_zero, p.value[c]);
+    unpack2(scale_zero, prologue.value[c]);
     return sum * scale_zero[0] + l * scale_zero[1];
   });
 }

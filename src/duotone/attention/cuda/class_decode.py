@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
 from duotone.attention.cuda.class_format import COLUMN, WIDTHS, ClassFormat
 from duotone.attention.cuda.class_layout import ClassRecords
-from duotone.attention.cuda.launch import (
-    MAX_GROUP,
+from duotone.attention.cuda.geometry import (
     MAX_WARPS,
-    STAGES,
-    Call,
+    MIN_WARPS,
+    SM_SHARED_BYTES,
     Geometry,
-    Work,
     cut,
     multiprocessors,
-    run,
 )
+from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
 
 SOURCE = "class_decode.cu"
-# Shared memory that a block may have, less what aligns the rings.
-SHARED_BYTES = (227 << 10) - 128
+# Shared memory that CUDA keeps of every block, and what aligns its parts.
+KEPT_BYTES = 1024 + 128
 
 
 class Arguments(Call):
@@ -52,60 +51,72 @@ class ClassSpan:
 
 
 def warps_of(form: ClassFormat, group: int) -> int:
-    """Warps per block: what the registers of the accumulators and the rings leave."""
+    """Warps per multiprocessor: what the registers of the accumulators and the rings leave."""
     accumulators = -(-group // 4) * sum(form.value.columns)
     warps = MAX_WARPS if accumulators <= 8 and form.channels <= 128 else MAX_WARPS // 2
-    while warps > 1 and not _teams_that_fit(form, group, warps):
+    while warps > 1 and not per_sm(form, group, warps):
         warps //= 2
     return warps
 
 
-def _teams_that_fit(form: ClassFormat, group: int, warps: int) -> int:
-    """The most teams whose beginnings fit shared memory beside the rings, at most 4; 0: none."""
+def per_sm(form: ClassFormat, group: int, warps: int) -> tuple[int, ...]:
+    """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
+    # q by channel and as fp16; V's parameters and channels; maxima, barriers, what CUDA keeps.
     query = 4 * form.channels * (heads + rows)
-    team = query + 4 * form.channels + 2 * COLUMN * sum(form.value.columns) + 8 * heads + 64
-    rings = warps * STAGES * (form.nbytes + 8) + 8 * warps * heads
-    left = SHARED_BYTES - rings
-    # A team of several has at least four warps.
-    return max((n for n in (1, 2, 4) if n * team <= left and (n == 1 or warps >= 4 * n)), default=0)
+    beside = query + 4 * form.channels + 2 * COLUMN * sum(form.value.columns) + 8 * heads + 64
+    rings = warps * (form.stages * (form.nbytes + 8) + 8 * heads)
+    return tuple(
+        n
+        for n in (1, 2, 4)
+        if rings + n * (beside + KEPT_BYTES) <= SM_SHARED_BYTES
+        and (n == 1 or warps >= MIN_WARPS * n)
+    )
 
 
 def fits(form: ClassFormat, group: int) -> bool:
     """The kernel has this shape: sums fit the rings, and the rings fit shared memory."""
     sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    rings = sums_bytes <= STAGES * form.nbytes and group <= MAX_GROUP and form.channels <= 256
-    return rings and _teams_that_fit(form, group, warps_of(form, group)) > 0
+    rings = sums_bytes <= form.stages * form.nbytes and group <= MAX_GROUP and form.channels <= 256
+    return rings and bool(per_sm(form, group, warps_of(form, group)))
 
 
 @cache
 def geometry(form: ClassFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * spans."""
     warps = warps_of(form, group)
-    teams = _teams_that_fit(form, group, warps)
-    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, teams)
+    blocks = per_sm(form, group, warps)
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
 
 
 def class_decode(
     query: Tensor, span: ClassSpan, sm_scale: float, out: Tensor, lse: Tensor | None = None
 ) -> None:
-    """softmax(q K^T * sm_scale) V over one segment, into `out`; arguments as `span_decode` has.
+    """softmax(q K^T * sm_scale) V over one segment; `out` and `lse` as `launch.run` has them.
 
     Where V is rotated, so is `out`.
     """
+    run([class_task(query, span)], sm_scale, out, lse)
+
+
+def class_task(query: Tensor, span: ClassSpan) -> Task:
+    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
     records = span.records
-    work = Work(query, records.data, records.first, span.tokens, records.format)
+    work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
     heads, sms = work.heads * work.blocks, multiprocessors(query.device)
-    at = geometry(records.format, work.group, heads, records.data.shape[2], sms)
-    arguments = partial(
-        Arguments,
-        k_top=records.key_top.data_ptr(),
-        v_scale=records.value_scale.data_ptr(),
-        v_zero=records.value_zero.data_ptr(),
-        v_order=records.value_order.data_ptr(),
-    )
-    run(SOURCE, arguments, work, at, macros_of(records.format), sm_scale, out, lse)
+    at = geometry(records.format, work.group, heads, work.records, sms)
+
+    def arguments(**call: Any) -> Arguments:
+        return Arguments(
+            k_top=records.key_top.data_ptr(),
+            v_scale=records.value_scale.data_ptr(),
+            v_zero=records.value_zero.data_ptr(),
+            v_order=records.value_order.data_ptr(),
+            **call,
+        )
+
+    return Task(SOURCE, work, at, macros_of(records.format), arguments)
 
 
 def macros_of(form: ClassFormat) -> dict[str, int]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from duotone.attention.cuda.layout import RECORD_BYTES, TILE
+from duotone.attention.cuda.layout import RECORD_BYTES, STAGES, TILE
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
 
@@ -99,6 +99,11 @@ class ClassFormat:
     def tokens(self) -> int:
         """Tokens per record."""
         return self.tiles * TILE
+
+    @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
 
     @property
     def nbytes(self) -> int:

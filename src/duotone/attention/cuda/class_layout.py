@@ -26,12 +26,12 @@ from duotone.attention.cuda.class_format import COLUMN, WIDTHS, Classes, ClassFo
 from duotone.attention.cuda.layout import (
     MIN_BLOCK_TOKENS,
     TILE,
-    codes_of_tiles,
     key_order,
     record_slots,
     slot_of_token,
     take_tokens,
     tile_codes,
+    untile_codes,
     value_order,
     words_per_vector,
 )
@@ -57,13 +57,17 @@ class ClassRecords:
     value_zero: Float[Tensor, "batch kv_heads spans head_dim"]
     value_order: UInt8[Tensor, "batch kv_heads spans head_dim"]
 
-    # The packed tensors need not keep theirs.
-    with_parameters = True
-
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> torch.Size:
         """(batch, kv_heads)."""
         return self.data.shape[:2]
+
+    @property
+    def params_bytes(self) -> int:
+        """All but the codes and where spans start."""
+        tiles = self.data[..., 0].numel() * self.format.tiles
+        codes = tiles * sum(self.format.parts[:2])
+        return self.nbytes - codes - self.first.nbytes
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
@@ -84,6 +88,14 @@ class ClassRecords:
     ) -> tuple[PackedTensor, PackedTensor]:
         """Both with codes and parameters of their own, exactly as they were packed."""
         return from_class_records(self, key, value)
+
+    def left(self, key: PackedTensor, value: PackedTensor) -> tuple[PackedTensor, PackedTensor]:
+        """No tensor at all."""
+        return key.without_parts(), value.without_parts()
+
+    def append(self, other: ClassRecords, lengths: Tensor, more: Tensor) -> None:
+        """Spans would start new records: not by copying."""
+        return
 
 
 def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
@@ -205,7 +217,7 @@ def _from_class_codes(tiles: Tensor, slot: Tensor, form: ClassFormat, value: boo
     for (bits, n), columns, part in zip(
         classes.sizes, classes.columns, words.split(classes.words, 3), strict=True
     ):
-        codes = codes_of_tiles(part.flatten(3), order(columns * COLUMN, bits, 1), bits)
+        codes = untile_codes(part.flatten(3), order(columns * COLUMN, bits, 1), bits, TILE)
         parts.append(codes[..., :n])
     joined = torch.nn.functional.pad(torch.cat(parts, -1), (0, form.head_dim - classes.channels))
     return joined.gather(2, slot[:, None, :, None].expand(-1, joined.shape[1], -1, form.head_dim))

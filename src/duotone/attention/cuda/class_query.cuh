@@ -30,30 +30,30 @@ __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   return y;
 }
 
-// What a team needs before its first key and after its last one.
+// What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   float query[HT][D][4];  // by channel, times what makes integers of it with a scale of K
   // q in fp16 as A of the products with zero-points: row g what rounding keeps, row g + 8 the rest.
   u32 plain[CHAINS][D / 16][ROWS][4][4];
   int bias[4], ones[4];
-  float heads[HEADS][2];  // the largest |q| * scale, and the largest |q|; then the team's sums
+  float heads[HEADS][2];  // the largest |q| * scale, and the largest |q|; then the block's sums
   u32 value[D];           // V's scale and zero-point of every channel, fp16
   short channel[Values::COLUMNS * 16];
 
   __device__ __forceinline__ void load_values(const Arguments& at, const Unit& u) {
     const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
-    for (int rank = u.tid; rank < CHANNELS; rank += WT * 32) {
+    for (int rank = u.tid; rank < CHANNELS; rank += WARPS * 32) {
       const u32 scale = rank < Values::CODED ? at.v_scale[(size_t)u.row * Values::CODED + rank] : 0;
       value[order[rank]] = scale | (u32)at.v_zero[(size_t)u.row * CHANNELS + rank] << 16;
     }
-    for (int place = u.tid; place < Values::COLUMNS * 16; place += WT * 32) {
+    for (int place = u.tid; place < Values::COLUMNS * 16; place += WARPS * 32) {
       const int rank = Values::rank(place);
       channel[place] = rank < 0 ? -1 : order[rank];
     }
     if (u.tid < 4) bias[u.tid] = BIAS_BITS, ones[u.tid] = 0x01010101;
   }
   __device__ __forceinline__ void load_query(const Arguments& at, const Unit& u) {
-    for (int h = u.warp; h < HEADS; h += WT) {
+    for (int h = u.warp; h < HEADS; h += WARPS) {
       const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
       const u16* k_top = at.k_top + (size_t)u.row * CHANNELS;
       float x[D / 32], top = 0.f, folded = 0.f;

@@ -1,13 +1,16 @@
 // What the decode kernels share: types, conversions, the ring of records, units of work, merging.
 //
-// Expects OVERLAP (1: a dependent launch), CHANNELS, D, G, HEADS, WARPS, TEAMS, STAGES, KEYS and
-// RECORD_BYTES. HEADS: q heads with room for them in the sums, G or more.
+// Expects CHANNELS, D, G, HEADS, WARPS, STAGES, KEYS and RECORD_BYTES, and
+//   HEADS    q heads with room for them in the sums, G or more
+//   QUERY    q is fp16 (0), bf16 (1) or fp32 (2); OUT: so is the output
+//   PAGED    records per page, or 0 where a sequence's records lie in one piece
+//   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
+//   OVERLAP  0: a launch like any other; 1: it begins early, and waits before it reads q;
+//            2: one of several launches of a call behind the first: q is there already
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
 
-#define WT (WARPS / TEAMS)
-static_assert(TEAMS == 1 || WARPS >= 4 * TEAMS, "a team of several has at least four warps");
 #define FULL 0xFFFFFFFFu
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
@@ -31,17 +34,22 @@ typedef float query_t;
 __device__ __forceinline__ float query_to_float(float x) {
   return x;
 }
-__device__ __forceinline__ float float_to_query(float x) {
-  return x;
-}
 #else
 typedef u16 query_t;
 __device__ __forceinline__ float query_to_float(u16 x) {
   return QUERY == 1 ? __uint_as_float((u32)x << 16) : half_to_float(x);
 }
-__device__ __forceinline__ u16 float_to_query(float x) {
+#endif
+#if OUT == 2
+typedef float out_t;
+__device__ __forceinline__ float float_to_out(float x) {
+  return x;
+}
+#else
+typedef u16 out_t;
+__device__ __forceinline__ u16 float_to_out(float x) {
   u16 y;
-  if (QUERY == 1)
+  if (OUT == 1)
     asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(y) : "f"(x));
   else
     asm("cvt.rn.f16.f32 %0,%1;" : "=h"(y) : "f"(x));
@@ -91,14 +99,24 @@ __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) 
 }
 
 // A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what
-// was there before, and waits before it reads what that one writes (q).
-__device__ __forceinline__ void let_next_begin() {
-#if OVERLAP
+// was there before, and waits before it reads what that one writes. The first launch of a call
+// waits for q, and lets the next one begin only then, which so finds q and need not wait for sums
+// that it does not read; it waits before it ends, so that its end says that all have ended.
+__device__ __forceinline__ void begin() {
+#if OVERLAP == 2
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-__device__ __forceinline__ void wait_for_previous() {
-#if OVERLAP
+__device__ __forceinline__ void wait_for_query() {
+#if OVERLAP == 1
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#if OVERLAP < 2
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_all() {
+#if OVERLAP == 2
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -106,54 +124,75 @@ __device__ __forceinline__ void wait_for_previous() {
 // What every launch is told.
 struct Call {
   const query_t* query;      // [batch * q_heads, CHANNELS]
-  const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES]
-  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks
-  const int* first_records;  // [batch, blocks] where each block's records start
+  const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES], or
+                             // [pages, kv_heads, PAGED, RECORD_BYTES]
+  const int* pages;          // [batch, pages_per_sequence] where a sequence's records are, or null
+  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
+  const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
   float* partial;  // of each kv head: sums [parts, G, CHANNELS], maximum and weight [parts, G, 2]
   int* counters;   // [batch * kv_heads, 2], zero before and after
-  void* out;       // rows of q heads: like q, or float where lse is given
+  out_t* out;      // rows of q heads
   float* lse;      // log2, or null
   long long out_stride, lse_stride;  // elements between q heads
-  int kv_heads, blocks, records_per_head, splits, units;
+  int kv_heads, blocks, records_per_head, splits, pages_per_sequence;
+  int first_part, all_parts;  // of all launches of a call, which share partial and counters
   float sm_scale;  // times log2(e)
 };
 
-// One team's share of the work: some records of one block of one kv head.
+// A block's share of the work: some records of one block of tokens of one kv head.
 struct Unit {
-  int lane, g, t, team, warp, tid;
+  int lane, g, t, warp, tid;
   int head, part, row, length, first, last;
   const char* source;
+#if PAGED
+  const int* table;
+  int first_record;
+  size_t page_bytes;
+
+  __device__ __forceinline__ const char* at(int record) const {
+    const u32 place = first_record + record;
+    return source + table[place / PAGED] * page_bytes + place % PAGED * RECORD_BYTES;
+  }
+#else
+  __device__ __forceinline__ const char* at(int record) const {
+    return source + (size_t)record * RECORD_BYTES;
+  }
+#endif
 };
 
-__device__ __forceinline__ bool find_unit(const Call& at, Unit& u) {
-  // A team's warps are spread over schedulers and ranks: older warps are served first.
-  const int wp = threadIdx.x >> 5;
-  u.lane = threadIdx.x & 31, u.g = u.lane >> 2, u.t = u.lane & 3;
-  u.team = TEAMS == 1 ? 0 : ((wp >> 2) + wp) & (TEAMS - 1);
-  u.warp = TEAMS == 1 ? wp : (wp >> 2) / TEAMS * 4 + (wp & 3);
-  u.tid = u.warp * 32 + u.lane;
-  const int unit = blockIdx.x * TEAMS + u.team;
-  if (unit >= at.units) return false;
+__device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
+  u.tid = threadIdx.x, u.warp = u.tid >> 5;
+  u.lane = u.tid & 31, u.g = u.lane >> 2, u.t = u.lane & 3;
+  const int unit = blockIdx.x;
   // Divisions cost as much as a tile of keys: none where there is one part.
   const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
   u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
   const int block = at.splits == 1 ? u.part : u.part / at.splits,
             split = u.part - block * at.splits;
   u.row = u.head * at.blocks + block;
+#ifdef ONE_RUN
+  u.length = (int)at.tokens[sequence];
+  const int first_record = 0;
+#else
   const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
   u.length = (int)(edge[1] - edge[0]);
+  const int first_record = at.first_records[sequence * at.blocks + block];
+#endif
   const int records = (u.length + KEYS - 1) / KEYS;
   u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
   u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
-  u.source = at.records + ((size_t)u.head * at.records_per_head +
-                           at.first_records[sequence * at.blocks + block]) *
-                              RECORD_BYTES;
-  return true;
+#if PAGED
+  u.table = at.pages + (size_t)sequence * at.pages_per_sequence;
+  u.first_record = first_record;
+  u.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
+  u.source = at.records + (size_t)(u.head - sequence * at.kv_heads) * PAGED * RECORD_BYTES;
+#else
+  u.source =
+      at.records + ((size_t)u.head * at.records_per_head + first_record) * (size_t)RECORD_BYTES;
+#endif
 }
 
-#define TEAM_SYNC(u) asm volatile("bar.sync %0,%1;" ::"r"(1 + (u).team), "n"(WT * 32) : "memory")
-
-// A warp's ring of records; its team draws them from a counter, since the order of keys is free.
+// A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 struct Ring {
   u32 memory, barrier, slot, phase;
   int* drawn;
@@ -177,12 +216,11 @@ struct Ring {
   __device__ __forceinline__ void start(const Unit& u) {
     current = u.first + u.warp;
     if (current < u.last && u.lane == 0)
-      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES,
-                  u.source + (size_t)current * RECORD_BYTES);
+      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(current));
   }
-  // Puts the counter behind the first records; TEAM_SYNCs must stand between it and its draws.
+  // Puts the counter behind the first records; __syncthreads must stand between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
-    if (u.tid == 0) *drawn = u.first + WT;
+    if (u.tid == 0) *drawn = u.first + WARPS;
   }
   // Waits for the current record and asks for the next one; returns where the current one is.
   template <int BYTES>
@@ -198,81 +236,71 @@ struct Ring {
                    : "r"(shared_address(drawn))
                    : "memory");
       if (next < u.last)
-        fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES,
-                    u.source + (size_t)next * RECORD_BYTES);
+        fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(next));
     }
     return here;
   }
 };
 
-// True in the team that finishes a kv head last.
+// True in the block that finishes a kv head last.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
-  const int parts = at.blocks * at.splits;
   __threadfence();
-  TEAM_SYNC(u);
+  __syncthreads();
   if (u.tid == 0) {
     const int old = atomicAdd(at.counters + 2 * u.head, 1);
-    *flag = old == parts - 1;
-    if (old == parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
+    *flag = old == at.all_parts - 1;
+    if (old == at.all_parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
   }
-  TEAM_SYNC(u);
+  __syncthreads();
   __threadfence();
   return *flag;
 }
 
-// weight_top: log2 of what a weight of 1 stands for under the maximum m.
+// m: log2 of what a weight of 1 stands for.
 __device__ __forceinline__ void write_out(const Call& at, int head, int h, int c, float m, float l,
-                                          float sum, float weight_top) {
+                                          float sum) {
   const size_t row = (size_t)head * G + h;
-  const float x = l > 0.f ? sum / l : 0.f;
-  if (at.lse) {
-    ((float*)at.out)[row * at.out_stride + c] = x;
-    if (c == 0)
-      at.lse[row * at.lse_stride] = l > 0.f ? m - weight_top + __log2f(l) : MINUS_INFINITY;
-  } else
-    ((query_t*)at.out)[row * at.out_stride + c] = float_to_query(x);
+  at.out[row * at.out_stride + c] = float_to_out(l > 0.f ? sum / l : 0.f);
+  if (at.lse && c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m + __log2f(l) : MINUS_INFINITY;
 }
 
-#define WARP_OF(w) \
-  (TEAMS == 1 ? (w) : (((w) >> 2) * TEAMS + ((u.team - (w)) & (TEAMS - 1))) * 4 + ((w) & 3))
 // Where a warp puts its sums once its ring is free: rows of D + 8 floats.
-__device__ __forceinline__ float* sums_of(const Unit& u, char* shared, int w) {
-  return (float*)(shared + WARP_OF(w) * (STAGES * RECORD_BYTES));
+__device__ __forceinline__ float* sums_of(char* shared, int w) {
+  return (float*)(shared + w * (STAGES * RECORD_BYTES));
 }
 
-// Merges the sums of a team's warps, then of all parts of a kv head, and writes the output.
-// ml: maximum and weight of each warp and head. whole: room for the team's. value(c, l, sum): a
-// column of V from its sum.
+// Merges the sums of a block's warps, then of all parts of a kv head, and writes the output.
+// ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of what
+// a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        float (*ml)[HEADS][2], float (*whole)[2], int* flag,
                                        float weight_top, F value) {
-  TEAM_SYNC(u);
-  float (*mine)[HEADS][2] = ml + u.team * WT;
+  __syncthreads();
   if (u.tid < G) {  // each warp's maximum becomes its factor
     float m = -1e30f, l = 0.f;
 #pragma unroll
-    for (int w = 0; w < WT; w++) m = fmaxf(m, mine[w][u.tid][0]);
+    for (int w = 0; w < WARPS; w++) m = fmaxf(m, ml[w][u.tid][0]);
 #pragma unroll
-    for (int w = 0; w < WT; w++) {
-      const float z = exp2_fast(mine[w][u.tid][0] - m);
-      l = fmaf(z, mine[w][u.tid][1], l);
-      mine[w][u.tid][0] = z;
+    for (int w = 0; w < WARPS; w++) {
+      const float z = exp2_fast(ml[w][u.tid][0] - m);
+      l = fmaf(z, ml[w][u.tid][1], l);
+      ml[w][u.tid][0] = z;
     }
-    whole[u.tid][0] = m, whole[u.tid][1] = l;
+    whole[u.tid][0] = m - weight_top, whole[u.tid][1] = l;
   }
-  TEAM_SYNC(u);
-  const int parts = at.blocks * at.splits;
+  __syncthreads();
+  const int parts = at.all_parts, part = at.first_part + u.part;
   float* partial = at.partial + (size_t)u.head * parts * G * (CHANNELS + 2);
   float2* partial_ml = (float2*)(partial + (size_t)parts * G * CHANNELS);
-  for (int i = u.tid * 4; i < G * CHANNELS; i += WT * 128) {
+  for (int i = u.tid * 4; i < G * CHANNELS; i += WARPS * 128) {
     const int h = i / CHANNELS, c = i % CHANNELS;
     const float m = whole[h][0], l = whole[h][1];
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int w = 0; w < WT; w++) {
-      const float z = mine[w][h][0];
-      const float4 x = *(const float4*)(sums_of(u, shared, w) + h * (D + 8) + c);
+    for (int w = 0; w < WARPS; w++) {
+      const float z = ml[w][h][0];
+      const float4 x = *(const float4*)(sums_of(shared, w) + h * (D + 8) + c);
       sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]),
       sum[3] = fmaf(z, x.w, sum[3]);
     }
@@ -281,16 +309,19 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
       sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f;  // scales of an empty block may be anything
     if (parts == 1) {
 #pragma unroll
-      for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j], weight_top);
+      for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j]);
     } else {
-      float* row = partial + (size_t)(u.part * G + h) * CHANNELS + c;
+      float* row = partial + (size_t)(part * G + h) * CHANNELS + c;
 #pragma unroll
       for (int j = 0; j < 4; j++) __stcg(row + j, sum[j]);
-      if (c == 0) __stcg(partial_ml + u.part * G + h, make_float2(m, l));
+      if (c == 0) __stcg(partial_ml + part * G + h, make_float2(m, l));
     }
   }
-  if (parts == 1 || !arrive_last(at, u, flag)) return;
-  for (int i = u.tid; i < G * CHANNELS; i += WT * 32) {
+  if (parts == 1 || !arrive_last(at, u, flag)) {
+    wait_for_all();
+    return;
+  }
+  for (int i = u.tid; i < G * CHANNELS; i += WARPS * 32) {
     const int h = i / CHANNELS, c = i % CHANNELS;
     float m = -1e30f, l = 0.f, sum = 0.f;
 #pragma unroll 16
@@ -302,6 +333,7 @@ __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shar
       l = fmaf(z, other.y, l);
       sum = fmaf(z, __ldcg(partial + (size_t)(s * G + h) * CHANNELS + c), sum);
     }
-    write_out(at, u.head, h, c, m, l, sum, weight_top);
+    write_out(at, u.head, h, c, m, l, sum);
   }
+  wait_for_all();
 }

@@ -1,45 +1,47 @@
-"""`decode_attention` with CUDA kernels: visual spans in records, everything else by Triton."""
+"""`decode_attention` with CUDA kernels: a launch per segment; what they cannot read is Triton's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda import class_decode
+from duotone.attention.cuda import class_decode, group_decode, span_decode
 from duotone.attention.cuda.class_layout import ClassRecords
-from duotone.attention.cuda.launch import QUERY_TYPES
+from duotone.attention.cuda.dense_decode import dense_reason, dense_task
+from duotone.attention.cuda.group_records import GroupRecords
+from duotone.attention.cuda.launch import LOG2E, QUERY_TYPES, Task, run
 from duotone.attention.cuda.runtime import missing
-from duotone.attention.cuda.span_decode import Span, fits, is_resident, span_decode
-from duotone.attention.triton_decode import (
-    SegmentLaunch,
-    attend_launches,
-    segment_query,
-)
-from duotone.attention.triton_decode import unsupported as unsupported_by_triton
-from duotone.attention.triton_operands import head_dim_of
-from duotone.cache.segments import PackedSegment, Segment
+from duotone.attention.merge import merge_partials
+from duotone.attention.turned import segment_query
+from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant.rotation import rotate
 
 
 def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str | None:
     """Why CUDA kernels cannot run this call, or None.
 
-    A call needs one segment in records at least; the other segments must suit Triton.
+    A call needs one segment in records at least; segments that CUDA kernels cannot read must suit
+    Triton.
     """
     reason = missing(query.device)
     if reason is not None:
         return reason
-    spans = [segment for segment in kv if in_records(segment)]
-    if not spans:
+    if query.dtype not in QUERY_TYPES:
+        return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
+    if not any(in_records(segment) for segment in kv):
         return "no segment of this call has its codes in records (QuantizedCache(impl='cuda'))"
-    for segment in spans:
-        reason = _span_reason(query, segment, kv, tau)
-        if reason is not None:
-            return reason
-    others = [segment for segment in kv if not in_records(segment)]
-    return unsupported_by_triton(query, others) if others else None
+    for segment in kv:
+        if in_records(segment) and segment.tokens:
+            reason = _reason(query, segment, kv, tau)
+            if reason is not None:
+                return reason
+    others = [segment for segment in kv if not _is_ours(query, segment, tau)]
+    return _unsupported_by_triton(query, others) if others else None
 
 
 def in_records(segment: Segment) -> bool:
@@ -47,24 +49,49 @@ def in_records(segment: Segment) -> bool:
     return isinstance(segment, PackedSegment) and segment.records is not None
 
 
-def _span_reason(
+def _is_ours(query: Tensor, segment: Segment, tau: object) -> bool:
+    """Records, and 16-bit segments that the kernel can read."""
+    if isinstance(segment, DenseSegment):
+        calibrated = tau is not None and segment.visual
+        return not segment.tokens or (not calibrated and dense_reason(query, segment) is None)
+    return segment.records is not None
+
+
+def _unsupported_by_triton(query: Tensor, others: Sequence[Segment]) -> str | None:
+    if find_spec("triton") is None:
+        return "a segment needs Triton, which is not installed"
+    from duotone.attention.triton_decode import unsupported as reason
+
+    return reason(query, others)
+
+
+def _reason(
     query: Tensor, segment: PackedSegment, kv: Sequence[Segment], tau: object
 ) -> str | None:
-    if query.dtype not in QUERY_TYPES:
-        return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if segment.mask is not None:
         return "the CUDA kernels take no mask within a packed segment"
-    form, classes = segment.records.format, isinstance(segment.records, ClassRecords)
     group = query.shape[1] // segment.records.shape[1]
-    if not (class_decode.fits if classes else fits)(form, group):
-        return f"no CUDA kernel for {form} with {group} q heads per kv head"
-    if tau is not None and segment.visual:
-        if classes:
-            return "score calibration of channels of unequal bits is not in the CUDA kernels"
-        if sum(other.visual for other in kv) > 1:
-            return "score calibration over several visual segments is not in the CUDA kernels"
-        if not is_resident(query, _span(segment)):
-            return "score calibration needs all parts of a head on the device at once"
+    if not _kernel(segment).fits(segment.records.format, group):
+        return f"no CUDA kernel for {segment.records.format} with {group} q heads per kv head"
+    return _calibration_reason(query, segment, kv) if tau is not None else None
+
+
+def _kernel(segment: PackedSegment) -> ModuleType:
+    """The module whose kernel reads a segment's records."""
+    if isinstance(segment.records, ClassRecords):
+        return class_decode
+    return group_decode if isinstance(segment.records, GroupRecords) else span_decode
+
+
+def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
+    if not segment.visual:
+        return None
+    if isinstance(segment.records, GroupRecords | ClassRecords):
+        return "score calibration of groups and classes is not in the CUDA kernels"
+    if sum(other.visual for other in kv) > 1:
+        return "score calibration over several visual segments is not in the CUDA kernels"
+    if not span_decode.is_resident(query, _span(segment)):
+        return "score calibration needs all parts of a head on the device at once"
     return None
 
 
@@ -83,38 +110,103 @@ def decode_attention_cuda(
     reason = unsupported(query, kv, tau)
     if reason is not None:
         raise ValueError(f"{reason}. Use impl='auto', 'triton' or 'reference'.")
-    return attend_records(query, kv, sm_scale, tau)
+    return attend_records(query, kv, sm_scale=sm_scale, tau=tau)
 
 
 def attend_records(
-    query: Tensor, kv: Sequence[Segment], sm_scale: float, tau: tuple[float, float] | None
+    query: Tensor,
+    kv: Sequence[Segment],
+    *,
+    sm_scale: float,
+    tau: tuple[float, float] | None = None,
 ) -> Tensor:
     """`decode_attention_cuda` of a call for which `unsupported` has no reason."""
     query = query.contiguous()
     present = [segment for segment in kv if segment.tokens]
+    ours = [segment for segment in present if _is_ours(query, segment, tau)]
     with torch.cuda.device(query.device):
-        if len(present) == 1 and in_records(present[0]):
-            out = torch.empty_like(query)
-            _attend_span(query, present[0], sm_scale, tau, out, None)
-            return out
-        launches = [
-            SpanLaunch(query, segment, sm_scale)
-            if in_records(segment)
-            else SegmentLaunch(query, segment, sm_scale)
-            for segment in present
-        ]
-        return attend_launches(query, launches, head_dim_of(kv[0].value), tau)
+        if len(ours) < len(present):
+            others = [segment for segment in present if not _is_ours(query, segment, tau)]
+            return _attend_with_triton(query, ours, others, sm_scale, tau)
+        out = torch.empty_like(query)
+        _attend(query, ours, sm_scale, tau, out)
+    return out
 
 
-class SpanLaunch:
-    """A span among other segments: one partial output per q head, whatever its splits."""
+def _attend(
+    query: Tensor,
+    kv: Sequence[Segment],
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+    out: Tensor,
+    lse: Tensor | None = None,
+) -> None:
+    if any(_basis(segment) for segment in kv):
+        _attend_in_bases(query, kv, sm_scale, tau, out, lse)
+        return
+    # Planned before the first is launched: the others do not wait for what torch does between.
+    tasks = [_task(query, segment, tau) for segment in kv]
+    run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, out, lse)
+
+
+def _basis(segment: Segment) -> str:
+    """The transform that a segment's values are behind; "" for none."""
+    value = segment.value
+    return (value.spec.transform or "") if isinstance(segment, PackedSegment) else ""
+
+
+def _attend_in_bases(
+    query: Tensor,
+    kv: Sequence[Segment],
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Kernels merge within a basis of values, torch what comes out of each."""
+    partials = []
+    for transform, segments in groupby(sorted(kv, key=_basis), _basis):
+        part = torch.empty_like(query, dtype=torch.float32)
+        sums = part.new_empty(part.shape[:2])
+        tasks = [_task(query, segment, tau) for segment in segments]
+        run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, part, sums)
+        partials.append((rotate(part, transform or None), sums[..., None] / LOG2E))
+    merged, total = merge_partials(partials)
+    out.copy_(merged)
+    if lse is not None:
+        lse.copy_(total.squeeze(-1) * LOG2E)
+
+
+def _attend_with_triton(
+    query: Tensor,
+    ours: Sequence[Segment],
+    others: Sequence[Segment],
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+) -> Tensor:
+    from duotone.attention.triton_decode import SegmentLaunch, attend_launches
+
+    launches = [SegmentLaunch(query, segment, sm_scale) for segment in others]
+    if ours:
+        launches = [RecordsLaunch(query, ours, sm_scale, tau), *launches]
+    return attend_launches(query, launches, query.shape[3], tau)
+
+
+class RecordsLaunch:
+    """Segments of the CUDA kernels among Triton's: one partial output per q head."""
 
     splits = 1
     # Calibrates itself: no other launch has to know its range.
     visual = False
 
-    def __init__(self, query: Tensor, segment: PackedSegment, sm_scale: float) -> None:
-        self.query, self.segment, self.sm_scale = query, segment, sm_scale
+    def __init__(
+        self,
+        query: Tensor,
+        kv: Sequence[Segment],
+        sm_scale: float,
+        tau: tuple[float, float] | None,
+    ) -> None:
+        self.call = (query, kv, sm_scale, tau)
 
     def prepare(self) -> None:
         """Nothing: scales are folded in the kernel."""
@@ -129,18 +221,28 @@ class SpanLaunch:
     ) -> None:
         """Write partial outputs [batch, q_heads, first_split, value_dim] and their lse (log2)."""
         out, sums = partial[:, :, first_split : first_split + 1], lse[:, :, first_split]
-        _attend_span(self.query, self.segment, self.sm_scale, tau, out, sums)
+        _attend(*self.call, out, sums)
 
     def turn_back(self, partial: Tensor) -> None:
-        """Bring the partial output out of the basis of the values, in place."""
-        transform = self.segment.value.spec.transform
-        if transform is not None:
-            partial.copy_(rotate(partial, transform))
+        """Nothing: what was rotated is turned back already."""
 
 
-def _span(segment: PackedSegment) -> Span:
+def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> Task:
+    if isinstance(segment, DenseSegment):
+        return dense_task(query, segment)
+    turned = segment_query(query, segment)
+    if isinstance(segment.records, ClassRecords):
+        span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+        return class_decode.class_task(turned, span)
+    if isinstance(segment.records, GroupRecords):
+        stream = group_decode.Stream(segment.records.format, segment.records.data, segment.lengths)
+        return group_decode.group_task(turned, stream)
+    return span_decode.span_task(turned, _span(segment), tau if segment.visual else None)
+
+
+def _span(segment: PackedSegment) -> span_decode.Span:
     key, value = segment.key, segment.value
-    return Span(
+    return span_decode.Span(
         segment.records,
         key.scale,
         key.zero_point,
@@ -148,37 +250,3 @@ def _span(segment: PackedSegment) -> Span:
         value.zero_point,
         key.blocks.offsets,
     )
-
-
-def _attend_span(
-    query: Tensor,
-    segment: PackedSegment,
-    sm_scale: float,
-    tau: tuple[float, float] | None,
-    out: Tensor,
-    lse: Tensor | None,
-) -> None:
-    turned, transform = segment_query(query, segment), segment.value.spec.transform
-    if lse is not None or (transform is None and turned.dtype == query.dtype):
-        _decode(turned, segment, sm_scale, tau, out, lse)
-        return
-    wide = torch.empty_like(turned, dtype=torch.float32)
-    _decode(turned, segment, sm_scale, tau, wide, wide.new_empty(wide.shape[:2]))
-    out.copy_(rotate(wide, transform))
-
-
-def _decode(
-    query: Tensor,
-    segment: PackedSegment,
-    sm_scale: float,
-    tau: tuple[float, float] | None,
-    out: Tensor,
-    lse: Tensor | None,
-) -> None:
-    """By the kernel that reads these records, in the bases of K and V."""
-    if isinstance(segment.records, ClassRecords):
-        span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-        class_decode.class_decode(query, span, sm_scale, out, lse)
-        return
-    calibration = tau if segment.visual else None
-    span_decode(query, _span(segment), sm_scale, calibration, out, lse)

@@ -2,15 +2,16 @@
 //
 // Codes become fp16 numbers in registers and go through fp16 products. K and V are the same to this
 // kernel: a matrix of `rows` by `k`, of which k is summed over. K: rows are tokens, k are channels;
-// V: rows are channels, k are tokens. A scale belongs to a run of rows (KIVI) or of k (InnerQ).
+// V: rows are channels, k are tokens. A scale belongs to a run of rows (KIVI: codes become levels)
+// or of k (InnerQ: sums of codes are scaled, sums of q or of weights bring the zero-points in).
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB    bits per code (1, 2, 4)
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
-//   K_SIGNS, V_SIGNS      1: groups of 32 along k have a sign word or a zero-point
-//   G, WARPS, TEAMS, STAGES, TILES, QUERY, ARGUMENTS_BYTES  as in span_decode.cu
+//   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
+//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
 #define HEADS (HT * 8)
@@ -18,55 +19,57 @@
 #define KEYS (TILES * TILE)
 #define KC (D / 16)  // chunks of 16 channels
 #define CODE_BYTES(BITS) (TILE * D * (BITS) / 8)
-// Scales and zero-points of a tile: 4 bytes a group, or 6 with a sign word.
+// Scales and zero-points of a tile: 4 bytes a group, or 6 with signs.
 #define K_GROUPS (K_ALONG_K ? TILE * (D / K_GROUP) : D)
 #define V_GROUPS (V_ALONG_K ? D : TILE * (D / V_GROUP))
 #define K_PARAM_BYTES (K_GROUPS * (K_SIGNS ? 6 : 4))
 #define V_PARAM_BYTES (V_GROUPS * (V_SIGNS ? 6 : 4))
 #define TILE_BYTES (CODE_BYTES(KB) + CODE_BYTES(VB) + K_PARAM_BYTES + V_PARAM_BYTES)
 #define RECORD_BYTES (TILES * TILE_BYTES)
+#define ONE_RUN
 #include "common.cuh"
 
-// Numbers are 2^-8 of themselves in fp16 products: a code below the top of a mantissa whose
-// exponent is 0 is code * 2^-(14 + bits) exactly, and scale * 2^(6 + bits) makes it scale * code *
-// 2^-8. Nothing is rounded but the sum with the zero-point. Scales must be below 2^(10 - bits),
-// which the layout checks.
-#define UNIT 256.f
+#define Q_TOP 1024.f
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f  // how far above 1 the largest weight enters
 
 struct Arguments : Call {};
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
-#include "group_operand.cuh"
-typedef Operand<2, KC, KB, K_ALONG_K, K_GROUP, K_SIGNS> Keys;
-typedef Operand<KC, 2, VB, V_ALONG_K, V_GROUP, V_SIGNS> Values;
+#include "group_numbers.cuh"
+#include "group_along_k.cuh"
+#include "group_along_rows.cuh"
+#if K_ALONG_K
+typedef AlongK<2, KC, KB, K_GROUP, K_SIGNS> Keys;
+#else
+typedef AlongRows<2, KC, KB, K_GROUP> Keys;
+#endif
+#if V_ALONG_K
+typedef AlongK<KC, 2, VB, V_GROUP, V_SIGNS> Values;
+#else
+typedef AlongRows<KC, 2, VB, V_GROUP> Values;
+#endif
 
 #include "group_sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     group_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ float ml[WARPS][HEADS][2], whole[TEAMS][HEADS][2];
-  __shared__ int flags[TEAMS], drawn[TEAMS];
+  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
+  __shared__ float2 q_sums[Keys::GROUPS][HT][4];
+  __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  __shared__ __align__(16) u32 kept[4];
-  let_next_begin();
+  begin();
+  wait_for_query();  // lengths, too, may have changed
   Unit u;
-  if (!find_unit(at, u)) return;
+  find_unit(at, u);
   Ring ring;
-  ring.make(u, shared, barriers, drawn + u.team);
+  ring.make(u, shared, barriers, &drawn);
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
-  if (u.lane == 0)
-    kept[0] = Mask<1>::VALUE, kept[1] = Mask<2>::VALUE, kept[2] = kept[3] = Mask<4>::VALUE;
   Query q;
-  q.load(at, u);
-  TEAM_SYNC(u);
-  u32 constants[4];  // loaded, so that the compiler keeps them instead of making them anew
-  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
-               : "=r"(constants[0]), "=r"(constants[1]), "=r"(constants[2]), "=r"(constants[3])
-               : "r"(shared_address(kept)));
+  q.load(at, u, q_sums);
+  __syncthreads();
   Sums sums;
   sums.clear();
   while (ring.current < u.last) {
@@ -84,8 +87,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         for (int i = 0; i < 4; i++) s[0][h][i] = s[1][h][i] = 0.f;
       {
         Keys keys;
-        keys.load(k_codes, u.lane, constants);
-        keys.multiply(s, q.b, k_params, u.g, u.t);
+        keys.load(k_codes, u.lane);
+        keys.multiply(
+            s, q.b, [&](int group, int h) { return load_pair(&q_sums[group][h][u.t]); },
+            k_params, u.g, u.t);
       }
 #pragma unroll
       for (int h = 0; h < HT; h++)
@@ -105,14 +110,25 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
           p[r][h][0] = transpose8x8(pack2(s[r][h][0], s[r][h][1]));
           p[r][h][1] = transpose8x8(pack2(s[r][h][2], s[r][h][3]));
         }
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int h = 0; h < HT; h++)
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+            p[r][h][half] = Values::divided(p[r][h][half], r, half);
+      float2 ones[1][HT];
+      Values::sum(ones, p);
+      sums.count(ones[0]);
       Values values;
-      values.load(v_codes, u.lane, constants);
-      values.multiply(sums.acc, p, v_params, u.g, u.t);
+      values.load(v_codes, u.lane);
+      values.multiply(
+          sums.acc, p, [&](int, int h) { return ones[0][h]; }, v_params, u.g, u.t);
     }
     ring.current = __shfl_sync(FULL, next, 0);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
-  sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
-  finish(at, u, shared, ml, whole[u.team], flags + u.team, 0.f,
-         [](int, float, float sum) { return sum * UNIT; });
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, whole, &flag, 0.f,
+         [](int, float, float sum) { return sum * Values::UNIT; });
 }

@@ -1,7 +1,8 @@
 """Decode attention on group records: KIVI's and InnerQ's groups, in one launch per segment.
 
-The plain-torch reference is `attention.reference.attend` on the same segment. Codes become fp16
-numbers (their levels rounded to fp16), q and p are rounded to fp16, sums are fp32.
+The plain-torch reference is `attention.reference.attend` on the same segment. Along rows (KIVI)
+codes become levels, rounded once to fp16; along k (InnerQ) they are exact. q and p are rounded to
+fp16, sums are fp32.
 """
 
 from __future__ import annotations
@@ -12,19 +13,15 @@ from functools import cache
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.group_layout import GroupFormat, Operand
-from duotone.attention.cuda.launch import (
-    MAX_GROUP,
+from duotone.attention.cuda.geometry import (
     MAX_WARPS,
-    STAGES,
-    Call,
     Geometry,
-    Work,
     cut,
     multiprocessors,
-    run,
     warps_within_rings,
 )
+from duotone.attention.cuda.group_layout import GroupFormat, Operand
+from duotone.attention.cuda.launch import MAX_GROUP, Task, Work, run
 
 SOURCE = "group_decode.cu"
 
@@ -33,14 +30,13 @@ SOURCE = "group_decode.cu"
 class Stream:
     """A packed segment as the kernel takes it.
 
-    data: [batch, kv_heads, records, format.nbytes]. first: [batch, 1], record of the first token.
-    tokens: [batch, 2] int64, 0 and the length of each sequence.
+    data: [batch, kv_heads, records, format.nbytes], or a pool of pages (`launch.Work`). lengths:
+    [batch] int64, tokens.
     """
 
     format: GroupFormat
     data: UInt8[Tensor, "batch kv_heads records bytes"]
-    first: Int[Tensor, "batch blocks"]
-    tokens: Int[Tensor, "batch edges"]
+    lengths: Int[Tensor, " batch"]
 
 
 def warps_of(form: GroupFormat, group: int) -> int:
@@ -53,7 +49,7 @@ def fits(form: GroupFormat, group: int) -> bool:
     """The kernel has this shape: the sums fit the rings."""
     sums_bytes = 32 * -(-group // 8) * (form.channels + 8)
     return (
-        sums_bytes <= STAGES * form.nbytes
+        sums_bytes <= form.stages * form.nbytes
         and group <= MAX_GROUP
         and form.channels <= 256
         and warps_of(form, group) >= 1
@@ -67,13 +63,23 @@ def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) 
 
 
 def group_decode(
-    query: Tensor, stream: Stream, sm_scale: float, out: Tensor, lse: Tensor | None = None
+    query: Tensor,
+    stream: Stream,
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    pages: Int[Tensor, "batch pages_per_sequence"] | None = None,
 ) -> None:
-    """softmax(q K^T * sm_scale) V over one stream, into `out`; arguments as `span_decode` has."""
-    work = Work(query, stream.data, stream.first, stream.tokens, stream.format)
-    sms, records = multiprocessors(query.device), stream.data.shape[2]
-    at = geometry(stream.format, work.group, work.heads, records, sms)
-    run(SOURCE, Call, work, at, macros_of(stream.format), sm_scale, out, lse)
+    """softmax(q K^T * sm_scale) V over one stream; `out` and `lse` as `launch.run` has them."""
+    run([group_task(query, stream, pages)], sm_scale, out, lse)
+
+
+def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Task:
+    """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous."""
+    form = stream.format
+    work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
+    at = geometry(form, work.group, work.heads, work.records, multiprocessors(query.device))
+    return Task(SOURCE, work, at, macros_of(form))
 
 
 def macros_of(form: GroupFormat) -> dict[str, int]:

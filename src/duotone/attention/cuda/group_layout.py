@@ -7,20 +7,40 @@ one more tile:
 
 K and V are matrices of rows by k, of which k is summed over: K is tokens by channels, V channels
 by tokens. Codes are in the order of the operand A of `mma.m16n8k16`: with g = lane / 4 and
-t = lane % 4, code (row, k) of register e = (row tile * chunks + chunk) * 4 + i is
+t = lane % 4, run = row tile * (k / 32) + k / 32, a code of
 
-    row = 16 row tile + g + 8 (i % 2),  k = 16 chunk + 2 t + 8 (i / 2) + half
+    row = 16 row tile + 8 i + g,  k = 32 (k / 32) + 8 q + 2 t + side
 
-in bits 16 half + bits * (e % (16 / bits)) of word e / (16 / bits), [vectors][32 lanes][words].
+is code 8 run + 4 i + q of its lane and side (of 2-bit and 4-bit codes) or bit 8 i + 2 q + run % 2
+of its half of word run / 2 (of 1-bit codes). 32 / bits codes fill a word, half of them (side 0) its
+lower 16 bits, lowest first; words are [vectors][32 lanes][words]. So every fourth code, the same q
+of both row halves and of all rows, stands as high in its byte, and q heads or weights that meet it
+are divided by that: a shift by 8 and masks make operands of a word.
 
-Scales and zero-points (fp16), by what they run along:
+Scales and zero-points (fp16), by what they run along; n = row tile * groups of k + group:
 
-    along rows  [row group][chunk][t] {scales of k, k + 1, k + 8, k + 9; their zero-points}
-    along k     [row tile][group][g]  {scales of rows g, g + 8; their zero-points}
-    with signs  [row tile][group][g]  {scales of rows g, g + 8}, then [..][g] {words of g, g + 8}
+    along rows  [row group][chunk of 16 k][t] {scales of k, k + 1, k + 8, k + 9; their zero-points}
+    along k     [n / 2]  [g] {scales of n, of n + 1; zero-points of n, of n + 1}
+    with signs  [n / 2]  [g] {scales of n, of n + 1; words 0 of n, of n + 1}
+                         [g] {words 1 of n, of n + 1}
 
-A word has the group's zero-point, or, where the scale has its sign bit set, the signs of its 32
-elements: of k at bit 15 - j (even k) or 31 - j (odd k), j = 8 (k / 16) + 4 (k / 8 % 2) + k / 2 % 4.
+where "of n" is a word: rows g (lower half) and g + 8 of group n.
+
+With signs, an element is a number u of bits + 1 bits and stands for scale * u / 2 + start. A scale
+below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^bits - signed code
+and start = -2^(bits - 1) * scale. Otherwise u = 2 * code, start is the zero-point. The codes are
+u / 2, their words rotated left by 1 bit; the lowest bit of u, of t, is at bit
+
+    16 side + 8 i + place + t % 2  of word t / 2
+
+with place = 2 q, or 4 (q % 2) + 2 (q / 2) where codes have 4 bits:
+
+    31       24 23       16 15        8 7         0
+    | rows g+8 |  rows g   | rows g+8  |  rows g  |     a byte: q3 q3 q2 q2 q1 q1 q0 q0, odd, even t
+    |       side 1         |        side 0        |
+
+Where the scale says zero-point, these bytes hold it in word 0 (its low byte at side 0), and 0 in
+word 1.
 """
 
 from __future__ import annotations
@@ -29,12 +49,13 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.layout import LANES, tile_codes
+from duotone.attention.cuda.layout import LANES, STAGES, tile_codes
 from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
+from duotone.quant import TensorSpec
 
 TILE = 32
 RECORD_BYTES = 3072
@@ -69,13 +90,16 @@ class GroupFormat:
         return -(-self.head_dim // 32) * 32
 
     @property
+    def part_bytes(self) -> list[int]:
+        """Of a tile: codes of K and of V, scales of K and of V."""
+        sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
+        codes = [TILE * self.channels * x.bits // 8 for x, _, _ in sizes]
+        return codes + [x.groups(rows, k) * (6 if x.signs else 4) for x, rows, k in sizes]
+
+    @property
     def tile_bytes(self) -> int:
         """Codes and scales of 32 tokens."""
-        sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
-        return sum(
-            TILE * self.channels * x.bits // 8 + x.groups(rows, k) * (6 if x.signs else 4)
-            for x, rows, k in sizes
-        )
+        return sum(self.part_bytes)
 
     @property
     def tiles(self) -> int:
@@ -88,59 +112,74 @@ class GroupFormat:
         return self.tiles * TILE
 
     @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
+
+    @property
     def nbytes(self) -> int:
         """Bytes per record."""
         return self.tiles * self.tile_bytes
 
 
-def operand_of(x: PackedTensor, which: str) -> Operand | str:
-    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
-    spec = x.spec
+def operand_reason(spec: TensorSpec, which: str) -> str | None:
+    """Why K ("key") or V ("value") of a spec cannot be in group records, or None."""
     if spec.bits not in WIDTHS or spec.param_dtype != "float16" or spec.along == "span":
         return f"group records have {WIDTHS} bits and float16 scales along one axis; got {spec}"
     if spec.classes is not None:
         return f"group records hold codes of one width; got {spec}"
-    along_k = (spec.along == "channels") == (which == "key")
-    whole = x.head_dim if spec.along == "channels" else None
-    group = spec.group or whole
-    fits = group is not None and group % 32 == 0 and (group & (group - 1)) == 0
-    fits = fits and (spec.along == "tokens" or x.head_dim % group == 0)
-    if not fits:
-        return f"group records need groups of 32, 64 or 128 that divide their axis; got {spec}"
-    signs = spec.mapping != "asymmetric"
-    if signs and (not along_k or group != 32):
+    if spec.group is None and spec.along == "tokens":
+        return f"group records need groups along tokens; got {spec}"
+    if spec.group is not None and (spec.group % 32 or spec.group & (spec.group - 1)):
+        return f"group records need groups of 32, 64 or 128; got {spec}"
+    if spec.mapping != "asymmetric" and (not _along_k(spec, which) or spec.group != 32):
         return f"signs need groups of 32 along what a product sums over; got {spec}"
-    return Operand(spec.bits, along_k, group, signs)
+    return None
+
+
+def _along_k(spec: TensorSpec, which: str) -> bool:
+    return (spec.along == "channels") == (which == "key")
+
+
+def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
+    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
+    reason = operand_reason(spec, which)
+    if reason is not None:
+        return reason
+    group = spec.group or head_dim
+    whole = spec.along == "tokens" or (head_dim % group == 0 and group % 32 == 0)
+    if not whole or group & (group - 1):
+        return f"groups along channels must be 32, 64 or 128 and divide {head_dim}; got {spec}"
+    return Operand(spec.bits, _along_k(spec, which), group, spec.mapping != "asymmetric")
 
 
 @cache
 def group_order(rows: int, k: int, bits: int, rows_last: bool) -> Int[Tensor, "bytes codes"]:
     """Which element of a tile stands where: row * k + k, or k * rows + row if `rows_last`."""
-    chunks, per_half = k // 16, 16 // bits
+    runs, per_half = k // 32, 16 // bits
     words = rows * k * bits // 1024
     unit = 4 if words % 4 == 0 else 1 if words % 2 else 2
     shape = (words // unit, LANES, unit, 4, 8 // bits)
-    vector, lane, within, byte, place = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
-    half, position = byte // 2, byte % 2 * (8 // bits) + place
-    e = (vector * unit + within) * per_half + position
-    i, chunk, tile = e % 4, e // 4 % chunks, e // 4 // chunks
-    row = 16 * tile + lane // 4 + 8 * (i % 2)
-    column = 16 * chunk + 2 * (lane % 4) + 8 * (i // 2) + half
+    vector, lane, within, byte, inner = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+    half, position = byte // 2, byte % 2 * (8 // bits) + inner
+    place = (vector * unit + within) * per_half + position
+    run, i, q = place // 8, place // 4 % 2, place % 4
+    if bits == 1:  # two runs of a word alternate
+        run, i, q = place // 16 * 2 + place % 2, place // 8 % 2, place // 2 % 4
+    row = 16 * (run // runs) + 8 * i + lane // 4
+    column = 32 * (run % runs) + 8 * q + 2 * (lane % 4) + half
     index = column * rows + row if rows_last else row * k + column
     return index.reshape(-1, 8 // bits)
 
 
 def to_group_records(
     key: PackedTensor, value: PackedTensor, form: GroupFormat
-) -> tuple[Tensor, Int[Tensor, "batch spans"]]:
-    """(records [batch, kv_heads, records, form.nbytes], first record of each sequence).
+) -> UInt8[Tensor, "batch kv_heads records bytes"]:
+    """Records, [batch, kv_heads, records, form.nbytes].
 
     One run of tokens per sequence: a stream. Tokens past its end have code, scale and zero 0.
-    Errors: ValueError for a scale that the kernel's fp16 arithmetic cannot hold (this looks at the
-    data, so it waits for the device).
+    Scales must fit (`scales_fit`).
     """
-    for x, operand in ((key, form.key), (value, form.value)):
-        _check_scales(x, operand)
     tokens = -(-key.tokens // form.tokens) * form.tokens
     parts = [
         _codes(key, form.key, tokens, form.channels, value=False),
@@ -148,18 +187,16 @@ def to_group_records(
         _params(key, form.key, tokens, form.channels, value=False),
         _params(value, form.value, tokens, form.channels, value=True),
     ]
-    records = torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
-    return records, torch.zeros(len(records), 1, dtype=torch.int32, device=records.device)
+    return torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
 
 
-def _check_scales(x: PackedTensor, form: Operand) -> None:
-    limit, top = 2.0 ** (10 - form.bits), float(_where_tokens_are(x, x.scale).max())
-    if top >= limit:
-        raise ValueError(
-            f"scales of {form.bits}-bit codes must be below {limit:g} in group records; "
-            f"got {top:g}. "
-            "Use impl='triton'."
-        )
+def scales_fit(x: PackedTensor) -> bool:
+    """The kernel's fp16 arithmetic can hold all scales (it waits for the device).
+
+    A scale beyond, which a group that joins later may have, becomes infinite, and outputs NaN.
+    """
+    scale = _where_tokens_are(x, x.scale)
+    return not scale.numel() or float(scale.max()) < 2.0 ** (10 - x.spec.bits)
 
 
 def _where_tokens_are(x: PackedTensor, parameter: Tensor) -> Tensor:
@@ -175,9 +212,15 @@ def _fill(x: Tensor, tokens: int, channels: int) -> Tensor:
 
 
 def _codes(x: PackedTensor, form: Operand, tokens: int, channels: int, value: bool) -> Tensor:
+    """Bytes of the codes of every tile, [batch, heads, tiles, bytes]."""
     rows, k = (channels, TILE) if value else (TILE, channels)
     order = group_order(rows, k, form.bits, value)
-    return tile_codes(_fill(x.unpacked(), tokens, channels), order, form.bits, TILE)
+    if not form.signs:
+        return tile_codes(_fill(x.unpacked(), tokens, channels), order, form.bits, TILE)
+    numbers = _numbers(x, form, tokens, channels, value)
+    numbers = (numbers.transpose(-1, -2) if value else numbers).flatten(2, 3)
+    words = tile_codes(numbers >> 1, order, form.bits, TILE).view(torch.int32)
+    return (words << 1 | (words < 0)).view(torch.uint8)
 
 
 def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: bool) -> Tensor:
@@ -186,14 +229,23 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
     if form.signs:
         return _with_signs(x, scale, form, tokens, channels, value)
     zero = _by_operand(x, x.zero_point, form, tokens, channels, value)
-    both = torch.stack([scale, zero])
-    if form.along_k:  # [2, .., rows, groups] -> [row tile][group][g]{2 scales, 2 zero-points}
-        split = both.unflatten(-2, (-1, 2, 8))
-        out = split.permute(1, 2, 3, 4, 7, 6, 0, 5)
-    else:  # [2, .., row groups, k] -> [row group][chunk][t]{4 scales, 4 zero-points}
-        split = both.unflatten(-1, (-1, 2, 4, 2))
-        out = split.permute(1, 2, 3, 4, 5, 7, 0, 6, 8)
+    if form.along_k:
+        return _by_runs(_row_pairs(scale), _row_pairs(zero)).flatten(3).view(torch.uint8)
+    # [2, .., row groups, k] -> [row group][chunk][t]{4 scales, 4 zero-points}
+    split = torch.stack([scale, zero]).unflatten(-1, (-1, 2, 4, 2))
+    out = split.permute(1, 2, 3, 4, 5, 7, 0, 6, 8)
     return out.flatten(3).contiguous().view(torch.uint8)
+
+
+def _row_pairs(t: Tensor) -> Int[Tensor, "batch heads tiles groups g"]:
+    """fp16 numbers of rows by groups as words of rows g, g + 8."""
+    split = t.unflatten(-2, (-1, 2, 8)).permute(0, 1, 2, 3, 6, 5, 4)
+    return split.contiguous().view(torch.int32).flatten(3, 4).squeeze(-1)
+
+
+def _by_runs(*words: Int[Tensor, "batch heads tiles groups g"]) -> Tensor:
+    """Words of two groups side by side: [.., groups / 2, g, kinds of words * 2]."""
+    return torch.stack(words, -1).unflatten(3, (-1, 2)).permute(0, 1, 2, 3, 5, 6, 4).flatten(5)
 
 
 def _by_operand(
@@ -211,39 +263,65 @@ def _by_operand(
     return tiled.transpose(-1, -2) if value else tiled
 
 
+def _numbers(
+    x: PackedTensor, form: Operand, tokens: int, channels: int, value: bool
+) -> Int[Tensor, "batch heads tiles rows k"]:
+    """The elements' numbers of bits + 1 bits: 2^bits - signed codes, or twice the codes."""
+    signed = _fill(x.signed_codes(torch.int16), tokens, channels).unflatten(2, (-1, TILE))
+    signed = signed.transpose(-1, -2) if value else signed
+    modes = _modes(x, form, tokens, channels, value).repeat_interleave(form.group, -1)
+    numbers = torch.where(modes, 2**form.bits - signed, 2 * signed)
+    return (numbers & ((2 << form.bits) - 1)).byte()  # where no token is may be anything
+
+
 def _with_signs(
     x: PackedTensor, scale: Tensor, form: Operand, tokens: int, channels: int, value: bool
 ) -> Tensor:
-    """Scales whose sign bit says "signs", then words of signs or zero-points."""
-    signs = _fill(x.signs().byte(), tokens, channels).unflatten(2, (-1, TILE))
-    signs = (signs.transpose(-1, -2) if value else signs).unflatten(-1, (-1, 32)).long()
-    words = (signs << sign_bits(signs.device)).sum(-1)
-    modes = _modes(x, scale, form, tokens, channels, value)
+    """Scales whose sign bit says "signs", beside words of lowest bits or of zero-points."""
+    modes = _modes(x, form, tokens, channels, value)
+    flagged = torch.where(modes, -2 * scale, scale)  # -0.0 keeps the flag of an empty group
+    words = _low_bits(_numbers(x, form, tokens, channels, value) & 1, form.bits)
     if x.slot is not None:
         offset = _by_operand(x, x.offset.half(), form, tokens, channels, value)
-        plain = offset.contiguous().view(torch.int16).long() & 0xFFFF
-        words = torch.where(modes, words, plain)
-    flagged = torch.where(modes, -scale, scale)  # -0.0 keeps the flag of an empty group
+        words[..., 0] |= _zero_bytes(offset.masked_fill(modes, 0))
+    first = _by_runs(_row_pairs(flagged), words[..., 0]).flatten(4)
+    second = _by_runs(words[..., 1]).flatten(4)
+    return torch.cat([first, second], -1).flatten(3).contiguous().view(torch.uint8)
 
-    def rows_apart(t: Tensor) -> Tensor:
-        return t.unflatten(-2, (-1, 2, 8)).permute(0, 1, 2, 3, 6, 5, 4).flatten(3).contiguous()
 
-    wide = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
-    parts = (rows_apart(flagged).view(torch.uint8), rows_apart(wide).view(torch.uint8))
-    return torch.cat(parts, -1)
+def _low_bits(bits: Tensor, width: int) -> Int[Tensor, "batch heads tiles groups g word"]:
+    """Words 0 and 1 of every group and pair of rows, from bits [.., rows, k]."""
+    at = low_bit_places(width, bits.device)
+    split = bits.long().unflatten(-2, (-1, 2, 8)).unflatten(-1, (-1, 4, 2, 2, 2))
+    # [.., row tile, i, g, group, q, word, parity, side]
+    moved = split.permute(0, 1, 2, 3, 6, 5, 8, 4, 7, 9, 10) << at
+    return _as_words(moved.sum((-4, -3, -2, -1))).flatten(3, 4)
+
+
+def low_bit_places(width: int, device: torch.device) -> Int[Tensor, "i q parity side"]:
+    """Where in its word the lowest bit of an element's number is."""
+    q = torch.arange(4, device=device)
+    place = 4 * (q % 2) + 2 * (q // 2) if width == 4 else 2 * q
+    i, parity, side = (
+        torch.arange(2, device=device).view(shape) for shape in ((2, 1, 1, 1), (2, 1), (2,))
+    )
+    return 16 * side + 8 * i + place.view(4, 1, 1) + parity
+
+
+def _zero_bytes(zero: Tensor) -> Int[Tensor, "batch heads tiles groups g"]:
+    """fp16 zero-points of rows by groups: bytes {g low, g + 8 low, g high, g + 8 high}."""
+    pairs = _row_pairs(zero).unsqueeze(-1).view(torch.uint8)
+    return pairs[..., [0, 2, 1, 3]].contiguous().view(torch.int32).squeeze(-1)
+
+
+def _as_words(x: Tensor) -> Tensor:
+    """Numbers below 2^32 as int32."""
+    return torch.where(x >= 1 << 31, x - (1 << 32), x).int()
 
 
 def _modes(
-    x: PackedTensor, scale: Tensor, form: Operand, tokens: int, channels: int, value: bool
-) -> Tensor:
+    x: PackedTensor, form: Operand, tokens: int, channels: int, value: bool
+) -> Bool[Tensor, "batch heads tiles rows groups"]:
     """Which groups are sign and magnitude, by operand."""
-    if x.symmetric is None:
-        return torch.ones_like(scale, dtype=torch.bool)
-    return _by_operand(x, x.modes.half(), form, tokens, channels, value) > 0
-
-
-def sign_bits(device: torch.device) -> Int[Tensor, 32]:
-    """The bit of a sign word that each of its 32 elements has."""
-    k = torch.arange(32, device=device)
-    j = 8 * (k // 16) + 4 * (k // 8 % 2) + k // 2 % 4
-    return torch.where(k % 2 == 0, 15 - j, 31 - j)
+    modes = torch.ones_like(x.scale) if x.symmetric is None else x.modes.half()
+    return _by_operand(x, modes, form, tokens, channels, value) > 0

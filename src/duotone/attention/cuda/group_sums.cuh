@@ -4,8 +4,8 @@ struct Query {
   u32 b[KC][HT][2];
   float scale[HT][2];
 
-  __device__ __forceinline__ void load(const Call& at, const Unit& u) {
-    wait_for_previous();
+  // ones: sums of b, in shared memory.
+  __device__ __forceinline__ void load(const Call& at, const Unit& u, float2 (*ones)[HT][4]) {
 #pragma unroll
     for (int h = 0; h < HT; h++) {
       const int mine = h * 8 + u.g;
@@ -21,15 +21,24 @@ struct Query {
         }
       top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
       top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-      const float unit = 16.f / top;
+      const float unit = Q_TOP / top;
 #pragma unroll
       for (int k = 0; k < KC; k++)
-        b[k][h][0] = pack2(x[k][0] * unit, x[k][1] * unit),
-        b[k][h][1] = pack2(x[k][2] * unit, x[k][3] * unit);
+        b[k][h][0] = Keys::divided(pack2(x[k][0] * unit, x[k][1] * unit), k, 0),
+        b[k][h][1] = Keys::divided(pack2(x[k][2] * unit, x[k][3] * unit), k, 1);
 #pragma unroll
       for (int i = 0; i < 2; i++)
-        scale[h][i] = __shfl_sync(FULL, top, (2 * u.t + i) * 4) * at.sm_scale * (UNIT / 16.f);
+        scale[h][i] =
+            __shfl_sync(FULL, top, (2 * u.t + i) * 4) * at.sm_scale * (Keys::UNIT / Q_TOP);
     }
+    float2 sums[Keys::GROUPS][HT];
+    Keys::sum(sums, b);
+    if (u.warp == 0 && u.g == 0)
+#pragma unroll
+      for (int group = 0; group < Keys::GROUPS; group++)
+#pragma unroll
+        for (int h = 0; h < HT; h++) ones[group][h][u.t] = sums[group][h];
+    __syncwarp();  // the compiler knows this barrier: stores stay before the block's
   }
 };
 
@@ -58,11 +67,16 @@ struct Sums {
       exponentials(p, s, over);
     }
 #pragma unroll
-    for (int h = 0; h < HT; h++)
+    for (int r = 0; r < 2; r++)
 #pragma unroll
-      for (int r = 0; r < 2; r++)
+      for (int h = 0; h < HT; h++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) weight[h][i & 1] += p[r][h][i], s[r][h][i] = p[r][h][i];
+        for (int i = 0; i < 4; i++) s[r][h][i] = p[r][h][i];
+  }
+  // Adds sums of weights, in units of `Values` as the accumulators are.
+  __device__ __forceinline__ void count(const float2* ones) {
+#pragma unroll
+    for (int h = 0; h < HT; h++) weight[h][0] += ones[h].x, weight[h][1] += ones[h].y;
   }
   __device__ __forceinline__ void exponentials(float (*p)[HT][4], const float (*s)[HT][4],
                                                float& over) const {
@@ -99,9 +113,7 @@ struct Sums {
         float* row = rows + (h * 8 + 2 * u.t + i) * (D + 8) + u.g;
 #pragma unroll
         for (int m = 0; m < KC; m++) row[16 * m] = acc[m][h][i], row[16 * m + 8] = acc[m][h][i + 2];
-        float l = weight[h][i];
-#pragma unroll
-        for (int o = 4; o < 32; o <<= 1) l += __shfl_xor_sync(FULL, l, o);
+        const float l = weight[h][i] * Values::UNIT;
         if (u.g == 0) ml[h * 8 + 2 * u.t + i][0] = top[h][i], ml[h * 8 + 2 * u.t + i][1] = l;
       }
   }

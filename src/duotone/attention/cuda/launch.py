@@ -1,51 +1,23 @@
-"""What the decode kernels share on the host: arguments, how a launch is cut, its workspace."""
+"""What the decode kernels share on the host: arguments, tasks, the workspace they merge in."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.geometry import Format, Geometry
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
 
 LOG2E = 1.4426950408889634
-STAGES = 3
-MAX_WARPS = 16
-# Shared memory of a block that is left to the rings; the rest holds q, V's scales and barriers.
-RING_BYTES = 208 << 10
 MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
 QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-# Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
-# adds, bytes that one SM reads.
-WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
-
-
-class Format(Protocol):
-    """Sizes of the records that a kernel reads."""
-
-    head_dim: int
-
-    @property
-    def channels(self) -> int:
-        """head_dim, filled up."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per record."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes per record."""
-        ...
 
 
 class Call(ctypes.Structure):
@@ -53,170 +25,202 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "query", "records", "tokens", "first_records", "partial", "counters", "out", "lse",
+            "query", "records", "pages", "tokens", "first_records", "partial", "counters", "out",
+            "lse",
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
-            "kv_heads", "blocks", "records_per_head", "splits", "units",
+            "kv_heads", "blocks", "records_per_head", "splits", "pages_per_sequence", "first_part",
+            "all_parts",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """How a launch is cut: warps per block, teams per block, splits per block of tokens."""
-
-    warps: int
-    teams: int
-    splits: int
-
-
-def warps_within_rings(form: Format, warps: int) -> int:
-    """At most `warps`, a power of two, whose rings fit shared memory."""
-    while warps * STAGES * form.nbytes > RING_BYTES:
-        warps //= 2
-    return warps
-
-
-def cut(
-    form: Format,
-    warps: int,
-    heads: int,
-    records: int,
-    sms: int,
-    max_unit_tokens: int | None = None,
-    max_teams: int = 4,
-) -> Geometry:
-    """The cut with the least predicted time.
-
-    heads: batch * kv_heads * blocks of tokens. records: of each of them, at most.
-    max_unit_tokens: what one split may hold at most. max_teams: per block.
-    """
-    work_us = records * form.nbytes / SM_BYTES_PER_US
-    least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
-    options = {}
-    for teams in (t for t in (1, 2, 4) if t <= max_teams and (t == 1 or warps >= 4 * t)):
-        for splits in {least, max(1, min(records, max(least, sms * teams // heads)))}:
-            waves = -(-heads * splits // (teams * sms))
-            merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
-            cost = waves * (teams * work_us / splits + WAVE_US) + merge_us
-            options[Geometry(warps, teams, splits)] = cost
-    return min(options, key=lambda option: options[option])
-
-
-@dataclass(frozen=True)
 class Work:
     """What a launch reads.
 
-    query: [batch, q_heads, 1, head_dim], contiguous. data: records [batch, kv_heads, records,
-    format.nbytes]. first: [batch, blocks], where the blocks' records start. tokens: [batch,
-    blocks + 1] int64, offsets of the blocks.
+    query: [batch, q_heads, 1, head_dim], contiguous. records: of each kv head, at most. data:
+    [batch, kv_heads, records, format.nbytes], None where the kernel finds tokens by itself. first:
+    [batch, blocks], where the blocks' records start; None: one block, from record 0 on. tokens:
+    [batch, blocks + 1] int64, offsets of the blocks; [batch], lengths, without `first`.
+    pages: data is a pool [pages, kv_heads, records_per_page, format.nbytes], of which a sequence
+    has these, in this order: [batch, pages_per_sequence] int32, contiguous. Those behind its last
+    record are not looked at.
     """
 
     query: Tensor
-    data: Tensor
-    first: Tensor
-    tokens: Tensor
     format: Format
+    kv_heads: int
+    records: int
+    tokens: Tensor
+    data: Tensor | None = None
+    first: Tensor | None = None
+    pages: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Addresses follow from these: a wrong type would read anywhere."""
+        table = self.pages
+        if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
+            raise ValueError(
+                f"pages must be int32 and contiguous; got {table.dtype}, strides {table.stride()}. "
+                "Use pages.int().contiguous()."
+            )
+
+    @classmethod
+    def of_records(
+        cls,
+        query: Tensor,
+        form: Format,
+        data: Tensor,
+        tokens: Tensor,
+        first: Tensor | None = None,
+        pages: Tensor | None = None,
+    ) -> Work:
+        """Records in one piece per kv head, or in pages."""
+        heads, records = data.shape[1:3]
+        most = records * (1 if pages is None else pages.shape[1])
+        return cls(query, form, heads, most, tokens, data, first, pages)
+
+    @property
+    def records_per_page(self) -> int:
+        """0: records lie in one piece."""
+        return 0 if self.pages is None else self.data.shape[2]
 
     @property
     def heads(self) -> int:
         """Batch times kv_heads."""
-        return self.data.shape[0] * self.data.shape[1]
+        return self.query.shape[0] * self.kv_heads
 
     @property
     def group(self) -> int:
         """q heads per kv head."""
-        return self.query.shape[1] // self.data.shape[1]
+        return self.query.shape[1] // self.kv_heads
 
     @property
     def blocks(self) -> int:
         """Blocks of tokens per sequence, empty ones included."""
-        return self.tokens.shape[1] - 1
-
-    def units(self, at: Geometry) -> int:
-        """Shares of the work: a split of a block of a kv head each."""
-        return self.heads * self.blocks * at.splits
+        return 1 if self.first is None else self.tokens.shape[1] - 1
 
 
-def run(
-    source: str,
-    arguments: Callable[..., Call],
-    work: Work,
-    at: Geometry,
-    macros: dict[str, int],
-    sm_scale: float,
-    out: Tensor,
-    lse: Tensor | None,
-    cooperative: bool = False,
-) -> None:
-    """Launch a decode kernel, the function that is called as its source file.
+@dataclass(frozen=True)
+class Task:
+    """One planned launch of a decode kernel.
 
-    arguments: makes the kernel's own structure from the fields of `Call`. macros: what the source
-    wants beside what all of them want. out, lse: see `span_decode`.
+    source: its file, whose function has the same name. macros: what the source wants beside what
+    all of them want. arguments: makes its structure from the fields of `Call`.
     """
-    workspace = work.units(at) * work.group * (work.format.head_dim + 2)
-    partial = work.query.new_empty(workspace, dtype=torch.float32)
-    zeros = counters(work.query.device, 2 * work.heads)
-    given = arguments(
-        partial=partial.data_ptr(),
-        counters=zeros.data_ptr(),
-        sm_scale=sm_scale * LOG2E,
-        **_inputs(work, at),
-        **_outputs(out, lse),
+
+    source: str
+    work: Work
+    at: Geometry
+    macros: dict[str, int]
+    arguments: Callable[..., Call] = Call
+    cooperative: bool = False
+
+    @property
+    def units(self) -> int:
+        """Shares of the work: a split of a block of a kv head each."""
+        return self.work.heads * self.parts
+
+    @property
+    def parts(self) -> int:
+        """Shares of each kv head."""
+        return self.work.blocks * self.at.splits
+
+
+@dataclass
+class _Merge:
+    """Where the tasks of one call meet: the part that ends last merges all of them."""
+
+    out: Tensor
+    lse: Tensor | None
+    sm_scale: float
+    parts: int
+    partial: Tensor
+    zeros: Tensor
+    first_part: int = field(default=0, init=False)
+
+    def arguments(self) -> dict[str, int | float | None]:
+        """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
+        lse = self.lse
+        return {
+            "partial": self.partial.data_ptr(),
+            "counters": self.zeros.data_ptr(),
+            "out": self.out.data_ptr(),
+            "out_stride": self.out.stride(1),
+            "lse": None if lse is None else lse.data_ptr(),
+            "lse_stride": 0 if lse is None else lse.stride(1),
+            "sm_scale": self.sm_scale * LOG2E,
+            "first_part": self.first_part,
+            "all_parts": self.parts,
+        }
+
+
+def run(tasks: Sequence[Task], sm_scale: float, out: Tensor, lse: Tensor | None = None) -> None:
+    """softmax(q K^T * sm_scale) V over the keys of all tasks, into `out`.
+
+    tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
+    head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
+    """
+    work, parts = tasks[0].work, sum(task.parts for task in tasks)
+    size = work.heads * parts * work.group * (work.format.head_dim + 2)
+    merge = _Merge(
+        out,
+        lse,
+        sm_scale,
+        parts,
+        work.query.new_empty(size, dtype=torch.float32),
+        counters(work.query.device, 2 * work.heads),
     )
+    for number, task in enumerate(tasks):
+        _launch(task, merge, overlap=0 if not OVERLAP else 1 if number == 0 else 2)
+        merge.first_part += task.parts
+
+
+def _launch(task: Task, merge: _Merge, overlap: int) -> None:
+    at, form = task.at, task.work.format
+    given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
-        blocks=-(-work.units(at) // at.teams),
+        blocks=task.units,
         threads=at.warps * LANES,
-        shared_bytes=at.warps * STAGES * work.format.nbytes,
-        cooperative=cooperative,
-        overlap=OVERLAP,
+        shared_bytes=at.warps * form.stages * form.nbytes,
+        cooperative=task.cooperative,
+        overlap=overlap > 0,
     )
-    all_macros = _macros(work, at) | macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
-    function = source.removesuffix(".cu")
-    kernel(source, function, tuple(all_macros.items()), work.query.device)(launch, given)
+    own = {"OVERLAP": overlap, "OUT": QUERY_TYPES[merge.out.dtype]}
+    all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
+    function = task.source.removesuffix(".cu")
+    kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)
 
 
-def _inputs(work: Work, at: Geometry) -> dict[str, int]:
+def _inputs(task: Task) -> dict[str, int | None]:
+    work = task.work
     return {
         "query": work.query.data_ptr(),
-        "records": work.data.data_ptr(),
+        "records": None if work.data is None else work.data.data_ptr(),
+        "pages": None if work.pages is None else work.pages.data_ptr(),
+        "pages_per_sequence": 0 if work.pages is None else work.pages.shape[1],
         "tokens": work.tokens.data_ptr(),
-        "first_records": work.first.data_ptr(),
-        "kv_heads": work.data.shape[1],
+        "first_records": None if work.first is None else work.first.data_ptr(),
+        "kv_heads": work.kv_heads,
         "blocks": work.blocks,
-        "records_per_head": work.data.shape[2],
-        "splits": at.splits,
-        "units": work.units(at),
+        "records_per_head": work.records,
+        "splits": task.at.splits,
     }
 
 
-def _outputs(out: Tensor, lse: Tensor | None) -> dict[str, int | None]:
-    """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
+def _macros(task: Task) -> dict[str, int]:
     return {
-        "out": out.data_ptr(),
-        "out_stride": out.stride(1),
-        "lse": None if lse is None else lse.data_ptr(),
-        "lse_stride": 0 if lse is None else lse.stride(1),
+        "CHANNELS": task.work.format.head_dim,
+        "G": task.work.group,
+        "WARPS": task.at.warps,
+        "PER_SM": task.at.per_sm,
+        "STAGES": task.work.format.stages,
+        "QUERY": QUERY_TYPES[task.work.query.dtype],
+        "PAGED": task.work.records_per_page,
     }
-
-
-def _macros(work: Work, at: Geometry) -> dict[str, int]:
-    return {
-        "CHANNELS": work.format.head_dim,
-        "G": work.group,
-        "WARPS": at.warps,
-        "TEAMS": at.teams,
-        "STAGES": STAGES,
-        "OVERLAP": int(OVERLAP),
-        "QUERY": QUERY_TYPES[work.query.dtype],
-    }
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors of a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 # Counters per device: far more than launches that run at the same time can use.

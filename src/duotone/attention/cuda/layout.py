@@ -33,6 +33,8 @@ from duotone.quant import TensorSpec, pack
 
 TILE = 64
 LANES = 32
+# Records that a warp has room for.
+STAGES = 3
 RECORD_BYTES = 4096
 WIDTHS = (1, 2, 4, 8)
 # Shorter blocks would fill most of a record with nothing and a launch with beginnings.
@@ -64,6 +66,11 @@ class RecordFormat:
         return self.tiles * TILE
 
     @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
+
+    @property
     def nbytes(self) -> int:
         """Bytes per record."""
         return self.tiles * self._tile_bytes
@@ -84,14 +91,6 @@ class Records:
     data: UInt8[Tensor, "batch kv_heads records bytes"]
     first: Int[Tensor, "batch blocks"]
 
-    # Scales stay in the packed tensors.
-    with_parameters = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(batch, kv_heads)."""
-        return self.data.shape[:2]
-
     @property
     def nbytes(self) -> int:
         """Bytes of the codes, filling included, and of where blocks start."""
@@ -101,13 +100,33 @@ class Records:
         """Pick sequences."""
         return Records(self.format, self.data[index], self.first[index])
 
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, kv_heads)."""
+        return self.data.shape[:2]
+
+    @property
+    def params_bytes(self) -> int:
+        """Scales and zero-points stay outside."""
+        return 0
+
     def canonical(
         self, key: PackedTensor, value: PackedTensor
     ) -> tuple[PackedTensor, PackedTensor]:
-        """K and V with packed codes in canonical order."""
-        both = zip((key, value), from_records(self, key.blocks), strict=True)
-        own, other = (replace(x, codes=pack(codes, x.spec.bits)) for x, codes in both)
-        return own, other
+        """K and V with codes of their own in canonical order."""
+        codes = from_records(self, key.blocks)
+        return (
+            replace(key, codes=pack(codes[0], key.spec.bits)),
+            replace(value, codes=pack(codes[1], value.spec.bits)),
+        )
+
+    def left(self, key: PackedTensor, value: PackedTensor) -> tuple[PackedTensor, PackedTensor]:
+        """Everything but the codes."""
+        return key.without_codes(), value.without_codes()
+
+    def append(self, other: Records, lengths: Tensor, more: Tensor) -> None:
+        """Blocks would start new records, and be joined with blocks that end: not by copying."""
+        return
 
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
@@ -164,7 +183,7 @@ def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
         (value, form.value_bits, value_order),
     ):
         tiles = part.unflatten(-1, (form.tiles, -1)).flatten(2, 3)
-        codes = codes_of_tiles(tiles, order(form.channels, bits), bits)[..., : form.head_dim]
+        codes = untile_codes(tiles, order(form.channels, bits), bits, TILE)[..., : form.head_dim]
         at = place[:, None, :, None].expand(-1, codes.shape[1], -1, form.head_dim)
         unpacked.append(codes.gather(2, at))
     return unpacked[0], unpacked[1]
@@ -213,14 +232,16 @@ def tile_codes(
     return (places << shifts).sum(-1, dtype=torch.uint8)
 
 
-def codes_of_tiles(tiles: Tensor, order: Tensor, bits: int) -> Codes:
-    """Inverse of `tile_codes`, for tiles of `TILE` tokens."""
+def untile_codes(
+    tiles: UInt8[Tensor, "batch heads tiles bytes"], order: Tensor, bits: int, tile: int
+) -> Codes:
+    """Inverse of `tile_codes`."""
     order = order.to(tiles.device)
     shifts = torch.arange(order.shape[-1], device=tiles.device, dtype=torch.uint8) * bits
     codes = (tiles[..., None] >> shifts) & ((1 << bits) - 1)
     flat = torch.empty_like(codes.flatten(-2))
     flat[..., order.flatten()] = codes.flatten(-2)
-    return flat.unflatten(-1, (TILE, -1)).flatten(2, 3)
+    return flat.unflatten(-1, (tile, -1)).flatten(2, 3)
 
 
 def words_per_vector(words: int) -> int:

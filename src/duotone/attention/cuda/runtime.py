@@ -31,8 +31,13 @@ def missing(device: torch.device) -> str | None:
         return "CUDA kernels need compute capability 9.0 (bulk copies)"
     if not _has_compiler():
         return "CUDA kernels need `pip install duotone[cuda]` (cuda-core)"
-    # Segments without records, and merging with them, are Triton's.
-    return None if find_spec("triton") is not None else "CUDA kernels need Triton beside them"
+    return None
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """CUDA kernels can be compiled and run there."""
+    return missing(device) is None
 
 
 @cache

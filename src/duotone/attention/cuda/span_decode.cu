@@ -4,9 +4,9 @@
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB  bits per code of K and of V (1, 2, 4, 8)
 //   G       q heads per kv head
-//   WARPS, TEAMS, STAGES, TILES
+//   WARPS, PER_SM, STAGES, TILES
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
-//   TAU     1: score calibration; all teams of a kv head must be resident together
+//   TAU     1: score calibration; all blocks of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
@@ -57,35 +57,35 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "span_range.cuh"
 #include "span_sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     span_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ Prologue prologue[TEAMS];
+  __shared__ Prologue prologue;
   __shared__ float ml[WARPS][HEADS][2];
-  __shared__ int flags[TEAMS], drawn[TEAMS];
+  __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  let_next_begin();
+  begin();
   Unit u;
-  if (!find_unit(at, u)) return;
+  find_unit(at, u);
   Ring ring;
-  ring.make(u, shared, barriers, drawn + u.team);
+  ring.make(u, shared, barriers, &drawn);
   Query q;
 #if TAU
   ring.start<TILES * K_BYTES>(u);
   ring.reset(u);
-  q.fold(at, u, prologue[u.team]);
-  score_range(ring, u, q, ml, prologue[u.team].heads);
-  if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue[u.team].heads);
+  q.fold(at, u, prologue);
+  score_range(ring, u, q, ml, prologue.heads);
+  if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue.heads);
   ring.reset(u);
-  TEAM_SYNC(u);
-  calibrate(at, u, q, prologue[u.team].heads);
+  __syncthreads();
+  calibrate(at, u, q, prologue.heads);
 #else
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
-  q.fold(at, u, prologue[u.team]);
+  q.fold(at, u, prologue);
 #endif
   Sums sums;
-  sums.clear(prologue[u.team]);
+  sums.clear(prologue);
   // V of the tile before: its probabilities arrive while this tile's scores are computed.
   u32 before = ring.memory + TILES * K_BYTES;
   bool any = false;
@@ -118,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   }
 
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
-  sums.store(u, sums_of(u, shared, u.warp), ml[u.team * WT + u.warp]);
-  const Prologue& p = prologue[u.team];
-  finish(at, u, shared, ml, prologue[u.team].heads, flags + u.team, P_TOP,
-         [&](int c, float l, float sum) { return sum * p.v_scale[c] + l * p.v_zero[c]; });
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP,
+         [&](int c, float l, float sum) { return sum * prologue.v_scale[c] + l * prologue.v_zero[c]; });
 }

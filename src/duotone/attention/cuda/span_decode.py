@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.launch import (
-    LOG2E,
-    MAX_GROUP,
+from duotone.attention.cuda.geometry import (
     MAX_WARPS,
-    STAGES,
-    Call,
+    SM_SHARED_BYTES,
     Geometry,
-    Work,
     cut,
     multiprocessors,
-    run,
     warps_within_rings,
 )
+from duotone.attention.cuda.launch import LOG2E, MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.layout import RecordFormat, Records
 
 SOURCE = "span_decode.cu"
@@ -69,7 +66,7 @@ def fits(form: RecordFormat, group: int) -> bool:
     """The kernel has this shape: integers do not overflow and sums fit the rings."""
     dots = form.key_bits < 8 or form.channels <= 128
     sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    rings = sums_bytes <= STAGES * form.nbytes and warps_of(form, group) >= 1
+    rings = sums_bytes <= form.stages * form.nbytes and warps_of(form, group) >= 1
     return dots and rings and group <= MAX_GROUP and form.channels <= 256
 
 
@@ -86,48 +83,65 @@ def span_decode(
     tau: tuple[float, float] | None,
     out: Tensor,
     lse: Tensor | None = None,
+    pages: Tensor | None = None,
 ) -> None:
-    """softmax(q K^T * sm_scale) V over one span, into `out`.
+    """softmax(q K^T * sm_scale) V over one span; `out` and `lse` as `launch.run` has them.
+
+    pages: the records are a pool, see `launch.Work`; scales lie as ever.
+    """
+    run([span_task(query, span, tau, pages)], sm_scale, out, lse)
+
+
+def span_task(
+    query: Tensor, span: Span, tau: tuple[float, float] | None, pages: Tensor | None = None
+) -> Task:
+    """The launch over one span.
 
     query: [batch, q_heads, 1, head_dim], contiguous. tau: calibrates the scores by this span's own
-    range. out: a row of head_dim numbers per (batch, q head), strided; like `query`, or float32
-    if `lse` is given, which then gets log2 of the sum of exponentials of each row.
+    range.
     """
-    work = _work(query, span)
+    work = _work(query, span, pages)
     at = _geometry(work)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
     tau1, tau2 = tau or (0.0, 0.0)
-    arguments = partial(
-        Arguments,
-        k_scale=span.key_scale.data_ptr(),
-        k_zero=span.key_zero.data_ptr(),
-        v_scale=span.value_scale.data_ptr(),
-        v_zero=span.value_zero.data_ptr(),
-        ranges=ranges.data_ptr(),
-        tau1=tau1 * LOG2E,
-        tau2=tau2 * LOG2E,
-    )
+
+    def arguments(**call: Any) -> Arguments:
+        return Arguments(
+            k_scale=span.key_scale.data_ptr(),
+            k_zero=span.key_zero.data_ptr(),
+            v_scale=span.value_scale.data_ptr(),
+            v_zero=span.value_zero.data_ptr(),
+            ranges=ranges.data_ptr(),
+            tau1=tau1 * LOG2E,
+            tau2=tau2 * LOG2E,
+            **call,
+        )
+
     macros = macros_of(span.records.format, tau is not None)
-    together = tau is not None and parts > 1
-    run(SOURCE, arguments, work, at, macros, sm_scale, out, lse, cooperative=together)
+    return Task(SOURCE, work, at, macros, arguments, cooperative=tau is not None and parts > 1)
 
 
-def is_resident(query: Tensor, span: Span) -> bool:
-    """All teams of a kv head run at once, as calibration over several parts needs them to."""
-    work = _work(query, span)
-    at = _geometry(work)
-    blocks = -(-work.units(at) // at.teams)
-    return work.blocks * at.splits == 1 or blocks <= multiprocessors(query.device)
+def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
+    """All parts of a kv head run at once, as calibration over several of them needs."""
+    work = _work(query, span, pages)
+    at, form = _geometry(work), work.format
+    parts = work.blocks * at.splits
+    # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
+    beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
+    block_bytes = at.warps * form.stages * form.nbytes + beside_bytes
+    per_sm = min(at.per_sm, SM_SHARED_BYTES // block_bytes)
+    return parts == 1 or work.heads * parts <= per_sm * multiprocessors(query.device)
 
 
-def _work(query: Tensor, span: Span) -> Work:
-    return Work(query, span.records.data, span.records.first, span.tokens, span.records.format)
+def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
+    records = span.records
+    return Work.of_records(query, records.format, records.data, span.tokens, records.first, pages)
 
 
 def _geometry(work: Work) -> Geometry:
     heads, sms = work.heads * work.blocks, multiprocessors(work.query.device)
-    return geometry(work.format, work.group, heads, work.data.shape[2], sms)
+    return geometry(work.format, work.group, heads, work.records, sms)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:

@@ -1,5 +1,5 @@
 // q as integers of two digits, and the products of 64 keys.
-// What a team needs before its first key and after its last one.
+// What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   int query[HEADS][D];  // integers in the low bits, above BIAS_BITS
   int bias[4], ones[4];
@@ -13,10 +13,10 @@ struct Query {
   float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
-    wait_for_previous();
+    wait_for_query();
     const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
     const size_t row = (size_t)u.row * CHANNELS;
-    for (int h = u.warp; h < HEADS; h += WT) {
+    for (int h = u.warp; h < HEADS; h += WARPS) {
       float top = 0.f, sum = 0.f, folded[D / 32];
 #pragma unroll
       for (int i = 0; i < D / 32; i++) {
@@ -44,11 +44,11 @@ struct Query {
     }
     if (u.tid < 4)
       p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, p.ones[u.tid] = 0x01010101;
-    for (int c = u.tid; c < CHANNELS; c += WT * 32) {
+    for (int c = u.tid; c < CHANNELS; c += WARPS * 32) {
       p.v_scale[c] = half_to_float(at.v_scale[row + c]);
       p.v_zero[c] = half_to_float(at.v_zero[row + c]);
     }
-    TEAM_SYNC(u);
+    __syncthreads();
     // Loaded, so that the compiler keeps them instead of making them anew for every product.
     asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(bias[0]), "=r"(bias[1]), "=r"(bias[2]), "=r"(bias[3])

@@ -58,22 +58,22 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
     }
     if (u.g == 0) {
       const bool any = low[h] < -MINUS_INFINITY;
-      float* mine = warps[u.team * WT + u.warp][h * 4 + u.t];
+      float* mine = warps[u.warp][h * 4 + u.t];
       mine[0] = any ? fmaf(low[h] - BIAS, q.scale[h], q.offset[h]) : -MINUS_INFINITY;
       mine[1] = any ? fmaf(high[h] - BIAS, q.scale[h], q.offset[h]) : MINUS_INFINITY;
     }
   }
-  TEAM_SYNC(u);
+  __syncthreads();
   if (u.tid < HEADS) {
     float a = -MINUS_INFINITY, b = MINUS_INFINITY;
-    for (int w = 0; w < WT; w++)
-      a = fminf(a, warps[u.team * WT + w][u.tid][0]),
-      b = fmaxf(b, warps[u.team * WT + w][u.tid][1]);
+    for (int w = 0; w < WARPS; w++)
+      a = fminf(a, warps[w][u.tid][0]),
+      b = fmaxf(b, warps[w][u.tid][1]);
     bounds[u.tid][0] = a, bounds[u.tid][1] = b;
   }
 }
 
-// The range over all parts of a kv head; every team of the head must be resident.
+// The range over all parts of a kv head; every block of the head must be resident.
 __device__ __forceinline__ void agree_on_range(const Arguments& at, const Unit& u,
                                                float (*bounds)[2]) {
   const int parts = at.blocks * at.splits;
@@ -82,13 +82,13 @@ __device__ __forceinline__ void agree_on_range(const Arguments& at, const Unit& 
     __stcg((float2*)shared_ranges + u.part * G + u.tid,
            make_float2(bounds[u.tid][0], bounds[u.tid][1]));
   __threadfence();
-  TEAM_SYNC(u);
+  __syncthreads();
   if (u.tid == 0) {
     atomicAdd(at.counters + 2 * u.head + 1, 1);
     while (*(volatile int*)(at.counters + 2 * u.head + 1) < parts) {
     }
   }
-  TEAM_SYNC(u);
+  __syncthreads();
   __threadfence();
   if (u.tid < G)
     for (int s = 0; s < parts; s++) {

@@ -1,0 +1,108 @@
+"""Decode attention on 16-bit segments: the sinks, windows and text beside packed ones.
+
+The plain-torch reference is `attention.reference.attend` on the same segment. K and V are read as
+they are; q and the softmax's weights keep two digits of their type, sums are fp32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors
+from duotone.attention.cuda.launch import MAX_GROUP, QUERY_TYPES, Call, Task, Work
+from duotone.cache.segments import DenseSegment
+
+SOURCE = "dense_decode.cu"
+WARPS, PER_SM = 4, 3
+KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
+ALIGNMENT_BYTES = 16
+
+
+class Arguments(Call):
+    """`Arguments` of dense_decode.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("key", "value")),
+        *((name, ctypes.c_longlong) for name in (
+            "key_batch", "key_head", "value_batch", "value_head",
+        )),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DenseFormat:
+    """16 tokens in shared memory: rows of K, then of V, each 16 bytes longer than it is."""
+
+    head_dim: int
+    tokens = 16
+    stages = 2
+
+    @property
+    def channels(self) -> int:
+        """head_dim."""
+        return self.head_dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one stage of a warp's ring."""
+        return 2 * self.tokens * (2 * self.head_dim + 16)
+
+
+def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
+    """Why the kernel cannot read a segment, or None."""
+    key, value = segment.key, segment.value
+    if query.dtype not in QUERY_TYPES:
+        return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
+    if segment.mask is not None:
+        return "the CUDA kernels take no mask"
+    if key.dtype not in KV_TYPES or value.dtype != key.dtype:
+        return f"dense K and V must be of one 16-bit type; got {key.dtype} and {value.dtype}"
+    head_dim, group = key.shape[3], query.shape[1] // key.shape[1]
+    if value.shape[3] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
+        return (
+            "no CUDA kernel for head_dim "
+            f"{head_dim} and {value.shape[3]} with {group} q heads per kv head"
+        )
+    apart = (x for x in (key, value) if x.stride(3) != 1 or x.stride(2) != head_dim)
+    if next(apart, None) is not None:
+        return "tokens of dense K and V must be adjacent"
+    places = (x.data_ptr() for x in (key, value))
+    strides = (2 * s for x in (key, value) for s in x.stride()[:2])
+    if any(n % ALIGNMENT_BYTES for n in (*places, *strides)):
+        return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
+    return None
+
+
+@cache
+def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
+    """How a launch is cut. heads: batch * kv_heads."""
+    per_sm = PER_SM if form.head_dim <= 128 else 1
+    return cut(form, WARPS * per_sm, heads, records, sms, per_sm=(per_sm,))
+
+
+def dense_task(query: Tensor, segment: DenseSegment) -> Task:
+    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
+    key, value = segment.key, segment.value
+    form = DenseFormat(key.shape[3])
+    records = -(-key.shape[2] // form.tokens)
+    work = Work(query, form, key.shape[1], records, segment.lengths)
+    at = geometry(form, work.heads, records, multiprocessors(query.device))
+
+    def arguments(**call: Any) -> Arguments:
+        return Arguments(
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            key_batch=2 * key.stride(0),
+            key_head=2 * key.stride(1),
+            value_batch=2 * value.stride(0),
+            value_head=2 * value.stride(1),
+            **call,
+        )
+
+    return Task(SOURCE, work, at, {"KV": KV_TYPES[key.dtype]}, arguments)

@@ -1,0 +1,90 @@
+// K or V of a tile as the A operand where a scale belongs to a run of rows (KIVI). Codes become
+// levels, rounded to fp16, before they enter products.
+
+// What makes numbers of two codes: x * step + start.
+struct Levels {
+  u32 step, start;
+  template <int BITS>
+  __device__ __forceinline__ void set(u32 scale, u32 zero) {
+    step = mul2(scale, TWO_TO(6 + BITS));
+    start = mul2(zero, TWO_TO(-8));
+  }
+};
+
+// One operand: ROWS tiles of 16 rows by CHUNKS of 16 k.
+//
+// Numbers are 2^-8 of themselves: a code below the top of a mantissa whose exponent is 0 is code *
+// 2^-(14 + bits) exactly, and scale * 2^(6 + bits) makes it scale * code * 2^-8. Nothing is rounded
+// but the sum with the zero-point. Scales must be below 2^(10 - bits), which the layout checks.
+template <int ROWS, int CHUNKS, int BITS, int GROUP>
+struct AlongRows {
+  static constexpr int WORDS = ROWS * CHUNKS * BITS / 4, GROUPS = 1;
+  static constexpr int ROW_TILES = GROUP / 16 < ROWS ? GROUP / 16 : ROWS;  // that share a scale
+  static constexpr int FIRST = 10 - BITS;
+  static constexpr float UNIT = 256.f;
+  u32 words[WORDS];
+
+  static __device__ __forceinline__ u32 divided(u32 b, int, int) { return b; }
+  __device__ __forceinline__ void load(u32 codes, int lane) {
+    load_words<WORDS>(words, codes, lane);
+  }
+  // Sums of B over k: what rows of ones would give.
+  static __device__ __forceinline__ void sum(float2 (*ones)[HT], const u32 (*b)[HT][2]) {
+    const u32 a[4] = {TWO_TO(-8), TWO_TO(-8), TWO_TO(-8), TWO_TO(-8)};
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+      float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; chunk++) mma(c, a, b[chunk][h]);
+      ones[0][h] = make_float2(c[0], c[1]);
+    }
+  }
+  // c[row tile][h] += A * b[chunk][h]. The order of loops keeps the scales in use few.
+  template <class Ones>
+  __device__ __forceinline__ void multiply(float (*c)[HT][4], const u32 (*b)[HT][2], Ones,
+                                           u32 params, int, int t) const {
+#pragma unroll
+    for (int group = 0; group < ROWS / ROW_TILES; group++)
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        Levels levels[2];
+        load_levels(levels, params, group, chunk, t);
+#pragma unroll
+        for (int tile = group * ROW_TILES; tile < (group + 1) * ROW_TILES; tile++) {
+          u32 a[4];
+          fragment(a, levels, tile, chunk);
+#pragma unroll
+          for (int h = 0; h < HT; h++) mma(c[tile][h], a, b[chunk][h]);
+        }
+      }
+  }
+  // [row group][chunk][t]{scale k, scale k + 8, zero k, zero k + 8}, pairs of k.
+  static __device__ __forceinline__ void load_levels(Levels* levels, u32 params, int group,
+                                                     int chunk, int t) {
+    u32 x[4];
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(params + ((group * CHUNKS + chunk) * 4 + t) * 16));
+    levels[0].template set<BITS>(x[0], x[2]);
+    levels[1].template set<BITS>(x[1], x[3]);
+  }
+  // The A operand of one row tile and chunk.
+  __device__ __forceinline__ void fragment(u32* a, const Levels* levels, int tile,
+                                           int chunk) const {
+    const int run = (tile * CHUNKS + chunk) / 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const Levels& mine = levels[i >> 1];
+      a[i] = fma2(raw(run, i & 1, 2 * (chunk & 1) + (i >> 1)), mine.step, mine.start);
+    }
+  }
+  // Two codes at the top of two mantissas.
+  __device__ __forceinline__ u32 raw(int run, int row_half, int q) const {
+    constexpr u32 MASK = (((1u << BITS) - 1) << FIRST) * 0x00010001u;
+    const u32 word = words[BITS == 4 ? 2 * run + row_half : BITS == 2 ? run : run / 2];
+    const int bit = BITS == 4 ? 4 * q : 8 * row_half + 2 * q + (BITS == 1 ? run % 2 : 0);
+    return (bit > FIRST ? word >> (bit > FIRST ? bit - FIRST : 0)
+                        : word << (bit > FIRST ? 0 : FIRST - bit)) &
+           MASK;
+  }
+};

@@ -1,0 +1,94 @@
+// Quantizes 16-bit or float K and V and writes their group records (group_layout.py): one launch,
+// one read, a warp per 32 tokens of K or of V.
+//
+// Compiled by NVRTC with these macros:
+//   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
+//   KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP  as in group_decode.cu
+//   K_MAPPING, V_MAPPING  see group_packer.cuh
+//   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
+//   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
+//   WARPS, ARGUMENTS_BYTES
+#define D ((CHANNELS + 31) / 32 * 32)
+#include "pack_device.cuh"
+#include "pack_levels.cuh"
+#include "pack_tile.cuh"
+
+// Bits of `overflow`.
+#define SCALE_TOO_LARGE 1
+#define NO_ROOM 2
+
+struct Arguments {
+  Dense key, value;
+  const char* norm;        // [batch, kv_heads, CHANNELS], or null
+  const long long* index;  // [batch, tiles_given * 32]
+  const long long* tiles;  // [batch] how many of them are real
+  const long long* where;  // [batch] tile of a head at which they start
+  char* data;              // [batch * kv_heads, room, tile_bytes]
+  int* overflow;
+  int kv_heads, tiles_given, room;
+  float k_shrink, v_shrink;
+};
+static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+
+#if NORM
+#define NORM_BYTES (NORM == 3 ? 4 : 2)
+__device__ __forceinline__ float load_norm(const char* norm, int channel) {
+#if NORM == 3
+  return __ldg((const float*)norm + channel);
+#else
+  const u16 x = __ldg((const u16*)norm + channel);
+  return NORM == 1 ? half_to_float(x) : __uint_as_float((u32)x << 16);
+#endif
+}
+#else
+#define NORM_BYTES 0
+#endif
+
+#include "group_packer.cuh"
+typedef Packer<0, KB, K_ALONG_K, K_GROUP, K_MAPPING> Keys;
+typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
+
+#define CODE_BYTES(BITS) (TILE * D * (BITS) / 8)
+#define K_GROUPS (K_ALONG_K ? TILE * (D / K_GROUP) : D)
+#define V_GROUPS (V_ALONG_K ? D : TILE * (D / V_GROUP))
+#define K_PARAM_BYTES (K_GROUPS * (K_MAPPING ? 6 : 4))
+#define V_PARAM_BYTES (V_GROUPS * (V_MAPPING ? 6 : 4))
+#define RECORD_TILE_BYTES (CODE_BYTES(KB) + CODE_BYTES(VB) + K_PARAM_BYTES + V_PARAM_BYTES)
+// Of a warp: its tile of elements, then its words.
+#define WARP_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
+static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    group_pack(const __grid_constant__ Arguments at) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ float seen[Keys::PARTNERS + Values::PARTNERS > 2 ? WARPS : 1][2][D];
+  // Blocks of a head lie together, those of its K before those of its V.
+  const u32 blocks = (at.tiles_given + WARPS - 1) / WARPS, row = blockIdx.x / blocks;
+  const bool is_value = row & 1;
+  const int head = row >> 1, sequence = head / at.kv_heads;
+  Job job;
+  job.warp = threadIdx.x >> 5, job.lane = threadIdx.x & 31;
+  job.g = job.lane >> 2, job.t = job.lane & 3;
+  job.tile = shared_address(shared) + job.warp * WARP_BYTES, job.words = job.tile + TILE_BYTES;
+  const int tile = (blockIdx.x - row * blocks) * WARPS + job.warp;
+  job.there = tile < at.tiles_given && tile < at.tiles[sequence];
+  const long long target = at.where[sequence] + tile;
+  if (job.there && (target < 0 || target >= at.room)) {
+    job.there = false;
+    if (!at.overflow) __trap();
+    if (job.lane == 0) atomicOr(at.overflow, NO_ROOM);
+  }
+  if (job.there) {
+    const Dense& from = is_value ? at.value : at.key;
+    const char* states = from.data + sequence * from.batch + (head % at.kv_heads) * from.head;
+    const int position = (int)at.index[((long long)sequence * at.tiles_given + tile) * TILE + job.lane];
+    load_tile(job.tile, states, from.token, position, job.lane);
+  }
+  char* record = at.data + ((long long)head * at.room + target) * RECORD_TILE_BYTES;
+  job.codes = record + (is_value ? CODE_BYTES(KB) : 0);
+  job.params = record + CODE_BYTES(KB) + CODE_BYTES(VB) + (is_value ? K_PARAM_BYTES : 0);
+  job.norm = at.norm + (long long)head * CHANNELS * NORM_BYTES;
+  job.shrink = is_value ? at.v_shrink : at.k_shrink;
+  const bool fits = is_value ? Values::run(job, seen) : Keys::run(job, seen);
+  if (!fits && at.overflow) atomicOr(at.overflow, SCALE_TOO_LARGE);
+}

@@ -1,0 +1,197 @@
+"""Quantize dense K and V straight into group records: one launch, one read of every element.
+
+The plain-torch reference is `cache.packed.pack_groups`, then `group_layout.to_group_records`; on a
+GPU, codes, scales and zero-points equal theirs bit for bit. What may differ: a hybrid whose two
+errors are the same but for the rounding of torch's sum, and the sign of a zero.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.group_layout import TILE, GroupFormat, Operand
+from duotone.attention.cuda.layout import LANES
+from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.quant import KVSpec, TensorSpec
+
+SOURCE = "group_pack.cu"
+WARPS = 4
+INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+MAPPINGS = {"asymmetric": 0, "symmetric": 1, "hybrid": 2}
+SYMMETRIC_HYBRID = 3
+# Bits of `overflow`.
+SCALE_TOO_LARGE, NO_ROOM = 1, 2
+States = Float[Tensor, "batch kv_heads tokens head_dim"]
+
+
+class Dense(ctypes.Structure):
+    """`Dense` of pack_tile.cuh."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("batch", "head", "token")),
+    )
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of group_pack.cu."""
+
+    _fields_ = (
+        *((name, Dense) for name in ("key", "value")),
+        *((name, ctypes.c_void_p) for name in (
+            "norm", "index", "tiles", "where", "data", "overflow",
+        )),
+        *((name, ctypes.c_int) for name in ("kv_heads", "tiles_given", "room")),
+        *((name, ctypes.c_float) for name in ("k_shrink", "v_shrink")),
+    )  # fmt: skip
+
+
+def group_pack(
+    key: States,
+    value: States,
+    index: Int[Tensor, "batch taken"],
+    tiles: Int[Tensor, " batch"],
+    where: Int[Tensor, " batch"],
+    form: GroupFormat,
+    specs: KVSpec,
+    data: UInt8[Tensor, "batch kv_heads records bytes"],
+    key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None,
+    *,
+    overflow: Int[Tensor, 1] | None = None,
+    decoding: bool = False,
+) -> None:
+    """Write the first `tiles[b]` tiles of 32 taken tokens from tile `where[b]` of `data` on.
+
+    key, value: fp16, bf16 or fp32 with consecutive channels. index: int64, which token each taken
+    token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
+    behind them is neither read nor written. where: int64, counted from the start of a head's
+    records. key_norm: keys are divided by it and rounded to their type before anything else.
+    overflow: int32; gets SCALE_TOO_LARGE where a scale or zero-point does not fit the decode
+    kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the
+    device stops). decoding: the tokens
+    leave a window at a decode step, for `hybrid_at`.
+    Nothing here waits for the device; the launch can be captured.
+    Errors: ValueError for what `pack_reason` names, and shapes or types that do not fit.
+    """
+    _check(key, value, index, form, specs, data)
+    macros = macros_of(form, specs, key.dtype, decoding) | {
+        "ALIGN": min(alignment(key), alignment(value)),
+        "NORM": 0 if key_norm is None else 1 + INPUTS[key_norm.dtype],
+    }
+    given = _arguments(key, value, index, data, specs)
+    norm, index = None if key_norm is None else key_norm.contiguous(), index.contiguous()
+    given.norm = None if norm is None else norm.data_ptr()
+    given.index, given.tiles, given.where = (x.data_ptr() for x in (index, tiles, where))
+    given.overflow = None if overflow is None else overflow.data_ptr()
+    given.room = data.shape[2] * form.tiles
+    blocks = 2 * data.shape[0] * data.shape[1] * -(-given.tiles_given // WARPS)
+    launch = Launch(blocks, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"])
+    if blocks:
+        with torch.cuda.device(key.device):
+            kernel(SOURCE, "group_pack", tuple(macros.items()), key.device)(launch, given)
+
+
+def pack_reason(specs: KVSpec) -> str | None:
+    """Why no kernel packs groups of these specs, or None."""
+    for name, spec in (("key", specs.key), ("value", specs.value)):
+        if reason := plain_reason(spec):
+            return f"the packing kernel has no {reason}; {name} is {spec}"
+        if spec.along == "span" or spec.param_dtype != "float16" or spec.bits not in (1, 2, 4):
+            return f"groups are packed at 1, 2, 4 bits with float16 scales; {name} is {spec}"
+        if spec.along == "tokens" and (spec.group or 0) not in (32, 64, 128):
+            return f"groups along tokens are packed by 32, 64 or 128; {name} is {spec}"
+    return None
+
+
+def plain_reason(spec: TensorSpec) -> str | None:
+    """What a spec asks for beside levels between shrunken end points, or None."""
+    asked = {
+        "Lloyd levels": spec.levels != "uniform",
+        "gain": spec.gain != 1,
+        "energies": spec.energy != 0,
+        "eta": spec.eta != 0,
+        "classes": spec.classes is not None,
+        "transform": spec.transform is not None,
+    }
+    return next((name for name, wanted in asked.items() if wanted), None)
+
+
+def macros_of(
+    form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
+) -> dict[str, int]:
+    """What group_pack.cu is compiled with, but for ALIGN and NORM."""
+    widest = max(form.key.bits, form.value.bits)
+    words_bytes = TILE * form.channels * widest // 8
+    return {
+        "CHANNELS": form.head_dim,
+        "INPUT": INPUTS[dtype],
+        "WARPS": WARPS,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+        "WARP_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes,
+        **_operand("K", form.key, specs.key, decoding),
+        **_operand("V", form.value, specs.value, decoding),
+    }
+
+
+def tile_bytes(channels: int, dtype: torch.dtype) -> int:
+    """Shared memory of 32 tokens, rows filled up by 16 bytes (pack_tile.cuh)."""
+    return TILE * (channels * dtype.itemsize + 16)
+
+
+def alignment(x: Tensor) -> int:
+    """Bytes, 16 at most, that every row of x [batch, kv_heads, tokens, head_dim] is aligned to."""
+    places = [x.data_ptr(), x.shape[3] * x.itemsize, *(s * x.itemsize for s in x.stride()[:3])]
+    return next(n for n in (16, 8, 4, 2) if all(place % n == 0 for place in places))
+
+
+def dense(x: Tensor) -> Dense:
+    """Dense K or V as the kernel is told of it: strides in bytes."""
+    return Dense(x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:3]))
+
+
+def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict[str, int]:
+    all_signs = decoding and spec.hybrid_at == "prefill"
+    return {
+        f"{name}B": form.bits,
+        f"{name}_ALONG_K": int(form.along_k),
+        f"{name}_GROUP": form.group,
+        f"{name}_MAPPING": SYMMETRIC_HYBRID if all_signs else MAPPINGS[spec.mapping],
+    }
+
+
+def _arguments(key: Tensor, value: Tensor, index: Tensor, data: Tensor, specs: KVSpec) -> Arguments:
+    return Arguments(
+        key=dense(key),
+        value=dense(value),
+        data=data.data_ptr(),
+        kv_heads=data.shape[1],
+        tiles_given=index.shape[1] // TILE,
+        k_shrink=specs.key.shrink,
+        v_shrink=specs.value.shrink,
+    )
+
+
+def _check(
+    key: Tensor, value: Tensor, index: Tensor, form: GroupFormat, specs: KVSpec, data: Tensor
+) -> None:
+    if reason := pack_reason(specs):
+        raise ValueError(f"{reason}. Use pack_groups and to_group_records.")
+    shape = (*data.shape[:2], key.shape[2], form.head_dim)
+    same = key.shape == value.shape == shape and key.dtype == value.dtype
+    if not same or key.dtype not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
+        raise ValueError(
+            f"key and value must be {shape} in one of {list(INPUTS)} with consecutive channels; "
+            f"got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}."
+        )
+    multiple = max(TILE, specs.flush_tokens)
+    fits = index.shape[0] == data.shape[0] and index.shape[1] % multiple == 0
+    if not fits or data.shape[3] != form.nbytes or not data.is_contiguous():
+        raise ValueError(
+            f"index must take a multiple of {multiple} tokens of each sequence and data hold "
+            f"contiguous records of {form.nbytes} bytes; got index {tuple(index.shape)} and data "
+            f"{tuple(data.shape)}."
+        )

@@ -1,0 +1,53 @@
+// Levels of a group and the codes of its elements, in the order of roundings that quant/ranges.py
+// and quant/affine.py have on a GPU, so that codes are equal bit for bit.
+//
+// torch multiplies by the rounded reciprocal where it divides by a number that the host knows.
+template <int BITS>
+struct Top {
+  static constexpr float VALUE = (1 << BITS) - 1, INVERSE = 1.f / VALUE;
+};
+
+// What is known of a group before its levels. smallest: least magnitude.
+struct Bounds {
+  float low, high, smallest;
+};
+
+// x = code * scale + zero.
+struct Levels {
+  float scale, zero, inverse;
+  u16 scale_bits, zero_bits;
+
+  __device__ __forceinline__ void set(float step, float start) {
+    scale_bits = float_to_half(step), zero_bits = float_to_half(start);
+    scale = half_to_float(scale_bits), zero = half_to_float(zero_bits);
+    inverse = scale > 0.f ? inverse_fast(scale) : 0.f;
+  }
+  template <int BITS>
+  __device__ __forceinline__ void asymmetric(Bounds b, float shrink) {
+    const float factor = b.high > b.low ? shrink : 1.f;
+    const float low = __fmul_rn(b.low, factor), high = __fmul_rn(b.high, factor);
+    set(__fmul_rn(__fsub_rn(high, low), Top<BITS>::INVERSE), low);
+  }
+  template <int BITS>
+  __device__ __forceinline__ void symmetric(Bounds b, float shrink) {
+    const float top = greatest(-b.low, b.high);
+    const float step = __fmul_rn(__fmul_rn(top, shrink), Top<BITS>::INVERSE);
+    set(top > b.smallest ? step : top, 0.f);
+  }
+  // floor(t + 1/2) of t = (x - zero) / scale, rounded as IEEE divides: scale has 11 bits, so the
+  // remainder of a quotient that is off by a few units is exact, t is never a tie, and one
+  // correction by an approximate inverse rounds it as it must be. 0 where scale is 0.
+  __device__ __forceinline__ float steps(float x) const {
+    const float d = __fsub_rn(x, zero), q = __fmul_rn(d, inverse);
+    return __fadd_rn(__fmaf_rn(__fmaf_rn(-q, scale, d), inverse, q), 0.5f);
+  }
+  template <int BITS>
+  __device__ __forceinline__ u32 code(float x) const {
+    return min(__float2uint_rd(steps(x)), (1u << BITS) - 1);
+  }
+  // Below 2^(10 - bits), as the decode kernel wants it, and finite.
+  template <int BITS>
+  __device__ __forceinline__ bool fits() const {
+    return scale < (float)(1 << (10 - BITS)) && fabsf(zero) < INFINITE;
+  }
+};

@@ -1,0 +1,59 @@
+// 32 tokens of K or V in shared memory, rows of D elements and 16 bytes apart from each other, so
+// that eight rows lie in different banks.
+//
+// Expects CHANNELS, D, ALIGN (bytes that pointers and strides are multiples of, 2 to 16).
+#define TILE 32
+#define ROW_BYTES (D * ELEMENT_BYTES + 16)
+#define TILE_BYTES (TILE * ROW_BYTES)
+
+// Dense K or V, [batch, kv_heads, tokens, CHANNELS]; strides in bytes.
+struct Dense {
+  const char* data;
+  long long batch, head, token;
+};
+
+// Lane l gives the position of token l; -1: none, which becomes 0.
+__device__ __forceinline__ void load_tile(u32 tile, const char* head, long long stride,
+                                          int position, int lane) {
+  constexpr int UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
+#pragma unroll 8
+  for (int n = lane; n < TILE * UNITS; n += 32) {
+    const int row = n / UNITS, unit = n % UNITS, from = __shfl_sync(FULL, position, row);
+    const u32 target = tile + row * ROW_BYTES + unit * ALIGN;
+    const char* source = head + from * stride + unit * ALIGN;
+    if constexpr (ALIGN == 2)
+      store_shared_half(target, from < 0 ? 0 : *(const u16*)source);
+    else if (from >= 0)
+      copy_async<ALIGN>(target, source);
+    else
+      for (int i = 0; i < ALIGN; i += 4) store_shared(target + i, 0);
+  }
+  constexpr int MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
+  for (int n = lane; n < TILE * MISSING; n += 32)
+    store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
+                      0);
+  wait_for_copies();
+  __syncwarp();
+}
+
+// Elements of an operand A of m16n8k16: with g = lane / 4, t = lane % 4, register i has row
+// 16 row_tile + g + 8 (i % 2), k = 16 chunk + 2 t + 8 (i / 2) + half. TURNED: rows are channels.
+template <bool TURNED>
+__device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, int chunk,
+                                              int lane) {
+#if INPUT == 2
+  const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int row = 16 * row_tile + g + 8 * (i % 2), k = 16 * chunk + 2 * t + 8 * (i / 2) + half;
+      const int token = TURNED ? k : row, channel = TURNED ? row : k;
+      x[i].x[half] = __uint_as_float(load_shared(tile + token * ROW_BYTES + channel * 4));
+    }
+#else
+  const int row = 16 * row_tile + 8 * (lane >> 3 & 1), k = 16 * chunk + 8 * (lane >> 4);
+  const int token = (TURNED ? k : row) + (lane & 7), channel = TURNED ? row : k;
+  load_matrices<TURNED>(x, tile + token * ROW_BYTES + channel * 2);
+#endif
+}

@@ -1,0 +1,142 @@
+// Runs a packing kernel on a CPU: the threads of a block are fibers that take turns at barriers.
+//
+// What pack_device.cuh has in assembly is here in C++; all else is the kernel's own source, which
+// is compiled behind this file.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+using std::isnan;
+
+#define __device__
+#define __trap() abort()
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static
+typedef uint32_t u32;
+typedef uint16_t u16;
+typedef unsigned long long u64;
+#define FULL 0xFFFFFFFFu
+#define INFINITE INFINITY
+
+struct uint2 { u32 x, y; };
+struct alignas(16) uint4 { u32 x, y, z, w; };
+static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+
+struct Index { unsigned x; };
+static thread_local Index blockIdx, threadIdx;
+alignas(16) static char shared[1 << 18];
+
+static ucontext_t scheduler;
+static std::vector<ucontext_t> fibers;
+static std::vector<u64> board;  // what lanes tell each other
+struct Barrier { unsigned arrived, turn; };
+static std::vector<Barrier> warps;
+static Barrier block;
+
+static void yield() {
+  const unsigned self = threadIdx.x;
+  swapcontext(&fibers[self], &scheduler);
+  threadIdx.x = self;
+}
+static void meet(Barrier& at, unsigned count) {
+  const unsigned turn = at.turn;
+  if (++at.arrived == count) at.arrived = 0, at.turn++;
+  while (at.turn == turn) yield();
+}
+static void __syncwarp() { meet(warps[threadIdx.x / 32], 32); }
+static void __syncthreads() { meet(block, fibers.size()); }
+
+template <class T>
+static T from_any_lane(T x, unsigned lane) {
+  const unsigned first = threadIdx.x / 32 * 32;
+  u64 bits = 0;
+  memcpy(&bits, &x, sizeof x);
+  board[threadIdx.x] = bits;
+  __syncwarp();
+  bits = board[first + lane];
+  __syncwarp();
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+template <class T>
+static T __shfl_sync(u32, T x, int lane) { return from_any_lane(x, lane); }
+template <class T>
+static T __shfl_xor_sync(u32, T x, int mask) { return from_any_lane(x, threadIdx.x % 32 ^ mask); }
+static int atomicOr(int* at, int x) { const int old = *at; *at |= x; return old; }
+template <class T>
+static T __ldg(const T* at) { return *at; }
+template <class T>
+static T min(T a, T b) { return a < b ? a : b; }
+
+static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fsub_rn(float a, float b) { return a - b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
+static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static u32 __float2uint_rd(float x) {
+  return !(x > 0) ? 0 : x >= 4294967296.f ? 0xFFFFFFFFu : (u32)floorf(x);
+}
+
+static float least(float a, float b) { return isnan(a) || isnan(b) ? NAN : a < b ? a : b; }
+static float greatest(float a, float b) { return isnan(a) || isnan(b) ? NAN : a > b ? a : b; }
+static float half_to_float(u16 x) { _Float16 y; memcpy(&y, &x, 2); return y; }
+static u16 float_to_half(float x) { const _Float16 y = x; u16 z; memcpy(&z, &y, 2); return z; }
+// As far off as the device's may be.
+static float inverse_fast(float x) { return __uint_as_float(__float_as_uint(1 / x) + 1); }
+
+static u32 shared_address(const void* p) { return (const char*)p - shared; }
+template <class T>
+static T shared_at(u32 at) { T x; memcpy(&x, shared + at, sizeof x); return x; }
+static u32 load_shared(u32 at) { return shared_at<u32>(at); }
+static void store_shared(u32 at, u32 x) { memcpy(shared + at, &x, 4); }
+static void store_shared_half(u32 at, u16 x) { memcpy(shared + at, &x, 2); }
+template <int BYTES>
+static void copy_async(u32 target, const char* source) { memcpy(shared + target, source, BYTES); }
+static void wait_for_copies() {}
+
+#if INPUT == 2
+#define ELEMENT_BYTES 4
+struct Pair { float x[2]; };
+static float number(Pair a, int half) { return a.x[half]; }
+static Pair pair_of(float low, float high) { return {{low, high}}; }
+#else
+#define ELEMENT_BYTES 2
+struct Pair { u32 x; };
+static float number(Pair a, int half) {
+  const u16 x = half ? a.x >> 16 : a.x;
+  return INPUT == 0 ? half_to_float(x) : __uint_as_float((u32)x << 16);
+}
+static u16 narrow(float x) {
+  if (INPUT == 0) return float_to_half(x);
+  const u32 bits = __float_as_uint(x);
+  return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+static Pair pair_of(float low, float high) { return {narrow(low) | (u32)narrow(high) << 16}; }
+template <bool TURNED>
+static void load_matrices(Pair* y, u32 row) {
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; i++) {
+    u16 halves[2];
+    for (unsigned half = 0; half < 2; half++) {
+      const unsigned r = TURNED ? 2 * t + half : g, column = TURNED ? g : 2 * t + half;
+      halves[half] = shared_at<u16>(from_any_lane(row, 8 * i + r) + 2 * column);
+    }
+    y[i].x = halves[0] | (u32)halves[1] << 16;
+  }
+}
+#endif
+static Pair least(Pair a, Pair b) {
+  return pair_of(least(number(a, 0), number(b, 0)), least(number(a, 1), number(b, 1)));
+}
+static Pair greatest(Pair a, Pair b) {
+  return pair_of(greatest(number(a, 0), number(b, 0)), greatest(number(a, 1), number(b, 1)));
+}
+static Pair magnitude(Pair a) { return pair_of(fabsf(number(a, 0)), fabsf(number(a, 1))); }
+static Pair from_lane(Pair a, int mask) { return __shfl_xor_sync(FULL, a, mask); }

@@ -1,0 +1,86 @@
+"""Packing kernels compiled for the CPU by g++: their own source, with `cuda_on_cpu.h` before it."""
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from duotone.attention.cuda import runtime
+
+COMPILER = shutil.which("g++")
+PROBE = ("-x", "c++", "-fsyntax-only", "-")
+FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
+MAIN = """
+static const Arguments* given;
+static unsigned running, threads_of_block;
+static void thread() {{ {name}(*given); running--; while (true) yield(); }}
+extern "C" void launch(const Arguments* at, unsigned blocks, unsigned threads) {{
+  given = at;
+  std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 17));
+  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
+    memset(shared, 0xAA, sizeof shared);
+    fibers.assign(threads, {{}}), board.assign(threads, 0), warps.assign(threads / 32, {{}});
+    block = {{}}, running = threads;
+    for (unsigned i = 0; i < threads; i++) {{
+      getcontext(&fibers[i]);
+      fibers[i].uc_stack.ss_sp = stacks[i].data(), fibers[i].uc_stack.ss_size = stacks[i].size();
+      makecontext(&fibers[i], thread, 0);
+    }}
+    while (running)
+      for (unsigned i = 0; i < threads; i++) threadIdx.x = i, swapcontext(&scheduler, &fibers[i]);
+  }}
+}}
+"""
+
+
+def missing() -> str | None:
+    """Why kernels cannot be run here, or None."""
+    if torch.cuda.is_available():
+        return "a GPU runs them itself"
+    if COMPILER is None:
+        return "needs g++"
+    probe = subprocess.run([COMPILER, *PROBE], input=b"_Float16 x;", capture_output=True)
+    return None if probe.returncode == 0 else "needs a g++ with _Float16 (13)"
+
+
+def compiled(source: str, name: str, macros: dict[str, int], folder: Path) -> Callable:
+    """The launch function of a kernel."""
+    text = runtime.source_text(source)
+    device = runtime.source_text("pack_device.cuh")
+    assert device in text
+    text = text.replace(device, Path(__file__).with_suffix(".h").read_text())
+    text = re.sub(r"^ *extern __shared__ .*$", "", text, flags=re.M)
+    text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)
+    text = "".join(f"#define {k} {v}\n" for k, v in macros.items()) + text + MAIN.format(name=name)
+    base = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+    library = base.with_suffix(".so")
+    if not library.exists():
+        base.with_suffix(".cc").write_text(text)
+        command = [COMPILER, *FLAGS, "-o", str(library), str(base.with_suffix(".cc"))]
+        subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library)).launch
+
+
+def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let a module's launches run here, on CPU tensors, and torch divide as it does on CUDA."""
+
+    def kernel(source, name, macros, device):
+        launch = compiled(source, name, dict(macros), folder)
+        return lambda at, given: launch(ctypes.byref(given), at.blocks, at.threads)
+
+    monkeypatch.setattr(module, "kernel", kernel)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    divide = torch.Tensor.__truediv__
+
+    def by_reciprocal(x, y):
+        known = isinstance(y, (int, float)) and x.dtype == torch.float32
+        return x * (1 / torch.tensor(y, dtype=x.dtype)) if known else divide(x, y)
+
+    monkeypatch.setattr(torch.Tensor, "__truediv__", by_reciprocal)

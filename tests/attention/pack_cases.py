@@ -1,0 +1,149 @@
+"""Cases of packing kernels, on a GPU and on the CPU: what to pack, and what torch makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.group_layout import (
+    TILE,
+    GroupFormat,
+    operand_of,
+    to_group_records,
+)
+from duotone.attention.cuda.group_pack import group_pack
+from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.packed import pack_groups
+from duotone.quant import KVSpec, TensorSpec
+
+from cases import device, states
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+POISON = 0xAA
+
+
+def kivi(bits: int, group: int = 32, **more) -> KVSpec:
+    return KVSpec(
+        TensorSpec(bits, "tokens", group, **more), TensorSpec(bits, "channels", group, **more)
+    )
+
+
+def inner(bits: int, mapping: str = "asymmetric", **more) -> KVSpec:
+    return KVSpec(
+        TensorSpec(bits, "channels", 32, mapping, **more),
+        TensorSpec(bits, "tokens", 32, mapping, **more),
+    )
+
+
+@dataclass(frozen=True)
+class GroupCase:
+    """tiles: real ones of each sequence; room: tiles of `data` before and behind them, at least."""
+
+    specs: KVSpec
+    head_dim: int = 64
+    tiles: tuple[int, ...] = (5, 0, 3)
+    dtype: torch.dtype = BF16
+    norm: torch.dtype | None = None
+    decoding: bool = False
+    offset: int = 0
+    heads: int = 2
+
+    def __str__(self) -> str:
+        key, value = self.specs.key, self.specs.value
+        names = [f"{x.bits}{x.along}{x.mapping[:3]}{x.group or ''}" for x in (key, value)]
+        more = {"norm": self.norm, "decoding": self.decoding, f"offset{self.offset}": self.offset}
+        more["shrink"] = key.shrink != 1
+        flags = [name for name, wanted in more.items() if wanted]
+        kind = str(self.dtype).removeprefix("torch.")
+        return "-".join([*names, f"d{self.head_dim}{kind}", *flags])
+
+    @property
+    def form(self) -> GroupFormat:
+        both = (("key", self.specs.key), ("value", self.specs.value))
+        operands = (operand_of(spec, self.head_dim, name) for name, spec in both)
+        return GroupFormat(self.head_dim, *operands)
+
+
+GROUP_CASES = [
+    *(GroupCase(kivi(bits), 128) for bits in (1, 2, 4)),
+    *(GroupCase(inner(b, m)) for b, m in product((1, 2, 4), ("asymmetric", "symmetric", "hybrid"))),
+    *(GroupCase(kivi(2, shrink=0.9), d, dtype=FP16) for d in (32, 96, 256)),
+    *(GroupCase(KVSpec(*[TensorSpec(b, "tokens", 32)] * 2), 80, dtype=FP32) for b in (1, 4)),
+    GroupCase(KVSpec(TensorSpec(2, "tokens", 32), TensorSpec(1, "tokens", 128)), 100, (4, 8)),
+    GroupCase(KVSpec(TensorSpec(1, "tokens", 64), TensorSpec(4, "tokens", 128)), 111, (4, 8)),
+    GroupCase(kivi(4, 64), 128, (4, 2), FP32),
+    GroupCase(KVSpec(TensorSpec(1, "channels"), TensorSpec(2, "channels", 64)), 128, dtype=FP16),
+    *(GroupCase(inner(2, "hybrid"), 64, dtype=d, norm=n) for d, n in ((BF16, FP16), (FP16, FP16))),
+    GroupCase(inner(1, "symmetric"), 96, dtype=FP32, norm=FP32),
+    GroupCase(inner(2, "hybrid", hybrid_at="prefill"), decoding=True),
+    GroupCase(inner(2, "hybrid", hybrid_at="prefill"), decoding=False),
+    GroupCase(KVSpec(TensorSpec(2, "tokens", 32), inner(2, "symmetric").value), 80),
+    GroupCase(KVSpec(TensorSpec(2, "tokens", 32), inner(2, "hybrid").value), 80),
+    GroupCase(inner(2, shrink=0.95), 128, offset=1),
+    GroupCase(kivi(2), 128, offset=2, dtype=FP32),
+]
+
+
+def dense_states(shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> Tensor:
+    """K or V in a wider buffer, with a constant channel and a token of zeros.
+
+    offset: elements that rows are moved by, so that they lose their alignment.
+    """
+    batch, heads, n, d = shape
+    wide = torch.zeros(batch, n, heads, d + offset, device=device()).transpose(1, 2)
+    wide[..., offset:] = states(batch, heads, n, d)
+    wide[..., offset + 3] = 0.3
+    wide[:, :, 1] = 0
+    return wide.to(dtype)[..., offset:]
+
+
+def run_groups(case: GroupCase, seed: int = 0):
+    """(data as the kernel left it, data as it must be, hybrid margins, overflow)."""
+    torch.manual_seed(seed)
+    batch, most = len(case.tiles), max(case.tiles)
+    n = TILE * most + 41
+    shape = (batch, case.heads, n, case.head_dim)
+    key, value = (dense_states(shape, case.dtype, case.offset) for _ in range(2))
+    index = torch.stack([torch.randperm(n)[: TILE * most] for _ in range(batch)]).to(device())
+    norm = None
+    if case.norm is not None:
+        norm = (0.5 + torch.rand(batch, case.heads, case.head_dim, device=device())).to(case.norm)
+    form = case.form
+    records = -(-(most + batch) // form.tiles) + 1
+    where = torch.arange(batch, device=device())
+    data = torch.full(
+        (batch, case.heads, records, form.nbytes), POISON, dtype=torch.uint8, device=device()
+    )
+    expected = data.clone()
+    for b, count in enumerate(case.tiles):
+        taken = [x[b : b + 1].index_select(2, index[b, : count * TILE]) for x in (key, value)]
+        if norm is not None:
+            taken[0] = (taken[0] / norm[b : b + 1, :, None]).to(case.dtype)
+        if count:
+            at = expected[b].view(case.heads, -1, form.tile_bytes)
+            at[:, b : b + count] = reference_tiles(case, *taken)
+    # What lies behind the real tiles must not be read.
+    for b, count in enumerate(case.tiles):
+        index[b, count * TILE :] = 1 << 40
+    overflow = torch.zeros(1, dtype=torch.int32, device=device())
+    tiles = torch.tensor(case.tiles, device=device())
+    group_pack(
+        key, value, index, tiles, where, form, case.specs, data, norm,
+        overflow=overflow, decoding=case.decoding,
+    )  # fmt: skip
+    return data, expected, int(overflow)
+
+
+def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> Tensor:
+    """[kv_heads, tiles, tile_bytes] of one sequence's tokens by torch."""
+    tokens, packed = key.shape[2], []
+    for x, spec in ((key, case.specs.key), (value, case.specs.value)):
+        step = tokens if spec.along == "channels" else spec.group
+        edges = torch.arange(0, tokens + 1, step, device=x.device)
+        parts = pack_groups(x, spec, case.decoding)
+        packed.append(PackedTensor(spec, case.head_dim, x.dtype, BlockTable(edges[None]), **parts))
+    records = to_group_records(*packed, case.form)
+    return records.view(len(records[0]), -1, case.form.tile_bytes)[:, : tokens // TILE]

@@ -1,0 +1,185 @@
+"""Several segments by CUDA kernels on a real GPU: spans, streams and 16-bit windows in one call."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import duotone
+from duotone.attention import decode_attention
+from duotone.attention.cuda.dense_decode import dense_reason
+from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
+from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.runtime import MIN_CAPABILITY
+from duotone.attention.cuda.window_append import appends, window_append
+from duotone.cache.pair import PackedPair
+from duotone.cache.segments import PackedSegment
+from duotone.quant import TensorSpec
+
+from cases import Case, assert_near, build, poisoned, reference
+
+NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 9.0"),
+]
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ODD, WINDOWS = (3329, 100, 63, 1), (1, 160, 33, 700)
+KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(2, "channels", 32)}
+INNER = {
+    "key": TensorSpec(2, "channels", 32, "hybrid"),
+    "value": TensorSpec(2, "tokens", 32, "hybrid"),
+}
+TAU = (0.0, 3.0)
+CASES = [
+    *(
+        Case(ODD, dense=WINDOWS, kv_heads=2, head_dim=128, gqa=gqa, dtype=BF16)
+        for gqa in (1, 4, 6, 7, 16)
+    ),
+    *(
+        Case(ODD, dense=WINDOWS, head_dim=d, dtype=dtype, dense_dtype=kind)
+        for d, dtype, kind in (
+            (64, FP16, FP16),
+            (80, BF16, BF16),
+            (96, FP32, BF16),
+            (128, FP32, FP16),
+            (256, BF16, FP16),
+        )
+    ),
+    Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, tau=TAU),
+    Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, spans=3),
+    Case((1,), dense=(20_000,), head_dim=128, dtype=BF16),
+    Case((20_000,), dense=(20_000,), head_dim=128, dtype=BF16, tau=TAU),
+    Case((300,) * 40, dense=(160,) * 40, kv_heads=8, head_dim=128, dtype=BF16),
+    *(Case(ODD, **KIVI, dense=WINDOWS, head_dim=d, kv_heads=2, dtype=BF16) for d in (64, 128)),
+    Case(ODD, **KIVI, dense=WINDOWS, head_dim=128, dtype=BF16, key_norm=True),
+    Case(ODD, **INNER, dense=WINDOWS, head_dim=128, dtype=FP16, gqa=7),
+    # What the dense kernel lacks is Triton's.
+    Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, dense_dtype=FP32),
+]
+
+
+def laid_out(kv):
+    """The same segments with packed tokens in records."""
+    return [_laid_out(s) if isinstance(s, PackedSegment) else s for s in kv]
+
+
+def _laid_out(segment):
+    groups = segment.key.spec.group is not None
+    pair = PackedPair(segment.key, segment.value)
+    pair = pair.laid_out(GroupLayout() if groups else span_layout)
+    assert isinstance(pair.records, GroupRecords) == groups
+    assert pair.records is not None
+    return replace(segment, key=pair.key, value=pair.value, records=pair.records)
+
+
+def assert_near_half(actual, expected):
+    """fp32 queries get what fp16 ones get."""
+    assert actual.dtype == expected.dtype
+    if actual.dtype == FP32:
+        actual, expected = actual.half(), expected.half()
+    assert_near(actual, expected)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_reference(case: Case) -> None:
+    query, kv = build(case)
+    out = decode_attention(
+        query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, tau=case.tau, impl="cuda"
+    )
+    assert_near_half(out, reference(case, query, kv))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("tau", [None, TAU], ids=["plain", "tau"])
+def test_spans_streams_and_windows_meet(tau) -> None:
+    case = Case(ODD, dense=WINDOWS, kv_heads=2, head_dim=128, dtype=BF16, tau=tau)
+    query, kv = build(case)
+    _, stream = build(replace(case, lengths=(64, 500, 1, 33), **KIVI, dense=None, tau=None), 1)
+    kv = [kv[0], replace(stream[0], visual=False), kv[1]]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        segments = laid_out(poisoned([kv[i] for i in order]))
+        out = decode_attention(query, segments, sm_scale=case.sm_scale, tau=tau, impl="cuda")
+        assert_near(out, reference(case, query, kv))
+
+
+def test_wrong_windows_are_noticed() -> None:
+    case = Case((300,), dense=(200,), head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    kv[1].value[:, :, 77] += 9
+    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
+    kv[1].value[:, :, 77] -= 9
+    with pytest.raises(AssertionError, match="rms"):
+        assert_near(out, reference(case, query, kv))
+
+
+def test_peaky_scores_keep_their_low_digits() -> None:
+    case = Case((500, 30), dense=(3000, 100), kv_heads=2, head_dim=128, dtype=FP16)
+    query, kv = build(case)
+    out = decode_attention(query * 6, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
+    assert_near(out, reference(case, query * 6, kv))
+
+
+def test_a_graph_follows_lengths_on_the_device() -> None:
+    case = Case((200, 90), **KIVI, dense=(40, 7), kv_heads=2, head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    segments = laid_out(kv)
+    call = {"sm_scale": case.sm_scale, "impl": "cuda"}
+    decode_attention(query, segments, **call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode_attention(query, segments, **call)
+    for lengths in ([200, 90], [32, 64], [1, 5]):
+        for segment in kv:
+            segment.lengths.copy_(torch.tensor(lengths).clamp_max(segment.tokens))
+        graph.replay()
+        cut = [replace(s, lengths=s.lengths.clone()) for s in kv]
+        assert_near(out, reference(case, query, cut))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_a_token_enters_its_slot(head_dim: int, dtype) -> None:
+    windows = [torch.randn(5, 3, 40, head_dim, device="cuda").to(dtype) for _ in range(2)]
+    # As a model hands them over: heads behind tokens.
+    new = [torch.randn(5, 1, 3, head_dim, device="cuda").to(dtype).transpose(1, 2) for _ in "kv"]
+    at = torch.tensor([0, 39, 7, 7, 20], device="cuda")
+    expected = [window.clone() for window in windows]
+    for window, states in zip(expected, new, strict=True):
+        window[torch.arange(5), :, at] = states[:, :, 0]
+    assert appends(tuple(new), tuple(windows))
+    window_append(tuple(new), tuple(windows), at)
+    for window, states in zip(windows, expected, strict=True):
+        assert torch.equal(window, states)
+    assert not appends(tuple(x[..., 1:] for x in new), tuple(windows))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["kivi", "innerq"])
+def test_a_model_says_what_it_says_by_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+    model = LlamaForCausalLM(LlamaConfig(**shape, **heads)).eval().to("cuda", BF16)
+    tokens = torch.randint(300, (2, 230), device="cuda")
+    spec = duotone.scheme(name, bits=4).replace(sink=0, recent=32)
+    logits = {}
+    for impl in ("reference", "cuda"):
+        cache = duotone.QuantizedCache(model, spec, impl=impl)
+        given = [tokens[:, :150], *tokens[:, 150:].split(1, 1)]
+        seen = [model(step, past_key_values=cache).logits[:, -1].float() for step in given]
+        logits[impl] = torch.stack(seen)
+        records = [layer.store.stream.records is not None for layer in cache.layers]
+        assert all(records) == (impl == "cuda")
+        cache.detach()
+    error = (logits["cuda"] - logits["reference"]).norm() / logits["reference"].norm()
+    assert error < 2e-2
+
+
+def test_masked_windows_are_tritons() -> None:
+    query, (_, dense) = build(Case((9,), dense=(7,), head_dim=128, dtype=BF16))
+    masked = replace(dense, mask=torch.ones(1, 1, dense.tokens, dtype=torch.bool, device="cuda"))
+    assert dense_reason(query, dense) is None
+    assert "mask" in dense_reason(query, masked)

@@ -1,0 +1,84 @@
+"""The packing kernels on a real GPU against torch, byte for byte."""
+
+import pytest
+import torch
+
+from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
+from duotone.attention.cuda.runtime import MIN_CAPABILITY
+from duotone.quant import KVSpec
+
+from pack_cases import BF16, GROUP_CASES, GroupCase, kivi, run_groups
+
+NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 9.0"),
+]
+
+
+def compares(case: GroupCase) -> bool:
+    """A hybrid that computes both mappings: near ties are decided by the order of a sum."""
+    decides = case.specs.value.hybrid_at == "always" or not case.decoding
+    return decides and "hybrid" in (case.specs.key.mapping, case.specs.value.mapping)
+
+
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+def test_groups(case) -> None:
+    data, expected, overflow = run_groups(case)
+    different = float((data != expected).float().mean())
+    assert different < 1e-3 if compares(case) else different == 0
+    assert not overflow
+
+
+def launch(key, value, data, where=0, overflow=None, case=None) -> None:
+    case = case or GroupCase(kivi(2), 128)
+    index = torch.arange(64, device="cuda").expand(len(key), -1)
+    tiles = torch.full((len(key),), 2, device="cuda")
+    at = torch.full((len(key),), where, device="cuda")
+    group_pack(key, value, index, tiles, at, case.form, case.specs, data, overflow=overflow)
+
+
+def buffers(fill: float = 1.0):
+    form = GroupCase(kivi(2), 128).form
+    torch.manual_seed(0)
+    key, value = (torch.randn(2, 2, 64, 128, device="cuda").to(BF16) * fill for _ in range(2))
+    data = torch.zeros(2, 2, 2, form.nbytes, dtype=torch.uint8, device="cuda")
+    return key, value, data, torch.zeros(1, dtype=torch.int32, device="cuda")
+
+
+def test_scales_that_do_not_fit_are_told() -> None:
+    key, value, data, overflow = buffers(fill=1e3)
+    launch(key, value, data, overflow=overflow)
+    assert int(overflow) == SCALE_TOO_LARGE
+    launch(key, value, data)
+
+
+def test_tiles_without_room_are_told_and_not_written() -> None:
+    key, value, data, overflow = buffers()
+    launch(key, value, data, where=1 << 20, overflow=overflow)
+    assert int(overflow) == NO_ROOM
+    assert not data.any()
+
+
+def test_a_captured_launch_reads_what_is_there_at_replay() -> None:
+    key, value, data, _ = buffers()
+    launch(key, value, data)
+    expected = data.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(key, value, data)
+    data.zero_()
+    graph.replay()
+    assert torch.equal(data, expected)
+    key.mul_(2)
+    graph.replay()
+    assert not torch.equal(data, expected)
+
+
+def test_other_shrink_is_noticed() -> None:
+    key, value, data, _ = buffers()
+    launch(key, value, data)
+    before = data.clone()
+    shrunk = kivi(2, shrink=0.9)
+    launch(key, value, data, case=GroupCase(KVSpec(shrunk.key, shrunk.value), 128))
+    assert not torch.equal(data, before)

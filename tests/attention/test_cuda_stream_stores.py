@@ -1,0 +1,77 @@
+"""Stores whose streams are in group records keep what stores in canonical order keep."""
+
+import pytest
+import torch
+
+import duotone
+from duotone.attention import attend
+from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
+from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore, flush_all
+from duotone.cache.pair import Layouts
+from duotone.cache.segments import Segment
+from duotone.quant import CacheSpec
+
+HEADS, DIM, STEPS = 2, 64, 40
+LENGTHS = (120, 33, 70)
+KIVI = duotone.scheme("kivi", bits=2)
+SPECS = {
+    "kivi": KIVI.replace(recent=32),
+    "no window": KIVI.replace(recent=0),
+    "sinks and norms": duotone.scheme("innerq").replace(sink=4, recent=32, key_norm=True),
+}
+LAYOUTS = Layouts(None, GroupLayout())
+
+
+def decode(spec: CacheSpec, layouts: Layouts | None, static: bool) -> tuple[list, list]:
+    """(segments, outputs of attention at all steps)."""
+    torch.manual_seed(0)
+    width = max(LENGTHS)
+    real = torch.arange(width) >= width - torch.tensor(LENGTHS)[:, None]
+    ledger, store = Ledger(spec, len(LENGTHS), torch.device("cpu")), LayerStore(spec, layouts)
+    store.apply(ledger.plan(torch.zeros_like(real), real), *states(width))
+    frozen = None
+    if static:
+        places, order = StaticPlaces.of(ledger.state, spec, STEPS)
+        frozen = StaticStore(store, places, order)
+    outputs = []
+    for _ in range(STEPS):
+        segments = static_step(frozen) if frozen else growing_step(store, ledger)
+        query = torch.randn(len(LENGTHS), HEADS * 2, 1, DIM)
+        outputs.append(attend(query, segments, sm_scale=DIM**-0.5))
+    return segments, outputs
+
+
+def states(tokens: int) -> list[torch.Tensor]:
+    return [torch.randn(len(LENGTHS), HEADS, tokens, DIM).half().float() for _ in range(2)]
+
+
+def growing_step(store: LayerStore, ledger: Ledger) -> list[Segment]:
+    one = torch.ones(len(LENGTHS), 1, dtype=torch.bool)
+    store.apply(ledger.plan(~one, one), *states(1))
+    return store.segments(ledger.state)
+
+
+def static_step(store: StaticStore) -> list[Segment]:
+    flush_all([store])
+    store.places.advance()
+    store.write(*states(1))
+    return store.segments
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+@pytest.mark.parametrize("name", SPECS)
+def test_attention_sees_the_same(name: str, static: bool) -> None:
+    plain, expected = decode(SPECS[name], None, static)
+    laid, found = decode(SPECS[name], LAYOUTS, static)
+    assert isinstance(laid[0].records, GroupRecords)
+    assert plain[0].records is None
+    assert torch.equal(laid[0].lengths, plain[0].lengths)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_share_codes_keep_the_canonical_order() -> None:
+    store = LayerStore(SPECS["kivi"], LAYOUTS)
+    assert store.layout_of("stream") is not None
+    store.is_source = True
+    assert store.layout_of("stream") is None
