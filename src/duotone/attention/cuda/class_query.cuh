@@ -23,13 +23,6 @@ __device__ __forceinline__ void load4(u32* x, u32 address) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(address));
 }
-// The same, but the compiler keeps it instead of making it anew for every tile.
-__device__ __forceinline__ u32 pinned(u32 x, int lane) {
-  u32 y;
-  asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
-  return y;
-}
-
 // What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   float query[HT][D][4];  // by channel, times what makes integers of it with a scale of K

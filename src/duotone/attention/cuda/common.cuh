@@ -160,9 +160,16 @@ struct Unit {
 #endif
 };
 
+// The same, but the compiler keeps it instead of making it anew for every tile.
+__device__ __forceinline__ u32 pinned(u32 x, int lane) {
+  u32 y;
+  asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
+  return y;
+}
+
 __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
   u.tid = threadIdx.x, u.warp = u.tid >> 5;
-  u.lane = u.tid & 31, u.g = u.lane >> 2, u.t = u.lane & 3;
+  u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
   const int unit = blockIdx.x;
   // Divisions cost as much as a tile of keys: none where there is one part.
   const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
@@ -194,16 +201,19 @@ __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
 
 // A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 struct Ring {
-  u32 memory, barrier, slot, phase;
+  u32 memory, barrier, counter, slot, phase;
   int* drawn;
   int current;
 
-  __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* counter) {
+  __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* draws) {
     const int wp = threadIdx.x >> 5;
-    memory = shared_address(shared) + wp * (STAGES * RECORD_BYTES);
-    barrier = shared_address(barriers + wp * STAGES);
+    memory = pinned(shared_address(shared) + wp * (STAGES * RECORD_BYTES), u.lane);
+    barrier = pinned(shared_address(barriers + wp * STAGES), u.lane);
     slot = phase = 0;
-    drawn = counter;
+    drawn = draws;
+    // Of an address that it knows to be the same for a warp the compiler makes one addition of all
+    // lanes, a dozen instructions, though one lane draws.
+    counter = pinned(shared_address(draws), u.lane);
     if (u.lane == 0) {
       for (int s = 0; s < STAGES; s++)
         asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier + 8 * s));
@@ -233,7 +243,7 @@ struct Ring {
     if (u.lane == 0) {
       asm volatile("atom.shared.add.u32 %0,[%1],1;"
                    : "=r"(next)
-                   : "r"(shared_address(drawn))
+                   : "r"(counter)
                    : "memory");
       if (next < u.last)
         fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(next));
