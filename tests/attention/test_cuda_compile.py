@@ -5,7 +5,16 @@ import ctypes
 import pytest
 import torch
 
-from duotone.attention.cuda import dense_decode, group_decode, runtime, span_decode, window_append
+import duotone
+from duotone.attention.cuda import (
+    class_decode,
+    dense_decode,
+    group_decode,
+    runtime,
+    span_decode,
+    window_append,
+)
+from duotone.attention.cuda.class_format import Classes, ClassFormat
 from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_layout import GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
@@ -32,6 +41,11 @@ GROUPS = [
 ]
 
 DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
+
+
+def class_format(bits: int, head_dim: int) -> ClassFormat:
+    visual = duotone.scheme("duotone", bits=bits).visual
+    return ClassFormat(head_dim, *(Classes.of(x, head_dim) for x in (visual.key, visual.value)))
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +99,25 @@ def test_dense_decode_compiles(head_dim, group, query, kv, overlap) -> None:
     macros = common(form, group, dense_decode.WARPS, dense_decode.Arguments)
     macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "KV": kv}
     assert runtime.compiled(dense_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("bits", "head_dim", "group"),
+    [(1, 128, 4), (1, 64, 1), (1, 128, 7), (2, 128, 4), (2, 64, 7), (2, 256, 6)],
+)
+def test_class_decode_compiles(bits, head_dim, group) -> None:
+    form = class_format(bits, head_dim)
+    assert class_decode.fits(form, group)
+    warps = class_decode.warps_of(form, group)
+    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(form)
+    assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("bits", "blocks"), [(1, (1, 2, 4)), (2, (1, 2))])
+def test_beginnings_of_blocks_stand_beside_the_rings(bits, blocks) -> None:
+    form = class_format(bits, 128)
+    assert class_decode.warps_of(form, 4) == 16
+    assert class_decode.per_sm(form, 4, 16) == blocks
 
 
 def test_window_append_compiles() -> None:

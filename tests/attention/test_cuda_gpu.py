@@ -190,6 +190,8 @@ def test_a_cache_in_records_does_what_caches_do(pictures, tmp_path) -> None:
 
 def test_a_spec_without_kernels_raises_before_the_model_runs(pictures) -> None:
     model, _ = pictures
-    spec = duotone.scheme("kivi").replace(text=duotone.KVSpec(*2 * [duotone.TensorSpec(3)]))
+    spec = duotone.scheme("kivi").replace(
+        text=duotone.KVSpec(*2 * [duotone.TensorSpec(3, group=32)])
+    )
     with pytest.raises(ValueError, match="impl='cuda' is not possible"):
         duotone.QuantizedCache(model, spec, impl="cuda")

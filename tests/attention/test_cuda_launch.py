@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from duotone.attention.cuda import decode, dense_decode, launch, span_decode
+import duotone
+from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
+from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 
@@ -35,15 +37,15 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (span_decode, dense_decode):
+    for module in (span_decode, dense_decode, class_decode):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
 
-def records_of(case: Case):
+def records_of(case: Case, layout=span_layout):
     """(query, segments), the packed one in records."""
     query, (first, *rest) = build(case)
-    pair = PackedPair(first.key, first.value).laid_out(span_layout)
+    pair = PackedPair(first.key, first.value).laid_out(layout)
     return query, [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
 
 
@@ -93,6 +95,42 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     assert one.at.blocks == len(LENGTHS) * 2 * one.given.blocks * one.given.splits
     with pytest.raises(ValueError, match="int32"):
         span_decode.span_decode(query, span, 0.1, None, query, pages=pages.long())
+
+
+def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
+    visual = duotone.scheme("duotone", bits=1).visual
+    case = Case(LENGTHS, visual.key, visual.value, head_dim=128, kv_heads=2, spans=2)
+    query, (segment, *_) = records_of(case, class_layout)
+    assert not segment.key.tensor_names()
+    records = segment.records
+    span = class_decode.ClassSpan(records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    given = one.given
+    assert (given.records, given.tokens) == (records.data.data_ptr(), span.tokens.data_ptr())
+    assert (given.k_top, given.v_scale, given.v_zero, given.v_order) == (
+        records.key_top.data_ptr(),
+        records.value_scale.data_ptr(),
+        records.value_zero.data_ptr(),
+        records.value_order.data_ptr(),
+    )
+    assert given.blocks == 2
+    assert {name: one.macros[name] for name in ("KN4", "KN2", "KN1", "VN4", "VN2", "VN1")} == {
+        "KN4": 16, "KN2": 32, "KN1": 0, "VN4": 0, "VN2": 16, "VN1": 96,
+    }  # fmt: skip
+    assert one.at.shared_bytes == one.macros["WARPS"] * 3 * 2448
+
+
+def test_rotated_values_are_merged_behind_the_kernels(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    visual = duotone.scheme("duotone-tuned").visual
+    case = Case(LENGTHS, visual.key, visual.value, head_dim=128, dense=(5, 9))
+    query, kv = records_of(case, class_layout)
+    out = decode.attend_records(query, kv, sm_scale=0.1)
+    assert out.dtype == query.dtype
+    assert [one.source for one in caught] == ["dense_decode.cu", "class_decode.cu"]
+    assert all(one.given.lse and one.macros["OUT"] == 2 for one in caught)
+    assert all(one.macros["OVERLAP"] == 1 for one in caught)
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])

@@ -105,11 +105,20 @@ def test_groups_of_32_are_a_stream_of_records(name):
     assert copy.data.data_ptr() != records.data.data_ptr()
 
 
+@pytest.mark.parametrize(("name", "per_token"), [("duotone", 38.25), ("duotone, 2 bit", 71.75)])
+def test_channels_of_unequal_bits_are_in_records_with_their_parameters(name, per_token):
+    problem = laid_out(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
+    used = bytes_of(problem)
+    # Of a span and kv head: largest scales of K; scales, zero-points and channels of V.
+    span = 2 * 128 + 2 * 112 + 2 * 128 + 128
+    assert used.total == 2 * 2 * (320 * per_token + span) + 2 * 4
+    assert used.codes == 2 * 2 * 320 * (32 if name == "duotone" else 64) + 2 * 4
+    assert bytes_of(copy_of(problem)) == used
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("duotone", "^group records hold codes of one width$"),
-    ],
+    [],
 )
 def test_what_the_cuda_kernels_do_not_have(name, reason):
     with pytest.raises(UnavailableError, match=reason):

@@ -19,6 +19,7 @@ from duotone.capacity import PREFILL_TOKENS, DecoderShape
 
 ROPE_BASE = 1e6
 EPSILON = 1e-5
+HEAD_MULTIPLE = 64
 
 
 class StepCache(Protocol):
@@ -65,7 +66,8 @@ class LanguageModel:
             for _ in range(shape.layers)
         ]
         self.norm, self.embedding = self._ones(), self._matrix(shape.vocab, shape.hidden)
-        self.head = self._matrix(shape.vocab, shape.hidden)
+        # Rows that no product likes are filled up, as trained models do.
+        self.head = self._matrix(-(-shape.vocab // HEAD_MULTIPLE) * HEAD_MULTIPLE, shape.hidden)
         self.cos, self.sin = self._rotation(max_tokens)
         self.ops = _elementwise(fuse and device.type == "cuda")
 
@@ -101,7 +103,7 @@ class LanguageModel:
             out = F.linear(attended.flatten(1), layer.out)
             x, normed = self.ops.add_norm(x, out, layer.norms[1])
             x, normed = self.ops.add_norm(x, self._mlp(normed, layer), following[index])
-        return F.linear(normed, self.head).argmax(-1)
+        return self._most_likely(normed)
 
     def prefill(self, tokens: Tensor, take: Callable[[int, Tensor, Tensor], None]) -> Tensor:
         """The next token [1] after a prompt `tokens` [n]; `take` gets K and V of each layer.
@@ -122,7 +124,10 @@ class LanguageModel:
             # In place: a second copy of a long prompt is what a small budget lacks.
             for part in x.split(PREFILL_TOKENS):
                 part += self._mlp(self._normed(part, layer.norms[1]), layer)
-        return F.linear(self._normed(x[-1:], self.norm), self.head).argmax(-1)
+        return self._most_likely(self._normed(x[-1:], self.norm))
+
+    def _most_likely(self, normed: Tensor) -> Tensor:
+        return F.linear(normed, self.head)[:, : self.shape.vocab].argmax(-1)
 
     def _heads(
         self, normed: Tensor, layer: Layer, angles: tuple[Tensor, Tensor]

@@ -108,7 +108,7 @@ def _xquant() -> BenchScheme:
 
 def bench_schemes() -> list[BenchScheme]:
     """All of them, in the order in which they are measured."""
-    preset = duotone.scheme("duotone").visual
+    presets = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
     quarter = TensorSpec(4)
     return [
         *_whole_spans(),
@@ -116,7 +116,8 @@ def bench_schemes() -> list[BenchScheme]:
         *_kivi(),
         *_innerq(),
         _xquant(),
-        BenchScheme("duotone", preset.key, preset.value),
+        BenchScheme("duotone", presets[1].key, presets[1].value),
+        BenchScheme("duotone, 2 bit", presets[2].key, presets[2].value),
     ]
 
 

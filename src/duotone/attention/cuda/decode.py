@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import groupby
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda import group_decode, span_decode
+from duotone.attention.cuda import class_decode, group_decode, span_decode
+from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.dense_decode import dense_reason, dense_task
 from duotone.attention.cuda.geometry import ring_bytes
 from duotone.attention.cuda.group_records import GroupRecords
-from duotone.attention.cuda.launch import QUERY_TYPES, Task, run
+from duotone.attention.cuda.launch import LOG2E, QUERY_TYPES, Task, run
 from duotone.attention.cuda.runtime import missing
+from duotone.attention.merge import merge_partials
 from duotone.attention.turned import segment_query
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
+from duotone.quant.rotation import rotate
 
 
 def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str | None:
@@ -66,21 +71,24 @@ def _reason(
 ) -> str | None:
     if segment.mask is not None:
         return "the CUDA kernels take no mask within a packed segment"
-    if segment.value.spec.transform is not None:
-        return "the CUDA kernels do not rotate outputs back"
     group = query.shape[1] // segment.records.shape[1]
-    streams = isinstance(segment.records, GroupRecords)
-    fits = (group_decode if streams else span_decode).fits
-    if not fits(segment.records.format, group, ring_bytes(query.device)):
+    if not _kernel(segment).fits(segment.records.format, group, ring_bytes(query.device)):
         return f"no CUDA kernel for {segment.records.format} with {group} q heads per kv head"
     return _calibration_reason(query, segment, kv) if tau is not None else None
+
+
+def _kernel(segment: PackedSegment) -> ModuleType:
+    """The module whose kernel reads a segment's records."""
+    if isinstance(segment.records, ClassRecords):
+        return class_decode
+    return group_decode if isinstance(segment.records, GroupRecords) else span_decode
 
 
 def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
     if not segment.visual:
         return None
-    if isinstance(segment.records, GroupRecords):
-        return "score calibration of groups is not in the CUDA kernels"
+    if isinstance(segment.records, GroupRecords | ClassRecords):
+        return "score calibration of groups and classes is not in the CUDA kernels"
     if sum(other.visual for other in kv) > 1:
         return "score calibration over several visual segments is not in the CUDA kernels"
     if not span_decode.is_resident(query, _span(segment)):
@@ -134,9 +142,40 @@ def _attend(
     out: Tensor,
     lse: Tensor | None = None,
 ) -> None:
+    if any(_basis(segment) for segment in kv):
+        _attend_in_bases(query, kv, sm_scale, tau, out, lse)
+        return
     # Planned before the first is launched: the others do not wait for what torch does between.
     tasks = [_task(query, segment, tau) for segment in kv]
     run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, out, lse)
+
+
+def _basis(segment: Segment) -> str:
+    """The transform that a segment's values are behind; "" for none."""
+    value = segment.value
+    return (value.spec.transform or "") if isinstance(segment, PackedSegment) else ""
+
+
+def _attend_in_bases(
+    query: Tensor,
+    kv: Sequence[Segment],
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Kernels merge within a basis of values, torch what comes out of each."""
+    partials = []
+    for transform, segments in groupby(sorted(kv, key=_basis), _basis):
+        part = torch.empty_like(query, dtype=torch.float32)
+        sums = part.new_empty(part.shape[:2])
+        tasks = [_task(query, segment, tau) for segment in segments]
+        run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, part, sums)
+        partials.append((rotate(part, transform or None), sums[..., None] / LOG2E))
+    merged, total = merge_partials(partials)
+    out.copy_(merged)
+    if lse is not None:
+        lse.copy_(total.squeeze(-1) * LOG2E)
 
 
 def _attend_with_triton(
@@ -186,13 +225,16 @@ class RecordsLaunch:
         _attend(*self.call, out, sums)
 
     def turn_back(self, partial: Tensor) -> None:
-        """Nothing: values are not rotated."""
+        """Nothing: what was rotated is turned back already."""
 
 
 def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> Task:
     if isinstance(segment, DenseSegment):
         return dense_task(query, segment)
     turned = segment_query(query, segment)
+    if isinstance(segment.records, ClassRecords):
+        span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+        return class_decode.class_task(turned, span)
     if isinstance(segment.records, GroupRecords):
         stream = group_decode.Stream(segment.records.format, segment.records.data, segment.lengths)
         return group_decode.group_task(turned, stream)

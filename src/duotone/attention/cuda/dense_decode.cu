@@ -64,11 +64,7 @@ struct DenseRing : Ring {
     slot = slot == STAGES - 1 ? 0 : slot + 1;
     if (slot == 0) phase ^= 1;
     next = 0;
-    if (u.lane == 0)
-      asm volatile("atom.shared.add.u32 %0,[%1],1;"
-                   : "=r"(next)
-                   : "r"(shared_address(drawn))
-                   : "memory");
+    if (u.lane == 0) next = draw();
     next = __shfl_sync(FULL, next, 0);
     if (next < u.last) ask(u, next);
     return here;

@@ -158,13 +158,13 @@ def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
 
 def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat) -> Records:
     """Lay out unpacked codes; tokens past a block's end in its last record have code 0."""
-    token, first = _slots(blocks, form)
+    token, first = record_slots(blocks, form.tokens)
     parts = []
     for codes, bits, order in (
         (key, form.key_bits, key_order),
         (value, form.value_bits, value_order),
     ):
-        filled = _take_tokens(codes, token, form.channels)
+        filled = take_tokens(codes, token, form.channels)
         tiles = tile_codes(filled, order(form.channels, bits), bits, TILE)
         parts.append(tiles.unflatten(2, (-1, form.tiles)).flatten(3))
     return Records(form, torch.cat(parts, -1), first)
@@ -173,12 +173,10 @@ def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat)
 def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
     """Exact inverse of `to_records`; tokens past a sequence's end have any code."""
     form = records.format
-    token, _ = _slots(blocks, form)
+    token, _ = record_slots(blocks, form.tokens)
     key_bytes = form.nbytes * form.key_bits // (form.key_bits + form.value_bits)
     key, value = records.data.split([key_bytes, form.nbytes - key_bytes], -1)
-    place = token.new_zeros(len(token), blocks.tokens + 1)
-    index = torch.arange(token.shape[1], device=token.device).expand_as(token)
-    place.scatter_(1, token.where(token >= 0, torch.full_like(token, blocks.tokens)), index)
+    place = slot_of_token(token, blocks.tokens)
     unpacked = []
     for part, bits, order in (
         (key, form.key_bits, key_order),
@@ -186,26 +184,37 @@ def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
     ):
         tiles = part.unflatten(-1, (form.tiles, -1)).flatten(2, 3)
         codes = untile_codes(tiles, order(form.channels, bits), bits, TILE)[..., : form.head_dim]
-        at = place[:, None, :-1, None].expand(-1, codes.shape[1], -1, form.head_dim)
+        at = place[:, None, :, None].expand(-1, codes.shape[1], -1, form.head_dim)
         unpacked.append(codes.gather(2, at))
     return unpacked[0], unpacked[1]
 
 
-def _slots(blocks: BlockTable, form: RecordFormat) -> tuple[Tensor, Tensor]:
-    """(token of every slot of the records [batch, slots], -1 where filled up; first records)."""
-    counts = -(-blocks.sizes // form.tokens)
+def record_slots(blocks: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
+    """(token of every slot of the records [batch, slots], -1 where filled up; first records).
+
+    tokens: per record.
+    """
+    counts = -(-blocks.sizes // tokens)
     first = counts.cumsum(-1) - counts
-    slots = int(counts.sum(-1).max()) * form.tokens if counts.numel() else 0
+    slots = int(counts.sum(-1).max()) * tokens if counts.numel() else 0
     token = torch.full((len(counts), slots + 1), -1, device=counts.device)
     for b in range(blocks.blocks):
         place = torch.arange(blocks.longest, device=counts.device).expand(len(counts), -1)
         real = place < blocks.sizes[:, b, None]
-        slot = torch.where(real, first[:, b, None] * form.tokens + place, slots)
+        slot = torch.where(real, first[:, b, None] * tokens + place, slots)
         token.scatter_(1, slot, torch.where(real, blocks.offsets[:, b, None] + place, -1))
     return token[:, :slots], first.int()
 
 
-def _take_tokens(codes: Codes, token: Tensor, channels: int) -> Codes:
+def slot_of_token(token: Int[Tensor, "batch slots"], tokens: int) -> Int[Tensor, "batch tokens"]:
+    """Inverse of the tokens of `record_slots`; 0 past a sequence's end."""
+    place = token.new_zeros(len(token), tokens + 1)
+    index = torch.arange(token.shape[1], device=token.device).expand_as(token)
+    place.scatter_(1, token.where(token >= 0, torch.full_like(token, tokens)), index)
+    return place[:, :tokens]
+
+
+def take_tokens(codes: Codes, token: Tensor, channels: int) -> Codes:
     """Codes in the order of the slots, with channels filled up."""
     index = token.clamp_min(0)[:, None, :, None].expand(-1, codes.shape[1], -1, codes.shape[3])
     taken = codes.gather(2, index).masked_fill((token < 0)[:, None, :, None], 0)
@@ -235,10 +244,15 @@ def untile_codes(
     return flat.unflatten(-1, (tile, -1)).flatten(2, 3)
 
 
-def _coordinates(channels: int, bits: int) -> tuple[Tensor, ...]:
+def words_per_vector(words: int) -> int:
+    """Words that a lane reads at once, out of those that it reads of a tile."""
+    return 4 if words % 4 == 0 else 1 if words % 2 else 2
+
+
+def _coordinates(channels: int, bits: int, unit: int | None) -> tuple[Tensor, ...]:
     """(lane, byte j, register e) of every code, each [bytes of a tile, codes per byte]."""
     words, per_byte = channels * bits // 16, 8 // bits
-    unit = 4 if words % 4 == 0 else 2
+    unit = unit or words_per_vector(words)
     shape = (words // unit, LANES, unit, 4, per_byte)
     vector, lane, within, j, place = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
     register = (vector * unit + within) * per_byte + place
@@ -246,18 +260,24 @@ def _coordinates(channels: int, bits: int) -> tuple[Tensor, ...]:
 
 
 @cache
-def key_order(channels: int, bits: int) -> Int[Tensor, "bytes codes"]:
-    """Which element, token * channels + channel, stands at each place of a tile of K."""
-    lane, j, register = _coordinates(channels, bits)
+def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
+    """Which element, token * channels + channel, stands at each place of a tile of K.
+
+    unit: words per vector; None: as the kernel reads a tile that has these codes alone.
+    """
+    lane, j, register = _coordinates(channels, bits, unit)
     row, r = register // (channels // 16), register % (channels // 16)
     token = 8 * row + lane // 4
     return token * channels + 16 * r + 4 * (lane % 4) + j
 
 
 @cache
-def value_order(channels: int, bits: int) -> Int[Tensor, "bytes codes"]:
-    """Which element, token * channels + channel, stands at each place of a tile of V."""
-    lane, j, register = _coordinates(channels, bits)
+def value_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
+    """Which element, token * channels + channel, stands at each place of a tile of V.
+
+    unit: words per vector; None: as the kernel reads a tile that has these codes alone.
+    """
+    lane, j, register = _coordinates(channels, bits, unit)
     m, a = register % (channels // 16), register // (channels // 16)
     token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * (lane % 4) + 16 * (j % 2) + j // 2
     return token * channels + 16 * m + 8 * (a % 2) + lane // 4

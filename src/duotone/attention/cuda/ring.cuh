@@ -29,20 +29,23 @@ __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) 
 #endif
 
 struct Ring {
-  u32 memory, slot;
+  u32 memory, counter, slot;
   int* drawn;
   int current;
 #if BULK_COPIES
   u32 barrier, phase;
 #endif
 
-  __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* counter) {
+  __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* draws) {
     const int wp = threadIdx.x >> 5;
-    memory = shared_address(shared) + wp * (STAGES * RECORD_BYTES);
+    memory = pinned(shared_address(shared) + wp * (STAGES * RECORD_BYTES), u.lane);
     slot = 0;
-    drawn = counter;
+    drawn = draws;
+    // Of an address that it knows to be the same for a warp the compiler makes one addition of all
+    // lanes, a dozen instructions, though one lane draws.
+    counter = pinned(shared_address(draws), u.lane);
 #if BULK_COPIES
-    barrier = shared_address(barriers + wp * STAGES);
+    barrier = pinned(shared_address(barriers + wp * STAGES), u.lane);
     phase = 0;
     if (u.lane == 0) {
       for (int s = 0; s < STAGES; s++)
@@ -94,7 +97,7 @@ struct Ring {
     int next;
     asm volatile("atom.shared.add.u32 %0,[%1],1;"
                  : "=r"(next)
-                 : "r"(shared_address(drawn))
+                 : "r"(counter)
                  : "memory");
     return next;
   }

@@ -1,25 +1,7 @@
-// Codes as operands of integer products: A from packed words, digits in B, sums of both.
-__device__ __forceinline__ void mma_k(int* c, const u32* a, const u32* b) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_k_first(int* c, const u32* a, const u32* b, const int* bias) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%10,%11,%12,%13};"
-      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(bias[0]),
-        "r"(bias[1]), "r"(bias[2]), "r"(bias[3]));
-}
+// Codes of one width as operands of integer products: A from packed words.
+#include "integer_products.cuh"
 __device__ __forceinline__ void mma_v_signed(int* c, const u32* a, const u32* b) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_v(int* c, const u32* a, const u32* b) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -79,14 +61,6 @@ struct VDot {
   }
 };
 
-__device__ __forceinline__ void shift_digits(int* c,
-                                             int by) {  // the high digit's remainder moves on
-  const int mask = by < 16 ? (1 << by) - 1 : 0;
-  c[1] = (c[1] + ((c[0] & mask) << 8)) >> by;
-  c[0] >>= by;
-  c[3] = (c[3] + ((c[2] & mask) << 8)) >> by;
-  c[2] >>= by;
-}
 __device__ __forceinline__ float channel_weight(int row_half,
                                                 int m) {  // undoes the place of a code
   const int at = ((row_half * MT + m) % VPB) * VB;

@@ -1,0 +1,102 @@
+// Codes of several widths as operands of integer products: A from packed words.
+#include "integer_products.cuh"
+
+// The largest power of two, at most `most`, that divides n.
+__device__ constexpr int power_in(int n, int most) {
+  int power = 1;
+  while (power < most && n % (2 * power) == 0) power *= 2;
+  return power;
+}
+
+// Channels with codes of 4, 2 and 1 bits, in columns of 16; the last one of a width is filled up.
+template <int N4, int N2, int N1>
+struct Classes {
+  static constexpr int C4 = (N4 + 15) / 16, C2 = (N2 + 15) / 16, C1 = (N1 + 15) / 16;
+  static constexpr int COLUMNS = C4 + C2 + C1, WORDS = 4 * C4 + 2 * C2 + C1;
+  static constexpr int CODED = N4 + N2 + N1;
+
+  static __device__ constexpr int bits(int column) {
+    return column < C4 ? 4 : column < C4 + C2 ? 2 : 1;
+  }
+  static __device__ constexpr int columns(int bits) { return bits == 4 ? C4 : bits == 2 ? C2 : C1; }
+  static __device__ constexpr int first_column(int bits) {
+    return bits == 4 ? 0 : bits == 2 ? C4 : C4 + C2;
+  }
+  static __device__ constexpr int first_word(int bits) {
+    return bits == 4 ? 0 : bits == 2 ? 4 * C4 : 4 * C4 + 2 * C2;
+  }
+  // Which of the channels that have codes stands at a place; -1 where a column is filled up.
+  static __device__ __forceinline__ int rank(int place) {
+    if (place < 16 * C4) return place < N4 ? place : -1;
+    if (place < 16 * (C4 + C2)) return place - 16 * C4 < N2 ? place - 16 * C4 + N4 : -1;
+    return place - 16 * (C4 + C2) < N1 ? place - 16 * (C4 + C2) + N4 + N2 : -1;
+  }
+};
+typedef Classes<KN4, KN2, KN1> Keys;
+typedef Classes<VN4, VN2, VN1> Values;
+
+// The codes of one column stand at one place of their bytes in all its registers, at most 3 bits up
+// in K: q makes up for it, and has that many bits less. Returns bits above the lowest.
+__device__ constexpr int key_place(int column) {
+  const int bits = Keys::bits(column), within = column - Keys::first_column(bits);
+  return within % power_in(Keys::columns(bits), 4 / bits) * bits;
+}
+// The same for a column of V and a half of its 16 channels; the output makes up for it.
+__device__ constexpr int value_place(int column, int half) {
+  const int bits = Values::bits(column), columns = Values::columns(bits);
+  const int within = half * columns + column - Values::first_column(bits);
+  return within % power_in(2 * columns, 8 / bits) * bits;
+}
+
+// A register of a column: number E of its class, whose codes stand `PLACE` bits up.
+template <class C, int COLUMN, int E, int PLACE>
+__device__ __forceinline__ u32 code_register(const u32* words) {
+  constexpr int bits = C::bits(COLUMN), per_byte = 8 / bits;
+  constexpr u32 mask = (((1u << bits) - 1) << PLACE) * 0x01010101u;
+  constexpr int shift = E % per_byte * bits - PLACE;
+  return (words[C::first_word(bits) + E / per_byte] >> shift) & mask;
+}
+// Keys 8 EIGHT to 8 EIGHT + 7 of a column of K.
+template <int COLUMN, int EIGHT>
+__device__ __forceinline__ u32 key_register(const u32* words) {
+  constexpr int bits = Keys::bits(COLUMN);
+  constexpr int e = EIGHT * Keys::columns(bits) + COLUMN - Keys::first_column(bits);
+  return code_register<Keys, COLUMN, e, key_place(COLUMN)>(words);
+}
+// Register A of a column of V: keys half A / 4, channels half A % 2.
+template <int COLUMN, int A>
+__device__ __forceinline__ u32 value_register(const u32* words) {
+  constexpr int bits = Values::bits(COLUMN);
+  constexpr int e = A * Values::columns(bits) + COLUMN - Values::first_column(bits);
+  return code_register<Values, COLUMN, e, value_place(COLUMN, A % 2)>(words);
+}
+
+// Products of 16 keys: the columns two by two, an odd last one by itself.
+template <int SUB, int COLUMN>
+__device__ __forceinline__ void dot_keys(int (*c)[4], const u32* words,
+                                         const u32 (*digits)[Keys::COLUMNS], const int* bias) {
+  constexpr bool pair = COLUMN + 1 < Keys::COLUMNS;
+  u32 a[4] = {key_register<COLUMN, 2 * SUB>(words), key_register<COLUMN, 2 * SUB + 1>(words)};
+  if constexpr (pair)
+    a[2] = key_register<COLUMN + 1, 2 * SUB>(words),
+    a[3] = key_register<COLUMN + 1, 2 * SUB + 1>(words);
+#pragma unroll
+  for (int h = 0; h < HT; h++) {
+    const int* before = COLUMN == 0 ? bias : c[h];
+    if constexpr (pair)
+      mma_k_first(c[h], a, digits[h] + COLUMN, before);
+    else
+      mma_k_half(c[h], a, digits[h] + COLUMN, before);
+  }
+  if constexpr (COLUMN + 2 < Keys::COLUMNS) dot_keys<SUB, COLUMN + 2>(c, words, digits, bias);
+}
+// Sums of p * code over 32 keys, column by column.
+template <int U, int COLUMN>
+__device__ __forceinline__ void add_values(int (*acc)[Values::COLUMNS][4], const u32* words,
+                                           const u32 (*p)[2][2]) {
+  u32 a[4] = {value_register<COLUMN, 4 * U>(words), value_register<COLUMN, 4 * U + 1>(words),
+              value_register<COLUMN, 4 * U + 2>(words), value_register<COLUMN, 4 * U + 3>(words)};
+#pragma unroll
+  for (int h = 0; h < HT; h++) mma_v(acc[h][COLUMN], a, p[h][U]);
+  if constexpr (COLUMN + 1 < Values::COLUMNS) add_values<U, COLUMN + 1>(acc, words, p);
+}

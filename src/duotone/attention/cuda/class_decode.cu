@@ -1,0 +1,113 @@
+// Decode attention on packed K and V whose channels have unequal bits: duotone's own presets.
+//
+// Codes are sorted by class. K's classes change from tile to tile: q is gathered in a tile's coded
+// channels, times their scales, as integers of two digits. Zero-points of all channels meet q in
+// fp16 products, q as a sum of two fp16 numbers. V's classes belong to the whole span.
+//
+// Compiled by NVRTC with these macros:
+//   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the zero-points
+//   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
+//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+#define D ((CHANNELS + 31) / 32 * 32)
+#define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
+#define HEADS (HT * 4)
+#define TILE 64
+#define KEYS (TILES * TILE)
+#define COLUMNS_OF(N) (((N) + 15) / 16)
+#define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
+#define PLACES (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
+// Where the parts of a tile begin.
+#define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
+#define ZEROS_AT (VALUES_AT + 128 * WORDS_OF(VN4, VN2, VN1))
+#define SCALES_AT (ZEROS_AT + 2 * D)
+#define CHANNELS_AT (SCALES_AT + 2 * PLACES)
+#define TILE_BYTES (CHANNELS_AT + PLACES)
+#define RECORD_BYTES (TILES * TILE_BYTES)
+static_assert(STAGES > 2, "V of a tile is read while the next record arrives");
+
+#define BIAS 12582912.f  // 1.5 * 2^23: an integer below 2^22 added to its bits is a float
+#define BIAS_BITS 0x4B400000
+#define BOTH_BIASES 12632064.f  // BIAS * 257 / 256: of a high digit's sum and of a low one's
+#define P_BIAS 8388608.f        // 2^23: p added to it has its integer in the low bits
+#define Q_TOP 32639.f           // 127 * 256 + 127
+#define PLAIN_TOP 16.f          // the largest q in fp16
+#define P_TOP 15.999f
+#define LIFT 3.f  // how far below 2^16 a new maximum enters
+#include "common.cuh"
+#include "class_codes.cuh"
+
+struct Arguments : Call {
+  // Of each kv head and span: K's largest scale by channel; V's parameters sorted by class, and the
+  // channel of each of them.
+  const u16* k_top;
+  const u16* v_scale;
+  const u16* v_zero;
+  const unsigned char* v_order;
+};
+static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+
+#include "class_query.cuh"
+#include "class_sums.cuh"
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
+    class_decode(const __grid_constant__ Arguments at) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ Prologue prologue;
+  __shared__ float ml[WARPS][HEADS][2];
+  __shared__ int flag, drawn;
+  __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  begin();
+  Unit u;
+  find_unit(at, u);
+  Ring ring;
+  ring.make(u, shared, barriers, &drawn);
+  ring.start<RECORD_BYTES>(u);
+  ring.reset(u);
+  prologue.load_values(at, u);
+  wait_for_query();
+  prologue.load_query(at, u);
+  __syncthreads();
+  Query q;
+  q.make(at, u, prologue);
+  Sums sums;
+  sums.clear(prologue);
+  // V of the tile before: its probabilities arrive while this tile's scores are computed.
+  u32 before = ring.memory + VALUES_AT;
+  bool any = false;
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const int left = u.length - ring.current * KEYS;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      const u32 start = here + tile * TILE_BYTES;
+      float f[HT][8];
+      u32 pi[HT][8], v[Values::WORDS], over = 0;
+      q.fold(start, u);
+      q.dot(f, start, u.lane);
+      load_words<Values::WORDS>(v, before, u.lane);
+      before = start + VALUES_AT;
+      if (left < KEYS) hide_behind(f, left - tile * TILE, u.g);
+#pragma unroll
+      for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
+      sums.add(v);  // nothing yet in the first tile: p is 0
+      if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
+      sums.to_operand(pi);
+    }
+    any = true;
+    ring.current = __shfl_sync(FULL, next, 0);
+  }
+  if (any) {
+    u32 v[Values::WORDS];
+    load_words<Values::WORDS>(v, before, u.lane);
+    sums.add(v);
+  }
+
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
+  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
+    float scale_zero[2];
+    unpack2(scale_zero, prologue.value[c]);
+    return sum * scale_zero[0] + l * scale_zero[1];
+  });
+}

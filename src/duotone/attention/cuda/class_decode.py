@@ -1,0 +1,134 @@
+"""Decode attention on class records: channels of unequal bits, in one launch per segment.
+
+The plain-torch reference is `attention.reference.attend` on the same segment. Where the error of
+the kernel comes from: q times K's scales is rounded to 16-bit integers (to 2 or 3 bits less where
+codes stand higher in their bytes), under the largest product of a span; p as in `span_decode`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from duotone.attention.cuda.class_format import COLUMN, WIDTHS, ClassFormat
+from duotone.attention.cuda.class_layout import ClassRecords
+from duotone.attention.cuda.geometry import (
+    BESIDE_RINGS_KIB,
+    MAX_WARPS,
+    MIN_WARPS,
+    RING_BYTES,
+    Geometry,
+    cut,
+    multiprocessors,
+    ring_bytes,
+)
+from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
+from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
+
+SOURCE = "class_decode.cu"
+# Shared memory that CUDA keeps of every block, and what aligns its parts.
+KEPT_BYTES = 1024 + 128
+
+
+class Arguments(Call):
+    """`Arguments` of class_decode.cu."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("k_top", "v_scale", "v_zero", "v_order")),)
+
+
+@dataclass(frozen=True)
+class ClassSpan:
+    """A packed segment as the kernel takes it.
+
+    tokens: offsets of the spans, [batch, spans + 1] int64.
+    """
+
+    records: ClassRecords
+    tokens: Int[Tensor, "batch edges"]
+
+
+def warps_of(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
+    """Warps per multiprocessor: what the registers of the accumulators and the rings leave."""
+    accumulators = -(-group // 4) * sum(form.value.columns)
+    warps = MAX_WARPS if accumulators <= 8 and form.channels <= 128 else MAX_WARPS // 2
+    while warps > 1 and not per_sm(form, group, warps, ring_bytes):
+        warps //= 2
+    return warps
+
+
+def per_sm(
+    form: ClassFormat, group: int, warps: int, ring_bytes: int = RING_BYTES
+) -> tuple[int, ...]:
+    """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory."""
+    heads = 4 * -(-group // 4)
+    rows = 4 if group <= 4 else -(-group // 8) * 8
+    # q by channel and as fp16; V's parameters and channels; maxima, barriers, what CUDA keeps.
+    query = 4 * form.channels * (heads + rows)
+    beside = query + 4 * form.channels + 2 * COLUMN * sum(form.value.columns) + 8 * heads + 64
+    rings = warps * (form.stages * (form.nbytes + 8) + 8 * heads)
+    return tuple(
+        n
+        for n in (1, 2, 4)
+        if rings + n * (beside + KEPT_BYTES) <= ring_bytes + ((BESIDE_RINGS_KIB + 1) << 10)
+        and (n == 1 or warps >= MIN_WARPS * n)
+    )
+
+
+def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
+    """The kernel has this shape: sums fit the rings, and the rings fit shared memory."""
+    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
+    rings = sums_bytes <= form.stages * form.nbytes and group <= MAX_GROUP and form.channels <= 256
+    warps = warps_of(form, group, ring_bytes)
+    return rings and bool(per_sm(form, group, warps, ring_bytes))
+
+
+@cache
+def geometry(
+    form: ClassFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
+    """How a launch is cut. heads: batch * kv_heads * spans."""
+    warps = warps_of(form, group, ring_bytes)
+    blocks = per_sm(form, group, warps, ring_bytes)
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
+
+
+def class_decode(
+    query: Tensor, span: ClassSpan, sm_scale: float, out: Tensor, lse: Tensor | None = None
+) -> None:
+    """softmax(q K^T * sm_scale) V over one segment; `out` and `lse` as `launch.run` has them.
+
+    Where V is rotated, so is `out`.
+    """
+    run([class_task(query, span)], sm_scale, out, lse)
+
+
+def class_task(query: Tensor, span: ClassSpan) -> Task:
+    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
+    records = span.records
+    work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
+    heads, sms = work.heads * work.blocks, multiprocessors(query.device)
+    rings = ring_bytes(query.device)
+    at = geometry(records.format, work.group, heads, work.records, sms, rings)
+
+    def arguments(**call: Any) -> Arguments:
+        return Arguments(
+            k_top=records.key_top.data_ptr(),
+            v_scale=records.value_scale.data_ptr(),
+            v_zero=records.value_zero.data_ptr(),
+            v_order=records.value_order.data_ptr(),
+            **call,
+        )
+
+    return Task(SOURCE, work, at, macros_of(records.format), arguments)
+
+
+def macros_of(form: ClassFormat) -> dict[str, int]:
+    """What class_decode.cu is compiled with beside what all kernels are."""
+    sides = (("KN", form.key), ("VN", form.value))
+    widths = {f"{name}{bits}": x.width(bits) for name, x in sides for bits in WIDTHS}
+    return {"TILES": form.tiles, **widths}

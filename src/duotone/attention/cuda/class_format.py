@@ -1,0 +1,111 @@
+"""Which codes a record of channels of unequal bits holds, and its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from duotone.attention.cuda.layout import RECORD_BYTES, STAGES, TILE
+from duotone.quant import TensorSpec
+from duotone.quant.classes import class_counts
+
+WIDTHS = (4, 2, 1)
+# Channels that a product takes at once.
+COLUMN = 16
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of K or of V that have codes, as (bits, channels), the widest first."""
+
+    sizes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, spec: TensorSpec, head_dim: int) -> Classes:
+        """Those of a spec."""
+        return cls(tuple((bits, n) for bits, n in class_counts(spec, head_dim) if bits and n))
+
+    @property
+    def channels(self) -> int:
+        """Channels that have codes."""
+        return sum(n for _, n in self.sizes)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of 16 channels of each class, the last one filled up."""
+        return tuple(-(-n // COLUMN) for _, n in self.sizes)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Words that each lane has of each class in a tile."""
+        return tuple(bits * n for (bits, _), n in zip(self.sizes, self.columns, strict=True))
+
+    @property
+    def codes_bytes(self) -> int:
+        """Bytes of the codes of a tile."""
+        return sum(self.words) * 128
+
+    @property
+    def places(self) -> int:
+        """Channels that have codes, and those that fill up columns."""
+        return sum(self.columns) * COLUMN
+
+    @property
+    def place_of_rank(self) -> Int[Tensor, " channels"]:
+        """Where the channels that have codes stand among the places."""
+        starts = accumulate(self.columns, initial=0)
+        runs = [
+            COLUMN * start + torch.arange(n)
+            for start, (_, n) in zip(starts, self.sizes, strict=False)
+        ]
+        return torch.cat(runs)
+
+    def width(self, bits: int) -> int:
+        """Channels of a width."""
+        return dict(self.sizes).get(bits, 0)
+
+
+@dataclass(frozen=True)
+class ClassFormat:
+    """Sizes that follow from head_dim and the classes of K and V."""
+
+    head_dim: int
+    key: Classes
+    value: Classes
+
+    @property
+    def channels(self) -> int:
+        """head_dim, filled up to a multiple of 32."""
+        return -(-self.head_dim // 32) * 32
+
+    @property
+    def parts(self) -> tuple[int, int, int, int, int]:
+        """Bytes of the parts of a tile, in the order of the drawing."""
+        places = self.key.places
+        return (
+            self.key.codes_bytes, self.value.codes_bytes, 2 * self.channels, 2 * places, places,
+        )  # fmt: skip
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per record: what fits RECORD_BYTES, one at least."""
+        return 1 << max(0, (RECORD_BYTES // sum(self.parts)).bit_length() - 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per record."""
+        return self.tiles * TILE
+
+    @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per record."""
+        return self.tiles * sum(self.parts)

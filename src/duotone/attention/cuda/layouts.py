@@ -1,0 +1,32 @@
+"""Which layout holds visual tokens: records of codes of one width, or of classes of channels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from duotone.attention.cuda import class_layout, layout
+from duotone.attention.cuda.span_pack import SpanLayout
+from duotone.cache import PackedTensor
+from duotone.cache.ledger import Piece
+from duotone.cache.pair import LaidOut, PackedPair
+from duotone.quant import KVSpec, TensorSpec
+
+
+def visual_reason(key: TensorSpec, value: TensorSpec) -> str | None:
+    """Why no layout of visual tokens holds codes of these specs, or None."""
+    of = class_layout if key.classes or value.classes else layout
+    return of.spec_reason(key, value)
+
+
+class VisualLayout:
+    """What a cache on CUDA does with visual spans (`cache.pair.Layout`)."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
+        """The records that hold these, if any do."""
+        classes = key.spec.classes or value.spec.classes
+        return (class_layout.class_layout if classes else layout.span_layout)(key, value)
+
+    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """Quantize dense K and V into records; None where torch has to."""
+        classes = spec.key.classes or spec.value.classes
+        return None if classes else SpanLayout().pack(key, value, spec, piece)

@@ -1,0 +1,182 @@
+import struct
+
+import pytest
+import torch
+
+import duotone
+from duotone.attention.cuda.class_format import Classes, ClassFormat
+from duotone.attention.cuda.class_layout import (
+    class_layout,
+    from_class_records,
+    spec_reason,
+    to_class_records,
+)
+from duotone.attention.cuda.layout import TILE
+from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.quant import TensorSpec
+
+from cases import CLASSES_KEY, CLASSES_VALUE, PRESET_KEY
+
+PRESETS = {
+    name: (visual.key, visual.value)
+    for name, visual in (
+        ("one", duotone.scheme("duotone", bits=1).visual),
+        ("two", duotone.scheme("duotone", bits=2).visual),
+        ("tuned", duotone.scheme("duotone-tuned").visual),
+    )
+}
+SPECS = PRESETS | {"three": (PRESET_KEY, CLASSES_VALUE), "wide": (CLASSES_KEY, CLASSES_VALUE)}
+PARTS = ("codes", "scale", "zero_point", "classes")
+
+
+def packed(specs, spans, head_dim=64, heads=2):
+    """(K, V) of random tokens in these spans."""
+    torch.manual_seed(0)
+    blocks = BlockTable(torch.tensor(spans))
+    x = torch.randn(2, len(spans), heads, blocks.tokens, head_dim)
+    x = x * torch.linspace(0.2, 2, head_dim)[torch.randperm(head_dim)] + torch.randn(head_dim)
+    return tuple(pack_tensor(t, spec, blocks) for t, spec in zip(x, specs, strict=True))
+
+
+def real_rows(x: PackedTensor, name: str, b: int) -> torch.Tensor:
+    """The rows of a sequence that belong to its tokens, or to blocks with tokens."""
+    rows = getattr(x, name)[b]
+    if name == "codes":
+        return rows[:, : int(x.blocks.lengths[b])]
+    return rows[:, x.blocks.sizes[b] > 0]
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize(
+    "spans",
+    [[[0, 1]], [[0, 63]], [[0, 256, 300]], [[0, 100, 211], [0, 0, 65]], [[0, 0], [0, 130]]],
+    ids=str,
+)
+@pytest.mark.parametrize("name", SPECS)
+def test_records_are_an_exact_inverse(name, spans, head_dim):
+    key, value = packed(SPECS[name], spans, head_dim)
+    records = to_class_records(key, value)
+    assert records.data.shape[3] == records.format.nbytes
+    assert records.format.nbytes % 16 == 0
+    back = from_class_records(records, key.without_parts(), value.without_parts())
+    for ours, theirs in zip(back, (key, value), strict=True):
+        for part in PARTS:
+            for b in range(len(spans)):
+                assert torch.equal(real_rows(ours, part, b), real_rows(theirs, part, b)), part
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
+    """Tile 1 of a span of 111 tokens, byte by byte, K's parameters included."""
+    key, value = packed(SPECS[name], [[0, 111]], head_dim, heads=1)
+    records = to_class_records(key, value)
+    form, tiles = records.format, records.data[0, 0].reshape(-1, sum(records.format.parts))
+    raw = bytes(tiles[1].tolist())
+    k_bytes, v_bytes, zeros, scales, _ = form.parts
+    keys = place_codes(raw[:k_bytes], form.key, value=False)
+    values = place_codes(raw[k_bytes : k_bytes + v_bytes], form.value, value=True)
+    at = k_bytes + v_bytes
+    places = form.key.places
+    zero = struct.unpack_from(f"<{head_dim}e", raw, at)
+    scale = struct.unpack_from(f"<{places}e", raw, at + zeros)
+    channel = raw[at + zeros + scales :]
+    decoded = torch.tensor(zero).repeat(TILE, 1)
+    for place in form.key.place_of_rank.tolist():
+        decoded[:, channel[place]] += keys[:, place] * scale[place]
+    expected = key.dequantize()[0, 0, TILE:]
+    torch.testing.assert_close(decoded[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    rank_codes = values[:, form.value.place_of_rank]
+    assert torch.equal(
+        rank_codes[:47], value.unpacked()[0, 0, TILE:, : form.value.channels].float()
+    )
+    assert not keys[47:].any()
+    assert not values[47:].any()
+
+
+def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
+    """Codes of a tile, tokens by places, from the registers of the kernel's operands."""
+    words = struct.unpack(f"<{len(raw) // 4}I", raw)
+    total = sum(classes.words)
+    unit = 4 if total % 4 == 0 else 1 if total % 2 else 2
+    out = torch.zeros(TILE, classes.places)
+    first_word = first_column = 0
+    for (bits, _), columns in zip(classes.sizes, classes.columns, strict=True):
+        per_byte = 8 // bits
+        for lane in range(32):
+            g, t = lane // 4, lane % 4
+            for e in range(8 * columns):
+                w = first_word + e // per_byte
+                word = words[w // unit * 32 * unit + lane * unit + w % unit]
+                a, column = e // columns, first_column + e % columns
+                for j in range(4):
+                    code = word >> (8 * j + bits * (e % per_byte)) & ((1 << bits) - 1)
+                    if value:
+                        token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * t + 16 * (j % 2) + j // 2
+                        out[token, 16 * column + 8 * (a % 2) + g] = code
+                    else:
+                        out[8 * a + g, 16 * column + 4 * t + j] = code
+        first_word += bits * columns
+        first_column += columns
+    return out
+
+
+def test_the_preset_takes_the_bytes_it_should():
+    sizes = {}
+    for name in ("one", "two"):
+        classes = [Classes.of(spec, 128) for spec in PRESETS[name]]
+        sizes[name] = ClassFormat(128, *classes).nbytes / TILE
+    assert sizes == {"one": 38.25, "two": 71.75}
+
+
+def test_largest_scales_are_those_of_the_span():
+    key, value = packed(PRESETS["one"], [[0, 150, 300], [0, 100, 100]])
+    records = to_class_records(key, value)
+    order, full = key.channel_order, key.full_scale
+    by_channel = torch.empty_like(full).scatter_(-1, order, full)
+    # Groups of 64: three per span in the first sequence, two in the second.
+    assert torch.equal(records.key_top[0, :, 0], by_channel[0, :, :3].amax(1))
+    assert torch.equal(records.key_top[0, :, 1], by_channel[0, :, 3:6].amax(1))
+    assert torch.equal(records.key_top[1, :, 0], by_channel[1, :, :2].amax(1))
+    assert not records.key_top[1, :, 1].any()
+
+
+def test_a_changed_byte_is_noticed():
+    key, value = packed(PRESETS["one"], [[0, 100]])
+    records = to_class_records(key, value)
+    records.data[0, 0, 0, 0] ^= 1
+    back, same = from_class_records(records, key.without_parts(), value.without_parts())
+    assert not torch.equal(back.codes, key.codes)
+    assert torch.equal(same.codes, value.codes)
+
+
+def test_picking_sequences_picks_their_records():
+    key, value = packed(PRESETS["one"], [[0, 100], [0, 300]])
+    index = torch.tensor([1])
+    picked = to_class_records(key, value).rows(index)
+    back, _ = picked.canonical(*(x.without_parts().rows(index) for x in (key, value)))
+    assert torch.equal(back.codes[0], key.codes[1])
+    assert picked.nbytes * 2 == to_class_records(key, value).nbytes
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (TensorSpec(2, group=64), TensorSpec(2), "hold classes"),
+        (PRESET_KEY.replace(group=32), CLASSES_VALUE, "multiple of 64"),
+        (PRESET_KEY, CLASSES_VALUE.replace(group=64), "none in V"),
+        (TensorSpec(1, group=64, classes=((8, 1 / 4),)), CLASSES_VALUE, "have"),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_lacks_has_a_reason(key, value, reason):
+    assert reason in spec_reason(key, value)
+    assert class_layout(*packed((key, value), [[0, 128]])) is None
+
+
+def test_spans_of_a_few_tokens_and_groups_across_tiles_have_no_records():
+    assert class_layout(*packed(PRESETS["one"], [[0, 100, 150]])) is None
+    key, value = packed(PRESETS["one"], [[0, 200]])
+    assert class_layout(key, value) is not None
+    other, _ = packed(PRESETS["one"], [[0, 30, 200]])
+    assert class_layout(other, value) is None
