@@ -28,7 +28,7 @@ static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 struct Index { unsigned x; };
-static thread_local Index blockIdx, threadIdx;
+static Index blockIdx, threadIdx, gridDim;
 alignas(16) static char shared[1 << 18];
 
 static ucontext_t scheduler;
@@ -67,11 +67,23 @@ template <class T>
 static T __shfl_sync(u32, T x, int lane) { return from_any_lane(x, lane); }
 template <class T>
 static T __shfl_xor_sync(u32, T x, int mask) { return from_any_lane(x, threadIdx.x % 32 ^ mask); }
+static u32 __ballot_sync(u32, bool x) {
+  u32 y = 0;
+  for (int lane = 0; lane < 32; lane++) y |= (u32)__shfl_sync(FULL, (int)x, lane) << lane;
+  return y;
+}
+static int __ffs(u32 x) { return __builtin_ffs(x); }
+static void __threadfence() {}
+static int atomicAdd(int* at, int x) { const int old = *at; *at += x; return old; }
 static int atomicOr(int* at, int x) { const int old = *at; *at |= x; return old; }
 template <class T>
 static T __ldg(const T* at) { return *at; }
 template <class T>
+static T __ldcg(const T* at) { return *at; }
+static void __stcg(float* at, float x) { *at = x; }
+template <class T>
 static T min(T a, T b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
 
 static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
@@ -95,10 +107,13 @@ static u32 shared_address(const void* p) { return (const char*)p - shared; }
 template <class T>
 static T shared_at(u32 at) { T x; memcpy(&x, shared + at, sizeof x); return x; }
 static u32 load_shared(u32 at) { return shared_at<u32>(at); }
+static void load_shared(float* y, u32 at) { memcpy(y, shared + at, 16); }
 static void store_shared(u32 at, u32 x) { memcpy(shared + at, &x, 4); }
 static void store_shared_half(u32 at, u16 x) { memcpy(shared + at, &x, 2); }
 template <int BYTES>
-static void copy_async(u32 target, const char* source) { memcpy(shared + target, source, BYTES); }
+static void copy_async(u32 target, const char* source, bool real) {
+  if (real) memcpy(shared + target, source, BYTES); else memset(shared + target, 0, BYTES);
+}
 static void wait_for_copies() {}
 
 #if INPUT == 2

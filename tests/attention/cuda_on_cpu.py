@@ -22,8 +22,8 @@ static const Arguments* given;
 static unsigned running, threads_of_block;
 static void thread() {{ {name}(*given); running--; while (true) yield(); }}
 extern "C" void launch(const Arguments* at, unsigned blocks, unsigned threads) {{
-  given = at;
-  std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 17));
+  given = at, gridDim.x = blocks;
+  std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 14));
   for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
     memset(shared, 0xAA, sizeof shared);
     fibers.assign(threads, {{}}), board.assign(threads, 0), warps.assign(threads / 32, {{}});
@@ -68,6 +68,10 @@ def compiled(source: str, name: str, macros: dict[str, int], folder: Path) -> Ca
     return ctypes.CDLL(str(library)).launch
 
 
+def zeros(device: torch.device, count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32)
+
+
 def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let a module's launches run here, on CPU tensors, and torch divide as it does on CUDA."""
 
@@ -77,6 +81,10 @@ def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
     monkeypatch.setattr(module, "kernel", kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(
+        module, "counters", lambda device, n: torch.zeros(n, dtype=torch.int32), raising=False
+    )
+    monkeypatch.setattr(module, "multiprocessors", lambda device: 8, raising=False)
     divide = torch.Tensor.__truediv__
 
     def by_reciprocal(x, y):

@@ -15,8 +15,13 @@ from duotone.attention.cuda.group_layout import (
     to_group_records,
 )
 from duotone.attention.cuda.group_pack import group_pack
+from duotone.attention.cuda.layout import RecordFormat, span_layout
+from duotone.attention.cuda.span_pack import span_pack
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
+from duotone.cache.pair import PackedPair
+from duotone.cache.ragged import Move
 from duotone.quant import KVSpec, TensorSpec
 
 from cases import device, states
@@ -147,3 +152,76 @@ def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> Tensor:
         packed.append(PackedTensor(spec, case.head_dim, x.dtype, BlockTable(edges[None]), **parts))
     records = to_group_records(*packed, case.form)
     return records.view(len(records[0]), -1, case.form.tile_bytes)[:, : tokens // TILE]
+
+
+@dataclass(frozen=True)
+class SpanCase:
+    """Visual spans of ragged sequences. edges: offsets of each sequence's spans."""
+
+    edges: tuple[tuple[int, ...], ...] = ((0, 300, 431), (0, 100, 100))
+    bits: tuple[int, int] = (1, 1)
+    head_dim: int = 128
+    dtype: torch.dtype = BF16
+    shrink: float = 1.0
+    group: int | None = None
+    offset: int = 0
+    heads: int = 2
+
+    def __str__(self) -> str:
+        key, value = self.bits
+        kind = str(self.dtype).removeprefix("torch.")
+        more = {"shrink": self.shrink != 1, f"g{self.group}": self.group}
+        more |= {f"offset{self.offset}": self.offset, f"n{self.edges[0][-1]}": True}
+        flags = [name for name, wanted in more.items() if wanted]
+        return "-".join([f"k{key}v{value}d{self.head_dim}{kind}", *flags])
+
+    @property
+    def spec(self) -> KVSpec:
+        return KVSpec(*(TensorSpec(b, group=self.group, shrink=self.shrink) for b in self.bits))
+
+    @property
+    def form(self) -> RecordFormat:
+        return RecordFormat(self.head_dim, *self.bits)
+
+
+SPAN_CASES = [
+    *(SpanCase(bits=bits) for bits in ((1, 1), (2, 2), (4, 4), (8, 8), (1, 4), (8, 2))),
+    *(SpanCase(head_dim=d, dtype=FP16, shrink=0.9) for d in (32, 96, 100, 256)),
+    SpanCase(head_dim=111, bits=(2, 4), offset=1),
+    SpanCase(head_dim=80, dtype=FP32, bits=(4, 1)),
+    SpanCase(head_dim=64, dtype=FP32, offset=2, shrink=0.5),
+    SpanCase(((0, 512), (0, 512)), bits=(2, 2)),
+    SpanCase(((0, 111), (0, 0), (0, 63)), bits=(4, 4), head_dim=64),
+    SpanCase(((0, 700), (0, 333)), bits=(2, 1), head_dim=64, group=128),
+    SpanCase(((0, *(100 * i for i in range(1, 41))),), head_dim=32, heads=1),
+    SpanCase(((0, 1),) * 5 + ((0, 200),), heads=1),
+]
+
+
+def run_spans(case: SpanCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
+    """(pair of the kernel, pair of torch): the taken tokens lie anywhere in wider K and V."""
+    torch.manual_seed(seed)
+    offsets = torch.tensor(case.edges, device=device())
+    batch, most = len(case.edges), int(offsets.max())
+    shape = (batch, case.heads, most + 29, case.head_dim)
+    key, value = (dense_states(shape, case.dtype, case.offset) for _ in range(2))
+    index = torch.stack([torch.randperm(shape[2])[:most] for _ in range(batch)]).to(device())
+    spans = BlockTable(offsets)
+    piece = Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
+    expected = PackedPair.pack(key, value, case.spec, piece).laid_out(span_layout)
+    assert expected.records is not None
+    return span_pack(key, value, case.spec, piece, case.form), expected
+
+
+def assert_same_pair(actual: PackedPair, expected: PackedPair) -> None:
+    """Every byte and parameter, and what describes them."""
+    assert torch.equal(actual.records.first, expected.records.first)
+    assert actual.records.data.shape == expected.records.data.shape
+    assert torch.equal(actual.records.data, expected.records.data)
+    for name in ("key", "value"):
+        one, other = getattr(actual, name), getattr(expected, name)
+        assert (one.spec, one.head_dim, one.dtype) == (other.spec, other.head_dim, other.dtype)
+        assert one.blocks.same_as(other.blocks)
+        assert one.codes is None
+        assert torch.equal(one.scale, other.scale)
+        assert torch.equal(one.zero_point, other.zero_point)

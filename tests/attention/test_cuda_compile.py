@@ -1,8 +1,9 @@
-"""The CUDA sources compile for sm_90 without a GPU, where NVRTC is installed."""
+"""The CUDA sources compile for sm_80 and sm_90 without a GPU, where NVRTC is installed."""
 
 import ctypes
 
 import pytest
+import torch
 
 import duotone
 from duotone.attention.cuda import (
@@ -14,7 +15,7 @@ from duotone.attention.cuda import (
     window_append,
 )
 from duotone.attention.cuda.class_format import Classes, ClassFormat
-from duotone.attention.cuda.geometry import cut
+from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_layout import GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
@@ -130,6 +131,34 @@ def test_span_decode_compiles_for_pages() -> None:
     macros = common(form, 4, 16, span_decode.Arguments) | span_decode.macros_of(form, True)
     binary = runtime.compiled(span_decode.SOURCE, "sm_90", macros | {"PAGED": 8})
     assert binary[:4] == b"\x7fELF"
+
+
+RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
+
+
+@pytest.mark.parametrize("arch", RINGS)
+@pytest.mark.parametrize(("form", "group"), GROUPS[:2] + GROUPS[3:], ids=str)
+def test_group_decode_compiles_without_bulk_copies(form, group, arch) -> None:
+    assert group_decode.fits(form, group, RINGS[arch])
+    warps = group_decode.warps_of(form, group, RINGS[arch])
+    assert warps * form.stages * form.nbytes <= RINGS[arch]
+    macros = common(form, group, warps, Call) | group_decode.macros_of(form)
+    assert runtime.compiled(group_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", RINGS)
+@pytest.mark.parametrize(("form", "group", "tau"), SPANS, ids=str)
+def test_span_decode_compiles_without_bulk_copies(form, group, tau, arch) -> None:
+    assert span_decode.fits(form, group, RINGS[arch])
+    warps = span_decode.warps_of(form, group, RINGS[arch])
+    macros = common(form, group, warps, span_decode.Arguments) | span_decode.macros_of(form, tau)
+    assert runtime.compiled(span_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("capability", "kib"), [((8, 0), 144), ((8, 9), 80), ((9, 0), 208)])
+def test_rings_take_what_a_device_has(capability, kib, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert ring_bytes(torch.device("cuda")) == kib << 10
 
 
 def test_a_structure_of_another_size_does_not_compile() -> None:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 
-from duotone.attention.cuda import group_pack, runtime
-from duotone.quant import KVSpec, TensorSpec
+from duotone.attention.cuda import group_pack, runtime, span_pack
+from duotone.attention.cuda.layout import span_layout
+from duotone.cache import LayerStore, Ledger
+from duotone.cache.pair import Layouts, PackedPair
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
-from pack_cases import BF16, FP16, FP32, GroupCase, inner, kivi
+from pack_cases import BF16, FP16, FP32, GroupCase, SpanCase, inner, kivi
 
 GROUPS = [
     GroupCase(kivi(2), 128),
@@ -29,6 +32,22 @@ def test_group_pack_compiles(case, align) -> None:
     macros = group_pack.macros_of(case.form, case.specs, case.dtype)
     macros |= {"ALIGN": align, "NORM": norm}
     assert runtime.compiled(group_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("align", [16, 4], ids=["aligned", "words"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        SpanCase(),
+        SpanCase(bits=(4, 8), head_dim=96, dtype=FP32),
+        SpanCase(bits=(2, 1), dtype=FP16, head_dim=256),
+    ],
+    ids=str,
+)
+def test_span_pack_compiles(case, align) -> None:
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    macros = span_pack.macros_of(case.form, case.dtype, align)
+    assert runtime.compiled(span_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -90,3 +109,74 @@ def test_rows_that_are_moved_lose_their_alignment() -> None:
     assert group_pack.alignment(x[..., 2:66]) == 4
     assert group_pack.alignment(x[..., 1:65]) == 2
     assert group_pack.alignment(x[..., :65]) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (TensorSpec(levels="lloyd"), TensorSpec(), "Lloyd levels; key"),
+        (TensorSpec(), TensorSpec(gain=1.1), "gain; value"),
+        (TensorSpec(group=128), TensorSpec(group=256), "share their groups"),
+        (TensorSpec(along="channels"), TensorSpec(along="channels"), "along tokens"),
+        (TensorSpec(3), TensorSpec(), "bits"),
+    ],
+    ids=["levels", "gain", "groups", "axis", "bits"],
+)
+def test_what_spans_cannot_be_is_named(key, value, reason) -> None:
+    spec = KVSpec(key, value)
+    assert reason in span_pack.pack_reason(spec)
+    x = torch.zeros(1, 1, 300, 64)
+    with pytest.raises(ValueError, match="Use PackedPair"):
+        span_pack.span_pack(x, x, spec, None, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (torch.zeros(1, 1, 9, 64), torch.zeros(1, 1, 9, 64, dtype=BF16)),
+        (torch.zeros(1, 1, 9, 64), torch.zeros(1, 1, 9, 32)),
+        (torch.zeros(1, 1, 9, 64, dtype=torch.float64),) * 2,
+        (torch.zeros(1, 1, 9, 512),) * 2,
+        (torch.zeros(1, 1, 64, 9).mT,) * 2,
+    ],
+    ids=["types", "shapes", "float64", "wide", "strides"],
+)
+def test_states_that_spans_cannot_be_read_from_are_named(key, value) -> None:
+    assert "consecutive channels" in span_pack.states_reason(key, value)
+    good = torch.zeros(1, 2, 9, 64, dtype=BF16)
+    assert span_pack.states_reason(good, good) is None
+
+
+def test_bounds_are_split_where_the_device_would_be_idle() -> None:
+    assert span_pack.splits_of(8192, 512, 132) == 8
+    assert span_pack.splits_of(3328, 16, 132) == 26
+    assert span_pack.splits_of(100, 16, 132) == 1
+
+
+class CountedLayout:
+    """Packs with torch what a kernel would."""
+
+    def __init__(self, can: bool = True) -> None:
+        self.can, self.calls = can, 0
+
+    def __call__(self, key, value):
+        return span_layout(key, value)
+
+    def pack(self, key, value, spec, piece):
+        self.calls += 1
+        pair = PackedPair.pack(key, value, spec, piece).laid_out(span_layout)
+        return pair if self.can else None
+
+
+@pytest.mark.parametrize("can", [True, False], ids=["kernel", "none"])
+def test_only_the_first_visual_tokens_are_packed_at_once(can) -> None:
+    layout = CountedLayout(can)
+    spec = CacheSpec(visual=SpanCase().spec)
+    ledger, store = Ledger(spec, 1, torch.device("cpu")), LayerStore(spec, Layouts(layout))
+    visual = torch.ones(1, 200, dtype=torch.bool)
+    states = torch.randn(1, 1, 200, 64)
+    for turn in range(2):
+        store.apply(ledger.plan(visual, visual), states, states)
+        assert store.visual.records is not None
+        assert store.visual.key.tokens == 200 * (turn + 1)
+    assert layout.calls == 1

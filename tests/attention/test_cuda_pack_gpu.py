@@ -5,9 +5,23 @@ import torch
 
 from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
-from duotone.quant import KVSpec
+from duotone.attention.cuda.span_pack import SpanLayout
+from duotone.cache import BlockTable, LayerStore, Ledger
+from duotone.cache.ledger import Piece
+from duotone.cache.ragged import Move
+from duotone.quant import CacheSpec, KVSpec
 
-from pack_cases import BF16, GROUP_CASES, GroupCase, kivi, run_groups
+from pack_cases import (
+    BF16,
+    GROUP_CASES,
+    SPAN_CASES,
+    GroupCase,
+    SpanCase,
+    assert_same_pair,
+    kivi,
+    run_groups,
+    run_spans,
+)
 
 NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
 pytestmark = [
@@ -82,3 +96,53 @@ def test_other_shrink_is_noticed() -> None:
     shrunk = kivi(2, shrink=0.9)
     launch(key, value, data, case=GroupCase(KVSpec(shrunk.key, shrunk.value), 128))
     assert not torch.equal(data, before)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", SPAN_CASES, ids=str)
+def test_spans(case) -> None:
+    assert_same_pair(*run_spans(case))
+
+
+@pytest.mark.parametrize("lengths", [(3328,), (8192, 5000)], ids=str)
+def test_long_spans_are_split_and_merged(lengths) -> None:
+    edges = tuple((0, n) for n in lengths)
+    for seed in range(3):
+        assert_same_pair(*run_spans(SpanCase(edges, (2, 4), heads=8), seed))
+
+
+def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
+    case = SpanCase()
+    x = torch.randn(1, 2, 300, 128, device="cuda", dtype=BF16)
+    offsets = torch.tensor([[0, 300]], device="cuda")
+    index, spans = torch.arange(300, device="cuda")[None], BlockTable(offsets)
+    piece = Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
+    assert SpanLayout().pack(x, x, case.spec, piece) is not None
+    for bad in (float("nan"), float("inf")):
+        y = x.clone()
+        y[0, 1, 77, 3] = bad
+        assert SpanLayout().pack(x, y, case.spec, piece) is None
+
+
+def test_a_cache_packs_its_first_spans_at_once() -> None:
+    torch.manual_seed(0)
+    spec = CacheSpec(visual=SpanCase(bits=(2, 1)).spec)
+    stores = []
+    key, value = (torch.randn(2, 2, 700, 128, device="cuda", dtype=BF16) for _ in range(2))
+    visual = torch.rand(2, 700, device="cuda") < 0.8
+    real = torch.ones_like(visual)
+    for layout in (SpanLayout(), None):
+        ledger, store = Ledger(spec, 2, visual.device), LayerStore(spec, layout)
+        for _ in range(2):  # a second turn joins the first
+            store.apply(ledger.plan(visual, real), key, value)
+            stores.append(store.visual)
+    first, both, plain, plain_both = stores
+    assert first.records is not None
+    assert both.records is not None
+    for one, other in ((first, plain), (both, plain_both)):
+        canonical = one.canonical()
+        for name in ("key", "value"):
+            mine, theirs = getattr(canonical, name), getattr(other, name)
+            assert torch.equal(mine.scale, theirs.scale)
+            for b, n in enumerate(theirs.blocks.lengths.tolist()):
+                assert torch.equal(mine.codes[b, :, :n], theirs.codes[b, :, :n])

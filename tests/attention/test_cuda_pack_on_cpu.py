@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from duotone.attention.cuda import group_pack
+from duotone.attention.cuda import group_pack, span_pack
 
 from cuda_on_cpu import missing, run_on_cpu
-from pack_cases import GROUP_CASES, run_groups
+from pack_cases import GROUP_CASES, SPAN_CASES, assert_same_pair, run_groups, run_spans
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -17,9 +17,24 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
-@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+def spread(cases):
+    """Every third case by default, the others in the slow tier."""
+    return [
+        pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (i % 3 > 0))
+        for i, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize("case", spread(GROUP_CASES))
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)
     data, expected, overflow = run_groups(case)
     assert torch.equal(data, expected)
     assert not overflow
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", spread(SPAN_CASES))
+def test_spans(case, monkeypatch, folder) -> None:
+    run_on_cpu(span_pack, monkeypatch, folder)
+    assert_same_pair(*run_spans(case))

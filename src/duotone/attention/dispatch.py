@@ -31,7 +31,7 @@ def decode_attention(
     query: [batch, q_heads, 1, head_dim], post-RoPE. kv: segments of the same batch and kv_heads.
     sm_scale: factor on q . k. tau: calibration of visual scores (CalibQuant eq. 7), or None.
     impl: "reference" is plain torch and runs everywhere; "triton" needs a CUDA device (or
-        TRITON_INTERPRET=1); "cuda" needs compute capability 9.0, cuda-core, and a segment whose
+        TRITON_INTERPRET=1); "cuda" needs compute capability 8.0, cuda-core, and a segment whose
         codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
         triton and reference that can run the call.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
@@ -63,10 +63,12 @@ def code_layouts(
     if impl not in ("auto", "cuda") or device is None:
         return Layouts()
     from duotone.attention.cuda.group_records import GroupLayout, stream_reason
-    from duotone.attention.cuda.layouts import visual_layout, visual_reason
-    from duotone.attention.cuda.runtime import missing
+    from duotone.attention.cuda.layouts import VisualLayout, visual_reason
+    from duotone.attention.cuda.runtime import is_untried, missing
 
     reason = missing(device)
+    if reason is None and impl == "auto" and is_untried(device):
+        reason = "kernels were never run on such a device: ask for them with impl='cuda'"
     reasons = {
         name: reason or (_reason(getattr(spec, name), name, ask))
         for name, ask in (("visual", visual_reason), ("text", stream_reason))
@@ -75,7 +77,7 @@ def code_layouts(
         why = reason or "; ".join(reasons.values())
         raise ValueError(f"impl='cuda' is not possible: {why}. Use impl='auto'.")
     return Layouts(
-        None if reasons["visual"] else visual_layout, None if reasons["text"] else GroupLayout()
+        None if reasons["visual"] else VisualLayout(), None if reasons["text"] else GroupLayout()
     )
 
 

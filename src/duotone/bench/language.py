@@ -92,13 +92,16 @@ class LanguageModel:
         """The next tokens [batch] after `tokens` [batch] at `positions` [batch], by argmax."""
         x = F.embedding(tokens, self.embedding)
         angles = (self.cos[positions][:, None], self.sin[positions][:, None])
+        normed = self._normed(x, self.layers[0].norms[0])
+        following = [*(layer.norms[0] for layer in self.layers[1:]), self.norm]
         for index, layer in enumerate(self.layers):
-            query, key, value = self._heads(x, layer, angles)
+            query, key, value = self._heads(normed, layer, angles)
             states = (t.unsqueeze(2) for t in (query, key, value))
             attended = cache.attend(index, *states, self.shape.head_dim**-0.5)
-            x = x + F.linear(attended.flatten(1), layer.out)
-            x = x + self._mlp(x, layer)
-        return F.linear(self._normed(x, self.norm), self.head).argmax(-1)
+            out = F.linear(attended.flatten(1), layer.out)
+            x, normed = self.ops.add_norm(x, out, layer.norms[1])
+            x, normed = self.ops.add_norm(x, self._mlp(normed, layer), following[index])
+        return F.linear(normed, self.head).argmax(-1)
 
     def prefill(self, tokens: Tensor, take: Callable[[int, Tensor, Tensor], None]) -> Tensor:
         """The next token [1] after a prompt `tokens` [n]; `take` gets K and V of each layer.
@@ -108,7 +111,8 @@ class LanguageModel:
         x = F.embedding(tokens, self.embedding)
         angles = (self.cos[: len(tokens), None], self.sin[: len(tokens), None])
         for index, layer in enumerate(self.layers):
-            states = (t.transpose(0, 1)[None] for t in self._heads(x, layer, angles))
+            normed = self._normed(x, layer.norms[0])
+            states = (t.transpose(0, 1)[None] for t in self._heads(normed, layer, angles))
             query, key, value = states
             attended = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=True
@@ -117,48 +121,58 @@ class LanguageModel:
             x = x + F.linear(attended[0].transpose(0, 1).flatten(1), layer.out)
             # In place: a second copy of a long prompt is what a small budget lacks.
             for part in x.split(PREFILL_TOKENS):
-                part += self._mlp(part, layer)
+                part += self._mlp(self._normed(part, layer.norms[1]), layer)
         return F.linear(self._normed(x[-1:], self.norm), self.head).argmax(-1)
 
     def _heads(
-        self, x: Tensor, layer: Layer, angles: tuple[Tensor, Tensor]
+        self, normed: Tensor, layer: Layer, angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated q, rotated k and v of rows x [rows, hidden], each [rows, heads, head_dim]."""
+        """Rotated q, rotated k and v of rows [rows, hidden], each [rows, heads, head_dim]."""
         shape = self.shape
-        qkv = F.linear(self._normed(x, layer.norms[0]), layer.qkv)
+        qkv = F.linear(normed, layer.qkv)
         qkv = qkv.unflatten(-1, (-1, shape.head_dim))
         rotated, value = qkv.split([shape.q_heads + shape.kv_heads, shape.kv_heads], 1)
         rotated = self.ops.rotate(rotated, *angles)
         query, key = rotated.split([shape.q_heads, shape.kv_heads], 1)
         return query, key, value
 
-    def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
-        gated = self.ops.gate(F.linear(self._normed(x, layer.norms[1]), layer.gate_up))
-        return F.linear(gated, layer.down)
+    def _mlp(self, normed: Tensor, layer: Layer) -> Tensor:
+        return F.linear(self.ops.gate(F.linear(normed, layer.gate_up)), layer.down)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
+        return _norm(x, weight)
 
 
 @dataclass(frozen=True)
 class _Elementwise:
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
     gate: Callable[[Tensor], Tensor]
+    add_norm: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @cache
 def _elementwise(fused: bool) -> _Elementwise:
-    """Compiled they are one launch each instead of two and seven; for all caches alike."""
+    """Compiled they are one launch each instead of seven, two and two; for all caches alike."""
+    functions = (_rotate, _gate, _add_norm)
     if not fused:
-        return _Elementwise(_rotate, _gate)
-    compiled = (torch.compile(f, dynamic=True) for f in (_rotate, _gate))
-    return _Elementwise(*compiled)
+        return _Elementwise(*functions)
+    return _Elementwise(*(torch.compile(f, dynamic=True) for f in functions))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding by halves. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _add_norm(x: Tensor, more: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum, its RMS norm) of rows [rows, hidden]."""
+    total = x + more
+    return total, _norm(total, weight)
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
 
 
 def _gate(x: Tensor) -> Tensor:

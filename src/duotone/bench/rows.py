@@ -133,10 +133,10 @@ def laid_out(problem: Problem) -> Problem:
 
 def _segment_laid_out(segment: PackedSegment) -> PackedSegment:
     from duotone.attention.cuda.group_records import GroupLayout, stream_reason
-    from duotone.attention.cuda.layouts import visual_layout, visual_reason
+    from duotone.attention.cuda.layouts import VisualLayout, visual_reason
 
     specs = segment.key.spec, segment.value.spec
-    layout = GroupLayout() if visual_reason(*specs) else visual_layout
+    layout = GroupLayout() if visual_reason(*specs) else VisualLayout()
     pair = PackedPair(segment.key, segment.value).laid_out(layout)
     if pair.records is None:
         # What follows the rule is the spec, which the row names already.

@@ -122,9 +122,14 @@ class LayerStore:
     def _packed(
         self, name: str, key: States, value: States, spec: KVSpec, piece: Piece
     ) -> PackedPair:
+        """Quantize tokens, straight into a kernel's order where that can be."""
         layout = self.layout_of(name)
-        at_once = layout.pack(key, value, spec, piece) if name == "stream" and layout else None
-        return PackedPair(*at_once) if at_once else PackedPair.pack(key, value, spec, piece)
+        # Behind visual tokens that are there, records would not be joined by copying.
+        if layout is not None and (name == "stream" or self.visual is None):
+            pair = layout.pack(key, value, spec, piece)
+            if pair is not None:
+                return pair
+        return PackedPair.pack(key, value, spec, piece)
 
     def layout_of(self, name: str) -> Layout | None:
         """How a store is laid out: "visual" or "stream"."""

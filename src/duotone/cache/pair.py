@@ -85,22 +85,25 @@ class Growing(LaidOut, Protocol):
 
 
 # From packed K and V to a kernel's order; None where the kernel has no such format.
-Layout = Callable[[PackedTensor, PackedTensor], LaidOut | None]
+LayOut = Callable[[PackedTensor, PackedTensor], LaidOut | None]
 
 
 @runtime_checkable
-class StreamLayout(Protocol):
+class Layout(Protocol):
+    """An order that a kernel owns, and how K and V get there."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
+        """From packed K and V; None where the kernel has no such format."""
+        ...
+
+    def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """`PackedPair.pack` and laying out, at once; None where a kernel cannot."""
+        ...
+
+
+@runtime_checkable
+class StreamLayout(Layout, Protocol):
     """`Layout` of streams."""
-
-    def __call__(self, key: PackedTensor, value: PackedTensor) -> Growing | None:
-        """Lay out what is there."""
-        ...
-
-    def pack(
-        self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece
-    ) -> tuple[PackedTensor, PackedTensor, LaidOut] | None:
-        """`PackedPair.pack` and laying out at once; None where no kernel does that."""
-        ...
 
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
@@ -150,7 +153,7 @@ class PackedPair:
         kept = 0 if self.records is None else self.records.params_bytes
         return kept + self.key.params_bytes + self.value.params_bytes
 
-    def laid_out(self, layout: Layout) -> PackedPair:
+    def laid_out(self, layout: LayOut) -> PackedPair:
         """The same in a kernel's order, where it has one for them."""
         records = layout(self.key, self.value) if self.records is None else None
         if records is None:

@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     sums.add(v);
   }
 
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
+  ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
   finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
     float scale_zero[2];

@@ -18,12 +18,14 @@ from torch import Tensor
 from duotone.attention.cuda.class_format import COLUMN, WIDTHS, ClassFormat
 from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.geometry import (
+    BESIDE_RINGS_KIB,
     MAX_WARPS,
     MIN_WARPS,
-    SM_SHARED_BYTES,
+    RING_BYTES,
     Geometry,
     cut,
     multiprocessors,
+    ring_bytes,
 )
 from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
@@ -50,17 +52,23 @@ class ClassSpan:
     tokens: Int[Tensor, "batch edges"]
 
 
-def warps_of(form: ClassFormat, group: int) -> int:
+def warps_of(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
     """Warps per multiprocessor: what the registers of the accumulators and the rings leave."""
     accumulators = -(-group // 4) * sum(form.value.columns)
     warps = MAX_WARPS if accumulators <= 8 and form.channels <= 128 else MAX_WARPS // 2
-    while warps > 1 and not per_sm(form, group, warps):
+    while warps > 1 and not per_sm(form, group, warps, ring_bytes):
         warps //= 2
     return warps
 
 
-def per_sm(form: ClassFormat, group: int, warps: int) -> tuple[int, ...]:
-    """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory."""
+def per_sm(
+    form: ClassFormat, group: int, warps: int, ring_bytes: int = RING_BYTES
+) -> tuple[int, ...]:
+    """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory.
+
+    ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
+    """
+    shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
     # q by channel and as fp16; V's parameters and channels; maxima, barriers, what CUDA keeps.
@@ -70,23 +78,25 @@ def per_sm(form: ClassFormat, group: int, warps: int) -> tuple[int, ...]:
     return tuple(
         n
         for n in (1, 2, 4)
-        if rings + n * (beside + KEPT_BYTES) <= SM_SHARED_BYTES
-        and (n == 1 or warps >= MIN_WARPS * n)
+        if rings + n * (beside + KEPT_BYTES) <= shared_bytes and (n == 1 or warps >= MIN_WARPS * n)
     )
 
 
-def fits(form: ClassFormat, group: int) -> bool:
+def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
     """The kernel has this shape: sums fit the rings, and the rings fit shared memory."""
     sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
     rings = sums_bytes <= form.stages * form.nbytes and group <= MAX_GROUP and form.channels <= 256
-    return rings and bool(per_sm(form, group, warps_of(form, group)))
+    warps = warps_of(form, group, ring_bytes)
+    return rings and bool(per_sm(form, group, warps, ring_bytes))
 
 
 @cache
-def geometry(form: ClassFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+def geometry(
+    form: ClassFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * spans."""
-    warps = warps_of(form, group)
-    blocks = per_sm(form, group, warps)
+    warps = warps_of(form, group, ring_bytes)
+    blocks = per_sm(form, group, warps, ring_bytes)
     return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
 
 
@@ -105,7 +115,8 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
     records = span.records
     work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
     heads, sms = work.heads * work.blocks, multiprocessors(query.device)
-    at = geometry(records.format, work.group, heads, work.records, sms)
+    rings = ring_bytes(query.device)
+    at = geometry(records.format, work.group, heads, work.records, sms, rings)
 
     def arguments(**call: Any) -> Arguments:
         return Arguments(

@@ -80,43 +80,25 @@ __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
                    : "r"(base + i * 256 + lane * 8));
   }
 }
-__device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
-  asm volatile(
-      "{.reg .pred P;\n WAIT: mbarrier.try_wait.parity.shared::cta.b64 P,[%0],%1;\n"
-      " @P bra DONE;\n bra WAIT;\n DONE:\n}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
-}
-template <int BYTES>
-__device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "n"(BYTES)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::"r"(
-          slot),
-      "l"(source), "r"(barrier), "n"(BYTES)
-      : "memory");
-}
-
 // A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what
 // was there before, and waits before it reads what that one writes. The first launch of a call
 // waits for q, and lets the next one begin only then, which so finds q and need not wait for sums
 // that it does not read; it waits before it ends, so that its end says that all have ended.
 __device__ __forceinline__ void begin() {
-#if OVERLAP == 2
+#if OVERLAP == 2 && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 __device__ __forceinline__ void wait_for_query() {
-#if OVERLAP == 1
+#if OVERLAP == 1 && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-#if OVERLAP < 2
+#if OVERLAP < 2 && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 __device__ __forceinline__ void wait_for_all() {
-#if OVERLAP == 2
+#if OVERLAP == 2 && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -160,13 +142,12 @@ struct Unit {
 #endif
 };
 
-// The same, but the compiler keeps it instead of making it anew for every tile.
+// The same, but the compiler keeps it instead of making it anew for every record.
 __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   u32 y;
   asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
   return y;
 }
-
 __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
   u.tid = threadIdx.x, u.warp = u.tid >> 5;
   u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
@@ -199,58 +180,7 @@ __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
 #endif
 }
 
-// A warp's ring of records; warps draw them from a counter, since the order of keys is free.
-struct Ring {
-  u32 memory, barrier, counter, slot, phase;
-  int* drawn;
-  int current;
-
-  __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* draws) {
-    const int wp = threadIdx.x >> 5;
-    memory = pinned(shared_address(shared) + wp * (STAGES * RECORD_BYTES), u.lane);
-    barrier = pinned(shared_address(barriers + wp * STAGES), u.lane);
-    slot = phase = 0;
-    drawn = draws;
-    // Of an address that it knows to be the same for a warp the compiler makes one addition of all
-    // lanes, a dozen instructions, though one lane draws.
-    counter = pinned(shared_address(draws), u.lane);
-    if (u.lane == 0) {
-      for (int s = 0; s < STAGES; s++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier + 8 * s));
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncwarp();
-  }
-  // Asks for the first record of a pass.
-  template <int BYTES>
-  __device__ __forceinline__ void start(const Unit& u) {
-    current = u.first + u.warp;
-    if (current < u.last && u.lane == 0)
-      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(current));
-  }
-  // Puts the counter behind the first records; __syncthreads must stand between it and its draws.
-  __device__ __forceinline__ void reset(const Unit& u) {
-    if (u.tid == 0) *drawn = u.first + WARPS;
-  }
-  // Waits for the current record and asks for the next one; returns where the current one is.
-  template <int BYTES>
-  __device__ __forceinline__ u32 take(const Unit& u, int& next) {
-    wait_for(barrier + 8 * slot, phase);
-    const u32 here = memory + slot * RECORD_BYTES;
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
-    if (slot == 0) phase ^= 1;
-    next = 0;
-    if (u.lane == 0) {
-      asm volatile("atom.shared.add.u32 %0,[%1],1;"
-                   : "=r"(next)
-                   : "r"(counter)
-                   : "memory");
-      if (next < u.last)
-        fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(next));
-    }
-    return here;
-  }
-};
+#include "ring.cuh"
 
 // True in the block that finishes a kv head last.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {

@@ -13,6 +13,7 @@ from torch import Tensor
 from duotone.attention.cuda import class_decode, group_decode, span_decode
 from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.dense_decode import dense_reason, dense_task
+from duotone.attention.cuda.geometry import ring_bytes
 from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.launch import LOG2E, QUERY_TYPES, Task, run
 from duotone.attention.cuda.runtime import missing
@@ -71,7 +72,7 @@ def _reason(
     if segment.mask is not None:
         return "the CUDA kernels take no mask within a packed segment"
     group = query.shape[1] // segment.records.shape[1]
-    if not _kernel(segment).fits(segment.records.format, group):
+    if not _kernel(segment).fits(segment.records.format, group, ring_bytes(query.device)):
         return f"no CUDA kernel for {segment.records.format} with {group} q heads per kv head"
     return _calibration_reason(query, segment, kv) if tau is not None else None
 

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     sums.add(s, here + KEYS * ROW_BYTES, u.lane);
     ring.current = next;
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
+  ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
   finish(at, u, shared, ml, whole, &flag, 0.f,
          [](int, float, float sum) { return sum; });

@@ -22,6 +22,8 @@ SOURCE = "dense_decode.cu"
 WARPS, PER_SM = 4, 3
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 ALIGNMENT_BYTES = 16
+# Rows of K and V come by bulk copies.
+BULK_COPIES = (9, 0)
 
 
 class Arguments(Call):
@@ -61,6 +63,8 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
         return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if segment.mask is not None:
         return "the CUDA kernels take no mask"
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < BULK_COPIES:
+        return "the kernel for 16-bit segments needs compute capability 9.0"
     if key.dtype not in KV_TYPES or value.dtype != key.dtype:
         return f"dense K and V must be of one 16-bit type; got {key.dtype} and {value.dtype}"
     head_dim, group = key.shape[3], query.shape[1] // key.shape[1]

@@ -8,10 +8,12 @@ from typing import Protocol
 import torch
 
 MAX_WARPS, MIN_WARPS = 16, 4
-# Shared memory of a multiprocessor that is left to the rings; the rest holds q, V's scales and
-# barriers. SM_SHARED_BYTES: all of it.
-RING_BYTES = 208 << 10
-SM_SHARED_BYTES = 228 << 10
+# Shared memory of a block in KiB, by compute capability (others: at least 99), and what of it holds
+# q, V's scales and barriers; the rest is left to the rings.
+SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+LEAST_SHARED_KIB = 99
+BESIDE_RINGS_KIB = 19
+RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
@@ -56,9 +58,21 @@ class Geometry:
     splits: int
 
 
-def warps_within_rings(form: Format, warps: int) -> int:
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one block may have: all of a multiprocessor but 1 KiB."""
+    if device.type != "cuda":
+        return SHARED_KIB[9, 0] << 10
+    return SHARED_KIB.get(torch.cuda.get_device_capability(device), LEAST_SHARED_KIB) << 10
+
+
+def ring_bytes(device: torch.device) -> int:
+    """What of it is left to the rings."""
+    return shared_bytes(device) - (BESIDE_RINGS_KIB << 10)
+
+
+def warps_within_rings(form: Format, warps: int, ring_bytes: int) -> int:
     """At most `warps`, a power of two, whose rings fit shared memory."""
-    while warps * form.stages * form.nbytes > RING_BYTES:
+    while warps * form.stages * form.nbytes > ring_bytes:
         warps //= 2
     return warps
 

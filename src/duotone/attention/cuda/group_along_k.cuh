@@ -28,17 +28,18 @@ struct GroupPair {
                    : "=r"(low[0]), "=r"(low[1])
                    : "r"(pair + (t < 2 ? g * 16 + 8 : 128 + g * 8)));
   }
+  // All ones in the halves of rows that have signs.
+  __device__ __forceinline__ u32 has_signs(int n) const { return take_bytes<0xBB99>(scale[n]); }
   // The lowest bits of this lane's numbers: 0 of rows that have a zero-point instead.
   __device__ __forceinline__ u32 low_bits(int n, int t) const {
-    return (low[n] & take_bytes<0xB9B9>(scale[n])) >> (t & 1);
+    return take_bytes<0x3120>((low[n] & has_signs(n)) >> (t & 1));
   }
   // What numbers are counted from.
   template <int BITS>
   __device__ __forceinline__ u32 start(int n) const {
     if (!SIGNS) return zero[n];
     const u32 middle = mul2(scale[n], TWO_TO(BITS - 1) ^ 0x80008000u);
-    const u32 has_signs = take_bytes<0xBB99>(scale[n]);
-    return (middle & has_signs) | (take_bytes<0x3120>(zero[n]) & ~has_signs);
+    return (middle & has_signs(n)) | (zero[n] & ~has_signs(n));
   }
 };
 
@@ -82,10 +83,10 @@ struct AlongK {
         ones[group][h] = make_float2(c[0], c[1]);
       }
   }
-  // c[row tile][h] += A * b[chunk][h]; ones(group, h): what `sum` gave.
-  template <class Ones>
-  __device__ __forceinline__ void multiply(float (*c)[HT][4], const u32 (*b)[HT][2], Ones ones,
-                                           u32 params, int g, int t) const {
+  // c[row tile][h] += A * b[chunk][h]; sums: what `sum` gave.
+  template <class Sums>
+  __device__ __forceinline__ void multiply(float (*c)[HT][4], const u32 (*b)[HT][2],
+                                           const Sums& sums, u32 params, int g, int t) const {
 #pragma unroll
     for (int n = 0; n < ROWS * GROUPS; n += 2) {
       GroupPair<SIGNS> pair;
@@ -93,16 +94,15 @@ struct AlongK {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int group = (n + j) % GROUPS;
-        float2 all[HT];
-#pragma unroll
-        for (int h = 0; h < HT; h++) all[h] = ones(group, h);
-        add(c[(n + j) / GROUPS], b + group * 2 * RUNS, all, (n + j) * RUNS, pair, j, t);
+        float (*mine)[4] = c[(n + j) / GROUPS];
+        sums.add(mine, group, pair.template start<BITS>(j));
+        add(mine, b + group * 2 * RUNS, (n + j) * RUNS, pair, j, t);
       }
     }
   }
-  __device__ __forceinline__ void add(float (*c)[4], const u32 (*b)[HT][2], const float2* ones,
-                                      int run, const GroupPair<SIGNS>& pair, int j,
-                                      int t) const {
+  // c[h] += scale * A * b[chunk][h] over a group.
+  __device__ __forceinline__ void add(float (*c)[4], const u32 (*b)[HT][2], int run,
+                                      const GroupPair<SIGNS>& pair, int j, int t) const {
     float sums[HT][4];
 #pragma unroll
     for (int r = 0; r < RUNS; r++) {
@@ -120,15 +120,11 @@ struct AlongK {
           else
             mma(sums[h], a[chunk], b[2 * r + chunk][h]);
     }
-    const u32 scale = pair.scale[j], start = pair.template start<BITS>(j);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int high = i >> 1 << 4;
-      const float by = half_to_float(scale >> high), from = half_to_float(start >> high);
+    for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int h = 0; h < HT; h++)
-        c[h][i] = fmaf(by, sums[h][i], fmaf(from, i & 1 ? ones[h].y : ones[h].x, c[h][i]));
-    }
+        c[h][i] = fmaf(half_to_float(pair.scale[j] >> (i >> 1) * 16), sums[h][i], c[h][i]);
   }
   // A of the two chunks of a run: codes where they stand.
   __device__ __forceinline__ void plain_numbers(u32 (*a)[4], int run) const {

@@ -31,7 +31,11 @@ def taken_apart(
         scale, zero = (_rows_of(words, rows) for words in _runs_of(numbers, 2))
     else:
         halves = numbers.view(torch.float16).unflatten(-1, (-1, k // 16, 4, 2, 2, 2))
-        scale, zero = halves.permute(6, 0, 1, 2, 3, 4, 7, 5, 8).flatten(-4)
+        # [steps or zero-points, .., row groups, chunk, half of the chunk, t, side]
+        split = halves.permute(6, 0, 1, 2, 3, 4, 7, 5, 8).clone()
+        split[0] *= 2.0 ** -(6 + form.bits)
+        split[0, ..., 0, :, :] *= 1 if form.bits == 4 else 0.25
+        scale, zero = split.flatten(-4)
     return replace(
         x,
         codes=pack(plain.contiguous(), form.bits),
@@ -97,7 +101,7 @@ def _signed_parts(
     negative = signed < 0
     if not has_slot(x.spec):
         return found | {"negative": pack(_to_tokens(x, negative.byte(), value), 1)}
-    zero = _rows_of(_unzipped(first), rows).masked_fill(symmetric, 0)
+    zero = _rows_of(first, rows).masked_fill(symmetric, 0)
     return found | _slots(x, zero, negative.unflatten(-1, (-1, form.group)), symmetric, value)
 
 
@@ -120,12 +124,6 @@ def _low_bits(words: Tensor, rows: int, width: int) -> Int[Tensor, "batch heads 
     spread = split[:, :, :, :, None, :, :, None, :, None, None]
     bits = spread >> low_bit_places(width, words.device)[:, None, None, :, None] & 1
     return bits.flatten(3, 5).flatten(4)
-
-
-def _unzipped(words: Tensor) -> Tensor:
-    """Inverse of the bytes of `group_layout._zero_bytes`."""
-    taken = words.unsqueeze(-1).contiguous().view(torch.uint8)[..., [0, 2, 1, 3]]
-    return taken.contiguous().view(torch.int32).squeeze(-1)
 
 
 def _to_tokens(x: PackedTensor, elements: Tensor, value: bool) -> Tensor:

@@ -29,7 +29,7 @@
 #define ONE_RUN
 #include "common.cuh"
 
-#define Q_TOP 1024.f
+#define Q_TOP 32768.f
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f  // how far above 1 the largest weight enters
 
@@ -56,7 +56,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     group_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
   __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
-  __shared__ float2 q_sums[Keys::GROUPS][HT][4];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   begin();
@@ -68,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
   Query q;
-  q.load(at, u, q_sums);
+  q.load(at, u);
   __syncthreads();
   Sums sums;
   sums.clear();
@@ -88,9 +87,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       {
         Keys keys;
         keys.load(k_codes, u.lane);
-        keys.multiply(
-            s, q.b, [&](int group, int h) { return load_pair(&q_sums[group][h][u.t]); },
-            k_params, u.g, u.t);
+        keys.multiply(s, q.b, q.sums, k_params, u.g, u.t);
       }
 #pragma unroll
       for (int h = 0; h < HT; h++)
@@ -117,17 +114,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
           for (int half = 0; half < 2; half++)
             p[r][h][half] = Values::divided(p[r][h][half], r, half);
-      float2 ones[1][HT];
-      Values::sum(ones, p);
-      sums.count(ones[0]);
+      SumsInRegisters p_sums;
+      Values::sum(&p_sums.sums, p);
+      sums.count(p_sums);
       Values values;
       values.load(v_codes, u.lane);
-      values.multiply(
-          sums.acc, p, [&](int, int h) { return ones[0][h]; }, v_params, u.g, u.t);
+      values.multiply(sums.acc, p, p_sums, v_params, u.g, u.t);
     }
     ring.current = __shfl_sync(FULL, next, 0);
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is free now
+  ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
   finish(at, u, shared, ml, whole, &flag, 0.f,
          [](int, float, float sum) { return sum * Values::UNIT; });

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from duotone.attention.cuda.geometry import (
     MAX_WARPS,
+    RING_BYTES,
     Geometry,
     cut,
     multiprocessors,
+    ring_bytes,
     warps_within_rings,
 )
 from duotone.attention.cuda.group_layout import GroupFormat, Operand
@@ -39,27 +41,29 @@ class Stream:
     lengths: Int[Tensor, " batch"]
 
 
-def warps_of(form: GroupFormat, group: int) -> int:
-    """Warps per block: what the registers of the accumulators and the rings leave."""
+def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
+    """Warps per SM: what the registers of the accumulators and the rings leave."""
     small = -(-group // 8) * form.channels <= 128
-    return warps_within_rings(form, MAX_WARPS if small else MAX_WARPS // 2)
+    return warps_within_rings(form, MAX_WARPS if small else MAX_WARPS // 2, ring_bytes)
 
 
-def fits(form: GroupFormat, group: int) -> bool:
+def fits(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
     """The kernel has this shape: the sums fit the rings."""
     sums_bytes = 32 * -(-group // 8) * (form.channels + 8)
     return (
         sums_bytes <= form.stages * form.nbytes
         and group <= MAX_GROUP
         and form.channels <= 256
-        and warps_of(form, group) >= 1
+        and warps_of(form, group, ring_bytes) >= 1
     )
 
 
 @cache
-def geometry(form: GroupFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+def geometry(
+    form: GroupFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    return cut(form, warps_of(form, group), heads, records, sms)
+    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms)
 
 
 def group_decode(
@@ -78,7 +82,8 @@ def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Ta
     """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous."""
     form = stream.format
     work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
-    at = geometry(form, work.group, work.heads, work.records, multiprocessors(query.device))
+    sms, rings = multiprocessors(query.device), ring_bytes(query.device)
+    at = geometry(form, work.group, work.heads, work.records, sms, rings)
     return Task(SOURCE, work, at, macros_of(form))
 
 

@@ -7,40 +7,39 @@ one more tile:
 
 K and V are matrices of rows by k, of which k is summed over: K is tokens by channels, V channels
 by tokens. Codes are in the order of the operand A of `mma.m16n8k16`: with g = lane / 4 and
-t = lane % 4, run = row tile * (k / 32) + k / 32, a code of
+t = lane % 4, a lane's codes of a row tile and 32 k, its run = row tile * (size of k / 32) + r, are
 
-    row = 16 row tile + 8 i + g,  k = 32 (k / 32) + 8 q + 2 t + side
+    row = 16 row tile + 8 i + g,  k = 32 r + 8 q + 2 t + side       i < 2, q < 4, side < 2
 
-is code 8 run + 4 i + q of its lane and side (of 2-bit and 4-bit codes) or bit 8 i + 2 q + run % 2
-of its half of word run / 2 (of 1-bit codes). 32 / bits codes fill a word, half of them (side 0) its
-lower 16 bits, lowest first; words are [vectors][32 lanes][words]. So every fourth code, the same q
-of both row halves and of all rows, stands as high in its byte, and q heads or weights that meet it
-are divided by that: a shift by 8 and masks make operands of a word.
+and the code is number 8 run + 4 i + q of its lane and side where codes have 2 or 4 bits, and bit
+8 i + 2 q + run % 2 of its half of word run / 2 where they have 1. Codes of side 0 fill the lower 16
+bits of words, lowest first; words are [vectors][32 lanes][words]. So q alone says how high in its
+byte a code stands: products take codes as they stand, and what they meet is divided by that.
 
 Scales and zero-points (fp16), by what they run along; n = row tile * groups of k + group:
 
-    along rows  [row group][chunk of 16 k][t] {scales of k, k + 1, k + 8, k + 9; their zero-points}
+    along rows  [row group][chunk of 16 k][t] {steps of k, k + 1, k + 8, k + 9; their zero-points}
     along k     [n / 2]  [g] {scales of n, of n + 1; zero-points of n, of n + 1}
     with signs  [n / 2]  [g] {scales of n, of n + 1; words 0 of n, of n + 1}
                          [g] {words 1 of n, of n + 1}
 
-where "of n" is a word: rows g (lower half) and g + 8 of group n.
+where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits),
+but scale * 2^(8 + bits) for k and k + 1 of 1-bit and 2-bit codes (even q, taken 2 bits lower).
 
 With signs, an element is a number u of bits + 1 bits and stands for scale * u / 2 + start. A scale
 below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^bits - signed code
 and start = -2^(bits - 1) * scale. Otherwise u = 2 * code, start is the zero-point. The codes are
 u / 2, their words rotated left by 1 bit; the lowest bit of u, of t, is at bit
 
-    16 side + 8 i + place + t % 2  of word t / 2
+    16 i + 8 side + place + t % 2  of word t / 2
 
 with place = 2 q, or 4 (q % 2) + 2 (q / 2) where codes have 4 bits:
 
     31       24 23       16 15        8 7         0
-    | rows g+8 |  rows g   | rows g+8  |  rows g  |     a byte: q3 q3 q2 q2 q1 q1 q0 q0, odd, even t
-    |       side 1         |        side 0        |
+    |  side 1  |  side 0   |  side 1   |  side 0  |     a byte: q3 q3 q2 q2 q1 q1 q0 q0, odd, even t
+    |      row g + 8       |        row g         |
 
-Where the scale says zero-point, these bytes hold it in word 0 (its low byte at side 0), and 0 in
-word 1.
+Where a row's scale says zero-point, its half of word 0 is that, and of word 1 is 0.
 """
 
 from __future__ import annotations
@@ -60,6 +59,8 @@ from duotone.quant import TensorSpec
 TILE = 32
 RECORD_BYTES = 3072
 WIDTHS = (1, 2, 4)
+# Steps and starts are fp16.
+MAX_STEP = 2.0**16
 
 
 @dataclass(frozen=True)
@@ -190,13 +191,14 @@ def to_group_records(
     return torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
 
 
-def scales_fit(x: PackedTensor) -> bool:
+def scales_fit(x: PackedTensor, form: Operand) -> bool:
     """The kernel's fp16 arithmetic can hold all scales (it waits for the device).
 
     A scale beyond, which a group that joins later may have, becomes infinite, and outputs NaN.
     """
+    limit = 2.0 ** (15 - form.bits) if form.along_k else MAX_STEP / 2**10
     scale = _where_tokens_are(x, x.scale)
-    return not scale.numel() or float(scale.max()) < 2.0 ** (10 - x.spec.bits)
+    return not scale.numel() or float(scale.max()) < limit
 
 
 def _where_tokens_are(x: PackedTensor, parameter: Tensor) -> Tensor:
@@ -231,8 +233,10 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
     zero = _by_operand(x, x.zero_point, form, tokens, channels, value)
     if form.along_k:
         return _by_runs(_row_pairs(scale), _row_pairs(zero)).flatten(3).view(torch.uint8)
-    # [2, .., row groups, k] -> [row group][chunk][t]{4 scales, 4 zero-points}
+    # [2, .., row groups, k] -> [row group][chunk][t]{4 steps, 4 zero-points}
     split = torch.stack([scale, zero]).unflatten(-1, (-1, 2, 4, 2))
+    split[0] *= 2.0 ** (6 + form.bits)
+    split[0, ..., 0, :, :] *= 1 if form.bits == 4 else 4
     out = split.permute(1, 2, 3, 4, 5, 7, 0, 6, 8)
     return out.flatten(3).contiguous().view(torch.uint8)
 
@@ -283,7 +287,7 @@ def _with_signs(
     words = _low_bits(_numbers(x, form, tokens, channels, value) & 1, form.bits)
     if x.slot is not None:
         offset = _by_operand(x, x.offset.half(), form, tokens, channels, value)
-        words[..., 0] |= _zero_bytes(offset.masked_fill(modes, 0))
+        words[..., 0] |= _row_pairs(offset.masked_fill(modes, 0))
     first = _by_runs(_row_pairs(flagged), words[..., 0]).flatten(4)
     second = _by_runs(words[..., 1]).flatten(4)
     return torch.cat([first, second], -1).flatten(3).contiguous().view(torch.uint8)
@@ -305,13 +309,7 @@ def low_bit_places(width: int, device: torch.device) -> Int[Tensor, "i q parity 
     i, parity, side = (
         torch.arange(2, device=device).view(shape) for shape in ((2, 1, 1, 1), (2, 1), (2,))
     )
-    return 16 * side + 8 * i + place.view(4, 1, 1) + parity
-
-
-def _zero_bytes(zero: Tensor) -> Int[Tensor, "batch heads tiles groups g"]:
-    """fp16 zero-points of rows by groups: bytes {g low, g + 8 low, g high, g + 8 high}."""
-    pairs = _row_pairs(zero).unsqueeze(-1).view(torch.uint8)
-    return pairs[..., [0, 2, 1, 3]].contiguous().view(torch.int32).squeeze(-1)
+    return 16 * i + 8 * side + place.view(4, 1, 1) + parity
 
 
 def _as_words(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@
 #include "pack_device.cuh"
 #include "pack_levels.cuh"
 #include "pack_tile.cuh"
+#include "pack_words.cuh"
 
 // Bits of `overflow`.
 #define SCALE_TOO_LARGE 1

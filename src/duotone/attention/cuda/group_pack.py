@@ -13,6 +13,14 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.dense import (
+    INPUTS,
+    Dense,
+    alignment,
+    dense,
+    plain_reason,
+    tile_bytes,
+)
 from duotone.attention.cuda.group_layout import TILE, GroupFormat, Operand
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
@@ -20,21 +28,11 @@ from duotone.quant import KVSpec, TensorSpec
 
 SOURCE = "group_pack.cu"
 WARPS = 4
-INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 MAPPINGS = {"asymmetric": 0, "symmetric": 1, "hybrid": 2}
 SYMMETRIC_HYBRID = 3
 # Bits of `overflow`.
 SCALE_TOO_LARGE, NO_ROOM = 1, 2
 States = Float[Tensor, "batch kv_heads tokens head_dim"]
-
-
-class Dense(ctypes.Structure):
-    """`Dense` of pack_tile.cuh."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("batch", "head", "token")),
-    )
 
 
 class Arguments(ctypes.Structure):
@@ -107,19 +105,6 @@ def pack_reason(specs: KVSpec) -> str | None:
     return None
 
 
-def plain_reason(spec: TensorSpec) -> str | None:
-    """What a spec asks for beside levels between shrunken end points, or None."""
-    asked = {
-        "Lloyd levels": spec.levels != "uniform",
-        "gain": spec.gain != 1,
-        "energies": spec.energy != 0,
-        "eta": spec.eta != 0,
-        "classes": spec.classes is not None,
-        "transform": spec.transform is not None,
-    }
-    return next((name for name, wanted in asked.items() if wanted), None)
-
-
 def macros_of(
     form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
 ) -> dict[str, int]:
@@ -135,22 +120,6 @@ def macros_of(
         **_operand("K", form.key, specs.key, decoding),
         **_operand("V", form.value, specs.value, decoding),
     }
-
-
-def tile_bytes(channels: int, dtype: torch.dtype) -> int:
-    """Shared memory of 32 tokens, rows filled up by 16 bytes (pack_tile.cuh)."""
-    return TILE * (channels * dtype.itemsize + 16)
-
-
-def alignment(x: Tensor) -> int:
-    """Bytes, 16 at most, that every row of x [batch, kv_heads, tokens, head_dim] is aligned to."""
-    places = [x.data_ptr(), x.shape[3] * x.itemsize, *(s * x.itemsize for s in x.stride()[:3])]
-    return next(n for n in (16, 8, 4, 2) if all(place % n == 0 for place in places))
-
-
-def dense(x: Tensor) -> Dense:
-    """Dense K or V as the kernel is told of it: strides in bytes."""
-    return Dense(x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:3]))
 
 
 def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict[str, int]:

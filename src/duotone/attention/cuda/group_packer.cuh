@@ -158,7 +158,8 @@ struct Packer {
       __syncthreads();
     }
     if (!job.there) return true;
-    clear_words(job);
+    const Words<WORDS> words(job.words, job.lane);
+    words.clear();
     bool fits = true;
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
@@ -169,7 +170,7 @@ struct Packer {
         bound(b, x);
       fits &= write(x, b, job, step);
     }
-    write_words(job);
+    words.write(job.codes, job.lane);
     return fits;
   }
 };

@@ -22,6 +22,7 @@ from duotone.attention.cuda.runtime import has_kernels
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
+from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move, concatenate
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
@@ -140,13 +141,14 @@ class GroupLayout:
         """The records of K and V, or None where the kernel cannot read them."""
         form = _format((key.spec, value.spec), (key.head_dim, value.head_dim))
         both = (key, value)
-        if form is None or not all(_is_whole(x) and scales_fit(x) for x in both):
+        if form is None or not all(_is_whole(x) for x in both):
+            return None
+        operands = (form.key, form.value)
+        if not all(scales_fit(x, at) for x, at in zip(both, operands, strict=True)):
             return None
         return GroupRecords(form, to_group_records(key, value, form))
 
-    def pack(
-        self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece
-    ) -> tuple[PackedTensor, PackedTensor, GroupRecords] | None:
+    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V straight into records; None where no kernel does that."""
         form = _format((spec.key, spec.value), (key.shape[3], value.shape[3]))
         if form is None or not has_kernels(key.device) or pack_reason(spec) is not None:
@@ -174,7 +176,7 @@ class GroupLayout:
         if int(overflow):
             return None
         tensors = (_bare(x, s, piece.spans) for x, s in ((key, spec.key), (value, spec.value)))
-        return (*tensors, GroupRecords(form, data))
+        return PackedPair(*tensors, GroupRecords(form, data))
 
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device

@@ -3,9 +3,9 @@
 struct Query {
   u32 b[KC][HT][2];
   float scale[HT][2];
+  SumsInB<Keys::GROUPS> sums;
 
-  // ones: sums of b, in shared memory.
-  __device__ __forceinline__ void load(const Call& at, const Unit& u, float2 (*ones)[HT][4]) {
+  __device__ __forceinline__ void load(const Call& at, const Unit& u) {
 #pragma unroll
     for (int h = 0; h < HT; h++) {
       const int mine = h * 8 + u.g;
@@ -31,14 +31,11 @@ struct Query {
         scale[h][i] =
             __shfl_sync(FULL, top, (2 * u.t + i) * 4) * at.sm_scale * (Keys::UNIT / Q_TOP);
     }
-    float2 sums[Keys::GROUPS][HT];
-    Keys::sum(sums, b);
-    if (u.warp == 0 && u.g == 0)
-#pragma unroll
-      for (int group = 0; group < Keys::GROUPS; group++)
-#pragma unroll
-        for (int h = 0; h < HT; h++) ones[group][h][u.t] = sums[group][h];
-    __syncwarp();  // the compiler knows this barrier: stores stay before the block's
+#if K_ALONG_K
+    float2 ones[Keys::GROUPS][HT];
+    Keys::sum(ones, b);
+    sums.set(ones, u.t);
+#endif
   }
 };
 
@@ -74,9 +71,9 @@ struct Sums {
         for (int i = 0; i < 4; i++) s[r][h][i] = p[r][h][i];
   }
   // Adds sums of weights, in units of `Values` as the accumulators are.
-  __device__ __forceinline__ void count(const float2* ones) {
+  __device__ __forceinline__ void count(const SumsInRegisters& p) {
 #pragma unroll
-    for (int h = 0; h < HT; h++) weight[h][0] += ones[h].x, weight[h][1] += ones[h].y;
+    for (int h = 0; h < HT; h++) weight[h][0] += p.sums[h].x, weight[h][1] += p.sums[h].y;
   }
   __device__ __forceinline__ void exponentials(float (*p)[HT][4], const float (*s)[HT][4],
                                                float& over) const {

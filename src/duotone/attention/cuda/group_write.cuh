@@ -1,31 +1,8 @@
   // Part of `Packer`: codes, scales, zero-points and signs of a step.
-  static __device__ __forceinline__ void clear_words(const Job& job) {
-#pragma unroll
-    for (int w = 0; w < WORDS; w++) store_shared(job.words + (w * 32 + job.lane) * 4, 0);
-  }
   // Four registers of codes, low halves and high halves, into their word.
   static __device__ __forceinline__ void add_codes(const Job& job, int step, int f, u32 four) {
     const int bit = (row_tile(step, f) * CHUNKS + chunk(step, f)) * 4 * BITS;
-    const u32 at = job.words + (bit / 16 * 32 + job.lane) * 4;
-    store_shared(at, load_shared(at) | four << bit % 16);
-  }
-  // [vectors][32 lanes][unit words]
-  static __device__ __forceinline__ void write_words(const Job& job) {
-    constexpr int UNIT = WORDS % 4 == 0 ? 4 : WORDS % 2 ? 1 : 2;
-#pragma unroll
-    for (int v = 0; v < WORDS / UNIT; v++) {
-      u32 x[UNIT];
-#pragma unroll
-      for (int j = 0; j < UNIT; j++)
-        x[j] = load_shared(job.words + ((v * UNIT + j) * 32 + job.lane) * 4);
-      char* target = job.codes + (v * 32 + job.lane) * UNIT * 4;
-      if constexpr (UNIT == 4)
-        *(uint4*)target = make_uint4(x[0], x[1], x[2], x[3]);
-      else if constexpr (UNIT == 2)
-        *(uint2*)target = make_uint2(x[0], x[1]);
-      else
-        *(u32*)target = x[0];
-    }
+    Words<WORDS>(job.words, job.lane).add(bit / 16, four << bit % 16);
   }
   static __device__ __forceinline__ u32 join(u16 low, u16 high) {
     return (u32)low | (u32)high << 16;
@@ -55,7 +32,7 @@
       for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          four |= l[group_of(i, half)].template code<BITS>(number(x[f][i], half))
+          four += l[group_of(i, half)].template code<BITS>(number(x[f][i], half))
                   << (16 * half + BITS * i);
       add_codes(job, step, f, four);
     }
@@ -97,8 +74,8 @@
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const float y = number(x[f][i], half);
-            four[f] |= sized.template code<BITS>(signs ? fabsf(y) : y) << (16 * half + BITS * i);
-            negative |= (u32)(y < 0.f) << (16 * half + 15 - 8 * f - 4 * (i / 2));
+            four[f] += sized.template code<BITS>(signs ? fabsf(y) : y) << (16 * half + BITS * i);
+            negative += (u32)(y < 0.f) << (16 * half + 15 - 8 * f - 4 * (i / 2));
           }
       negative >>= job.t;
       negative |= __shfl_xor_sync(FULL, negative, 1);

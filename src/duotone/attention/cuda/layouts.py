@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from duotone.attention.cuda import class_layout, layout
+from duotone.attention.cuda.span_pack import SpanLayout
 from duotone.cache import PackedTensor
-from duotone.cache.pair import LaidOut
-from duotone.quant import TensorSpec
+from duotone.cache.ledger import Piece
+from duotone.cache.pair import LaidOut, PackedPair
+from duotone.quant import KVSpec, TensorSpec
 
 
 def visual_reason(key: TensorSpec, value: TensorSpec) -> str | None:
@@ -14,7 +18,17 @@ def visual_reason(key: TensorSpec, value: TensorSpec) -> str | None:
     return of.spec_reason(key, value)
 
 
-def visual_layout(key: PackedTensor, value: PackedTensor) -> LaidOut | None:
-    """The records that hold these, if any do."""
-    classes = key.spec.classes or value.spec.classes
-    return (class_layout.class_layout if classes else layout.span_layout)(key, value)
+class VisualLayout:
+    """What a cache on CUDA does with visual tokens (`cache.pair.Layout`)."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
+        """The records that hold these, if any do."""
+        if key.spec.classes or value.spec.classes:
+            return class_layout.class_layout(key, value)
+        return SpanLayout()(key, value)
+
+    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """Quantize dense K and V into records; None where torch has to: classes have no kernel."""
+        if spec.key.classes or spec.value.classes:
+            return None
+        return SpanLayout().pack(key, value, spec, piece)

@@ -35,16 +35,19 @@ __device__ __forceinline__ u16 float_to_half(float x) {
 }
 __device__ __forceinline__ float inverse_fast(float x) {
   float y;
-  asm("rcp.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
-// BYTES 4, 8 or 16 from global to shared memory, without registers.
+// BYTES 4, 8 or 16 from global to shared memory, without registers; zeros where not `real`.
 template <int BYTES>
-__device__ __forceinline__ void copy_async(u32 target, const char* source) {
+__device__ __forceinline__ void copy_async(u32 target, const char* source, bool real) {
+  const int bytes = real ? BYTES : 0;
   if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(target), "l"(source) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(target), "l"(source), "r"(bytes)
+                 : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0],[%1],%2;" ::"r"(target), "l"(source), "n"(BYTES)
+    asm volatile("cp.async.ca.shared.global [%0],[%1],%3,%2;" ::"r"(target), "l"(source),
+                 "r"(bytes), "n"(BYTES)
                  : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() {
@@ -54,6 +57,12 @@ __device__ __forceinline__ u32 load_shared(u32 at) {
   u32 y;
   asm volatile("ld.shared.u32 %0,[%1];" : "=r"(y) : "r"(at) : "memory");
   return y;
+}
+__device__ __forceinline__ void load_shared(float* y, u32 at) {
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3},[%4];"
+               : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
+               : "r"(at)
+               : "memory");
 }
 __device__ __forceinline__ void store_shared(u32 at, u32 x) {
   asm volatile("st.shared.u32 [%0],%1;" ::"r"(at), "r"(x) : "memory");

@@ -17,10 +17,13 @@ struct Levels {
   float scale, zero, inverse;
   u16 scale_bits, zero_bits;
 
-  __device__ __forceinline__ void set(float step, float start) {
-    scale_bits = float_to_half(step), zero_bits = float_to_half(start);
-    scale = half_to_float(scale_bits), zero = half_to_float(zero_bits);
+  __device__ __forceinline__ void read(u16 step, u16 start) {
+    scale_bits = step, zero_bits = start;
+    scale = half_to_float(step), zero = half_to_float(start);
     inverse = scale > 0.f ? inverse_fast(scale) : 0.f;
+  }
+  __device__ __forceinline__ void set(float step, float start) {
+    read(float_to_half(step), float_to_half(start));
   }
   template <int BITS>
   __device__ __forceinline__ void asymmetric(Bounds b, float shrink) {

@@ -9,27 +9,27 @@
 // Dense K or V, [batch, kv_heads, tokens, CHANNELS]; strides in bytes.
 struct Dense {
   const char* data;
-  long long batch, head, token;
+  long long batch, head;
+  int token;
 };
 
 // Lane l gives the position of token l; -1: none, which becomes 0.
-__device__ __forceinline__ void load_tile(u32 tile, const char* head, long long stride,
-                                          int position, int lane) {
-  constexpr int UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
+__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
+                                          u32 lane) {
+  constexpr u32 UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
 #pragma unroll 8
-  for (int n = lane; n < TILE * UNITS; n += 32) {
-    const int row = n / UNITS, unit = n % UNITS, from = __shfl_sync(FULL, position, row);
-    const u32 target = tile + row * ROW_BYTES + unit * ALIGN;
-    const char* source = head + from * stride + unit * ALIGN;
+  for (u32 n = lane; n < TILE * UNITS; n += 32) {
+    const u32 row = n / UNITS, at = n % UNITS * ALIGN;
+    const int from = __shfl_sync(FULL, position, row);
+    const char* source = head + (long long)max(from, 0) * stride + at;
+    const u32 target = tile + row * ROW_BYTES + at;
     if constexpr (ALIGN == 2)
       store_shared_half(target, from < 0 ? 0 : *(const u16*)source);
-    else if (from >= 0)
-      copy_async<ALIGN>(target, source);
     else
-      for (int i = 0; i < ALIGN; i += 4) store_shared(target + i, 0);
+      copy_async<ALIGN>(target, source, from >= 0);
   }
-  constexpr int MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
-  for (int n = lane; n < TILE * MISSING; n += 32)
+  constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
+  for (u32 n = lane; n < TILE * MISSING; n += 32)
     store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
                       0);
   wait_for_copies();

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 logger = logging.getLogger("duotone")
-MIN_CAPABILITY = (9, 0)
+MIN_CAPABILITY = (8, 0)
+# From here on a launch may begin while the one ahead of it ends.
+OVERLAP_CAPABILITY = (9, 0)
 INCLUDE = re.compile(r'^#include "(.+)"$', re.M)
 
 
@@ -28,10 +30,15 @@ def missing(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"CUDA kernels need a CUDA device; the query is on {device}"
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
-        return "CUDA kernels need compute capability 9.0 (bulk copies)"
+        return "CUDA kernels need compute capability 8.0 (asynchronous copies)"
     if not _has_compiler():
         return "CUDA kernels need `pip install duotone[cuda]` (cuda-core)"
     return None
+
+
+def is_untried(device: torch.device) -> bool:
+    """The kernels compile for this device, but nobody has run them there."""
+    return torch.cuda.get_device_capability(device)[0] != 9
 
 
 @cache
@@ -109,12 +116,15 @@ class Launch:
 
 
 class Kernel:
-    """One function of a compiled source on one device."""
+    """One function of a compiled source on one device.
 
-    def __init__(self, binary: bytes, name: str) -> None:
+    overlaps: the device can begin a launch while the one ahead of it ends.
+    """
+
+    def __init__(self, binary: bytes, name: str, overlaps: bool) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._driver, self._overlaps = driver, overlaps
         self._module = self._call("cuModuleLoadData", binary)
         self._function = self._call("cuModuleGetFunction", self._module, name.encode())
         self._shared_bytes = 0
@@ -134,7 +144,10 @@ class Kernel:
             self._attributes[name]
             for name, wanted in (
                 ("COOPERATIVE", at.cooperative),
-                ("PROGRAMMATIC_STREAM_SERIALIZATION", at.overlap and not at.cooperative),
+                (
+                    "PROGRAMMATIC_STREAM_SERIALIZATION",
+                    self._overlaps and at.overlap and not at.cooperative,
+                ),
             )
             if wanted
         ]
@@ -170,8 +183,8 @@ def kernel(
     source: str, name: str, macros: tuple[tuple[str, int], ...], device: torch.device
 ) -> Kernel:
     """A kernel, compiled and loaded once per device."""
-    major, minor = torch.cuda.get_device_capability(device)
-    binary = compiled(source, f"sm_{major}{minor}", dict(macros))
+    capability = torch.cuda.get_device_capability(device)
+    binary = compiled(source, "sm_{}{}".format(*capability), dict(macros))
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # makes the context, if there is none yet
-        return Kernel(binary, name)
+        return Kernel(binary, name, capability >= OVERLAP_CAPABILITY)

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from duotone.attention.cuda.geometry import (
     MAX_WARPS,
-    SM_SHARED_BYTES,
+    RING_BYTES,
     Geometry,
     cut,
     multiprocessors,
+    ring_bytes,
+    shared_bytes,
     warps_within_rings,
 )
 from duotone.attention.cuda.launch import LOG2E, MAX_GROUP, Call, Task, Work, run
@@ -56,24 +58,27 @@ class Span:
     tokens: Tensor
 
 
-def warps_of(form: RecordFormat, group: int) -> int:
-    """Warps per block: what the registers of the accumulators and the rings leave."""
+def warps_of(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
+    """Warps per SM: what the registers of the accumulators and the rings leave."""
     accumulators = -(-group // 4) * form.channels // 16
-    return warps_within_rings(form, MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2)
+    most = MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2
+    return warps_within_rings(form, most, ring_bytes)
 
 
-def fits(form: RecordFormat, group: int) -> bool:
+def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
     """The kernel has this shape: integers do not overflow and sums fit the rings."""
     dots = form.key_bits < 8 or form.channels <= 128
     sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    rings = sums_bytes <= form.stages * form.nbytes and warps_of(form, group) >= 1
+    rings = sums_bytes <= form.stages * form.nbytes and warps_of(form, group, ring_bytes) >= 1
     return dots and rings and group <= MAX_GROUP and form.channels <= 256
 
 
 @cache
-def geometry(form: RecordFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+def geometry(
+    form: RecordFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
-    return cut(form, warps_of(form, group), heads, records, sms, MAX_UNIT_TOKENS)
+    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
 
 
 def span_decode(
@@ -130,7 +135,7 @@ def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
     beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
     block_bytes = at.warps * form.stages * form.nbytes + beside_bytes
-    per_sm = min(at.per_sm, SM_SHARED_BYTES // block_bytes)
+    per_sm = min(at.per_sm, (shared_bytes(query.device) + 1024) // block_bytes)
     return parts == 1 or work.heads * parts <= per_sm * multiprocessors(query.device)
 
 
@@ -140,8 +145,9 @@ def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
 
 
 def _geometry(work: Work) -> Geometry:
-    heads, sms = work.heads * work.blocks, multiprocessors(work.query.device)
-    return geometry(work.format, work.group, heads, work.records, sms)
+    device, heads = work.query.device, work.heads * work.blocks
+    sms, rings = multiprocessors(device), ring_bytes(device)
+    return geometry(work.format, work.group, heads, work.records, sms, rings)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
