@@ -72,6 +72,12 @@ static u32 __ballot_sync(u32, bool x) {
   for (int lane = 0; lane < 32; lane++) y |= (u32)__shfl_sync(FULL, (int)x, lane) << lane;
   return y;
 }
+static u32 __byte_perm(u32 x, u32 y, u32 which) {
+  const u64 both = x | (u64)y << 32;
+  u32 z = 0;
+  for (int i = 0; i < 4; i++) z |= (u32)(both >> 8 * (which >> 4 * i & 7) & 0xFF) << 8 * i;
+  return z;
+}
 static int __ffs(u32 x) { return __builtin_ffs(x); }
 static void __threadfence() {}
 static int atomicAdd(int* at, int x) { const int old = *at; *at += x; return old; }

@@ -15,6 +15,16 @@ struct Job {
   bool there;  // false: no tile, only barriers
 };
 
+// What rows g and g + 8 have of a group along k. low: lowest bits, of lanes t < 2 and of the others.
+struct RowPair {
+  u32 scale, zero, low;
+
+  // Word 0: lowest bits where there is no zero-point.
+  __device__ __forceinline__ u32 word() const {
+    return low | zero;
+  }
+};
+
 template <int VALUE, int BITS, int ALONG_K, int GROUP, int MAPPING>
 struct Packer {
   static constexpr int ROWS = VALUE ? D / 16 : 2, CHUNKS = VALUE ? 2 : D / 16;
@@ -160,6 +170,7 @@ struct Packer {
     if (!job.there) return true;
     const Words<WORDS> words(job.words, job.lane);
     words.clear();
+    RowPair before = {};
     bool fits = true;
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
@@ -168,9 +179,9 @@ struct Packer {
         hear(b, job, step, seen);
       else
         bound(b, x);
-      fits &= write(x, b, job, step);
+      fits &= write(x, b, job, step, before);
     }
-    words.write(job.codes, job.lane);
+    words.template write<MAPPING != ASYMMETRIC>(job.codes, job.lane);
     return fits;
   }
 };

@@ -48,9 +48,9 @@ struct Levels {
   __device__ __forceinline__ u32 code(float x) const {
     return min(__float2uint_rd(steps(x)), (1u << BITS) - 1);
   }
-  // Below 2^(10 - bits), as the decode kernel wants it, and finite.
-  template <int BITS>
+  // As the decode kernel wants it (group_layout.scales_fit), and finite.
+  template <int BITS, int ALONG_K>
   __device__ __forceinline__ bool fits() const {
-    return scale < (float)(1 << (10 - BITS)) && fabsf(zero) < INFINITE;
+    return scale < (float)(ALONG_K ? 1 << (15 - BITS) : 64) && fabsf(zero) < INFINITE;
   }
 };
