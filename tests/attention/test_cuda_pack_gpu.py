@@ -8,6 +8,7 @@ from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.attention.cuda.span_pack import SpanLayout
 from duotone.cache import BlockTable, LayerStore, Ledger
 from duotone.cache.ledger import Piece
+from duotone.cache.pair import Layouts
 from duotone.cache.ragged import Move
 from duotone.quant import CacheSpec, KVSpec
 
@@ -131,8 +132,8 @@ def test_a_cache_packs_its_first_spans_at_once() -> None:
     key, value = (torch.randn(2, 2, 700, 128, device="cuda", dtype=BF16) for _ in range(2))
     visual = torch.rand(2, 700, device="cuda") < 0.8
     real = torch.ones_like(visual)
-    for layout in (SpanLayout(), None):
-        ledger, store = Ledger(spec, 2, visual.device), LayerStore(spec, layout)
+    for layouts in (Layouts(SpanLayout()), None):
+        ledger, store = Ledger(spec, 2, visual.device), LayerStore(spec, layouts)
         for _ in range(2):  # a second turn joins the first
             store.apply(ledger.plan(visual, real), key, value)
             stores.append(store.visual)

@@ -142,13 +142,12 @@ struct Unit {
 #endif
 };
 
-// The same, but the compiler keeps it instead of making it anew for every tile.
+// The same, but the compiler keeps it instead of making it anew for every record.
 __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   u32 y;
   asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
   return y;
 }
-
 __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
   u.tid = threadIdx.x, u.warp = u.tid >> 5;
   u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;

@@ -19,7 +19,9 @@ from duotone.attention.cuda.launch import MAX_GROUP, QUERY_TYPES, Call, Task, Wo
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense_decode.cu"
+# Warps per block and blocks per SM; smaller blocks where there are many.
 WARPS, PER_SM = 4, 3
+MANY_WARPS, MANY_PER_SM = 2, 6
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 ALIGNMENT_BYTES = 16
 # Rows of K and V come by bulk copies.
@@ -86,8 +88,9 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
 @cache
 def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    per_sm = PER_SM if form.head_dim <= 128 else 1
-    return cut(form, WARPS * per_sm, heads, records, sms, per_sm=(per_sm,))
+    warps, per_sm = (MANY_WARPS, MANY_PER_SM) if heads > PER_SM * sms else (WARPS, PER_SM)
+    per_sm = per_sm if form.head_dim <= 128 else 1
+    return cut(form, warps * per_sm, heads, records, sms, per_sm=(per_sm,))
 
 
 def dense_task(query: Tensor, segment: DenseSegment) -> Task:

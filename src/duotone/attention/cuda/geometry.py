@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 
 MAX_WARPS, MIN_WARPS = 16, 4
+# Splits beside the fewest and those that fill the device once: they even out waves.
+MORE_SPLITS = 4
 # Shared memory of a block in KiB, by compute capability (others: at least 99), and what of it holds
 # q, V's scales and barriers; the rest is left to the rings.
 SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
@@ -96,7 +98,8 @@ def cut(
     least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
     options = {}
     for blocks in (n for n in per_sm if n == min(per_sm) or warps >= MIN_WARPS * n):
-        for splits in {least, max(1, min(records, max(least, sms * blocks // heads)))}:
+        fill = max(1, min(records, max(least, sms * blocks // heads)))
+        for splits in {least, fill, *range(least, min(least + MORE_SPLITS, records))}:
             waves = -(-heads * splits // (blocks * sms))
             merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
             cost = waves * (blocks * work_us / splits + WAVE_US) + merge_us

@@ -29,7 +29,7 @@ __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) 
 #endif
 
 struct Ring {
-  u32 memory, counter, slot;
+  u32 memory, slot, counter;
   int* drawn;
   int current;
 #if BULK_COPIES
@@ -95,10 +95,7 @@ struct Ring {
 
   __device__ __forceinline__ int draw() {
     int next;
-    asm volatile("atom.shared.add.u32 %0,[%1],1;"
-                 : "=r"(next)
-                 : "r"(counter)
-                 : "memory");
+    asm volatile("atom.shared.add.u32 %0,[%1],1;" : "=r"(next) : "r"(counter) : "memory");
     return next;
   }
 #if BULK_COPIES
