@@ -158,3 +158,41 @@ def _quantization(table: Result) -> str:
         rows.append([tensor, f"{tokens:,}", *times, more])
     header = ["tensor", "n", "asymmetric", "symmetric", "hybrid", "hybrid / symmetric"]
     return markdown_table(header, rows)
+
+
+def packing_table(results: Sequence[Result]) -> str:
+    """Packing by kernels against a copy of K and V, and hybrid against symmetric groups."""
+    parts = []
+    for result in results:
+        table = result.get("pack")
+        if table is None or table["status"] != "ok":
+            continue
+        header = ["batch, kv heads, n", "row", "us", "over a copy", "MB written"]
+        parts += ["Rotated us:", markdown_table(header, map(_packing_cells, table["rows"]))]
+        parts += [line for line in map(_hybrid_line, _by_shape(table["rows"])) if line]
+        parts += [f"Larger shapes are missing: {table['stopped']}."] if table["stopped"] else []
+        parts.append(_provenance(result))
+    return "\n\n".join(parts) or "Packing was not measured."
+
+
+def _packing_cells(row: Result) -> list[str]:
+    us, over_copy = best_known(row["us"]), best_known(row["over_copy"])
+    cells = [_packed_shape(row), row["row"], _number(us, ".1f"), _number(over_copy, ".2f")]
+    return [*cells, f"{row['written_bytes'] / 1e6:,.1f}"]
+
+
+def _packed_shape(row: Result) -> str:
+    return "{batch}, {kv_heads}, {tokens:,}".format(**row["shape"])
+
+
+def _by_shape(rows: Sequence[Result]) -> list[list[Result]]:
+    shapes = dict.fromkeys(map(_packed_shape, rows))
+    return [[row for row in rows if _packed_shape(row) == shape] for shape in shapes]
+
+
+def _hybrid_line(rows: Sequence[Result]) -> str:
+    us = {row["row"]: best_known(row["us"]) for row in rows}
+    hybrid, symmetric = us.get("innerq-2 hybrid"), us.get("innerq-2 symmetric")
+    if not hybrid or not symmetric:
+        return ""
+    return f"{_packed_shape(rows[0])}: hybrid / symmetric {hybrid / symmetric:.2f}"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table
+from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.markdown import Result, markdown_table, source, with_interval
 from duotone.throughput_tables import prediction_table, throughput_table
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
@@ -197,6 +197,7 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "kernels": ("duotone.kernels/1", kernel_table),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-innerq": ("duotone.kernels/1", innerq_table),
+    "kernels-packing": ("duotone.kernels/1", packing_table),
     "throughput": ("duotone.throughput/1", throughput_table),
     "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "tune": ("duotone.tune/1", tune_table),

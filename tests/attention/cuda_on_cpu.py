@@ -47,7 +47,7 @@ def missing() -> str | None:
     if COMPILER is None:
         return "needs g++"
     probe = subprocess.run([COMPILER, *PROBE], input=b"_Float16 x;", capture_output=True)
-    return None if probe.returncode == 0 else "needs a g++ with _Float16 (13)"
+    return None if probe.returncode == 0 else "needs a g++ with _Float16"
 
 
 def compiled(source: str, name: str, macros: dict[str, int], folder: Path) -> Callable:

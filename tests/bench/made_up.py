@@ -56,7 +56,25 @@ def made_up():
     rows = [row for shape in SHAPES for row in rows_of_shape(shape)]
     shapes = [asdict(shape) for shape in SHAPES]
     numbers = with_speedups(rows, HEADER["copy_tb_per_s"])
-    return HEADER | {"shapes": shapes, "rows": numbers, "innerq": made_up_innerq()}
+    return HEADER | {"shapes": shapes, "rows": numbers, "innerq": made_up_innerq(), "pack": PACKED}
+
+
+def packed_row(name, us):
+    times = {"do_bench": us, "clean": us, "rotated": us}
+    over_copy = {method: time / 100 for method, time in times.items()}
+    shape = {"batch": 8, "q_heads": 32, "kv_heads": 8, "tokens": 8192, "head_dim": 128}
+    sizes = {"read_bytes": 1 << 28, "written_bytes": 1 << 25}
+    return {"shape": shape, "row": name, **sizes, "us": times, "over_copy": over_copy}
+
+
+PACKED = {
+    "status": "ok",
+    "rows": [
+        packed_row(*row)
+        for row in (("copy", 100.0), ("innerq-2 symmetric", 120.0), ("innerq-2 hybrid", 150.0))
+    ],
+    "stopped": None,
+}
 
 
 def made_up_innerq():

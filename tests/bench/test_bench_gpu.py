@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
-from duotone.bench import innerq
+from duotone.bench import innerq, packing
 from duotone.bench.kernel import Settings, failures, run_kernels
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import COPY_BYTES, METHODS, CudaClock, Deadline, copy_tb_per_s, measure
@@ -56,3 +56,10 @@ def test_innerqs_table(clock):
     assert len(table["products"]) == 12
     assert all(row["us"][method] > 0 for row in table["products"] for method in METHODS)
     assert all(row["us"] > 0 for row in table["quantization"])
+
+
+def test_packing(clock):
+    shape = Shape(2, 4, 2, 1024)
+    table = packing.packing_rows(clock, Deadline(clock, None), 5, lambda *_: None, [shape])
+    assert [row["row"] for row in table["rows"]] == ["copy", *(p.name for p in packing.PACKINGS)]
+    assert all(row["us"][method] > 0 for row in table["rows"] for method in METHODS)

@@ -8,7 +8,7 @@ import pytest
 from duotone import report
 from duotone.bench.kernel_plots import _points
 from duotone.bench.plots import draw
-from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table
+from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 
 from made_up import made_up
 
@@ -78,9 +78,22 @@ def test_innerq_counts_saved_time(result):
         assert innerq_table([other]) == "InnerQ's table was not measured."
 
 
+def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(result):
+    text = packing_table([result])
+    assert "| 8, 8, 8,192 | innerq-2 symmetric | 120.0 | 1.20 | 33.6 |" in text
+    assert "8, 8, 8,192: hybrid / symmetric 1.25" in text
+    short = result | {"pack": result["pack"] | {"stopped": "no time", "rows": []}}
+    assert "Larger shapes are missing: no time." in packing_table([short])
+    assert "hybrid /" not in packing_table([short])
+    before = {key: value for key, value in result.items() if key != "pack"}
+    for other in (before, result | {"pack": {"status": "failed", "reason": "x"}}):
+        assert packing_table([other]) == "Packing was not measured."
+
+
 def test_report_renders_them(result, tmp_path):
     (tmp_path / "h200.json").write_text(json.dumps(result))
-    assert {"kernels", "kernels-summary", "kernels-innerq"} <= set(report.tables(tmp_path))
+    names = {"kernels", "kernels-summary", "kernels-innerq", "kernels-packing"}
+    assert names <= set(report.tables(tmp_path))
 
 
 def test_a_family_is_drawn_over_n(result):

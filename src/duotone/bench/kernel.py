@@ -15,6 +15,7 @@ import torch
 
 from duotone.bench.baselines import BASELINES, UnavailableError, quiet
 from duotone.bench.innerq import innerq_rows
+from duotone.bench.packing import packing_rows
 from duotone.bench.row_bench import MIN_REPEATS, RowBench, WrongResultError, first_line
 from duotone.bench.rows import COMPILED_STAGE, IMPLS, DenseRow, PackedRow, Row
 from duotone.bench.schemes import BenchScheme, bench_schemes
@@ -28,7 +29,7 @@ METHOD = (
     "medians of captured CUDA graphs; do_bench: triton.testing.do_bench; clean: one launch, L2 "
     "flushed by reading 512 MB; rotated: per launch of a graph over several buffers"
 )
-TABLES = ("decode", "innerq")
+TABLES = ("decode", "innerq", "pack")
 
 Progress = Callable[[str, int, int], None]
 
@@ -38,7 +39,7 @@ class Settings:
     """What is measured.
 
     minutes: no row is started later; None: all rows. repeats: most launches per method.
-    slow_starters: also backends that start with long compilations. tables: "decode", "innerq".
+    slow_starters: also backends that start with long compilations. tables: `TABLES`.
     """
 
     shapes: Sequence[Shape] = SHAPES
@@ -77,16 +78,23 @@ def run_kernels(settings: Settings, clock: Clock, progress: Progress | None = No
         result["rows"] = with_speedups(rows, result["copy_tb_per_s"])
     result["innerq"] = None
     if "innerq" in settings.tables:
-        result["innerq"] = _innerq(settings, clock, deadline, report)
+        result["innerq"] = _table(innerq_rows, settings, clock, deadline, report)
+    result["pack"] = None
+    if "pack" in settings.tables:
+        result["pack"] = _table(packing_rows, settings, clock, deadline, report)
     return result
 
 
-def _innerq(
-    settings: Settings, clock: Clock, deadline: Deadline, progress: Progress
+def _table(
+    rows: Callable[..., dict[str, Any]],
+    settings: Settings,
+    clock: Clock,
+    deadline: Deadline,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """InnerQ's table, or why there is none: what was measured before is not lost."""
+    """A table of its own, or why there is none: what was measured before is not lost."""
     try:
-        return innerq_rows(clock, deadline, settings.repeats, progress)
+        return rows(clock, deadline, settings.repeats, progress)
     except Exception as error:
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
@@ -98,9 +106,10 @@ def failures(result: Mapping[str, Any]) -> list[str]:
         for row in result["rows"]
         if row["status"] in ("wrong", "failed")
     ]
-    table = result["innerq"]
-    if table is not None and table["status"] != "ok":
-        lines.append(f"InnerQ's table: {table['reason']}")
+    for name, title in (("innerq", "InnerQ's table"), ("pack", "packing")):
+        table = result[name]
+        if table is not None and table["status"] != "ok":
+            lines.append(f"{title}: {table['reason']}")
     return lines
 
 

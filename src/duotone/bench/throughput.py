@@ -32,7 +32,7 @@ from duotone.quant import CacheSpec, scheme
 SCHEMA = "duotone.throughput/1"
 # Decode steps per point: a whole number of groups of 32, so that flushes count at their rate.
 STEPS = 32
-PREFILL_RUNS = 2
+PREFILL_RUNS = 1
 PROMPT_TOKENS, NEW_TOKENS = 128, 500
 BUDGETS_GB = (5, 10, 15, 20, 25, 30)
 VISUAL_TOKENS = (3328, 8192)

@@ -35,7 +35,8 @@ def command(
     table: Annotated[
         list[str] | None,
         typer.Option(
-            help="decode; innerq: InnerQ's vector-matrix products and quantization times.",
+            help="decode; innerq: InnerQ's vector-matrix products and quantization times; pack: "
+            "quantization by kernels against a copy.",
             show_default="decode",
         ),
     ] = None,
@@ -66,7 +67,7 @@ def command(
 
       duotone bench kernel --shape 32,32,8,8192 --scheme "1 bit" --scheme kivi-2 --impl cuda
 
-      duotone bench kernel --table innerq
+      duotone bench kernel --table innerq --table pack
     """
     settings = _settings(shape, scheme, impl, reference, table, quick, minutes, repeats)
     if out is not None and out.exists():
@@ -155,4 +156,8 @@ def show(result: dict[str, Any]) -> None:
         from duotone.kernel_tables import innerq_table
 
         console.print(innerq_table([result]), markup=False, soft_wrap=True)
+    if result["pack"] is not None and result["pack"]["status"] == "ok":
+        from duotone.kernel_tables import packing_table
+
+        console.print(packing_table([result]), markup=False, soft_wrap=True)
     console.print(f"{result['device']}, device-to-device copy {result['copy_tb_per_s']:.2f} TB/s")

@@ -64,15 +64,11 @@ def warps_of(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> int
 def per_sm(
     form: ClassFormat, group: int, warps: int, ring_bytes: int = RING_BYTES
 ) -> tuple[int, ...]:
-<<<<<<< HEAD
-    """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory."""
-=======
     """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory.
 
     ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
     """
     shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
->>>>>>> classes
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
     # q by channel and as fp16; V's parameters and channels; maxima, barriers, what CUDA keeps.
@@ -82,12 +78,7 @@ def per_sm(
     return tuple(
         n
         for n in (1, 2, 4)
-<<<<<<< HEAD
-        if rings + n * (beside + KEPT_BYTES) <= ring_bytes + ((BESIDE_RINGS_KIB + 1) << 10)
-        and (n == 1 or warps >= MIN_WARPS * n)
-=======
         if rings + n * (beside + KEPT_BYTES) <= shared_bytes and (n == 1 or warps >= MIN_WARPS * n)
->>>>>>> classes
     )
 
 

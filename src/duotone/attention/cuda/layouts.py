@@ -19,19 +19,6 @@ def visual_reason(key: TensorSpec, value: TensorSpec) -> str | None:
 
 
 class VisualLayout:
-<<<<<<< HEAD
-    """What a cache on CUDA does with visual spans (`cache.pair.Layout`)."""
-
-    def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
-        """The records that hold these, if any do."""
-        classes = key.spec.classes or value.spec.classes
-        return (class_layout.class_layout if classes else layout.span_layout)(key, value)
-
-    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V into records; None where torch has to."""
-        classes = spec.key.classes or spec.value.classes
-        return None if classes else SpanLayout().pack(key, value, spec, piece)
-=======
     """What a cache on CUDA does with visual tokens (`cache.pair.Layout`)."""
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
@@ -45,4 +32,3 @@ class VisualLayout:
         if spec.key.classes or spec.value.classes:
             return None
         return SpanLayout().pack(key, value, spec, piece)
->>>>>>> classes

@@ -2,6 +2,7 @@
 #define UNITS (CHANNELS * ELEMENT_BYTES / ALIGN)
 #define PER_UNIT (ALIGN / ELEMENT_BYTES)
 #define UNIT_WORDS (ALIGN < 4 ? 1 : ALIGN / 4)
+#define AT_ONCE 4  // units that a thread has under way
 #define TOGETHER (THREADS / UNITS)  // tokens that a block of threads reads at a time
 
 #if INPUT == 2
@@ -50,13 +51,21 @@ __device__ __forceinline__ void bound_tokens(float (*seen)[TOGETHER][CHANNELS], 
   Word low[UNIT_WORDS], high[UNIT_WORDS];
 #pragma unroll
   for (int w = 0; w < UNIT_WORDS; w++) low[w] = word_of(INFINITE), high[w] = word_of(-INFINITE);
-#pragma unroll 4
-  for (int token = first + row; token < last; token += TOGETHER) {
-    u32 x[UNIT_WORDS];
-    load_unit(x, head + index[token] * stride + unit * ALIGN);
+#pragma unroll 1
+  for (int token = first + row; token < last; token += AT_ONCE * TOGETHER) {
+    int from[AT_ONCE];
+    u32 x[AT_ONCE][UNIT_WORDS];
 #pragma unroll
-    for (int w = 0; w < UNIT_WORDS; w++)
-      low[w] = least(low[w], word_of(x[w])), high[w] = greatest(high[w], word_of(x[w]));
+    for (int n = 0; n < AT_ONCE; n++)  // the last token again changes no bound
+      from[n] = (int)index[min(token + n * TOGETHER, last - 1)];
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++)
+      load_unit(x[n], head + (long long)from[n] * stride + unit * ALIGN);
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++)
+#pragma unroll
+      for (int w = 0; w < UNIT_WORDS; w++)
+        low[w] = least(low[w], word_of(x[n][w])), high[w] = greatest(high[w], word_of(x[n][w]));
   }
 #pragma unroll
   for (int n = 0; n < PER_UNIT; n++) {

@@ -1,0 +1,194 @@
+"""Time from dense K and V to packed ones, by the packing kernels, against a copy of K and V.
+
+A copy reads and writes 16 bits per element, a kernel reads 16 bits and writes codes and scales:
+`over_copy` below 1 is possible, and the copy is what no scheme without quantization goes below.
+Spans are read twice, for the bounds and for the codes. All sequences are whole, so that the numbers
+are those of bandwidth; every row is first compared with torch, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.group_layout import TILE, GroupFormat, operand_of, to_group_records
+from duotone.attention.cuda.group_pack import group_pack
+from duotone.attention.cuda.layout import RecordFormat, span_layout
+from duotone.attention.cuda.span_pack import span_pack
+from duotone.bench.shapes import Shape
+from duotone.bench.timing import METHODS, Clock, Deadline, measure, rotated_count
+from duotone.cache import BlockTable, pack_tensor
+from duotone.cache.ledger import Piece
+from duotone.cache.pair import PackedPair
+from duotone.cache.ragged import Move
+from duotone.quant import KVSpec, TensorSpec
+
+SHAPES = (Shape(1, 32, 8, 3328), Shape(8, 32, 8, 8192), Shape(32, 32, 8, 8192))
+CHECKED = Shape(2, 4, 2, 512)
+SYMMETRIC, HYBRID = "innerq-2 symmetric", "innerq-2 hybrid"
+# What a hybrid may differ in: torch's order of a sum decides near ties between its mappings.
+NEAR_TIES = 1e-3
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A row: how K and V are quantized; whole spans, or groups."""
+
+    name: str
+    spec: KVSpec
+
+    @property
+    def spans(self) -> bool:
+        """A scale per channel for all tokens."""
+        return self.spec.key.group is None
+
+    def call(self, key: Tensor, value: Tensor) -> Call:
+        """What is timed; it returns all that it writes but a span's scales."""
+        piece = _all_tokens(key)
+        if self.spans:
+            form = RecordFormat(key.shape[3], self.spec.key.bits, self.spec.value.bits)
+            return lambda: span_pack(key, value, self.spec, piece, form).records.data
+        form, index = self._form(key), piece.take.index
+        tiles = piece.spans.lengths // TILE
+        start = torch.zeros_like(tiles)
+        records = -(-key.shape[2] // form.tokens)
+        data = key.new_zeros(*key.shape[:2], records, form.nbytes, dtype=torch.uint8)
+
+        def pack() -> Tensor:
+            group_pack(key, value, index, tiles, start, form, self.spec, data)
+            return data
+
+        return pack
+
+    def expected(self, key: Tensor, value: Tensor) -> Tensor:
+        """What torch writes there."""
+        piece = _all_tokens(key)
+        pair = PackedPair.pack(key, value, self.spec, piece)
+        if self.spans:
+            return pair.laid_out(span_layout).records.data
+        return to_group_records(pair.key, pair.value, self._form(key))[0]
+
+    def _form(self, key: Tensor) -> GroupFormat:
+        sample = key[:1, :1, : max(TILE, self.spec.flush_tokens)]
+        table = _all_tokens(sample).spans
+        operands = (
+            operand_of(pack_tensor(sample, getattr(self.spec, name), table), name)
+            for name in ("key", "value")
+        )
+        return GroupFormat(key.shape[3], *operands)
+
+
+def _all_tokens(x: Tensor) -> Piece:
+    batch, _, tokens, _ = x.shape
+    offsets = torch.tensor([[0, tokens]], device=x.device).expand(batch, -1).contiguous()
+    index = torch.arange(tokens, device=x.device).expand(batch, -1).contiguous()
+    spans = BlockTable(offsets)
+    take = Move(index, spans.lengths)
+    return Piece(take, spans, take)
+
+
+def _inner(mapping: str) -> KVSpec:
+    return KVSpec(TensorSpec(2, "channels", 32, mapping), TensorSpec(2, "tokens", 32, mapping))
+
+
+PACKINGS = (
+    *(Packing(f"{bits} bit", KVSpec(TensorSpec(bits), TensorSpec(bits))) for bits in (1, 2, 4)),
+    Packing("kivi-2", KVSpec(TensorSpec(2, "tokens", 32), TensorSpec(2, "channels", 32))),
+    Packing(SYMMETRIC, _inner("symmetric")),
+    Packing(HYBRID, _inner("hybrid")),
+)
+
+
+def packing_rows(
+    clock: Clock,
+    deadline: Deadline,
+    repeats: int,
+    progress: Callable[[str, int, int], None],
+    shapes: Sequence[Shape] = SHAPES,
+) -> dict[str, Any]:
+    """{"rows": ..., "stopped": why shapes are missing, or None}.
+
+    Errors: ValueError where a kernel differs from torch.
+    """
+    for packing in PACKINGS:
+        check(packing, clock.device)
+    rows: list[dict] = []
+    stopped = None
+    for done, shape in enumerate(shapes):
+        progress(f"packing, {shape}", done, len(shapes))
+        if deadline.passed:
+            stopped = f"the time was over before {shape} (--minutes)"
+            break
+        clock.release()
+        rows += _shape_rows(clock, shape, repeats)
+    return {"status": "ok", "rows": rows, "stopped": stopped}
+
+
+def check(packing: Packing, device: torch.device) -> None:
+    """Errors: ValueError if the kernel's bytes are not torch's."""
+    key, value = states(CHECKED, device)
+    made, expected = packing.call(key, value)(), packing.expected(key, value)
+    same = made.shape == expected.shape
+    different = float((made != expected).float().mean()) if same else 1.0
+    if different > (NEAR_TIES if packing.name == HYBRID else 0):
+        raise ValueError(
+            f"the packing kernel of {packing.name} must write what torch does; "
+            f"{different:.2%} of the bytes differ: do not trust its times"
+        )
+
+
+def states(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """K and V in bf16."""
+    size = (2, shape.batch, shape.kv_heads, shape.tokens, shape.head_dim)
+    key, value = torch.randn(size, device=device, dtype=torch.bfloat16)
+    return key, value
+
+
+def _shape_rows(clock: Clock, shape: Shape, repeats: int) -> list[dict[str, Any]]:
+    first = states(shape, clock.device)
+    nbytes = sum(x.nbytes for x in first)
+    copies = rotated_count(3 * nbytes, clock.free_bytes())
+    pairs = [first, *(tuple(x.clone() for x in first) for _ in range(copies - 1))]
+    copy_us = _timed(clock, [_copy(*pair) for pair in pairs], repeats)
+    rows = [_row(shape, "copy", nbytes, nbytes, copy_us, copy_us)]
+    for packing in PACKINGS:
+        calls = [packing.call(*pair) for pair in pairs]
+        written = calls[0]().nbytes
+        us = _timed(clock, calls, repeats)
+        rows.append(_row(shape, packing.name, nbytes, written, us, copy_us))
+    return rows
+
+
+def _copy(key: Tensor, value: Tensor) -> Call:
+    targets = torch.empty_like(key), torch.empty_like(value)
+
+    def copy() -> Tensor:
+        targets[0].copy_(key)
+        return targets[1].copy_(value)
+
+    return copy
+
+
+def _timed(clock: Clock, calls: Sequence[Call], repeats: int) -> dict[str, float | None]:
+    for call in calls:
+        call()
+    return measure(calls, clock, repeats)
+
+
+def _row(
+    shape: Shape, name: str, read: int, written: int, us: dict, copy_us: dict
+) -> dict[str, Any]:
+    over_copy = {method: us[method] and us[method] / copy_us[method] for method in METHODS}
+    return {
+        "shape": asdict(shape),
+        "row": name,
+        "read_bytes": read,
+        "written_bytes": written,
+        "us": us,
+        "over_copy": over_copy,
+    }

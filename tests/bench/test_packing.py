@@ -1,0 +1,64 @@
+"""The packing table: kernels' own source on a CPU, time made up."""
+
+import pytest
+import torch
+
+from duotone.attention.cuda import group_pack, span_pack
+from duotone.bench import packing
+from duotone.bench.packing import PACKINGS, Packing, check, packing_rows
+from duotone.bench.shapes import Shape
+from duotone.bench.timing import METHODS, Deadline
+
+from cuda_on_cpu import missing, run_on_cpu
+from fake_clock import FakeClock
+
+CPU = torch.device("cpu")
+SHAPE = Shape(1, 2, 1, 128, 32)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(packing, "CHECKED", SHAPE)
+    monkeypatch.setattr("duotone.bench.timing.MIN_ROTATED", 2)
+    monkeypatch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    monkeypatch.setattr(Packing, "call", lambda row, *kv: lambda: row.expected(*kv))
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize("row", PACKINGS, ids=lambda row: row.name)
+def test_rows_are_what_torch_writes(row, monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    for module in (group_pack, span_pack):
+        run_on_cpu(module, monkeypatch, tmp_path)
+    check(row, CPU)
+
+
+@pytest.mark.parametrize("row", PACKINGS, ids=lambda row: row.name)
+def test_a_wrong_row_is_never_timed(row, monkeypatch, by_torch):
+    check(row, CPU)
+    monkeypatch.setattr(Packing, "call", lambda row, *kv: lambda: row.expected(*kv) ^ 1)
+    with pytest.raises(ValueError, match="do not trust"):
+        check(row, CPU)
+
+
+def test_every_row_is_compared_with_the_copy(by_torch):
+    clock = FakeClock()
+    table = packing_rows(clock, Deadline(clock, None), 5, lambda *_: None, [SHAPE])
+    copy, *others = table["rows"]
+    assert table["stopped"] is None
+    assert (copy["row"], copy["read_bytes"]) == ("copy", 2 * 128 * 32 * 2)
+    assert [row["row"] for row in others] == [row.name for row in PACKINGS]
+    assert all(row["over_copy"] == dict.fromkeys(METHODS, 1.0) for row in table["rows"])
+    sizes = {row["row"]: row["written_bytes"] for row in others}
+    assert sizes["kivi-2"] == 128 * 32 // 2 + 2 * 128 * 32 // 32 * 4
+
+
+def test_a_deadline_is_kept(by_torch):
+    clock = FakeClock(tick_s=40.0)
+    table = packing_rows(clock, Deadline(clock, 1), 5, lambda *_: None, [SHAPE] * 3)
+    assert "time was over" in table["stopped"]
+    assert len(table["rows"]) < 3 * (1 + len(PACKINGS))
