@@ -161,6 +161,12 @@ def test_rings_take_what_a_device_has(capability, kib, monkeypatch) -> None:
     assert ring_bytes(torch.device("cuda")) == kib << 10
 
 
+def test_window_move_compiles() -> None:
+    size = ctypes.sizeof(window_append.MoveArguments)
+    macros = {"ROW_BYTES": 256, "ARGUMENTS_BYTES": size}
+    assert runtime.compiled(window_append.MOVE_SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
 def test_a_structure_of_another_size_does_not_compile() -> None:
     form = RecordFormat(64, 1, 1)
     macros = common(form, 4, 16, Call) | span_decode.macros_of(form, False)

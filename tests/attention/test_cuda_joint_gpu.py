@@ -12,9 +12,10 @@ from duotone.attention.cuda.dense_decode import dense_reason
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.layout import span_layout
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
-from duotone.attention.cuda.window_append import appends, window_append
+from duotone.attention.cuda.window_append import appends, window_append, window_move
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
+from duotone.cache.static import move_tokens
 from duotone.quant import TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
@@ -154,6 +155,22 @@ def test_a_token_enters_its_slot(head_dim: int, dtype) -> None:
     for window, states in zip(windows, expected, strict=True):
         assert torch.equal(window, states)
     assert not appends(tuple(x[..., 1:] for x in new), tuple(windows))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_tokens_change_slots_where_a_stage_is_full(dtype) -> None:
+    windows = [torch.randn(3, 2, 40, 80, device="cuda").to(dtype) for _ in range(2)]
+    source = torch.arange(20, 30, device="cuda").expand(3, -1) + torch.tensor(
+        [[0], [3], [10]], device="cuda"
+    )
+    target = torch.arange(10, device="cuda").flip(0).expand(3, -1)
+    full = torch.tensor([True, False, True], device="cuda")
+    expected = [window.clone() for window in windows]
+    for window in expected:
+        move_tokens(window, source, target, full)
+    window_move(tuple(windows), source, target, full)
+    for window, states in zip(windows, expected, strict=True):
+        assert torch.equal(window, states)
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from pack_cases import BF16, FP16, FP32, GroupCase, SpanCase, inner, kivi
 GROUPS = [
     GroupCase(kivi(2), 128),
     GroupCase(inner(2, "hybrid"), 128, norm=FP16),
+    GroupCase(inner(4, "hybrid"), 96, norm=FP16),
     GroupCase(KVSpec(TensorSpec(1, "tokens", 128), TensorSpec(4, "channels")), 64, dtype=FP16),
     GroupCase(KVSpec(TensorSpec(4, "tokens", 32), inner(1, "symmetric").value), 80, dtype=FP32),
 ]

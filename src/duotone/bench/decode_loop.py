@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from duotone.bench.budget import release
 from duotone.bench.caches import BenchCache
 from duotone.bench.language import LanguageModel
 
@@ -51,7 +52,8 @@ class DecodeLoop:
         self.jump(generated)
         if self.model.device.type != "cuda":
             return
-        torch.cuda.synchronize()
+        # What the eager steps held is the graphs' to have.
+        release()
         step = torch.cuda.CUDAGraph()
         with torch.cuda.graph(step):
             self._eager_step()

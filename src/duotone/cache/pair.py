@@ -83,6 +83,12 @@ class Growing(LaidOut, Protocol):
         """
         ...
 
+    def close_gap(
+        self, states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
+    ) -> None:
+        """Move dense tokens to the slots that a group has left; `cache.static.move_tokens`."""
+        ...
+
 
 # From packed K and V to a kernel's order; None where the kernel has no such format.
 LayOut = Callable[[PackedTensor, PackedTensor], LaidOut | None]

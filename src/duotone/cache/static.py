@@ -121,13 +121,14 @@ class StaticStore:
         source, target = places.staged()
         oldest = Move(places.leaving(), places.dense)
         if self.stream.records is not None:
-            states, spec = (self.key, self.value), self.spec.text
-            self.stream.records.write(states, oldest, full, places.stream, self.key_norm, spec)
-        else:
-            self._pack_oldest(oldest, full)
+            states, records = (self.key, self.value), self.stream.records
+            text = self.spec.text
+            records.write(states, oldest, full, places.stream, self.key_norm, text)
+            records.close_gap(states, source, target, full)
+            return
+        self._pack_oldest(oldest, full)
         for store in (self.key, self.value):
-            staged = Move(source, places.dense).apply(store)
-            _write_rows(store, target, staged, full)
+            move_tokens(store, source, target, full)
 
     def _pack_oldest(self, oldest: Move, full: Tensor) -> None:
         key, value = oldest.apply(self.key), oldest.apply(self.value)
@@ -162,6 +163,11 @@ def flush_all(stores: Sequence[StaticStore]) -> None:
     for key, places in distinct.items():
         if places.group:
             places.turn(full[key])
+
+
+def move_tokens(store: Tensor, source: Tensor, target: Tensor, full: Tensor) -> None:
+    """store[b, :, target[b]] = store[b, :, source[b]] where full[b]; source, target: [batch, n]."""
+    _write_rows(store, target, Move(source, full.long()).apply(store), full)
 
 
 def _write_rows(store: Tensor, rows: Tensor, new: Tensor, full: Tensor) -> None:

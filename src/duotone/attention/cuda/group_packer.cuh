@@ -15,7 +15,7 @@ struct Job {
   bool there;  // false: no tile, only barriers
 };
 
-// What rows g and g + 8 have of a group along k. low: lowest bits, of lanes t < 2 and of the others.
+// What rows g and g + 8 have of a group along k. low: of lowest bits, word t / 2.
 struct RowPair {
   u32 scale, zero, low;
 

@@ -19,11 +19,13 @@ from duotone.attention.cuda.group_layout import (
 )
 from duotone.attention.cuda.group_pack import group_pack, pack_reason
 from duotone.attention.cuda.runtime import has_kernels
+from duotone.attention.cuda.window_append import appends, window_move
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Lengths, Move, concatenate
+from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
 
@@ -132,6 +134,16 @@ class GroupRecords:
         kept.scatter_(
             2, index, torch.where(full[:, None, None, None], tiles, kept.gather(2, index))
         )
+
+    def close_gap(
+        self, states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
+    ) -> None:
+        """Move dense tokens to the slots that a group has left."""
+        if has_kernels(self.data.device) and appends(states, states):
+            window_move(states, source, target, full)
+            return
+        for x in states:
+            move_tokens(x, source, target, full)
 
 
 class GroupLayout:

@@ -33,7 +33,7 @@ struct Levels {
   }
   template <int BITS>
   __device__ __forceinline__ void symmetric(Bounds b, float shrink) {
-    const float top = greatest(-b.low, b.high);
+    const float top = fabsf(greatest(-b.low, b.high));
     const float step = __fmul_rn(__fmul_rn(top, shrink), Top<BITS>::INVERSE);
     set(top > b.smallest ? step : top, 0.f);
   }

@@ -1,6 +1,6 @@
-"""One token per sequence into 16-bit windows: one launch for K and V.
+"""Tokens into and within 16-bit windows: one launch for K and V.
 
-The plain-torch reference is `StaticStore.write`.
+The plain-torch references are `StaticStore.write` and `cache.static.move_tokens`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor
 from duotone.attention.cuda.launch import OVERLAP
 from duotone.attention.cuda.runtime import Launch, kernel
 
-SOURCE, THREADS, VECTOR_BYTES = "window_append.cu", 256, 16
+SOURCE, MOVE_SOURCE = "window_append.cu", "window_move.cu"
+THREADS, VECTOR_BYTES = 256, 16
 
 
 class Arguments(ctypes.Structure):
@@ -30,6 +31,17 @@ class Arguments(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("tokens", ctypes.c_int),
     )  # fmt: skip
+
+
+class MoveArguments(ctypes.Structure):
+    """`Arguments` of window_move.cu."""
+
+    _fields_ = (
+        ("states", ctypes.c_void_p * 2),
+        *((name, ctypes.c_void_p) for name in ("source", "target", "full")),
+        *((name, ctypes.c_longlong * 2) for name in ("batch", "head")),
+        *((name, ctypes.c_int) for name in ("kv_heads", "moved", "rows")),
+    )
 
 
 def appends(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor]) -> bool:
@@ -53,32 +65,70 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
     """
     batch, heads, _, width = new[0].shape
     size = new[0].element_size()
-
-    def pair(values: list[int], kind: type) -> ctypes.Array:
-        return (kind * 2)(*values)
-
-    def strides(tensors: tuple[Tensor, Tensor], axis: int) -> ctypes.Array:
-        return pair([size * x.stride(axis) for x in tensors], ctypes.c_longlong)
-
     given = Arguments(
-        new=pair([x.data_ptr() for x in new], ctypes.c_void_p),
-        to=pair([x.data_ptr() for x in windows], ctypes.c_void_p),
+        new=_addresses(new),
+        to=_addresses(windows),
         at=at.data_ptr(),
-        new_batch=strides(new, 0),
-        new_head=strides(new, 1),
-        to_batch=strides(windows, 0),
-        to_head=strides(windows, 1),
+        new_batch=_strides(new, 0),
+        new_head=_strides(new, 1),
+        to_batch=_strides(windows, 0),
+        to_head=_strides(windows, 1),
         kv_heads=heads,
         rows=batch * heads,
         tokens=windows[0].shape[2],
     )
-    row_bytes = width * size
-    threads = 2 * batch * heads * (row_bytes // VECTOR_BYTES)
-    macros = {
-        "ROW_BYTES": row_bytes,
-        "OVERLAP": int(OVERLAP),
-        "ARGUMENTS_BYTES": ctypes.sizeof(given),
-    }
-    launch = Launch(-(-threads // THREADS), THREADS, 0, overlap=OVERLAP)
-    with torch.cuda.device(at.device):
-        kernel(SOURCE, "window_append", tuple(macros.items()), at.device)(launch, given)
+    macros = {"ROW_BYTES": width * size, "OVERLAP": int(OVERLAP)}
+    _launch(SOURCE, given, macros, batch * heads, at.device, overlap=OVERLAP)
+
+
+def window_move(
+    windows: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
+) -> None:
+    """windows[i][b, :, target[b]] = windows[i][b, :, source[b]] where full[b], on the device.
+
+    windows: [batch, kv_heads, tokens, head_dim], as `appends` wants them. source, target: [batch,
+    moved] int64, without a slot in common. full: [batch] bool.
+    """
+    first = windows[0]
+    source, target = source.contiguous(), target.contiguous()
+    rows = first.shape[0] * first.shape[1] * source.shape[1]
+    given = MoveArguments(
+        states=_addresses(windows),
+        source=source.data_ptr(),
+        target=target.data_ptr(),
+        full=full.data_ptr(),
+        batch=_strides(windows, 0),
+        head=_strides(windows, 1),
+        kv_heads=first.shape[1],
+        moved=source.shape[1],
+        rows=rows,
+    )
+    macros = {"ROW_BYTES": first.shape[3] * first.element_size()}
+    _launch(MOVE_SOURCE, given, macros, rows, first.device)
+
+
+def _addresses(tensors: tuple[Tensor, Tensor]) -> ctypes.Array:
+    return (ctypes.c_void_p * 2)(*(x.data_ptr() for x in tensors))
+
+
+def _strides(tensors: tuple[Tensor, Tensor], axis: int) -> ctypes.Array:
+    return (ctypes.c_longlong * 2)(*(x.element_size() * x.stride(axis) for x in tensors))
+
+
+def _launch(
+    source: str,
+    given: ctypes.Structure,
+    macros: dict[str, int],
+    rows: int,
+    device: torch.device,
+    overlap: bool = False,
+) -> None:
+    """rows: of K; V has as many."""
+    threads = 2 * rows * (macros["ROW_BYTES"] // VECTOR_BYTES)
+    if not threads:
+        return
+    all_macros = macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
+    launch = Launch(-(-threads // THREADS), THREADS, 0, overlap=overlap)
+    name = source.removesuffix(".cu")
+    with torch.cuda.device(device):
+        kernel(source, name, tuple(all_macros.items()), device)(launch, given)
