@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Tokens of a prompt that an MLP takes at a time: bounds what a prefill holds beside the caches.
 PREFILL_TOKENS = 2048
-# What the allocator rounds up, and the workspaces of matrix products.
-WORKSPACE_BYTES = 160 << 20
+# What the allocator rounds up, the workspaces of matrix products, and what graphs keep.
+WORKSPACE_BYTES = 300 << 20
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,29 @@ class Machine:
     """Rates of one GPU, and what a step costs beside them.
 
     copy_bytes_per_s, operations_per_s: measured by a large copy and a large matrix product.
+    product_share: of the latter, what products with a batch's few rows reach.
     layer_s: time per layer that neither bytes nor operations explain (small kernels, tails).
-    *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone (cuDNN);
-    segment, on 16-bit tokens beside packed ones (Triton); span, on packed spans in records (CUDA);
-    stream, on packed groups (Triton; KIVI-2 on an H200, results/kernels).
+    dense_layer_s, segment_s: the same of attention to a 16-bit cache, and to each segment of a
+    packed one.
+    *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone; segment,
+    on 16-bit tokens beside packed ones; span, on packed spans; stream, on packed groups.
+    wide_share: what is left of span and segment where kv heads have more than four q heads.
+
+    Fitted to the 62 measurements in results/throughput, of one H200, all of which they meet within
+    15 %.
     """
 
-    copy_bytes_per_s: float = 4.28e12
-    operations_per_s: float = 780e12
-    layer_s: float = 30e-6
-    dense_share: float = 0.93
-    segment_share: float = 0.5
-    span_share: float = 0.75
-    stream_share: float = 0.1
+    copy_bytes_per_s: float = 4.25e12
+    operations_per_s: float = 800e12
+    product_share: float = 0.72
+    layer_s: float = 26e-6
+    dense_layer_s: float = 21e-6
+    segment_s: float = 5e-6
+    dense_share: float = 0.95
+    segment_share: float = 0.6
+    span_share: float = 0.63
+    stream_share: float = 0.52
+    wide_share: float = 0.65
 
 
 @dataclass(frozen=True)
@@ -229,13 +239,12 @@ def activation_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load, ba
     heads = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
     states = tokens * (3 * shape.hidden + 3 * heads) * one
     prefill = states + min(tokens, PREFILL_TOKENS) * 4 * shape.mlp * one
-    # Statistics and codes of one layer's K and V, in float32.
-    prefill += 8 * tokens * shape.kv_heads * shape.head_dim * 4
     step = batch * one * (2 * shape.vocab + 4 * shape.hidden + 2 * heads + 4 * shape.mlp)
     # Partial outputs of attention, in float32.
     step += batch * shape.q_heads * (shape.head_dim + 2) * 4 * 4
     if spec is not None and isinstance(spec.text, KVSpec):
-        # One layer's group of every sequence leaves the window: about ten copies in float32.
+        # One layer's group of every sequence leaves the window: ten copies in float32 without a
+        # kernel that packs.
         step += batch * spec.flush_tokens * shape.kv_heads * shape.head_dim * 4 * 10
     return max(prefill, step) + WORKSPACE_BYTES
 
@@ -285,15 +294,30 @@ def step_seconds(
 ) -> float:
     """The same with what kernels reach and what a layer costs beside."""
     read = read_bytes(shape, spec, replace(load, new=load.new // 2))
-    dense_share = machine.dense_share if spec is None else machine.segment_share
-    copied = read.span / machine.span_share + read.stream / machine.stream_share
-    attention = batch * (copied + read.dense / dense_share) / machine.copy_bytes_per_s
-    return _product_seconds(shape, batch, machine) + attention + shape.layers * machine.layer_s
+    if spec is None:
+        copied, beside_s = read.dense / machine.dense_share, machine.dense_layer_s
+    else:
+        wide = machine.wide_share if shape.q_heads > 4 * shape.kv_heads else 1.0
+        copied = read.span / (machine.span_share * wide) + read.stream / machine.stream_share
+        copied += read.dense / (machine.segment_share * wide)
+        beside_s = machine.segment_s * sum(n > 0 for n in (read.span, read.stream, read.dense))
+    attention = batch * copied / machine.copy_bytes_per_s
+    products = _product_limits(shape, batch, machine, machine.product_share)
+    # Near the batch at which both limits are equal, neither is met.
+    both = sum(seconds**3 for seconds in products) ** (1 / 3)
+    return both + attention + shape.layers * (machine.layer_s + beside_s)
 
 
 def _product_seconds(shape: DecoderShape, batch: int, machine: Machine) -> float:
+    return max(_product_limits(shape, batch, machine))
+
+
+def _product_limits(
+    shape: DecoderShape, batch: int, machine: Machine, share: float = 1.0
+) -> tuple[float, float]:
+    """Seconds of reading all weights, and of multiplying with them at a share of the rate."""
     read = shape.read_weights * shape.element_bytes / machine.copy_bytes_per_s
-    return max(read, 2 * shape.read_weights * batch / machine.operations_per_s)
+    return read, 2 * shape.read_weights * batch / (share * machine.operations_per_s)
 
 
 def _token_bytes(shape: DecoderShape) -> int:

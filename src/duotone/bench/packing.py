@@ -21,7 +21,7 @@ from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.span_pack import span_pack
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import METHODS, Clock, Deadline, measure, rotated_count
-from duotone.cache import BlockTable, pack_tensor
+from duotone.cache import BlockTable
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
@@ -71,15 +71,11 @@ class Packing:
         pair = PackedPair.pack(key, value, self.spec, piece)
         if self.spans:
             return pair.laid_out(span_layout).records.data
-        return to_group_records(pair.key, pair.value, self._form(key))[0]
+        return to_group_records(pair.key, pair.value, self._form(key))
 
     def _form(self, key: Tensor) -> GroupFormat:
-        sample = key[:1, :1, : max(TILE, self.spec.flush_tokens)]
-        table = _all_tokens(sample).spans
-        operands = (
-            operand_of(pack_tensor(sample, getattr(self.spec, name), table), name)
-            for name in ("key", "value")
-        )
+        both = (("key", self.spec.key), ("value", self.spec.value))
+        operands = (operand_of(spec, key.shape[3], name) for name, spec in both)
         return GroupFormat(key.shape[3], *operands)
 
 

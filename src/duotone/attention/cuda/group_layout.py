@@ -173,6 +173,14 @@ def group_order(rows: int, k: int, bits: int, rows_last: bool) -> Int[Tensor, "b
     return index.reshape(-1, 8 // bits)
 
 
+@cache
+def group_order_on(
+    device: torch.device, rows: int, k: int, bits: int, rows_last: bool
+) -> Int[Tensor, "bytes codes"]:
+    """The same where it is needed: a captured graph cannot fetch it."""
+    return group_order(rows, k, bits, rows_last).to(device)
+
+
 def to_group_records(
     key: PackedTensor, value: PackedTensor, form: GroupFormat
 ) -> UInt8[Tensor, "batch kv_heads records bytes"]:
@@ -216,7 +224,7 @@ def _fill(x: Tensor, tokens: int, channels: int) -> Tensor:
 def _codes(x: PackedTensor, form: Operand, tokens: int, channels: int, value: bool) -> Tensor:
     """Bytes of the codes of every tile, [batch, heads, tiles, bytes]."""
     rows, k = (channels, TILE) if value else (TILE, channels)
-    order = group_order(rows, k, form.bits, value)
+    order = group_order_on(x.scale.device, rows, k, form.bits, value)
     if not form.signs:
         return tile_codes(_fill(x.unpacked(), tokens, channels), order, form.bits, TILE)
     numbers = _numbers(x, form, tokens, channels, value)
