@@ -175,3 +175,21 @@ def test_the_speedups_in_the_readme_are_those_of_the_kernels_file():
     assert f"{found['1 bit']} the fastest 16-bit attention at 1 bit" in readme
     assert f"{found['1 bit, tau']} with score calibration" in readme
     assert f"{found['2 bit']} at 2 bits (32 sequences of 8,192 tokens" in readme
+
+
+def test_the_throughput_in_the_readme_is_that_of_its_files():
+    home = Path(__file__).parents[1]
+    speeds: dict[tuple, dict[str, float]] = {}
+    for path in (home / "results/throughput").rglob("*.json"):
+        result = json.loads(path.read_text())
+        at = result["configuration"]
+        key = (result["model"]["name"], at["visual"], at["budget_bytes"])
+        speeds.setdefault(key, {})[at["row"]] = result["decode_tokens_per_s"]
+    ratios = [
+        speed / rows["16-bit"]
+        for rows in speeds.values()
+        for row, speed in rows.items()
+        if row in ("1-bit visual", "1-bit visual, 2-bit text")
+    ]
+    readme = " ".join((home / "README.md").read_text().split())
+    assert f"decodes {min(ratios):.1f} to {max(ratios):.0f} times the tokens per second" in readme

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,20 @@ def test_pictures(result, tmp_path, form):
     files = draw([path], tmp_path / "new", form)
     assert [file.name for file in files] == [f"h200-speedup.{form}", f"h200-roofline.{form}"]
     assert all(file.stat().st_size > 10_000 for file in files)
+
+
+THROUGHPUT = sorted((Path(__file__).parents[2] / "results" / "throughput").rglob("*.json"))
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_throughput_is_drawn_together(tmp_path, form):
+    pytest.importorskip("matplotlib")
+    files = draw(THROUGHPUT, tmp_path, form)
+    names = [f"throughput.{form}", f"throughput-roofline.{form}"]
+    assert [file.name for file in files] == names
+    assert all(file.stat().st_size > 10_000 for file in files)
+    with pytest.raises(ValueError, match="3 budgets or more"):
+        draw(THROUGHPUT[:2], tmp_path)
 
 
 def test_pictures_of_something_else_are_refused(tmp_path):

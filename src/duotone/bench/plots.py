@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from duotone.bench.kernel_plots import draw_roofline, draw_speedups
+from duotone.bench.throughput_plots import draw_shares, draw_throughput
 
 # By schema: {name of the picture: a function of (result, path)}.
 PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "duotone.kernels/1": {"speedup": draw_speedups, "roofline": draw_roofline},
+}
+# The same for files that are drawn together: a function of (results, path).
+JOINT_PLOTS: dict[str, dict[str, Callable[[Sequence[Mapping[str, Any]], Path], None]]] = {
+    "duotone.throughput/1": {"throughput": draw_throughput, "throughput-roofline": draw_shares},
 }
 FORMATS = ("png", "svg")
 
@@ -19,19 +24,25 @@ FORMATS = ("png", "svg")
 def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
     """Write FILE-PICTURE.FORM for every picture of every result file; returns what was written.
 
+    Files of throughput are drawn together, as PICTURE.FORM.
+
     Errors: ValueError for other formats and files; ImportError without matplotlib.
     """
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
     need_matplotlib()
-    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    written, together = [], {}
     for path in results:
         result = _read(path)
-        for name, picture in PLOTS[result["schema"]].items():
-            target = folder / f"{path.stem}-{name}.{form}"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            picture(result, target)
-            written.append(target)
+        together.setdefault(result["schema"], []).append(result)
+        for name, picture in PLOTS.get(result["schema"], {}).items():
+            written.append(folder / f"{path.stem}-{name}.{form}")
+            picture(result, written[-1])
+    for schema, found in together.items():
+        for name, joint in JOINT_PLOTS.get(schema, {}).items():
+            written.append(folder / f"{name}.{form}")
+            joint(found, written[-1])
     return written
 
 
@@ -50,6 +61,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} must be a result file of duotone bench: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") not in PLOTS:
-        raise ValueError(f"{path} must be a result file with a schema among {sorted(PLOTS)}")
+    known = {**PLOTS, **JOINT_PLOTS}
+    if not isinstance(data, dict) or data.get("schema") not in known:
+        raise ValueError(f"{path} must be a result file with a schema among {sorted(known)}")
     return data
