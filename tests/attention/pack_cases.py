@@ -8,12 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.group_layout import (
-    TILE,
-    GroupFormat,
-    operand_of,
-    to_group_records,
-)
+from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of
+from duotone.attention.cuda.group_layout import to_group_records
 from duotone.attention.cuda.group_pack import group_pack
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.span_pack import span_pack

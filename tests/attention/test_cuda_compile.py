@@ -16,7 +16,7 @@ from duotone.attention.cuda import (
 )
 from duotone.attention.cuda.class_format import Classes, ClassFormat
 from duotone.attention.cuda.geometry import cut, ring_bytes
-from duotone.attention.cuda.group_layout import GroupFormat, Operand
+from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
 

@@ -2,14 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from duotone.attention.cuda.group_layout import (
-    TILE,
-    GroupFormat,
-    Operand,
-    group_order,
-    operand_of,
-    to_group_records,
-)
+from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand, operand_of
+from duotone.attention.cuda.group_layout import group_order, to_group_records
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec

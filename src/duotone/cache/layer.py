@@ -48,7 +48,7 @@ class LayerStore:
             self.flush(plan.flush_first)
         if plan.visual is not None:
             self._pack("visual", key, value, self.spec.visual, plan.visual)
-            self._lay_out("visual")
+            self.lay_out("visual")
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -85,10 +85,10 @@ class LayerStore:
         """Follow a cropped ledger."""
         if self.visual is not None:
             self.visual = self.visual.truncate(state.visual.lengths)
-            self._lay_out("visual")
+            self.lay_out("visual")
         if self.stream is not None:
             self.stream = self.stream.truncate(state.stream.lengths)
-            self._lay_out("stream")
+            self.lay_out("stream")
         if self.key is not None:
             width = state.dense.positions.shape[1]
             self.key = self.key[:, :, :width].contiguous()
@@ -136,7 +136,8 @@ class LayerStore:
         alone = not self.sources and not self.is_source and not self.runs
         return getattr(self.layouts, name) if alone else None
 
-    def _lay_out(self, name: str) -> None:
+    def lay_out(self, name: str) -> None:
+        """Bring a store into a kernel's order, where it has one: "visual" or "stream"."""
         layout = self.layout_of(name)
         if layout is not None:
             setattr(self, name, getattr(self, name).laid_out(layout))
@@ -192,7 +193,7 @@ class LayerStore:
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         self._pack("stream", key, self.value, self.spec.text, flush.piece)
-        self._lay_out("stream")
+        self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 
 

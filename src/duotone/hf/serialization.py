@@ -133,6 +133,7 @@ def load_cache(
                     for part in PARTS
                 )
                 setattr(layer.store, name, PackedPair(*parts))
+                layer.store.lay_out(name)
     return cache
 
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.group_layout import TILE, Operand, group_order, low_bit_places
+from duotone.attention.cuda.group_format import TILE, Operand
+from duotone.attention.cuda.group_layout import group_order, low_bit_places
 from duotone.attention.cuda.layout import untile_codes
 from duotone.cache import PackedTensor
 from duotone.quant import pack

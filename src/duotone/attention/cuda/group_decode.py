@@ -22,7 +22,7 @@ from duotone.attention.cuda.geometry import (
     ring_bytes,
     warps_within_rings,
 )
-from duotone.attention.cuda.group_layout import GroupFormat, Operand
+from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.launch import MAX_GROUP, Task, Work, run
 
 SOURCE = "group_decode.cu"

@@ -22,7 +22,7 @@ from duotone.attention.cuda.dense import (
     plain_reason,
     tile_bytes,
 )
-from duotone.attention.cuda.group_layout import TILE, GroupFormat, Operand
+from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
 from duotone.quant import KVSpec, TensorSpec

@@ -9,14 +9,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.group_canonical import Tiles, taken_apart
-from duotone.attention.cuda.group_layout import (
-    TILE,
-    GroupFormat,
-    operand_of,
-    operand_reason,
-    scales_fit,
-    to_group_records,
-)
+from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of, operand_reason
+from duotone.attention.cuda.group_layout import scales_fit, to_group_records
 from duotone.attention.cuda.group_pack import group_pack, pack_reason
 from duotone.attention.cuda.runtime import has_kernels
 from duotone.attention.cuda.window_append import appends, window_move
