@@ -84,9 +84,9 @@ struct __align__(16) Prologue {
 };
 
 struct Query {
-  u32 digits[HT][Keys::COLUMNS];  // B: column g is the high (even g) or low digit of head g / 2
-  float offset[HT];               // q times the zero-points of this tile
-  int bias[4];                    // of the digits' sums
+  u32 digits[HT][Keys::COLUMNS];     // B: column g is the high (even g) or low digit of head g / 2
+  float offset[HT];                  // q times the zero-points of this tile
+  int bias[4];                       // of the digits' sums
   float scale[HT], plain_scale[HT];  // score * log2(e) = scale * (integer product) + offset
   // Where this lane finds q, which bytes of two words it keeps, where its parts of a tile begin.
   u32 table, plain, pick, half, zeros;

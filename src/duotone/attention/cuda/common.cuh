@@ -118,7 +118,7 @@ struct Call {
   long long out_stride, lse_stride;  // elements between q heads
   int kv_heads, blocks, records_per_head, splits, pages_per_sequence;
   int first_part, all_parts;  // of all launches of a call, which share partial and counters
-  float sm_scale;  // times log2(e)
+  float sm_scale;             // times log2(e)
 };
 
 // A block's share of the work: some records of one block of tokens of one kv head.
@@ -210,8 +210,8 @@ __device__ __forceinline__ float* sums_of(char* shared, int w) {
 }
 
 // Merges the sums of a block's warps, then of all parts of a kv head, and writes the output.
-// ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of what
-// a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
+// ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of
+// what a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        float (*ml)[HEADS][2], float (*whole)[2], int* flag,

@@ -109,6 +109,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   }
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, whole, &flag, 0.f,
-         [](int, float, float sum) { return sum; });
+  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float sum) { return sum; });
 }

@@ -133,7 +133,7 @@ struct AlongK {
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int q = 0; q < 4; q++) {
-        const u32 word = BITS == 4 ? words[2 * run + i] >> (q >> 1) * 8
+        const u32 word = BITS == 4   ? words[2 * run + i] >> (q >> 1) * 8
                          : BITS == 2 ? words[run] >> i * 8
                                      : words[run / 2] >> (i * 8 + run % 2);
         a[q >> 1][(q & 1) * 2 + i] = word & MASK << place(q);
@@ -149,8 +149,8 @@ struct AlongK {
         for (int q = 0; q < 4; q++) {
           const u32 here = words[2 * run + i], word = q >> 1 ? take_bytes<0x0321>(here) : here;
           const u32 below = low >> (i * 8 + (q >> 1) * 2);
-          const u32 both = q & 1 ? merge_bits<0x01E001E0u>(word, below)
-                                 : merge_bits<0x001E001Eu>(word, below);
+          const u32 both =
+              q & 1 ? merge_bits<0x01E001E0u>(word, below) : merge_bits<0x001E001Eu>(word, below);
           a[q >> 1][(q & 1) * 2 + i] = both & MASK << place(q);
         }
     } else {

@@ -16,7 +16,7 @@ template <int ROWS, int CHUNKS, int BITS, int GROUP>
 struct AlongRows {
   static constexpr int WORDS = ROWS * CHUNKS * BITS / 4, GROUPS = 1;
   static constexpr int ROW_TILES = GROUP / 16 < ROWS ? GROUP / 16 : ROWS;  // that share a scale
-  static constexpr int FIRST = 10 - BITS, LOWER = BITS == 4 ? 0 : 2;  // where codes stand
+  static constexpr int FIRST = 10 - BITS, LOWER = BITS == 4 ? 0 : 2;       // where codes stand
   static constexpr float UNIT = 256.f;
   u32 words[WORDS];
 

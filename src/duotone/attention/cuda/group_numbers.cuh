@@ -47,8 +47,8 @@ struct SumsInRegisters {
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int h = 0; h < HT; h++)
-        c[h][i] = fmaf(half_to_float(starts >> (i >> 1) * 16), i & 1 ? sums[h].y : sums[h].x,
-                       c[h][i]);
+        c[h][i] =
+            fmaf(half_to_float(starts >> (i >> 1) * 16), i & 1 ? sums[h].y : sums[h].x, c[h][i]);
   }
 };
 // The same as an operand B whose only rows are 0, the sums, and 2, what rounding took from them. A

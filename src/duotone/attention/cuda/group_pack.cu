@@ -82,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   if (job.there) {
     const Dense& from = is_value ? at.value : at.key;
     const char* states = from.data + sequence * from.batch + (head % at.kv_heads) * from.head;
-    const int position = (int)at.index[((long long)sequence * at.tiles_given + tile) * TILE + job.lane];
+    const int position =
+        (int)at.index[((long long)sequence * at.tiles_given + tile) * TILE + job.lane];
     load_tile(job.tile, states, from.token, position, job.lane);
   }
   char* record = at.data + ((long long)head * at.room + target) * RECORD_TILE_BYTES;

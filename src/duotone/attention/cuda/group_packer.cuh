@@ -20,9 +20,7 @@ struct RowPair {
   u32 scale, zero, low;
 
   // Word 0: lowest bits where there is no zero-point.
-  __device__ __forceinline__ u32 word() const {
-    return low | zero;
-  }
+  __device__ __forceinline__ u32 word() const { return low | zero; }
 };
 
 template <int VALUE, int BITS, int ALONG_K, int GROUP, int MAPPING>

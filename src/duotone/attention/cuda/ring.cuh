@@ -101,8 +101,7 @@ struct Ring {
 #if BULK_COPIES
   template <int BYTES>
   __device__ __forceinline__ void ask(const Unit& u, int record) {
-    if (u.lane == 0)
-      fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(record));
+    if (u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(record));
   }
   __device__ __forceinline__ void wait() { wait_for(barrier + 8 * slot, phase); }
 #else
@@ -110,10 +109,10 @@ struct Ring {
   __device__ __forceinline__ void ask(const Unit& u, int record) {
     const char* source = u.at(record);
     for (int at = u.lane * 16; at < BYTES; at += 512)
-      asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(memory + slot * RECORD_BYTES +
-                                                                  at),
-                   "l"(source + at)
-                   : "memory");
+      asm volatile(
+          "cp.async.cg.shared.global [%0],[%1],16;" ::"r"(memory + slot * RECORD_BYTES + at),
+          "l"(source + at)
+          : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   // One record at most is under way; the other lanes' parts are there once they have waited, too.

@@ -2,7 +2,7 @@
 #define UNITS (CHANNELS * ELEMENT_BYTES / ALIGN)
 #define PER_UNIT (ALIGN / ELEMENT_BYTES)
 #define UNIT_WORDS (ALIGN < 4 ? 1 : ALIGN / 4)
-#define AT_ONCE 4  // units that a thread has under way
+#define AT_ONCE 4                   // units that a thread has under way
 #define TOGETHER (THREADS / UNITS)  // tokens that a block of threads reads at a time
 
 #if INPUT == 2

@@ -119,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP,
-         [&](int c, float l, float sum) { return sum * prologue.v_scale[c] + l * prologue.v_zero[c]; });
+  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
+    return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
+  });
 }

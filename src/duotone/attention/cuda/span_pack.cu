@@ -18,11 +18,11 @@
 
 struct Arguments {
   Dense key, value;
-  const long long* index;    // [batch, taken] tokens of K and V
-  const long long* offsets;  // [batch, blocks + 1] of the blocks, in taken tokens
-  const int* first_records;  // [batch, blocks]
+  const long long* index;                    // [batch, taken] tokens of K and V
+  const long long* offsets;                  // [batch, blocks + 1] of the blocks, in taken tokens
+  const int* first_records;                  // [batch, blocks]
   u16 *k_scale, *k_zero, *v_scale, *v_zero;  // [batch * kv_heads, blocks, CHANNELS]
-  char* records;  // [batch * kv_heads, records_per_head, RECORD_BYTES]
+  char* records;                             // [batch * kv_heads, records_per_head, RECORD_BYTES]
   float* partial;  // [2 * batch * kv_heads * blocks, splits, 2, CHANNELS], if splits > 1
   int* counters;   // [2 * batch * kv_heads * blocks], zero before and after
   int kv_heads, taken, blocks, records_per_head, splits;

@@ -1,7 +1,7 @@
 // One warp packs K or V of 64 tokens into a tile of layout.py, 32 tokens at a time.
 //
-// A step is 16 channels of 32 tokens. With g = lane / 4, t = lane % 4, register i of a lane has byte
-// j for code
+// A step is 16 channels of 32 tokens. With g = lane / 4, t = lane % 4, register i of a lane has
+// byte j for code
 //   K: token 8 i + g, channel 16 step + 4 t + j
 //   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, channel 16 step + 8 (i % 2) + g
 
@@ -117,8 +117,7 @@ struct SpanPacker {
       float y[3][4];
       load_shared(y[0], at), load_shared(y[1], at + D * 4), load_shared(y[2], at + D * 8);
 #pragma unroll
-      for (int n = 0; n < 4; n++)
-        l[n].scale = y[0][n], l[n].zero = y[1][n], l[n].inverse = y[2][n];
+      for (int n = 0; n < 4; n++) l[n].scale = y[0][n], l[n].zero = y[1][n], l[n].inverse = y[2][n];
     }
   }
 };

@@ -67,8 +67,7 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
   if (u.tid < HEADS) {
     float a = -MINUS_INFINITY, b = MINUS_INFINITY;
     for (int w = 0; w < WARPS; w++)
-      a = fminf(a, warps[w][u.tid][0]),
-      b = fmaxf(b, warps[w][u.tid][1]);
+      a = fminf(a, warps[w][u.tid][0]), b = fmaxf(b, warps[w][u.tid][1]);
     bounds[u.tid][0] = a, bounds[u.tid][1] = b;
   }
 }

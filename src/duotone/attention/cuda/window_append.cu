@@ -5,9 +5,9 @@
 //   OVERLAP    1: the launch begins early, and waits before it reads
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 struct Arguments {
-  const char* from[2];   // K and V of one token
-  char* to[2];           // windows; tokens of a head are adjacent
-  const long long* at;   // [batch] slots
+  const char* from[2];  // K and V of one token
+  char* to[2];          // windows; tokens of a head are adjacent
+  const long long* at;  // [batch] slots
   long long from_batch[2], from_head[2], to_batch[2], to_head[2];  // bytes
   int kv_heads, rows, tokens;  // rows: batch * kv_heads; tokens: slots of a window
 };
@@ -25,8 +25,7 @@ extern "C" __global__ void window_append(const __grid_constant__ Arguments at) {
   const int sequence = mine / at.kv_heads, head = mine - sequence * at.kv_heads;
   // A window that is full must stop the device, not overwrite.
   if ((unsigned long long)at.at[sequence] >= at.tokens) __trap();
-  const char* from =
-      at.from[which] + sequence * at.from_batch[which] + head * at.from_head[which];
+  const char* from = at.from[which] + sequence * at.from_batch[which] + head * at.from_head[which];
   char* to = at.to[which] + sequence * at.to_batch[which] + head * at.to_head[which] +
              at.at[sequence] * ROW_BYTES;
   ((uint4*)to)[vector] = ((const uint4*)from)[vector];

@@ -4,10 +4,10 @@
 //   ROW_BYTES  bytes of one head's K (and V) of a token, a multiple of 16
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 struct Arguments {
-  char* states[2];         // windows; tokens of a head are adjacent
-  const long long* from;   // [batch, moved] slots
-  const long long* to;     // [batch, moved], none of which is in `from`
-  const bool* full;        // [batch]
+  char* states[2];              // windows; tokens of a head are adjacent
+  const long long* from;        // [batch, moved] slots
+  const long long* to;          // [batch, moved], none of which is in `from`
+  const bool* full;             // [batch]
   long long batch[2], head[2];  // bytes
   int kv_heads, moved, rows;    // rows: batch * kv_heads * moved
 };

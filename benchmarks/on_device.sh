@@ -1,0 +1,40 @@
+#!/bin/sh
+# All GPU benchmarks, the most wanted first, on a lent machine that returns few files and nothing that
+# is written after its time is over: after every command $OUT/results.tgz holds what there is so far.
+#
+#   benchmarks/on_device.sh kernels            decode and packing tables
+#   benchmarks/on_device.sh throughput 8b      one model, all budgets; 26b: the other one
+#   benchmarks/on_device.sh tests              the GPU tier, file by file
+export PYTHONPATH=src
+mkdir -p /tmp/results "$OUT"
+keep() { tar czf "$OUT/results.tgz" -C /tmp results; }
+
+kernels() {
+  python -m duotone bench kernel --table decode --impl cuda --minutes 4 --out /tmp/results/h200.json
+  keep
+  python -m duotone bench kernel --table pack --out /tmp/results/packing.json
+  keep
+}
+
+throughput() {
+  for budget in 5 30 15 10 20 25; do
+    python -m duotone bench throughput --model "internvl2.5-$1" --budget $budget \
+      --row 16-bit --row "1-bit visual" --row "1-bit visual, 2-bit text" --out /tmp/results/throughput
+    keep
+  done
+  python -m duotone bench throughput --model "internvl2.5-$1" --n 3328 --budget 15 \
+    --row "1-bit visual, calibrated" --row "2-bit visual" --row "4-bit visual" --row kivi-2 \
+    --row xquant --out /tmp/results/throughput
+  keep
+}
+
+tests() {
+  for file in tests/*/test_*_gpu.py; do
+    timeout 200 python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark -m gpu "$file" \
+      > "/tmp/results/$(basename "$file").log" 2>&1
+    tail -n 1 "/tmp/results/$(basename "$file").log"
+    keep
+  done
+}
+
+"$@"
