@@ -1,0 +1,113 @@
+"""Caches in a kernel's order, decoded by the reference, say what others say."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import duotone
+from duotone import QuantizedCache, StaticQuantizedCache
+from duotone.attention.cuda import runtime
+
+WINDOW = {"sink": 0, "recent": 32}
+SPECS = {
+    "kivi": duotone.scheme("kivi", bits=2).replace(**WINDOW),
+    "innerq": duotone.scheme("innerq", bits=2).replace(**WINDOW),
+    "xquant": duotone.scheme("xquant", kq=1, vq=1, km=1, vm=1).replace(**WINDOW),
+}
+LENGTHS = (150, 93, 20)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 3, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+    return LlamaForCausalLM(LlamaConfig(**shape, **heads, pad_token_id=0)).eval().double()
+
+
+def prompt() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    width = max(LENGTHS)
+    mask = torch.arange(width) >= width - torch.tensor(LENGTHS)[:, None]
+    tokens = torch.randint(1, 300, (len(LENGTHS), width)).masked_fill(~mask, 0)
+    return {"input_ids": tokens, "attention_mask": mask.long()}
+
+
+def caches(model, name: str, monkeypatch, kind=QuantizedCache, **more):
+    """(laid out, plain)."""
+    plain = kind(model, SPECS[name], impl="reference", **more)
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "missing", lambda device: None)
+        patched.setattr(runtime, "is_untried", lambda device: False)
+        patched.setattr(runtime, "has_kernels", lambda device: False)
+        return kind(model, SPECS[name], **more), plain
+
+
+def streams(cache) -> list[bool]:
+    return [layer.store.stream.records is not None for layer in cache.layers]
+
+
+def generate(model, cache, tokens: int = 40, **more) -> torch.Tensor:
+    settings = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None} | more
+    return model.generate(past_key_values=cache, **settings)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_generation_is_the_same(name: str, model, monkeypatch) -> None:
+    laid, plain = caches(model, name, monkeypatch)
+    ours, theirs = (generate(model, cache, **prompt()) for cache in (laid, plain))
+    assert torch.equal(ours, theirs)
+    # Layers that share codes keep the canonical order.
+    assert streams(laid) == [True, name != "xquant", name != "xquant"]
+    assert not any(streams(plain))
+    if name == "kivi":
+        assert laid.memory().total_bytes >= plain.memory().total_bytes
+
+
+@pytest.mark.parametrize("name", ["kivi", "innerq"])
+def test_beams_and_later_turns_are_the_same(name: str, model, monkeypatch) -> None:
+    pair = caches(model, name, monkeypatch)
+    ours, theirs = (generate(model, cache, 16, num_beams=2, **prompt()) for cache in pair)
+    assert torch.equal(ours, theirs)
+    pair = caches(model, name, monkeypatch)
+    given = prompt()
+    for tokens in (40, 10):  # several tokens at once, and across a flush
+        texts = [generate(model, cache, tokens, **given) for cache in pair]
+        assert torch.equal(*texts)
+        more = torch.randint(1, 300, (len(LENGTHS), 45))
+        ids = torch.cat([texts[0], more], 1)
+        real = torch.ones_like(ids)
+        real[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
+        given = {"input_ids": ids, "attention_mask": real}
+
+
+@pytest.mark.parametrize("name", ["kivi", "innerq"])
+def test_what_is_cut_picked_and_saved_is_the_same(name: str, model, monkeypatch, tmp_path) -> None:
+    pair = caches(model, name, monkeypatch)
+    given = prompt()
+    for cache in pair:
+        generate(model, cache, 40, **given)
+        cache.batch_select_indices(torch.tensor([2, 0]))
+        cache.crop(-11)
+        cache.batch_repeat_interleave(2)
+    pair[0].save(tmp_path / "cache.safetensors")
+    loaded = QuantizedCache.load(tmp_path / "cache.safetensors", model)
+    step = torch.tensor([[5], [6], [7], [8]])
+    mask = torch.ones(4, pair[0].get_seq_length() + 1, dtype=torch.long)
+    mask[:2, : max(LENGTHS) - LENGTHS[2]] = 0
+    said = [
+        model(step, attention_mask=mask, past_key_values=cache).logits for cache in (*pair, loaded)
+    ]
+    torch.testing.assert_close(said[0], said[1], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(said[2], said[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["kivi"])
+def test_frozen_caches_say_the_same(name: str, model, monkeypatch) -> None:
+    given = {"kind": StaticQuantizedCache, "max_new_tokens": 70}
+    laid, plain = caches(model, name, monkeypatch, **given)
+    text = {"disable_compile": True, **prompt()}
+    ours, theirs = (generate(model, cache, 70, **text) for cache in (laid, plain))
+    assert torch.equal(ours, theirs)
+    assert all(store.stream.records is not None for store in laid.decoder.stores)
+    assert laid.nbytes >= plain.nbytes
