@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from duotone.attention.cuda.group_decode import Stream, fits, group_decode
-from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
+from duotone.attention.cuda.group_format import GroupFormat, operand_of
+from duotone.attention.cuda.group_layout import to_group_records
+from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
-from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
@@ -54,9 +55,10 @@ CASES = [
 
 
 def records_of(segment):
-    pair = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
-    assert isinstance(pair.records, GroupRecords)
-    return pair.records
+    key, value = segment.key, segment.value
+    both = ((key, "key"), (value, "value"))
+    form = GroupFormat(key.head_dim, *(operand_of(x.spec, x.head_dim, name) for x, name in both))
+    return GroupRecords(form, to_group_records(key, value, form))
 
 
 def decode(query, kv, sm_scale):

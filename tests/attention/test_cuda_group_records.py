@@ -127,6 +127,21 @@ def test_what_streams_need_has_a_reason() -> None:
     assert stream_reason(key, value) is None
     assert "rotate" in stream_reason(key, value.replace(transform="hadamard"))
     assert "groups along tokens" in stream_reason(TensorSpec(2), value)
+    # Both along channels: tokens leave the window one by one.
+    both = KVSpec(value, value)
+    assert "groups along tokens in K or V" in stream_reason(both.key, both.value)
+    assert GroupLayout().empty(both, (2, 3), (64, 64), torch.device("cpu")) is None
+    key, value = CASES["kivi"]
+    wide = KVSpec(key, value.replace(group=32))
+    assert GroupLayout().empty(wide, (1, 1), (288, 288), torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_without_tokens_is_laid_out(name: str) -> None:
+    pair = stream(name).truncate(torch.tensor([0, 0, 0]))
+    laid = pair.laid_out(GroupLayout())
+    assert laid.records is not None
+    assert_same_tokens(laid, pair)
 
 
 def test_poison_behind_a_stream_does_not_enter_records() -> None:

@@ -111,3 +111,31 @@ def test_frozen_caches_say_the_same(name: str, model, monkeypatch) -> None:
     assert torch.equal(ours, theirs)
     assert all(store.stream.records is not None for store in laid.decoder.stores)
     assert laid.nbytes >= plain.nbytes
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_dropping_the_longest_sequence_leaves_the_others(name: str, model, monkeypatch) -> None:
+    pair = caches(model, name, monkeypatch)
+    said = []
+    for cache in pair:
+        generate(model, cache, 10, **prompt())
+        cache.batch_select_indices(torch.tensor([2, 1]))
+        torch.manual_seed(2)
+        step = torch.randint(1, 300, (2, 60))
+        mask = torch.ones(2, cache.get_seq_length() + 60, dtype=torch.long)
+        for row, length in enumerate((LENGTHS[2], LENGTHS[1])):
+            mask[row, : max(LENGTHS) - length] = 0
+        said.append(model(step, attention_mask=mask, past_key_values=cache).logits)
+    torch.testing.assert_close(said[0], said[1], rtol=1e-9, atol=1e-9)
+
+
+def test_a_stream_of_uneven_groups_is_not_frozen(model) -> None:
+    spec = duotone.scheme("kivi", bits=2).replace(sink=0, recent=0)
+    cache = QuantizedCache(model, spec, impl="reference")
+    tokens = torch.randint(1, 300, (1, 32))
+    for kept in (16, 32):  # blocks of 16 and 16 tokens: whole groups by number only
+        model(tokens, past_key_values=cache)
+        cache.crop(kept)
+    with pytest.raises(ValueError, match="cropped inside a group"):
+        cache.freeze(8)
+    cache.detach()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.runtime import has_kernels
+from duotone.attention.cuda.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 
@@ -26,6 +26,9 @@ class StaticDecoder:
         self, stores: Sequence[StaticStore], tau: tuple[float, float] | None, impl: str = "auto"
     ) -> None:
         self.stores, self.tau, self.impl = list(stores), tau, impl
+        device = self.stores[0].key.device
+        tried = impl == "cuda" or (impl == "auto" and not is_untried(device))
+        self.kernels = tried and has_kernels(device)
         # Steps so far; None once a graph was captured, whose replays nobody counts.
         self.steps: int | None = 0
         self.places = list({id(s.places): s.places for s in self.stores}.values())
@@ -71,7 +74,7 @@ class StaticDecoder:
         query: [batch, q_heads, 1, head_dim]. Returns [batch, q_heads, 1, value_dim].
         """
         store = self.stores[layer]
-        _write(store, key, value)
+        self._write(store, key, value)
         return decode_attention(
             query, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
         )
@@ -81,14 +84,13 @@ class StaticDecoder:
         """Bytes of all stores."""
         return sum(store.nbytes for store in self.stores)
 
+    def _write(self, store: StaticStore, key: Tensor, value: Tensor) -> None:
+        """`StaticStore.write`, in one launch where a kernel can."""
+        if self.kernels:
+            from duotone.attention.cuda.window_append import appends, window_append
 
-def _write(store: StaticStore, key: Tensor, value: Tensor) -> None:
-    """`StaticStore.write`, in one launch where a kernel can."""
-    if has_kernels(key.device):
-        from duotone.attention.cuda.window_append import appends, window_append
-
-        new, windows = (key, value), (store.key, store.value)
-        if appends(new, windows):
-            window_append(new, windows, store.places.at)
-            return
-    store.write(key, value)
+            new, windows = (key, value), (store.key, store.value)
+            if appends(new, windows):
+                window_append(new, windows, store.places.at)
+                return
+        store.write(key, value)

@@ -40,6 +40,19 @@ class BlockTable:
 
     offsets: Int[Tensor, "batch edges"]
 
+    @classmethod
+    def uniform(cls, batch: int, tokens: int, size: int, device: torch.device) -> BlockTable:
+        """Blocks of `size` tokens, all whole; nothing of it has to be asked of the device."""
+        edges = torch.arange(0, tokens + 1, size, device=device)
+        table = cls(edges.expand(batch, -1).contiguous())
+        vars(table).update(longest=size, tokens=tokens, is_uniform=True)
+        return table
+
+    def is_whole(self, size: int) -> bool:
+        """Blocks hold `size` tokens, but for the last one of a sequence."""
+        edges = torch.arange(self.offsets.shape[1], device=self.offsets.device) * size
+        return bool((self.offsets == torch.minimum(edges, self.lengths[:, None])).all())
+
     @property
     def lengths(self) -> Lengths:
         """Tokens of each sequence."""

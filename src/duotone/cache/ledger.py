@@ -37,6 +37,10 @@ class Roll:
         """Pick sequences."""
         return Roll(self.positions[index], self.lengths[index])
 
+    def trimmed(self) -> Roll:
+        """As wide as its longest sequence."""
+        return Roll(self.positions[:, : int(self.lengths.max())], self.lengths)
+
     def truncate(self, end: int) -> Roll:
         """Drop tokens at logical indices >= end (tokens are in logical order)."""
         kept = (self.positions < end) & valid_mask(self.lengths, self.positions.shape[1])
@@ -99,6 +103,8 @@ class LedgerState:
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
         rolls = {name: getattr(self, name).rows(index) for name in ("visual", "stream", "dense")}
+        for name in ("visual", "stream"):  # as wide as the packed tensors, which are trimmed
+            rolls[name] = rolls[name].trimmed()
         evicted = self.evicted.rows(index)
         return replace(self, **rolls, streamed=self.streamed[index], evicted=evicted)
 

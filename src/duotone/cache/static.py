@@ -191,6 +191,12 @@ def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
             "codes that layers average need all layers at once; got a scheme with "
             "Sharing.weights. Decode it with QuantizedCache."
         )
+    for tensor in () if store.stream is None else (store.stream.key, store.stream.value):
+        if not tensor.per_token and not tensor.blocks.is_whole(tensor.spec.group):
+            raise ValueError(
+                "a stream that is frozen must consist of whole groups; this one was cropped inside "
+                "a group and went on. Prefill again."
+            )
     if store.spec.key_norm and store.key_norm is None and places.stream_tokens:
         raise ValueError(
             "normalised keys need a prompt that is longer than the windows, which says what to "
@@ -251,8 +257,7 @@ def _bare(
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:
     """Blocks of equal size over the whole buffer, whether or not they hold tokens yet."""
     size = tokens if spec.along == "channels" else spec.group
-    edges = torch.arange(0, tokens + 1, size, device=device)
-    table = BlockTable(edges.expand(batch, -1).contiguous())
+    table = BlockTable.uniform(batch, tokens, size, device)
     # What asks the host is asked now: a captured step must find it.
-    _ = (table.sizes, table.longest, table.tokens, table.is_uniform)
+    _ = table.sizes
     return table

@@ -157,7 +157,9 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
 def _row_pairs(t: Tensor) -> Int[Tensor, "batch heads tiles groups g"]:
     """fp16 numbers of rows by groups as words of rows g, g + 8."""
     split = t.unflatten(-2, (-1, 2, 8)).permute(0, 1, 2, 3, 6, 5, 4)
-    return split.contiguous().view(torch.int32).flatten(3, 4).squeeze(-1)
+    # Of an empty tensor contiguous() copies nothing, and a view wants adjacent halves.
+    halves = split.clone(memory_format=torch.contiguous_format)
+    return halves.view(torch.int32).flatten(3, 4).squeeze(-1)
 
 
 def _by_runs(*words: Int[Tensor, "batch heads tiles groups g"]) -> Tensor:

@@ -22,13 +22,16 @@ from duotone.attention.cuda.dense import (
     plain_reason,
     tile_bytes,
 )
+from duotone.attention.cuda.geometry import shared_bytes
 from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand
 from duotone.attention.cuda.layout import LANES
-from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.attention.cuda.runtime import Launch, has_kernels, kernel
 from duotone.quant import KVSpec, TensorSpec
 
 SOURCE = "group_pack.cu"
 WARPS = 4
+# What warps that share groups tell each other.
+STATIC_SHARED_BYTES = 8192
 MAPPINGS = {"asymmetric": 0, "symmetric": 1, "hybrid": 2}
 SYMMETRIC_HYBRID = 3
 # Bits of `overflow`.
@@ -92,6 +95,18 @@ def group_pack(
     if blocks:
         with torch.cuda.device(key.device):
             kernel(SOURCE, "group_pack", tuple(macros.items()), key.device)(launch, given)
+
+
+def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bool:
+    """Whether the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
+    key, value = states
+    alike = (
+        key.dtype == value.dtype and key.dtype in INPUTS and key.stride(3) == value.stride(3) == 1
+    )
+    if not alike or not has_kernels(key.device) or pack_reason(specs) is not None:
+        return False
+    needed = WARPS * macros_of(form, specs, key.dtype)["WARP_SHARED_BYTES"]
+    return needed + STATIC_SHARED_BYTES <= shared_bytes(key.device)
 
 
 def pack_reason(specs: KVSpec) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from duotone.attention.cuda.group_canonical import Tiles, taken_apart
 from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of, operand_reason
 from duotone.attention.cuda.group_layout import scales_fit, to_group_records
-from duotone.attention.cuda.group_pack import group_pack, pack_reason
+from duotone.attention.cuda.group_pack import group_pack, packs
 from duotone.attention.cuda.runtime import has_kernels
 from duotone.attention.cuda.window_append import appends, window_move
 from duotone.cache import BlockTable, PackedTensor
@@ -23,6 +23,7 @@ from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
 
+MAX_CHANNELS = 256
 Both = tuple[PackedTensor, PackedTensor]
 
 
@@ -109,7 +110,7 @@ class GroupRecords:
         leaving: which tokens they are. Shapes are fixed and nothing asks the host.
         """
         count = leaving.tokens // TILE
-        if has_kernels(self.data.device) and pack_reason(spec) is None:
+        if packs(states, self.format, spec):
             tiles, first = full.long() * count, where // TILE
             given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
             group_pack(*states, *given, decoding=True)
@@ -147,7 +148,7 @@ class GroupLayout:
         """The records of K and V, or None where the kernel cannot read them."""
         form = _format((key.spec, value.spec), (key.head_dim, value.head_dim))
         both = (key, value)
-        if form is None or not all(_is_whole(x) for x in both):
+        if form is None or not all(x.per_token or x.blocks.is_whole(x.spec.group) for x in both):
             return None
         operands = (form.key, form.value)
         if not all(scales_fit(x, at) for x, at in zip(both, operands, strict=True)):
@@ -157,7 +158,7 @@ class GroupLayout:
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V straight into records; None where no kernel does that."""
         form = _format((spec.key, spec.value), (key.shape[3], value.shape[3]))
-        if form is None or not has_kernels(key.device) or pack_reason(spec) is not None:
+        if form is None or not packs((key, value), form, spec):
             return None
         multiple = max(TILE, spec.flush_tokens)
         take, lengths = piece.take, piece.take.lengths
@@ -199,6 +200,9 @@ def stream_reason(key: TensorSpec, value: TensorSpec) -> str | None:
     """Why streams of these specs cannot be in group records, or None."""
     if value.transform is not None:
         return f"the CUDA kernels do not rotate outputs back; value is {value}"
+    if key.along == value.along == "channels":
+        # Tokens leave the window one by one, tiles are whole.
+        return f"group records need groups along tokens in K or V; got {key} and {value}"
     return operand_reason(key, "key") or operand_reason(value, "value")
 
 
@@ -209,16 +213,9 @@ def _format(specs: tuple[TensorSpec, TensorSpec], channels: tuple[int, int]) -> 
     ]
     if channels[0] != channels[1] or any(isinstance(x, str) for x in operands):
         return None
+    if stream_reason(*specs) is not None or channels[0] > MAX_CHANNELS:
+        return None
     return GroupFormat(channels[0], *operands)
-
-
-def _is_whole(x: PackedTensor) -> bool:
-    """Groups along tokens are whole, but for the last one of a sequence."""
-    if x.per_token:
-        return True
-    offsets = x.blocks.offsets
-    edges = torch.arange(offsets.shape[1], device=offsets.device) * x.spec.group
-    return bool((offsets == torch.minimum(edges, x.blocks.lengths[:, None])).all())
 
 
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
@@ -239,6 +236,5 @@ def _group(x: Tensor, spec: TensorSpec) -> PackedTensor:
     with unchecked():
         parts = pack_groups(x, spec, decoding=True)
     size = x.shape[2] if spec.along == "channels" else spec.group
-    edges = torch.arange(0, x.shape[2] + 1, size, device=x.device)
-    table = BlockTable(edges.expand(x.shape[0], -1))
+    table = BlockTable.uniform(x.shape[0], x.shape[2], size, x.device)
     return PackedTensor(spec, x.shape[3], x.dtype, table, **{"codes": None, **parts})

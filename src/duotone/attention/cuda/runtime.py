@@ -38,7 +38,7 @@ def missing(device: torch.device) -> str | None:
 
 def is_untried(device: torch.device) -> bool:
     """The kernels compile for this device, but nobody has run them there."""
-    return torch.cuda.get_device_capability(device)[0] != 9
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9
 
 
 @cache
