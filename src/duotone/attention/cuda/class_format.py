@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from duotone.attention.cuda.layout import RECORD_BYTES, STAGES, TILE
+from duotone.attention.cuda.layout import RECORD_BYTES, TILE
+from duotone.attention.cuda.tiled import Tiled
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
 
@@ -70,17 +71,13 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class ClassFormat:
+class ClassFormat(Tiled):
     """Sizes that follow from head_dim and the classes of K and V."""
 
     head_dim: int
     key: Classes
     value: Classes
-
-    @property
-    def channels(self) -> int:
-        """head_dim, filled up to a multiple of 32."""
-        return -(-self.head_dim // 32) * 32
+    tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @property
     def parts(self) -> tuple[int, int, int, int, int]:
@@ -91,21 +88,6 @@ class ClassFormat:
         )  # fmt: skip
 
     @property
-    def tiles(self) -> int:
-        """Tiles per record: what fits RECORD_BYTES, one at least."""
-        return 1 << max(0, (RECORD_BYTES // sum(self.parts)).bit_length() - 1)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per record."""
-        return self.tiles * TILE
-
-    @property
-    def stages(self) -> int:
-        """Records that a warp has room for."""
-        return STAGES
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes per record."""
-        return self.tiles * sum(self.parts)
+    def tile_bytes(self) -> int:
+        """All parts of 64 tokens."""
+        return sum(self.parts)

@@ -1,4 +1,4 @@
-"""How a decode launch is cut into blocks of warps, teams and splits."""
+"""How a decode launch is cut into splits and blocks of warps."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duotone.attention.cuda.layout import STAGES
+from duotone.attention.cuda.tiled import Tiled
 from duotone.quant import TensorSpec
 
 TILE = 32
@@ -27,17 +27,13 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class GroupFormat:
+class GroupFormat(Tiled):
     """Sizes that follow from head_dim and how K and V are stored."""
 
     head_dim: int
     key: Operand
     value: Operand
-
-    @property
-    def channels(self) -> int:
-        """head_dim, filled up to a multiple of 32."""
-        return -(-self.head_dim // 32) * 32
+    tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @property
     def part_bytes(self) -> list[int]:
@@ -50,26 +46,6 @@ class GroupFormat:
     def tile_bytes(self) -> int:
         """Codes and scales of 32 tokens."""
         return sum(self.part_bytes)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles per record: what fits RECORD_BYTES, one at least."""
-        return 1 << max(0, (RECORD_BYTES // self.tile_bytes).bit_length() - 1)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per record."""
-        return self.tiles * TILE
-
-    @property
-    def stages(self) -> int:
-        """Records that a warp has room for."""
-        return STAGES
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes per record."""
-        return self.tiles * self.tile_bytes
 
 
 def operand_reason(spec: TensorSpec, which: str) -> str | None:

@@ -28,13 +28,12 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.tiled import Tiled
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 
 TILE = 64
 LANES = 32
-# Records that a warp has room for.
-STAGES = 3
 RECORD_BYTES = 4096
 WIDTHS = (1, 2, 4, 8)
 # Shorter blocks would fill most of a record with nothing and a launch with beginnings.
@@ -43,40 +42,17 @@ Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
 
 
 @dataclass(frozen=True)
-class RecordFormat:
+class RecordFormat(Tiled):
     """Sizes that follow from head_dim and the widths of K's and V's codes."""
 
     head_dim: int
     key_bits: int
     value_bits: int
+    tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @property
-    def channels(self) -> int:
-        """head_dim, filled up."""
-        return -(-self.head_dim // 32) * 32
-
-    @property
-    def tiles(self) -> int:
-        """Tiles per record: what fits RECORD_BYTES, one at least."""
-        return 1 << max(0, (RECORD_BYTES // self._tile_bytes).bit_length() - 1)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per record."""
-        return self.tiles * TILE
-
-    @property
-    def stages(self) -> int:
-        """Records that a warp has room for."""
-        return STAGES
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes per record."""
-        return self.tiles * self._tile_bytes
-
-    @property
-    def _tile_bytes(self) -> int:
+    def tile_bytes(self) -> int:
+        """Codes of 64 tokens."""
         return TILE * self.channels * (self.key_bits + self.value_bits) // 8
 
 

@@ -1,0 +1,47 @@
+"""Records made of tiles: the sizes that every such format has."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+# Records that a warp has room for.
+STAGES = 3
+
+
+class Tiled:
+    """Sizes of records; a format says what a tile takes and how many tokens it holds."""
+
+    head_dim: int
+    tile_tokens: ClassVar[int]
+    # What a record should hold about.
+    record_bytes: ClassVar[int]
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        raise NotImplementedError
+
+    @property
+    def channels(self) -> int:
+        """head_dim, filled up to a multiple of 32."""
+        return -(-self.head_dim // 32) * 32
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per record: what fits `record_bytes`, one at least."""
+        return 1 << max(0, (self.record_bytes // self.tile_bytes).bit_length() - 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per record."""
+        return self.tiles * self.tile_tokens
+
+    @property
+    def stages(self) -> int:
+        """Records that a warp has room for."""
+        return STAGES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per record."""
+        return self.tiles * self.tile_bytes
