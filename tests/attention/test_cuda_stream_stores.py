@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_static_decoder import NoQuestions
 
 import duotone
 from duotone.attention import attend
@@ -68,6 +69,30 @@ def test_attention_sees_the_same(name: str, static: bool) -> None:
     assert torch.equal(laid[0].lengths, plain[0].lengths)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+ROTATED = duotone.TensorSpec(2, "channels", 32, "hybrid", transform="hadamard")
+
+
+@pytest.mark.parametrize("name", ["kivi", "innerq", "rotated"])
+def test_a_flush_into_records_asks_the_host_nothing(name: str) -> None:
+    spec = duotone.scheme("innerq" if name == "rotated" else name).replace(sink=0, recent=32)
+    if name == "rotated":  # what no packing kernel does, so that torch does it on a GPU, too
+        spec = spec.replace(text=spec.text.replace(key=ROTATED))
+    torch.manual_seed(0)
+    real = torch.ones(len(LENGTHS), 100, dtype=torch.bool)
+    ledger = Ledger(spec, len(LENGTHS), torch.device("cpu"))
+    layer = LayerStore(spec, LAYOUTS)
+    layer.apply(ledger.plan(torch.zeros_like(real), real), *states(100))
+    store = StaticStore(layer, *StaticPlaces.of(ledger.state, spec, STEPS))
+    assert isinstance(store.stream.records, GroupRecords)
+    before = store.stream.records.data.clone()
+    full = torch.tensor([True, False, True])
+    store.flush(full)  # as one before every capture
+    with NoQuestions() as watch:
+        store.flush(full)
+    assert watch.seen > 20
+    assert (store.stream.records.data != before).flatten(1).any(1).tolist() == full.tolist()
 
 
 def test_layers_that_share_codes_keep_the_canonical_order() -> None:

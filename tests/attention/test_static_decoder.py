@@ -55,10 +55,12 @@ def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 class NoQuestions(TorchDispatchMode):
     """Operations whose result the host must wait for raise."""
 
+    seen = 0
     ASKING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero")
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
+        self.seen += 1
         assert name not in self.ASKING, f"a step asks the host: {name}"
         return func(*args, **(kwargs or {}))
 
@@ -86,9 +88,10 @@ def test_steps_and_flushes_ask_the_host_nothing(name: str) -> None:
     # The first step may fill what block tables remember, as one before every capture does.
     at.begin()
     at.attend(0, query, *states, 0.3)
-    with NoQuestions():
+    with NoQuestions() as watch:
         at.begin()
         at.attend(0, query, *states, 0.3)
+    assert watch.seen > 20  # a flush and an attention, operation by operation
 
 
 def test_a_question_shows() -> None:
