@@ -8,6 +8,7 @@ import torch
 
 import duotone
 from duotone.attention import decode_attention
+from duotone.attention.cuda import span_decode
 from duotone.attention.cuda.layout import span_layout
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.cache.pair import PackedPair
@@ -63,6 +64,8 @@ CASES = [
     Case((100,) * 40, kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
     Case((3328,) * 40, kv_heads=8, head_dim=128, dtype=BF16),
     Case((20_000,), head_dim=128, dtype=BF16, tau=TAU),
+    # Parts of a kv head that are a cluster, some of them without keys.
+    Case((6000, 3000, 5, 1, 700, 64, 128, 5999), kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
     Case((70_000, 3), head_dim=128, dtype=BF16, kv_heads=1),
 ]
 
@@ -96,6 +99,21 @@ def test_peaky_scores_keep_their_low_digits() -> None:
     query, kv = build(case)
     query = query * 6
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
+    assert_near_half(out, reference(case, query, kv), case)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "read-twice"])
+@pytest.mark.parametrize(("lengths", "spans"), [((5000, 300), 1), ((900, 300), 3)], ids=str)
+@pytest.mark.parametrize(("strength", "bits"), [(6, 1), (0.01, 1), (3, 2), (3, 4)])
+def test_calibrated_scores_may_be_kept_or_made_twice(
+    strength, bits, lengths, spans, keeps, monkeypatch
+) -> None:
+    case = Case(lengths, **whole(bits), spans=spans, head_dim=128, tau=TAU, dtype=FP16)
+    query, kv = build(case)
+    query = query * strength
+    if not keeps:
+        monkeypatch.setattr(span_decode, "kept_geometry", lambda *_: None)
+    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, tau=TAU, impl="cuda")
     assert_near_half(out, reference(case, query, kv), case)
 
 

@@ -10,6 +10,7 @@ import duotone
 from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.span_calibrated import MAX_CLUSTER
 from duotone.cache.pair import PackedPair
 
 from cases import Case, build
@@ -134,12 +135,22 @@ def test_rotated_values_are_merged_behind_the_kernels(caught, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])
-def test_only_calibration_over_parts_needs_all_blocks_at_once(caught, tau) -> None:
+def test_only_calibration_over_parts_needs_a_cluster(caught, tau) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     span_decode.span_decode(query, span_of(segment), 0.1, tau, torch.empty_like(query))
     (one,) = caught
     assert one.given.splits > 1
-    assert one.at.cooperative == (tau is not None)
+    assert one.at.cluster == (1 if tau is None else one.given.splits)
+    assert not one.at.cooperative
+
+
+def test_more_parts_than_a_cluster_has_run_cooperatively(caught) -> None:
+    query, (segment, *_) = records_of(Case((40_000,), head_dim=128))
+    span_decode.span_decode(query, span_of(segment), 0.1, (0.0, 3.0), torch.empty_like(query))
+    (one,) = caught
+    assert one.given.splits > MAX_CLUSTER
+    assert one.at.cooperative
+    assert one.at.cluster == 1
     assert one.given.lse is None
 
 

@@ -161,7 +161,7 @@ def _elementwise(fused: bool) -> _Elementwise:
     functions = (_rotate, _gate, _add_norm)
     if not fused:
         return _Elementwise(*functions)
-    return _Elementwise(*(torch.compile(f, dynamic=True) for f in functions))
+    return _Elementwise(*(torch.compile(f) for f in functions))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ __device__ __forceinline__ void write_out(const Call& at, int head, int h, int c
 
 // Where a warp puts its sums once its ring is free: rows of D + 8 floats.
 __device__ __forceinline__ float* sums_of(char* shared, int w) {
-  return (float*)(shared + w * (STAGES * RECORD_BYTES));
+  return (float*)(shared + w * (STAGES * SLOT_BYTES));
 }
 
 // Merges the sums of a block's warps, then of all parts of a kv head, and writes the output.

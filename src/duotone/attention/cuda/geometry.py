@@ -94,6 +94,20 @@ def cut(
     them, at most. max_unit_tokens: what one split may hold at most. per_sm: blocks that a
     multiprocessor may hold.
     """
+    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm)
+    return min(options, key=lambda option: options[option])
+
+
+def cuts(
+    form: Format,
+    warps: int,
+    heads: int,
+    records: int,
+    sms: int,
+    max_unit_tokens: int | None = None,
+    per_sm: tuple[int, ...] = (1, 2, 4),
+) -> dict[Geometry, float]:
+    """The predicted time, in us, of all cuts worth a thought; arguments as `cut` has them."""
     work_us = records * form.nbytes / SM_BYTES_PER_US
     least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
     options = {}
@@ -104,7 +118,7 @@ def cut(
             merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
             cost = waves * (blocks * work_us / splits + WAVE_US) + merge_us
             options[Geometry(warps // blocks, blocks, splits)] = cost
-    return min(options, key=lambda option: options[option])
+    return options
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -109,7 +109,8 @@ class Task:
     """One planned launch of a decode kernel.
 
     source: its file, whose function has the same name. macros: what the source wants beside what
-    all of them want. arguments: makes its structure from the fields of `Call`.
+    all of them want. arguments: makes its structure from the fields of `Call`. shared_bytes: of a
+    block; None: its rings. cluster: blocks of a cluster.
     """
 
     source: str
@@ -118,6 +119,8 @@ class Task:
     macros: dict[str, int]
     arguments: Callable[..., Call] = Call
     cooperative: bool = False
+    shared_bytes: int | None = None
+    cluster: int = 1
 
     @property
     def units(self) -> int:
@@ -185,9 +188,10 @@ def _launch(task: Task, merge: _Merge, overlap: int) -> None:
     launch = Launch(
         blocks=task.units,
         threads=at.warps * LANES,
-        shared_bytes=at.warps * form.stages * form.nbytes,
+        shared_bytes=task.shared_bytes or at.warps * form.stages * form.nbytes,
         cooperative=task.cooperative,
         overlap=overlap > 0,
+        cluster=task.cluster,
     )
     own = {"OVERLAP": overlap, "OUT": QUERY_TYPES[merge.out.dtype]}
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}

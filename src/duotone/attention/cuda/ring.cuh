@@ -1,5 +1,9 @@
 // A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 //
+// SLOT_BYTES: room for a record, or for the part of one that a pass reads.
+#ifndef SLOT_BYTES
+#define SLOT_BYTES RECORD_BYTES
+#endif
 // From compute capability 9.0 on a record is one bulk copy that a barrier counts, before that the
 // lanes copy 16 bytes each at a time.
 #if __CUDA_ARCH__ >= 900
@@ -38,7 +42,7 @@ struct Ring {
 
   __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* draws) {
     const int wp = threadIdx.x >> 5;
-    memory = pinned(shared_address(shared) + wp * (STAGES * RECORD_BYTES), u.lane);
+    memory = pinned(shared_address(shared) + wp * (STAGES * SLOT_BYTES), u.lane);
     slot = 0;
     drawn = draws;
     // Of an address that it knows to be the same for a warp the compiler makes one addition of all
@@ -70,7 +74,7 @@ struct Ring {
   template <int BYTES>
   __device__ __forceinline__ u32 take(const Unit& u, int& next) {
     wait();
-    const u32 here = memory + slot * RECORD_BYTES;
+    const u32 here = memory + slot * SLOT_BYTES;
     slot = slot == STAGES - 1 ? 0 : slot + 1;
     next = 0;
 #if BULK_COPIES
@@ -101,7 +105,7 @@ struct Ring {
 #if BULK_COPIES
   template <int BYTES>
   __device__ __forceinline__ void ask(const Unit& u, int record) {
-    if (u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * RECORD_BYTES, u.at(record));
+    if (u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * SLOT_BYTES, u.at(record));
   }
   __device__ __forceinline__ void wait() { wait_for(barrier + 8 * slot, phase); }
 #else
@@ -109,10 +113,9 @@ struct Ring {
   __device__ __forceinline__ void ask(const Unit& u, int record) {
     const char* source = u.at(record);
     for (int at = u.lane * 16; at < BYTES; at += 512)
-      asm volatile(
-          "cp.async.cg.shared.global [%0],[%1],16;" ::"r"(memory + slot * RECORD_BYTES + at),
-          "l"(source + at)
-          : "memory");
+      asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(memory + slot * SLOT_BYTES + at),
+                   "l"(source + at)
+                   : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   // One record at most is under way; the other lanes' parts are there once they have waited, too.

@@ -104,7 +104,8 @@ def _keep(path: Path, binary: bytes) -> None:
 class Launch:
     """Grid, threads per block, bytes of dynamic shared memory.
 
-    cooperative: all blocks are resident together. overlap: the launch may begin before the kernel
+    cooperative: all blocks are resident together. cluster: blocks next to each other that are, and
+    read each other's shared memory. overlap: the launch may begin before the kernel
     ahead of it in the stream ends; the kernel has to wait before it reads what that one writes.
     """
 
@@ -113,6 +114,7 @@ class Launch:
     shared_bytes: int
     cooperative: bool = False
     overlap: bool = False
+    cluster: int = 1
 
 
 class Kernel:
@@ -140,19 +142,16 @@ class Kernel:
         settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
         settings.sharedMemBytes = at.shared_bytes
         settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        settings.attrs = [
-            self._attributes[name]
-            for name, wanted in (
-                ("COOPERATIVE", at.cooperative),
-                (
-                    "PROGRAMMATIC_STREAM_SERIALIZATION",
-                    self._overlaps and at.overlap and not at.cooperative,
-                ),
-            )
-            if wanted
-        ]
-        settings.numAttrs = len(settings.attrs)
+        attributes = self._launch_attributes(at)
+        settings.attrs = attributes
+        settings.numAttrs = len(attributes)
         self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
+
+    def _launch_attributes(self, at: Launch) -> list[Any]:
+        overlaps = self._overlaps and at.overlap and not at.cooperative
+        wanted = {"COOPERATIVE": at.cooperative, "PROGRAMMATIC_STREAM_SERIALIZATION": overlaps}
+        attributes = [self._attributes[name] for name, is_wanted in wanted.items() if is_wanted]
+        return [*attributes, self._cluster(at.cluster)] if at.cluster > 1 else attributes
 
     def _attribute(self, name: str) -> Any:
         """A launch attribute that is switched on."""
@@ -162,6 +161,13 @@ class Kernel:
             attribute.value.cooperative = 1
         else:
             attribute.value.programmaticStreamSerializationAllowed = 1
+        return attribute
+
+    def _cluster(self, blocks: int) -> Any:
+        attribute = self._driver.CUlaunchAttribute()
+        attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = blocks, 1, 1
         return attribute
 
     def _allow(self, shared_bytes: int) -> None:

@@ -8,7 +8,7 @@ maximum, both exact afterwards (integer products, KERNELS.md).
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,8 @@ from duotone.attention.cuda.geometry import (
 )
 from duotone.attention.cuda.launch import LOG2E, MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.layout import RecordFormat, Records
+from duotone.attention.cuda.span_calibrated import SOURCE as KEEPING_SOURCE
+from duotone.attention.cuda.span_calibrated import block_bytes, kept_geometry, max_cluster
 
 SOURCE = "span_decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
@@ -106,7 +108,8 @@ def span_task(
     range.
     """
     work = _work(query, span, pages)
-    at = _geometry(work)
+    kept = None if tau is None else _kept_geometry(work)
+    at = kept or _geometry(work)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
     tau1, tau2 = tau or (0.0, 0.0)
@@ -123,20 +126,46 @@ def span_task(
             **call,
         )
 
-    macros = macros_of(span.records.format, tau is not None)
-    return Task(SOURCE, work, at, macros, arguments, cooperative=tau is not None and parts > 1)
+    form = span.records.format
+    macros = macros_of(form, tau is not None)
+    together = tau is not None and parts > 1
+    if kept is None:
+        return Task(SOURCE, work, at, macros, arguments, cooperative=together)
+    rings_and_scores = block_bytes(form, work.group, at, work.records)
+    task = Task(KEEPING_SOURCE, work, at, macros, arguments, shared_bytes=rings_and_scores)
+    if together and parts <= max_cluster(query.device):
+        return replace(task, cluster=parts, macros=macros | {"CLUSTER": parts})
+    return replace(task, cooperative=together)
 
 
 def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     """All parts of a kv head run at once, as calibration over several of them needs."""
     work = _work(query, span, pages)
+    if _kept_geometry(work) is not None:
+        return True
     at, form = _geometry(work), work.format
     parts = work.blocks * at.splits
     # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
     beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
-    block_bytes = at.warps * form.stages * form.nbytes + beside_bytes
-    per_sm = min(at.per_sm, (shared_bytes(query.device) + 1024) // block_bytes)
+    each_bytes = at.warps * form.stages * form.nbytes + beside_bytes
+    per_sm = min(at.per_sm, (shared_bytes(query.device) + 1024) // each_bytes)
     return parts == 1 or work.heads * parts <= per_sm * multiprocessors(query.device)
+
+
+def _kept_geometry(work: Work) -> Geometry | None:
+    device = work.query.device
+    return kept_geometry(
+        work.format,
+        work.group,
+        warps_of(work.format, work.group, ring_bytes(device)),
+        work.heads,
+        work.blocks,
+        work.records,
+        multiprocessors(device),
+        shared_bytes(device),
+        MAX_UNIT_TOKENS,
+        max_cluster(device),
+    )
 
 
 def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:

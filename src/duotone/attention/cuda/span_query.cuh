@@ -4,6 +4,9 @@ struct __align__(16) Prologue {
   int query[HEADS][D];  // integers in the low bits, above BIAS_BITS
   int bias[4], ones[4];
   float heads[HEADS][2], v_scale[D], v_zero[D];
+#ifdef KEPT_SCORES
+  float sums[HEADS][2];  // of the negative and of the positive channels, in units of the largest
+#endif
 };
 
 // q with K's scales folded in, as integers of two digits in the order of B, and what undoes it.
@@ -41,6 +44,17 @@ struct Query {
             __float_as_int(fmaf(folded[i], inverse * (float)(1 << (Q_SHIFT - K_PLACE(r))), BIAS));
       }
       if (u.lane == 0) p.heads[h][0] = top, p.heads[h][1] = sum * at.sm_scale;
+#ifdef KEPT_SCORES
+      float low = 0.f, high = 0.f;
+#pragma unroll
+      for (int i = 0; i < D / 32; i++) low += fminf(folded[i], 0.f), high += fmaxf(folded[i], 0.f);
+#pragma unroll
+      for (int o = 16; o; o >>= 1) {
+        low += __shfl_xor_sync(FULL, low, o);
+        high += __shfl_xor_sync(FULL, high, o);
+      }
+      if (u.lane == 0) p.sums[h][0] = low / top, p.sums[h][1] = high / top;
+#endif
     }
     if (u.tid < 4)
       p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, p.ones[u.tid] = 0x01010101;

@@ -28,6 +28,30 @@ __device__ __forceinline__ void fold_range(float* low, float* high, const float 
     }
 }
 
+// The range of a unit's scores, to bounds[4 HT][2], from what each lane saw of them.
+__device__ __forceinline__ void agree_in_block(const Unit& u, float* low, float* high,
+                                               float (*warps)[HEADS][2], float (*bounds)[2]) {
+#pragma unroll
+  for (int h = 0; h < HT; h++) {
+#pragma unroll
+    for (int o = 4; o < 32; o <<= 1) {
+      low[h] = fminf(low[h], __shfl_xor_sync(FULL, low[h], o));
+      high[h] = fmaxf(high[h], __shfl_xor_sync(FULL, high[h], o));
+    }
+    if (u.g == 0) {
+      float* mine = warps[u.warp][h * 4 + u.t];
+      mine[0] = low[h], mine[1] = high[h];
+    }
+  }
+  __syncthreads();
+  if (u.tid < HEADS) {
+    float a = -MINUS_INFINITY, b = MINUS_INFINITY;
+    for (int w = 0; w < WARPS; w++)
+      a = fminf(a, warps[w][u.tid][0]), b = fmaxf(b, warps[w][u.tid][1]);
+    bounds[u.tid][0] = a, bounds[u.tid][1] = b;
+  }
+}
+
 // Smallest and largest score (log2 units) of each q head in a unit, to bounds[4 HT][2]; reads K
 // only.
 __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Query& q,
@@ -51,25 +75,11 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
   ring.start<RECORD_BYTES>(u);  // the next pass, while the range is agreed on
 #pragma unroll
   for (int h = 0; h < HT; h++) {
-#pragma unroll
-    for (int o = 4; o < 32; o <<= 1) {
-      low[h] = fminf(low[h], __shfl_xor_sync(FULL, low[h], o));
-      high[h] = fmaxf(high[h], __shfl_xor_sync(FULL, high[h], o));
-    }
-    if (u.g == 0) {
-      const bool any = low[h] < -MINUS_INFINITY;
-      float* mine = warps[u.warp][h * 4 + u.t];
-      mine[0] = any ? fmaf(low[h] - BIAS, q.scale[h], q.offset[h]) : -MINUS_INFINITY;
-      mine[1] = any ? fmaf(high[h] - BIAS, q.scale[h], q.offset[h]) : MINUS_INFINITY;
-    }
+    const bool any = low[h] < -MINUS_INFINITY;
+    low[h] = any ? fmaf(low[h] - BIAS, q.scale[h], q.offset[h]) : -MINUS_INFINITY;
+    high[h] = any ? fmaf(high[h] - BIAS, q.scale[h], q.offset[h]) : MINUS_INFINITY;
   }
-  __syncthreads();
-  if (u.tid < HEADS) {
-    float a = -MINUS_INFINITY, b = MINUS_INFINITY;
-    for (int w = 0; w < WARPS; w++)
-      a = fminf(a, warps[w][u.tid][0]), b = fmaxf(b, warps[w][u.tid][1]);
-    bounds[u.tid][0] = a, bounds[u.tid][1] = b;
-  }
+  agree_in_block(u, low, high, warps, bounds);
 }
 
 // The range over all parts of a kv head; every block of the head must be resident.
@@ -96,6 +106,34 @@ __device__ __forceinline__ void agree_on_range(const Arguments& at, const Unit& 
       bounds[u.tid][1] = fmaxf(bounds[u.tid][1], other.y);
     }
 }
+
+#ifdef CLUSTER
+// The same where the parts of a kv head are a cluster, which read each other's shared memory. A
+// part keeps its own `bounds` until `leave_cluster`.
+__device__ __forceinline__ void agree_in_cluster(const Unit& u, float (*bounds)[2],
+                                                 float (*agreed)[2]) {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+  if (u.tid < HEADS) {
+    float low = -MINUS_INFINITY, high = MINUS_INFINITY;
+#pragma unroll
+    for (int s = 0; s < CLUSTER; s++) {
+      u32 there;
+      float a, b;
+      asm("mapa.shared::cluster.u32 %0,%1,%2;"
+          : "=r"(there)
+          : "r"(shared_address(bounds[u.tid])), "r"(s));
+      asm volatile("ld.shared::cluster.v2.f32 {%0,%1},[%2];" : "=f"(a), "=f"(b) : "r"(there));
+      low = fminf(low, a), high = fmaxf(high, b);
+    }
+    agreed[u.tid][0] = low, agreed[u.tid][1] = high;
+  }
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void leave_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
 
 // Score calibration (CalibQuant eq. 7-8): scores become slope * score + offset.
 __device__ __forceinline__ void calibrate(const Arguments& at, const Unit& u, Query& q,

@@ -5,10 +5,10 @@ struct Sums {
   float top[HT], shift[HT];
   u32 p[HT][2][2], ones[4];
 
-  __device__ __forceinline__ void clear(const Prologue& prologue) {
+  __device__ __forceinline__ void clear(const int* four_ones) {
     asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(ones[0]), "=r"(ones[1]), "=r"(ones[2]), "=r"(ones[3])
-                 : "r"(shared_address(prologue.ones)));
+                 : "r"(shared_address(four_ones)));
 #pragma unroll
     for (int h = 0; h < HT; h++) {
 #pragma unroll
@@ -18,6 +18,20 @@ struct Sums {
       top[h] = -1e30f, shift[h] = 1e30f;
     }
   }
+#ifdef KEPT_SCORES
+  // Maxima that are known beforehand, in q's units: no weight will need more than 16 bits. `shift`
+  // is rounded by half a unit of q's at most, since its parts are 2^23 of them: a maximum one unit
+  // higher leaves room for that, and is then taken from what `shift` became.
+  __device__ __forceinline__ void fix(const Query& q, const float* highest) {
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+      if (!(highest[h] > MINUS_INFINITY)) continue;  // no keys
+      const float unbiased = -P_BIAS * q.scale[h], whole = q.offset[h] + P_TOP;
+      shift[h] = unbiased + (whole - fmaf(highest[h] + 1.f, q.scale[h], q.offset[h]));
+      top[h] = whole - (shift[h] - unbiased);
+    }
+  }
+#endif
   __device__ __forceinline__ void add(const u32* v) {
 #pragma unroll
     for (int h = 0; h < HT; h++) mma_v(total[h], ones, p[h][0]), mma_v(total[h], ones, p[h][1]);
