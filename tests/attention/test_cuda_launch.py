@@ -10,7 +10,6 @@ import duotone
 from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.layout import span_layout
-from duotone.attention.cuda.span_calibrated import MAX_CLUSTER
 from duotone.cache.pair import PackedPair
 
 from cases import Case, build
@@ -144,14 +143,13 @@ def test_only_calibration_over_parts_needs_a_cluster(caught, tau) -> None:
     assert not one.at.cooperative
 
 
-def test_more_parts_than_a_cluster_has_run_cooperatively(caught) -> None:
-    query, (segment, *_) = records_of(Case((40_000,), head_dim=128))
+def test_more_parts_than_a_cluster_has_run_cooperatively(caught, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
+    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     span_decode.span_decode(query, span_of(segment), 0.1, (0.0, 3.0), torch.empty_like(query))
     (one,) = caught
-    assert one.given.splits > MAX_CLUSTER
-    assert one.at.cooperative
-    assert one.at.cluster == 1
-    assert one.given.lse is None
+    assert one.given.splits > 1
+    assert (one.at.cooperative, one.at.cluster) == (True, 1)
 
 
 def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
@@ -174,8 +172,9 @@ def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
     assert dense.given.key_batch == 2 * window.key.stride(0)
 
 
-def test_calibration_over_parts_is_launched_first(caught, monkeypatch) -> None:
+def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
     query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
     decode.attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
     assert [one.at.cooperative for one in caught] == [True, False]
