@@ -167,11 +167,12 @@ def _shape_rows(clock: Clock, shape: Shape, repeats: int) -> list[dict[str, Any]
 
 
 def _copy(key: Tensor, value: Tensor) -> Call:
+    """By a kernel: a graph hands plain copies to the copy engine, at two thirds of the bandwidth."""
     targets = torch.empty_like(key), torch.empty_like(value)
 
     def copy() -> Tensor:
-        targets[0].copy_(key)
-        return targets[1].copy_(value)
+        torch.neg(key, out=targets[0])
+        return torch.neg(value, out=targets[1])
 
     return copy
 
