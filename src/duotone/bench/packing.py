@@ -51,8 +51,8 @@ class Packing:
     def call(self, key: Tensor, value: Tensor, piece: Piece) -> Call:
         """What is timed; it returns all that it writes but a span's scales.
 
-        piece: `all_tokens`. As the layers of a model do, buffers share it: where its records begin is
-        asked of the device once.
+        piece: `all_tokens`. As the layers of a model do, buffers share it: where its records begin
+        is asked of the device once.
         """
         if self.spans:
             form = RecordFormat(key.shape[3], self.spec.key.bits, self.spec.value.bits)
@@ -167,7 +167,7 @@ def _shape_rows(clock: Clock, shape: Shape, repeats: int) -> list[dict[str, Any]
 
 
 def _copy(key: Tensor, value: Tensor) -> Call:
-    """By a kernel: a graph hands plain copies to the copy engine, at two thirds of the bandwidth."""
+    """By a kernel: graphs hand plain copies to the copy engine, at two thirds of the bandwidth."""
     targets = torch.empty_like(key), torch.empty_like(value)
 
     def copy() -> Tensor:
