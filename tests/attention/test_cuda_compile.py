@@ -10,6 +10,7 @@ from duotone.attention.cuda import (
     class_decode,
     dense_decode,
     group_decode,
+    launch,
     runtime,
     span_decode,
     window_append,
@@ -65,6 +66,7 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "QUERY": 1,
         "OUT": 1,
         "PAGED": 0,
+        "TICKETS": 1,
         "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
     }
 
@@ -118,6 +120,22 @@ def test_beginnings_of_blocks_stand_beside_the_rings(bits, blocks) -> None:
     form = class_format(bits, 128)
     assert class_decode.warps_of(form, 4) == 16
     assert class_decode.per_sm(form, 4, 16) == blocks
+
+
+@pytest.mark.parametrize("overlap", [0, 2], ids=["alone", "joined"])
+@pytest.mark.parametrize(("head_dim", "group", "query", "out"), [(128, 4, 1, 1), (80, 7, 0, 2)])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_merge_parts_compiles(arch, head_dim, group, query, out, overlap) -> None:
+    macros = {
+        "CHANNELS": head_dim,
+        "G": group,
+        "WARPS": launch.MERGE_WARPS,
+        "QUERY": query,
+        "OUT": out,
+        "OVERLAP": overlap,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Call),
+    }
+    assert runtime.compiled(launch.MERGE_SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 def test_window_append_compiles() -> None:

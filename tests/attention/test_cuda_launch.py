@@ -37,7 +37,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (span_decode, dense_decode, class_decode):
+    for module in (launch, span_decode, dense_decode, class_decode):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
@@ -161,6 +161,55 @@ def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
         window.lengths.data_ptr(),
     )
     assert dense.given.key_batch == 2 * window.key.stride(0)
+
+
+def attend_joined(monkeypatch, tau=None, sms_of_rule: int = 132, **shape) -> torch.Tensor:
+    """A span and a window of two sequences with two kv heads each; returns the output."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: sms_of_rule)
+    shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, "dense": (9, 700), **shape}
+    query, kv = records_of(Case(**shape))
+    return decode.attend_records(query.bfloat16(), kv, sm_scale=0.1, tau=tau)
+
+
+def test_many_heads_are_merged_by_a_launch_of_its_own(caught, monkeypatch) -> None:
+    out = attend_joined(monkeypatch, sms_of_rule=2)
+    *decodes, merge = caught
+    assert [one.source for one in caught] == [
+        "span_decode.cu", "dense_decode.cu", "merge_parts.cu",
+    ]  # fmt: skip
+    assert [one.macros.get("TICKETS") for one in caught] == [0, 0, None]
+    assert not any(one.given.counters for one in caught)
+    same = ("partial", "weights", "out", "out_stride", "lse", "all_parts")
+    for name in same:
+        assert len({getattr(one.given, name) for one in caught}) == 1
+    assert merge.given.units == 4
+    rows = out.shape[0] * out.shape[1]
+    assert merge.at.blocks * merge.macros["WARPS"] >= rows
+    assert (merge.at.threads, merge.at.overlap) == (merge.macros["WARPS"] * 32, True)
+    assert merge.macros["OVERLAP"] == 2
+    for one in decodes:
+        assert one.given.units == 4 * one.given.blocks * one.given.splits
+
+
+def test_few_heads_take_tickets(caught, monkeypatch) -> None:
+    attend_joined(monkeypatch, sms_of_rule=3)
+    assert [one.macros["TICKETS"] for one in caught] == [1, 1]
+    assert all(one.given.counters for one in caught)
+
+
+def test_parts_that_calibrate_together_count_themselves(caught, monkeypatch) -> None:
+    attend_joined(monkeypatch, tau=(0.0, 3.0), sms_of_rule=1)
+    assert caught[0].at.cooperative
+    assert [one.macros["TICKETS"] for one in caught] == [1, 1]
+
+
+def test_one_part_is_the_output(caught, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 1)
+    query, (segment, *_) = records_of(Case((300, 300), head_dim=128, kv_heads=2))
+    span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
+    (one,) = caught
+    assert (one.given.all_parts, one.macros["TICKETS"]) == (1, 1)
 
 
 def test_calibration_over_parts_is_launched_first(caught, monkeypatch) -> None:

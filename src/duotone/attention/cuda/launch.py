@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Format, Geometry
+from duotone.attention.cuda.geometry import Format, Geometry, multiprocessors
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
 
@@ -17,6 +18,10 @@ LOG2E = 1.4426950408889634
 MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
+# kv heads per multiprocessor from which on a last launch merges the parts of a call, instead of
+# the block of a head that ends last: a ticket costs every part some 2 us, a launch a call some 4.
+HEADS_PER_SM_TO_MERGE = 2
+MERGE_SOURCE, MERGE_WARPS = "merge_parts.cu", 4
 QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
@@ -25,13 +30,13 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "query", "records", "pages", "tokens", "first_records", "partial", "counters", "out",
-            "lse",
+            "query", "records", "pages", "tokens", "first_records", "partial", "weights",
+            "counters", "out", "lse",
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
             "kv_heads", "blocks", "records_per_head", "splits", "pages_per_sequence", "first_part",
-            "all_parts",
+            "all_parts", "units",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
@@ -132,22 +137,37 @@ class Task:
 
 @dataclass
 class _Merge:
-    """Where the tasks of one call meet: the part that ends last merges all of them."""
+    """Where the tasks of one call meet.
+
+    zeros: counters, by which the part that ends last knows that it merges all of them; None: a last
+    launch does.
+    """
 
     out: Tensor
     lse: Tensor | None
     sm_scale: float
     parts: int
     partial: Tensor
-    zeros: Tensor
+    weights: Tensor
+    zeros: Tensor | None
     first_part: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, work: Work, parts: int, tickets: bool, **output: Any) -> _Merge:
+        """Room for the sums of `parts` of each kv head of `work`."""
+        rows, query = work.heads * parts * work.group, work.query
+        partial = query.new_empty(rows, work.format.head_dim, dtype=torch.float32)
+        weights = query.new_empty(rows, 2, dtype=torch.float32)
+        zeros = counters(query.device, 2 * work.heads) if tickets else None
+        return cls(**output, parts=parts, partial=partial, weights=weights, zeros=zeros)
 
     def arguments(self) -> dict[str, int | float | None]:
         """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
-        lse = self.lse
+        lse, zeros = self.lse, self.zeros
         return {
             "partial": self.partial.data_ptr(),
-            "counters": self.zeros.data_ptr(),
+            "weights": self.weights.data_ptr(),
+            "counters": None if zeros is None else zeros.data_ptr(),
             "out": self.out.data_ptr(),
             "out_stride": self.out.stride(1),
             "lse": None if lse is None else lse.data_ptr(),
@@ -164,19 +184,43 @@ def run(tasks: Sequence[Task], sm_scale: float, out: Tensor, lse: Tensor | None 
     tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
     head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
     """
-    work, parts = tasks[0].work, sum(task.parts for task in tasks)
-    size = work.heads * parts * work.group * (work.format.head_dim + 2)
-    merge = _Merge(
-        out,
-        lse,
-        sm_scale,
-        parts,
-        work.query.new_empty(size, dtype=torch.float32),
-        counters(work.query.device, 2 * work.heads),
-    )
+    work, tickets = tasks[0].work, _takes_tickets(tasks)
+    parts = sum(task.parts for task in tasks)
+    merge = _Merge.of(work, parts, tickets, out=out, lse=lse, sm_scale=sm_scale)
     for number, task in enumerate(tasks):
         _launch(task, merge, overlap=0 if not OVERLAP else 1 if number == 0 else 2)
         merge.first_part += task.parts
+    if not tickets:
+        _launch_merge(work, merge)
+
+
+def _takes_tickets(tasks: Sequence[Task]) -> bool:
+    """Blocks count who ends last, as there are few heads, or one part of each, which writes out.
+
+    What is calibrated over several parts counts them anyway.
+    """
+    work = tasks[0].work
+    if sum(task.parts for task in tasks) == 1 or any(task.cooperative for task in tasks):
+        return True
+    return work.heads < HEADS_PER_SM_TO_MERGE * multiprocessors(work.query.device)
+
+
+def _launch_merge(work: Work, merge: _Merge) -> None:
+    """The last launch of a call, a warp for each q head."""
+    given = Call(units=work.heads, **merge.arguments())
+    blocks = -(-work.heads * work.group // MERGE_WARPS)
+    macros = {
+        "CHANNELS": work.format.head_dim,
+        "G": work.group,
+        "WARPS": MERGE_WARPS,
+        "QUERY": QUERY_TYPES[work.query.dtype],
+        "OUT": QUERY_TYPES[merge.out.dtype],
+        "OVERLAP": 2 * OVERLAP,
+        "ARGUMENTS_BYTES": ctypes.sizeof(given),
+    }
+    launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
+    function = MERGE_SOURCE.removesuffix(".cu")
+    kernel(MERGE_SOURCE, function, tuple(macros.items()), merge.out.device)(launch, given)
 
 
 def _launch(task: Task, merge: _Merge, overlap: int) -> None:
@@ -189,7 +233,11 @@ def _launch(task: Task, merge: _Merge, overlap: int) -> None:
         cooperative=task.cooperative,
         overlap=overlap > 0,
     )
-    own = {"OVERLAP": overlap, "OUT": QUERY_TYPES[merge.out.dtype]}
+    own = {
+        "OVERLAP": overlap,
+        "OUT": QUERY_TYPES[merge.out.dtype],
+        "TICKETS": int(merge.zeros is not None),
+    }
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = task.source.removesuffix(".cu")
     kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)
@@ -208,6 +256,7 @@ def _inputs(task: Task) -> dict[str, int | None]:
         "blocks": work.blocks,
         "records_per_head": work.records,
         "splits": task.at.splits,
+        "units": task.units,
     }
 
 
