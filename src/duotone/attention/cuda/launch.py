@@ -5,12 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Format, Geometry, multiprocessors
+from duotone.attention.cuda.geometry import (
+    Format,
+    Geometry,
+    has_room_to_stay,
+    multiprocessors,
+)
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
 
@@ -114,7 +120,8 @@ class Task:
     """One planned launch of a decode kernel.
 
     source: its file, whose function has the same name. macros: what the source wants beside what
-    all of them want. arguments: makes its structure from the fields of `Call`.
+    all of them want. arguments: makes its structure from the fields of `Call`. may_stay: the source
+    has blocks that take several units.
     """
 
     source: str
@@ -123,6 +130,7 @@ class Task:
     macros: dict[str, int]
     arguments: Callable[..., Call] = Call
     cooperative: bool = False
+    may_stay: bool = False
 
     @property
     def units(self) -> int:
@@ -134,14 +142,32 @@ class Task:
         """Shares of each kv head."""
         return self.work.blocks * self.at.splits
 
+    def places(self, sms: int) -> int:
+        """Blocks that run at the same time."""
+        return self.at.per_sm * sms
+
+    def stays(self, sms: int) -> bool:
+        """Blocks take several units each, as there are more units than places."""
+        able = self.may_stay and has_room_to_stay(self.work.format, self.work.group)
+        return able and not self.cooperative and self.units > self.places(sms)
+
+
+class MergedBy(Enum):
+    """MERGE of common.cuh: nobody, where a part is the output; the block of a kv head that ends
+    last, by tickets; a last launch.
+    """
+
+    NOBODY, TICKETS, LAUNCH = range(3)
+
 
 @dataclass
 class _Merge:
     """Where the tasks of one call meet.
 
-    zeros: counters, by which the part that ends last knows that it merges all of them; None: a last
-    launch does.
+    zeros: counters for tickets.
     """
+
+    by: MergedBy
 
     out: Tensor
     lse: Tensor | None
@@ -153,13 +179,13 @@ class _Merge:
     first_part: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, work: Work, parts: int, tickets: bool, **output: Any) -> _Merge:
+    def of(cls, work: Work, parts: int, by: MergedBy, **output: Any) -> _Merge:
         """Room for the sums of `parts` of each kv head of `work`."""
         rows, query = work.heads * parts * work.group, work.query
         partial = query.new_empty(rows, work.format.head_dim, dtype=torch.float32)
         weights = query.new_empty(rows, 2, dtype=torch.float32)
-        zeros = counters(query.device, 2 * work.heads) if tickets else None
-        return cls(**output, parts=parts, partial=partial, weights=weights, zeros=zeros)
+        zeros = counters(query.device, 2 * work.heads) if by is MergedBy.TICKETS else None
+        return cls(by, **output, parts=parts, partial=partial, weights=weights, zeros=zeros)
 
     def arguments(self) -> dict[str, int | float | None]:
         """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
@@ -184,25 +210,24 @@ def run(tasks: Sequence[Task], sm_scale: float, out: Tensor, lse: Tensor | None 
     tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
     head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
     """
-    work, tickets = tasks[0].work, _takes_tickets(tasks)
-    parts = sum(task.parts for task in tasks)
-    merge = _Merge.of(work, parts, tickets, out=out, lse=lse, sm_scale=sm_scale)
+    work, parts = tasks[0].work, sum(task.parts for task in tasks)
+    merge = _Merge.of(work, parts, merged_by(tasks), out=out, lse=lse, sm_scale=sm_scale)
     for number, task in enumerate(tasks):
         _launch(task, merge, overlap=0 if not OVERLAP else 1 if number == 0 else 2)
         merge.first_part += task.parts
-    if not tickets:
+    if merge.by is MergedBy.LAUNCH:
         _launch_merge(work, merge)
 
 
-def _takes_tickets(tasks: Sequence[Task]) -> bool:
-    """Blocks count who ends last, as there are few heads, or one part of each, which writes out.
-
-    What is calibrated over several parts counts them anyway.
-    """
+def merged_by(tasks: Sequence[Task]) -> MergedBy:
+    """Who merges the parts of a call."""
     work = tasks[0].work
-    if sum(task.parts for task in tasks) == 1 or any(task.cooperative for task in tasks):
-        return True
-    return work.heads < HEADS_PER_SM_TO_MERGE * multiprocessors(work.query.device)
+    if sum(task.parts for task in tasks) == 1:
+        return MergedBy.NOBODY
+    # Calibration over several parts counts them anyway.
+    together = any(task.cooperative for task in tasks)
+    few = work.heads < HEADS_PER_SM_TO_MERGE * multiprocessors(work.query.device)
+    return MergedBy.TICKETS if few or together else MergedBy.LAUNCH
 
 
 def _launch_merge(work: Work, merge: _Merge) -> None:
@@ -224,10 +249,11 @@ def _launch_merge(work: Work, merge: _Merge) -> None:
 
 
 def _launch(task: Task, merge: _Merge, overlap: int) -> None:
-    at, form = task.at, task.work.format
+    at, form, sms = task.at, task.work.format, multiprocessors(merge.out.device)
+    stays = task.stays(sms)
     given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
-        blocks=task.units,
+        blocks=task.places(sms) if stays else task.units,
         threads=at.warps * LANES,
         shared_bytes=at.warps * form.stages * form.nbytes,
         cooperative=task.cooperative,
@@ -236,7 +262,8 @@ def _launch(task: Task, merge: _Merge, overlap: int) -> None:
     own = {
         "OVERLAP": overlap,
         "OUT": QUERY_TYPES[merge.out.dtype],
-        "TICKETS": int(merge.zeros is not None),
+        "MERGE": merge.by.value,
+        "PERSISTENT": int(stays),
     }
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = task.source.removesuffix(".cu")

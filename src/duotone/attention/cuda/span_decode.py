@@ -18,9 +18,11 @@ from torch import Tensor
 from duotone.attention.cuda.geometry import (
     MAX_WARPS,
     RING_BYTES,
+    WAVE_US,
     Geometry,
     cut,
     multiprocessors,
+    next_unit_us,
     ring_bytes,
     shared_bytes,
     warps_within_rings,
@@ -75,10 +77,21 @@ def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
 
 @cache
 def geometry(
-    form: RecordFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+    form: RecordFormat,
+    group: int,
+    heads: int,
+    records: int,
+    sms: int,
+    ring_bytes: int,
+    calibrate: bool = False,
 ) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
-    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
+    """How a launch is cut. heads: batch * kv_heads * blocks of tokens.
+
+    calibrate: blocks end with their unit, and all of them should be resident.
+    """
+    next_us = WAVE_US if calibrate else next_unit_us(form, group)
+    warps = warps_of(form, group, ring_bytes)
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, next_us=next_us)
 
 
 def span_decode(
@@ -106,7 +119,7 @@ def span_task(
     range.
     """
     work = _work(query, span, pages)
-    at = _geometry(work)
+    at = _geometry(work, tau is not None)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
     tau1, tau2 = tau or (0.0, 0.0)
@@ -123,14 +136,16 @@ def span_task(
             **call,
         )
 
-    macros = macros_of(span.records.format, tau is not None)
-    return Task(SOURCE, work, at, macros, arguments, cooperative=tau is not None and parts > 1)
+    calibrate = tau is not None
+    macros = macros_of(span.records.format, calibrate)
+    together = calibrate and parts > 1
+    return Task(SOURCE, work, at, macros, arguments, together, may_stay=not calibrate)
 
 
 def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     """All parts of a kv head run at once, as calibration over several of them needs."""
     work = _work(query, span, pages)
-    at, form = _geometry(work), work.format
+    at, form = _geometry(work, calibrate=True), work.format
     parts = work.blocks * at.splits
     # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
     beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
@@ -144,10 +159,10 @@ def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
     return Work.of_records(query, records.format, records.data, span.tokens, records.first, pages)
 
 
-def _geometry(work: Work) -> Geometry:
+def _geometry(work: Work, calibrate: bool) -> Geometry:
     device, heads = work.query.device, work.heads * work.blocks
     sms, rings = multiprocessors(device), ring_bytes(device)
-    return geometry(work.format, work.group, heads, work.records, sms, rings)
+    return geometry(work.format, work.group, heads, work.records, sms, rings, calibrate)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
