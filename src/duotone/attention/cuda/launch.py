@@ -24,6 +24,8 @@ LOG2E = 1.4426950408889634
 MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
+# Whether blocks take several units each where there are more units than places.
+STAY = True
 # kv heads per multiprocessor from which on a last launch merges the parts of a call, instead of
 # the block of a head that ends last: a ticket costs every part some 2 us, a launch a call some 4.
 HEADS_PER_SM_TO_MERGE = 2
@@ -148,7 +150,7 @@ class Task:
 
     def stays(self, sms: int) -> bool:
         """Blocks take several units each, as there are more units than places."""
-        able = self.may_stay and has_room_to_stay(self.work.format, self.work.group)
+        able = STAY and self.may_stay and has_room_to_stay(self.work.format, self.work.group)
         return able and not self.cooperative and self.units > self.places(sms)
 
 

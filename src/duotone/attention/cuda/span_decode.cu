@@ -6,7 +6,8 @@
 //   G       q heads per kv head
 //   WARPS, PER_SM, STAGES, TILES
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
-//   TAU     1: score calibration; all blocks of a kv head must be resident together
+//   TAU     1: score calibration; all blocks of a kv head must be resident together, and end with
+//           their unit (PERSISTENT 0)
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each

@@ -3,6 +3,8 @@
 // It asks for the first records of its next unit before it merges the sums of the present one. A
 // warp's sums go where its last record was: its next one goes into the slot behind, and into that
 // slot only when the block has met in the next unit. So a slot must have room for G rows of sums.
+static_assert(!PERSISTENT || G * (D + 8) * 4 <= RECORD_BYTES, "sums need a slot");
+
 struct Stay {  // in shared memory
   Share next;
   int sums[WARPS];  // where each warp's are
@@ -74,11 +76,12 @@ struct Stay {  // in shared memory
   }
 };
 
-// Asks for `bytes` from `from` on, without waiting: one thread.
+// Asks for `bytes` from `from` on, whole 16 of them, without waiting: one thread.
 __device__ __forceinline__ void to_l2(const void* from, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
-  const u64 first = (u64)from & ~15ull, end = (u64)from + bytes + 15 & ~15ull;  // whole 16 bytes
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(first), "r"((u32)(end - first)));
+  const u64 first = (u64)from & ~15ull, end = (u64)from + bytes + 15 & ~15ull;
+  if (bytes > 0)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(first), "r"((u32)(end - first)));
 #endif
 }
 // q of a kv head.
