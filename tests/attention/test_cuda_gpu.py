@@ -63,6 +63,10 @@ CASES = [
     # No splits and many; scores of a large spread.
     Case((100,) * 40, kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
     Case((3328,) * 40, kv_heads=8, head_dim=128, dtype=BF16),
+    # As many units as places of 132 multiprocessors with four blocks each, one more, many more.
+    *(Case((100,) * n, head_dim=128, dtype=BF16) for n in (528, 529)),
+    Case((300, 1, 128, 0, 97) * 30, kv_heads=8, head_dim=128, dtype=BF16, dense=(9,) * 150),
+    Case((300, 128) * 50, kv_heads=8, head_dim=128, dtype=BF16),
     Case((20_000,), head_dim=128, dtype=BF16, tau=TAU),
     # Parts of a kv head that are a cluster, some of them without keys.
     Case((6000, 3000, 5, 1, 700, 64, 128, 5999), kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),

@@ -8,6 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
 from duotone.attention import decode_attention
+from duotone.attention.cuda import class_decode, dense_decode, group_decode, launch, span_decode
+from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.dense_decode import dense_reason
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.layout import span_layout
@@ -104,6 +106,121 @@ def test_spans_streams_and_windows_meet(tau) -> None:
         segments = laid_out(poisoned([kv[i] for i in order]))
         out = decode_attention(query, segments, sm_scale=case.sm_scale, tau=tau, impl="cuda")
         assert_near(out, reference(case, query, kv))
+
+
+# 800 kv heads: more than places for any of the kernels on 132 multiprocessors. Every 7th sequence
+# has no packed token, every 7th no dense one.
+RAGGED, RAGGED_WINDOWS = (
+    tuple(lengths[i % 7] for i in range(100))
+    for lengths in ((0, 1, 97, 300, 128, 33, 257), (5, 0, 160, 16, 17, 1, 33))
+)
+MANY = {"kv_heads": 8, "head_dim": 128, "dtype": BF16}
+CLASSES = {
+    name: getattr(duotone.scheme("duotone", bits=1).visual, name) for name in ("key", "value")
+}
+
+
+@pytest.fixture
+def macros(monkeypatch) -> list[dict]:
+    """What the launches of a test are compiled with, the merging one as {}."""
+    seen = []
+
+    def kernel(source, name, given, device, make=launch.kernel):
+        seen.append({} if source == launch.MERGE_SOURCE else dict(given))
+        return make(source, name, given, device)
+
+    monkeypatch.setattr(launch, "kernel", kernel)
+    return seen
+
+
+def attend_all(case: Case, kv, query):
+    return decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(RAGGED, dense=RAGGED_WINDOWS, **MANY),
+        Case(RAGGED, **KIVI, dense=RAGGED_WINDOWS, **MANY),
+        Case(RAGGED, **INNER, dense=RAGGED_WINDOWS, **MANY),
+        Case(RAGGED, dense=RAGGED_WINDOWS, **(MANY | {"gqa": 7})),
+        Case(RAGGED, TensorSpec(2), TensorSpec(2), dense=RAGGED_WINDOWS, **MANY),
+    ],
+    ids=["1 bit", "kivi", "innerq", "gqa7", "2 bit"],
+)
+def test_more_units_than_places(case: Case, macros) -> None:
+    query, kv = build(case)
+    out = attend_all(case, kv, query)
+    assert [x.get("MERGE") for x in macros] == [2, 2, None]
+    assert [x.get("PERSISTENT") for x in macros] == [1, 1, None]
+    assert_near(out, reference(case, query, kv))
+
+
+@pytest.mark.usefixtures("poison")
+def test_more_units_than_places_of_three_kinds(macros) -> None:
+    case = Case(RAGGED, dense=RAGGED_WINDOWS, **MANY)
+    query, kv = build(case)
+    _, stream = build(replace(case, lengths=RAGGED[::-1], **KIVI, dense=None), 1)
+    kv = [*kv, replace(stream[0], visual=False)]
+    expected = reference(case, query, kv)
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        out = attend_all(case, [kv[i] for i in order], query)
+        assert_near(out, expected)
+    assert len(macros) == 12
+
+
+@pytest.mark.parametrize(("heads", "merge"), [(1, 2), (-1, 1)], ids=["launch", "tickets"])
+def test_the_rule_for_merging_changes_no_result(heads: int, merge: int, macros) -> None:
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    batch = launch.HEADS_PER_SM_TO_MERGE * sms + min(heads, 0)
+    shape = {"head_dim": 128, "dtype": BF16, "dense": (40, 7) * (batch // 2) + (9,) * (batch % 2)}
+    case = Case((300,) * batch, **shape)
+    query, kv = build(case)
+    out = attend_all(case, kv, query)
+    assert macros[0]["MERGE"] == merge
+    assert_near(out, reference(case, query, kv))
+
+
+@pytest.fixture
+def one_multiprocessor(monkeypatch) -> None:
+    """Launches are planned for a device of one: its few blocks stay for all units."""
+    for module in (launch, span_decode, group_decode, dense_decode, class_decode):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 1)
+
+
+@pytest.mark.usefixtures("poison", "one_multiprocessor")
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(replace(c, tau=None) for c in CASES if c.dense_dtype != FP32 and c.lengths != (20_000,)),
+        Case((3329, 0, 700), spans=5, dense=(1, 40, 0), kv_heads=2, head_dim=128, dtype=BF16),
+    ],
+    ids=str,
+)
+def test_blocks_that_stay_match_the_reference(case: Case, macros) -> None:
+    query, kv = build(case)
+    assert_near_half(attend_all(case, kv, query), reference(case, query, kv))
+    assert any(x.get("PERSISTENT") for x in macros) or case.kv_heads == 1
+
+
+@pytest.mark.usefixtures("poison", "one_multiprocessor")
+@pytest.mark.parametrize("dense", [None, (1, 160, 33, 700)], ids=["alone", "dense"])
+@pytest.mark.parametrize("spans", [1, 3])
+def test_classes_in_blocks_that_stay(spans: int, dense, macros) -> None:
+    case = Case(ODD, **CLASSES, spans=spans, dense=dense, kv_heads=4, head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    first, *rest = poisoned(kv)
+    pair = PackedPair(first.key, first.value).laid_out(class_layout)
+    first = replace(first, key=pair.key, value=pair.value, records=pair.records)
+    out = decode_attention(query, [first, *rest], sm_scale=case.sm_scale, impl="cuda")
+    assert macros[0]["PERSISTENT"] == 1
+    assert_near(out, reference(case, query, kv))
+
+
+@pytest.mark.usefixtures("one_multiprocessor")
+def test_blocks_that_stay_follow_lengths_in_a_graph() -> None:
+    test_a_graph_follows_lengths_on_the_device()
 
 
 def test_wrong_windows_are_noticed() -> None:

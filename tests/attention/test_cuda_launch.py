@@ -9,7 +9,8 @@ import torch
 import duotone
 from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
 from duotone.attention.cuda.class_layout import class_layout
-from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.geometry import has_room_to_stay
+from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.cache.pair import PackedPair
 
 from cases import Case, build
@@ -37,7 +38,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (span_decode, dense_decode, class_decode):
+    for module in (launch, span_decode, dense_decode, class_decode):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
@@ -170,6 +171,102 @@ def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
         window.lengths.data_ptr(),
     )
     assert dense.given.key_batch == 2 * window.key.stride(0)
+
+
+def attend_joined(monkeypatch, tau=None, sms_of_rule: int = 132, **shape) -> torch.Tensor:
+    """A span and a window of two sequences with two kv heads each; returns the output."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: sms_of_rule)
+    shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, "dense": (9, 700), **shape}
+    query, kv = records_of(Case(**shape))
+    return decode.attend_records(query.bfloat16(), kv, sm_scale=0.1, tau=tau)
+
+
+def test_many_heads_are_merged_by_a_launch_of_its_own(caught, monkeypatch) -> None:
+    out = attend_joined(monkeypatch, sms_of_rule=2)
+    *decodes, merge = caught
+    assert [one.source for one in caught] == [
+        "span_decode.cu", "dense_decode.cu", "merge_parts.cu",
+    ]  # fmt: skip
+    assert [one.macros.get("MERGE") for one in caught] == [2, 2, None]
+    assert not any(one.given.counters for one in caught)
+    same = ("partial", "weights", "out", "out_stride", "lse", "all_parts")
+    for name in same:
+        assert len({getattr(one.given, name) for one in caught}) == 1
+    assert merge.given.units == 4
+    rows = out.shape[0] * out.shape[1]
+    assert merge.at.blocks * merge.macros["WARPS"] >= rows
+    assert (merge.at.threads, merge.at.overlap) == (merge.macros["WARPS"] * 32, True)
+    assert merge.macros["OVERLAP"] == 2
+    for one in decodes:
+        assert one.given.units == 4 * one.given.blocks * one.given.splits
+
+
+def test_few_heads_take_tickets(caught, monkeypatch) -> None:
+    attend_joined(monkeypatch, sms_of_rule=3)
+    assert [one.macros["MERGE"] for one in caught] == [1, 1]
+    assert all(one.given.counters for one in caught)
+
+
+def test_parts_that_calibrate_together_count_themselves(caught, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
+    attend_joined(monkeypatch, tau=(0.0, 3.0), sms_of_rule=1)
+    assert caught[0].at.cooperative
+    assert [one.macros["MERGE"] for one in caught] == [1, 1]
+
+
+def test_one_part_is_the_output(caught, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 1)
+    query, (segment, *_) = records_of(Case((300, 300), head_dim=128, kv_heads=2))
+    span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
+    (one,) = caught
+    assert (one.given.all_parts, one.macros["MERGE"]) == (1, 0)
+
+
+# Of one part each, and few records: more units than places where a device has 2 multiprocessors.
+MANY = {"lengths": (700,) * 9, "dense": (60,) * 9}
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3, 132])
+def test_blocks_stay_where_there_are_more_units_than_places(sms, caught, monkeypatch) -> None:
+    for module in (span_decode, dense_decode):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
+    attend_joined(monkeypatch, sms_of_rule=sms, **MANY)
+    for one in caught[:2]:
+        places = one.macros["PER_SM"] * sms
+        assert one.given.units == 18 * one.given.blocks * one.given.splits
+        assert one.macros["PERSISTENT"] == (one.given.units > places)
+        assert one.at.blocks == min(one.given.units, places)
+    stay = [one.macros["PERSISTENT"] for one in caught[:2]]
+    assert stay == ([1, 1] if sms < 3 else [0, 0] if sms == 132 else stay)
+
+
+def test_exactly_as_many_units_as_places_do_not_stay(monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "multiprocessors", lambda device: 2)
+    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
+    task = span_decode.span_task(query, span_of(segment), None)
+    for units, stays in ((task.places(2), False), (task.places(2) + 1, True)):
+        monkeypatch.setattr(launch.Task, "units", property(lambda task, n=units: n))
+        assert task.stays(2) == stays
+        assert not replace(task, cooperative=True).stays(2)
+        assert not replace(task, may_stay=False).stays(2)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "room"), [(128, 4, True), (128, 7, True), (128, 8, False)]
+)
+def test_sums_must_fit_a_slot_of_a_block_that_stays(head_dim, group, room) -> None:
+    assert has_room_to_stay(RecordFormat(head_dim, 1, 1), group) == room
+
+
+def test_calibrated_launches_end_with_their_unit(caught, monkeypatch) -> None:
+    for module in (span_decode, dense_decode):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 1)
+    attend_joined(monkeypatch, tau=(0.0, 3.0), sms_of_rule=1, **MANY)
+    span, dense, *_ = caught
+    assert (span.macros["TAU"], span.macros["PERSISTENT"]) == (1, 0)
+    assert span.at.blocks == span.given.units
+    assert dense.macros["PERSISTENT"] == 1
 
 
 def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:

@@ -52,6 +52,7 @@ def group_case(lengths=ODD, gqa: int = 4, head_dim: int = 128, **kv_heads) -> Ca
         Case(ODD, TensorSpec(2, "tokens", 32), TensorSpec(2, "channels", 32), dtype=FP16),
         group_case((20_000,)),
         group_case((100,) * 40, kv_heads=8),
+        group_case((100, 1, 300) * 30, kv_heads=8),
     ],
     ids=str,
 )
@@ -76,6 +77,7 @@ def test_streams_in_pages(case: Case, per_page: int) -> None:
         *({"gqa": gqa, "kv_heads": 2} for gqa in (1, 4, 6, 7)),
         {"lengths": (3329, 700), "spans": 3},
         {"lengths": (20_000,)},
+        {"lengths": (300, 97) * 40, "kv_heads": 8},
     ],
     ids=str,
 )

@@ -25,14 +25,15 @@ from duotone.attention.cuda.geometry import (
     Geometry,
     cut,
     multiprocessors,
+    next_unit_us,
     ring_bytes,
 )
 from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
 
 SOURCE = "class_decode.cu"
-# Shared memory that CUDA keeps of every block, and what aligns its parts.
-KEPT_BYTES = 1024 + 128
+# Shared memory that CUDA keeps of every block; biases, ones, counters and a block's next unit.
+KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8 + 40, 128
 
 
 class Arguments(Call):
@@ -69,17 +70,25 @@ def per_sm(
     ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
     """
     shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
-    heads = 4 * -(-group // 4)
-    rows = 4 if group <= 4 else -(-group // 8) * 8
-    # q by channel and as fp16; V's parameters and channels; maxima, barriers, what CUDA keeps.
-    query = 4 * form.channels * (heads + rows)
-    beside = query + 4 * form.channels + 2 * COLUMN * sum(form.value.columns) + 8 * heads + 64
-    rings = warps * (form.stages * (form.nbytes + 8) + 8 * heads)
+    rings_bytes = warps * form.stages * form.nbytes
     return tuple(
         n
         for n in (1, 2, 4)
-        if rings + n * (beside + KEPT_BYTES) <= shared_bytes and (n == 1 or warps >= MIN_WARPS * n)
+        if rings_bytes + n * beside_rings(form, group, warps // n) <= shared_bytes
+        and (n == 1 or warps >= MIN_WARPS * n)
     )
+
+
+def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
+    """Bytes of shared memory that a block takes beside its rings."""
+    heads = 4 * -(-group // 4)
+    rows = 4 if group <= 4 else -(-group // 8) * 8
+    # q by channel and as fp16; V's parameters and channels; maxima, barriers, the next unit.
+    query = 4 * form.channels * (heads + rows)
+    values = 4 * form.channels + 2 * COLUMN * sum(form.value.columns)
+    of_warps = warps * (8 * form.stages + 8 * heads + 4)
+    own = query + values + 8 * heads + SMALL_BYTES + of_warps
+    return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + KEPT_BYTES
 
 
 def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
@@ -97,7 +106,8 @@ def geometry(
     """How a launch is cut. heads: batch * kv_heads * spans."""
     warps = warps_of(form, group, ring_bytes)
     blocks = per_sm(form, group, warps, ring_bytes)
-    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
+    next_us = next_unit_us(form, group)
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks, next_us)
 
 
 def class_decode(
@@ -127,7 +137,8 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
             **call,
         )
 
-    return Task(SOURCE, work, at, macros_of(records.format), arguments)
+    macros = macros_of(records.format)
+    return Task(SOURCE, work, at, macros, arguments, may_stay=True)
 
 
 def macros_of(form: ClassFormat) -> dict[str, int]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Format, Geometry
+from duotone.attention.cuda.geometry import (
+    Format,
+    Geometry,
+    has_room_to_stay,
+    multiprocessors,
+)
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
 
@@ -17,6 +24,12 @@ LOG2E = 1.4426950408889634
 MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
+# Whether blocks take several units each where there are more units than places.
+STAY = True
+# kv heads per multiprocessor from which on a last launch merges the parts of a call, instead of
+# the block of a head that ends last: a ticket costs every part some 2 us, a launch a call some 4.
+HEADS_PER_SM_TO_MERGE = 2
+MERGE_SOURCE, MERGE_WARPS = "merge_parts.cu", 4
 QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
@@ -25,13 +38,13 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "query", "records", "pages", "tokens", "first_records", "partial", "counters", "out",
-            "lse",
+            "query", "records", "pages", "tokens", "first_records", "partial", "weights",
+            "counters", "out", "lse",
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
             "kv_heads", "blocks", "records_per_head", "splits", "pages_per_sequence", "first_part",
-            "all_parts",
+            "all_parts", "units",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
@@ -110,7 +123,8 @@ class Task:
 
     source: its file, whose function has the same name. macros: what the source wants beside what
     all of them want. arguments: makes its structure from the fields of `Call`. shared_bytes: of a
-    block; None: its rings. cluster: blocks of a cluster.
+    block; None: its rings. cluster: blocks of a cluster. may_stay: the source has blocks that take
+    several units.
     """
 
     source: str
@@ -121,6 +135,7 @@ class Task:
     cooperative: bool = False
     shared_bytes: int | None = None
     cluster: int = 1
+    may_stay: bool = False
 
     @property
     def units(self) -> int:
@@ -132,25 +147,58 @@ class Task:
         """Shares of each kv head."""
         return self.work.blocks * self.at.splits
 
+    def places(self, sms: int) -> int:
+        """Blocks that run at the same time."""
+        return self.at.per_sm * sms
+
+    def stays(self, sms: int) -> bool:
+        """Blocks take several units each, as there are more units than places."""
+        able = STAY and self.may_stay and has_room_to_stay(self.work.format, self.work.group)
+        return able and not self.cooperative and self.units > self.places(sms)
+
+
+class MergedBy(Enum):
+    """MERGE of common.cuh: nobody, where a part is the output; the block of a kv head that ends
+    last, by tickets; a last launch.
+    """
+
+    NOBODY, TICKETS, LAUNCH = range(3)
+
 
 @dataclass
 class _Merge:
-    """Where the tasks of one call meet: the part that ends last merges all of them."""
+    """Where the tasks of one call meet.
+
+    zeros: counters for tickets.
+    """
+
+    by: MergedBy
 
     out: Tensor
     lse: Tensor | None
     sm_scale: float
     parts: int
     partial: Tensor
-    zeros: Tensor
+    weights: Tensor
+    zeros: Tensor | None
     first_part: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, work: Work, parts: int, by: MergedBy, **output: Any) -> _Merge:
+        """Room for the sums of `parts` of each kv head of `work`."""
+        rows, query = work.heads * parts * work.group, work.query
+        partial = query.new_empty(rows, work.format.head_dim, dtype=torch.float32)
+        weights = query.new_empty(rows, 2, dtype=torch.float32)
+        zeros = counters(query.device, 2 * work.heads) if by is MergedBy.TICKETS else None
+        return cls(by, **output, parts=parts, partial=partial, weights=weights, zeros=zeros)
 
     def arguments(self) -> dict[str, int | float | None]:
         """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
-        lse = self.lse
+        lse, zeros = self.lse, self.zeros
         return {
             "partial": self.partial.data_ptr(),
-            "counters": self.zeros.data_ptr(),
+            "weights": self.weights.data_ptr(),
+            "counters": None if zeros is None else zeros.data_ptr(),
             "out": self.out.data_ptr(),
             "out_stride": self.out.stride(1),
             "lse": None if lse is None else lse.data_ptr(),
@@ -168,32 +216,61 @@ def run(tasks: Sequence[Task], sm_scale: float, out: Tensor, lse: Tensor | None 
     head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
     """
     work, parts = tasks[0].work, sum(task.parts for task in tasks)
-    size = work.heads * parts * work.group * (work.format.head_dim + 2)
-    merge = _Merge(
-        out,
-        lse,
-        sm_scale,
-        parts,
-        work.query.new_empty(size, dtype=torch.float32),
-        counters(work.query.device, 2 * work.heads),
-    )
+    merge = _Merge.of(work, parts, merged_by(tasks), out=out, lse=lse, sm_scale=sm_scale)
     for number, task in enumerate(tasks):
         _launch(task, merge, overlap=0 if not OVERLAP else 1 if number == 0 else 2)
         merge.first_part += task.parts
+    if merge.by is MergedBy.LAUNCH:
+        _launch_merge(work, merge)
+
+
+def merged_by(tasks: Sequence[Task]) -> MergedBy:
+    """Who merges the parts of a call."""
+    work = tasks[0].work
+    if sum(task.parts for task in tasks) == 1:
+        return MergedBy.NOBODY
+    # Calibration over several parts counts them anyway.
+    together = any(task.cooperative for task in tasks)
+    few = work.heads < HEADS_PER_SM_TO_MERGE * multiprocessors(work.query.device)
+    return MergedBy.TICKETS if few or together else MergedBy.LAUNCH
+
+
+def _launch_merge(work: Work, merge: _Merge) -> None:
+    """The last launch of a call, a warp for each q head."""
+    given = Call(units=work.heads, **merge.arguments())
+    blocks = -(-work.heads * work.group // MERGE_WARPS)
+    macros = {
+        "CHANNELS": work.format.head_dim,
+        "G": work.group,
+        "WARPS": MERGE_WARPS,
+        "QUERY": QUERY_TYPES[work.query.dtype],
+        "OUT": QUERY_TYPES[merge.out.dtype],
+        "OVERLAP": 2 * OVERLAP,
+        "ARGUMENTS_BYTES": ctypes.sizeof(given),
+    }
+    launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
+    function = MERGE_SOURCE.removesuffix(".cu")
+    kernel(MERGE_SOURCE, function, tuple(macros.items()), merge.out.device)(launch, given)
 
 
 def _launch(task: Task, merge: _Merge, overlap: int) -> None:
-    at, form = task.at, task.work.format
+    at, form, sms = task.at, task.work.format, multiprocessors(merge.out.device)
+    stays = task.stays(sms)
     given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
-        blocks=task.units,
+        blocks=task.places(sms) if stays else task.units,
         threads=at.warps * LANES,
         shared_bytes=task.shared_bytes or at.warps * form.stages * form.nbytes,
         cooperative=task.cooperative,
         overlap=overlap > 0,
         cluster=task.cluster,
     )
-    own = {"OVERLAP": overlap, "OUT": QUERY_TYPES[merge.out.dtype]}
+    own = {
+        "OVERLAP": overlap,
+        "OUT": QUERY_TYPES[merge.out.dtype],
+        "MERGE": merge.by.value,
+        "PERSISTENT": int(stays),
+    }
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = task.source.removesuffix(".cu")
     kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)
@@ -212,6 +289,7 @@ def _inputs(task: Task) -> dict[str, int | None]:
         "blocks": work.blocks,
         "records_per_head": work.records,
         "splits": task.at.splits,
+        "units": task.units,
     }
 
 

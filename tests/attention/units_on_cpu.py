@@ -1,0 +1,152 @@
+"""Units of work, the ring, blocks that stay and merging on a CPU: our headers, a kernel that adds.
+
+A record holds a number per channel. The kernel's "weights" are 1 under a maximum that differs
+between warps, so that its output is the mean of a kv head's records, times the q head's number.
+Assembly of the headers is replaced; copies happen as soon, or as late, as they may.
+"""
+
+import ctypes
+import hashlib
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from duotone.attention.cuda import runtime
+from duotone.attention.cuda.launch import Call
+
+from cuda_on_cpu import COMPILER, FLAGS, MAIN
+
+CHANNELS, RECORD_BYTES, KEYS, WARPS = 32, 512, 4, 2
+KERNEL = """
+#define HEADS 4
+#define D CHANNELS
+#define ONE_RUN
+#include "common.cuh"
+struct Arguments : Call {};
+void add_records(const Arguments& at) {
+  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
+  __shared__ int flag, drawn;
+  __shared__ u64 barriers[WARPS * STAGES];
+  __shared__ Stay stay;
+  begin();
+  Unit u;
+  find_unit(at, u);
+  Ring ring;
+  ring.make(u, shared, barriers, &drawn);
+  ring.start<RECORD_BYTES>(u);
+  do {
+    ring.reset(u);
+    const Edges edges = stay.ask(at, u, [&](const Share& next) { query_to_l2(at, next); });
+    const float q = at.query[u.head * G * CHANNELS];
+    stay.keep(at, u, edges);
+    __syncthreads();
+    float sum = 0.f, weight = 0.f;
+    while (ring.current < u.last) {
+      int next;
+      const float* here = (const float*)at_shared(ring.take<RECORD_BYTES>(u, next));
+      const int left = u.length - ring.current * KEYS;
+      for (int k = 0; k < KEYS && k < left; k++) sum += here[k * CHANNELS + u.lane], weight += 1;
+      __syncwarp();
+      ring.current = __shfl_sync(FULL, next, 0);
+    }
+    ring.leave();
+    if (PERSISTENT) ring.start<RECORD_BYTES>(stay.following(u));
+    float* rows = stay.room(ring, u, shared);
+    const float top = weight > 0 ? u.warp : -1e30f, unit = exp2f(-u.warp);
+    for (int h = 0; h < G; h++) rows[h * (D + 8) + u.lane] = sum * unit * q * (h + 1);
+    if (u.lane < HEADS) ml[u.warp][u.lane][0] = top, ml[u.warp][u.lane][1] = weight * unit;
+    finish_unit(
+        at, u, [&](int w) { return stay.rows(shared, w); }, ml, whole, &flag, 0.f,
+        [](int, float, float x) { return x; });
+  } while (stay.go_on(at, u));
+  wait_for_all();
+}
+"""
+# What assembly does, by a word of it.
+ASSEMBLY = {
+    "ex2.approx": "y = exp2f(x);",
+    "shfl.sync.idx": "y = x;",
+    "mbarrier.init": "*(u64*)at_shared(barrier + 8 * s) = 0;",
+    "mbarrier.try_wait": "while (!passed(barrier, phase)) yield();",
+    "mbarrier.arrive": "",
+    "cp.async.bulk.shared": "copy(slot, source, BYTES, barrier);",
+    "cp.async.cg": "copy(memory + slot * RECORD_BYTES + at, source + at, 16, 0);",
+    "wait_group": "arrive(0);",
+    "atom.shared": "next = (*(int*)at_shared(counter))++;",
+    "fence.": "",
+    "commit_group": "",
+    "griddepcontrol": "",
+    "prefetch": "",
+}
+PRELUDE = """
+#include <cassert>
+#include <deque>
+#define INPUT 2
+#define half_to_float half_to_float_here
+#define shared_address address_here
+{header}
+#undef half_to_float
+#undef shared_address
+#undef FULL
+struct float2 {{ float x, y; }};
+struct alignas(16) float4 {{ float x, y, z, w; }};
+static float2 make_float2(float x, float y) {{ return {{x, y}}; }}
+static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, z, w}}; }}
+template <class T>
+static void __stcg(T* at, T x) {{ *at = x; }}
+static float __int_as_float(int x) {{ return __uint_as_float(x); }}
+#define __log2f log2f
+// Variables in shared memory are anywhere: addresses count from one of them.
+static size_t __cvta_generic_to_shared(const void* p) {{ return (const char*)p - shared; }}
+static char* at_shared(u32 address) {{ return shared + (int)address; }}
+struct Copy {{ u32 to; const char* from; int bytes; u32 barrier; unsigned warp; }};
+static std::deque<Copy> copies;
+static void run(const Copy& x) {{
+  memcpy(at_shared(x.to), x.from, x.bytes);
+  if (x.barrier) ++*(u64*)at_shared(x.barrier);  // its phase
+}}
+static void copy(u32 to, const char* from, int bytes, u32 barrier) {{
+  copies.push_back({{to, from, bytes, barrier, threadIdx.x / 32}});
+  if (!LATE) run(copies.back()), copies.pop_back();
+}}
+// Lets the copies of a barrier, or of a warp, happen.
+static void arrive(u32 barrier) {{
+  for (size_t i = 0; i < copies.size();)
+    if (barrier ? copies[i].barrier == barrier : copies[i].warp == threadIdx.x / 32)
+      run(copies[i]), copies.erase(copies.begin() + i);
+    else
+      i++;
+}}
+static bool passed(u32 barrier, u32 phase) {{
+  arrive(barrier);
+  return (*(u64*)at_shared(barrier) & 1) != phase;
+}}
+"""
+STATEMENT = re.compile(
+    r'\basm\s*(?:volatile)?\s*\((?:[^()"]|"[^"]*"|\((?:[^()]|\([^()]*\))*\))*\);'
+)
+
+
+def _in_cpp(match: re.Match) -> str:
+    text = match[0]
+    return next((code or ";" for word, code in ASSEMBLY.items() if word in text), text)
+
+
+def compiled(name: str, macros: dict[str, int], folder: Path) -> Callable[[Call, int, int], None]:
+    """`add_records` or `merge_parts` as a function of arguments, blocks and threads."""
+    text = KERNEL if name == "add_records" else runtime.source_text(f"{name}.cu")
+    text = runtime.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
+    text = STATEMENT.sub(_in_cpp, text)
+    text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)
+    header = Path(__file__).with_name("cuda_on_cpu.h").read_text()
+    defined = "".join(f"#define {k} {v}\n" for k, v in macros.items())
+    text = defined + PRELUDE.format(header=header) + text + MAIN.format(name=name)
+    base = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+    library = base.with_suffix(".so")
+    if not library.exists():
+        base.with_suffix(".cc").write_text(text)
+        command = [COMPILER, *FLAGS, "-o", str(library), str(base.with_suffix(".cc"))]
+        subprocess.run(command, check=True)
+    launch = ctypes.CDLL(str(library)).launch
+    return lambda given, blocks, threads: launch(ctypes.byref(given), blocks, threads)
