@@ -59,7 +59,7 @@ CASES = [
     # No splits and many; one long sequence.
     Case((100,) * 40, **ONE, kv_heads=8, head_dim=128, dtype=BF16),
     Case((3328,) * 40, **ONE, kv_heads=8, head_dim=128, dtype=BF16),
-    # More units than places: blocks that stay.
+    # More units than places.
     *(Case((300, 64, 128) * 30, **x, kv_heads=8, head_dim=128, dtype=BF16) for x in (ONE, TWO)),
     Case((20_000,), **ONE, head_dim=128, dtype=BF16),
     Case((20_000,), **TWO, head_dim=128, dtype=BF16),

@@ -16,7 +16,7 @@ from duotone.attention.cuda import (
     window_append,
 )
 from duotone.attention.cuda.class_format import Classes, ClassFormat
-from duotone.attention.cuda.geometry import cut, has_room_to_stay, ring_bytes
+from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
@@ -67,7 +67,6 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "OUT": 1,
         "PAGED": 0,
         "MERGE": 1,
-        "PERSISTENT": 0,
         "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
     }
 
@@ -139,32 +138,13 @@ def test_merge_parts_compiles(arch, head_dim, group, query, out, overlap) -> Non
     assert runtime.compiled(launch.MERGE_SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
-def stays(arch: str, source: str, macros: dict[str, int], merge: int) -> bool:
-    macros = macros | {"MERGE": merge, "PERSISTENT": 1, "OVERLAP": 2}
-    return runtime.compiled(source, arch, macros)[:4] == b"\x7fELF"
-
-
-@pytest.mark.parametrize("merge", [0, 1, 2], ids=["one part", "tickets", "launch"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_blocks_that_stay_compile(arch, merge) -> None:
-    form, group = SPANS[0][:2]
-    assert has_room_to_stay(form, group)
-    macros = common(form, group, 4, span_decode.Arguments) | span_decode.macros_of(form, False)
-    assert stays(arch, span_decode.SOURCE, macros | {"PAGED": 3 * (merge == 1)}, merge)
-    form, group = GROUPS[0]
-    assert has_room_to_stay(form, group)
-    macros = common(form, group, 4, Call) | group_decode.macros_of(form)
-    assert stays(arch, group_decode.SOURCE, macros | {"PAGED": 3 * (merge == 2)}, merge)
-
-
 @pytest.mark.parametrize("merge", [0, 2], ids=["one part", "launch"])
-def test_blocks_that_stay_compile_for_windows_and_classes(merge) -> None:
-    form = dense_decode.DenseFormat(128)
-    macros = common(form, 4, dense_decode.MANY_WARPS, dense_decode.Arguments) | {"KV": 1}
-    assert stays("sm_90", dense_decode.SOURCE, macros, merge)
-    form = class_format(1, 128)
-    macros = common(form, 4, 4, class_decode.Arguments) | class_decode.macros_of(form)
-    assert stays("sm_90", class_decode.SOURCE, macros, merge)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_units_that_take_no_tickets_compile(arch, merge) -> None:
+    form, group = SPANS[0][:2]
+    macros = common(form, group, 4, span_decode.Arguments) | span_decode.macros_of(form, False)
+    macros |= {"MERGE": merge, "OVERLAP": 2}
+    assert runtime.compiled(span_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 def test_window_append_compiles() -> None:

@@ -51,7 +51,7 @@ CASES = [
     Case(ODD, TensorSpec(1, "channels"), TensorSpec(2, "channels", 64), head_dim=128, dtype=FP16),
     Case((20_000,), **kivi(2), head_dim=128, dtype=BF16),
     Case((100,) * 40, **inner(2, "hybrid"), kv_heads=8, head_dim=128, dtype=BF16),
-    # More units than places: blocks that stay.
+    # More units than places.
     *(
         Case((100, 1, 32, 300, 33) * 20, **specs, gqa=gqa, kv_heads=8, head_dim=128, dtype=BF16)
         for specs in (kivi(2), inner(2, "hybrid"))

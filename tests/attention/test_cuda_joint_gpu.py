@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
 from duotone.attention import decode_attention
-from duotone.attention.cuda import class_decode, dense_decode, group_decode, launch, span_decode
+from duotone.attention.cuda import launch
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.dense_decode import dense_reason
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
@@ -153,7 +153,6 @@ def test_more_units_than_places(case: Case, macros) -> None:
     query, kv = build(case)
     out = attend_all(case, kv, query)
     assert [x.get("MERGE") for x in macros] == [2, 2, None]
-    assert [x.get("PERSISTENT") for x in macros] == [1, 1, None]
     assert_near(out, reference(case, query, kv))
 
 
@@ -183,43 +182,40 @@ def test_the_rule_for_merging_changes_no_result(heads: int, merge: int, macros) 
 
 
 @pytest.fixture
-def one_multiprocessor(monkeypatch) -> None:
-    """Launches are planned for a device of one: its few blocks stay for all units."""
-    for module in (launch, span_decode, group_decode, dense_decode, class_decode):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 1)
+def a_launch_merges(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "HEADS_PER_SM_TO_MERGE", 0)
 
 
-@pytest.mark.usefixtures("poison", "one_multiprocessor")
+@pytest.mark.usefixtures("poison", "a_launch_merges")
 @pytest.mark.parametrize(
     "case",
     [
-        *(replace(c, tau=None) for c in CASES if c.dense_dtype != FP32 and c.lengths != (20_000,)),
+        *(replace(c, tau=None) for c in CASES if c.dense_dtype != FP32),
         Case((3329, 0, 700), spans=5, dense=(1, 40, 0), kv_heads=2, head_dim=128, dtype=BF16),
     ],
     ids=str,
 )
-def test_blocks_that_stay_match_the_reference(case: Case, macros) -> None:
+def test_a_launch_that_merges_matches_the_reference(case: Case, macros) -> None:
     query, kv = build(case)
     assert_near_half(attend_all(case, kv, query), reference(case, query, kv))
-    assert any(x.get("PERSISTENT") for x in macros) or case.kv_heads == 1
+    assert [x.get("MERGE") for x in macros] == [2, 2, None]
 
 
-@pytest.mark.usefixtures("poison", "one_multiprocessor")
-@pytest.mark.parametrize("dense", [None, (1, 160, 33, 700)], ids=["alone", "dense"])
+@pytest.mark.usefixtures("poison", "a_launch_merges")
 @pytest.mark.parametrize("spans", [1, 3])
-def test_classes_in_blocks_that_stay(spans: int, dense, macros) -> None:
-    case = Case(ODD, **CLASSES, spans=spans, dense=dense, kv_heads=4, head_dim=128, dtype=BF16)
+def test_classes_and_windows_are_merged_by_a_launch(spans: int, macros) -> None:
+    case = Case(ODD, **CLASSES, spans=spans, dense=WINDOWS, kv_heads=4, head_dim=128, dtype=BF16)
     query, kv = build(case)
     first, *rest = poisoned(kv)
     pair = PackedPair(first.key, first.value).laid_out(class_layout)
     first = replace(first, key=pair.key, value=pair.value, records=pair.records)
     out = decode_attention(query, [first, *rest], sm_scale=case.sm_scale, impl="cuda")
-    assert macros[0]["PERSISTENT"] == 1
+    assert macros[0]["MERGE"] == 2
     assert_near(out, reference(case, query, kv))
 
 
-@pytest.mark.usefixtures("one_multiprocessor")
-def test_blocks_that_stay_follow_lengths_in_a_graph() -> None:
+@pytest.mark.usefixtures("a_launch_merges")
+def test_a_launch_that_merges_follows_lengths_in_a_graph() -> None:
     test_a_graph_follows_lengths_on_the_device()
 
 

@@ -9,8 +9,7 @@ import torch
 import duotone
 from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
 from duotone.attention.cuda.class_layout import class_layout
-from duotone.attention.cuda.geometry import has_room_to_stay
-from duotone.attention.cuda.layout import RecordFormat, span_layout
+from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 
 from cases import Case, build
@@ -221,52 +220,6 @@ def test_one_part_is_the_output(caught, monkeypatch) -> None:
     span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
     (one,) = caught
     assert (one.given.all_parts, one.macros["MERGE"]) == (1, 0)
-
-
-# Of one part each, and few records: more units than places where a device has 2 multiprocessors.
-MANY = {"lengths": (700,) * 9, "dense": (60,) * 9}
-
-
-@pytest.mark.parametrize("sms", [1, 2, 3, 132])
-def test_blocks_stay_where_there_are_more_units_than_places(sms, caught, monkeypatch) -> None:
-    for module in (span_decode, dense_decode):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
-    attend_joined(monkeypatch, sms_of_rule=sms, **MANY)
-    for one in caught[:2]:
-        places = one.macros["PER_SM"] * sms
-        assert one.given.units == 18 * one.given.blocks * one.given.splits
-        assert one.macros["PERSISTENT"] == (one.given.units > places)
-        assert one.at.blocks == min(one.given.units, places)
-    stay = [one.macros["PERSISTENT"] for one in caught[:2]]
-    assert stay == ([1, 1] if sms < 3 else [0, 0] if sms == 132 else stay)
-
-
-def test_exactly_as_many_units_as_places_do_not_stay(monkeypatch) -> None:
-    monkeypatch.setattr(span_decode, "multiprocessors", lambda device: 2)
-    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
-    task = span_decode.span_task(query, span_of(segment), None)
-    for units, stays in ((task.places(2), False), (task.places(2) + 1, True)):
-        monkeypatch.setattr(launch.Task, "units", property(lambda task, n=units: n))
-        assert task.stays(2) == stays
-        assert not replace(task, cooperative=True).stays(2)
-        assert not replace(task, may_stay=False).stays(2)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "group", "room"), [(128, 4, True), (128, 7, True), (128, 8, False)]
-)
-def test_sums_must_fit_a_slot_of_a_block_that_stays(head_dim, group, room) -> None:
-    assert has_room_to_stay(RecordFormat(head_dim, 1, 1), group) == room
-
-
-def test_calibrated_launches_end_with_their_unit(caught, monkeypatch) -> None:
-    for module in (span_decode, dense_decode):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 1)
-    attend_joined(monkeypatch, tau=(0.0, 3.0), sms_of_rule=1, **MANY)
-    span, dense, *_ = caught
-    assert (span.macros["TAU"], span.macros["PERSISTENT"]) == (1, 0)
-    assert span.at.blocks == span.given.units
-    assert dense.macros["PERSISTENT"] == 1
 
 
 def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:

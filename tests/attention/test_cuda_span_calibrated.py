@@ -77,7 +77,6 @@ def test_compiles(form, group, arch, cluster, tmp_path, monkeypatch) -> None:
         "OUT": 1,
         "PAGED": 0,
         "MERGE": 1,
-        "PERSISTENT": 0,
         "ARGUMENTS_BYTES": ctypes.sizeof(span_decode.Arguments),
         **span_decode.macros_of(form, calibrate=True),
     }

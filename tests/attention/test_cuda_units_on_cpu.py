@@ -1,4 +1,4 @@
-"""Blocks that stay, splits, tickets and the merging launch give the mean of all records."""
+"""Rings, splits, tickets and the merging launch give the mean of all records."""
 
 import ctypes
 
@@ -22,8 +22,7 @@ def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "PERSISTENT": 0, "MERGE": 0, "LATE": 0,
-        "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
     }  # fmt: skip
 
 
@@ -44,27 +43,25 @@ def test_every_unit_is_done_once(arch: int, stages: int, late: int, merge: int, 
     mean = (data * there[..., None]).sum(1) / there.sum(1).clamp_min(1)[:, None]
     factor = query[::GROUP, 0, None] * torch.arange(1, GROUP + 1)
     expected = (mean[:, None] * factor[..., None]).flatten(0, 1)
-    for blocks in (heads * splits, 7, 1):
-        rows = heads * splits * GROUP
-        out, lse = torch.full((heads * GROUP, CHANNELS), torch.nan), torch.empty(heads * GROUP)
-        partial, weights = torch.full((rows, CHANNELS), torch.nan), torch.full((rows, 2), torch.nan)
-        counters = torch.zeros(heads, 2, dtype=torch.int32)
-        given = Call(
-            query=query.data_ptr(), records=data.data_ptr(), tokens=LENGTHS.data_ptr(),
-            partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
-            out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
-            kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
-            all_parts=splits, units=heads * splits, sm_scale=1.0,
-        )  # fmt: skip
-        stays = {"PERSISTENT": int(blocks < heads * splits), "MERGE": merge, "LATE": late}
-        add = compiled("add_records", macros(arch, stages, **stays), folder)
-        add(given, blocks, WARPS * 32)
-        if merge == 2:
-            given.units = heads
-            merged = macros(arch, stages, OVERLAP=2) | {"WARPS": MERGE_WARPS}
-            run = compiled("merge_parts", merged, folder)
-            run(given, -(-heads * GROUP // MERGE_WARPS), MERGE_WARPS * 32)
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-        tokens = LENGTHS.repeat_interleave(KV_HEADS * GROUP)
-        torch.testing.assert_close(lse, tokens.float().log2(), rtol=1e-4, atol=1e-4)
-        assert not counters.any()
+    rows = heads * splits * GROUP
+    out, lse = torch.full((heads * GROUP, CHANNELS), torch.nan), torch.empty(heads * GROUP)
+    partial, weights = torch.full((rows, CHANNELS), torch.nan), torch.full((rows, 2), torch.nan)
+    counters = torch.zeros(heads, 2, dtype=torch.int32)
+    given = Call(
+        query=query.data_ptr(), records=data.data_ptr(), tokens=LENGTHS.data_ptr(),
+        partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
+        out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
+        kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
+        all_parts=splits, units=heads * splits, sm_scale=1.0,
+    )  # fmt: skip
+    add = compiled("add_records", macros(arch, stages, MERGE=merge, LATE=late), folder)
+    add(given, heads * splits, WARPS * 32)
+    if merge == 2:
+        given.units = heads
+        merged = macros(arch, stages, OVERLAP=2) | {"WARPS": MERGE_WARPS}
+        run = compiled("merge_parts", merged, folder)
+        run(given, -(-heads * GROUP // MERGE_WARPS), MERGE_WARPS * 32)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    tokens = LENGTHS.repeat_interleave(KV_HEADS * GROUP)
+    torch.testing.assert_close(lse, tokens.float().log2(), rtol=1e-4, atol=1e-4)
+    assert not counters.any()

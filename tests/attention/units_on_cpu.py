@@ -1,4 +1,4 @@
-"""Units of work, the ring, blocks that stay and merging on a CPU: our headers, a kernel that adds.
+"""Units of work, the ring and merging on a CPU: our headers, a kernel that adds.
 
 A record holds a number per channel. The kernel's "weights" are 1 under a maximum that differs
 between warps, so that its output is the mean of a kv head's records, times the q head's number.
@@ -28,39 +28,30 @@ void add_records(const Arguments& at) {
   __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
   __shared__ int flag, drawn;
   __shared__ u64 barriers[WARPS * STAGES];
-  __shared__ Stay stay;
   begin();
   Unit u;
   find_unit(at, u);
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
   ring.start<RECORD_BYTES>(u);
-  do {
-    ring.reset(u);
-    const Edges edges = stay.ask(at, u, [&](const Share& next) { query_to_l2(at, next); });
-    const float q = at.query[u.head * G * CHANNELS];
-    stay.keep(at, u, edges);
-    __syncthreads();
-    float sum = 0.f, weight = 0.f;
-    while (ring.current < u.last) {
-      int next;
-      const float* here = (const float*)at_shared(ring.take<RECORD_BYTES>(u, next));
-      const int left = u.length - ring.current * KEYS;
-      for (int k = 0; k < KEYS && k < left; k++) sum += here[k * CHANNELS + u.lane], weight += 1;
-      __syncwarp();
-      ring.current = __shfl_sync(FULL, next, 0);
-    }
-    ring.leave();
-    if (PERSISTENT) ring.start<RECORD_BYTES>(stay.following(u));
-    float* rows = stay.room(ring, u, shared);
-    const float top = weight > 0 ? u.warp : -1e30f, unit = exp2f(-u.warp);
-    for (int h = 0; h < G; h++) rows[h * (D + 8) + u.lane] = sum * unit * q * (h + 1);
-    if (u.lane < HEADS) ml[u.warp][u.lane][0] = top, ml[u.warp][u.lane][1] = weight * unit;
-    finish_unit(
-        at, u, [&](int w) { return stay.rows(shared, w); }, ml, whole, &flag, 0.f,
-        [](int, float, float x) { return x; });
-  } while (stay.go_on(at, u));
-  wait_for_all();
+  ring.reset(u);
+  const float q = at.query[u.head * G * CHANNELS];
+  __syncthreads();
+  float sum = 0.f, weight = 0.f;
+  while (ring.current < u.last) {
+    int next;
+    const float* here = (const float*)at_shared(ring.take<RECORD_BYTES>(u, next));
+    const int left = u.length - ring.current * KEYS;
+    for (int k = 0; k < KEYS && k < left; k++) sum += here[k * CHANNELS + u.lane], weight += 1;
+    __syncwarp();
+    ring.current = __shfl_sync(FULL, next, 0);
+  }
+  ring.leave();
+  float* rows = sums_of(shared, u.warp);
+  const float top = weight > 0 ? u.warp : -1e30f, unit = exp2f(-u.warp);
+  for (int h = 0; h < G; h++) rows[h * (D + 8) + u.lane] = sum * unit * q * (h + 1);
+  if (u.lane < HEADS) ml[u.warp][u.lane][0] = top, ml[u.warp][u.lane][1] = weight * unit;
+  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float x) { return x; });
 }
 """
 # What assembly does, by a word of it.
@@ -77,7 +68,6 @@ ASSEMBLY = {
     "fence.": "",
     "commit_group": "",
     "griddepcontrol": "",
-    "prefetch": "",
 }
 PRELUDE = """
 #include <cassert>

@@ -56,67 +56,58 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  __shared__ Stay stay;
   begin();
   Unit u;
   find_unit(at, u);
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
   ring.start<RECORD_BYTES>(u);
-  do {
-    ring.reset(u);
-    const Edges edges = stay.ask(at, u, [&](const Share& next) { prologue.fetch(at, next); });
-    prologue.load_values(at, u);
-    wait_for_query();
-    prologue.load_query(at, u);
-    stay.keep(at, u, edges);
-    __syncthreads();
-    Query q;
-    q.make(at, u, prologue);
-    Sums sums;
-    sums.clear(prologue);
-    // V of the tile before: its probabilities arrive while this tile's scores are computed.
-    u32 before = ring.memory + VALUES_AT;
-    bool any = false;
-    while (ring.current < u.last) {
-      int next;
-      const u32 here = ring.take<RECORD_BYTES>(u, next);
-      const int left = u.length - ring.current * KEYS;
+  ring.reset(u);
+  prologue.load_values(at, u);
+  wait_for_query();
+  prologue.load_query(at, u);
+  __syncthreads();
+  Query q;
+  q.make(at, u, prologue);
+  Sums sums;
+  sums.clear(prologue);
+  // V of the tile before: its probabilities arrive while this tile's scores are computed.
+  u32 before = ring.memory + VALUES_AT;
+  bool any = false;
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const int left = u.length - ring.current * KEYS;
 #pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        const u32 start = here + tile * TILE_BYTES;
-        float f[HT][8];
-        u32 pi[HT][8], v[Values::WORDS], over = 0;
-        q.fold(start, u);
-        q.dot(f, start, u.lane);
-        load_words<Values::WORDS>(v, before, u.lane);
-        before = start + VALUES_AT;
-        if (left < KEYS) hide_behind(f, left - tile * TILE, u.g);
-#pragma unroll
-        for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
-        sums.add(v);  // nothing yet in the first tile: p is 0
-        if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
-        sums.to_operand(pi);
-      }
-      any = true;
-      ring.current = __shfl_sync(FULL, next, 0);
-    }
-    if (any) {
-      u32 v[Values::WORDS];
+    for (int tile = 0; tile < TILES; tile++) {
+      const u32 start = here + tile * TILE_BYTES;
+      float f[HT][8];
+      u32 pi[HT][8], v[Values::WORDS], over = 0;
+      q.fold(start, u);
+      q.dot(f, start, u.lane);
       load_words<Values::WORDS>(v, before, u.lane);
-      sums.add(v);
+      before = start + VALUES_AT;
+      if (left < KEYS) hide_behind(f, left - tile * TILE, u.g);
+#pragma unroll
+      for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
+      sums.add(v);  // nothing yet in the first tile: p is 0
+      if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
+      sums.to_operand(pi);
     }
+    any = true;
+    ring.current = __shfl_sync(FULL, next, 0);
+  }
+  if (any) {
+    u32 v[Values::WORDS];
+    load_words<Values::WORDS>(v, before, u.lane);
+    sums.add(v);
+  }
 
-    ring.leave();
-    if (PERSISTENT) ring.start<RECORD_BYTES>(stay.following(u));
-    sums.store(u, stay.room(ring, u, shared), ml[u.warp], prologue);
-    finish_unit(
-        at, u, [&](int w) { return stay.rows(shared, w); }, ml, prologue.heads, &flag, P_TOP,
-        [&](int c, float l, float sum) {
-          float scale_zero[2];
-          unpack2(scale_zero, prologue.value[c]);
-          return sum * scale_zero[0] + l * scale_zero[1];
-        });
-  } while (stay.go_on(at, u));
-  wait_for_all();
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
+  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
+    float scale_zero[2];
+    unpack2(scale_zero, prologue.value[c]);
+    return sum * scale_zero[0] + l * scale_zero[1];
+  });
 }

@@ -25,15 +25,14 @@ from duotone.attention.cuda.geometry import (
     Geometry,
     cut,
     multiprocessors,
-    next_unit_us,
     ring_bytes,
 )
 from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
 
 SOURCE = "class_decode.cu"
-# Shared memory that CUDA keeps of every block; biases, ones, counters and a block's next unit.
-KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8 + 40, 128
+# Shared memory that CUDA keeps of every block; biases, ones and counters.
+KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8, 128
 
 
 class Arguments(Call):
@@ -83,10 +82,10 @@ def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
     """Bytes of shared memory that a block takes beside its rings."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
-    # q by channel and as fp16; V's parameters and channels; maxima, barriers, the next unit.
+    # q by channel and as fp16; V's parameters and channels; maxima, barriers.
     query = 4 * form.channels * (heads + rows)
     values = 4 * form.channels + 2 * COLUMN * sum(form.value.columns)
-    of_warps = warps * (8 * form.stages + 8 * heads + 4)
+    of_warps = warps * (8 * form.stages + 8 * heads)
     own = query + values + 8 * heads + SMALL_BYTES + of_warps
     return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + KEPT_BYTES
 
@@ -106,8 +105,7 @@ def geometry(
     """How a launch is cut. heads: batch * kv_heads * spans."""
     warps = warps_of(form, group, ring_bytes)
     blocks = per_sm(form, group, warps, ring_bytes)
-    next_us = next_unit_us(form, group)
-    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks, next_us)
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
 
 
 def class_decode(
@@ -137,8 +135,7 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
             **call,
         )
 
-    macros = macros_of(records.format)
-    return Task(SOURCE, work, at, macros, arguments, may_stay=True)
+    return Task(SOURCE, work, at, macros_of(records.format), arguments)
 
 
 def macros_of(form: ClassFormat) -> dict[str, int]:

@@ -33,14 +33,6 @@ struct __align__(16) Prologue {
   u32 value[D];           // V's scale and zero-point of every channel, fp16
   short channel[Values::COLUMNS * 16];
 
-  // Asks for what load_values and load_query read.
-  __device__ __forceinline__ static void fetch(const Arguments& at, const Share& s) {
-    const size_t row = (size_t)s.row * CHANNELS;
-    query_to_l2(at, s);
-    to_l2(at.k_top + row, 2 * CHANNELS), to_l2(at.v_zero + row, 2 * CHANNELS);
-    to_l2(at.v_scale + (size_t)s.row * Values::CODED, 2 * Values::CODED);
-    to_l2(at.v_order + row, CHANNELS);
-  }
   __device__ __forceinline__ void load_values(const Arguments& at, const Unit& u) {
     const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
     for (int rank = u.tid; rank < CHANNELS; rank += WARPS * 32) {

@@ -63,10 +63,10 @@ struct Sums {
         p[h][u][1] = transpose8x8(__byte_perm(pi[h][4 * u + 1], pi[h][4 * u + 3], 0x4051));
       }
   }
-  // To shared memory as floats, by channel: rows [G][D + 8]; maximum and weight of each head.
+  // To shared memory as floats, by channel: rows [4 HT][D + 8]; maximum and weight of each head.
   __device__ __forceinline__ void store(const Unit& u, float* rows, float (*ml)[2],
                                         const Prologue& prologue) const {
-    for (int i = u.lane; i < G * (D + 8); i += 32) rows[i] = 0.f;  // channels without codes
+    for (int i = u.lane; i < HEADS * (D + 8); i += 32) rows[i] = 0.f;  // channels without codes
     __syncwarp();
     store_column<0>(u, rows, prologue.channel);
     if (u.g == 0)
@@ -85,7 +85,7 @@ struct Sums {
 #pragma unroll
       for (int h = 0; h < HT; h++) {
         const int* sum = acc[h][COLUMN] + 2 * half;
-        if (c >= 0 && h * 4 + u.t < G)
+        if (c >= 0)
           rows[(h * 4 + u.t) * (D + 8) + c] = ((float)sum[0] * 256.f + (float)sum[1]) * weight;
       }
     }

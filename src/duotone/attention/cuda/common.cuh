@@ -6,12 +6,12 @@
 //   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
 //   MERGE    0: kv heads have one part, the output; 1: the block that ends last merges all parts of
 //            a kv head; 2: merge_parts.cu does
-//   PERSISTENT  1: a block stays for several units (stay.cuh); 0: it ends with the first
 #include "call.cuh"
 
-// A share of the work: some records of one block of tokens of one kv head.
-struct Share {
-  int unit, head, part, row, length, first, last;
+// A block's share of the work: some records of one block of tokens of one kv head.
+struct Unit {
+  int lane, g, t, warp, tid;
+  int head, part, row, length, first, last;
   const char* source;
 #if PAGED
   const int* table;
@@ -28,51 +28,6 @@ struct Share {
   }
 #endif
 };
-// And who works on it.
-struct Unit : Share {
-  int lane, g, t, warp, tid;
-};
-
-// What memory says of a unit: read before other things, and used behind them.
-struct Edges {
-  long long from, to;
-  int first_record;
-};
-// Where a unit stands among the heads and their parts.
-__device__ __forceinline__ int place_unit(const Call& at, Share& s, int unit) {
-  // Divisions cost as much as a tile of keys: none where there is one part.
-  const int parts = at.blocks * at.splits;
-  s.unit = unit;
-  s.head = parts == 1 ? unit : unit / parts, s.part = unit - s.head * parts;
-  s.row = s.head * at.blocks + (at.splits == 1 ? s.part : s.part / at.splits);
-  return unit / parts / at.kv_heads;  // the sequence
-}
-__device__ __forceinline__ Edges read_edges(const Call& at, const Share& s, int sequence) {
-#ifdef ONE_RUN
-  return {0, at.tokens[sequence], 0};
-#else
-  const int block = s.row - s.head * at.blocks;
-  const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
-  return {edge[0], edge[1], at.first_records[sequence * at.blocks + block]};
-#endif
-}
-__device__ __forceinline__ void find_records(const Call& at, Share& s, int sequence,
-                                             const Edges& edges) {
-  const int split = s.part - (s.row - s.head * at.blocks) * at.splits;
-  s.length = (int)(edges.to - edges.from);
-  const int records = (s.length + KEYS - 1) / KEYS;
-  s.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
-  s.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
-#if PAGED
-  s.table = at.pages + (size_t)sequence * at.pages_per_sequence;
-  s.first_record = edges.first_record;
-  s.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
-  s.source = at.records + (size_t)(s.head - sequence * at.kv_heads) * PAGED * RECORD_BYTES;
-#else
-  s.source = at.records +
-             ((size_t)s.head * at.records_per_head + edges.first_record) * (size_t)RECORD_BYTES;
-#endif
-}
 
 // The same, but the compiler keeps it instead of making it anew for every record.
 __device__ __forceinline__ u32 pinned(u32 x, int lane) {
@@ -80,22 +35,39 @@ __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
   return y;
 }
-// The first unit of this block.
 __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
   u.tid = threadIdx.x, u.warp = u.tid >> 5;
   u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
-  const int sequence = place_unit(at, u, blockIdx.x);
-  find_records(at, u, sequence, read_edges(at, u, sequence));
+  const int unit = blockIdx.x;
+  // Divisions cost as much as a tile of keys: none where there is one part.
+  const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
+  u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
+  const int block = at.splits == 1 ? u.part : u.part / at.splits,
+            split = u.part - block * at.splits;
+  u.row = u.head * at.blocks + block;
+#ifdef ONE_RUN
+  u.length = (int)at.tokens[sequence];
+  const int first_record = 0;
+#else
+  const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
+  u.length = (int)(edge[1] - edge[0]);
+  const int first_record = at.first_records[sequence * at.blocks + block];
+#endif
+  const int records = (u.length + KEYS - 1) / KEYS;
+  u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
+  u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
+#if PAGED
+  u.table = at.pages + (size_t)sequence * at.pages_per_sequence;
+  u.first_record = first_record;
+  u.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
+  u.source = at.records + (size_t)(u.head - sequence * at.kv_heads) * PAGED * RECORD_BYTES;
+#else
+  u.source =
+      at.records + ((size_t)u.head * at.records_per_head + first_record) * (size_t)RECORD_BYTES;
+#endif
 }
 
 #include "ring.cuh"
-
-// Where a warp puts its sums once its ring is free: rows of D + 8 floats.
-__device__ __forceinline__ float* sums_of(char* shared, int w) {
-  return (float*)(shared + w * (STAGES * SLOT_BYTES));
-}
-
-#include "stay.cuh"
 
 // True in the block that finishes a kv head last.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
@@ -111,12 +83,16 @@ __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* 
   return *flag;
 }
 
+// Where a warp puts its sums once its ring is free: rows of D + 8 floats.
+__device__ __forceinline__ float* sums_of(char* shared, int w) {
+  return (float*)(shared + w * (STAGES * SLOT_BYTES));
+}
+
 // Merges the sums of a block's warps: the output, or a part of it where there are several.
 // ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of
-// what a weight of 1 stands for under the maximum. rows(w): sums of warp w, [G][D + 8].
-// value(c, l, sum): a column of V from its sum.
-template <class R, class F>
-__device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, R rows,
+// what a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
+template <class F>
+__device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, char* shared,
                                             float (*ml)[HEADS][2], float (*whole)[2],
                                             float weight_top, F value) {
   __syncthreads();
@@ -141,7 +117,7 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, R row
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
       const float z = ml[w][h][0];
-      const float4 x = *(const float4*)(rows(w) + h * (D + 8) + c);
+      const float4 x = *(const float4*)(sums_of(shared, w) + h * (D + 8) + c);
       sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]),
       sum[3] = fmaf(z, x.w, sum[3]);
     }
@@ -181,20 +157,11 @@ __device__ __forceinline__ void merge_parts(const Call& at, const Unit& u) {
 }
 
 // All that a unit owes the output.
-template <class R, class F>
-__device__ __forceinline__ void finish_unit(const Call& at, const Unit& u, R rows,
-                                            float (*ml)[HEADS][2], float (*whole)[2], int* flag,
-                                            float weight_top, F value) {
-  merge_warps(at, u, rows, ml, whole, weight_top, value);
-  if (MERGE == 1 && arrive_last(at, u, flag)) merge_parts(at, u);
-}
-
-// The same for a block of one unit, whose warps put their sums where their rings begin.
 template <class F>
 __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        float (*ml)[HEADS][2], float (*whole)[2], int* flag,
                                        float weight_top, F value) {
-  const auto rows = [&](int w) { return sums_of(shared, w); };
-  finish_unit(at, u, rows, ml, whole, flag, weight_top, value);
+  merge_warps(at, u, shared, ml, whole, weight_top, value);
+  if (MERGE == 1 && arrive_last(at, u, flag)) merge_parts(at, u);
   wait_for_all();
 }

@@ -54,8 +54,7 @@ struct DenseRing : Ring {
         "l"(rows + (size_t)row * (CHANNELS * 2)), "r"(here), "n"(CHANNELS * 2)
         : "memory");
   }
-  __device__ __forceinline__ void start_rows(const Arguments& at, const Unit& u) {
-    aim(at, u);
+  __device__ __forceinline__ void start_rows(const Unit& u) {
     current = u.first + u.warp;
     if (current < u.last) ask(u, current);
   }
@@ -78,45 +77,37 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  __shared__ Stay stay;
   begin();
   wait_for_query();  // lengths and the newest token may have changed, too
   Unit u;
   find_unit(at, u);
   DenseRing ring;
   ring.make(u, shared, barriers, &drawn);
-  ring.start_rows(at, u);
-  do {
-    ring.reset(u);
-    const Edges edges = stay.ask(at, u, [&](const Share& next) { query_to_l2(at, next); });
-    Query q;
-    q.load(at, u);
-    stay.keep(at, u, edges);
-    __syncthreads();
-    Sums sums;
-    sums.clear();
-    while (ring.current < u.last) {
-      int next;
-      const u32 here = ring.take_rows(u, next);
-      float s[HT][2];
-      q.dot(s, here, u.lane);
+  ring.reset(u);
+  ring.aim(at, u);
+  ring.start_rows(u);
+  Query q;
+  q.load(at, u);
+  __syncthreads();
+  Sums sums;
+  sums.clear();
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take_rows(u, next);
+    float s[HT][2];
+    q.dot(s, here, u.lane);
 #pragma unroll
-      for (int h = 0; h < HT; h++)
+    for (int h = 0; h < HT; h++)
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const bool there = ring.current * KEYS + 8 * r + u.g < u.length;
-          s[h][r] = there ? s[h][r] * at.sm_scale : MINUS_INFINITY;
-        }
-      sums.weigh(s);
-      sums.add(s, here + KEYS * ROW_BYTES, u.lane);
-      ring.current = next;
-    }
-    ring.leave();
-    if (PERSISTENT) ring.start_rows(at, stay.following(u));
-    sums.store(u, stay.room(ring, u, shared), ml[u.warp]);
-    finish_unit(
-        at, u, [&](int w) { return stay.rows(shared, w); }, ml, whole, &flag, 0.f,
-        [](int, float, float sum) { return sum; });
-  } while (stay.go_on(at, u));
-  wait_for_all();
+      for (int r = 0; r < 2; r++) {
+        const bool there = ring.current * KEYS + 8 * r + u.g < u.length;
+        s[h][r] = there ? s[h][r] * at.sm_scale : MINUS_INFINITY;
+      }
+    sums.weigh(s);
+    sums.add(s, here + KEYS * ROW_BYTES, u.lane);
+    ring.current = next;
+  }
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float sum) { return sum; });
 }

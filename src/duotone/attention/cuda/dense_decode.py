@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors, next_unit_us
+from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors
 from duotone.attention.cuda.launch import MAX_GROUP, QUERY_TYPES, Call, Task, Work
 from duotone.cache.segments import DenseSegment
 
@@ -86,12 +86,11 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
 
 
 @cache
-def geometry(form: DenseFormat, group: int, heads: int, records: int, sms: int) -> Geometry:
+def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
     warps, per_sm = (MANY_WARPS, MANY_PER_SM) if heads > PER_SM * sms else (WARPS, PER_SM)
     per_sm = per_sm if form.head_dim <= 128 else 1
-    next_us = next_unit_us(form, group)
-    return cut(form, warps * per_sm, heads, records, sms, per_sm=(per_sm,), next_us=next_us)
+    return cut(form, warps * per_sm, heads, records, sms, per_sm=(per_sm,))
 
 
 def dense_task(query: Tensor, segment: DenseSegment) -> Task:
@@ -100,7 +99,7 @@ def dense_task(query: Tensor, segment: DenseSegment) -> Task:
     form = DenseFormat(key.shape[3])
     records = -(-key.shape[2] // form.tokens)
     work = Work(query, form, key.shape[1], records, segment.lengths)
-    at = geometry(form, work.group, work.heads, records, multiprocessors(query.device))
+    at = geometry(form, work.heads, records, multiprocessors(query.device))
 
     def arguments(**call: Any) -> Arguments:
         return Arguments(
@@ -113,5 +112,4 @@ def dense_task(query: Tensor, segment: DenseSegment) -> Task:
             **call,
         )
 
-    macros = {"KV": KV_TYPES[key.dtype]}
-    return Task(SOURCE, work, at, macros, arguments, may_stay=True)
+    return Task(SOURCE, work, at, {"KV": KV_TYPES[key.dtype]}, arguments)

@@ -144,7 +144,7 @@ struct Sums {
     for (int h = 0; h < HT; h++) {
       float* row = rows + (h * 4 + u.t) * (D + 8) + u.g;
 #pragma unroll
-      for (int m = 0; m < KC && h * 4 + u.t < G; m++)
+      for (int m = 0; m < KC; m++)
         row[16 * m] = acc[m][h][0] + acc[m][h][1], row[16 * m + 8] = acc[m][h][2] + acc[m][h][3];
       float l = weight[h];
 #pragma unroll

@@ -19,9 +19,6 @@ RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
-# What a further unit of a block that stays costs instead of a wave: its first records are under way
-# while the sums before them are merged.
-NEXT_UNIT_US = 2.5
 
 
 class Format(Protocol):
@@ -63,16 +60,6 @@ class Geometry:
     splits: int
 
 
-def has_room_to_stay(form: Format, group: int) -> bool:
-    """A block may take several units: sums of all q heads fit one slot of a ring (stay.cuh)."""
-    return 4 * group * (form.channels + 8) <= form.nbytes
-
-
-def next_unit_us(form: Format, group: int) -> float:
-    """What a wave behind the first costs beside its bytes."""
-    return NEXT_UNIT_US if has_room_to_stay(form, group) else WAVE_US
-
-
 def shared_bytes(device: torch.device) -> int:
     """Shared memory that one block may have: all of a multiprocessor but 1 KiB."""
     if device.type != "cuda":
@@ -100,16 +87,14 @@ def cut(
     sms: int,
     max_unit_tokens: int | None = None,
     per_sm: tuple[int, ...] = (1, 2, 4),
-    next_us: float = WAVE_US,
 ) -> Geometry:
     """The cut with the least predicted time.
 
     warps: of a multiprocessor. heads: batch * kv_heads * blocks of tokens. records: of each of
     them, at most. max_unit_tokens: what one split may hold at most. per_sm: blocks that a
-    multiprocessor may hold. next_us: what a wave behind the first costs beside its bytes, see
-    `next_unit_us`.
+    multiprocessor may hold.
     """
-    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm, next_us)
+    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm)
     return min(options, key=lambda option: options[option])
 
 
@@ -121,7 +106,6 @@ def cuts(
     sms: int,
     max_unit_tokens: int | None = None,
     per_sm: tuple[int, ...] = (1, 2, 4),
-    next_us: float = WAVE_US,
 ) -> dict[Geometry, float]:
     """The predicted time, in us, of all cuts worth a thought; arguments as `cut` has them."""
     work_us = records * form.nbytes / SM_BYTES_PER_US
@@ -132,8 +116,7 @@ def cuts(
         for splits in {least, fill, *range(least, min(least + MORE_SPLITS, records))}:
             waves = -(-heads * splits // (blocks * sms))
             merge_us = MERGE_US + SPLIT_US * splits if splits > 1 else 0.0
-            begun_us = WAVE_US + next_us * (waves - 1)
-            cost = waves * blocks * work_us / splits + begun_us + merge_us
+            cost = waves * (blocks * work_us / splits + WAVE_US) + merge_us
             options[Geometry(warps // blocks, blocks, splits)] = cost
     return options
 

@@ -58,7 +58,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  __shared__ Stay stay;
   begin();
   wait_for_query();  // lengths, too, may have changed
   Unit u;
@@ -66,73 +65,66 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
   ring.start<RECORD_BYTES>(u);
-  do {
-    ring.reset(u);
-    const Edges edges = stay.ask(at, u, [&](const Share& next) { query_to_l2(at, next); });
-    Query q;
-    q.load(at, u);
-    stay.keep(at, u, edges);
-    __syncthreads();
-    Sums sums;
-    sums.clear();
-    while (ring.current < u.last) {
-      int next;
-      const u32 here = ring.take<RECORD_BYTES>(u, next);
-      const int left = u.length - ring.current * KEYS;
+  ring.reset(u);
+  Query q;
+  q.load(at, u);
+  __syncthreads();
+  Sums sums;
+  sums.clear();
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const int left = u.length - ring.current * KEYS;
 #pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        const u32 k_codes = here + tile * TILE_BYTES, v_codes = k_codes + CODE_BYTES(KB);
-        const u32 k_params = v_codes + CODE_BYTES(VB), v_params = k_params + K_PARAM_BYTES;
-        float s[2][HT][4];
+    for (int tile = 0; tile < TILES; tile++) {
+      const u32 k_codes = here + tile * TILE_BYTES, v_codes = k_codes + CODE_BYTES(KB);
+      const u32 k_params = v_codes + CODE_BYTES(VB), v_params = k_params + K_PARAM_BYTES;
+      float s[2][HT][4];
 #pragma unroll
-        for (int h = 0; h < HT; h++)
+      for (int h = 0; h < HT; h++)
 #pragma unroll
-          for (int i = 0; i < 4; i++) s[0][h][i] = s[1][h][i] = 0.f;
-        {
-          Keys keys;
-          keys.load(k_codes, u.lane);
-          keys.multiply(s, q.b, q.sums, k_params, u.g, u.t);
+        for (int i = 0; i < 4; i++) s[0][h][i] = s[1][h][i] = 0.f;
+      {
+        Keys keys;
+        keys.load(k_codes, u.lane);
+        keys.multiply(s, q.b, q.sums, k_params, u.g, u.t);
+      }
+#pragma unroll
+      for (int h = 0; h < HT; h++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const bool there = 16 * r + 8 * (i >> 1) + u.g < left - tile * TILE;
+            s[r][h][i] = there ? s[r][h][i] * q.scale[h][i & 1] : MINUS_INFINITY;
+          }
+      sums.weigh(s);
+      u32 p[2][HT][2];
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int h = 0; h < HT; h++) {
+          p[r][h][0] = transpose8x8(pack2(s[r][h][0], s[r][h][1]));
+          p[r][h][1] = transpose8x8(pack2(s[r][h][2], s[r][h][3]));
         }
 #pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
         for (int h = 0; h < HT; h++)
 #pragma unroll
-          for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-              const bool there = 16 * r + 8 * (i >> 1) + u.g < left - tile * TILE;
-              s[r][h][i] = there ? s[r][h][i] * q.scale[h][i & 1] : MINUS_INFINITY;
-            }
-        sums.weigh(s);
-        u32 p[2][HT][2];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-          for (int h = 0; h < HT; h++) {
-            p[r][h][0] = transpose8x8(pack2(s[r][h][0], s[r][h][1]));
-            p[r][h][1] = transpose8x8(pack2(s[r][h][2], s[r][h][3]));
-          }
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-          for (int h = 0; h < HT; h++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-              p[r][h][half] = Values::divided(p[r][h][half], r, half);
-        SumsInRegisters p_sums;
-        Values::sum(&p_sums.sums, p);
-        sums.count(p_sums);
-        Values values;
-        values.load(v_codes, u.lane);
-        values.multiply(sums.acc, p, p_sums, v_params, u.g, u.t);
-      }
-      ring.current = __shfl_sync(FULL, next, 0);
+          for (int half = 0; half < 2; half++)
+            p[r][h][half] = Values::divided(p[r][h][half], r, half);
+      SumsInRegisters p_sums;
+      Values::sum(&p_sums.sums, p);
+      sums.count(p_sums);
+      Values values;
+      values.load(v_codes, u.lane);
+      values.multiply(sums.acc, p, p_sums, v_params, u.g, u.t);
     }
-    ring.leave();
-    if (PERSISTENT) ring.start<RECORD_BYTES>(stay.following(u));
-    sums.store(u, stay.room(ring, u, shared), ml[u.warp]);
-    finish_unit(
-        at, u, [&](int w) { return stay.rows(shared, w); }, ml, whole, &flag, 0.f,
-        [](int, float, float sum) { return sum * Values::UNIT; });
-  } while (stay.go_on(at, u));
-  wait_for_all();
+    ring.current = __shfl_sync(FULL, next, 0);
+  }
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, whole, &flag, 0.f,
+         [](int, float, float sum) { return sum * Values::UNIT; });
 }

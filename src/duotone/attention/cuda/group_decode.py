@@ -19,7 +19,6 @@ from duotone.attention.cuda.geometry import (
     Geometry,
     cut,
     multiprocessors,
-    next_unit_us,
     ring_bytes,
     warps_within_rings,
 )
@@ -64,8 +63,7 @@ def geometry(
     form: GroupFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
 ) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    next_us = next_unit_us(form, group)
-    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms, next_us=next_us)
+    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms)
 
 
 def group_decode(
@@ -86,7 +84,7 @@ def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Ta
     work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
     sms, rings = multiprocessors(query.device), ring_bytes(query.device)
     at = geometry(form, work.group, work.heads, work.records, sms, rings)
-    return Task(SOURCE, work, at, macros_of(form), may_stay=True)
+    return Task(SOURCE, work, at, macros_of(form))
 
 
 def macros_of(form: GroupFormat) -> dict[str, int]:

@@ -109,8 +109,7 @@ struct Sums {
       for (int i = 0; i < 2; i++) {
         float* row = rows + (h * 8 + 2 * u.t + i) * (D + 8) + u.g;
 #pragma unroll
-        for (int m = 0; m < KC && h * 8 + 2 * u.t + i < G; m++)
-          row[16 * m] = acc[m][h][i], row[16 * m + 8] = acc[m][h][i + 2];
+        for (int m = 0; m < KC; m++) row[16 * m] = acc[m][h][i], row[16 * m + 8] = acc[m][h][i + 2];
         const float l = weight[h][i] * Values::UNIT;
         if (u.g == 0) ml[h * 8 + 2 * u.t + i][0] = top[h][i], ml[h * 8 + 2 * u.t + i][1] = l;
       }

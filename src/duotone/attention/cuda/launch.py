@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import (
-    Format,
-    Geometry,
-    has_room_to_stay,
-    multiprocessors,
-)
+from duotone.attention.cuda.geometry import Format, Geometry, multiprocessors
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
 
@@ -24,8 +19,6 @@ LOG2E = 1.4426950408889634
 MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
-# Whether blocks take several units each where there are more units than places.
-STAY = True
 # kv heads per multiprocessor from which on a last launch merges the parts of a call, instead of
 # the block of a head that ends last: a ticket costs every part some 2 us, a launch a call some 4.
 HEADS_PER_SM_TO_MERGE = 2
@@ -123,8 +116,7 @@ class Task:
 
     source: its file, whose function has the same name. macros: what the source wants beside what
     all of them want. arguments: makes its structure from the fields of `Call`. shared_bytes: of a
-    block; None: its rings. cluster: blocks of a cluster. may_stay: the source has blocks that take
-    several units.
+    block; None: its rings. cluster: blocks of a cluster.
     """
 
     source: str
@@ -135,7 +127,6 @@ class Task:
     cooperative: bool = False
     shared_bytes: int | None = None
     cluster: int = 1
-    may_stay: bool = False
 
     @property
     def units(self) -> int:
@@ -146,15 +137,6 @@ class Task:
     def parts(self) -> int:
         """Shares of each kv head."""
         return self.work.blocks * self.at.splits
-
-    def places(self, sms: int) -> int:
-        """Blocks that run at the same time."""
-        return self.at.per_sm * sms
-
-    def stays(self, sms: int) -> bool:
-        """Blocks take several units each, as there are more units than places."""
-        able = STAY and self.may_stay and has_room_to_stay(self.work.format, self.work.group)
-        return able and not self.cooperative and self.units > self.places(sms)
 
 
 class MergedBy(Enum):
@@ -173,7 +155,6 @@ class _Merge:
     """
 
     by: MergedBy
-
     out: Tensor
     lse: Tensor | None
     sm_scale: float
@@ -254,11 +235,10 @@ def _launch_merge(work: Work, merge: _Merge) -> None:
 
 
 def _launch(task: Task, merge: _Merge, overlap: int) -> None:
-    at, form, sms = task.at, task.work.format, multiprocessors(merge.out.device)
-    stays = task.stays(sms)
+    at, form = task.at, task.work.format
     given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
-        blocks=task.places(sms) if stays else task.units,
+        blocks=task.units,
         threads=at.warps * LANES,
         shared_bytes=task.shared_bytes or at.warps * form.stages * form.nbytes,
         cooperative=task.cooperative,
@@ -269,7 +249,6 @@ def _launch(task: Task, merge: _Merge, overlap: int) -> None:
         "OVERLAP": overlap,
         "OUT": QUERY_TYPES[merge.out.dtype],
         "MERGE": merge.by.value,
-        "PERSISTENT": int(stays),
     }
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = task.source.removesuffix(".cu")

@@ -32,13 +32,6 @@ __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) 
 }
 #endif
 
-// Between what lanes do with shared memory and what copies do with it.
-__device__ __forceinline__ void leave_to_copies() {
-#if BULK_COPIES
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 struct Ring {
   u32 memory, slot, counter;
   int* drawn;
@@ -98,7 +91,11 @@ struct Ring {
     return here;
   }
   // Behind the last record: the ring's memory may be written by the lanes.
-  __device__ __forceinline__ void leave() { leave_to_copies(); }
+  __device__ __forceinline__ void leave() {
+#if BULK_COPIES
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
 
   __device__ __forceinline__ int draw() {
     int next;

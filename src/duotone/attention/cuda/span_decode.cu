@@ -6,8 +6,7 @@
 //   G       q heads per kv head
 //   WARPS, PER_SM, STAGES, TILES
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
-//   TAU     1: score calibration; all blocks of a kv head must be resident together, and end with
-//           their unit (PERSISTENT 0)
+//   TAU     1: score calibration; all blocks of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 #include "span_shapes.cuh"
 #include "span_query.cuh"
@@ -21,76 +20,62 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  __shared__ Stay stay;
   begin();
   Unit u;
   find_unit(at, u);
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
-#if !TAU
-  ring.start<RECORD_BYTES>(u);
-  wait_for_query();
-#endif
-  do {
-    Query q;
+  Query q;
 #if TAU
-    ring.start<TILES * K_BYTES>(u);
-    ring.reset(u);
-    q.fold(at, u, prologue);
-    score_range(ring, u, q, ml, prologue.heads);
-    if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue.heads);
-    ring.reset(u);
-    __syncthreads();
-    calibrate(at, u, q, prologue.heads);
+  ring.start<TILES * K_BYTES>(u);
+  ring.reset(u);
+  q.fold(at, u, prologue);
+  score_range(ring, u, q, ml, prologue.heads);
+  if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue.heads);
+  ring.reset(u);
+  __syncthreads();
+  calibrate(at, u, q, prologue.heads);
 #else
-    ring.reset(u);
-    const Edges edges = stay.ask(at, u, [&](const Share& next) { prologue.fetch(at, next); });
-    prologue.fold(at, u);
-    stay.keep(at, u, edges);
-    __syncthreads();
-    q.make(at, u, prologue);
+  ring.start<RECORD_BYTES>(u);
+  ring.reset(u);
+  q.fold(at, u, prologue);
 #endif
-    Sums sums;
-    sums.clear(prologue.ones);
-    // V of the tile before: its probabilities arrive while this tile's scores are computed.
-    u32 before = ring.memory + TILES * K_BYTES;
-    bool any = false;
-    while (ring.current < u.last) {
-      int next;
-      const u32 here = ring.take<RECORD_BYTES>(u, next);
-      const int left = u.length - ring.current * KEYS;
+  Sums sums;
+  sums.clear(prologue.ones);
+  // V of the tile before: its probabilities arrive while this tile's scores are computed.
+  u32 before = ring.memory + TILES * K_BYTES;
+  bool any = false;
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const int left = u.length - ring.current * KEYS;
 #pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        float f[HT][8];
-        u32 pi[HT][8], v[VWORDS], over = 0;
-        load_words<VWORDS>(v, before, u.lane);
-        q.dot(f, here + tile * K_BYTES, u.lane);
-        before = here + TILES * K_BYTES + tile * V_BYTES;
-        if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
-#pragma unroll
-        for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
-        sums.add(v);  // nothing yet in the first tile: p is 0
-        if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
-        sums.to_operand(pi);
-      }
-      any = true;
-      ring.current = __shfl_sync(FULL, next, 0);
-    }
-    if (any) {
-      u32 v[VWORDS];
+    for (int tile = 0; tile < TILES; tile++) {
+      float f[HT][8];
+      u32 pi[HT][8], v[VWORDS], over = 0;
       load_words<VWORDS>(v, before, u.lane);
-      sums.add(v);
-      sums.separate();
+      q.dot(f, here + tile * K_BYTES, u.lane);
+      before = here + TILES * K_BYTES + tile * V_BYTES;
+      if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
+#pragma unroll
+      for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
+      sums.add(v);  // nothing yet in the first tile: p is 0
+      if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
+      sums.to_operand(pi);
     }
+    any = true;
+    ring.current = __shfl_sync(FULL, next, 0);
+  }
+  if (any) {
+    u32 v[VWORDS];
+    load_words<VWORDS>(v, before, u.lane);
+    sums.add(v);
+    sums.separate();
+  }
 
-    ring.leave();
-    if (PERSISTENT) ring.start<RECORD_BYTES>(stay.following(u));
-    sums.store(u, stay.room(ring, u, shared), ml[u.warp]);
-    finish_unit(
-        at, u, [&](int w) { return stay.rows(shared, w); }, ml, prologue.heads, &flag, P_TOP,
-        [&](int c, float l, float sum) {
-          return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
-        });
-  } while (stay.go_on(at, u));
-  wait_for_all();
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
+    return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
+  });
 }

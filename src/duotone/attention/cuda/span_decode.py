@@ -18,11 +18,9 @@ from torch import Tensor
 from duotone.attention.cuda.geometry import (
     MAX_WARPS,
     RING_BYTES,
-    WAVE_US,
     Geometry,
     cut,
     multiprocessors,
-    next_unit_us,
     ring_bytes,
     shared_bytes,
     warps_within_rings,
@@ -79,21 +77,10 @@ def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
 
 @cache
 def geometry(
-    form: RecordFormat,
-    group: int,
-    heads: int,
-    records: int,
-    sms: int,
-    ring_bytes: int,
-    calibrate: bool = False,
+    form: RecordFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
 ) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads * blocks of tokens.
-
-    calibrate: blocks end with their unit, and all of them should be resident.
-    """
-    next_us = WAVE_US if calibrate else next_unit_us(form, group)
-    warps = warps_of(form, group, ring_bytes)
-    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, next_us=next_us)
+    """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
+    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
 
 
 def span_decode(
@@ -122,7 +109,7 @@ def span_task(
     """
     work = _work(query, span, pages)
     kept = None if tau is None else _kept_geometry(work)
-    at = kept or _geometry(work, tau is not None)
+    at = kept or _geometry(work)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
     tau1, tau2 = tau or (0.0, 0.0)
@@ -139,11 +126,11 @@ def span_task(
             **call,
         )
 
-    form, calibrate = span.records.format, tau is not None
-    macros = macros_of(form, calibrate)
-    together = calibrate and parts > 1
+    form = span.records.format
+    macros = macros_of(form, tau is not None)
+    together = tau is not None and parts > 1
     if kept is None:
-        return Task(SOURCE, work, at, macros, arguments, together, may_stay=not calibrate)
+        return Task(SOURCE, work, at, macros, arguments, cooperative=together)
     rings_and_scores = block_bytes(form, work.group, at, work.records)
     task = Task(KEEPING_SOURCE, work, at, macros, arguments, shared_bytes=rings_and_scores)
     if together and parts <= max_cluster(query.device):
@@ -156,7 +143,7 @@ def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     work = _work(query, span, pages)
     if _kept_geometry(work) is not None:
         return True
-    at, form = _geometry(work, calibrate=True), work.format
+    at, form = _geometry(work), work.format
     parts = work.blocks * at.splits
     # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
     beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
@@ -186,10 +173,10 @@ def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
     return Work.of_records(query, records.format, records.data, span.tokens, records.first, pages)
 
 
-def _geometry(work: Work, calibrate: bool) -> Geometry:
+def _geometry(work: Work) -> Geometry:
     device, heads = work.query.device, work.heads * work.blocks
     sms, rings = multiprocessors(device), ring_bytes(device)
-    return geometry(work.format, work.group, heads, work.records, sms, rings, calibrate)
+    return geometry(work.format, work.group, heads, work.records, sms, rings)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:

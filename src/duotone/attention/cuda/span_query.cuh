@@ -7,10 +7,17 @@ struct __align__(16) Prologue {
 #ifdef KEPT_SCORES
   float sums[HEADS][2];  // of the negative and of the positive channels, in units of the largest
 #endif
+};
 
-  // q with K's scales folded in, V's scales; __syncthreads must stand behind it.
-  __device__ __forceinline__ void fold(const Arguments& at, const Unit& u) {
-    const query_t* rows = at.query + (size_t)u.head * G * CHANNELS;
+// q with K's scales folded in, as integers of two digits in the order of B, and what undoes it.
+struct Query {
+  u32 digits[HT][KREGS];
+  int bias[4];                  // of the digits' sums
+  float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
+
+  __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
+    wait_for_query();
+    const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
     const size_t row = (size_t)u.row * CHANNELS;
     for (int h = u.warp; h < HEADS; h += WARPS) {
       float top = 0.f, sum = 0.f, folded[D / 32];
@@ -18,7 +25,7 @@ struct __align__(16) Prologue {
       for (int i = 0; i < D / 32; i++) {
         const int c = i * 32 + u.lane;
         const bool real = h < G && c < CHANNELS;
-        const float x = real ? query_to_float(rows[h * CHANNELS + c]) : 0.f;
+        const float x = real ? query_to_float(query[h * CHANNELS + c]) : 0.f;
         folded[i] = real ? x * half_to_float(at.k_scale[row + c]) : 0.f;
         if (real) sum = fmaf(x, half_to_float(at.k_zero[row + c]), sum);
         top = fmaxf(top, fabsf(folded[i]));
@@ -33,10 +40,10 @@ struct __align__(16) Prologue {
 #pragma unroll
       for (int i = 0; i < D / 32; i++) {
         const int c = i * 32 + u.lane, r = c / 16;
-        query[h][c] =
+        p.query[h][c] =
             __float_as_int(fmaf(folded[i], inverse * (float)(1 << (Q_SHIFT - K_PLACE(r))), BIAS));
       }
-      if (u.lane == 0) heads[h][0] = top, heads[h][1] = sum * at.sm_scale;
+      if (u.lane == 0) p.heads[h][0] = top, p.heads[h][1] = sum * at.sm_scale;
 #ifdef KEPT_SCORES
       float low = 0.f, high = 0.f;
 #pragma unroll
@@ -46,38 +53,16 @@ struct __align__(16) Prologue {
         low += __shfl_xor_sync(FULL, low, o);
         high += __shfl_xor_sync(FULL, high, o);
       }
-      if (u.lane == 0) sums[h][0] = low / top, sums[h][1] = high / top;
+      if (u.lane == 0) p.sums[h][0] = low / top, p.sums[h][1] = high / top;
 #endif
     }
     if (u.tid < 4)
-      bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, ones[u.tid] = 0x01010101;
+      p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, p.ones[u.tid] = 0x01010101;
     for (int c = u.tid; c < CHANNELS; c += WARPS * 32) {
-      v_scale[c] = half_to_float(at.v_scale[row + c]);
-      v_zero[c] = half_to_float(at.v_zero[row + c]);
+      p.v_scale[c] = half_to_float(at.v_scale[row + c]);
+      p.v_zero[c] = half_to_float(at.v_zero[row + c]);
     }
-  }
-  // Asks for what fold reads.
-  __device__ __forceinline__ static void fetch(const Arguments& at, const Share& s) {
-    const size_t row = (size_t)s.row * CHANNELS;
-    query_to_l2(at, s);
-    to_l2(at.k_scale + row, 2 * CHANNELS), to_l2(at.k_zero + row, 2 * CHANNELS);
-    to_l2(at.v_scale + row, 2 * CHANNELS), to_l2(at.v_zero + row, 2 * CHANNELS);
-  }
-};
-
-// q with K's scales folded in, as integers of two digits in the order of B, and what undoes it.
-struct Query {
-  u32 digits[HT][KREGS];
-  int bias[4];                  // of the digits' sums
-  float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
-
-  __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
-    wait_for_query();
-    p.fold(at, u);
     __syncthreads();
-    make(at, u, p);
-  }
-  __device__ __forceinline__ void make(const Arguments& at, const Unit& u, const Prologue& p) {
     // Loaded, so that the compiler keeps them instead of making them anew for every product.
     asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(bias[0]), "=r"(bias[1]), "=r"(bias[2]), "=r"(bias[3])

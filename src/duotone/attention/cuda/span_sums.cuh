@@ -97,11 +97,10 @@ struct Sums {
           acc[h][m - V_SIGNED][x] = rest;
         }
   }
-  // To shared memory as floats: rows [G][D + 8], and maximum and weight of each head.
+  // To shared memory as floats: rows [4 HT][D + 8], and maximum and weight of each head.
   __device__ __forceinline__ void store(const Unit& u, float* rows, float (*ml)[2]) const {
 #pragma unroll
     for (int h = 0; h < HT; h++) {
-      if (h * 4 + u.t >= G) continue;
 #pragma unroll
       for (int m = 0; m < MT; m++) {
         float* row = rows + (h * 4 + u.t) * (D + 8) + 16 * m + u.g;
