@@ -2,7 +2,7 @@
 # All GPU benchmarks, the most wanted first, on a lent machine that returns few files and nothing that
 # is written after its time is over: after every command $OUT/results.tgz holds what there is so far.
 #
-#   benchmarks/on_device.sh kernels            decode and packing tables
+#   benchmarks/on_device.sh kernels            decode, packing and InnerQ tables
 #   benchmarks/on_device.sh throughput 8b      one model, all budgets; 26b: the other one
 #   benchmarks/on_device.sh tests              the GPU tier, file by file
 export PYTHONPATH=src
@@ -13,6 +13,8 @@ kernels() {
   python -m duotone bench kernel --table decode --impl cuda --minutes 4 --out /tmp/results/h200.json
   keep
   python -m duotone bench kernel --table pack --out /tmp/results/packing.json
+  keep
+  python -m duotone bench kernel --table innerq --out /tmp/results/innerq.json
   keep
 }
 
@@ -28,13 +30,15 @@ throughput() {
   keep
 }
 
+# All files at once: most of their time is compilation.
 tests() {
   for file in tests/*/test_*_gpu.py; do
-    timeout 200 python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark -m gpu "$file" \
-      > "/tmp/results/$(basename "$file").log" 2>&1
-    tail -n 1 "/tmp/results/$(basename "$file").log"
-    keep
+    timeout 280 python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark \
+      -p no:cacheprovider -m gpu "$file" > "/tmp/results/$(basename "$file").log" 2>&1 &
   done
+  wait
+  tail -n 1 /tmp/results/test_*.log
+  keep
 }
 
 "$@"

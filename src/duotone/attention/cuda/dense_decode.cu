@@ -30,39 +30,44 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 
 #include "dense_sums.cuh"
 
-// 16 tokens: rows of K, then of V; each lane copies one.
+#define CHUNKS (CHANNELS / 8)  // 16 bytes of a row each
+
+// 16 tokens: rows of K, then of V. Lanes copy 16 bytes each: rows are apart in shared memory, and a
+// bulk copy for every 256 bytes is slower (LOG.md, fifth session).
 struct DenseRing : Ring {
-  const char* rows;
+  const char *keys, *values;
 
   __device__ __forceinline__ void aim(const Arguments& at, const Unit& u) {
     const int sequence = u.head / at.kv_heads, head = u.head - sequence * at.kv_heads;
-    rows = u.lane < KEYS ? at.key + sequence * at.key_batch + head * at.key_head
-                         : at.value + sequence * at.value_batch + head * at.value_head;
+    keys = at.key + sequence * at.key_batch + head * at.key_head;
+    values = at.value + sequence * at.value_batch + head * at.value_head;
   }
   // Behind the last token its row is read again: what a weight of 0 meets must be a number.
   __device__ __forceinline__ void ask(const Unit& u, int record) {
-    const u32 here = barrier + 8 * slot;
-    if (u.lane == 0)
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(here),
-                   "n"(2 * KEYS * CHANNELS * 2)
-                   : "memory");
-    __syncwarp();
-    const int row = min(record * KEYS + u.lane % KEYS, u.length - 1);
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::
-            "r"(memory + slot * RECORD_BYTES + u.lane * ROW_BYTES),
-        "l"(rows + (size_t)row * (CHANNELS * 2)), "r"(here), "n"(CHANNELS * 2)
-        : "memory");
+    const int last = u.length - 1 - record * KEYS;
+    const size_t first = (size_t)record * KEYS * (CHANNELS * 2);
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+      const bool of_keys = i < CHUNKS / 2;
+      const int place = i % (CHUNKS / 2) * 32 + u.lane, row = place / CHUNKS;
+      const u32 offset = place % CHUNKS * 16;
+      asm volatile(
+          "cp.async.cg.shared.global [%0],[%1],16;" ::"r"(
+              memory + slot * RECORD_BYTES + (of_keys ? row : KEYS + row) * ROW_BYTES + offset),
+          "l"((of_keys ? keys : values) + first + min(row, last) * (CHANNELS * 2) + offset)
+          : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
   }
   __device__ __forceinline__ void start_rows(const Unit& u) {
     current = u.first + u.warp;
     if (current < u.last) ask(u, current);
   }
   __device__ __forceinline__ u32 take_rows(const Unit& u, int& next) {
-    wait_for(barrier + 8 * slot, phase);
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
     const u32 here = memory + slot * RECORD_BYTES;
     slot = slot == STAGES - 1 ? 0 : slot + 1;
-    if (slot == 0) phase ^= 1;
     next = 0;
     if (u.lane == 0) next = draw();
     next = __shfl_sync(FULL, next, 0);

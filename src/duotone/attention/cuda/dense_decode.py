@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors
+from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors, shared_bytes
 from duotone.attention.cuda.launch import MAX_GROUP, QUERY_TYPES, Call, Task, Work
 from duotone.cache.segments import DenseSegment
 
@@ -24,8 +24,6 @@ WARPS, PER_SM = 4, 3
 MANY_WARPS, MANY_PER_SM = 2, 6
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 ALIGNMENT_BYTES = 16
-# Rows of K and V come by bulk copies.
-BULK_COPIES = (9, 0)
 
 
 class Arguments(Call):
@@ -65,8 +63,6 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
         return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if segment.mask is not None:
         return "the CUDA kernels take no mask"
-    if query.is_cuda and torch.cuda.get_device_capability(query.device) < BULK_COPIES:
-        return "the kernel for 16-bit segments needs compute capability 9.0"
     if key.dtype not in KV_TYPES or value.dtype != key.dtype:
         return f"dense K and V must be of one 16-bit type; got {key.dtype} and {value.dtype}"
     head_dim, group = key.shape[3], query.shape[1] // key.shape[1]
@@ -75,6 +71,9 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
             "no CUDA kernel for head_dim "
             f"{head_dim} and {value.shape[3]} with {group} q heads per kv head"
         )
+    block_bytes = WARPS * DenseFormat.stages * DenseFormat(head_dim).nbytes
+    if block_bytes > shared_bytes(query.device):
+        return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
     apart = (x for x in (key, value) if x.stride(3) != 1 or x.stride(2) != head_dim)
     if next(apart, None) is not None:
         return "tokens of dense K and V must be adjacent"
