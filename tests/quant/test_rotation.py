@@ -4,7 +4,7 @@ import torch
 from duotone.cache import pack_tensor
 from duotone.cache.blocks import single_block
 from duotone.quant import TensorSpec
-from duotone.quant.rotation import hadamard, rotate
+from duotone.quant.rotation import hadamard, into_basis, out_of_basis
 
 
 @pytest.mark.parametrize("channels", [1, 2, 16, 64, 80, 96, 128, 256])
@@ -19,9 +19,9 @@ def test_hadamard_is_orthogonal_and_its_own_inverse(channels: int) -> None:
 
 
 def test_rotation_of_nothing_is_nothing() -> None:
-    x = torch.randn(3, 8)
-    assert rotate(x, None) is x
-    assert torch.allclose(rotate(rotate(x, "hadamard"), "hadamard"), x, atol=1e-6)
+    x = torch.randn(1, 2, 3, 8)
+    assert into_basis(x, None) is x
+    assert torch.allclose(out_of_basis(into_basis(x, "hadamard"), "hadamard"), x, atol=1e-6)
 
 
 def test_a_rotation_spreads_an_outlier_over_its_token() -> None:

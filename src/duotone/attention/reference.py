@@ -25,7 +25,7 @@ from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import calibration_affine
-from duotone.quant.rotation import rotate
+from duotone.quant.rotation import out_of_basis, query_into_basis
 
 Rows = Float[Tensor, "batch kv_heads rows channels"]
 Scores = Float[Tensor, "batch kv_heads rows tokens"]
@@ -140,7 +140,7 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
 
 def key_scores(rows: Rows, key: PackedTensor) -> Scores:
     """q . k_hat for every token, from the codes."""
-    rows = rotate(rows, key.spec.transform)
+    rows = query_into_basis(rows, key.spec.transform)
     codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
     zero_point = _offset(key, rows.dtype)
     if key.per_token:
@@ -176,7 +176,7 @@ def _scores_along_channels(
 
 def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     """p @ v_hat, from the codes. Probabilities of tokens that do not exist must be 0."""
-    return rotate(_rotated_sum(probabilities, value), value.spec.transform)
+    return out_of_basis(_rotated_sum(probabilities, value), value.spec.transform)
 
 
 def _rotated_sum(probabilities: Scores, value: PackedTensor) -> Rows:

@@ -40,7 +40,7 @@ from duotone.attention.triton_range import score_range_kernel
 from duotone.attention.turned import segment_query
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import Segment
-from duotone.quant.rotation import rotate
+from duotone.quant.rotation import out_of_basis
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
@@ -241,7 +241,7 @@ class SegmentLaunch:
     def turn_back(self, partial: Tensor) -> None:
         """Bring this segment's partial outputs out of the basis of its values, in place."""
         if isinstance(self.value, PackedTensor) and self.value.spec.transform is not None:
-            partial.copy_(rotate(partial, self.value.spec.transform))
+            partial.copy_(out_of_basis(partial, self.value.spec.transform))
 
     def score_range(self, ranges: Tensor, first_split: int) -> None:
         """Write this segment's partial ranges into ranges [batch, q_heads, splits, 2]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from duotone.cache.segments import PackedSegment, Segment
-from duotone.quant.rotation import rotate
+from duotone.quant.rotation import query_into_basis
 
 
 def segment_query(query: Tensor, segment: Segment) -> Tensor:
@@ -18,4 +18,4 @@ def segment_query(query: Tensor, segment: Segment) -> Tensor:
     if norm is not None:
         heads = wide.unflatten(1, (norm.shape[1], -1))
         wide = (heads * norm[:, :, None, None]).flatten(1, 2)
-    return rotate(wide, transform).contiguous()
+    return query_into_basis(wide, transform).contiguous()

@@ -21,7 +21,7 @@ from duotone.quant.classes import (
     unpack_classes,
 )
 from duotone.quant.grouping import group
-from duotone.quant.rotation import rotate
+from duotone.quant.rotation import into_basis, out_of_basis
 from duotone.quant.slots import (
     fill_slots,
     group_elements,
@@ -163,7 +163,7 @@ class PackedTensor:
         order = self.channel_order
         if order is not None:
             value = torch.empty_like(value).scatter_(-1, self._per_element(order), value)
-        return rotate(value, self.spec.transform).to(self.dtype)
+        return out_of_basis(value, self.spec.transform).to(self.dtype)
 
     def _per_element(self, parameter: Tensor) -> Tensor:
         if self.per_token:
@@ -220,7 +220,7 @@ def pack_tensor(
     """
     dtype = x.dtype
     if spec.transform is not None:
-        x = rotate(x.to(torch.promote_types(dtype, torch.float32)), spec.transform)
+        x = into_basis(x.to(torch.promote_types(dtype, torch.float32)), spec.transform)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
         parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
@@ -238,7 +238,7 @@ def pack_groups(
     x: a multiple of `spec.group` tokens, where groups run along tokens; all of them are valid.
     """
     if spec.transform is not None:
-        x = rotate(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
+        x = into_basis(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
     if spec.along == "channels":
         return _packed_parts(quantize(x, spec, decoding=decoding), spec)
     slots = x.unflatten(2, (-1, spec.group))

@@ -1,12 +1,22 @@
-"""Orthogonal bases that a tensor's channels are turned into before quantization."""
+"""Bases that a tensor's channels are turned into before quantization, and queries and outputs too.
+
+Two kinds: "hadamard", the same orthogonal matrix for all heads, and calibrated ones, a matrix per kv
+head (`quant.bases`), which need not be orthogonal.
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from duotone.quant.bases import turn
+
+HADAMARD = "hadamard"
+Heads = Float[Tensor, "batch heads tokens channels"]
 
 
 @cache
@@ -24,11 +34,30 @@ def hadamard(channels: int) -> Float[Tensor, "{channels} {channels}"]:
     return torch.block_diag(*[block] * (channels // size))
 
 
-def rotate(x: Float[Tensor, "*b channels"], transform: str | None) -> Float[Tensor, "*b channels"]:
-    """x in the basis of `transform`, and back: every transform here is its own inverse."""
+def into_basis(x: Heads, transform: str | None) -> Heads:
+    """K or V in the basis of `transform`; heads are kv heads."""
+    return _turned(x, transform, "into")
+
+
+def out_of_basis(x: Heads, transform: str | None) -> Heads:
+    """What is in the basis of `transform`, back; heads are kv heads or q heads."""
+    return _turned(x, transform, "back")
+
+
+def query_into_basis(query: Heads, transform: str | None) -> Heads:
+    """Queries as keys in the basis of `transform` want them; heads are kv heads or q heads."""
+    return _turned(query, transform, "query")
+
+
+def _turned(x: Heads, transform: str | None, role: Literal["into", "back", "query"]) -> Heads:
     if transform is None:
         return x
-    return x @ _hadamard_at(x.shape[-1], x.dtype, x.device)
+    if transform == HADAMARD:
+        return x @ _hadamard_at(x.shape[-1], x.dtype, x.device)
+    matrices = getattr(turn(transform, x.dtype, x.device), role)
+    # The q heads of a kv head are adjacent.
+    by_kv_head = x.unflatten(1, (len(matrices), -1))
+    return (by_kv_head @ matrices[:, None]).flatten(1, 2)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from duotone.quant.bases import Reference
 from duotone.quant.record import Record, is_count, is_number, require
 
 BITS = (1, 2, 3, 4, 8)
@@ -40,8 +41,9 @@ class TensorSpec(Record):
         (before `gain`). Attention picks tokens that stand out; 0 lets all count alike and fits
         nothing. Along tokens, asymmetric.
     transform: None, or "hadamard": channels are turned by a Hadamard matrix before quantization and
-        q (for K) or the output (for V) by the same one while decoding. Costs no bytes and two
-        products of head_dim x head_dim per step and head.
+        q (for K) or the output (for V) by the same one while decoding. Or "klt:FILE#LAYER.key" (or
+        .value): by a matrix per kv head that `duotone calibrate` found (`quant.bases`). Costs no
+        bytes and two products of head_dim x head_dim per step and head.
     param_dtype: how scale and zero_point are stored.
     """
 
@@ -56,7 +58,7 @@ class TensorSpec(Record):
     gain: float | Literal["fit"] = 1.0
     classes: tuple[tuple[int, float], ...] | None = None
     energy: float = 0.0
-    transform: Literal["hadamard"] | None = None
+    transform: str | None = None
     param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
 
     def __post_init__(self) -> None:
@@ -79,8 +81,7 @@ class TensorSpec(Record):
         self._check_gain()
         self._check_classes()
         self._check_energy()
-        ok = self.transform in (None, "hadamard")
-        require(ok, "transform must be None or 'hadamard'", self.transform, "Pick one of them.")
+        self._check_transform()
 
     def _check_gain(self) -> None:
         fit = self.gain == "fit"
@@ -121,6 +122,13 @@ class TensorSpec(Record):
         ok = not self.energy or (self.along == "tokens" and self.mapping == "asymmetric")
         remedy = "Tokens are weighed against each other in the statistics along tokens."
         require(ok, "energy needs along='tokens', mapping='asymmetric'", self.along, remedy)
+
+    def _check_transform(self) -> None:
+        known = self.transform in (None, "hadamard")
+        ok = known or (isinstance(self.transform, str) and Reference.parse(self.transform))
+        rule = "transform must be None, 'hadamard' or 'klt:FILE#LAYER.key' (or .value)"
+        remedy = "duotone calibrate writes specs with such references."
+        require(bool(ok), rule, self.transform, remedy)
 
     @property
     def nominal_bits(self) -> float:

@@ -20,7 +20,7 @@ from duotone.attention.cuda.runtime import missing
 from duotone.attention.merge import merge_partials
 from duotone.attention.turned import segment_query
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
-from duotone.quant.rotation import rotate
+from duotone.quant.rotation import out_of_basis
 
 
 def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str | None:
@@ -171,7 +171,7 @@ def _attend_in_bases(
         sums = part.new_empty(part.shape[:2])
         tasks = [_task(query, segment, tau) for segment in segments]
         run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, part, sums)
-        partials.append((rotate(part, transform or None), sums[..., None] / LOG2E))
+        partials.append((out_of_basis(part, transform or None), sums[..., None] / LOG2E))
     merged, total = merge_partials(partials)
     out.copy_(merged)
     if lse is not None:
