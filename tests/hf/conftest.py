@@ -8,6 +8,7 @@ from torch import Tensor
 
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec
+from duotone.quant.rotation import into_basis
 
 transformers.logging.set_verbosity(logging.ERROR)
 
@@ -25,6 +26,8 @@ def exact_pack(
     spans: BlockTable,
     decoding: bool = False,
 ) -> ExactTensor:
+    dtype = x.dtype
+    x = into_basis(x.float(), spec.transform)
     blocks = spans.split(spec.group)
     per_token = spec.along == "channels"
     rows = x.shape[2] if per_token else blocks.blocks
@@ -33,9 +36,9 @@ def exact_pack(
     return ExactTensor(
         spec=spec,
         head_dim=x.shape[3],
-        dtype=x.dtype,
+        dtype=dtype,
         blocks=blocks,
-        codes=x.float().contiguous().view(torch.uint8),
+        codes=x.contiguous().view(torch.uint8),
         scale=torch.ones(shape),
         zero_point=torch.zeros(shape),
     )

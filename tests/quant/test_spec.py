@@ -39,7 +39,8 @@ def test_schemes_are_described_with_their_source() -> None:
         ("shrink", 0.0, "shrink must lie in"),
         ("levels", "kmeans", "levels must be one of"),
         ("gain", -1.0, "gain must be positive"),
-        ("transform", "klt", "transform must be None or"),
+        ("transform", "klt", "transform must be None"),
+        ("transform", "klt:file#1.query", "transform must be None"),
         ("param_dtype", "int8", "param_dtype must be one of"),
     ],
 )

@@ -16,6 +16,7 @@ from duotone.attention import code_layouts
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.layer import share_codes
 from duotone.hf.attachment import Attachment
+from duotone.hf.calibrated import check_bases
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
@@ -51,6 +52,7 @@ class QuantizedCache(Cache):
     ) -> None:
         self.facts: ModelFacts = model_facts(model)
         check_spec(self.facts, spec)
+        check_bases(model, self.facts, spec)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
         self._device = model.device
         self.steps = Steps(spec, self.facts.layers)

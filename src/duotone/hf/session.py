@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
+from duotone.hf.calibrated import check_bases
 from duotone.hf.facts import check_spec, model_facts
 from duotone.quant import CacheSpec
 
@@ -45,7 +46,9 @@ def enable(
     changed, and restored on exit, also after an exception.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
-    check_spec(model_facts(model), spec)
+    facts = model_facts(model)
+    check_spec(facts, spec)
+    check_bases(model, facts, spec)
     session = Session()
     caches: weakref.WeakSet[QuantizedCache] = weakref.WeakSet()
     attachment = Attachment.to(model)

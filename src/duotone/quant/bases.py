@@ -6,8 +6,8 @@ quantized; nothing has to come back:
     q . k = (q E^-T) . (k E)            queries are turned once per step
     sum p v = (sum p (v E)) E^-1        and so are outputs
 
-Specs name a basis by reference, "klt:FILE#LAYER.key" or "...value". FILE is a path, or the name of a
-file that ships with duotone ("duotone-tiny").
+Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value". FILE is a path, or the name of
+a file that ships with duotone ("duotone-tiny").
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Bases:
         """Write a safetensors file. Errors: ValueError for numbers that are not finite."""
         from safetensors.torch import save_file
 
-        tensors = {"key": self.key.float().contiguous(), "value": self.value.float().contiguous()}
+        both = {"key": self.key, "value": self.value}
+        # Safetensors wants every tensor to own its memory.
+        tensors = {name: t.float().contiguous().clone() for name, t in both.items()}
         if not all(bool(torch.isfinite(t).all()) for t in tensors.values()):
             raise ValueError("bases must be finite; were the statistics of too few tokens?")
         metadata = {"duotone": json.dumps(self.header | {"format": FORMAT})}

@@ -1,7 +1,7 @@
-"""Bases that a tensor's channels are turned into before quantization, and queries and outputs too.
+"""Bases that a tensor's channels are turned into before quantization, queries and outputs too.
 
-Two kinds: "hadamard", the same orthogonal matrix for all heads, and calibrated ones, a matrix per kv
-head (`quant.bases`), which need not be orthogonal.
+Two kinds: "hadamard", the same orthogonal matrix for all heads, and calibrated ones, a matrix per
+kv head (`quant.bases`), which need not be orthogonal.
 """
 
 from __future__ import annotations
