@@ -7,8 +7,15 @@ import torch
 from safetensors import safe_open
 
 import duotone
-from duotone.calibrate import Settings, calibrate, calibration_data, check_files, write
-from duotone.calibrate.run import files_of
+from duotone.calibrate import (
+    Settings,
+    calibrate,
+    calibration_data,
+    check_files,
+    gather_moments,
+    write,
+)
+from duotone.calibrate.run import bases_of, files_of, widths_of
 from duotone.hf.fingerprint import fingerprint
 from duotone.inference import generate, make_cache, prepare
 from duotone.loading import Loaded
@@ -91,6 +98,39 @@ def test_a_text_model_gets_a_stream(tmp_path):
     assert (spec.visual, spec.text.key.group, spec.text.value.group) == ("text", 32, 32)
     batch = prepare(loaded.model, data.batches[0].tensors)
     generate(loaded.model, batch, make_cache(loaded.model, spec, batch), 4)
+
+
+def test_spectra_of_keys_and_values_are_in_one_unit(pictured):
+    """With all error left in, V costs tr(M S) and K its scores' variance times what V then says."""
+    data = calibration_data(pictured, [TINY_TASK], 2, 2)
+    layer = gather_moments(pictured.model, data.batches)[0]
+    _, spectra = bases_of([layer], Settings(regularization=0.0), {})
+    heard = (layer.output * layer.covariance("value")).sum((-2, -1))
+    scored = (layer.scores * layer.covariance("key")).sum((-2, -1))
+    assert float(spectra[0, "value"].sum()) == pytest.approx(float(heard.mean()), rel=1e-4)
+    assert float(spectra[0, "key"].sum()) == pytest.approx(
+        float((scored * heard / 2).mean()), rel=1e-4
+    )
+
+
+def test_values_of_more_weight_get_more_bits(pictured):
+    data = calibration_data(pictured, [TINY_TASK], 2, 2)
+    _, spectra = bases_of(gather_moments(pictured.model, data.batches), Settings(), {})
+    bits = []
+    for weight in (0.01, 1.0, 100.0):
+        classes = widths_of(spectra, Settings(value_weight=weight))
+        bits.append(sum(b * s for (_, w), c in classes.items() if w == "value" for b, s in c))
+    assert bits == sorted(bits)
+    assert bits[0] < bits[2]
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    model = tiny_model()
+    model.get_decoder().layers[1].self_attn.v_proj.weight.data.fill_(float("inf"))
+    loaded = Loaded("broken", model, TinyProcessor())
+    data = calibration_data(loaded, [TINY_TASK], 1)
+    with pytest.raises(ValueError, match="must be finite, layer 1's are not"):
+        calibrate(loaded, data.batches)
 
 
 def test_the_digest_knows_content_not_batches(pictured):

@@ -25,6 +25,7 @@ from .transform import WIDTHS, Classes, Name, allocate, expected_error, klt, uni
 KEY = TensorSpec(levels="lloyd", energy=1.0)
 VALUE = TensorSpec(levels="lloyd", energy=1.5)
 RECENT = 128  # 16-bit tokens at the end of a text model's stream
+SUMS = ("key", "value", "query", "output")
 Spectrum = Float[Tensor, " head_dim"]
 
 
@@ -83,16 +84,31 @@ def calibrate(
     report_done = progress and (lambda done: progress(done, len(batches)))
     moments = gather_moments(loaded.model, batches, settings.group, report_done)
     _check_moments(moments, facts)
-    made = {which: [_basis(m, which, settings) for m in moments] for which in ("key", "value")}
-    spectra = {(i, w): made[w][i][0] for i in range(facts.layers) for w in ("key", "value")}
-    weights = {"key": settings.key_weight, "value": settings.value_weight}
-    classes = allocate(spectra, settings.bits, settings.widths, settings.unit, weights)
+    header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
+    bases, spectra = bases_of(moments, settings, header)
+    classes = widths_of(spectra, settings)
     spec = spec_with(facts, classes, file, settings)
     check_spec(facts, spec)
-    header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
-    matrices = {which: torch.stack([basis for _, basis in made[which]]) for which in made}
-    bases = Bases(matrices["key"].float(), matrices["value"].float(), header)
     return bases, spec, _report(header, spectra, classes, settings)
+
+
+def bases_of(
+    moments: Sequence[LayerMoments], settings: Settings, header: dict[str, Any]
+) -> tuple[Bases, dict[Name, Spectrum]]:
+    """All layers' bases, and their spectra in one unit."""
+    names = [(i, which) for i in range(len(moments)) for which in ("key", "value")]
+    made = {(i, which): _basis(moments[i], which, settings) for i, which in names}
+    stacked = {
+        which: torch.stack([basis for (_, w), (_, basis) in made.items() if w == which]).float()
+        for which in ("key", "value")
+    }
+    return Bases(**stacked, header=header), {name: spectrum for name, (spectrum, _) in made.items()}
+
+
+def widths_of(spectra: Mapping[Name, Spectrum], settings: Settings) -> dict[Name, Classes]:
+    """Classes of every tensor by `allocate`."""
+    weights = {"key": settings.key_weight, "value": settings.value_weight}
+    return allocate(spectra, settings.bits, settings.widths, settings.unit, weights)
 
 
 def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
@@ -103,6 +119,9 @@ def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
         )
     if not all(layer.tokens and layer.queries for layer in moments):
         raise ValueError("bases need tokens to learn from, got none; give samples with pictures")
+    for index, layer in enumerate(moments):
+        if not all(bool(getattr(layer, name).isfinite().all()) for name in SUMS):
+            raise ValueError(f"K, V and queries must be finite, layer {index}'s are not")
 
 
 def _basis(

@@ -39,6 +39,12 @@ def command(
     regularization: Annotated[
         float, typer.Option(help="Share of the identity in what errors cost.")
     ] = 0.01,
+    mix: Annotated[
+        float, typer.Option(help="How far from the model's metrics to plain squares, 0 to 1.")
+    ] = 0.0,
+    value_weight: Annotated[
+        float, typer.Option(help="What errors of V count against those of K.")
+    ] = 1.0,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -60,7 +66,8 @@ def command(
     from duotone.calibrate import Settings, calibrate, calibration_data, check_files, write
     from duotone.hf.facts import model_facts
 
-    settings = Settings(bits=bits, regularization=regularization)
+    weights = {"regularization": regularization, "mix": mix, "value_weight": value_weight}
+    settings = Settings(bits=bits, **weights)
     tasks = _tasks(task, model, samples)
     files = check_files(out)
     loaded = load_model(model, device)
