@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench, compare, evaluate, generate, plan, report, schemes, tune
+from . import bench, calibrate, compare, evaluate, generate, plan, report, schemes, tune
 
 app = typer.Typer(
     name="duotone",
@@ -19,6 +19,7 @@ app.command("generate")(generate.command)
 app.command("schemes")(schemes.command)
 app.command("evaluate")(evaluate.command)
 app.command("tune")(tune.command)
+app.command("calibrate")(calibrate.command)
 app.command("plan")(plan.command)
 app.add_typer(bench.app, name="bench")
 app.command("report")(report.command)

@@ -28,8 +28,8 @@ class Attachment:
         self._model = weakref.ref(model)
         self._holders = 0
         self._parameters = inspect.signature(model.forward)
-        self._previous = _text_implementation(model)
-        _set_text_implementation(model, NAME)
+        self._previous = text_implementation(model)
+        set_text_implementation(model, NAME)
         self._hooks = (
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             # Also after a forward pass that raised.
@@ -58,7 +58,7 @@ class Attachment:
             _ATTACHED.pop(model, None)
             for hook in self._hooks:
                 hook.remove()
-            _set_text_implementation(model, self._previous)
+            set_text_implementation(model, self._previous)
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -82,11 +82,12 @@ class Attachment:
             end_step()
 
 
-def _text_implementation(model: PreTrainedModel) -> str:
+def text_implementation(model: PreTrainedModel) -> str:
+    """The name of the language model's attention implementation."""
     return model.config.get_text_config(decoder=True)._attn_implementation
 
 
-def _set_text_implementation(model: PreTrainedModel, name: str) -> None:
+def set_text_implementation(model: PreTrainedModel, name: str) -> None:
     """Change the language model's attention only; vision towers keep theirs."""
     text = model.config.get_text_config(decoder=True)
     names = [key for key in model.config.sub_configs if getattr(model.config, key) is text]

@@ -1,0 +1,207 @@
+"""Transform coding: a basis per tensor from its statistics, and widths for all channels of a model.
+
+Pure functions of covariances; nothing here knows models or files.
+
+A vector x with covariance S costs `dx^T M dx` when it comes back wrong by dx (M is the metric).
+With C = M + regularization and A = C^(1/2), coefficients c = x E with E = A U have
+
+    |dc|^2 = dx^T C dx        their errors count alike
+    cov(c) = U^T A S A U = diag(spectrum)        and they are uncorrelated
+
+so widths follow from the spectrum alone (reverse water-filling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Matrices = Float[Tensor, "*b channels channels"]
+# (layer, "key" or "value").
+Name = tuple[int, Literal["key", "value"]]
+Classes = tuple[tuple[int, float], ...]
+
+WIDTHS = (0, 1, 2, 4)
+MOST_WIDTHS = 3  # that a TensorSpec's classes can have, 0 bits aside
+# Squared error of Lloyd-Max levels for unit variance (J. Max, 1960; 8 bits iterated).
+GAUSSIAN = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 8: 4.1e-5}
+# C may not have eigenvalues below this share of its mean one: E has to have an inverse.
+SMALLEST = 1e-6
+
+
+def klt(
+    covariance: Matrices, metric: Matrices, regularization: float = 0.01, mix: float = 0.0
+) -> tuple[Float[Tensor, "*b channels"], Matrices]:
+    """(spectrum, falling; E) of covariances S in metrics M, in float64.
+
+    C = (1 - mix) M + (mix + regularization) m I with m the mean diagonal of M; a metric of zeros
+    counts as the identity. The inverse of E is U^T A^-1. Of few tokens S has no full rank; the
+    spectrum then ends in zeros, and E is regular all the same.
+    """
+    covariance, metric = _symmetric(covariance), _symmetric(metric)
+    identity = torch.eye(metric.shape[-1], dtype=metric.dtype, device=metric.device)
+    level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    metric = torch.where(level > 0, metric, identity)
+    level = torch.where(level > 0, level, torch.ones_like(level))
+    root = _root((1 - mix) * metric + (mix + regularization) * level * identity)
+    spectrum, turned = torch.linalg.eigh(_symmetric(root @ covariance @ root))
+    return spectrum.flip(-1).clamp(min=0), root @ turned.flip(-1)
+
+
+def _symmetric(matrix: Matrices) -> Matrices:
+    """Float64, and exactly symmetric: sums in another order need not be."""
+    matrix = matrix.double()
+    return (matrix + matrix.transpose(-1, -2)) / 2
+
+
+def _root(matrix: Matrices) -> Matrices:
+    """The symmetric square root of positive semidefinite matrices, made regular."""
+    values, vectors = torch.linalg.eigh(matrix)
+    values = torch.maximum(values, SMALLEST * values.mean(-1, keepdim=True))
+    return vectors * values.sqrt()[..., None, :] @ vectors.transpose(-1, -2)
+
+
+@dataclass
+class _Filling:
+    """Widths of all units while bits are handed out.
+
+    energy: [tensors, units] mean variance of a unit's channels times its tensor's weight, falling;
+    sizes: [units] channels; place: [tensors, units] index into widths; left: bits to hand out.
+    """
+
+    energy: Tensor
+    sizes: Tensor
+    widths: Tensor
+    distortion: Tensor
+    place: Tensor
+    left: float
+
+    def step(self) -> bool:
+        """Widen the unit that pays most per bit; False where none can be paid or none pays."""
+        rates, costs = self._moves()
+        best = int(rates.argmax())
+        if rates.flatten()[best] <= 0:
+            return False
+        tensor, unit, width = torch.unravel_index(torch.tensor(best), rates.shape)
+        self.left -= float(costs.flatten()[best])
+        self.place[tensor, unit] = width
+        return True
+
+    def _moves(self) -> tuple[Tensor, Tensor]:
+        """(error per bit, bits) [tensors, units, widths] of giving a unit a width.
+
+        All wider ones are tried, not only the next: with errors that are not convex in bits a jump
+        can pay where its first half does not. No unit overtakes one of larger variance, since a
+        block gives its widest codes to its largest channels.
+        """
+        costs = self.sizes[:, None] * (self.widths - self.widths[self.place][..., None])
+        saved = self.distortion[self.place][..., None] - self.distortion
+        saved = saved * (self.energy * self.sizes)[..., None]
+        before = torch.cat([torch.full_like(self.place[:, :1], len(self.widths)), self.place], 1)
+        indices = torch.arange(len(self.widths))
+        open_to = (indices > self.place[..., None]) & (indices <= before[:, :-1, None])
+        allowed = open_to & (costs <= self.left + 1e-9)
+        return torch.where(allowed, saved / costs.clamp(min=1), 0.0), costs
+
+
+def allocate(
+    spectra: Mapping[Name, Float[Tensor, " channels"]],
+    mean_bits: float,
+    widths: Sequence[int] = WIDTHS,
+    unit: int | None = None,
+    weights: Mapping[str, float] | None = None,
+    distortion: Mapping[int, float] = GAUSSIAN,
+) -> dict[Name, Classes]:
+    """{name: classes of a TensorSpec} spending `mean_bits` per channel where they save most.
+
+    spectra: of each tensor, falling, a mean over its kv heads, in one metric of what errors cost;
+    bits move between layers and between K and V. widths: of codes; 0 and at most three more.
+    unit: channels that get a width together (the last one may have fewer); None: max(4, d // 8).
+    weights: factors of "key" and of "value". distortion: {bits: share of the variance that stays}.
+    The first unit of every tensor gets the smallest width beyond 0: no classes are no TensorSpec.
+    Errors: ValueError for widths that a TensorSpec cannot have, or a budget below that floor.
+    """
+    channels = _channels(spectra)
+    steps = _checked_widths(widths, distortion)
+    sizes = unit_sizes(channels, unit)
+    floor = steps[1] * sizes[0] / channels
+    if not floor <= mean_bits <= steps[-1]:
+        raise ValueError(
+            f"bits per channel must lie in [{floor:g}, {steps[-1]}]: {sizes[0]} channels of every "
+            f"tensor get {steps[1]} bits, none gets more than {steps[-1]}; got {mean_bits:g}"
+        )
+    factors = {"key": 1.0, "value": 1.0} | dict(weights or {})
+    filling = _filling(spectra, sizes, steps, distortion, factors)
+    filling.left = (mean_bits - floor) * channels * len(spectra)
+    while filling.step():
+        pass
+    rows = filling.widths[filling.place].tolist()
+    return {name: _classes(row, sizes) for name, row in zip(spectra, rows, strict=True)}
+
+
+def unit_sizes(channels: int, unit: int | None = None) -> list[int]:
+    """Channels of every unit."""
+    unit = unit or max(4, channels // 8)
+    return [min(unit, channels - start) for start in range(0, channels, unit)]
+
+
+def _channels(spectra: Mapping[Name, Tensor]) -> int:
+    sizes = {len(spectrum) for spectrum in spectra.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"spectra must be given, all of one length; got lengths {sorted(sizes)}")
+    return sizes.pop()
+
+
+def _checked_widths(widths: Sequence[int], distortion: Mapping[int, float]) -> list[int]:
+    steps = sorted({0, *widths})
+    if not 2 <= len(steps) <= MOST_WIDTHS + 1 or not set(steps) <= set(distortion):
+        raise ValueError(
+            f"widths must be 0 and one to {MOST_WIDTHS} of {sorted(set(distortion) - {0})}, "
+            f"got {tuple(widths)}"
+        )
+    return steps
+
+
+def _filling(
+    spectra: Mapping[Name, Tensor],
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    distortion: Mapping[int, float],
+    factors: Mapping[str, float],
+) -> _Filling:
+    """All at 0 bits but for the first units."""
+    rows = [factors[which] * _unit_means(s, sizes) for (_, which), s in spectra.items()]
+    place = torch.zeros(len(rows), len(sizes), dtype=torch.long)
+    place[:, 0] = 1
+    tables = (list(sizes), list(steps), [distortion[bits] for bits in steps])
+    channels, widths, errors = (torch.tensor(t, dtype=torch.float64) for t in tables)
+    return _Filling(torch.stack(rows), channels, widths, errors, place, 0.0)
+
+
+def _unit_means(spectrum: Tensor, sizes: Sequence[int]) -> Tensor:
+    return torch.stack([part.mean() for part in spectrum.double().cpu().split(list(sizes))])
+
+
+def _classes(widths: Sequence[float], sizes: Sequence[int]) -> Classes:
+    """Shares of whole channels, the widest first; 0 bits are what is left over."""
+    counts: dict[int, int] = {}
+    for width, size in zip(widths, sizes, strict=True):
+        counts[int(width)] = counts.get(int(width), 0) + size
+    return tuple((bits, counts[bits] / sum(sizes)) for bits in sorted(counts, reverse=True) if bits)
+
+
+def expected_error(
+    spectrum: Float[Tensor, " channels"],
+    classes: Classes,
+    distortion: Mapping[int, float] = GAUSSIAN,
+) -> float:
+    """Error that a tensor of this spectrum, falling, keeps with these classes."""
+    counts = [(bits, round(share * len(spectrum))) for bits, share in classes]
+    left = len(spectrum) - sum(count for _, count in counts)
+    errors = [torch.full((n,), distortion[bits]) for bits, n in [*counts, (0, left)]]
+    return float((spectrum.double().cpu() * torch.cat(errors).double()).sum())

@@ -1,0 +1,127 @@
+"""`duotone calibrate`: bases for K and V from one's own model and samples, and a spec of them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import DeviceOption, JsonOption, load_model, print_json, progress_bar, user_errors
+
+EMBEDDED_TASKS = ("captions", "documents", "sequences")
+
+
+@user_errors
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder or hub name of a transformers model.",
+            show_default="the embedded duotone-tiny",
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            "-t",
+            help="captions, documents, sequences, gsm8k, ..., or a .jsonl file of your own; give "
+            "it several times for several tasks.",
+            show_default="the embedded tasks",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", help="Per task.")] = 16,
+    bits: Annotated[
+        float, typer.Option("--bits", "-b", help="Code bits per number, mean over all K and V.")
+    ] = 1.0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Writes OUT.safetensors and OUT.json, both new.")
+    ] = Path("calibrated"),
+    regularization: Annotated[
+        float, typer.Option(help="Share of the identity in what errors cost.")
+    ] = 0.01,
+    mix: Annotated[
+        float, typer.Option(help="How far from the model's metrics to plain squares, 0 to 1.")
+    ] = 0.0,
+    value_weight: Annotated[
+        float, typer.Option(help="What errors of V count against those of K.")
+    ] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1)] = 4,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Find the bases in which a model's K and V take few bits; write them with a spec.
+
+    Reads the tasks' calibration samples and answers them in 16 bit. K of the visual tokens (of all
+    tokens in a text model) is decorrelated in the metric of the queries behind them, V in that of
+    the output projection, and bits go where they save most error, in all layers together.
+
+    [bold]Examples[/bold]
+
+      duotone calibrate -o mine
+
+      duotone calibrate OpenGVLab/InternVL3-1B-hf --task mine.jsonl --samples 32 --bits 1 -o mine
+
+      duotone compare --scheme mine.json
+    """
+    from duotone.calibrate import Settings, calibrate, calibration_data, check_files, write
+    from duotone.hf.facts import model_facts
+
+    weights = {"regularization": regularization, "mix": mix, "value_weight": value_weight}
+    settings = Settings(bits=bits, **weights)
+    tasks = _tasks(task, model, samples)
+    files = check_files(out)
+    loaded = load_model(model, device)
+    settings.check(model_facts(loaded.model).head_dim)
+    data = calibration_data(loaded, tasks, samples, batch_size)
+    with progress_bar("calibrating") as progress:
+        bases, spec, report = calibrate(
+            loaded,
+            data.batches,
+            settings,
+            file=str(files[0]),
+            data=data.sources,
+            progress=progress,
+        )
+    write(bases, spec, out)
+    if json_output:
+        print_json(report | {"files": [str(path) for path in files]})
+    else:
+        _show(report, files)
+
+
+def _tasks(names: list[str] | None, model: str | None, samples: int) -> list[Any]:
+    from duotone.loading import EMBEDDED
+    from duotone.tasks import get_task
+
+    if not names and model not in (None, EMBEDDED):
+        raise ValueError(
+            f"samples of your own must be named for {model!r}: --task with a .jsonl file of "
+            '{"images": [...], "question": ..., "answers": [...]}, or with a task'
+        )
+    tasks = [get_task(name) for name in names or EMBEDDED_TASKS]
+    for task in tasks:
+        task.check_samples(samples)
+    return tasks
+
+
+def _show(report: dict[str, Any], files: tuple[Path, Path]) -> None:
+    """Bits of K and V by layer, and what to do with the files."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("layer", "", "bits", "error / variance", "channels by width")
+    for row in report["tensors"]:
+        share = row["error"] / row["variance"] if row["variance"] else 0.0
+        classes = ", ".join(f"{part:.3g} at {bits}" for bits, part in row["classes"])
+        table.add_row(
+            str(row["layer"]), row["which"], f"{row['bits']:.3g}", f"{share:.2g}", classes
+        )
+    console.print(table)
+    header = report["header"]
+    console.print(
+        f"[bold]{report['bits']:.3f} code bits per number[/], from {header['tokens']} tokens and "
+        f"{header['queries']} queries."
+    )
+    console.print("Written: " + ", ".join(str(path) for path in files), soft_wrap=True)
+    console.print(f"Use it:  duotone compare --scheme {files[1]}", soft_wrap=True)

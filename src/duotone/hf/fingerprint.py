@@ -1,0 +1,36 @@
+"""Which model this is, by its configuration and the shapes of its weights, not by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from torch import nn
+
+# What says how a model was stored or is run, not what it is.
+VOLATILE = frozenset(
+    {"transformers_version", "dtype", "torch_dtype", "use_cache", "attn_implementation"}
+)
+
+
+def _lasting(value: Any) -> Any:
+    """A configuration without volatile and private fields, at any depth."""
+    if isinstance(value, dict):
+        kept = {str(k): v for k, v in value.items() if k not in VOLATILE and str(k)[:1] != "_"}
+        return {name: _lasting(v) for name, v in kept.items()}
+    return [_lasting(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def fingerprint(model: Any) -> str:
+    """A digest of the configuration and of names and shapes of the language model's parameters.
+
+    The same for all folders, number types and devices; weights are not read.
+    """
+    decoder: nn.Module = model.get_decoder()
+    data = {
+        "config": _lasting(model.config.to_dict()),
+        "parameters": {name: list(p.shape) for name, p in decoder.named_parameters()},
+    }
+    text = json.dumps(data, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,57 @@
+"""`duotone calibrate` from the command line, on the embedded model with very few samples."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from duotone.cli import app
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+SMALL = ("--task", "documents", "-n", "1", "--device", "cpu")
+REFUSED = {
+    "an unknown task": (("--task", "nothing"), "a task must be one of"),
+    "no samples": ((*SMALL, "-n", "0"), "samples must be between 1"),
+    "too many bits": ((*SMALL, "--bits", "9"), "bits per channel must lie in [0.125, 4]"),
+    "no bits": ((*SMALL, "--bits", "0"), "bits per channel must lie in [0.125, 4]"),
+    "another model without samples": (("some/model",), "must be named for 'some/model'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_before_any_work(name, tmp_path):
+    arguments, message = REFUSED[name]
+    result = run("calibrate", *arguments, "-o", tmp_path / "mine")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_existing_files_and_bad_paths_are_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "mine.json").write_text("{}")
+    for out, message in (("mine", "never overwritten"), ("mine.json/a", "can be written")):
+        result = run("calibrate", *SMALL, "-o", tmp_path / out)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+
+
+def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
+    result = run("calibrate", *SMALL, "--bits", "1", "-o", tmp_path / "mine", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["bits"] == pytest.approx(1.0, abs=0.02)
+    assert report["files"] == [str(tmp_path / f"mine.{end}") for end in ("safetensors", "json")]
+    other = ("--task", "documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
+    used = run("evaluate", "--scheme", tmp_path / "mine.json", *other)
+    assert used.exit_code == 0, used.output
+
+
+def test_the_help_has_an_example():
+    result = run("calibrate", "--help")
+    assert result.exit_code == 0
+    assert "duotone calibrate -o mine" in result.output

@@ -1,0 +1,188 @@
+"""From batches to files and to answers through the cache that they describe."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import duotone
+from duotone.calibrate import (
+    Settings,
+    calibrate,
+    calibration_data,
+    check_files,
+    gather_moments,
+    write,
+)
+from duotone.calibrate.run import bases_of, files_of, widths_of
+from duotone.hf.fingerprint import fingerprint
+from duotone.inference import generate, make_cache, prepare
+from duotone.loading import Loaded
+from duotone.quant.bases import Bases
+from tiny_text import LetterTokenizer, text_model
+from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pictured():
+    return Loaded("tiny", tiny_model(), TinyProcessor())
+
+
+@pytest.fixture(scope="module")
+def made(pictured, tmp_path_factory):
+    """(bases, spec, report, path of the bases) of a tiny InternVL."""
+    out = tmp_path_factory.mktemp("bases") / "mine"
+    data = calibration_data(pictured, [TINY_TASK], 6, 4)
+    settings = Settings(bits=1.5)
+    file = str(files_of(out)[0])
+    result = calibrate(pictured, data.batches, settings, file=file, data=data.sources)
+    write(*result[:2], out)
+    return *result, file
+
+
+def test_the_report_says_what_was_spent_and_on_what(made):
+    bases, spec, report, _ = made
+    assert 1.25 < report["bits"] <= 1.5
+    assert report["bits"] == pytest.approx(spec.nominal_bits(3))
+    header = report["header"]
+    assert (header["layers"], header["kv_heads"], header["head_dim"]) == (3, 2, 16)
+    assert header["tokens"] == 9 * 16
+    (source,) = header["data"]
+    assert (source["task"], source["split"], source["samples"]) == ("tiny", "calibration", 6)
+    assert json.dumps(header) == json.dumps(bases.header)
+    assert all(0 < row["error"] < row["variance"] for row in report["tensors"])
+
+
+def test_the_spec_names_the_bases_of_every_layer(made):
+    _, spec, _, file = made
+    for layer in range(3):
+        policy = spec.at_layer(layer).visual
+        assert policy.key.transform == f"klt:{file}#{layer}.key"
+        assert policy.value.transform == f"klt:{file}#{layer}.value"
+        assert (policy.key.energy, policy.value.energy) == (1.0, 1.5)
+    assert (spec.text, spec.ranges) == ("dense", "run")
+
+
+def test_files_come_back(made):
+    bases, spec, _, file = made
+    loaded = Bases.load(file)
+    torch.testing.assert_close(loaded.key, bases.key)
+    assert loaded.header == json.loads(json.dumps(bases.header))
+    assert duotone.CacheSpec.from_file(file.replace(".safetensors", ".json")) == spec
+    with safe_open(file, "pt") as opened:
+        assert opened.get_tensor("value").shape == (3, 2, 16, 16)
+
+
+def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path):
+    model, data = pictured.model, calibration_data(pictured, [TINY_TASK], 4, 4)
+    settings, out = Settings(bits=8.0, widths=(0, 8)), tmp_path / "wide"
+    file = str(files_of(out)[0])
+    bases, spec, _ = calibrate(pictured, data.batches, settings, file=file)
+    write(bases, spec, out)
+    batch = prepare(model, data.batches[0].tensors)
+    answers = [generate(model, batch, make_cache(model, s, batch), 6) for s in (None, spec)]
+    assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_text_model_gets_a_stream(tmp_path):
+    loaded = Loaded("words", text_model(), LetterTokenizer())
+    rows = tmp_path / "rows.jsonl"
+    row = {"question": "once upon a time there was " * 4, "answers": ["x"]}
+    rows.write_text("\n".join([json.dumps(row)] * 2))
+    task = duotone.tasks.get_task(str(rows))
+    data = calibration_data(loaded, [task], 2)
+    file = str(tmp_path / "text.safetensors")
+    bases, spec, _ = calibrate(loaded, data.batches, Settings(group=32), file=file)
+    write(bases, spec, tmp_path / "text")
+    assert (spec.visual, spec.text.key.group, spec.text.value.group) == ("text", 32, 32)
+    batch = prepare(loaded.model, data.batches[0].tensors)
+    generate(loaded.model, batch, make_cache(loaded.model, spec, batch), 4)
+
+
+def test_spectra_of_keys_and_values_are_in_one_unit(pictured):
+    """With all error left in, V costs tr(M S) and K its scores' variance times what V then says."""
+    data = calibration_data(pictured, [TINY_TASK], 2, 2)
+    layer = gather_moments(pictured.model, data.batches)[0]
+    _, spectra = bases_of([layer], Settings(regularization=0.0), {})
+    heard = (layer.output * layer.covariance("value")).sum((-2, -1))
+    scored = (layer.scores * layer.covariance("key")).sum((-2, -1))
+    assert float(spectra[0, "value"].sum()) == pytest.approx(float(heard.mean()), rel=1e-4)
+    assert float(spectra[0, "key"].sum()) == pytest.approx(
+        float((scored * heard / 2).mean()), rel=1e-4
+    )
+
+
+def test_values_of_more_weight_get_more_bits(pictured):
+    data = calibration_data(pictured, [TINY_TASK], 2, 2)
+    _, spectra = bases_of(gather_moments(pictured.model, data.batches), Settings(), {})
+    bits = []
+    for weight in (0.01, 1.0, 100.0):
+        classes = widths_of(spectra, Settings(value_weight=weight))
+        bits.append(sum(b * s for (_, w), c in classes.items() if w == "value" for b, s in c))
+    assert bits == sorted(bits)
+    assert bits[0] < bits[2]
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    model = tiny_model()
+    model.get_decoder().layers[1].self_attn.v_proj.weight.data.fill_(float("inf"))
+    loaded = Loaded("broken", model, TinyProcessor())
+    data = calibration_data(loaded, [TINY_TASK], 1)
+    with pytest.raises(ValueError, match="must be finite, layer 1's are not"):
+        calibrate(loaded, data.batches)
+
+
+def test_the_digest_knows_content_not_batches(pictured):
+    digests = [
+        calibration_data(pictured, [TINY_TASK], samples, size).sources[0]["digest"]
+        for samples, size in ((4, 4), (4, 1), (3, 4))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_fingerprint_knows_shapes_and_settings_not_names_and_types():
+    model = tiny_model(seed=0)
+    first = fingerprint(model)
+    assert fingerprint(tiny_model(seed=1).bfloat16()) == first
+    model.config._name_or_path = "elsewhere"
+    model.config.transformers_version = "0"
+    assert fingerprint(model) == first
+    model.config.text_config.rope_parameters["rope_theta"] = 1.0
+    assert fingerprint(model) != first
+    assert fingerprint(text_model()) != first
+
+
+REFUSED = {
+    "bits": (Settings(bits=9), "bits per channel"),
+    "regularization": (Settings(regularization=-1), "regularization must be >= 0"),
+    "mix": (Settings(mix=2), "mix must lie"),
+    "widths": (Settings(widths=(0, 7)), "widths must be"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_settings_are_refused_before_the_model_runs(name, pictured):
+    settings, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        calibrate(pictured, iter(lambda: pytest.fail("a batch was asked for"), None), settings)
+
+
+def test_data_without_visual_tokens_are_refused(pictured, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "what is this ?", "answers": ["one"]}))
+    with pytest.raises(ValueError, match="1 prompts without any"):
+        calibration_data(pictured, [duotone.tasks.get_task(str(rows))], 1)
+
+
+def test_existing_files_are_kept(tmp_path):
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(ValueError, match="never overwritten"):
+        check_files(tmp_path / "mine.safetensors")
+    assert check_files(tmp_path / "model-2.5")[1].name == "model-2.5.json"
+
+
+def test_paths_that_cannot_be_written_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="a path that can be written"):
+        check_files(tmp_path / "file" / "mine")

@@ -1,0 +1,188 @@
+"""Bases and widths by their laws: exact inverses, errors in the metric, budgets kept."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duotone.calibrate.transform import GAUSSIAN, allocate, expected_error, klt, unit_sizes
+from duotone.quant import TensorSpec
+from duotone.quant.classes import class_counts
+
+
+def moments(*shape, tokens):
+    """X^T X / tokens of `tokens` random rows."""
+    x = torch.randn(*shape[:-1], tokens, shape[-1], dtype=torch.float64).mul_(3)
+    return x.transpose(-1, -2) @ x / tokens
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 200], ids=lambda n: f"{n}-tokens")
+@pytest.mark.parametrize("regularization", [0.0, 0.01])
+def test_bases_have_inverses_whatever_the_ranks(tokens, regularization):
+    covariance, metric = moments(2, 3, 16, tokens=tokens), moments(2, 3, 16, tokens=tokens)
+    spectrum, basis = klt(covariance, metric, regularization)
+    eye = torch.eye(16, dtype=torch.float64).expand_as(basis)
+    torch.testing.assert_close(basis @ torch.linalg.inv(basis), eye, atol=1e-8, rtol=0)
+    assert (spectrum >= 0).all()
+    assert (spectrum.diff(dim=-1) <= 0).all()
+
+
+def test_the_inverse_is_the_turned_root_back():
+    metric = moments(16, tokens=100)
+    _, basis = klt(moments(16, tokens=100), metric, 0.0)
+    values, vectors = torch.linalg.eigh(metric)
+    root = vectors * values.sqrt() @ vectors.T
+    turned = torch.linalg.inv(root) @ basis
+    torch.testing.assert_close(turned.T @ turned, torch.eye(16, dtype=torch.float64))
+    torch.testing.assert_close(torch.linalg.inv(basis), turned.T @ torch.linalg.inv(root))
+
+
+def test_errors_of_coefficients_are_errors_in_the_metric():
+    metric = moments(16, tokens=100)
+    _, basis = klt(moments(16, tokens=100), metric, 0.0)
+    error = torch.randn(50, 16, dtype=torch.float64)
+    cost = torch.einsum("nd,de,ne->n", error, metric, error)
+    torch.testing.assert_close((error @ basis).square().sum(-1), cost)
+
+
+def test_coefficients_are_uncorrelated_with_the_spectrum_as_variances():
+    covariance = moments(2, 16, tokens=100)
+    spectrum, basis = klt(covariance, moments(2, 16, tokens=100), 0.05, 0.3)
+    turned = basis.transpose(-1, -2) @ covariance @ basis
+    torch.testing.assert_close(turned, torch.diag_embed(spectrum))
+
+
+def test_mixed_fully_only_the_covariance_decides():
+    metric = moments(16, tokens=100)
+    covariance = moments(16, tokens=40)
+    spectrum, _ = klt(covariance, metric, 0.0, mix=1.0)
+    expected = torch.linalg.eigvalsh(covariance).flip(-1) * metric.diagonal().mean()
+    torch.testing.assert_close(spectrum, expected)
+
+
+def test_a_metric_of_zeros_counts_as_the_identity():
+    covariance = moments(16, tokens=40)
+    spectrum, _ = klt(covariance, torch.zeros(16, 16), 0.0)
+    torch.testing.assert_close(spectrum, torch.linalg.eigvalsh(covariance).flip(-1))
+
+
+def test_no_statistics_at_all_still_give_finite_bases():
+    spectrum, basis = klt(torch.zeros(8, 8), torch.zeros(8, 8))
+    assert torch.isfinite(basis).all()
+    assert (spectrum == 0).all()
+
+
+@st.composite
+def spectra(draw):
+    channels = draw(st.sampled_from([8, 16, 20, 64]))
+    layers, seed = draw(st.integers(1, 3)), draw(st.integers(0, 999))
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.rand(layers * 2, channels, generator=generator, dtype=torch.float64)
+    rows = (rows * draw(st.sampled_from([1.0, 8.0]))).exp().sort(-1, descending=True).values
+    names = [(layer, which) for layer in range(layers) for which in ("key", "value")]
+    return dict(zip(names, rows, strict=True))
+
+
+def spent(allocation):
+    return sum(bits * share for classes in allocation.values() for bits, share in classes)
+
+
+def kept(given, allocation):
+    return sum(expected_error(given[name], classes) for name, classes in allocation.items())
+
+
+@given(spectra(), st.floats(0.25, 4), st.sampled_from([(0, 1, 2, 4), (0, 4), (1, 2), (0, 2, 4)]))
+def test_allocation_keeps_its_budget_in_whole_channels(given, bits, widths):
+    floor = sorted(widths)[1 if 0 in widths else 0] * unit_sizes(len(given[0, "key"]))[0]
+    bits = min(max(bits, floor / len(given[0, "key"])), max(widths))
+    allocation = allocate(given, bits, widths)
+    assert list(allocation) == list(given)
+    assert spent(allocation) <= bits * len(given) + 1e-9
+    for classes in allocation.values():
+        assert classes
+        assert {b for b, _ in classes} <= set(widths)
+        channels = len(given[0, "key"])
+        assert sum(n for _, n in class_counts(TensorSpec(classes=classes), channels)) == channels
+
+
+@given(spectra(), st.floats(0.5, 3.9), st.floats(0, 1))
+def test_more_bits_never_mean_more_error(given, bits, more):
+    fewer, more = allocate(given, bits), allocate(given, min(4.0, bits + more))
+    assert kept(given, more) <= kept(given, fewer) * (1 + 1e-12)
+
+
+@given(spectra(), st.floats(0.5, 2))
+def test_the_units_of_largest_variance_get_the_widest_codes(given, bits):
+    channels = len(given[0, "key"])
+    size = unit_sizes(channels)[0]
+    top = {name: float(spectrum[:size].mean()) for name, spectrum in given.items()}
+    widest = {name: classes[0][0] for name, classes in allocate(given, bits).items()}
+    order = sorted(top, key=top.get, reverse=True)
+    assert [widest[name] for name in order] == sorted(widest.values(), reverse=True)
+
+
+def test_all_bits_that_pay_are_spent():
+    given = {(0, "key"): torch.linspace(9, 1, 64), (0, "value"): torch.linspace(2, 1, 64)}
+    assert spent(allocate(given, 1.0)) == pytest.approx(2.0)
+
+
+def test_it_is_reverse_water_filling():
+    """Against every way to give 4 units of one tensor widths at that cost."""
+    spectrum = torch.tensor([20.0, 6.0, 2.0, 1.0]).repeat_interleave(4)
+    best = min(
+        sum(float(e) * 4 * GAUSSIAN[w] for e, w in zip((20, 6, 2, 1), widths, strict=True))
+        for widths in product((0, 1, 2, 4), repeat=4)
+        if sum(widths) <= 5
+    )
+    classes = allocate({(0, "key"): spectrum}, 5 / 4, unit=4)[0, "key"]
+    assert expected_error(spectrum, classes) == pytest.approx(best)
+
+
+def test_a_jump_is_taken_where_its_first_half_does_not_pay():
+    steep = {0: 1.0, 1: 0.99, 2: 0.1}
+    given = {(0, "key"): torch.tensor([9.0, 4.0]).repeat_interleave(4)}
+    assert allocate(given, 1.75, (0, 1, 2), 4, distortion=steep)[0, "key"] == ((2, 0.5), (1, 0.5))
+    assert allocate(given, 2.0, (0, 1, 2), 4, distortion=steep)[0, "key"] == ((2, 1.0),)
+
+
+def test_bits_go_to_the_layer_and_the_tensor_where_errors_cost_most():
+    flat = torch.ones(16)
+    given = {(0, "key"): flat, (0, "value"): flat, (1, "key"): 50 * flat, (1, "value"): flat}
+    bits = {n: sum(b * s for b, s in c) for n, c in allocate(given, 1.0).items()}
+    assert max(bits, key=bits.get) == (1, "key")
+    heavier = allocate(given, 1.0, weights={"value": 1000.0})
+    bits = {n: sum(b * s for b, s in c) for n, c in heavier.items()}
+    assert bits[1, "key"] < bits[1, "value"]
+
+
+def test_zeros_get_one_unit_and_no_more():
+    given = {(0, "key"): torch.zeros(16), (0, "value"): torch.ones(16)}
+    allocation = allocate(given, 1.0)
+    assert allocation[0, "key"] == ((1, 0.25),)
+    assert sum(b * s for b, s in allocation[0, "value"]) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize("bits", [0.0, -1.0, 0.2, 4.5, float("nan")])
+def test_budgets_out_of_range_are_refused(bits):
+    with pytest.raises(ValueError, match="bits per channel must lie in"):
+        allocate({(0, "key"): torch.ones(16)}, bits)
+
+
+@pytest.mark.parametrize("widths", [(), (0,), (0, 1, 2, 3, 4), (0, 5)])
+def test_widths_no_spec_can_have_are_refused(widths):
+    with pytest.raises(ValueError, match="widths must be"):
+        allocate({(0, "key"): torch.ones(16)}, 1.0, widths)
+
+
+def test_spectra_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="all of one length"):
+        allocate({(0, "key"): torch.ones(16), (0, "value"): torch.ones(8)}, 1.0)
+    with pytest.raises(ValueError, match="must be given"):
+        allocate({}, 1.0)
