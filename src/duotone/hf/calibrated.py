@@ -1,32 +1,13 @@
-"""Calibrated bases belong to one model: which one, and whether it is this one."""
+"""Calibrated bases belong to one model: whether it is this one."""
 
 from __future__ import annotations
-
-import hashlib
-import json
 
 from transformers import PreTrainedModel
 
 from duotone.hf.facts import ModelFacts
+from duotone.hf.fingerprint import fingerprint
 from duotone.quant import CacheSpec, KVSpec
 from duotone.quant.bases import Reference, bases
-
-# What a config says of how and by whom it was saved, not of the model.
-VOLATILE = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """A digest of a model's config and of its weights' names and shapes, not of their numbers."""
-    shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
-    config = _lasting(json.loads(model.config.to_json_string(use_diff=False)))
-    text = json.dumps([config, shapes], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _lasting(config: object) -> object:
-    if isinstance(config, dict):
-        return {k: _lasting(v) for k, v in config.items() if k not in VOLATILE}
-    return [_lasting(v) for v in config] if isinstance(config, list) else config
 
 
 def check_bases(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
