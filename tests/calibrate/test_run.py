@@ -85,6 +85,13 @@ def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path):
     assert answers[0].token_ids == answers[1].token_ids
 
 
+@pytest.mark.parametrize(("bits", "gain"), [(1.0, 1.25), (2.0, 1.1), (4.0, 1.0)])
+def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
+    assert Settings(bits=bits).quantizer("value").gain == gain
+    assert Settings(bits=bits, value_gain=1.4).quantizer("value").gain == 1.4
+    assert Settings(bits=bits).quantizer("key").gain == "fit"
+
+
 def test_a_text_model_gets_a_stream(tmp_path):
     loaded = Loaded("words", text_model(), LetterTokenizer())
     rows = tmp_path / "rows.jsonl"

@@ -22,8 +22,11 @@ from duotone.tune.build import layer_rules
 from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .transform import WIDTHS, Classes, Name, allocate, expected_error, klt, unit_sizes
 
-KEY = TensorSpec(levels="lloyd", energy=1.0)
+# As in the data-free preset, whose constants were chosen on calibration samples.
+KEY = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
 VALUE = TensorSpec(levels="lloyd", energy=1.5)
+# {mean bits up to here: how far V's levels move apart}: few levels lose what tokens share.
+VALUE_GAINS = {1.5: 1.25, 2.5: 1.1}
 RECENT = 128  # 16-bit tokens at the end of a text model's stream
 SUMS = ("key", "value", "query", "output")
 Spectrum = Float[Tensor, " head_dim"]
@@ -35,8 +38,8 @@ class Settings:
 
     bits: mean over the channels of all layers' K and V; widths, unit: see `allocate`.
     regularization, mix: of the metrics, see `klt`. key_weight, value_weight: factors of their
-    errors. key, value: quantizers that get classes and a transform. group: tokens of a text
-    stream's span.
+    errors. key, value: quantizers that get classes and a transform. value_gain: of the latter;
+    None: by `bits`. group: tokens of a text stream's span.
     """
 
     bits: float = 1.0
@@ -48,6 +51,7 @@ class Settings:
     value_weight: float = 1.0
     key: TensorSpec = KEY
     value: TensorSpec = VALUE
+    value_gain: float | None = None
     group: int = 128
 
     def check(self, head_dim: int) -> None:
@@ -58,6 +62,13 @@ class Settings:
         if not self.mix <= 1:
             raise ValueError(f"mix must lie in [0, 1], got {self.mix}")
         allocate({(0, "key"): torch.ones(head_dim)}, self.bits, self.widths, self.unit)
+
+    def quantizer(self, which: Literal["key", "value"]) -> TensorSpec:
+        """What gets classes and a transform."""
+        if which == "key":
+            return self.key
+        by_bits = next((gain for most, gain in VALUE_GAINS.items() if self.bits <= most), 1.0)
+        return self.value.replace(gain=by_bits if self.value_gain is None else self.value_gain)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe fields."""
@@ -156,7 +167,7 @@ def spec_with(
     def tensor(layer: int, which: Literal["key", "value"]) -> TensorSpec:
         transform = str(Reference(file, layer, which))
         own = {"classes": classes[layer, which], "transform": transform}
-        return getattr(settings, which).replace(**own, **stream)
+        return settings.quantizer(which).replace(**own, **stream)
 
     kinds = [KVSpec(tensor(i, "key"), tensor(i, "value")) for i in range(facts.layers)]
     policy, rules = layer_rules(kinds, "visual" if facts.is_multimodal else "text")
