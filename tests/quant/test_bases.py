@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from duotone.quant import bases as module
-from duotone.quant.bases import Bases, Reference, bases, path_of, turn
+from duotone.quant.bases import Bases, Reference, bases, turn
 from duotone.quant.rotation import into_basis, out_of_basis, query_into_basis
 
 LAYERS, HEADS, CHANNELS = 3, 2, 8
@@ -58,8 +58,8 @@ def test_layers_have_bases_of_their_own(file) -> None:
 
 
 def test_bad_files_say_what_is_wrong(tmp_path, monkeypatch) -> None:
-    with pytest.raises(ValueError, match="neither a path nor one of"):
-        path_of("nowhere")
+    with pytest.raises(ValueError, match="nowhere cannot be read as calibrated bases"):
+        Bases.load("nowhere")
     text = tmp_path / "text.safetensors"
     text.write_text("no tensors")
     with pytest.raises(ValueError, match="cannot be read as calibrated bases"):

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 from transformers import PreTrainedModel
 
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fingerprint import fingerprint
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec
 from duotone.quant.bases import Reference, bases
 
 
 def check_bases(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
     """Raise ValueError where a spec's calibrated bases are another model's or another tensor's."""
-    policies = (spec.visual, spec.text, *(p for r in spec.layers for p in (r.visual, r.text)))
-    files = set()
-    for policy in policies:
-        if isinstance(policy, KVSpec):
-            for which in ("key", "value"):
-                files |= _file_of(facts, getattr(policy, which).transform, which)
+    files: set[str] = set()
+    # Every key is followed by its value.
+    for tensor, which in zip(spec.tensors, cycle(("key", "value")), strict=False):
+        files |= _file_of(facts, tensor.transform, which)
     for file in files:
         theirs, ours = bases(file).header.get("fingerprint"), fingerprint(model)
         if theirs != ours:

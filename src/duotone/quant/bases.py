@@ -6,8 +6,7 @@ quantized; nothing has to come back:
     q . k = (q E^-T) . (k E)            queries are turned once per step
     sum p v = (sum p (v E)) E^-1        and so are outputs
 
-Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value". FILE is a path, or the name of
-a file that ships with duotone ("duotone-tiny").
+Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value"; FILE is a path.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +24,6 @@ from torch import Tensor
 
 FORMAT = 1
 KIND = "klt"
-SHIPPED = "calibrated"
 REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>\d+)\.(?P<which>key|value)")
 Matrices = Float[Tensor, "kv_heads head_dim head_dim"]
 
@@ -74,33 +71,22 @@ class Bases:
 
     @classmethod
     def load(cls, file: str) -> Bases:
-        """Read a file by path or shipped name. Errors: ValueError if it is no file of bases."""
+        """Read a file. Errors: ValueError if it is no file of bases."""
         from safetensors import SafetensorError, safe_open
 
-        path = path_of(file)
         try:
-            with safe_open(path, "pt") as opened:
+            with safe_open(file, "pt") as opened:
                 header = json.loads((opened.metadata() or {}).get("duotone", "{}"))
                 known = header.pop("format", None) == FORMAT
                 tensors = [opened.get_tensor(name) for name in ("key", "value")] if known else []
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} cannot be read as calibrated bases: {error}.") from error
+            raise ValueError(f"{file} cannot be read as calibrated bases: {error}.") from error
         if not tensors:
             raise ValueError(
-                f"{path} is no file of calibrated bases (format {FORMAT}); make one with "
+                f"{file} is no file of calibrated bases (format {FORMAT}); make one with "
                 "duotone calibrate."
             )
         return cls(*tensors, header)
-
-
-def path_of(file: str) -> Path:
-    """Where a file of bases lies. Errors: ValueError with what was looked for."""
-    shipped = Path(str(resources.files("duotone.quant"))) / SHIPPED / f"{file}.safetensors"
-    for path in (Path(file), shipped):
-        if path.is_file():
-            return path
-    names = sorted(path.stem for path in shipped.parent.glob("*.safetensors"))
-    raise ValueError(f"no calibrated bases {file!r}: neither a path nor one of {names}.")
 
 
 @cache
