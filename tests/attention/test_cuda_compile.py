@@ -1,6 +1,7 @@
 """The CUDA sources compile for sm_80 and sm_90 without a GPU, where NVRTC is installed."""
 
 import ctypes
+import struct
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from duotone.attention.cuda import (
     group_decode,
     launch,
     runtime,
+    span_calibrated,
     span_decode,
     window_append,
 )
@@ -82,6 +84,39 @@ def test_span_decode_compiles_and_is_kept(form, group, tau, folder) -> None:
     assert kept.read_bytes() == binary
     kept.write_bytes(b"kept")
     assert runtime.compiled(span_decode.SOURCE, "sm_90", macros) == b"kept"
+
+
+def shared_of(binary: bytes, function: str) -> int:
+    """Bytes of shared memory that an ELF file for sm_90 gives a function, CUDA's own included."""
+    (at,) = struct.unpack_from("<Q", binary, 40)
+    size, count, of_names = struct.unpack_from("<HHH", binary, 58)
+    sections = [struct.unpack_from("<IIQQQQ", binary, at + i * size) for i in range(count)]
+
+    def name(section: tuple[int, ...]) -> str:
+        start = sections[of_names][4] + section[0]
+        return binary[start : binary.index(b"\0", start)].decode()
+
+    return {name(section): section[5] for section in sections}[f".nv.shared.{function}"]
+
+
+@pytest.mark.parametrize(("arch", "cluster"), [("sm_80", 1), ("sm_90", 4)])
+@pytest.mark.parametrize(
+    ("form", "group", "warps"),
+    [
+        (RecordFormat(128, 1, 1), 4, 16),
+        (RecordFormat(80, 4, 2), 16, 8),
+        (RecordFormat(64, 8, 1), 7, 8),
+    ],
+)
+def test_span_calibrated_compiles_and_takes_what_is_planned(
+    form, group, warps, arch, cluster
+) -> None:
+    macros = common(form, group, warps, span_decode.Arguments)
+    macros |= span_decode.macros_of(form, True) | ({"CLUSTER": cluster} if cluster > 1 else {})
+    binary = runtime.compiled(span_calibrated.SOURCE, arch, macros)
+    if arch == "sm_90":
+        planned = span_calibrated.static_bytes(form, group, warps)
+        assert shared_of(binary, "span_calibrated") == planned + span_calibrated.RESERVED_BYTES
 
 
 @pytest.mark.parametrize("records_per_page", [0, 3], ids=["whole", "pages"])

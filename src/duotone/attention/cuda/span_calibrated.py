@@ -16,8 +16,8 @@ from duotone.attention.cuda.layout import TILE, RecordFormat
 
 SOURCE = "span_calibrated.cu"
 SCORE_BYTES = 2
-# What a block has beside rings and scores: maxima of its warps, barriers; and what CUDA takes.
-STATIC_BYTES, RESERVED_BYTES = 1024, 1024
+# What CUDA takes of every block, and what the kernel's rings are aligned to.
+RESERVED_BYTES, ALIGNMENT_BYTES = 1024, 1024
 # Parts of a kv head that may be a cluster, by compute capability: what every device has.
 MAX_CLUSTER, CLUSTER_CAPABILITY = 8, (9, 0)
 
@@ -69,8 +69,15 @@ def _fits(form: RecordFormat, group: int, at: Geometry, records: int, shared_byt
     sums_bytes = 16 * _head_tiles(group) * (form.channels + 8)
     if form.stages * form.tiles * _half_tile_bytes(form) < sums_bytes:
         return False
-    block = block_bytes(form, group, at, records) + STATIC_BYTES + RESERVED_BYTES
-    return at.per_sm * block <= shared_bytes + RESERVED_BYTES
+    block = block_bytes(form, group, at, records) + static_bytes(form, group, at.warps)
+    return at.per_sm * (block + RESERVED_BYTES) <= shared_bytes + RESERVED_BYTES
+
+
+def static_bytes(form: RecordFormat, group: int, warps: int) -> int:
+    """What a block has beside rings and scores: maxima, ranges, barriers, and what aligns rings."""
+    heads = 4 * _head_tiles(group)
+    own = warps * (8 * heads + 8 * form.stages) + 20 * heads + 32
+    return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _half_tile_bytes(form: RecordFormat) -> int:
