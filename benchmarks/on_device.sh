@@ -4,7 +4,7 @@
 #
 #   benchmarks/on_device.sh kernels            decode, packing and InnerQ tables
 #   benchmarks/on_device.sh throughput 8b      one model, all budgets; 26b: the other one
-#   benchmarks/on_device.sh tests              the GPU tier, file by file
+#   benchmarks/on_device.sh tests              the GPU tier
 export PYTHONPATH=src
 mkdir -p /tmp/results "$OUT"
 keep() { tar czf "$OUT/results.tgz" -C /tmp results; }
