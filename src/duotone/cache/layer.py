@@ -1,4 +1,4 @@
-"""One layer's tensors: a packed visual store, a packed stream, and a dense store."""
+"""One layer's tensors: packed visual stores, a packed stream, and a dense store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
+from duotone.cache.ledger import STORES, AppendPlan, Flush, LedgerState, Piece, Roll
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
+from duotone.cache.prominence import foreground_first
 from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.cache.runs import RunMember, run_members
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -37,6 +38,7 @@ class LayerStore:
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
+        self.background: PackedPair | None = None
         self.stream: PackedPair | None = None
         self.key: Tensor | None = None
         self.value: Tensor | None = None
@@ -46,9 +48,13 @@ class LayerStore:
         self._ensure_dense(key, value)
         if plan.flush_first is not None:
             self.flush(plan.flush_first)
-        if plan.visual is not None:
-            self._pack("visual", key, value, self.spec.visual, plan.visual)
-            self.lay_out("visual")
+        if plan.spans is not None:
+            key, value = foreground_first(key, value, plan.spans, self.spec.visual.key.transform)
+        for name in ("visual", "background"):
+            piece = getattr(plan, name)
+            if piece is not None:
+                self._pack(name, key, value, getattr(self.spec, name), piece)
+                self.lay_out(name)
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -62,14 +68,15 @@ class LayerStore:
         placed = self.placed_segments(state)
         if mask is None:
             return [segment for segment, _ in placed]
+        if self.background is not None:
+            _check_whole((state.visual, state.background), mask)
         return [replace(segment, mask=roll.visible(mask)) for segment, roll in placed]
 
     def placed_segments(self, state: LedgerState) -> list[tuple[Segment, Roll]]:
         """The stored tokens with their places in the model's timeline."""
         placed: list[tuple[Segment, Roll]] = []
-        packed = (("visual", state.visual, True), ("stream", state.stream, False))
-        for name, roll, visual in packed:
-            pair = self._complete(name)
+        for name in STORES:
+            pair, roll, visual = self._complete(name), getattr(state, name), name != "stream"
             if pair is not None and pair.key.tokens:
                 norm = None if visual else self.key_norm
                 segment = PackedSegment(
@@ -83,12 +90,11 @@ class LayerStore:
 
     def truncate(self, state: LedgerState) -> None:
         """Follow a cropped ledger."""
-        if self.visual is not None:
-            self.visual = self.visual.truncate(state.visual.lengths)
-            self.lay_out("visual")
-        if self.stream is not None:
-            self.stream = self.stream.truncate(state.stream.lengths)
-            self.lay_out("stream")
+        for name in STORES:
+            pair = getattr(self, name)
+            if pair is not None:
+                setattr(self, name, pair.truncate(getattr(state, name).lengths))
+                self.lay_out(name)
         if self.key is not None:
             width = state.dense.positions.shape[1]
             self.key = self.key[:, :, :width].contiguous()
@@ -96,7 +102,7 @@ class LayerStore:
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
-        for name in ("visual", "stream"):
+        for name in STORES:
             pair = getattr(self, name)
             setattr(self, name, None if pair is None else pair.rows(index))
         if self.key is not None:
@@ -125,19 +131,19 @@ class LayerStore:
         """Quantize tokens, straight into a kernel's order where that can be."""
         layout = self.layout_of(name)
         # Behind visual tokens that are there, records would not be joined by copying.
-        if layout is not None and (name == "stream" or self.visual is None):
+        if layout is not None and (name == "stream" or getattr(self, name) is None):
             pair = layout.pack(key, value, spec, piece)
             if pair is not None:
                 return pair
         return PackedPair.pack(key, value, spec, piece)
 
     def layout_of(self, name: str) -> Layout | None:
-        """How a store is laid out: "visual" or "stream"."""
+        """How one of `STORES` is laid out."""
         alone = not self.sources and not self.is_source and not self.runs
         return getattr(self.layouts, name) if alone else None
 
     def lay_out(self, name: str) -> None:
-        """Bring a store into a kernel's order, where it has one: "visual" or "stream"."""
+        """Bring one of `STORES` into a kernel's order, where it has one."""
         layout = self.layout_of(name)
         if layout is not None:
             setattr(self, name, getattr(self, name).laid_out(layout))
@@ -195,6 +201,17 @@ class LayerStore:
         self._pack("stream", key, self.value, self.spec.text, flush.piece)
         self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
+
+
+def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
+    """Raise where a query sees some of a sequence's visual tokens: their order is the layer's."""
+    seen = torch.cat([roll.visible(mask) for roll in rolls], 2)
+    real = torch.cat([valid_mask(r.lengths, r.positions.shape[1]) for r in rolls], 1)[:, None]
+    if bool(((seen & real).any(2) & (~seen & real).any(2)).any()):
+        raise ValueError(
+            "visual spans with a background can only be seen as a whole; this step's attention "
+            "mask hides a part of them. Use a scheme without a background."
+        )
 
 
 def share_codes(

@@ -123,6 +123,7 @@ class Layouts:
     """How a layer's stores are laid out for decode kernels; None: in canonical order."""
 
     visual: Layout | None = None
+    background: Layout | None = None
     stream: StreamLayout | None = None
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
 from duotone.cache.layer import LayerStore
+from duotone.cache.ledger import STORES
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
 from duotone.cache.places import StaticPlaces
@@ -42,7 +43,7 @@ class StaticStore:
         self.spec, self.places, self.key_norm = store.spec, places, store.key_norm
         self.key = _widened(order.apply(store.key), places.dense_tokens)
         self.value = _widened(order.apply(store.value), places.dense_tokens)
-        self.visual = store.visual
+        self.visual, self.background = store.visual, store.background
         self.stream: PackedPair | None = None
         self._lent: frozenset[str] = frozenset(store.sources)
         if places.stream_tokens:
@@ -54,7 +55,7 @@ class StaticStore:
 
     def share(self, sources: dict[str, StaticStore]) -> None:
         """Read the codes that other layers keep, by "key" and "value"."""
-        for name in ("visual", "stream"):
+        for name in STORES:
             pair = getattr(self, name)
             if pair is not None and sources:
                 lent = {
@@ -67,11 +68,11 @@ class StaticStore:
     def _segments(self) -> list[Segment]:
         """What attention reads; the objects, and their lengths' addresses, never change."""
         found: list[Segment] = []
-        if self.visual is not None and self.visual.key.tokens:
-            pair = self.visual
-            found.append(
-                PackedSegment(pair.key, pair.value, self.places.visual, True, records=pair.records)
-            )
+        for name in ("visual", "background"):
+            pair, lengths = getattr(self, name), getattr(self.places, name)
+            if pair is not None and pair.key.tokens:
+                segment = PackedSegment(pair.key, pair.value, lengths, True, records=pair.records)
+                found.append(segment)
         if self.stream is not None:
             pair = self.stream
             segment = PackedSegment(
@@ -98,7 +99,7 @@ class StaticStore:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, spare slots included; codes count where they are kept."""
-        pairs = [pair for pair in (self.visual, self.stream) if pair is not None]
+        pairs = [pair for name in STORES if (pair := getattr(self, name)) is not None]
         codes = sum(0 if pair.records is None else pair.records.nbytes for pair in pairs)
         for pair in pairs:
             for which in ("key", "value"):

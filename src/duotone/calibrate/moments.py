@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -181,8 +181,18 @@ class Recorder:
         return made
 
 
+class Listener(Protocol):
+    """What sees the queries, K and V of every layer as attention does."""
+
+    def record(
+        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
+    ) -> None:
+        """One layer of one step."""
+        ...
+
+
 @contextmanager
-def recording(model: Any, recorder: Recorder) -> Iterator[None]:
+def recording(model: Any, recorder: Listener) -> Iterator[None]:
     """The language model's attention passes through `recorder`, and on to what it was before.
 
     Vision towers keep their own attention and are not seen. Undone at the end, come what may.
