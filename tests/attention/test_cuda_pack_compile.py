@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from duotone.attention.cuda import group_pack, runtime, span_pack
+from duotone.attention.cuda import class_pack, group_pack, runtime, span_pack
+from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
-from pack_cases import BF16, FP16, FP32, GroupCase, SpanCase, inner, kivi
+from pack_cases import BF16, CLASS_CASES, FP16, FP32, GroupCase, SpanCase, inner, kivi
 
 GROUPS = [
     GroupCase(kivi(2), 128),
@@ -49,6 +50,16 @@ def test_span_pack_compiles(case, align) -> None:
     pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     macros = span_pack.macros_of(case.form, case.dtype, align)
     assert runtime.compiled(span_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("align", [16, 2], ids=["aligned", "halves"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("case", CLASS_CASES[:5], ids=str)
+def test_class_pack_compiles(case, arch, align) -> None:
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    form = ClassFormat.of(case.key, case.value, case.head_dim)
+    macros = class_pack.macros_of(form, case.dtype, align)
+    assert runtime.compiled(class_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +140,16 @@ def test_what_spans_cannot_be_is_named(key, value, reason) -> None:
     x = torch.zeros(1, 1, 300, 64)
     with pytest.raises(ValueError, match="Use PackedPair"):
         span_pack.span_pack(x, x, spec, None, None)
+
+
+def test_what_classes_cannot_be_is_named() -> None:
+    x = torch.zeros(1, 1, 300, 64)
+    short = CLASS_CASES[0].key.replace(group=32)
+    for spec in (KVSpec(TensorSpec(), TensorSpec()), KVSpec(short, short)):
+        with pytest.raises(ValueError, match=r"class records.*Use PackedPair"):
+            class_pack.class_pack(x, x, spec, None)
+    with pytest.raises(ValueError, match=r"consecutive channels.*Use PackedPair"):
+        class_pack.class_pack(x, x.double(), CLASS_CASES[0].spec, None)
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,31 @@
 import pytest
 import torch
 
+from duotone.attention.cuda.class_layout import class_layout
+from duotone.attention.cuda.class_pack import ClassLayout
 from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.attention.cuda.span_pack import SpanLayout
 from duotone.cache import BlockTable, LayerStore, Ledger
 from duotone.cache.ledger import Piece
-from duotone.cache.pair import Layouts
+from duotone.cache.pair import Layouts, PackedPair
 from duotone.cache.ragged import Move
 from duotone.quant import CacheSpec, KVSpec
 
 from pack_cases import (
     BF16,
+    CALIBRATED,
+    CLASS_CASES,
     GROUP_CASES,
     SPAN_CASES,
+    ClassCase,
     GroupCase,
     SpanCase,
     assert_same_pair,
+    assert_same_records,
+    class_states,
     kivi,
+    run_classes,
     run_groups,
     run_spans,
 )
@@ -110,6 +118,38 @@ def test_long_spans_are_split_and_merged(lengths) -> None:
     edges = tuple((0, n) for n in lengths)
     for seed in range(3):
         assert_same_pair(*run_spans(SpanCase(edges, (2, 4), heads=8), seed))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", CLASS_CASES, ids=str)
+def test_classes(case) -> None:
+    assert_same_records(*run_classes(case))
+
+
+def test_long_spans_of_classes() -> None:
+    case = ClassCase("long", *CALIBRATED, ((0, 8192), (0, 5000)), heads=8)
+    for seed in range(3):
+        assert_same_records(*run_classes(case, seed))
+
+
+@pytest.mark.parametrize("case", [CLASS_CASES[0], CLASS_CASES[1], CLASS_CASES[6]], ids=str)
+def test_a_cache_lays_classes_out_without_torch(case, monkeypatch) -> None:
+    key, value, piece = class_states(case)
+    expected = PackedPair.pack(key, value, case.spec, piece).laid_out(class_layout)
+    # Neither canonical codes nor their conversion.
+    for name in ("pack_tensor", "to_class_records"):
+        for module in ("cache.pair", "attention.cuda.class_layout"):
+            monkeypatch.delattr(f"duotone.{module}.{name}", raising=False)
+    pair = ClassLayout().pack(key, value, case.spec, piece)
+    assert_same_records(pair, expected)
+
+
+def test_classes_that_are_not_finite_raise_as_torch_does() -> None:
+    case = CLASS_CASES[0]
+    key, value, piece = class_states(case)
+    value[0, 1, piece.take.index[0, 77], 3] = float("nan")
+    with pytest.raises(ValueError, match="only finite values"):
+        ClassLayout().pack(key, value, case.spec, piece)
 
 
 def test_a_number_that_is_not_finite_is_left_to_torch() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from duotone.attention.cuda.class_format import COLUMN, WIDTHS, ClassFormat
+from duotone.attention.cuda.class_format import COLUMN, ClassFormat
 from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.geometry import (
     BESIDE_RINGS_KIB,
@@ -158,7 +158,4 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
 
 def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
     """What class_decode.cu is compiled with beside what all kernels are."""
-    sides = (("KN", form.key), ("VN", form.value))
-    widths = {f"{name}{bits}": x.width(bits) for name, x in sides for bits in WIDTHS}
-    own = {"TILES": form.tiles, "K_TILES": int(form.key_in_tiles)}
-    return own | widths | {"SLOT_BYTES": slot_bytes(form, group)}
+    return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_bytes(form, group)}

@@ -99,6 +99,13 @@ class ClassFormat(Tiled):
         return (*codes, 2 * self.channels, 2 * places, places) if self.key_in_tiles else codes
 
     @property
+    def widths(self) -> dict[str, int]:
+        """The macros of class_widths.cuh, and where K's parameters are."""
+        sides = (("KN", self.key), ("VN", self.value))
+        counts = {f"{name}{bits}": side.width(bits) for name, side in sides for bits in WIDTHS}
+        return counts | {"K_TILES": int(self.key_in_tiles)}
+
+    @property
     def tile_bytes(self) -> int:
         """All parts of 64 tokens."""
         return sum(self.parts)

@@ -32,6 +32,7 @@ from torch import Tensor
 from duotone.attention.cuda.class_codes import class_codes, from_class_codes
 from duotone.attention.cuda.class_format import WIDTHS, ClassFormat
 from duotone.attention.cuda.class_params import (
+    channel_order,
     from_span_parameters,
     from_tile_parameters,
     largest_scales,
@@ -82,18 +83,19 @@ class ClassRecords:
         return self.nbytes - codes - self.first.nbytes
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that it has, by the names of their fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in values.items() if isinstance(x, Tensor)}
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything."""
-        return sum(x.nbytes for x in self._tensors.values())
+        return sum(x.nbytes for x in self.tensors.values())
 
     def rows(self, index: Int[Tensor, " rows"]) -> ClassRecords:
         """Pick sequences."""
-        return replace(self, **{name: x[index] for name, x in self._tensors.items()})
+        return replace(self, **{name: x[index] for name, x in self.tensors.items()})
 
     def canonical(
         self, key: PackedTensor, value: PackedTensor
@@ -153,7 +155,8 @@ def to_class_records(key: PackedTensor, value: PackedTensor) -> ClassRecords:
     params = span_parameters(value, "value")
     if form.key_in_tiles:
         parts += tile_parameters(key, token, form)
-        params["key_top"] = largest_scales(key, spans)
+        order = channel_order(key)
+        params["key_top"] = largest_scales(key.full_scale, order, key.blocks, spans)
     else:
         params |= span_parameters(key, "key")
     data = torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)

@@ -107,12 +107,16 @@ def _class_numbers(order: Tensor, classes: Classes, head_dim: int) -> Tensor:
     return rest.to(order.device).scatter_(-1, index, number.to(order.device).expand_as(index))
 
 
-def largest_scales(key: PackedTensor, spans: BlockTable) -> Tensor:
-    """The largest scale of every channel over the groups of each span; 0 without codes."""
-    real = (key.blocks.sizes > 0)[:, None, :, None]
-    scale = key.full_scale.masked_fill(~real, 0)
-    by_channel = torch.empty_like(scale).scatter_(-1, channel_order(key), scale)
-    first = key.blocks.offsets[:, :-1].clamp_max(max(spans.tokens - 1, 0))
+def largest_scales(
+    full_scale: Tensor, order: Tensor, groups: BlockTable, spans: BlockTable
+) -> Tensor:
+    """The largest scale of every channel over the groups of each span; 0 without codes.
+
+    full_scale: [batch, kv_heads, groups, head_dim], sorted by class, as order is.
+    """
+    scale = full_scale.masked_fill((groups.sizes == 0)[:, None, :, None], 0)
+    by_channel = torch.empty_like(scale).scatter_(-1, order, scale)
+    first = groups.offsets[:, :-1].clamp_max(max(spans.tokens - 1, 0))
     span = spans.block_of_token(spans.tokens).gather(1, first)[:, None, :, None]
     top = scale.new_zeros(*scale.shape[:2], spans.blocks, scale.shape[3])
     return top.scatter_reduce_(2, span.expand_as(by_channel), by_channel, "amax")
