@@ -2,15 +2,25 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, class_states
 
 from duotone.attention.cuda import class_pack, group_pack, runtime, span_pack
 from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
-from pack_cases import BF16, CLASS_CASES, FP16, FP32, GroupCase, SpanCase, inner, kivi
+from pack_cases import (
+    BF16,
+    FP16,
+    FP32,
+    GroupCase,
+    SpanCase,
+    inner,
+    kivi,
+)
 
 GROUPS = [
     GroupCase(kivi(2), 128),
@@ -173,6 +183,25 @@ def test_bounds_are_split_where_the_device_would_be_idle() -> None:
     assert span_pack.splits_of(8192, 512, 132) == 8
     assert span_pack.splits_of(3328, 16, 132) == 26
     assert span_pack.splits_of(100, 16, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "packer"),
+    [(SpanCase().spec, span_pack.SpanLayout), (CLASS_CASES[0].spec, class_pack.ClassLayout)],
+    ids=["one width", "classes"],
+)
+def test_visual_tokens_are_packed_by_what_their_widths_need(spec, packer, monkeypatch) -> None:
+    asked = []
+    for other in (span_pack.SpanLayout, class_pack.ClassLayout):
+        monkeypatch.setattr(other, "pack", lambda own, *given: asked.append((type(own), given)))
+    VisualLayout().pack("key", "value", spec, "piece")
+    assert asked == [(packer, ("key", "value", spec, "piece"))]
+
+
+def test_where_no_kernel_runs_classes_are_left_to_torch() -> None:
+    key, value, piece = class_states(CLASS_CASES[0])
+    layout, spec = class_pack.ClassLayout(), CLASS_CASES[0].spec
+    assert layout.pack(key.cpu(), value.cpu(), spec, piece) is None
 
 
 class CountedLayout:

@@ -2,32 +2,29 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, ClassCase, assert_same_records, class_states, run_classes
 
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.class_pack import ClassLayout
 from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.attention.cuda.span_pack import SpanLayout
-from duotone.cache import BlockTable, LayerStore, Ledger
+from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.cache.ragged import Move
 from duotone.quant import CacheSpec, KVSpec
 
+from cases import CALIBRATED
 from pack_cases import (
     BF16,
-    CALIBRATED,
-    CLASS_CASES,
     GROUP_CASES,
     SPAN_CASES,
-    ClassCase,
     GroupCase,
     SpanCase,
     assert_same_pair,
-    assert_same_records,
-    class_states,
     kivi,
-    run_classes,
     run_groups,
     run_spans,
 )
@@ -165,17 +162,21 @@ def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
         assert SpanLayout().pack(x, y, case.spec, piece) is None
 
 
-def test_a_cache_packs_its_first_spans_at_once() -> None:
+@pytest.mark.parametrize(
+    "visual",
+    [SpanCase(bits=(2, 1)).spec, CLASS_CASES[0].spec, CLASS_CASES[1].spec],
+    ids=["spans", "classes", "classes of groups"],
+)
+def test_a_cache_packs_its_first_spans_at_once(visual) -> None:
     torch.manual_seed(0)
-    spec = CacheSpec(visual=SpanCase(bits=(2, 1)).spec)
-    stores = []
+    spec, stores = CacheSpec(visual=visual), []
     key, value = (torch.randn(2, 2, 700, 128, device="cuda", dtype=BF16) for _ in range(2))
-    visual = torch.rand(2, 700, device="cuda") < 0.8
-    real = torch.ones_like(visual)
-    for layouts in (Layouts(SpanLayout()), None):
-        ledger, store = Ledger(spec, 2, visual.device), LayerStore(spec, layouts)
+    is_visual = torch.rand(2, 700, device="cuda") < 0.8
+    real = torch.ones_like(is_visual)
+    for layouts in (Layouts(VisualLayout()), None):
+        ledger, store = Ledger(spec, 2, is_visual.device), LayerStore(spec, layouts)
         for _ in range(2):  # a second turn joins the first
-            store.apply(ledger.plan(visual, real), key, value)
+            store.apply(ledger.plan(is_visual, real), key, value)
             stores.append(store.visual)
     first, both, plain, plain_both = stores
     assert first.records is not None
@@ -183,7 +184,16 @@ def test_a_cache_packs_its_first_spans_at_once() -> None:
     for one, other in ((first, plain), (both, plain_both)):
         canonical = one.canonical()
         for name in ("key", "value"):
-            mine, theirs = getattr(canonical, name), getattr(other, name)
-            assert torch.equal(mine.scale, theirs.scale)
-            for b, n in enumerate(theirs.blocks.lengths.tolist()):
-                assert torch.equal(mine.codes[b, :, :n], theirs.codes[b, :, :n])
+            assert_same_tokens(getattr(canonical, name), getattr(other, name))
+
+
+def assert_same_tokens(mine: PackedTensor, theirs: PackedTensor) -> None:
+    """Codes of tokens and parameters of blocks that have any."""
+    assert mine.tensor_names() == theirs.tensor_names()
+    for b, n in enumerate(theirs.blocks.lengths.tolist()):
+        assert torch.equal(mine.codes[b, :, :n], theirs.codes[b, :, :n])
+        filled = theirs.blocks.sizes[b] > 0
+        for part in {*theirs.tensor_names()} - {"codes"}:
+            assert torch.equal(
+                getattr(mine, part)[b][:, filled], getattr(theirs, part)[b][:, filled]
+            )

@@ -2,17 +2,15 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, assert_same_records, run_classes
 
 from duotone.attention.cuda import class_pack, group_pack, span_pack
 
 from cuda_on_cpu import missing, run_on_cpu
 from pack_cases import (
-    CLASS_CASES,
     GROUP_CASES,
     SPAN_CASES,
     assert_same_pair,
-    assert_same_records,
-    run_classes,
     run_groups,
     run_spans,
 )
