@@ -16,6 +16,7 @@ using std::isnan;
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __align__(bytes) alignas(bytes)
 typedef uint32_t u32;
 typedef uint16_t u16;
 typedef unsigned long long u64;

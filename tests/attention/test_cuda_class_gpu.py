@@ -48,6 +48,8 @@ SPAN, HALVES = ({"key": key, "value": value} for key, value in (CALIBRATED, UNIT
 PRESET_SPAN = {**ONE, "key": ONE["key"].replace(group=None)}
 PLAIN_K = {"key": TensorSpec(2), "value": UNITS[1]}
 PLAIN_V = {"key": CALIBRATED[0], "value": TensorSpec(1)}
+# Records too small for the sums of many q heads.
+FEW = {"key": TensorSpec(classes=((1, 1 / 8),)), "value": TensorSpec(classes=((2, 1 / 8),))}
 PLAIN_TILES = {"key": TensorSpec(2, group=128), "value": UNITS[1]}
 ROTATED = {name: x.replace(transform="hadamard") for name, x in SPAN.items()}
 THREE = {"key": PRESET_KEY, "value": CLASSES_VALUE}
@@ -79,6 +81,7 @@ CASES = [
         for d in (80, 96)
     ),
     *(Case(ODD, **specs, head_dim=256, dtype=FP16) for specs in (SPAN, HALVES)),
+    *(Case(ODD, **FEW, gqa=gqa, head_dim=d, dtype=FP16) for gqa in (1, 7, 16) for d in (64, 128)),
     Case(ODD, **HALVES, gqa=6, head_dim=256, dtype=BF16),
     Case(ODD, **SPAN, head_dim=128, dtype=FP32),
     *(Case(ODD, **specs, head_dim=128, dtype=FP16) for specs in (PLAIN_K, PLAIN_V, PLAIN_TILES)),

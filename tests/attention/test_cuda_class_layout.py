@@ -141,6 +141,15 @@ def test_classes_of_half_columns_are_filled_up():
     assert form.parts == ((4 + 2 + 2) * 128, (2 * 2 + 1) * 128)
 
 
+def test_records_of_few_bits_hold_no_more_tokens_than_a_picture():
+    few = TensorSpec(classes=((1, 1 / 8),))
+    assert ClassFormat.of(few, few, 64).tokens == 256
+    key, value = packed((few, few), [[0, 256, 512]], heads=1)
+    records = to_class_records(key, value)
+    assert records.data.shape == (1, 1, 2, 4 * 2 * 128)
+    assert records.first.tolist() == [[0, 1]]
+
+
 def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
     """Codes of a tile, tokens by places, from the registers of the kernel's operands."""
     words = struct.unpack(f"<{len(raw) // 4}I", raw)

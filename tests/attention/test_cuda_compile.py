@@ -163,6 +163,7 @@ SPAN_CLASSES = [
     (ClassFormat.of(*UNITS, 256), 6, 8),
     (ClassFormat.of(TensorSpec(4), UNITS[1], 96), 1, 16),
     (ClassFormat.of(UNITS[0], TensorSpec(1), 128), 12, 8),
+    (ClassFormat.of(*[TensorSpec(classes=((1, 1 / 8),))] * 2, 64), 16, 16),
 ]
 
 

@@ -17,6 +17,8 @@ from duotone.quant.classes import class_counts
 WIDTHS = (4, 2, 1)
 # Channels that a product takes at once.
 COLUMN = 16
+# Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.
+MAX_TILES = 4
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class ClassFormat(Tiled):
         """That of K and V of these specs."""
         both = (Classes.of(spec, head_dim) for spec in (key, value))
         return cls(head_dim, *both, key_in_tiles=key.group is not None)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per record."""
+        return super().tiles if self.key_in_tiles else min(super().tiles, MAX_TILES)
 
     @property
     def parts(self) -> tuple[int, ...]:
