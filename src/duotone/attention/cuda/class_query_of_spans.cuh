@@ -32,7 +32,7 @@ struct __align__(16) Table {
   // heads: the largest |q| * scale, and q times the zero-points.
   __device__ __forceinline__ void load(const Arguments& at, const Unit& u, float (*heads)[2]) {
     KeyParameters keys;
-    keys.load(at, u);
+    if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
     wait_for_query();
     for (int h = u.warp; h < HEADS; h += WARPS) {
       const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
