@@ -206,12 +206,18 @@ def run_spans(case: SpanCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
     batch, most = len(case.edges), int(offsets.max())
     shape = (batch, case.heads, most + 29, case.head_dim)
     key, value = (dense_states(shape, case.dtype, case.offset) for _ in range(2))
-    index = torch.stack([torch.randperm(shape[2])[:most] for _ in range(batch)]).to(device())
-    spans = BlockTable(offsets)
-    piece = Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
+    piece = taken_anywhere(offsets, shape[2])
     expected = PackedPair.pack(key, value, case.spec, piece).laid_out(span_layout)
     assert expected.records is not None
     return span_pack(key, value, case.spec, piece, case.form), expected
+
+
+def taken_anywhere(offsets: Tensor, tokens: int) -> Piece:
+    """Spans of tokens that lie anywhere among `tokens`."""
+    batch, most = len(offsets), int(offsets.max())
+    index = torch.stack([torch.randperm(tokens)[:most] for _ in range(batch)]).to(device())
+    spans = BlockTable(offsets)
+    return Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
 
 
 def assert_same_pair(actual: PackedPair, expected: PackedPair) -> None:

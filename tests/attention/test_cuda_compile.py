@@ -17,11 +17,14 @@ from duotone.attention.cuda import (
     span_decode,
     window_append,
 )
-from duotone.attention.cuda.class_format import Classes, ClassFormat
+from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
+from duotone.quant import TensorSpec
+
+from cases import CALIBRATED, UNITS
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
 
@@ -43,12 +46,13 @@ GROUPS = [
     (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
 
+RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
 DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
 
 
 def class_format(bits: int, head_dim: int) -> ClassFormat:
     visual = duotone.scheme("duotone", bits=bits).visual
-    return ClassFormat(head_dim, *(Classes.of(x, head_dim) for x in (visual.key, visual.value)))
+    return ClassFormat.of(visual.key, visual.value, head_dim)
 
 
 @pytest.fixture(autouse=True)
@@ -146,8 +150,43 @@ def test_class_decode_compiles(bits, head_dim, group) -> None:
     form = class_format(bits, head_dim)
     assert class_decode.fits(form, group)
     warps = class_decode.warps_of(form, group)
-    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(form)
+    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(
+        form, group
+    )
     assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+SPAN_CLASSES = [
+    (ClassFormat.of(*CALIBRATED, 128), 4, 16),
+    (ClassFormat.of(*CALIBRATED, 80), 16, 8),
+    (ClassFormat.of(*UNITS, 64), 7, 16),
+    (ClassFormat.of(*UNITS, 256), 6, 8),
+    (ClassFormat.of(TensorSpec(4), UNITS[1], 96), 1, 16),
+    (ClassFormat.of(UNITS[0], TensorSpec(1), 128), 12, 8),
+    (ClassFormat.of(*[TensorSpec(classes=((1, 1 / 8),))] * 2, 64), 16, 16),
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("form", "group", "warps"), SPAN_CLASSES, ids=str)
+def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> None:
+    rings = 208 << 10 if arch == "sm_90" else RINGS[arch]
+    assert class_decode.fits(form, group, rings)
+    assert class_decode.warps_of(form, group) == warps
+    macros = common(form, group, warps, class_decode.Arguments)
+    binary = runtime.compiled(
+        class_decode.SOURCE, arch, macros | class_decode.macros_of(form, group)
+    )
+    if arch == "sm_90":
+        planned = class_decode.beside_rings(form, group, warps)
+        assert shared_of(binary, "class_decode") == planned
+
+
+def test_more_sums_than_registers_are_not_for_class_decode() -> None:
+    form = ClassFormat.of(TensorSpec(4), UNITS[1].replace(classes=((2, 1.0),)), 256)
+    assert class_decode.fits(form, 8)
+    assert not class_decode.fits(form, 12)
+    assert not class_decode.fits(form, 17)
 
 
 @pytest.mark.parametrize(("bits", "blocks"), [(1, (1, 2, 4)), (2, (1, 2))])
@@ -193,9 +232,6 @@ def test_span_decode_compiles_for_pages() -> None:
     macros = common(form, 4, 16, span_decode.Arguments) | span_decode.macros_of(form, True)
     binary = runtime.compiled(span_decode.SOURCE, "sm_90", macros | {"PAGED": 8})
     assert binary[:4] == b"\x7fELF"
-
-
-RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
 
 
 @pytest.mark.parametrize("arch", RINGS)

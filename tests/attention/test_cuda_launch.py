@@ -11,8 +11,9 @@ from duotone.attention.cuda import class_decode, decode, dense_decode, launch, s
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
+from duotone.quant import TensorSpec
 
-from cases import Case, build
+from cases import CALIBRATED, Case, build
 
 LENGTHS = (9000, 300)
 
@@ -114,11 +115,42 @@ def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
         records.value_zero.data_ptr(),
         records.value_order.data_ptr(),
     )
-    assert given.blocks == 2
+    assert not any((given.k_scale, given.k_zero, given.k_order))
+    assert (given.blocks, one.macros["K_TILES"]) == (2, 1)
     assert {name: one.macros[name] for name in ("KN4", "KN2", "KN1", "VN4", "VN2", "VN1")} == {
         "KN4": 16, "KN2": 32, "KN1": 0, "VN4": 0, "VN2": 16, "VN1": 96,
     }  # fmt: skip
     assert one.at.shared_bytes == one.macros["WARPS"] * 3 * 2448
+
+
+def test_parameters_of_spans_are_named_for_k_as_for_v(caught) -> None:
+    case = Case(LENGTHS, *CALIBRATED, head_dim=128, kv_heads=2, spans=2)
+    query, (segment, *_) = records_of(case, class_layout)
+    assert not segment.key.tensor_names()
+    records = segment.records
+    span = class_decode.ClassSpan(records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    assert not one.given.k_top
+    for short, name in (("k", "key"), ("v", "value")):
+        for part in ("scale", "zero", "order"):
+            tensor = getattr(records, f"{name}_{part}")
+            assert getattr(one.given, f"{short}_{part}") == tensor.data_ptr()
+            assert tensor.is_contiguous()
+    assert (one.given.blocks, one.macros["K_TILES"], one.macros["TILES"]) == (2, 0, 2)
+    assert one.at.shared_bytes == one.macros["WARPS"] * 3 * records.format.nbytes
+
+
+def test_sums_of_many_heads_find_room_beside_small_records(caught) -> None:
+    specs = TensorSpec(classes=((4, 1 / 2),)), TensorSpec(classes=((1, 1 / 4),))
+    query, (segment, *_) = records_of(Case(LENGTHS, *specs, head_dim=128, gqa=16), class_layout)
+    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    # Rows of 128 + 8 floats for 16 q heads, in three slots of whole lines.
+    assert segment.records.format.nbytes == 2304
+    assert one.macros["SLOT_BYTES"] == 2944
+    assert one.at.shared_bytes == one.macros["WARPS"] * 3 * 2944
 
 
 def test_rotated_values_are_merged_behind_the_kernels(caught, monkeypatch) -> None:

@@ -2,14 +2,25 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, class_states
 
-from duotone.attention.cuda import group_pack, runtime, span_pack
+from duotone.attention.cuda import class_pack, group_pack, runtime, span_pack
+from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
-from pack_cases import BF16, FP16, FP32, GroupCase, SpanCase, inner, kivi
+from pack_cases import (
+    BF16,
+    FP16,
+    FP32,
+    GroupCase,
+    SpanCase,
+    inner,
+    kivi,
+)
 
 GROUPS = [
     GroupCase(kivi(2), 128),
@@ -49,6 +60,16 @@ def test_span_pack_compiles(case, align) -> None:
     pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     macros = span_pack.macros_of(case.form, case.dtype, align)
     assert runtime.compiled(span_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("align", [16, 2], ids=["aligned", "halves"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("case", CLASS_CASES[:5], ids=str)
+def test_class_pack_compiles(case, arch, align) -> None:
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    form = ClassFormat.of(case.key, case.value, case.head_dim)
+    macros = class_pack.macros_of(form, case.dtype, align)
+    assert runtime.compiled(class_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +152,16 @@ def test_what_spans_cannot_be_is_named(key, value, reason) -> None:
         span_pack.span_pack(x, x, spec, None, None)
 
 
+def test_what_classes_cannot_be_is_named() -> None:
+    x = torch.zeros(1, 1, 300, 64)
+    short = CLASS_CASES[0].key.replace(group=32)
+    for spec in (KVSpec(TensorSpec(), TensorSpec()), KVSpec(short, short)):
+        with pytest.raises(ValueError, match=r"class records.*Use PackedPair"):
+            class_pack.class_pack(x, x, spec, None)
+    with pytest.raises(ValueError, match=r"consecutive channels.*Use PackedPair"):
+        class_pack.class_pack(x, x.double(), CLASS_CASES[0].spec, None)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -152,6 +183,25 @@ def test_bounds_are_split_where_the_device_would_be_idle() -> None:
     assert span_pack.splits_of(8192, 512, 132) == 8
     assert span_pack.splits_of(3328, 16, 132) == 26
     assert span_pack.splits_of(100, 16, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "packer"),
+    [(SpanCase().spec, span_pack.SpanLayout), (CLASS_CASES[0].spec, class_pack.ClassLayout)],
+    ids=["one width", "classes"],
+)
+def test_visual_tokens_are_packed_by_what_their_widths_need(spec, packer, monkeypatch) -> None:
+    asked = []
+    for other in (span_pack.SpanLayout, class_pack.ClassLayout):
+        monkeypatch.setattr(other, "pack", lambda own, *given: asked.append((type(own), given)))
+    VisualLayout().pack("key", "value", spec, "piece")
+    assert asked == [(packer, ("key", "value", spec, "piece"))]
+
+
+def test_where_no_kernel_runs_classes_are_left_to_torch() -> None:
+    key, value, piece = class_states(CLASS_CASES[0])
+    layout, spec = class_pack.ClassLayout(), CLASS_CASES[0].spec
+    assert layout.pack(key.cpu(), value.cpu(), spec, piece) is None
 
 
 class CountedLayout:

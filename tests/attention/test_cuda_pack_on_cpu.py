@@ -2,11 +2,18 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, assert_same_records, run_classes
 
-from duotone.attention.cuda import group_pack, span_pack
+from duotone.attention.cuda import class_pack, group_pack, span_pack
 
 from cuda_on_cpu import missing, run_on_cpu
-from pack_cases import GROUP_CASES, SPAN_CASES, assert_same_pair, run_groups, run_spans
+from pack_cases import (
+    GROUP_CASES,
+    SPAN_CASES,
+    assert_same_pair,
+    run_groups,
+    run_spans,
+)
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -38,3 +45,19 @@ def test_groups(case, monkeypatch, folder) -> None:
 def test_spans(case, monkeypatch, folder) -> None:
     run_on_cpu(span_pack, monkeypatch, folder)
     assert_same_pair(*run_spans(case))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", spread(CLASS_CASES))
+def test_classes(case, monkeypatch, folder) -> None:
+    run_on_cpu(class_pack, monkeypatch, folder)
+    assert_same_records(*run_classes(case))
+
+
+def test_a_wrong_level_is_noticed(monkeypatch, folder) -> None:
+    run_on_cpu(class_pack, monkeypatch, folder)
+    actual, expected = run_classes(CLASS_CASES[2])
+    assert_same_records(actual, expected)
+    actual.records.data[0, 1, 0, 7] ^= 1
+    with pytest.raises(AssertionError, match="data"):
+        assert_same_records(actual, expected)

@@ -68,6 +68,13 @@ ASSEMBLY = {
     "fence.": "",
     "commit_group": "",
     "griddepcontrol": "",
+    "cvt.f32.f16 %0,%1;": "y = half_to_float_here(x);",
+    # Not reached, but for the biases, which products name as well.
+    "mma.sync": "",
+    "(bias[0])": "memcpy(bias, from, 16);",
+    "(ones[0])": "",
+    "cvt.rn.f16x2": "",
+    ".reg .b16 low": "",
 }
 PRELUDE = """
 #include <cassert>
@@ -79,6 +86,7 @@ PRELUDE = """
 #undef half_to_float
 #undef shared_address
 #undef FULL
+struct alignas(16) int4 {{ int x, y, z, w; }};
 struct float2 {{ float x, y; }};
 struct alignas(16) float4 {{ float x, y, z, w; }};
 static float2 make_float2(float x, float y) {{ return {{x, y}}; }}
@@ -86,6 +94,7 @@ static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, 
 template <class T>
 static void __stcg(T* at, T x) {{ *at = x; }}
 static float __int_as_float(int x) {{ return __uint_as_float(x); }}
+static int __float_as_int(float x) {{ return __float_as_uint(x); }}
 #define __log2f log2f
 // Variables in shared memory are anywhere: addresses count from one of them.
 static size_t __cvta_generic_to_shared(const void* p) {{ return (const char*)p - shared; }}
@@ -123,9 +132,11 @@ def _in_cpp(match: re.Match) -> str:
     return next((code or ";" for word, code in ASSEMBLY.items() if word in text), text)
 
 
-def compiled(name: str, macros: dict[str, int], folder: Path) -> Callable[[Call, int, int], None]:
-    """`add_records` or `merge_parts` as a function of arguments, blocks and threads."""
-    text = KERNEL if name == "add_records" else runtime.source_text(f"{name}.cu")
+def compiled(
+    name: str, macros: dict[str, int], folder: Path, kernel: str = KERNEL
+) -> Callable[[Call, int, int], None]:
+    """`merge_parts`, or a function of `kernel`, as one of arguments, blocks and threads."""
+    text = runtime.source_text("merge_parts.cu") if name == "merge_parts" else kernel
     text = runtime.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
     text = STATEMENT.sub(_in_cpp, text)
     text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)

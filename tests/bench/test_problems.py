@@ -116,6 +116,13 @@ def test_channels_of_unequal_bits_are_in_records_with_their_parameters(name, per
     assert bytes_of(copy_of(problem)) == used
 
 
+def test_classes_by_span_keep_parameters_outside_of_records():
+    used = bytes_of(laid_out(SCHEMES["transform coded, 1 bit"].problem(Shape(2, 8, 2, 320), CPU)))
+    # Three records of 128 tokens; of a span and kv head scales, zero-points and channels.
+    assert used.codes == 2 * 2 * 384 * 32 + 2 * 4
+    assert used.total - used.codes == 2 * 2 * 2 * (2 * 64 + 2 * 128 + 128)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [],
