@@ -94,7 +94,6 @@ def quantize(
     """Quantize x [..., tokens, channels] as `spec` says.
 
     mask: False at padding tokens: they enter no statistic, and their codes are 0.
-    it all channels matter alike.
     decoding: x are tokens of a decode step, for `spec.hybrid_at`.
     Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta, energy and gain,
     which move levels and leave codes alone. Ties between two levels go up.
