@@ -172,6 +172,11 @@ def _attend_in_bases(
         tasks = [_task(query, segment, tau) for segment in segments]
         run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, part, sums)
         partials.append((out_of_basis(part, transform or None), sums[..., None] / LOG2E))
+    if len(partials) == 1:
+        out.copy_(partials[0][0])
+        if lse is not None:
+            lse.copy_(sums)
+        return
     merged, total = merge_partials(partials)
     out.copy_(merged)
     if lse is not None:
