@@ -11,8 +11,10 @@ samples of the tasks' calibration split; what is measured is their held-out spli
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,16 @@ from duotone.tune.prefilled import Prefilled, later_where_possible, prefill
 PRESET = "duotone-klt"
 # Code bits that come to 1.15 true ones with spans of 256 tokens.
 PRESET_BITS = 0.93
-WIDTHS = (0.4, 0.55, 0.75, 1.2, 1.6, 2.0, 2.6)
-WHOLE_WIDTHS = (0.75, 1.0, 1.5, 2.0)
+WIDTHS = (0.4, 0.65, 1.4, 2.2)
+WHOLE_WIDTHS = (1.0,)
 # Kernels lay codes out with filling; here every scheme is counted as packed.
 IMPL = "reference"
 KIVI_SPANS = CacheSpec(
     visual=KVSpec(TensorSpec(2, "tokens", 32), TensorSpec(2, "channels", 32)), ranges="run"
 )
 Specs = dict[str, CacheSpec]
+Make = Callable[[], CacheSpec]
+Makes = dict[str, Make]
 
 
 def preset(loaded: Loaded, arguments: argparse.Namespace) -> None:
@@ -77,7 +81,7 @@ def known() -> Specs:
 def widths(loaded: Loaded, arguments: argparse.Namespace) -> None:
     """Scores, agreement and KL by width."""
     with tempfile.TemporaryDirectory() as folder:
-        maker = Calibrator(loaded, arguments.samples, 16, Path(folder))
+        maker = Calibrator(loaded, arguments.samples, 64, Path(folder))
         specs = {"duotone-klt": maker.spec("klt", Settings(bits=PRESET_BITS))}
         specs |= {f"klt {b}": maker.spec(f"klt {b}", Settings(bits=b)) for b in WIDTHS}
         for b in WHOLE_WIDTHS:
@@ -92,7 +96,7 @@ def widths(loaded: Loaded, arguments: argparse.Namespace) -> None:
             log("wrote", name)
 
 
-def held_out(loaded: Loaded, samples: int, batch_size: int = 32) -> dict[str, list[Prefilled]]:
+def held_out(loaded: Loaded, samples: int, batch_size: int = 96) -> dict[str, list[Prefilled]]:
     """The tasks' first held-out samples, answered in 16 bit."""
     made = {}
     for name, task in TASKS.items():
@@ -112,12 +116,18 @@ def held_out(loaded: Loaded, samples: int, batch_size: int = 32) -> dict[str, li
 
 
 def measured(
-    loaded: Loaded, data: Mapping[str, list[Prefilled]], specs: Mapping[str, CacheSpec]
+    loaded: Loaded, data: Mapping[str, list[Prefilled]], specs: Mapping[str, Make], until_s: float
 ) -> dict[str, Any]:
-    """{label: numbers} of specs on held-out samples."""
+    """{label: numbers} of specs, made when their turn comes, on held-out samples.
+
+    until_s: of the monotonic clock; no spec is begun later.
+    """
     rows = {}
-    for label, spec in specs.items():
-        tasks = {}
+    for label, make in specs.items():
+        if time.monotonic() > until_s:
+            log("out of time before", label)
+            break
+        spec, tasks = make(), {}
         for name, batches in data.items():
             parts = [measure(loaded.model, batch, spec, impl=IMPL) for batch in batches]
             tasks[name] = sum(parts[1:], parts[0])
@@ -126,23 +136,24 @@ def measured(
     return rows
 
 
-def choices_of(maker: Calibrator) -> Specs:
+def ready(specs: Specs) -> Makes:
+    """Specs that need no making."""
+    return {label: partial(CacheSpec.from_dict, spec.to_dict()) for label, spec in specs.items()}
+
+
+def choices_of(maker: Calibrator) -> Makes:
     """Every choice of a calibration, one at a time from the preset."""
     base = Settings(bits=PRESET_BITS)
     values = {
-        "foreground": (None, 0.25, 0.35, 0.6),
+        "foreground": (None, 0.25, 0.35, 0.5, 0.6),
+        "unit": (16, 4),
+        "mix": (1.0,),
+        "widths": ((0, 4), (0, 2, 4), (0, 1, 2)),
         "foreground_weight": (1.0, 4.0, 16.0),
-        "key_weight": (0.25, 1.0, 2.0),
-        "regularization": (0.01, 0.03, 0.3, 1.0),
-        "mix": (0.5, 1.0),
-        "unit": (4, 16),
-        "widths": ((0, 4), (0, 2, 4), (0, 1, 2), (0, 1, 2, 3)),
+        "key_weight": (0.25, 1.0),
+        "regularization": (0.01, 0.3, 1.0),
     }
-    specs = {"preset": maker.spec("preset", base)}
-    for name, others in values.items():
-        for value in others:
-            label = f"{name} {value}".replace("(", "").replace(")", "")
-            specs[label] = maker.spec(label, replace(base, **{name: value}))
+    specs: Makes = {"preset": partial(maker.spec, "preset", base)}
     statistics = {
         "one basis per layer": per_layer,
         "one basis per two layers": per_pair,
@@ -150,9 +161,9 @@ def choices_of(maker: Calibrator) -> Specs:
         "log-compressed query metric": log_compressed,
     }
     for label, change in statistics.items():
-        specs[label] = maker.spec(label, base, moments=change(maker.moments))
+        specs[label] = partial(maker.spec, label, base, moments=change(maker.moments))
     for label, change in (("no basis", identity), ("hadamard", hadamard)):
-        specs[label] = maker.spec(label, base, alter=change)
+        specs[label] = partial(maker.spec, label, base, alter=change)
     key, value = (base.quantizer(which, parted=True) for which in ("key", "value"))
     quantizers = {
         "no energies": {"key": key.replace(energy=0.0), "value": value.replace(energy=0.0)},
@@ -161,7 +172,11 @@ def choices_of(maker: Calibrator) -> Specs:
         "K in groups of 64": {"key": key.replace(group=64)},
     }
     for label, fields in quantizers.items():
-        specs[label] = maker.spec(label, replace(base, **fields))
+        specs[label] = partial(maker.spec, label, replace(base, **fields))
+    for name, others in values.items():
+        for value in others:
+            label = f"{name} {value}".replace("(", "").replace(")", "")
+            specs[label] = partial(maker.spec, label, replace(base, **{name: value}))
     return specs
 
 
@@ -169,32 +184,30 @@ def choices(loaded: Loaded, arguments: argparse.Namespace) -> None:
     """choices.json."""
     data = held_out(loaded, arguments.n)
     with tempfile.TemporaryDirectory() as folder:
-        maker = Calibrator(loaded, arguments.samples, 16, Path(folder))
-        rows = measured(loaded, data, known() | choices_of(maker))
-    write(loaded, arguments, "choices", rows)
+        maker = Calibrator(loaded, arguments.samples, 64, Path(folder))
+        specs = ready(known()) | choices_of(maker)
+        write(loaded, arguments, "choices", measured(loaded, data, specs, arguments.until_s))
 
 
-def robust_specs(maker: Calibrator, most: int) -> dict[str, Specs]:
-    """{question: specs}: tasks, regularization by task, and numbers of samples."""
-    base, found = Settings(bits=PRESET_BITS), {}
-    found["tasks"] = {
-        f"calibrated on {name}": maker.spec(name, base, batches=maker.some(most, [name]))
-        for name in TASKS
-    }
-    found["regularization"] = {
-        f"{name}, regularization {reg}": maker.spec(
-            f"{name} {reg}", replace(base, regularization=reg), batches=maker.some(most, [name])
+def robust_specs(maker: Calibrator, most: int) -> dict[str, Makes]:
+    """{question: specs}: tasks, numbers of samples, and regularization by task."""
+    base = Settings(bits=PRESET_BITS)
+
+    def made(label: str, settings: Settings, samples: int, *tasks: str) -> Make:
+        return partial(maker.spec, label, settings, batches=maker.some(samples, tasks))
+
+    on_one = {f"calibrated on {name}": made(name, base, most, name) for name in TASKS}
+    counts = [n for n in (1, 4, 16, 64) if n <= most]
+    samples = {f"1 sample of {name}": made(f"1 {name}", base, 1, name) for name in TASKS}
+    samples |= {f"{3 * n} samples": made(f"n{n}", base, n, *TASKS) for n in counts}
+    regularized = {
+        f"{name}, regularization {r}": made(
+            f"{name} {r}", replace(base, regularization=r), most, name
         )
+        for r in (0.3, 1.0, 0.03)
         for name in TASKS
-        for reg in (0.01, 0.03, 0.3, 1.0)
     }
-    counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= most]
-    found["samples"] = {
-        f"{3 * n} samples": maker.spec(f"n{n}", base, batches=maker.some(n)) for n in counts
-    }
-    one = {f"1 sample of {name}": maker.some(1, [name]) for name in TASKS}
-    found["samples"] |= {label: maker.spec(label, base, batches=b) for label, b in one.items()}
-    return found
+    return {"tasks": on_one, "samples": samples, "regularization": regularized}
 
 
 def cut_into(spans: int, batch: Prefilled) -> Prefilled:
@@ -207,22 +220,22 @@ def cut_into(spans: int, batch: Prefilled) -> Prefilled:
 
 def robustness(loaded: Loaded, arguments: argparse.Namespace) -> None:
     """robustness.json."""
-    data = held_out(loaded, arguments.n)
+    data, until_s = held_out(loaded, arguments.n), arguments.until_s
     with tempfile.TemporaryDirectory() as folder:
-        maker = Calibrator(loaded, arguments.samples, 16, Path(folder))
-        rows = {
-            question: measured(loaded, data, specs)
-            for question, specs in robust_specs(maker, arguments.samples).items()
-        }
-        specs = {"duotone-klt": maker.spec("klt", Settings(bits=PRESET_BITS)), **known()}
-        for spans in (15, 31, 63, 127):
-            cut = {name: [cut_into(spans, b) for b in batches] for name, batches in data.items()}
-            rows[f"spans of {spans}"] = measured(loaded, cut, specs)
-        rows["spans of 256"] = measured(loaded, data, specs)
-        whole = {label: spec.replace(ranges="sequence") for label, spec in specs.items()}
+        maker = Calibrator(loaded, arguments.samples, 64, Path(folder))
+        of_all = maker.spec("klt", Settings(bits=PRESET_BITS))
+        specs = {"duotone-klt": of_all, "duotone @1": duotone.scheme("duotone")}
+        plain = ready(specs)
+        rows = {"spans of 256": measured(loaded, data, plain, until_s)}
+        found = robust_specs(maker, arguments.samples)
+        rows |= {name: measured(loaded, data, some, until_s) for name, some in found.items()}
         long = {"sequences": data["sequences"]}
-        rows["spans of 256, sequences alone"] = measured(loaded, long, specs)
-        rows["spans of 1024, sequences alone"] = measured(loaded, long, whole)
+        whole = ready({label: spec.replace(ranges="sequence") for label, spec in specs.items()})
+        rows["spans of 1024, sequences alone"] = measured(loaded, long, whole, until_s)
+        rows["spans of 256, sequences alone"] = measured(loaded, long, plain, until_s)
+        for spans in (15, 63, 127):
+            cut = {name: [cut_into(spans, b) for b in batches] for name, batches in data.items()}
+            rows[f"spans of {spans}"] = measured(loaded, cut, plain, until_s)
     write(loaded, arguments, "robustness", rows)
 
 
@@ -246,12 +259,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64, help="per task, to calibrate on")
     parser.add_argument("--n", type=int, default=200, help="per task, held out")
     parser.add_argument("--tasks", default=",".join(TASKS), help="of widths")
-    parser.add_argument("--batch-size", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--minutes", type=float, default=60.0, help="of choices and robustness")
     parser.add_argument("--impl", default=IMPL)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.until_s = time.monotonic() + 60 * arguments.minutes
     torch.manual_seed(0)
     loaded = load()
     run = {"preset": preset, "widths": widths, "choices": choices, "robustness": robustness}
