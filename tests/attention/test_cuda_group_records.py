@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_cuda_group_layout import CASES
 
-from duotone.attention.cuda.group_format import TILE
-from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+from duotone.attention.cuda.group_format import TILE, stream_reason
+from duotone.attention.cuda.group_records import GroupLayout
 from duotone.cache import BlockTable
 from duotone.cache.packed import pack_tensor
 from duotone.cache.pair import PackedPair

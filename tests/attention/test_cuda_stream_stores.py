@@ -93,10 +93,3 @@ def test_a_flush_into_records_asks_the_host_nothing(name: str) -> None:
         store.flush(full)
     assert watch.seen > 20
     assert (store.stream.records.data != before).flatten(1).any(1).tolist() == full.tolist()
-
-
-def test_layers_that_share_codes_keep_the_canonical_order() -> None:
-    store = LayerStore(SPECS["kivi"], LAYOUTS)
-    assert store.layout_of("stream") is not None
-    store.is_source = True
-    assert store.layout_of("stream") is None

@@ -132,7 +132,8 @@ def laid_out(problem: Problem) -> Problem:
 
 
 def _segment_laid_out(segment: PackedSegment) -> PackedSegment:
-    from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+    from duotone.attention.cuda.group_format import stream_reason
+    from duotone.attention.cuda.group_records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
 
     specs = segment.key.spec, segment.value.spec
