@@ -13,6 +13,7 @@ from duotone.cache.ragged import Move
 from duotone.quant import CacheSpec, KVSpec
 
 from pack_cases import (
+    APART_CASES,
     BF16,
     GROUP_CASES,
     SPAN_CASES,
@@ -37,7 +38,7 @@ def compares(case: GroupCase) -> bool:
     return decides and "hybrid" in (case.specs.key.mapping, case.specs.value.mapping)
 
 
-@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES, ids=str)
 def test_groups(case) -> None:
     data, expected, overflow = run_groups(case)
     different = float((data != expected).float().mean())

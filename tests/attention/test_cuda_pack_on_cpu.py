@@ -6,7 +6,7 @@ import torch
 from duotone.attention.cuda import group_pack, span_pack
 
 from cuda_on_cpu import missing, run_on_cpu
-from pack_cases import GROUP_CASES, SPAN_CASES, assert_same_pair, run_groups, run_spans
+from pack_cases import APART_CASES, GROUP_CASES, SPAN_CASES, assert_same_pair, run_groups, run_spans
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -25,7 +25,7 @@ def spread(cases):
     ]
 
 
-@pytest.mark.parametrize("case", spread(GROUP_CASES))
+@pytest.mark.parametrize("case", spread(GROUP_CASES + APART_CASES))
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)
     data, expected, overflow = run_groups(case)

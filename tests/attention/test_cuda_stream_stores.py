@@ -10,7 +10,8 @@ from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore, flush_all
 from duotone.cache.pair import Layouts
 from duotone.cache.segments import Segment
-from duotone.quant import CacheSpec
+from duotone.cache.sharing import share_layers
+from duotone.quant import CacheSpec, Sharing
 
 HEADS, DIM, STEPS = 2, 64, 40
 LENGTHS = (120, 33, 70)
@@ -93,3 +94,55 @@ def test_a_flush_into_records_asks_the_host_nothing(name: str) -> None:
         store.flush(full)
     assert watch.seen > 20
     assert (store.stream.records.data != before).flatten(1).any(1).tolist() == full.tolist()
+
+
+@pytest.mark.parametrize("dominant", [0, 1])
+def test_a_run_flushes_its_codes_once_and_asks_the_host_nothing(dominant: int) -> None:
+    share = Sharing(key=0, value=0, dominant=dominant)
+    spec = SPECS["kivi"].replace(share=share)
+    torch.manual_seed(0)
+    real = torch.ones(len(LENGTHS), 100, dtype=torch.bool)
+    ledger = Ledger(spec, len(LENGTHS), torch.device("cpu"))
+    layers = [LayerStore(spec, LAYOUTS) for _ in range(2)]
+    share_layers(layers, spec)
+    plan = ledger.plan(torch.zeros_like(real), real)
+    for layer in layers:
+        layer.apply(plan, *states(100))
+    places, order = StaticPlaces.of(ledger.state, spec, STEPS)
+    stores = [StaticStore(layer, places, order) for layer in layers]
+    stores[1 - dominant].share(dict.fromkeys(("key", "value"), stores[dominant]))
+    keeps, reads = stores[dominant].stream.records, stores[1 - dominant].stream.records
+    before = [x.clone() for x in keeps.codes]
+    assert reads.codes == (None, None)
+    assert sum(x.nbytes for store in stores for x in store.changing) == sum(
+        store.nbytes for store in stores
+    )
+    full = torch.tensor([True, False, True])
+    for store in stores:
+        store.flush(full)
+    with NoQuestions() as watch:
+        for store in stores:
+            store.flush(full)
+    assert watch.seen > 40
+    for old, new in zip(before, keeps.codes, strict=True):
+        assert (old != new).flatten(1).any(1).tolist() == full.tolist()
+    seen = stores[1 - dominant].segments[0].records
+    assert all(x is y for x, y in zip(seen.codes, keeps.codes, strict=True))
+
+
+def test_a_frozen_run_has_one_order() -> None:
+    spec = SPECS["kivi"].replace(share=Sharing(key=0))
+    ledger = Ledger(spec, len(LENGTHS), torch.device("cpu"))
+    layers = [LayerStore(spec, layouts) for layouts in (LAYOUTS, None)]
+    share_layers(layers, spec)
+    assert not any(layer.layout_of("stream") for layer in layers)
+    # Nothing has left the window, so that no layer has been laid out.
+    real = torch.ones(len(LENGTHS), 40, dtype=torch.bool)
+    plan = ledger.plan(torch.zeros_like(real), real)
+    for layer in layers:
+        layer.apply(plan, *states(40))
+    layers[0]._canonical.clear()
+    places, order = StaticPlaces.of(ledger.state, spec, STEPS)
+    stores = [StaticStore(layer, places, order) for layer in layers]
+    with pytest.raises(ValueError, match="in one order"):
+        stores[1].share({"key": stores[0]})
