@@ -173,7 +173,8 @@ def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
     codes, pages = read.records.key_codes, torch.zeros(2, 3, dtype=torch.int32)
     whole = read.records.data.shape[2] * read.records.format.tiles
     group_decode.group_task(query, stream_of(read, key_codes=codes[:, :, :whole].contiguous()))
-    for wrong in (None, codes[:, :, : whole - 1].contiguous(), codes[:1], codes[:, :, :whole]):
+    few, strided = codes[:, :, : whole - 1].contiguous(), codes[:, :, :whole]
+    for wrong in (None, few, codes[:1], strided, codes.to("meta")):
         with pytest.raises(ValueError, match="key_codes must be contiguous"):
             group_decode.group_task(query, stream_of(read, key_codes=wrong))
     with pytest.raises(ValueError, match="lie apart"):

@@ -1,5 +1,8 @@
 """Stores whose streams are in group records keep what stores in canonical order keep."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from test_static_decoder import NoQuestions
@@ -141,8 +144,36 @@ def test_a_frozen_run_has_one_order() -> None:
     plan = ledger.plan(torch.zeros_like(real), real)
     for layer in layers:
         layer.apply(plan, *states(40))
-    layers[0]._canonical.clear()
+    layers[0].canonical.clear()
     places, order = StaticPlaces.of(ledger.state, spec, STEPS)
     stores = [StaticStore(layer, places, order) for layer in layers]
     with pytest.raises(ValueError, match="in one order"):
         stores[1].share({"key": stores[0]})
+
+
+def test_runs_that_meet_have_one_order_and_others_their_own() -> None:
+    # K: 0 with 1, 2 with 3. V: 1 with 2, 3 with 4.
+    spec = SPECS["kivi"].replace(share=Sharing(key=0, value=1))
+    layers = [LayerStore(spec, LAYOUTS) for _ in range(5)]
+    share_layers(layers, spec)
+    assert all(layer.canonical is layers[0].canonical for layer in layers)
+    assert all(layer.layout_of("stream") is not None for layer in layers)
+    assert layers[0].canonical == {"visual"}
+    pairs = [LayerStore(spec, LAYOUTS if i != 1 else None) for i in range(5)]
+    share_layers(pairs, spec.replace(share=Sharing(key=0, value=0)))
+    orders = [layer.layout_of("stream") is not None for layer in pairs]
+    assert orders == [False, False, True, True, True]
+    assert pairs[4].layout_of("visual") is LAYOUTS.visual
+
+
+def test_stores_that_share_go_with_their_last_user() -> None:
+    spec = SPECS["kivi"].replace(share=Sharing(key=0, value=1))
+    layers = [LayerStore(spec, LAYOUTS) for _ in range(3)]
+    share_layers(layers, spec)
+    watched = [weakref.ref(layer) for layer in layers]
+    gc.disable()
+    try:
+        del layers
+        assert not any(layer() for layer in watched)
+    finally:
+        gc.enable()

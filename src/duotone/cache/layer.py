@@ -24,18 +24,18 @@ class LayerStore:
 
     spec: the policies of this layer. sources: the stores whose codes this one reads instead of
     keeping its own, by "key" and "value" (`cache.sharing`). lends: those of both whose codes others
-    read. partners: all stores that it shares codes with. runs: this layer's part in a run that
-    averages its codes, by the same names. layouts: how decode kernels want the packed stores,
-    where they can have that; runs that average codes keep the canonical order.
+    read. runs: this layer's part in a run that averages its codes, by the same names.
+    layouts: how decode kernels want the packed stores, where they can have that; runs that average
+    codes keep the canonical order. canonical: the names of packed stores that keep it as well;
+    layers whose runs meet have one such set.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
         self.spec, self.layouts = spec, layouts or Layouts()
         self.sources: dict[str, LayerStore] = {}
         self.lends: set[str] = set()
-        self.partners: list[LayerStore] = []
         self.runs: dict[str, RunMember] = {}
-        self._canonical: set[str] = set()
+        self.canonical: set[str] = set()
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
@@ -135,9 +135,9 @@ class LayerStore:
 
     def layout_of(self, name: str) -> Layout | None:
         """How a store is laid out: "visual" or "stream"."""
-        if self.runs or name in self._canonical:
+        if self.runs or name in self.canonical:
             return None
-        if not self.partners:
+        if not self.shares:
             return getattr(self.layouts, name)
         stream = self.layouts.stream if name == "stream" else None
         return None if stream is None else stream.sharing(self.lends, self.sources)
@@ -147,18 +147,17 @@ class LayerStore:
         layout = self.layout_of(name)
         if layout is not None:
             setattr(self, name, getattr(self, name).laid_out(layout))
-        if getattr(self, name).records is None:
-            self.keep_canonical(name)
+        # Layers that share codes have one order: if one has to do without a kernel's, all do.
+        if self.shares and getattr(self, name).records is None:
+            self.canonical.add(name)
 
-    def keep_canonical(self, name: str) -> None:
-        """Layers that share codes have one order: if one has to do without a kernel's, all do."""
-        if not self.partners or name in self._canonical:
-            return
-        self._canonical.add(name)
+    def _settled(self, name: str) -> PackedPair | None:
+        """A store's pair; from the first call on in canonical order, if a kernel's was given up."""
         pair = getattr(self, name)
-        setattr(self, name, None if pair is None else pair.canonical())
-        for partner in self.partners:
-            partner.keep_canonical(name)
+        if name in self.canonical and pair is not None:
+            pair = pair.canonical()
+            setattr(self, name, pair)
+        return pair
 
     def _put_codes(
         self, name: str, which: str, codes: Codes, before: int | None, join: Move
@@ -172,10 +171,15 @@ class LayerStore:
 
     def _complete(self, name: str) -> PackedPair | None:
         """A store's pair with the codes that other layers keep for it."""
-        pair = getattr(self, name)
+        pair = self._settled(name)
         for which, source in self.sources.items():
-            pair = None if pair is None else pair.with_codes(which, getattr(source, name))
+            pair = None if pair is None else pair.with_codes(which, source._settled(name))
         return pair
+
+    @property
+    def shares(self) -> bool:
+        """Some codes are read by several layers, of which this is one."""
+        return bool(self.sources or self.lends)
 
     @property
     def norm_bytes(self) -> int:

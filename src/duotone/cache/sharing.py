@@ -14,16 +14,25 @@ if TYPE_CHECKING:
 
 def share_layers(stores: Sequence[LayerStore], spec: CacheSpec) -> None:
     """Tell the stores of all layers whose codes they read, and with whom they average theirs."""
+    of_layer = list(range(len(stores)))
     for which in ("key", "value"):
-        runs: dict[int, list[LayerStore]] = {}
-        for index, store in enumerate(stores):
-            runs.setdefault(spec.source(which, index, len(stores)), []).append(store)
+        runs: dict[int, list[int]] = {}
+        for layer in range(len(stores)):
+            runs.setdefault(spec.source(which, layer, len(stores)), []).append(layer)
         for source, run in runs.items():
-            share_codes(which, run, stores[source], spec.share and spec.share.weights)
-    for store in stores:
-        for name in ("visual", "stream"):
-            if store.layout_of(name) is None:
-                store.keep_canonical(name)
+            weights = spec.share and spec.share.weights
+            share_codes(which, [stores[layer] for layer in run], stores[source], weights)
+            of_layer = _met(of_layer, run)
+    for store, first in zip(stores, of_layer, strict=True):
+        store.canonical = stores[first].canonical
+        if store.shares:
+            store.canonical.update(n for n in ("visual", "stream") if store.layout_of(n) is None)
+
+
+def _met(of_layer: list[int], run: list[int]) -> list[int]:
+    """The first layer that each one meets, in runs of K and of V by turns, with one more run."""
+    known = {of_layer[layer] for layer in run}
+    return [min(known) if first in known else first for first in of_layer]
 
 
 def share_codes(
@@ -39,8 +48,6 @@ def share_codes(
     for store in run:
         if store is not keeper:
             store.sources[which] = keeper
-            store.partners.append(keeper)
-            keeper.partners.append(store)
             keeper.lends.add(which)
     if weights is not None and len(run) > 1:
         for store, member in zip(run, run_members(weights), strict=True):

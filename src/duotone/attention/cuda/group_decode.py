@@ -136,10 +136,11 @@ def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes
     least = (batch, heads, records * stream.format.tiles, nbytes)
     shape = None if tiles is None else tuple(tiles.shape)
     fits = tiles is not None and (*shape[:2], shape[3]) == (batch, heads, nbytes)
-    if not fits or shape[2] < least[2] or not tiles.is_contiguous():
+    fits = fits and shape[2] >= least[2] and tiles.device == stream.data.device
+    if not fits or not tiles.is_contiguous():
         raise ValueError(
-            f"{name}_codes must be contiguous, {least} or more tiles; got {shape}. "
-            "Bring them in from the layer that keeps them."
+            f"{name}_codes must be contiguous, {least} or more tiles, where the records are; got "
+            f"{shape}. Bring them in from the layer that keeps them."
         )
     return Codes(tiles.data_ptr(), shape[2] * nbytes)
 
