@@ -126,7 +126,7 @@ class Machine:
     packed one.
     *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone; segment,
     on 16-bit tokens beside packed ones; span, on packed spans; stream, on packed groups.
-    averaged_share: of packed groups whose codes layers average, which Triton reads.
+    shared_share: of packed groups whose codes layers share, measured when Triton read them.
     wide_share: what is left of span and segment where kv heads have more than four q heads.
 
     Fitted to the 77 measurements in results/throughput, of one H200, all of which they meet within
@@ -143,7 +143,7 @@ class Machine:
     segment_share: float = 1.0
     span_share: float = 0.9
     stream_share: float = 0.78
-    averaged_share: float = 0.13
+    shared_share: float = 0.13
     wide_share: float = 0.7
 
 
@@ -300,8 +300,7 @@ def step_seconds(
         copied, beside_s = read.dense / machine.dense_share, machine.dense_layer_s
     else:
         wide = machine.wide_share if shape.q_heads > 4 * shape.kv_heads else 1.0
-        averaged = spec.share is not None and spec.share.weights is not None
-        stream_share = machine.averaged_share if averaged else machine.stream_share
+        stream_share = machine.stream_share if spec.share is None else machine.shared_share
         copied = read.span / (machine.span_share * wide) + read.stream / stream_share
         copied += read.dense / (machine.segment_share * wide)
         beside_s = machine.segment_s * sum(n > 0 for n in (read.span, read.stream, read.dense))
