@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from duotone.attention.cuda import (
 )
 from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.geometry import cut, ring_bytes
-from duotone.attention.cuda.group_format import GroupFormat, Operand
+from duotone.attention.cuda.group_format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.quant import TensorSpec
@@ -47,6 +48,16 @@ GROUPS = [
 ]
 
 RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
+
+
+PLAIN_APART, INNER_APART = (replace(x, apart=True) for x in (PLAIN, INNER))
+APART = [
+    (GroupFormat(128, PLAIN_APART, PLAIN_APART), 4),
+    (GroupFormat(128, PLAIN, replace(PLAIN_APART, bits=1)), 1),
+    (GroupFormat(64, INNER_APART, PLAIN), 16),
+    (GroupFormat(96, PLAIN_APART, SIGNED), 7),
+]
+
 DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
 
 
@@ -131,6 +142,32 @@ def test_group_decode_compiles(form, group, records_per_page) -> None:
     macros = common(form, group, warps, Call) | group_decode.macros_of(form)
     macros["PAGED"] = records_per_page
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("form", "group"), APART, ids=str)
+def test_group_decode_compiles_for_codes_apart(form, group, arch) -> None:
+    assert group_decode.fits(form, group)
+    warps = group_decode.warps_of(form, group, RINGS["sm_80"])
+    macros = common(form, group, warps, group_decode.Arguments) | group_decode.macros_of(form)
+    assert runtime.compiled(group_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+    with pytest.raises(Exception, match="lie in one piece"):
+        runtime.compiled(group_decode.SOURCE, arch, macros | {"PAGED": 3})
+    macros["ARGUMENTS_BYTES"] = ctypes.sizeof(Call)
+    with pytest.raises(Exception, match="structure differs"):
+        runtime.compiled(group_decode.SOURCE, arch, macros)
+
+
+def test_records_of_codes_apart_hold_the_rest() -> None:
+    for form, _ in APART:
+        codes = zip((form.key, form.value), form.part_bytes, strict=False)
+        apart = sum(nbytes for operand, nbytes in codes if operand.apart)
+        assert form.own_tile_bytes + apart == form.tile_bytes
+        assert form.own_nbytes % 16 == 0
+        assert not any(nbytes % 16 for nbytes in form.part_bytes)
+    # Whole records of any format: also of the smallest.
+    small = Operand(1, True, 32, False)
+    assert GroupFormat(32, small, small).tiles <= APART_TILES
 
 
 @pytest.mark.parametrize(("arch", "overlap"), [("sm_80", 1), ("sm_90", 1), ("sm_90", 2)])

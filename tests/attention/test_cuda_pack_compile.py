@@ -28,6 +28,8 @@ GROUPS = [
     GroupCase(inner(4, "hybrid"), 96, norm=FP16),
     GroupCase(KVSpec(TensorSpec(1, "tokens", 128), TensorSpec(4, "channels")), 64, dtype=FP16),
     GroupCase(KVSpec(TensorSpec(4, "tokens", 32), inner(1, "symmetric").value), 80, dtype=FP32),
+    GroupCase(kivi(2), 128, apart=("key", "value")),
+    GroupCase(KVSpec(kivi(2).key, kivi(1).value), 128, apart=("value",)),
 ]
 
 
@@ -123,6 +125,30 @@ def test_arguments_that_do_not_fit_are_refused(change, message) -> None:
     } | change
     with pytest.raises(ValueError, match=message):
         group_pack.group_pack(**given)
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        torch.zeros(2, 1, 11, 512, dtype=torch.uint8),
+        torch.zeros(2, 1, 12, 256, dtype=torch.uint8),
+        torch.zeros(1, 1, 12, 512, dtype=torch.uint8),
+        torch.zeros(2, 1, 24, 512, dtype=torch.uint8)[:, :, ::2],
+    ],
+    ids=["room", "bytes", "batch", "strides"],
+)
+def test_codes_that_do_not_fit_are_refused(codes) -> None:
+    case = GroupCase(kivi(2), 64, apart=("key",))
+    states = torch.zeros(2, 1, 64, 64, dtype=BF16)
+    counts = torch.zeros(2, dtype=torch.long)
+    data = torch.zeros(2, 1, 6, case.form.own_nbytes, dtype=torch.uint8)
+    index = torch.zeros(2, 64, dtype=torch.long)
+    given = (states, states, index, counts, counts, case.form, case.specs, data)
+    with pytest.raises(ValueError, match="as long as data"):
+        group_pack.group_pack(*given, codes=(codes, None))
+    of_values = torch.zeros(2, 1, 12, 512, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="has them apart"):
+        group_pack.group_pack(*given, codes=(None, of_values))
 
 
 def test_rows_that_are_moved_lose_their_alignment() -> None:

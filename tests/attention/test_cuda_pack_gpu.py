@@ -18,6 +18,7 @@ from duotone.quant import CacheSpec, KVSpec
 
 from cases import CALIBRATED
 from pack_cases import (
+    APART_CASES,
     BF16,
     GROUP_CASES,
     SPAN_CASES,
@@ -42,7 +43,7 @@ def compares(case: GroupCase) -> bool:
     return decides and "hybrid" in (case.specs.key.mapping, case.specs.value.mapping)
 
 
-@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES, ids=str)
 def test_groups(case) -> None:
     data, expected, overflow = run_groups(case)
     different = float((data != expected).float().mean())

@@ -9,7 +9,7 @@ from duotone.attention import attend
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.bench.baselines import UnavailableError
 from duotone.bench.problems import bytes_of, copy_of
-from duotone.bench.rows import laid_out
+from duotone.bench.rows import PackedRow, laid_out
 from duotone.bench.schemes import BenchScheme, bench_schemes, select
 from duotone.bench.shapes import SHAPES, Shape
 from duotone.quant import TensorSpec
@@ -103,6 +103,22 @@ def test_groups_of_32_are_a_stream_of_records(name):
     (copy,) = (segment.records for segment in copy_of(problem).segments)
     assert torch.equal(copy.data, records.data)
     assert copy.data.data_ptr() != records.data.data_ptr()
+
+
+def test_a_layer_that_shares_codes_has_them_apart_and_reads_as_many_bytes():
+    problem = SCHEMES["xquant shared 2/1"].problem(Shape(2, 8, 2, 320), CPU)
+    shared, whole = laid_out(problem, shared=True), laid_out(problem)
+    # Codes are filled up to four tiles: 320 tokens are ten.
+    filled = 2 * 2 * 2 * (32 * 128 * 3 // 8)
+    assert bytes_of(shared).params == bytes_of(whole).params
+    assert bytes_of(shared).codes == bytes_of(whole).codes + filled
+    row = PackedRow(SCHEMES["xquant shared 2/1"], "cuda")
+    for found in (shared, row.lay_out(problem)):
+        records = found.segments[0].records
+        assert all(codes is not None for codes in records.codes)
+        assert bytes_of(found).total == sum(x.nbytes for x in records.buffers)
+    (copy,) = (segment.records for segment in copy_of(shared).segments)
+    assert copy.key_codes.data_ptr() != shared.segments[0].records.key_codes.data_ptr()
 
 
 @pytest.mark.parametrize(("name", "per_token"), [("duotone", 38.25), ("duotone, 2 bit", 71.75)])

@@ -241,7 +241,8 @@ def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> T
         span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
         return class_decode.class_task(turned, span)
     if isinstance(segment.records, GroupRecords):
-        stream = group_decode.Stream(segment.records.format, segment.records.data, segment.lengths)
+        records = segment.records
+        stream = group_decode.Stream(records.format, records.data, segment.lengths, *records.codes)
         return group_decode.group_task(turned, stream)
     return span_decode.span_task(turned, _span(segment), tau if segment.visual else None)
 
