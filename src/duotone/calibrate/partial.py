@@ -166,4 +166,5 @@ def read_header(path: Path) -> dict[str, Any]:
 def _tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(path)
+    # Copies: what is loaded may be mapped from the file, which is written anew while sums grow.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}

@@ -58,14 +58,13 @@ def calibrate(
     kept = Partial.open(partial, identity(model, batches, settings) if partial else {})
     sums, passes = kept.sums, _Passes(len(batches), progress, kept)
     passes.begin(say)
-    done = sums.moments_batches
-    moments = gather_moments(model, batches, group, passes.first, sums.moments, done)
+    begun = (sums.moments, sums.moments_batches)
+    moments = gather_moments(model, batches, group, passes.first, *begun)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
-    shares, done = settings.parts(facts.is_multimodal), sums.profiles_batches
-    more = (passes.second, sums.profiles, done)
-    profiles = gather_profiles(model, batches, bases, shares, group, *more)
+    shares, begun = settings.parts(facts.is_multimodal), (sums.profiles, sums.profiles_batches)
+    profiles = gather_profiles(model, batches, bases, shares, group, passes.second, *begun)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(profiles.items())}
     classes = widths_of(spectra, settings, shares)
     spec = spec_with(facts, classes, file, settings)
