@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -66,14 +67,26 @@ def _falling(slots: Tensor, mask: Tensor) -> tuple[PerHead, int]:
 
 
 @dataclass
+class Profile:
+    """Sorted squares of all spans, summed, in float64; and their tokens."""
+
+    total: PerHead
+    tokens: int
+
+    def add(self, falling: PerHead, tokens: int) -> None:
+        """One more batch."""
+        self.total = self.total.to(falling.device) + falling
+        self.tokens += tokens
+
+
+@dataclass
 class ProfileRecorder:
     """Sums sorted squares while prompts pass the model. shares: see `sorted_squares`."""
 
     facts: ModelFacts
     bases: Bases
     shares: Mapping[str, float]
-    sums: dict[Name, PerHead] = field(default_factory=dict)
-    tokens: dict[Name, int] = field(default_factory=dict)
+    profiles: dict[Name, Profile] = field(default_factory=dict)
     places: Places | None = None
 
     def record(
@@ -99,9 +112,8 @@ class ProfileRecorder:
 
     def _add(self, layer: int, which: str, x: Tensor, blocks: BlockTable) -> None:
         for part, (falling, tokens) in sorted_squares(x, blocks, self.shares).items():
-            name = (layer, which, part)
-            self.sums[name] = self.sums.get(name, 0.0) + falling.double()
-            self.tokens[name] = self.tokens.get(name, 0) + tokens
+            zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
+            self.profiles.setdefault((layer, which, part), zero).add(falling.double(), tokens)
 
 
 @torch.inference_mode()
@@ -112,19 +124,23 @@ def gather_profiles(
     shares: Mapping[str, float],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
+    profiles: dict[Name, Profile] | None = None,
+    done: int = 0,
 ) -> dict[Name, PerHead]:
     """{(layer, which, part): spans' variances, sorted, mean over tokens} of the batches' prompts.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
-    per span of a text model. progress: called with the batches done.
+    per span of a text model. progress: called with the batches done. profiles: what the first
+    `done` batches gave; the others are added to it.
     """
-    recorder = ProfileRecorder(model_facts(model), bases, shares)
+    profiles = {} if profiles is None else profiles
+    recorder = ProfileRecorder(model_facts(model), bases, shares, profiles)
     with recording(model, recorder):
-        for done, given in enumerate(batches, start=1):
+        for number, given in enumerate(islice(batches, done, None), start=done + 1):
             batch = prepare(model, given.tensors)
             recorder.places = places_of(batch, recorder.facts, group)
             # One token: the prompt is read, nothing more.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
-                progress(done)
-    return {name: total / max(recorder.tokens[name], 1) for name, total in recorder.sums.items()}
+                progress(number)
+    return {name: p.total / max(p.tokens, 1) for name, p in profiles.items()}

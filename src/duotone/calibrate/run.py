@@ -20,6 +20,7 @@ from duotone.quant.bases import Bases, Reference
 from duotone.tune.build import layer_rules
 
 from .moments import CalibrationBatch, LayerMoments, gather_moments
+from .partial import Partial, identity, read_header, remove_partial
 from .profiles import gather_profiles
 from .settings import Settings
 from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
@@ -38,22 +39,32 @@ def calibrate(
     file: str = "calibrated.safetensors",
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
+    partial: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Bases, CacheSpec, dict[str, Any]]:
     """(bases, spec, report) of a model, from the 16-bit cache's K, V and queries on `batches`.
 
     file: where the bases will lie; the spec refers to it. data: what the batches are, for the
-    header. Errors: ValueError for settings or a model that do not fit, before the model runs.
+    header. partial: a file that sums are kept in from time to time, and that a run with the same
+    arguments goes on from where this one is interrupted; `write` removes `partial_of(out)`.
+    say: told in a sentence if this run goes on from one.
+    Errors: ValueError for settings or a model that do not fit, or a partial file of something else,
+    before the model runs.
     """
     settings = settings or Settings()
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
-    passes = _Passes(len(batches), progress)
-    moments = gather_moments(loaded.model, batches, settings.group, passes.first)
+    model, group = loaded.model, settings.group
+    kept = Partial.open(partial, identity(model, batches, settings) if partial else {})
+    sums, passes = kept.sums, _Passes(len(batches), progress, kept)
+    passes.begin(say)
+    begun = (sums.moments, sums.moments_batches)
+    moments = gather_moments(model, batches, group, passes.first, *begun)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
-    shares, group = settings.parts(facts.is_multimodal), settings.group
-    profiles = gather_profiles(loaded.model, batches, bases, shares, group, passes.second)
+    shares, begun = settings.parts(facts.is_multimodal), (sums.profiles, sums.profiles_batches)
+    profiles = gather_profiles(model, batches, bases, shares, group, passes.second, *begun)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(profiles.items())}
     classes = widths_of(spectra, settings, shares)
     spec = spec_with(facts, classes, file, settings)
@@ -67,16 +78,29 @@ class _Passes:
 
     batches: int
     progress: Callable[[int, int], None] | None
+    kept: Partial
+
+    def begin(self, say: Callable[[str], None] | None) -> None:
+        done, total = self._done, 2 * self.batches
+        if done and say:
+            say(f"going on from {self.kept.path}: {done} of {total} batches are done")
 
     def first(self, done: int) -> None:
-        self._say(done)
+        self.kept.sums.moments_batches = done
+        self._after(done)
 
     def second(self, done: int) -> None:
-        self._say(self.batches + done)
+        self.kept.sums.profiles_batches = done
+        self._after(done)
 
-    def _say(self, done: int) -> None:
+    def _after(self, done: int) -> None:
+        self.kept.keep(now=done == self.batches)
         if self.progress:
-            self.progress(done, 2 * self.batches)
+            self.progress(self._done, 2 * self.batches)
+
+    @property
+    def _done(self) -> int:
+        return self.kept.sums.moments_batches + self.kept.sums.profiles_batches
 
 
 def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectrum:
@@ -220,10 +244,14 @@ def _report(
 
 
 def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
-    """Write the bases and the spec beside them. Errors: ValueError for files that exist."""
+    """Write the bases and the spec beside them; a partial file has done its service.
+
+    Errors: ValueError for files that exist.
+    """
     files = check_files(out)
     bases.save(files[0])
     files[1].write_text(spec.to_json() + "\n", encoding="utf-8")
+    remove_partial(partial_of(out))
     return files
 
 
@@ -235,8 +263,16 @@ def files_of(out: str | Path) -> tuple[Path, Path]:
     return Path(text + ".safetensors"), Path(text + ".json")
 
 
+def partial_of(out: str | Path) -> Path:
+    """OUT.partial.safetensors, where an interrupted calibration keeps its sums."""
+    return files_of(out)[0].with_suffix(".partial.safetensors")
+
+
 def check_files(out: str | Path) -> tuple[Path, Path]:
-    """Both files, which do not exist yet and can be written. Errors: ValueError."""
+    """Both files, which do not exist yet and can be written.
+
+    Errors: ValueError if not so, or if there is a partial file that cannot be read.
+    """
     files = files_of(out)
     found = [str(path) for path in files if path.exists()]
     if found:
@@ -252,4 +288,6 @@ def check_files(out: str | Path) -> tuple[Path, Path]:
         raise ValueError(
             f"--out must be a path that can be written, got {str(out)!r}: {error}"
         ) from error
+    if partial_of(out).exists():
+        read_header(partial_of(out))
     return files

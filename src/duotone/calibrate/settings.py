@@ -67,6 +67,11 @@ class Settings:
             return {"visual": 1.0}
         return {"visual": self.foreground, "background": 1 - self.foreground}
 
+    def of_sums(self) -> dict[str, Any]:
+        """The fields that decide what both passes add up; the others only divide the bits."""
+        names = ("regularization", "mix", "foreground", "group")
+        return {name: getattr(self, name) for name in names}
+
     def quantizer(self, which: Literal["key", "value"], parted: bool) -> TensorSpec:
         """What gets classes and a transform. parted: spans have a background."""
         given = getattr(self, which)
