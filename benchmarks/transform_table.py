@@ -94,6 +94,7 @@ def widths(loaded: Loaded, arguments: argparse.Namespace) -> None:
         arguments.window, arguments.rescore_later = 32, False
         for name in arguments.tasks.split(","):
             evaluation, data = picture_table(loaded, TASKS[name], specs, arguments)
+            data |= {"schema": "duotone.transform.widths/1"}
             write_new_json(arguments.out / f"{name}.json", data)
             write_answers(arguments.out / f"{name}.answers.jsonl", evaluation)
             log("wrote", name)

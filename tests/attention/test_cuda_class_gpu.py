@@ -176,13 +176,14 @@ def test_wrong_parameters_are_noticed() -> None:
 
 
 def test_wrong_parameters_of_a_span_are_noticed() -> None:
-    case = Case((300,), **SPAN, head_dim=128, dtype=BF16)
+    # With 16-bit tokens beside them: zero-points alone move all scores of a span alike.
+    case = Case((300,), **SPAN, head_dim=128, dense=(40,), dtype=BF16)
     query, kv = build(case)
-    segment = laid_out(kv)[0]
+    segment, dense = laid_out(kv)
     for name in ("key_scale", "key_zero"):
         wrong = replace(segment.records, **{name: getattr(segment.records, name) * 1.5})
         out = decode_attention(
-            query, [replace(segment, records=wrong)], sm_scale=case.sm_scale, impl="cuda"
+            query, [replace(segment, records=wrong), dense], sm_scale=case.sm_scale, impl="cuda"
         )
         with pytest.raises(AssertionError, match="rms"):
             assert_near_half(out, reference(case, query, kv), case)
