@@ -12,6 +12,7 @@ from pathlib import Path
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.markdown import Result, markdown_table, source, with_interval
 from duotone.throughput_tables import prediction_table, throughput_table
+from duotone.transform_tables import choices_table, cost_table, robustness_table, widths_table
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
 REFERENCE = "16-bit"
@@ -200,6 +201,10 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "kernels-packing": ("duotone.kernels/1", packing_table),
     "throughput": ("duotone.throughput/1", throughput_table),
     "throughput-predictions": ("duotone.throughput/1", prediction_table),
+    "transform-widths": ("duotone.transform.widths/1", widths_table),
+    "transform-choices": ("duotone.transform.choices/1", choices_table),
+    "transform-robustness": ("duotone.transform.robustness/1", robustness_table),
+    "transform-cost": ("duotone.transform.cost/1", cost_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),
     "tune-scores": ("duotone.tune/1", tune_scores),
