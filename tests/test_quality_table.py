@@ -15,7 +15,7 @@ from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 @pytest.fixture(scope="module")
 def outcome():
     loaded = Loaded("tiny", tiny_model(), TinyProcessor())
-    plan = script.Plan(3, 2, 4, kl=True, later_question=False, minutes=None, workers=0)
+    plan = script.Plan(2, 1, 4, kl=True, later_question=False, minutes=None, workers=0)
     return script.table_of_task(loaded, TINY_TASK, plan)
 
 

@@ -126,7 +126,7 @@ def test_a_run_has_one_order(first: int, model, monkeypatch) -> None:
     assert laid.memory() == plain.memory()
 
 
-@pytest.mark.parametrize("name", ["kivi", "innerq", "chain"])
+@pytest.mark.parametrize("name", ["kivi", pytest.param("innerq", marks=pytest.mark.slow), "chain"])
 def test_beams_and_later_turns_are_the_same(name: str, model, monkeypatch) -> None:
     pair = caches(model, name, monkeypatch)
     ours, theirs = (generate(model, cache, 16, num_beams=2, **prompt()) for cache in pair)
@@ -143,7 +143,7 @@ def test_beams_and_later_turns_are_the_same(name: str, model, monkeypatch) -> No
         given = {"input_ids": ids, "attention_mask": real}
 
 
-@pytest.mark.parametrize("name", ["kivi", "innerq", "chain"])
+@pytest.mark.parametrize("name", ["kivi", pytest.param("innerq", marks=pytest.mark.slow), "chain"])
 def test_what_is_cut_picked_and_saved_is_the_same(name: str, model, monkeypatch, tmp_path) -> None:
     pair = caches(model, name, monkeypatch)
     given = prompt()

@@ -74,23 +74,23 @@ def test_a_probe_changes_one_tensor_of_one_layer():
 
 @pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
 def test_an_interrupted_study_goes_on_as_if_it_had_not_been(meter, tmp_path, sampler, monkeypatch):
-    monkeypatch.setattr("duotone.tune.search.POPULATION", 6)
+    monkeypatch.setattr("duotone.tune.search.POPULATION", 4)
     whole = search(meter, sampler=sampler)
-    whole.run(trials=14)
+    whole.run(trials=9)
     parts = search(meter, tmp_path / "journal", sampler=sampler)
     parts.run(trials=2)
     interrupted = search(meter, tmp_path / "journal", sampler=sampler)
     monkeypatch.setattr(interrupted, "_outcome", _interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.run(trials=14)
-    search(meter, tmp_path / "journal", sampler=sampler).run(trials=8)
+        interrupted.run(trials=9)
+    search(meter, tmp_path / "journal", sampler=sampler).run(trials=5)
     resumed = search(meter, tmp_path / "journal", sampler=sampler)
-    resumed.run(trials=14)
-    assert resumed.done == whole.done == 14
+    resumed.run(trials=9)
+    assert resumed.done == whole.done == 9
     assert history(resumed.study) == history(whole.study)
     assert [t.spec for t in resumed.tried] == [t.spec for t in whole.tried]
     other = search(meter, seed=4, sampler=sampler)
-    other.run(trials=14)
+    other.run(trials=9)
     assert history(other.study) != history(whole.study)
 
 
