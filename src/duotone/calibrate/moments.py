@@ -129,15 +129,19 @@ def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
     return torch.einsum("xkgd,xkge->kde", by_head, by_head)
 
 
+def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:
+    """What a layer multiplies scores with, by the argument that attention got."""
+    return facts.head_dim**-0.5 if scaling is None else float(scaling)
+
+
 @dataclass
-class Recorder:
-    """Sums the moments of one batch after the other while attention passes through it.
+class AnswerListener:
+    """Knows which queries count while a batch is read and then answered token by token.
 
     alive: [B] whose answer goes on; the rest only feed padding to the model.
     """
 
     facts: ModelFacts
-    layers: dict[int, LayerMoments] = field(default_factory=dict)
     places: Places | None = None
     alive: Tensor | None = None
     read: set[int] = field(default_factory=set)
@@ -148,6 +152,20 @@ class Recorder:
         # A sequence without tokens of K and V that count has no queries that count either.
         self.alive = (places.spans >= 0).any(1)
 
+    def counted(self, layer: int, query: Heads) -> Bool[Tensor, "batch tokens"]:
+        """Which tokens' queries count in this call: the prompt's, then those of each step."""
+        if layer in self.read:
+            return self.alive[:, None].expand(-1, query.shape[2]).to(query.device)
+        self.read.add(layer)
+        return self.places.queries.to(query.device)
+
+
+@dataclass
+class Recorder(AnswerListener):
+    """Sums the moments of one batch after the other while attention passes through it."""
+
+    layers: dict[int, LayerMoments] = field(default_factory=dict)
+
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
@@ -155,12 +173,8 @@ class Recorder:
         index = module.layer_idx
         layer = self.layers.get(index) or self._new_layer(module, query, scaling)
         if index not in self.read:
-            self.read.add(index)
             self._add_prompt(layer, key, value)
-            where = self.places.queries
-        else:
-            where = self.alive[:, None].expand(-1, query.shape[2])
-        where = where.to(query.device)
+        where = self.counted(index, query)
         layer.query += query_sums(query, where, self.facts.kv_heads)
         layer.queries += int(where.sum())
 
@@ -174,9 +188,8 @@ class Recorder:
         facts = self.facts
         shape = (facts.kv_heads, facts.head_dim, facts.head_dim)
         zeros = [torch.zeros(shape, dtype=torch.float64, device=query.device) for _ in range(3)]
-        sm_scale = facts.head_dim**-0.5 if scaling is None else float(scaling)
         output, groups = output_metric(module, facts), facts.q_heads // facts.kv_heads
-        made = LayerMoments(*zeros, output, sm_scale, groups)
+        made = LayerMoments(*zeros, output, softmax_scale(facts, scaling), groups)
         self.layers[module.layer_idx] = made
         return made
 
@@ -223,13 +236,13 @@ def _original(module: nn.Module, name: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _StillAnswering:
-    """A stopping criterion that stops nothing: it tells the recorder whose answer has ended."""
+    """A stopping criterion that stops nothing: it tells the listener whose answer has ended."""
 
-    recorder: Recorder
+    listener: AnswerListener
     ends: Tensor
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Bool[Tensor, " batch"]:
-        self.recorder.alive &= ~torch.isin(input_ids[:, -1], self.ends)
+        self.listener.alive &= ~torch.isin(input_ids[:, -1], self.ends)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
@@ -241,6 +254,23 @@ def places_of(batch: Batch, facts: ModelFacts, group: int) -> Places:
 
 
 @torch.inference_mode()
+def answer(
+    model: Any, given: CalibrationBatch, listener: AnswerListener, group: int = 128
+) -> tuple[Batch, Any]:
+    """(batch, its 16-bit cache): read and answered greedily while `listener` hears every layer.
+
+    The cache holds the prompt and all but the last token of the longest answer.
+    """
+    batch = prepare(model, given.tensors)
+    listener.begin(places_of(batch, listener.facts, group))
+    cache = make_cache(model, None, batch)
+    ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
+    stopping = [_StillAnswering(listener, ends)]
+    with recording(model, listener):
+        generate(model, batch, cache, given.answer_tokens, stopping=stopping)
+    return batch, cache
+
+
 def gather_moments(
     model: Any,
     batches: Iterable[CalibrationBatch],
@@ -252,14 +282,8 @@ def gather_moments(
     group: tokens per span of a text model. progress: called with the batches done.
     """
     recorder = Recorder(model_facts(model))
-    ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
-    stopping = [_StillAnswering(recorder, ends)]
-    with recording(model, recorder):
-        for done, given in enumerate(batches, start=1):
-            batch = prepare(model, given.tensors)
-            recorder.begin(places_of(batch, recorder.facts, group))
-            cache = make_cache(model, None, batch)
-            generate(model, batch, cache, given.answer_tokens, stopping=stopping)
-            if progress:
-                progress(done)
+    for done, given in enumerate(batches, start=1):
+        answer(model, given, recorder, group)
+        if progress:
+            progress(done)
     return [recorder.layers[index] for index in sorted(recorder.layers)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from duotone.hf.facts import ModelFacts, model_facts
 from duotone.inference import generate, make_cache, prepare
 from duotone.quant.bases import Bases
 
-from .moments import CalibrationBatch, Places, places_of, recording
+from .moments import CalibrationBatch, Listener, Places, places_of, recording
 from .transform import Name
 
 Heads = Float[Tensor, "batch heads tokens head_dim"]
@@ -65,6 +65,11 @@ def _falling(slots: Tensor, mask: Tensor) -> tuple[PerHead, int]:
     return squares.sort(dim=-1, descending=True).values.sum((0, 2)), int(mask.sum())
 
 
+def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim"]) -> Heads:
+    """x E, in float32."""
+    return x.float() @ basis.to(device=x.device, dtype=torch.float32)
+
+
 @dataclass
 class ProfileRecorder:
     """Sums sorted squares while prompts pass the model. shares: see `sorted_squares`."""
@@ -86,16 +91,12 @@ class ProfileRecorder:
         if not take.tokens:
             return
         coefficients = {
-            "key": self._coefficients(take.apply(key), "key", layer),
-            "value": self._coefficients(take.apply(value), "value", layer),
+            "key": into_coefficients(take.apply(key), self.bases.key[layer]),
+            "value": into_coefficients(take.apply(value), self.bases.value[layer]),
         }
         order = prominence_order(coefficients["key"], blocks)[..., None]
         for which, x in coefficients.items():
             self._add(layer, which, x.gather(2, order.expand_as(x)), blocks)
-
-    def _coefficients(self, x: Heads, which: Literal["key", "value"], layer: int) -> Heads:
-        basis = getattr(self.bases, which)[layer]
-        return x.float() @ basis.to(device=x.device, dtype=torch.float32)
 
     def _add(self, layer: int, which: str, x: Tensor, blocks: BlockTable) -> None:
         for part, (falling, tokens) in sorted_squares(x, blocks, self.shares).items():
@@ -104,7 +105,6 @@ class ProfileRecorder:
             self.tokens[name] = self.tokens.get(name, 0) + tokens
 
 
-@torch.inference_mode()
 def gather_profiles(
     model: Any,
     batches: Iterable[CalibrationBatch],
@@ -119,12 +119,31 @@ def gather_profiles(
     per span of a text model. progress: called with the batches done.
     """
     recorder = ProfileRecorder(model_facts(model), bases, shares)
-    with recording(model, recorder):
+    read_prompts(model, batches, recorder, group, progress)
+    return {name: total / max(recorder.tokens[name], 1) for name, total in recorder.sums.items()}
+
+
+class PromptListener(Listener, Protocol):
+    """A listener that is told which tokens of a batch count before the model reads it."""
+
+    facts: ModelFacts
+    places: Places | None
+
+
+@torch.inference_mode()
+def read_prompts(
+    model: Any,
+    batches: Iterable[CalibrationBatch],
+    listener: PromptListener,
+    group: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Let the model read every batch's prompts while `listener` hears every layer."""
+    with recording(model, listener):
         for done, given in enumerate(batches, start=1):
             batch = prepare(model, given.tensors)
-            recorder.places = places_of(batch, recorder.facts, group)
+            listener.places = places_of(batch, listener.facts, group)
             # One token: the prompt is read, nothing more.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
                 progress(done)
-    return {name: total / max(recorder.tokens[name], 1) for name, total in recorder.sums.items()}

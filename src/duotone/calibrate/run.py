@@ -45,6 +45,43 @@ def calibrate(
     header. Errors: ValueError for settings or a model that do not fit, before the model runs.
     """
     settings = settings or Settings()
+    learned = learn(loaded, batches, settings, data=data, progress=progress)
+    facts = model_facts(loaded.model)
+    classes = learned.widths(settings)
+    spec = spec_with(facts, classes, file, settings)
+    check_spec(facts, spec)
+    return learned.bases, spec, _report(learned, classes, settings)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What samples say about a model.
+
+    moments: by layer. units: what a unit of coefficients' squares counts at the attention's output,
+    by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the sorted
+    variances of spans, in these units, by layer, tensor and part.
+    """
+
+    moments: list[LayerMoments]
+    bases: Bases
+    units: dict[tuple[int, str], Units]
+    shares: dict[str, float]
+    spectra: dict[Name, Spectrum]
+
+    def widths(self, settings: Settings) -> dict[Name, Classes]:
+        """Classes of every tensor, all layers under one budget."""
+        return widths_of(self.spectra, settings, self.shares)
+
+
+def learn(
+    loaded: Loaded,
+    batches: Sequence[CalibrationBatch],
+    settings: Settings,
+    *,
+    data: Sequence[Mapping[str, Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Learned:
+    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`."""
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
     passes = _Passes(len(batches), progress)
@@ -55,10 +92,7 @@ def calibrate(
     shares, group = settings.parts(facts.is_multimodal), settings.group
     profiles = gather_profiles(loaded.model, batches, bases, shares, group, passes.second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(profiles.items())}
-    classes = widths_of(spectra, settings, shares)
-    spec = spec_with(facts, classes, file, settings)
-    check_spec(facts, spec)
-    return bases, spec, _report(header, spectra, classes, shares, settings)
+    return Learned(moments, bases, units, shares, spectra)
 
 
 @dataclass(frozen=True)
@@ -100,14 +134,13 @@ def widths_of(
     spectra: Mapping[Name, Spectrum], settings: Settings, shares: Mapping[str, float]
 ) -> dict[Name, Classes]:
     """Classes of every tensor by `allocate`. shares: of the tokens, by part."""
-    weights = {"key": settings.key_weight, "value": settings.value_weight}
-    parts = {"visual": settings.foreground_weight if "background" in shares else 1.0}
+    tensors, parts = settings.tensor_weights, settings.part_weights(shares)
     return allocate(
         spectra,
         settings.bits,
         settings.widths,
         settings.unit,
-        {name: weights[name[1]] * parts.get(name[2], 1.0) for name in spectra},
+        {name: tensors[name[1]] * parts[name[2]] for name in spectra},
         {name: shares[name[2]] for name in spectra},
     )
 
@@ -186,16 +219,13 @@ def _header(
 
 
 def _report(
-    header: Mapping[str, Any],
-    spectra: Mapping[Name, Spectrum],
-    classes: Mapping[Name, Classes],
-    shares: Mapping[str, float],
-    settings: Settings,
+    learned: Learned, classes: Mapping[Name, Classes], settings: Settings
 ) -> dict[str, Any]:
     """The header, what was spent, and per tensor its classes and its share of error and variance.
 
     error: expected of Gaussian coefficients; 1 bit for all channels would keep 0.36 of `variance`.
     """
+    spectra, shares = learned.spectra, learned.shares
     rows = [
         {
             "layer": layer,
@@ -212,7 +242,7 @@ def _report(
     head_dim = len(next(iter(spectra.values())))
     spent = sum(row["bits"] * row["share"] for row in rows)
     return {
-        "header": dict(header),
+        "header": dict(learned.bases.header),
         "bits": spent / sum(row["share"] for row in rows),
         "unit": unit_sizes(head_dim, settings.unit)[0],
         "tensors": rows,
