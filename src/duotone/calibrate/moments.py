@@ -253,6 +253,16 @@ def places_of(batch: Batch, facts: ModelFacts, group: int) -> Places:
     return text_places(batch.attention_mask, group)
 
 
+class Audience(Protocol):
+    """What looks at batches once they are answered. recorder: sums the moments, and may do more."""
+
+    recorder: Recorder
+
+    def see(self, batch: Batch, cache: Any) -> None:
+        """One batch, and the 16-bit cache of its prompt and answer."""
+        ...
+
+
 @torch.inference_mode()
 def answer(
     model: Any, given: CalibrationBatch, listener: AnswerListener, group: int = 128
@@ -276,14 +286,18 @@ def gather_moments(
     batches: Iterable[CalibrationBatch],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
+    audience: Audience | None = None,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
-    group: tokens per span of a text model. progress: called with the batches done.
+    group: tokens per span of a text model. progress: called with the batches done. audience: sees
+    the answered batches.
     """
-    recorder = Recorder(model_facts(model))
+    recorder = audience.recorder if audience else Recorder(model_facts(model))
     for done, given in enumerate(batches, start=1):
-        answer(model, given, recorder, group)
+        answered = answer(model, given, recorder, group)
+        if audience:
+            audience.see(*answered)
         if progress:
             progress(done)
     return [recorder.layers[index] for index in sorted(recorder.layers)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from duotone.hf.facts import ModelFacts, model_facts
 from duotone.inference import generate, make_cache, prepare
 from duotone.quant.bases import Bases
 
-from .moments import CalibrationBatch, Listener, Places, places_of, recording
+from .moments import CalibrationBatch, Places, places_of, recording
 from .transform import Name
 
 Heads = Float[Tensor, "batch heads tokens head_dim"]
@@ -65,6 +65,21 @@ def _falling(slots: Tensor, mask: Tensor) -> tuple[PerHead, int]:
     return squares.sort(dim=-1, descending=True).values.sum((0, 2)), int(mask.sum())
 
 
+def energies(slots: Tensor, sizes: Int[Tensor, "batch spans"], share: float) -> Float[Tensor, 2]:
+    """(energy of the first ceil(share n) tokens of spans, of all), summed over spans and heads.
+
+    slots: [batch, kv_heads, spans, longest, head_dim], tokens by prominence; a token's energy is
+    its prominence |c - mean|^2, the mean that of the span.
+    """
+    place = torch.arange(slots.shape[3], device=slots.device)
+    mask = (place < sizes[..., None])[:, None, ..., None]
+    slots = slots.masked_fill(~mask, 0)
+    mean = slots.sum(3, keepdim=True) / sizes[:, None, :, None, None].clamp_min(1)
+    energy = ((slots - mean) * mask).square().sum(-1).double()
+    front = place < torch.ceil(share * sizes.double())[..., None]
+    return torch.stack([(energy * front[:, None]).sum(), energy.sum()])
+
+
 def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim"]) -> Heads:
     """x E, in float32."""
     return x.float() @ basis.to(device=x.device, dtype=torch.float32)
@@ -72,13 +87,17 @@ def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim
 
 @dataclass
 class ProfileRecorder:
-    """Sums sorted squares while prompts pass the model. shares: see `sorted_squares`."""
+    """Sums sorted squares, and energies of K, while prompts pass the model.
+
+    shares: see `sorted_squares`.
+    """
 
     facts: ModelFacts
     bases: Bases
     shares: Mapping[str, float]
     sums: dict[Name, PerHead] = field(default_factory=dict)
     tokens: dict[Name, int] = field(default_factory=dict)
+    energy: dict[int, Float[Tensor, 2]] = field(default_factory=dict)
     places: Places | None = None
 
     def record(
@@ -95,8 +114,12 @@ class ProfileRecorder:
             "value": into_coefficients(take.apply(value), self.bases.value[layer]),
         }
         order = prominence_order(coefficients["key"], blocks)[..., None]
-        for which, x in coefficients.items():
-            self._add(layer, which, x.gather(2, order.expand_as(x)), blocks)
+        ordered = {w: x.gather(2, order.expand_as(x)) for w, x in coefficients.items()}
+        for which, x in ordered.items():
+            self._add(layer, which, x, blocks)
+        share = next(iter(self.shares.values()))
+        found = energies(blocks.to_slots(ordered["key"]), blocks.sizes, share)
+        self.energy[layer] = self.energy.get(layer, 0.0) + found
 
     def _add(self, layer: int, which: str, x: Tensor, blocks: BlockTable) -> None:
         for part, (falling, tokens) in sorted_squares(x, blocks, self.shares).items():
@@ -104,7 +127,30 @@ class ProfileRecorder:
             self.sums[name] = self.sums.get(name, 0.0) + falling.double()
             self.tokens[name] = self.tokens.get(name, 0) + tokens
 
+    def profiles(self) -> Profiles:
+        """Means of what was seen."""
+        sums = self.sums.items()
+        variances = {name: total / max(self.tokens[name], 1) for name, total in sums}
+        energy = {layer: found.tolist() for layer, found in sorted(self.energy.items())}
+        shares = {
+            layer: front / every if every else 1.0 for layer, (front, every) in energy.items()
+        }
+        return Profiles(variances, shares)
 
+
+@dataclass(frozen=True)
+class Profiles:
+    """What coefficients look like, span by span.
+
+    variances: {(layer, which, part): spans' variances, sorted, mean over tokens}. foreground:
+    {layer: the first part's share of K's energy}; 1 where nothing varies.
+    """
+
+    variances: dict[Name, PerHead]
+    foreground: dict[int, float]
+
+
+@torch.inference_mode()
 def gather_profiles(
     model: Any,
     batches: Iterable[CalibrationBatch],
@@ -112,38 +158,19 @@ def gather_profiles(
     shares: Mapping[str, float],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
-) -> dict[Name, PerHead]:
-    """{(layer, which, part): spans' variances, sorted, mean over tokens} of the batches' prompts.
+) -> Profiles:
+    """Profiles of the batches' prompts.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
     per span of a text model. progress: called with the batches done.
     """
     recorder = ProfileRecorder(model_facts(model), bases, shares)
-    read_prompts(model, batches, recorder, group, progress)
-    return {name: total / max(recorder.tokens[name], 1) for name, total in recorder.sums.items()}
-
-
-class PromptListener(Listener, Protocol):
-    """A listener that is told which tokens of a batch count before the model reads it."""
-
-    facts: ModelFacts
-    places: Places | None
-
-
-@torch.inference_mode()
-def read_prompts(
-    model: Any,
-    batches: Iterable[CalibrationBatch],
-    listener: PromptListener,
-    group: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    """Let the model read every batch's prompts while `listener` hears every layer."""
-    with recording(model, listener):
+    with recording(model, recorder):
         for done, given in enumerate(batches, start=1):
             batch = prepare(model, given.tensors)
-            listener.places = places_of(batch, listener.facts, group)
+            recorder.places = places_of(batch, recorder.facts, group)
             # One token: the prompt is read, nothing more.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
                 progress(done)
+    return recorder.profiles()

@@ -19,7 +19,7 @@ from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
 from duotone.tune.build import layer_rules
 
-from .moments import CalibrationBatch, LayerMoments, gather_moments
+from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments
 from .profiles import gather_profiles
 from .settings import Settings
 from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
@@ -59,7 +59,8 @@ class Learned:
 
     moments: by layer. units: what a unit of coefficients' squares counts at the attention's output,
     by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the sorted
-    variances of spans, in these units, by layer, tensor and part.
+    variances of spans, in these units, by layer, tensor and part. foreground: the first part's
+    share of K's energy, by layer.
     """
 
     moments: list[LayerMoments]
@@ -67,6 +68,7 @@ class Learned:
     units: dict[tuple[int, str], Units]
     shares: dict[str, float]
     spectra: dict[Name, Spectrum]
+    foreground: dict[int, float]
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
@@ -80,19 +82,24 @@ def learn(
     *,
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
+    audience: Audience | None = None,
 ) -> Learned:
-    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`."""
+    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
+
+    audience: sees the batches when they are answered.
+    """
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
     passes = _Passes(len(batches), progress)
-    moments = gather_moments(loaded.model, batches, settings.group, passes.first)
+    moments = gather_moments(loaded.model, batches, settings.group, passes.first, audience)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
     shares, group = settings.parts(facts.is_multimodal), settings.group
     profiles = gather_profiles(loaded.model, batches, bases, shares, group, passes.second)
-    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(profiles.items())}
-    return Learned(moments, bases, units, shares, spectra)
+    variances = sorted(profiles.variances.items())
+    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in variances}
+    return Learned(moments, bases, units, shares, spectra, profiles.foreground)
 
 
 @dataclass(frozen=True)

@@ -89,24 +89,6 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-@contextmanager
-def stage_bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """One bar on stderr per stage; yields a function of (stage, done, total)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}")
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    stages: dict[str, Any] = {}
-    with Progress(*columns, console=error_console(), transient=True) as bars:
-
-        def progress(stage: str, done: int, total: int | None) -> None:
-            if stage not in stages:
-                stages[stage] = bars.add_task(stage, total=total)
-            bars.update(stages[stage], completed=done, total=total)
-
-        yield progress
-
-
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     json.dump(data, sys.stdout, indent=1)

@@ -12,8 +12,8 @@ from .common import (
     JsonOption,
     load_model,
     print_json,
+    progress_bar,
     scheme_spec,
-    stage_bars,
     user_errors,
 )
 
@@ -87,7 +87,7 @@ def command(
     loaded = load_model(model, device)
     settings.check(model_facts(loaded.model).head_dim)
     data = calibration_data(loaded, tasks, samples, batch_size)
-    with stage_bars() as progress:
+    with progress_bar("inspecting") as progress:
         report = inspect_model(loaded, data, settings, schemes, progress)
     files = write_report(report, out) if out is not None else []
     if json_output:

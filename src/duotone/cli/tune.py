@@ -1,5 +1,7 @@
 """`duotone tune`: search for the best cache within a budget, on one's own model and samples."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +12,9 @@ from .common import (
     JsonOption,
     ModelOption,
     check_folder,
+    error_console,
     load_model,
     print_json,
-    stage_bars,
     user_errors,
 )
 
@@ -105,7 +107,7 @@ def command(
     if minutes is None and trials is None:
         minutes = DEFAULT_MINUTES
     loaded = load_model(model, device)
-    with stage_bars() as progress:
+    with _bars() as progress:
         job = make_job(loaded, tasks, settings, out, progress)
         tuned = job.search(trials, minutes)
         report = make_report(job, tuned, scores=scores)
@@ -137,6 +139,24 @@ def _tasks(names: list[str] | None, model: str | None) -> list[Any]:
     if len(set(known)) < len(known):
         raise ValueError(f"tasks must have different names, got {known}")
     return tasks
+
+
+@contextmanager
+def _bars() -> Iterator[Any]:
+    """One bar on stderr per stage; yields a function of (stage, done, total)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    stages: dict[str, Any] = {}
+    with Progress(*columns, console=error_console(), transient=True) as bars:
+
+        def progress(stage: str, done: int, total: int | None) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
+            bars.update(stages[stage], completed=done, total=total)
+
+        yield progress
 
 
 def _show(report: dict[str, Any], files: list[Path]) -> None:

@@ -101,7 +101,7 @@ def sequences(
     answered: Answered, cache: Any, layer: int
 ) -> Iterator[tuple[Attention, tuple[Tensor, Tensor], Bool[Tensor, " tokens"]]]:
     """(exact attention, coded (K, V), tokens shown) of every sequence with queries, no padding."""
-    queries = answered.recorder.layers[layer]
+    queries = answered.recorder.kept[layer]
     exact, coded = answered.states(cache, layer)
     more = exact[0].shape[2] - answered.prompt_tokens
     pad = torch.nn.functional.pad

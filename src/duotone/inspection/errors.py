@@ -7,16 +7,17 @@ earlier layers add to it. K and V of the answer are those of 16 bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from duotone.cache.ledger import Ledger
-from duotone.calibrate.moments import CalibrationBatch, answer
+from duotone.calibrate.moments import CalibrationBatch
 from duotone.hf.calibrated import check_bases
 from duotone.hf.facts import check_spec, model_facts
+from duotone.inference import Batch
 from duotone.quant import CacheSpec
 
 from .answered import Answered, packed_tokens, sequences
@@ -94,48 +95,51 @@ def views(label: str, spec: CacheSpec) -> dict[str, Tau]:
     return {label: None} if spec.tau is None else {f"{label}, no tau": None, label: spec.tau}
 
 
-@torch.inference_mode()
-def measure_errors(
-    model: Any,
-    batches: Sequence[CalibrationBatch],
-    schemes: Schemes,
-    progress: Callable[[int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """One JSON-safe entry per scheme (two where it has a tau), each with a row per layer.
+class ErrorMeter:
+    """Measures what schemes do to attention while a model is calibrated: an `Audience`.
 
-    Scores are of the visual tokens, in a text model of the packed ones. progress: called with the
-    batches done. Errors: ValueError as for `check_schemes`, before the model runs.
+    Errors: ValueError as for `check_schemes`.
     """
-    check_schemes(model, batches, schemes)
-    recorder = QueryRecorder(model_facts(model))
-    depth = recorder.facts.layers
-    sums = {v: [LayerErrors() for _ in range(depth)] for s in schemes.items() for v in views(*s)}
-    for done, given in enumerate(batches, start=1):
-        batch, dense = answer(model, given, recorder)
-        for label, spec in schemes.items():
-            _add_scheme(model, Answered(batch, dense, recorder), spec, views(label, spec), sums)
-        if progress:
-            progress(done)
-    return [
-        {"label": view, "scheme": label, "tau": tau, "layers": [e.to_dict() for e in sums[view]]}
-        for label, spec in schemes.items()
-        for view, tau in views(label, spec).items()
-    ]
 
+    def __init__(self, model: Any, batches: Sequence[CalibrationBatch], schemes: Schemes) -> None:
+        check_schemes(model, batches, schemes)
+        self.model, self.schemes = model, schemes
+        self.recorder = QueryRecorder(model_facts(model))
+        every = [view for scheme in schemes.items() for view in views(*scheme)]
+        depth = self.recorder.facts.layers
+        self.sums = {view: [LayerErrors() for _ in range(depth)] for view in every}
 
-def _add_scheme(
-    model: Any,
-    answered: Answered,
-    spec: CacheSpec,
-    taus: Mapping[str, Tau],
-    sums: Mapping[str, Sequence[LayerErrors]],
-) -> None:
-    """Add one batch under one scheme, layer by layer."""
-    cache = answered.quantized(model, spec)
-    try:
-        for layer in range(answered.recorder.facts.layers):
+    @torch.inference_mode()
+    def see(self, batch: Batch, cache: Any) -> None:
+        """Add one batch under every scheme."""
+        answered = Answered(batch, cache, self.recorder)
+        for label, spec in self.schemes.items():
+            quantized = answered.quantized(self.model, spec)
+            try:
+                self._add(answered, quantized, views(label, spec))
+            finally:
+                quantized.detach()
+
+    def _add(self, answered: Answered, cache: Any, taus: Mapping[str, Tau]) -> None:
+        """Add one batch under one scheme, layer by layer."""
+        for layer in range(self.recorder.facts.layers):
             for exact, coded, shown in sequences(answered, cache, layer):
                 for view, tau in taus.items():
-                    sums[view][layer].add(compare(exact, exact.coded(*coded, tau), shown))
-    finally:
-        cache.detach()
+                    found = compare(exact, exact.coded(*coded, tau), shown)
+                    self.sums[view][layer].add(found)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """One JSON-safe entry per scheme (two where it has a tau), each with a row per layer.
+
+        Scores are of the visual tokens, in a text model of the packed ones.
+        """
+        return [
+            {
+                "label": view,
+                "scheme": label,
+                "tau": tau and list(tau),
+                "layers": [layer.to_dict() for layer in self.sums[view]],
+            }
+            for label, spec in self.schemes.items()
+            for view, tau in views(label, spec).items()
+        ]

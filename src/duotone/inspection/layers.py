@@ -21,21 +21,21 @@ from .spectrum import (
 TENSORS = ("key", "value")
 
 
-def layer_rows(
-    learned: Learned, settings: Settings, foreground: Mapping[int, float]
-) -> list[dict[str, Any]]:
+def layer_rows(learned: Learned, settings: Settings) -> list[dict[str, Any]]:
     """One JSON-safe row per layer and tensor: K of layer 0, V of layer 0, K of layer 1, ...
 
     spectrum: of the covariance in the metric, mean over kv heads, in units of squared error at the
     attention's output. effective_rank, coding_gain_bits: of each kv head's spectrum, then the mean.
-    foreground_energy: of K, from `foreground`; None where there is none. bits: that the allocation
-    gives this tensor. error: expected with them; plain_error: with the same bits in every channel
-    and no basis; gain: plain_error / error. Errors of a foreground count by their weight.
+    foreground_energy: of K, the share of tokens in front; None where spans are whole. bits: what
+    the allocation gives this tensor. error: expected with them; plain_error: with as many bits in
+    every channel and no basis; gain: plain_error / error. Errors of a foreground count by its
+    weight.
     """
     classes, rows = learned.widths(settings), []
     for layer, which in product(range(len(learned.moments)), TENSORS):
         row = _spectral(learned, layer, which)
-        row["foreground_energy"] = foreground.get(layer) if which == "key" else None
+        parted = which == "key" and "background" in learned.shares
+        row["foreground_energy"] = learned.foreground[layer] if parted else None
         row["bits"], row["error"] = _coded(learned, classes, settings, layer, which)
         row["plain_error"] = row["plain_variance"] * distortion_at(row["bits"])
         rows.append(row | {"gain": _ratio(row["plain_error"], row["error"])})

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from duotone.calibrate.moments import AnswerListener, Places, softmax_scale
+from duotone.calibrate.moments import Places, Recorder
 
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 
@@ -45,27 +45,32 @@ class LayerQueries:
 
 
 @dataclass
-class QueryRecorder(AnswerListener):
-    """The queries behind the pictures; of a text model's prompt that of the last token only.
+class QueryRecorder(Recorder):
+    """Moments, and the queries behind the pictures; of a text's prompt that of the last token only.
 
     All of them see all tokens that a cache has packed when the prompt was read.
     """
 
-    layers: dict[int, LayerQueries] = field(default_factory=dict)
+    kept: dict[int, LayerQueries] = field(default_factory=dict)
 
     def begin(self, places: Places) -> None:
-        """Of a new batch; the one before is forgotten."""
-        self.layers = {}
-        if not self.facts.is_multimodal:
-            last = torch.zeros_like(places.queries)
-            last[:, -1] = True  # prompts are padded on the left
-            places = Places(places.spans, last)
+        """Of a new batch; the queries of the one before are forgotten."""
+        self.kept = {}
         super().begin(places)
 
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
-        """The queries of one layer and step; K and V are the cache's to keep."""
-        index = module.layer_idx
-        made = LayerQueries(softmax_scale(self.facts, scaling))
-        self.layers.setdefault(index, made).add(query, self.counted(index, query))
+        """One layer of one step."""
+        index, is_prompt = module.layer_idx, module.layer_idx not in self.read
+        super().record(module, query, key, value, scaling)
+        where = self._of_prompt(query) if is_prompt else self.counted(index, query)
+        made = LayerQueries(self.layers[index].sm_scale)
+        self.kept.setdefault(index, made).add(query, where)
+
+    def _of_prompt(self, query: Heads) -> Bool[Tensor, "batch tokens"]:
+        where = self.places.queries.to(query.device)
+        if self.facts.is_multimodal:
+            return where
+        last = torch.arange(where.shape[1], device=where.device) == where.shape[1] - 1
+        return where & last  # prompts are padded on the left

@@ -11,14 +11,12 @@ from duotone.calibrate.run import learn
 from duotone.loading import Loaded
 from duotone.provenance import write_new_json
 
-from .energy import foreground_energy
-from .errors import Schemes, check_schemes, measure_errors
+from .errors import ErrorMeter, Schemes
 from .layers import layer_rows, total_row
 
 SCHEMA = "duotone.inspect/1"
 REPORT = "inspect.json"
 FORMATS = ("png", "svg")
-Progress = Callable[[str, int, int | None], None]
 
 
 def inspect_model(
@@ -26,49 +24,33 @@ def inspect_model(
     data: CalibrationData,
     settings: Settings | None = None,
     schemes: Schemes | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """What calibrated bases promise this model on these samples, and what schemes do to attention.
 
     Returns a JSON-safe report: "header", "layers" (`layer_rows`), "total" (`total_row`), "specs"
-    and "errors" (`measure_errors`), the last two by scheme. progress: called with (stage, done,
+    and "errors" (`ErrorMeter.entries`), the last two by scheme. progress: called with (done,
     total). Errors: ValueError for a model, settings or schemes that do not fit, before it runs.
     """
-    settings, schemes, model = settings or Settings(), schemes or {}, loaded.model
-    check_schemes(model, data.batches, schemes)
-    bars = _Stages(len(data.batches), progress)
+    settings, schemes = settings or Settings(), schemes or {}
+    meter = ErrorMeter(loaded.model, data.batches, schemes) if schemes else None
     learned = learn(
-        loaded, data.batches, settings, data=data.sources, progress=bars.both_passes("bases")
+        loaded,
+        data.batches,
+        settings,
+        data=data.sources,
+        progress=progress,
+        audience=meter,
     )
-    foreground = {}
-    if "background" in learned.shares:
-        share, bar = learned.shares["visual"], bars.stage("foreground")
-        foreground = foreground_energy(model, data.batches, learned.bases, share, bar)
-    rows = layer_rows(learned, settings, foreground)
-    errors = measure_errors(model, data.batches, schemes, bars.stage("errors")) if schemes else []
+    rows = layer_rows(learned, settings)
     return {
         "schema": SCHEMA,
         "header": learned.bases.header,
         "layers": rows,
         "total": total_row(rows, settings),
         "specs": {label: spec.to_dict() for label, spec in schemes.items()},
-        "errors": errors,
+        "errors": meter.entries() if meter else [],
     }
-
-
-class _Stages:
-    """One bar per stage over the batches."""
-
-    def __init__(self, batches: int, progress: Progress | None) -> None:
-        self.batches, self.progress = batches, progress or (lambda *_: None)
-
-    def stage(self, name: str) -> Callable[[int], None]:
-        """A function of the batches done."""
-        return lambda done: self.progress(name, done, self.batches)
-
-    def both_passes(self, name: str) -> Callable[[int, int], None]:
-        """A function of (done, total), where a stage reads the batches more than once."""
-        return lambda done, total: self.progress(name, done, total)
 
 
 def check_folder_is_new(folder: Path) -> Path:
