@@ -153,7 +153,8 @@ def _errors_table(errors: list[dict[str, Any]]) -> Any:
     title = "MSE of the attention weights, error of the output in % of its norm"
     table = Table("layer", title=title, title_justify="left")
     for entry in errors:
-        table.add_column(entry["label"], justify="right")
+        # Where there are many they get narrow: cells and names break, nothing is cut off.
+        table.add_column(entry["label"], justify="right", overflow="fold")
     columns = [[_error_cell([row]) for row in entry["layers"]] for entry in errors]
     for layer, cells in enumerate(zip(*columns, strict=True)):
         table.add_row(str(layer), *cells)
@@ -164,4 +165,4 @@ def _errors_table(errors: list[dict[str, Any]]) -> Any:
 
 def _error_cell(rows: list[dict[str, Any]]) -> str:
     mse, error = (sum(r[n] for r in rows) / len(rows) for n in ("weights_mse", "output_error"))
-    return f"{mse:.2e}, {100 * error:.1f} %"
+    return f"{mse:.1e} {100 * error:.1f}%"
