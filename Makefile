@@ -9,7 +9,7 @@ WORKERS ?= 2
 .PHONY: demo test lint format gpu-test bench clean
 
 demo: $(READY)
-	$(BIN)/duotone compare
+	$(BIN)/duotone compare --scheme duotone-klt --beside calibquant --later-question
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

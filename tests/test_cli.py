@@ -89,6 +89,16 @@ def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
     assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
 
 
+def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
+    asked = ("compare", "-i", picture, "-q", "what is this ?", "-s", "dense", "--beside", "minmax")
+    shown = run(*asked, "--max-new-tokens", 3).stdout
+    assert "dense and minmax" in shown.replace("\n", " ")
+    data = json.loads(run(*asked, "--json", "--max-new-tokens", 3).stdout)
+    assert (data["scheme"], data["beside"]["scheme"]) == ("dense", "minmax")
+    assert data["answers"][0]["reference"] == data["beside"]["answers"][0]["reference"]
+    assert "another scheme" in error_of("compare", "-s", "minmax", "--beside", "minmax")
+
+
 def test_compare_json_is_pure(tiny, picture):
     asked = ("--image", picture, "-q", "what is this ?")
     result = run("compare", *asked, "-s", "minmax", "--bits", 4, "--json", "--max-new-tokens", 3)

@@ -111,7 +111,7 @@ class Comparison:
             saved = f"The pictures' cache is {self.ratio('visual'):.1f}x smaller"
         else:
             saved = f"The cache is {self.ratio('total'):.1f}x smaller"
-        return f"{saved} at {self.bits:g} bit{'' if self.bits == 1 else 's'}, and {same}."
+        return f"{saved} at {self.bits:.3g} bit{'' if self.bits == 1 else 's'}, and {same}."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe data with every number of the table and the summary."""

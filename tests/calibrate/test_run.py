@@ -16,8 +16,9 @@ from duotone.calibrate import (
     gather_moments,
     write,
 )
+from duotone.calibrate.files import files_of
 from duotone.calibrate.profiles import gather_profiles
-from duotone.calibrate.run import bases_of, files_of, widths_of
+from duotone.calibrate.run import bases_of, widths_of
 from duotone.hf.fingerprint import fingerprint
 from duotone.inference import generate, make_cache, prepare
 from duotone.loading import Loaded

@@ -7,8 +7,8 @@ import torch
 
 import duotone
 from duotone.calibrate import Settings, calibrate, calibration_data, gather_moments, write
+from duotone.calibrate.files import files_of
 from duotone.calibrate.moments import answer
-from duotone.calibrate.run import files_of
 from duotone.hf.facts import model_facts
 from duotone.inspection.answered import Answered, packed_tokens, sequences
 from duotone.inspection.errors import ErrorMeter

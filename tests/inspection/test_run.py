@@ -13,11 +13,13 @@ from duotone.inspection import (
     check_folder_is_new,
     inspect_model,
     layer_rows,
+    run,
     total_row,
     write_report,
 )
 from duotone.inspection.error_plots import central_range, chosen_layers, density
 from duotone.inspection.layer_plots import rows_of
+from duotone.inspection.run import FORMATS
 from duotone.loading import Loaded
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
@@ -103,15 +105,19 @@ def test_reports_are_json_and_say_what_was_measured(report):
     assert all(0.4 < row["foreground_energy"] < 1 for row in rows_of(report, "key"))
 
 
-def test_pictures_are_written_and_never_over_other_files(report, tmp_path):
+@pytest.mark.parametrize("forms", [("svg",), pytest.param(FORMATS, marks=pytest.mark.slow)])
+def test_pictures_are_written_and_never_over_other_files(forms, report, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(run, "FORMATS", forms)
     folder = check_folder_is_new(tmp_path / "look")
     files = write_report(report, folder)
-    names = [f"{n}.{e}" for n in ("spectra", "gains", "scores", "errors") for e in ("png", "svg")]
+    names = [f"{n}.{e}" for n in ("spectra", "gains", "scores", "errors") for e in forms]
     assert [path.name for path in files] == ["inspect.json", *names]
     assert all(path.stat().st_size > 5000 for path in files)
     assert json.loads(files[0].read_text()) == json.loads(json.dumps(report))
-    with pytest.raises(ValueError, match=r"never overwritten, got the folder .* with 'errors.png'"):
+    with pytest.raises(
+        ValueError, match=r"never overwritten, got the folder .* with 'errors\.\w+'"
+    ):
         check_folder_is_new(folder)
 
 

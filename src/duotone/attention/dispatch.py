@@ -62,7 +62,8 @@ def code_layouts(
     """
     if impl not in ("auto", "cuda") or device is None:
         return Layouts()
-    from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+    from duotone.attention.cuda.group_format import stream_reason
+    from duotone.attention.cuda.group_records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
     from duotone.attention.cuda.runtime import is_untried, missing
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
 from duotone.cache.prominence import foreground_first
 from duotone.cache.ragged import Lengths, Move, valid_mask
-from duotone.cache.runs import RunMember, run_members
+from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 
@@ -25,16 +24,19 @@ class LayerStore:
     """Executes the ledger's plans on one layer's K and V.
 
     spec: the policies of this layer. sources: the stores whose codes this one reads instead of
-    keeping its own, by "key" and "value" (cross-layer sharing). runs: this layer's part in a run
-    that averages its codes, by the same names. layouts: how decode kernels want the packed stores,
-    where they can have that; layers that share codes keep the canonical order.
+    keeping its own, by "key" and "value" (`cache.sharing`). lends: those of both whose codes others
+    read. runs: this layer's part in a run that averages its codes, by the same names.
+    layouts: how decode kernels want the packed stores, where they can have that; runs that average
+    codes keep the canonical order. canonical: the names of packed stores that keep it as well;
+    layers whose runs meet have one such set.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
         self.spec, self.layouts = spec, layouts or Layouts()
         self.sources: dict[str, LayerStore] = {}
+        self.lends: set[str] = set()
         self.runs: dict[str, RunMember] = {}
-        self.is_source = False
+        self.canonical: set[str] = set()
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
@@ -113,7 +115,7 @@ class LayerStore:
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go where they are kept."""
         new, old = self._packed(name, key, value, spec, piece), getattr(self, name)
-        own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
+        own = new.without_codes(self.sources)
         layout = self.layout_of(name)
         if name == "stream" and layout is not None:
             own = own.laid_out(layout)
@@ -139,14 +141,29 @@ class LayerStore:
 
     def layout_of(self, name: str) -> Layout | None:
         """How one of `STORES` is laid out."""
-        alone = not self.sources and not self.is_source and not self.runs
-        return getattr(self.layouts, name) if alone else None
+        if self.runs or name in self.canonical:
+            return None
+        if not self.shares:
+            return getattr(self.layouts, name)
+        stream = self.layouts.stream if name == "stream" else None
+        return None if stream is None else stream.sharing(self.lends, self.sources)
 
     def lay_out(self, name: str) -> None:
         """Bring one of `STORES` into a kernel's order, where it has one."""
         layout = self.layout_of(name)
         if layout is not None:
             setattr(self, name, getattr(self, name).laid_out(layout))
+        # Layers that share codes have one order: if one has to do without a kernel's, all do.
+        if self.shares and getattr(self, name).records is None:
+            self.canonical.add(name)
+
+    def _settled(self, name: str) -> PackedPair | None:
+        """A store's pair; from the first call on in canonical order, if a kernel's was given up."""
+        pair = getattr(self, name)
+        if name in self.canonical and pair is not None:
+            pair = pair.canonical()
+            setattr(self, name, pair)
+        return pair
 
     def _put_codes(
         self, name: str, which: str, codes: Codes, before: int | None, join: Move
@@ -160,14 +177,15 @@ class LayerStore:
 
     def _complete(self, name: str) -> PackedPair | None:
         """A store's pair with the codes that other layers keep for it."""
-        pair = getattr(self, name)
-        if pair is None or not self.sources:
-            return pair
-        lent = {
-            which: getattr(pair, which).with_codes(getattr(getattr(source, name), which))
-            for which, source in self.sources.items()
-        }
-        return replace(pair, **lent)
+        pair = self._settled(name)
+        for which, source in self.sources.items():
+            pair = None if pair is None else pair.with_codes(which, source._settled(name))
+        return pair
+
+    @property
+    def shares(self) -> bool:
+        """Some codes are read by several layers, of which this is one."""
+        return bool(self.sources or self.lends)
 
     @property
     def norm_bytes(self) -> int:
@@ -212,24 +230,6 @@ def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
             "visual spans with a background can only be seen as a whole; this step's attention "
             "mask hides a part of them. Use a scheme without a background."
         )
-
-
-def share_codes(
-    which: Literal["key", "value"],
-    run: list[LayerStore],
-    keeper: LayerStore,
-    weights: tuple[float, ...] | None = None,
-) -> None:
-    """Let a run of layers read the codes of K or V that `keeper`, one of them, stores.
-
-    weights: `keeper` stores the average of all layers' codes with them; None: its own.
-    """
-    for store in run:
-        if store is not keeper:
-            store.sources[which], keeper.is_source = keeper, True
-    if weights is not None and len(run) > 1:
-        for store, member in zip(run, run_members(weights), strict=True):
-            store.runs[which] = member
 
 
 def key_norm(key: States, lengths: Lengths, dtype: str) -> Float[Tensor, "batch kv_heads channels"]:

@@ -6,24 +6,21 @@ with the numbers.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from duotone.hf.attachment import set_text_implementation, text_implementation
 from duotone.hf.facts import ModelFacts, model_facts
 from duotone.inference import Batch, end_token_ids, generate, make_cache, prepare
 
-NAME = "duotone-calibrate"
+from .listening import recording
+from .places import Places, places_of
+
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "dense")
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 Sums = Float[Tensor, "kv_heads head_dim head_dim"]
@@ -55,6 +52,11 @@ class LayerMoments:
     tokens: int = 0
     queries: int = 0
 
+    def to(self, device: torch.device) -> None:
+        """Move the sums, where they are not there yet."""
+        for name in ("key", "value", "query", "output"):
+            setattr(self, name, getattr(self, name).to(device))
+
     def covariance(self, which: str) -> Sums:
         """Of "key" or "value", about the spans' means."""
         return getattr(self, which) / max(self.tokens, 1)
@@ -63,38 +65,6 @@ class LayerMoments:
     def scores(self) -> Sums:
         """Mean over queries of sm_scale^2 q q^T, summed over q heads: what errors of K do to s."""
         return self.query * self.sm_scale**2 / max(self.queries, 1)
-
-
-@dataclass(frozen=True)
-class Places:
-    """Which tokens of a batch count.
-
-    spans: [B, T] number of the span a token of K and V belongs to, -1: none. queries: [B, T].
-    """
-
-    spans: Int[Tensor, "batch tokens"]
-    queries: Bool[Tensor, "batch tokens"]
-
-
-def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Places:
-    """Every run of visual tokens is a span; queries are of what stands behind the last one.
-
-    A sequence without visual tokens gives nothing.
-    """
-    visual = visual_mask & real.bool()
-    before = torch.nn.functional.pad(visual, (1, 0))[:, :-1]
-    starts = (visual & ~before).flatten().cumsum(0).view_as(visual)
-    later = visual.int().cumsum(1) == visual.sum(1, keepdim=True)
-    behind = real.bool() & later & ~visual & visual.any(1, keepdim=True)
-    return Places(torch.where(visual, starts - 1, -1), behind)
-
-
-def text_places(real: Tensor, group: int) -> Places:
-    """All real tokens; every `group` of a sequence's are a span, as in a stream of such groups."""
-    real = real.bool()
-    number = (real.cumsum(1) - 1).clamp(min=0) // group
-    spans = number + torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)
-    return Places(torch.where(real, spans, -1), real)
 
 
 def centred_sums(x: Heads, spans: Int[Tensor, "batch tokens"]) -> Sums:
@@ -173,6 +143,7 @@ class Recorder(AnswerListener):
         index = module.layer_idx
         layer = self.layers.get(index) or self._new_layer(module, query, scaling)
         if index not in self.read:
+            layer.to(query.device)
             self._add_prompt(layer, key, value)
         where = self.counted(index, query)
         layer.query += query_sums(query, where, self.facts.kv_heads)
@@ -194,46 +165,6 @@ class Recorder(AnswerListener):
         return made
 
 
-class Listener(Protocol):
-    """What sees the queries, K and V of every layer as attention does."""
-
-    def record(
-        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
-    ) -> None:
-        """One layer of one step."""
-        ...
-
-
-@contextmanager
-def recording(model: Any, recorder: Listener) -> Iterator[None]:
-    """The language model's attention passes through `recorder`, and on to what it was before.
-
-    Vision towers keep their own attention and are not seen. Undone at the end, come what may.
-    """
-    before = text_implementation(model)
-
-    def attention(module, query, key, value, attention_mask, *args, scaling=None, **kwargs):
-        recorder.record(module, query, key, value, scaling)
-        run = _original(module, before)
-        return run(module, query, key, value, attention_mask, *args, scaling=scaling, **kwargs)
-
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
-    try:
-        set_text_implementation(model, NAME)
-        yield
-    finally:
-        set_text_implementation(model, before)
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(NAME)
-
-
-def _original(module: nn.Module, name: str) -> Callable[..., Any]:
-    """The implementation of that name; "eager" is a function of the model's own file."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-
-
 @dataclass(frozen=True)
 class _StillAnswering:
     """A stopping criterion that stops nothing: it tells the listener whose answer has ended."""
@@ -244,13 +175,6 @@ class _StillAnswering:
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Bool[Tensor, " batch"]:
         self.listener.alive &= ~torch.isin(input_ids[:, -1], self.ends)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
-def places_of(batch: Batch, facts: ModelFacts, group: int) -> Places:
-    """Visual spans of a multimodal model's prompts; groups of all tokens of a text model's."""
-    if facts.is_multimodal:
-        return visual_places(batch.visual_mask, batch.attention_mask)
-    return text_places(batch.attention_mask, group)
 
 
 class Audience(Protocol):
@@ -287,17 +211,22 @@ def gather_moments(
     group: int = 128,
     progress: Callable[[int], None] | None = None,
     audience: Audience | None = None,
+    layers: dict[int, LayerMoments] | None = None,
+    done: int = 0,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
     group: tokens per span of a text model. progress: called with the batches done. audience: sees
-    the answered batches.
+    the answered batches. layers: what the first `done` batches gave; the others are added to it.
     """
     recorder = audience.recorder if audience else Recorder(model_facts(model))
-    for done, given in enumerate(batches, start=1):
+    recorder.layers = {} if layers is None else layers
+    for number, given in enumerate(islice(batches, done, None), start=done + 1):
         answered = answer(model, given, recorder, group)
         if audience:
             audience.see(*answered)
         if progress:
-            progress(done)
+            progress(number)
+    for layer in recorder.layers.values():
+        layer.to(torch.device("cpu"))
     return [recorder.layers[index] for index in sorted(recorder.layers)]

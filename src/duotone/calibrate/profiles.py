@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from duotone.hf.facts import ModelFacts, model_facts
 from duotone.inference import generate, make_cache, prepare
 from duotone.quant.bases import Bases
 
-from .moments import CalibrationBatch, Places, places_of, recording
+from .listening import recording
+from .moments import CalibrationBatch
+from .places import Places, places_of
 from .transform import Name
 
 Heads = Float[Tensor, "batch heads tokens head_dim"]
@@ -86,51 +89,41 @@ def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim
 
 
 @dataclass
-class ProfileRecorder:
-    """Sums sorted squares, and energies of K, while prompts pass the model.
+class Profile:
+    """Sorted squares of all spans, summed, in float64; and their tokens."""
 
-    shares: see `sorted_squares`.
+    total: PerHead
+    tokens: int
+
+    def add(self, falling: PerHead, tokens: int) -> None:
+        """One more batch."""
+        self.total = self.total.to(falling.device) + falling
+        self.tokens += tokens
+
+
+@dataclass
+class ProfileSums:
+    """What prompts have added up.
+
+    spans: by layer, tensor and part. energy: `energies` of K by layer, for the first part's share.
     """
 
-    facts: ModelFacts
-    bases: Bases
-    shares: Mapping[str, float]
-    sums: dict[Name, PerHead] = field(default_factory=dict)
-    tokens: dict[Name, int] = field(default_factory=dict)
+    spans: dict[Name, Profile] = field(default_factory=dict)
     energy: dict[int, Float[Tensor, 2]] = field(default_factory=dict)
-    places: Places | None = None
 
-    def record(
-        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
-    ) -> None:
-        """K and V of one layer."""
-        device, layer = key.device, module.layer_idx
-        take = select((self.places.spans >= 0).to(device))
-        blocks = blocks_of(self.places.spans.to(device))
-        if not take.tokens:
-            return
-        coefficients = {
-            "key": into_coefficients(take.apply(key), self.bases.key[layer]),
-            "value": into_coefficients(take.apply(value), self.bases.value[layer]),
-        }
-        order = prominence_order(coefficients["key"], blocks)[..., None]
-        ordered = {w: x.gather(2, order.expand_as(x)) for w, x in coefficients.items()}
-        for which, x in ordered.items():
-            self._add(layer, which, x, blocks)
-        share = next(iter(self.shares.values()))
-        found = energies(blocks.to_slots(ordered["key"]), blocks.sizes, share)
-        self.energy[layer] = self.energy.get(layer, 0.0) + found
+    def add(self, name: Name, falling: PerHead, tokens: int) -> None:
+        """Sorted squares of one more batch."""
+        zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
+        self.spans.setdefault(name, zero).add(falling.double(), tokens)
 
-    def _add(self, layer: int, which: str, x: Tensor, blocks: BlockTable) -> None:
-        for part, (falling, tokens) in sorted_squares(x, blocks, self.shares).items():
-            name = (layer, which, part)
-            self.sums[name] = self.sums.get(name, 0.0) + falling.double()
-            self.tokens[name] = self.tokens.get(name, 0) + tokens
+    def add_energy(self, layer: int, found: Float[Tensor, 2]) -> None:
+        """Energies of one more batch."""
+        before = self.energy.get(layer, torch.zeros_like(found))
+        self.energy[layer] = before.to(found.device) + found
 
     def profiles(self) -> Profiles:
         """Means of what was seen."""
-        sums = self.sums.items()
-        variances = {name: total / max(self.tokens[name], 1) for name, total in sums}
+        variances = {name: p.total / max(p.tokens, 1) for name, p in self.spans.items()}
         energy = {layer: found.tolist() for layer, found in sorted(self.energy.items())}
         shares = {
             layer: front / every if every else 1.0 for layer, (front, every) in energy.items()
@@ -150,6 +143,42 @@ class Profiles:
     foreground: dict[int, float]
 
 
+@dataclass
+class ProfileRecorder:
+    """Sums sorted squares, and energies of K, while prompts pass the model.
+
+    shares: see `sorted_squares`.
+    """
+
+    facts: ModelFacts
+    bases: Bases
+    shares: Mapping[str, float]
+    sums: ProfileSums
+    places: Places | None = None
+
+    def record(
+        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
+    ) -> None:
+        """K and V of one layer."""
+        device, layer = key.device, module.layer_idx
+        take = select((self.places.spans >= 0).to(device))
+        blocks = blocks_of(self.places.spans.to(device))
+        if not take.tokens:
+            return
+        coefficients = {
+            "key": into_coefficients(take.apply(key), self.bases.key[layer]),
+            "value": into_coefficients(take.apply(value), self.bases.value[layer]),
+        }
+        order = prominence_order(coefficients["key"], blocks)[..., None]
+        ordered = {w: x.gather(2, order.expand_as(x)) for w, x in coefficients.items()}
+        for which, x in ordered.items():
+            for part, found in sorted_squares(x, blocks, self.shares).items():
+                self.sums.add((layer, which, part), *found)
+        share = next(iter(self.shares.values()))
+        slots = blocks.to_slots(ordered["key"])
+        self.sums.add_energy(layer, energies(slots, blocks.sizes, share))
+
+
 @torch.inference_mode()
 def gather_profiles(
     model: Any,
@@ -158,19 +187,23 @@ def gather_profiles(
     shares: Mapping[str, float],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
+    profiles: ProfileSums | None = None,
+    done: int = 0,
 ) -> Profiles:
     """Profiles of the batches' prompts.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
-    per span of a text model. progress: called with the batches done.
+    per span of a text model. progress: called with the batches done. profiles: what the first
+    `done` batches gave; the others are added to it.
     """
-    recorder = ProfileRecorder(model_facts(model), bases, shares)
+    sums = ProfileSums() if profiles is None else profiles
+    recorder = ProfileRecorder(model_facts(model), bases, shares, sums)
     with recording(model, recorder):
-        for done, given in enumerate(batches, start=1):
+        for number, given in enumerate(islice(batches, done, None), start=done + 1):
             batch = prepare(model, given.tensors)
             recorder.places = places_of(batch, recorder.facts, group)
             # One token: the prompt is read, nothing more.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
-                progress(done)
-    return recorder.profiles()
+                progress(number)
+    return sums.profiles()

@@ -20,6 +20,7 @@ from duotone.quant.bases import Bases, Reference
 from duotone.tune.build import layer_rules
 
 from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments
+from .partial import Partial, identity
 from .profiles import gather_profiles
 from .settings import Settings
 from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
@@ -38,14 +39,21 @@ def calibrate(
     file: str = "calibrated.safetensors",
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
+    partial: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Bases, CacheSpec, dict[str, Any]]:
     """(bases, spec, report) of a model, from the 16-bit cache's K, V and queries on `batches`.
 
     file: where the bases will lie; the spec refers to it. data: what the batches are, for the
-    header. Errors: ValueError for settings or a model that do not fit, before the model runs.
+    header. partial: a file that sums are kept in from time to time, and that a run with the same
+    arguments goes on from where this one is interrupted; `write` removes `partial_of(out)`.
+    say: told in a sentence if this run goes on from one.
+    Errors: ValueError for settings or a model that do not fit, or a partial file of something else,
+    before the model runs.
     """
     settings = settings or Settings()
-    learned = learn(loaded, batches, settings, data=data, progress=progress)
+    kept = {"partial": partial, "say": say}
+    learned = learn(loaded, batches, settings, data=data, progress=progress, **kept)
     facts = model_facts(loaded.model)
     classes = learned.widths(settings)
     spec = spec_with(facts, classes, file, settings)
@@ -83,20 +91,29 @@ def learn(
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
     audience: Audience | None = None,
+    partial: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Learned:
     """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
 
-    audience: sees the batches when they are answered.
+    audience: sees the batches when they are answered; what it has seen is not in a partial file,
+    so ValueError for both.
     """
+    if audience and partial:
+        raise ValueError("an audience must see all batches, so it goes without a partial file")
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
-    passes = _Passes(len(batches), progress)
-    moments = gather_moments(loaded.model, batches, settings.group, passes.first, audience)
+    model, group = loaded.model, settings.group
+    kept = Partial.open(partial, identity(model, batches, settings) if partial else {})
+    sums, passes = kept.sums, _Passes(len(batches), progress, kept)
+    passes.begin(say)
+    begun = (sums.moments, sums.moments_batches)
+    moments = gather_moments(model, batches, group, passes.first, audience, *begun)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
-    shares, group = settings.parts(facts.is_multimodal), settings.group
-    profiles = gather_profiles(loaded.model, batches, bases, shares, group, passes.second)
+    shares, begun = settings.parts(facts.is_multimodal), (sums.profiles, sums.profiles_batches)
+    profiles = gather_profiles(model, batches, bases, shares, group, passes.second, *begun)
     variances = sorted(profiles.variances.items())
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in variances}
     return Learned(moments, bases, units, shares, spectra, profiles.foreground)
@@ -108,16 +125,29 @@ class _Passes:
 
     batches: int
     progress: Callable[[int, int], None] | None
+    kept: Partial
+
+    def begin(self, say: Callable[[str], None] | None) -> None:
+        done, total = self._done, 2 * self.batches
+        if done and say:
+            say(f"going on from {self.kept.path}: {done} of {total} batches are done")
 
     def first(self, done: int) -> None:
-        self._say(done)
+        self.kept.sums.moments_batches = done
+        self._after(done)
 
     def second(self, done: int) -> None:
-        self._say(self.batches + done)
+        self.kept.sums.profiles_batches = done
+        self._after(done)
 
-    def _say(self, done: int) -> None:
+    def _after(self, done: int) -> None:
+        self.kept.keep(now=done == self.batches)
         if self.progress:
-            self.progress(done, 2 * self.batches)
+            self.progress(self._done, 2 * self.batches)
+
+    @property
+    def _done(self) -> int:
+        return self.kept.sums.moments_batches + self.kept.sums.profiles_batches
 
 
 def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectrum:
@@ -254,39 +284,3 @@ def _report(
         "unit": unit_sizes(head_dim, settings.unit)[0],
         "tensors": rows,
     }
-
-
-def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
-    """Write the bases and the spec beside them. Errors: ValueError for files that exist."""
-    files = check_files(out)
-    bases.save(files[0])
-    files[1].write_text(spec.to_json() + "\n", encoding="utf-8")
-    return files
-
-
-def files_of(out: str | Path) -> tuple[Path, Path]:
-    """OUT.safetensors and OUT.json; OUT may name either."""
-    text = str(out)
-    for suffix in (".safetensors", ".json"):
-        text = text.removesuffix(suffix)
-    return Path(text + ".safetensors"), Path(text + ".json")
-
-
-def check_files(out: str | Path) -> tuple[Path, Path]:
-    """Both files, which do not exist yet and can be written. Errors: ValueError."""
-    files = files_of(out)
-    found = [str(path) for path in files if path.exists()]
-    if found:
-        raise ValueError(
-            f"files are never overwritten, got the existing {', '.join(found)}; move them away or "
-            "give another --out"
-        )
-    try:
-        files[0].parent.mkdir(parents=True, exist_ok=True)
-        files[0].touch()
-        files[0].unlink()
-    except OSError as error:
-        raise ValueError(
-            f"--out must be a path that can be written, got {str(out)!r}: {error}"
-        ) from error
-    return files

@@ -78,6 +78,11 @@ class Settings:
         weights = dict.fromkeys(parts, 1.0)
         return weights | {"visual": self.foreground_weight} if "background" in weights else weights
 
+    def of_sums(self) -> dict[str, Any]:
+        """The fields that decide what both passes add up; the others only divide the bits."""
+        names = ("regularization", "mix", "foreground", "group")
+        return {name: getattr(self, name) for name in names}
+
     def quantizer(self, which: Literal["key", "value"], parted: bool) -> TensorSpec:
         """What gets classes and a transform. parted: spans have a background."""
         given = getattr(self, which)

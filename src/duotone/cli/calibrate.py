@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import DeviceOption, JsonOption, load_model, print_json, progress_bar, user_errors
+from .common import (
+    DeviceOption,
+    JsonOption,
+    error_console,
+    load_model,
+    print_json,
+    progress_bar,
+    user_errors,
+)
 
 EMBEDDED_TASKS = ("captions", "documents", "sequences")
 
@@ -63,6 +71,9 @@ def command(
     the output projection. The tokens of a picture that stand out are stored apart from those
     behind them, and bits go where they save most error, in all layers together.
 
+    Interrupted, the same command goes on about where it was: sums are kept in
+    OUT.partial.safetensors, which is removed at the end.
+
     [bold]Examples[/bold]
 
       duotone calibrate -o mine
@@ -71,7 +82,14 @@ def command(
 
       duotone compare --scheme mine.json
     """
-    from duotone.calibrate import Settings, calibrate, calibration_data, check_files, write
+    from duotone.calibrate import (
+        Settings,
+        calibrate,
+        calibration_data,
+        check_files,
+        partial_of,
+        write,
+    )
     from duotone.hf.facts import model_facts
 
     settings = Settings(
@@ -95,6 +113,8 @@ def command(
             file=str(files[0]),
             data=data.sources,
             progress=progress,
+            partial=partial_of(out),
+            say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
         )
     write(bases, spec, out)
     if json_output:

@@ -1,5 +1,6 @@
 """`duotone compare`: the main job."""
 
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import chain, groupby, repeat
 from pathlib import Path
@@ -38,6 +39,10 @@ def command(
     ] = None,
     scheme: SchemeOption = "duotone",
     bits: BitsOption = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Another scheme, whose answers and numbers are shown beside the first."),
+    ] = None,
     max_new_tokens: TokensOption = 64,
     later_question: LaterOption = False,
     device: DeviceOption = None,
@@ -53,12 +58,16 @@ def command(
 
       duotone compare --image cat.jpg --question "What is this?" --model OpenGVLab/InternVL3-1B-hf
 
+      duotone compare --scheme duotone-klt --beside calibquant --later-question
+
       duotone compare --scheme calibquant --bits 2 --json > result.json
     """
     from duotone import compare as comparing
     from duotone.inference import encode
 
-    spec = scheme_spec(scheme, bits)
+    specs = {scheme: scheme_spec(scheme, bits)}
+    if beside is not None:
+        specs[beside] = _other_spec(scheme, beside)
     if question and not image:
         raise ValueError(
             "--question needs a picture to ask about, got none; add --image FILE, or leave both "
@@ -67,26 +76,38 @@ def command(
     chosen = comparing.prompts_of(image, question or []) if image else comparing.bundled_prompts()
     conversations = [prompt.messages() for prompt in chosen]
     loaded = load_model(model, device)
-    comparing.check_scheme_fits(loaded, spec, has_images=True)
+    for spec in specs.values():
+        comparing.check_scheme_fits(loaded, spec, has_images=True)
     encoded = encode(loaded.processor, conversations[:1])
     counts = token_counts(loaded.model, encoded, max_new_tokens)
-    with (
-        progress_bar("answering") as progress,
-        explained_out_of_memory(loaded.model, spec, counts),
-    ):
-        outcome = comparing.compare(
-            loaded,
-            chosen,
-            spec,
-            scheme,
-            max_new_tokens,
-            progress,
-            later_question=later_question,
-        )
+    outcomes = []
+    for name, spec in specs.items():
+        with (
+            progress_bar(f"answering, {name}") as progress,
+            explained_out_of_memory(loaded.model, spec, counts),
+        ):
+            one = comparing.compare(
+                loaded,
+                chosen,
+                spec,
+                name,
+                max_new_tokens,
+                progress,
+                later_question=later_question,
+            )
+        outcomes.append(one)
     if json_output:
-        print_json(outcome.to_dict())
+        others = {"beside": outcomes[1].to_dict()} if beside is not None else {}
+        print_json(outcomes[0].to_dict() | others)
     else:
-        _show(outcome)
+        _show(outcomes)
+
+
+def _other_spec(scheme: str, beside: str) -> Any:
+    """The spec of --beside, at its own bits."""
+    if beside == scheme:
+        raise ValueError(f"--beside must name another scheme than --scheme, got {beside!r} twice")
+    return scheme_spec(beside, None)
 
 
 def _marked(answer: str, reference: str) -> Any:
@@ -102,27 +123,35 @@ def _marked(answer: str, reference: str) -> Any:
     return text
 
 
-def _answers_table(outcome: Any) -> Any:
+def _answers_table(outcomes: Sequence[Any]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{outcome.model}: 16-bit cache and {outcome.scheme}", title_justify="left")
-    few_bit = f"{outcome.bits:g}-bit answer"
-    for header, style in (
-        ("picture", "cyan"),
-        ("question", ""),
-        ("16-bit answer", ""),
-        (few_bit, ""),
-        ("same?", ""),
-    ):
+    first, names = outcomes[0], " and ".join(outcome.scheme for outcome in outcomes)
+    table = Table(title=f"{first.model}: 16-bit cache and {names}", title_justify="left")
+    headers = [("picture", "cyan"), ("question", ""), ("16-bit answer", "")]
+    for outcome in outcomes:
+        headers += [(_answers_header(outcome, outcomes), ""), ("same?", "")]
+    for header, style in headers:
         table.add_column(header, style=style, overflow="fold")
-    for picture, rows in groupby(outcome.answers, key=lambda row: row.picture):
-        for name, row in zip(chain([picture], repeat("")), rows, strict=False):
-            same = "[green]yes[/]" if row.same else "[yellow]no[/]"
-            texts = map(escape, (name, row.question, row.reference))
-            table.add_row(*texts, _marked(row.answer, row.reference), same)
+    rows = zip(*(outcome.answers for outcome in outcomes), strict=True)
+    for picture, group in groupby(rows, key=lambda row: row[0].picture):
+        for name, row in zip(chain([picture], repeat("")), group, strict=False):
+            texts = map(escape, (name, row[0].question, row[0].reference))
+            table.add_row(*texts, *(cell for answer in row for cell in _cells(answer)))
         table.add_section()
     return table
+
+
+def _answers_header(outcome: Any, outcomes: Sequence[Any]) -> str:
+    name = "" if len(outcomes) == 1 else f"{outcome.scheme}, "
+    return f"{name}{outcome.bits:.3g}-bit answer"
+
+
+def _cells(answer: Any) -> tuple[Any, str]:
+    """The answer, and whether it is that of 16 bit."""
+    same = "[green]yes[/]" if answer.same else "[yellow]no[/]"
+    return _marked(answer.answer, answer.reference), same
 
 
 def _times(milliseconds: float | None) -> str:
@@ -133,7 +162,7 @@ def _summary_table(outcome: Any) -> Any:
     from rich.table import Table
 
     memory = outcome.memory
-    table = Table("", "16 bit", f"{outcome.bits:g} bit", "ratio")
+    table = Table("", "16 bit", f"{outcome.scheme}, {outcome.bits:.3g} bit", "ratio")
     for name, part, dense in (
         ("pictures' cache", "visual_bytes", "visual_dense_equivalent_bytes"),
         ("whole cache", "total_bytes", "dense_equivalent_bytes"),
@@ -149,10 +178,13 @@ def _summary_table(outcome: Any) -> Any:
     return table
 
 
-def _show(outcome: Any) -> None:
+def _show(outcomes: Sequence[Any]) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_answers_table(outcome))
-    console.print(_summary_table(outcome))
-    console.print(f"[bold]{outcome.sentence()}[/]")
+    console.print(_answers_table(outcomes))
+    for outcome in outcomes:
+        console.print(_summary_table(outcome))
+    for outcome in outcomes:
+        name = "" if len(outcomes) == 1 else f"{outcome.scheme}: "
+        console.print(f"[bold]{name}{outcome.sentence()}[/]")

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from duotone.calibrate.moments import Places, Recorder
+from duotone.calibrate.moments import Recorder
+from duotone.calibrate.places import Places
 
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 

@@ -49,7 +49,7 @@ struct SpanPacker {
                                                    int half, int left) {
     u32 real[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) real[i] = mask(job, i, left);
+    for (int i = 0; i < 4; i++) real[i] = real_bytes<VALUE>(i, left, job.g, job.t);
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
       float x[4][4];
@@ -66,15 +66,6 @@ struct SpanPacker {
         words.add(bit / 8, (four & real[i]) << bit % 8);
       }
     }
-  }
-  // Bytes of register i that are tokens of the block.
-  static __device__ __forceinline__ u32 mask(const Job& job, int i, int left) {
-    if (!VALUE) return 8 * i + job.g < left ? FULL : 0;
-    u32 y = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      if (8 * (i / 2) + 2 * job.t + 16 * (j % 2) + j / 2 < left) y |= 0xFFu << 8 * j;
-    return y;
   }
   // x[i][j]: the elements of a step.
   static __device__ __forceinline__ void load(float (*x)[4], const Job& job, int step) {
