@@ -65,7 +65,7 @@ class Calibrator:
         file = self.folder / (label.translate(str.maketrans(" ,/.", "____")) + ".safetensors")
         bases.save(file)
         shares = settings.parts(facts.is_multimodal)
-        profiles = gather_profiles(model, batches, bases, shares, settings.group)
+        profiles = gather_profiles(model, batches, bases, shares, settings.group).variances
         spectra = {
             name: (profile.cpu() * units[name[:2]][:, None]).mean(0)
             for name, profile in sorted(profiles.items())

@@ -37,7 +37,7 @@ def test_ingredients_end_at_the_preset(bits):
 def test_the_table_of_a_task_is_rendered(tmp_path):
     loaded = Loaded("tiny", tiny_model(), TinyProcessor())
     rows = {label: scheme(label) for label in ("duotone", "kivi", "minmax")}
-    asked = Namespace(n=3, batch_size=3, workers=0, impl="auto", window=32)
+    asked = Namespace(n=3, batch_size=3, workers=0, impl="auto", window=32, minutes=None)
     evaluation, data = script.picture_table(loaded, TINY_TASK, rows, asked)
     assert list(data["schemes"]) == ["16-bit", *rows]
     assert data["schemes"]["minmax"]["metrics"]["kl"]["value"] > 0

@@ -6,6 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import duotone
 from duotone.calibrate import (
     Settings,
     calibrate,
@@ -16,6 +17,8 @@ from duotone.calibrate import (
     partial_of,
     write,
 )
+from duotone.calibrate.run import learn
+from duotone.inspection import ErrorMeter
 from duotone.loading import Loaded
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
@@ -93,6 +96,30 @@ def test_it_can_be_interrupted_again_and_again(pictured, batches, whole, tmp_pat
     for stop in (1, 2, 4, 5):
         assert until(stop, pictured, batches, path)[-1] == stop
     assert_same(calibrate(pictured, batches, SETTINGS, partial=path), whole)
+
+
+def test_all_that_is_learned_comes_back(pictured, batches, tmp_path, every_batch):
+    """Of the second pass, too, what specs do not need: the foreground's share of energy."""
+    path = tmp_path / "mine.partial.safetensors"
+    whole = learn(pictured, batches, SETTINGS)
+    assert all(0 < share < 1 for share in whole.foreground.values())
+    until(BATCHES + 2, pictured, batches, path)
+    seen = []
+    counted = {"progress": lambda done, _: seen.append(done)}
+    made = learn(pictured, batches, SETTINGS, partial=path, **counted)
+    assert seen == [2 * BATCHES]
+    assert made.foreground == whole.foreground
+    assert made.shares == whole.shares
+    assert made.spectra.keys() == whole.spectra.keys()
+    assert all(torch.equal(made.spectra[name], of) for name, of in whole.spectra.items())
+    for one, other in zip(made.moments, whole.moments, strict=True):
+        assert all(torch.equal(getattr(one, n), getattr(other, n)) for n in partial.MATRICES)
+
+
+def test_who_must_see_all_batches_cannot_go_on(pictured, batches, tmp_path):
+    meter = ErrorMeter(pictured.model, batches, {"dense": duotone.scheme("dense")})
+    with pytest.raises(ValueError, match="must see all batches"):
+        learn(pictured, batches, SETTINGS, partial=tmp_path / "mine", audience=meter)
 
 
 def test_a_batch_that_was_cut_off_counts_for_nothing(left, pictured, batches, whole, monkeypatch):

@@ -16,8 +16,9 @@ from duotone.calibrate import (
     gather_moments,
     write,
 )
+from duotone.calibrate.files import files_of
 from duotone.calibrate.profiles import gather_profiles
-from duotone.calibrate.run import bases_of, files_of, widths_of
+from duotone.calibrate.run import bases_of, widths_of
 from duotone.hf.fingerprint import fingerprint
 from duotone.inference import generate, make_cache, prepare
 from duotone.loading import Loaded
@@ -132,7 +133,7 @@ def spectra_of(loaded, settings, shares):
     data = calibration_data(loaded, [TINY_TASK], 2, 2)
     moments = gather_moments(loaded.model, data.batches)
     bases, units = bases_of(moments, settings, {})
-    profiles = gather_profiles(loaded.model, data.batches, bases, shares)
+    profiles = gather_profiles(loaded.model, data.batches, bases, shares).variances
     spectra = {n: (p.cpu() * units[n[:2]][:, None]).mean(0) for n, p in profiles.items()}
     return moments, spectra
 

@@ -1,8 +1,9 @@
 """`duotone calibrate`: bases for K and V from a model's own statistics, and a spec of them."""
 
 from .data import CalibrationData, calibration_data
+from .files import check_files, partial_of, write
 from .moments import CalibrationBatch, LayerMoments, gather_moments
-from .run import calibrate, check_files, partial_of, write
+from .run import calibrate
 from .settings import Settings
 from .transform import allocate, klt
 

@@ -6,9 +6,7 @@ with the numbers.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -16,15 +14,13 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from duotone.hf.attachment import set_text_implementation, text_implementation
 from duotone.hf.facts import ModelFacts, model_facts
 from duotone.inference import Batch, end_token_ids, generate, make_cache, prepare
 
-NAME = "duotone-calibrate"
+from .listening import recording
+from .places import Places, places_of
+
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "dense")
 Heads = Float[Tensor, "batch heads tokens head_dim"]
 Sums = Float[Tensor, "kv_heads head_dim head_dim"]
@@ -71,38 +67,6 @@ class LayerMoments:
         return self.query * self.sm_scale**2 / max(self.queries, 1)
 
 
-@dataclass(frozen=True)
-class Places:
-    """Which tokens of a batch count.
-
-    spans: [B, T] number of the span a token of K and V belongs to, -1: none. queries: [B, T].
-    """
-
-    spans: Int[Tensor, "batch tokens"]
-    queries: Bool[Tensor, "batch tokens"]
-
-
-def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Places:
-    """Every run of visual tokens is a span; queries are of what stands behind the last one.
-
-    A sequence without visual tokens gives nothing.
-    """
-    visual = visual_mask & real.bool()
-    before = torch.nn.functional.pad(visual, (1, 0))[:, :-1]
-    starts = (visual & ~before).flatten().cumsum(0).view_as(visual)
-    later = visual.int().cumsum(1) == visual.sum(1, keepdim=True)
-    behind = real.bool() & later & ~visual & visual.any(1, keepdim=True)
-    return Places(torch.where(visual, starts - 1, -1), behind)
-
-
-def text_places(real: Tensor, group: int) -> Places:
-    """All real tokens; every `group` of a sequence's are a span, as in a stream of such groups."""
-    real = real.bool()
-    number = (real.cumsum(1) - 1).clamp(min=0) // group
-    spans = number + torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)
-    return Places(torch.where(real, spans, -1), real)
-
-
 def centred_sums(x: Heads, spans: Int[Tensor, "batch tokens"]) -> Sums:
     """Sum over tokens of (x - mean)(x - mean)^T per head, the mean that of the token's span."""
     _, number = spans[spans >= 0].unique(return_inverse=True)
@@ -135,15 +99,19 @@ def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
     return torch.einsum("xkgd,xkge->kde", by_head, by_head)
 
 
+def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:
+    """What a layer multiplies scores with, by the argument that attention got."""
+    return facts.head_dim**-0.5 if scaling is None else float(scaling)
+
+
 @dataclass
-class Recorder:
-    """Sums the moments of one batch after the other while attention passes through it.
+class AnswerListener:
+    """Knows which queries count while a batch is read and then answered token by token.
 
     alive: [B] whose answer goes on; the rest only feed padding to the model.
     """
 
     facts: ModelFacts
-    layers: dict[int, LayerMoments] = field(default_factory=dict)
     places: Places | None = None
     alive: Tensor | None = None
     read: set[int] = field(default_factory=set)
@@ -154,6 +122,20 @@ class Recorder:
         # A sequence without tokens of K and V that count has no queries that count either.
         self.alive = (places.spans >= 0).any(1)
 
+    def counted(self, layer: int, query: Heads) -> Bool[Tensor, "batch tokens"]:
+        """Which tokens' queries count in this call: the prompt's, then those of each step."""
+        if layer in self.read:
+            return self.alive[:, None].expand(-1, query.shape[2]).to(query.device)
+        self.read.add(layer)
+        return self.places.queries.to(query.device)
+
+
+@dataclass
+class Recorder(AnswerListener):
+    """Sums the moments of one batch after the other while attention passes through it."""
+
+    layers: dict[int, LayerMoments] = field(default_factory=dict)
+
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
@@ -161,13 +143,9 @@ class Recorder:
         index = module.layer_idx
         layer = self.layers.get(index) or self._new_layer(module, query, scaling)
         if index not in self.read:
-            self.read.add(index)
             layer.to(query.device)
             self._add_prompt(layer, key, value)
-            where = self.places.queries
-        else:
-            where = self.alive[:, None].expand(-1, query.shape[2])
-        where = where.to(query.device)
+        where = self.counted(index, query)
         layer.query += query_sums(query, where, self.facts.kv_heads)
         layer.queries += int(where.sum())
 
@@ -181,97 +159,74 @@ class Recorder:
         facts = self.facts
         shape = (facts.kv_heads, facts.head_dim, facts.head_dim)
         zeros = [torch.zeros(shape, dtype=torch.float64, device=query.device) for _ in range(3)]
-        sm_scale = facts.head_dim**-0.5 if scaling is None else float(scaling)
         output, groups = output_metric(module, facts), facts.q_heads // facts.kv_heads
-        made = LayerMoments(*zeros, output, sm_scale, groups)
+        made = LayerMoments(*zeros, output, softmax_scale(facts, scaling), groups)
         self.layers[module.layer_idx] = made
         return made
 
 
-class Listener(Protocol):
-    """What sees the queries, K and V of every layer as attention does."""
-
-    def record(
-        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
-    ) -> None:
-        """One layer of one step."""
-        ...
-
-
-@contextmanager
-def recording(model: Any, recorder: Listener) -> Iterator[None]:
-    """The language model's attention passes through `recorder`, and on to what it was before.
-
-    Vision towers keep their own attention and are not seen. Undone at the end, come what may.
-    """
-    before = text_implementation(model)
-
-    def attention(module, query, key, value, attention_mask, *args, scaling=None, **kwargs):
-        recorder.record(module, query, key, value, scaling)
-        run = _original(module, before)
-        return run(module, query, key, value, attention_mask, *args, scaling=scaling, **kwargs)
-
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
-    try:
-        set_text_implementation(model, NAME)
-        yield
-    finally:
-        set_text_implementation(model, before)
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(NAME)
-
-
-def _original(module: nn.Module, name: str) -> Callable[..., Any]:
-    """The implementation of that name; "eager" is a function of the model's own file."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-
-
 @dataclass(frozen=True)
 class _StillAnswering:
-    """A stopping criterion that stops nothing: it tells the recorder whose answer has ended."""
+    """A stopping criterion that stops nothing: it tells the listener whose answer has ended."""
 
-    recorder: Recorder
+    listener: AnswerListener
     ends: Tensor
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Bool[Tensor, " batch"]:
-        self.recorder.alive &= ~torch.isin(input_ids[:, -1], self.ends)
+        self.listener.alive &= ~torch.isin(input_ids[:, -1], self.ends)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def places_of(batch: Batch, facts: ModelFacts, group: int) -> Places:
-    """Visual spans of a multimodal model's prompts; groups of all tokens of a text model's."""
-    if facts.is_multimodal:
-        return visual_places(batch.visual_mask, batch.attention_mask)
-    return text_places(batch.attention_mask, group)
+class Audience(Protocol):
+    """What looks at batches once they are answered. recorder: sums the moments, and may do more."""
+
+    recorder: Recorder
+
+    def see(self, batch: Batch, cache: Any) -> None:
+        """One batch, and the 16-bit cache of its prompt and answer."""
+        ...
 
 
 @torch.inference_mode()
+def answer(
+    model: Any, given: CalibrationBatch, listener: AnswerListener, group: int = 128
+) -> tuple[Batch, Any]:
+    """(batch, its 16-bit cache): read and answered greedily while `listener` hears every layer.
+
+    The cache holds the prompt and all but the last token of the longest answer.
+    """
+    batch = prepare(model, given.tensors)
+    listener.begin(places_of(batch, listener.facts, group))
+    cache = make_cache(model, None, batch)
+    ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
+    stopping = [_StillAnswering(listener, ends)]
+    with recording(model, listener):
+        generate(model, batch, cache, given.answer_tokens, stopping=stopping)
+    return batch, cache
+
+
 def gather_moments(
     model: Any,
     batches: Iterable[CalibrationBatch],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
+    audience: Audience | None = None,
     layers: dict[int, LayerMoments] | None = None,
     done: int = 0,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
-    group: tokens per span of a text model. progress: called with the batches done. layers: what the
-    first `done` batches gave; the others are added to it.
+    group: tokens per span of a text model. progress: called with the batches done. audience: sees
+    the answered batches. layers: what the first `done` batches gave; the others are added to it.
     """
-    recorder = Recorder(model_facts(model), {} if layers is None else layers)
-    ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
-    stopping = [_StillAnswering(recorder, ends)]
-    with recording(model, recorder):
-        for number, given in enumerate(islice(batches, done, None), start=done + 1):
-            batch = prepare(model, given.tensors)
-            recorder.begin(places_of(batch, recorder.facts, group))
-            cache = make_cache(model, None, batch)
-            generate(model, batch, cache, given.answer_tokens, stopping=stopping)
-            if progress:
-                progress(number)
+    recorder = audience.recorder if audience else Recorder(model_facts(model))
+    recorder.layers = {} if layers is None else layers
+    for number, given in enumerate(islice(batches, done, None), start=done + 1):
+        answered = answer(model, given, recorder, group)
+        if audience:
+            audience.see(*answered)
+        if progress:
+            progress(number)
     for layer in recorder.layers.values():
         layer.to(torch.device("cpu"))
     return [recorder.layers[index] for index in sorted(recorder.layers)]

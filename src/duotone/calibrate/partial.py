@@ -20,12 +20,12 @@ from duotone.hf.fingerprint import fingerprint, raw_bytes, weights_digest
 from duotone.tune.settings import differences
 
 from .moments import CalibrationBatch, LayerMoments
-from .profiles import Profile
+from .profiles import Profile, ProfileSums
 from .settings import Settings
 from .transform import Name
 
 # Of the file and of what its numbers mean: other sums under the same name need another one.
-FORMAT = 1
+FORMAT = 2
 SECONDS = 30.0  # between two writes
 MATRICES = ("key", "value", "query", "output")
 NUMBERS = ("sm_scale", "groups", "tokens", "queries")
@@ -36,7 +36,7 @@ class Sums:
     """What both passes have added up, and over how many batches each."""
 
     moments: dict[int, LayerMoments] = field(default_factory=dict)
-    profiles: dict[Name, Profile] = field(default_factory=dict)
+    profiles: ProfileSums = field(default_factory=ProfileSums)
     moments_batches: int = 0
     profiles_batches: int = 0
 
@@ -46,7 +46,9 @@ class Sums:
             f"moments.{layer}.{name}": getattr(sums, name)
             for layer, sums in self.moments.items()
             for name in MATRICES
-        } | {_profile_name(name): profile.total for name, profile in self.profiles.items()}
+        }
+        found |= {_profile_name(name): p.total for name, p in self.profiles.spans.items()}
+        found |= {_energy_name(layer): pair for layer, pair in self.profiles.energy.items()}
         return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
 
     def numbers(self) -> dict[str, Any]:
@@ -54,7 +56,8 @@ class Sums:
         return {
             "batches": [self.moments_batches, self.profiles_batches],
             "moments": {i: {n: getattr(m, n) for n in NUMBERS} for i, m in self.moments.items()},
-            "profiles": [[*name, profile.tokens] for name, profile in self.profiles.items()],
+            "profiles": [[*name, p.tokens] for name, p in self.profiles.spans.items()],
+            "energy": list(self.profiles.energy),
         }
 
     @classmethod
@@ -65,12 +68,17 @@ class Sums:
             for i, rest in numbers["moments"].items()
         }
         names = [(tuple(name), tokens) for *name, tokens in numbers["profiles"]]
-        profiles = {name: Profile(tensors[_profile_name(name)], n) for name, n in names}
-        return cls(moments, profiles, *numbers["batches"])
+        spans = {name: Profile(tensors[_profile_name(name)], n) for name, n in names}
+        energy = {layer: tensors[_energy_name(layer)] for layer in numbers["energy"]}
+        return cls(moments, ProfileSums(spans, energy), *numbers["batches"])
 
 
 def _profile_name(name: Name) -> str:
     return "profiles.{}.{}.{}".format(*name)
+
+
+def _energy_name(layer: int) -> str:
+    return f"energy.{layer}"
 
 
 def identity(model: Any, batches: Sequence[CalibrationBatch], settings: Settings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,9 @@ from duotone.hf.facts import ModelFacts, model_facts
 from duotone.inference import generate, make_cache, prepare
 from duotone.quant.bases import Bases
 
-from .moments import CalibrationBatch, Places, places_of, recording
+from .listening import recording
+from .moments import CalibrationBatch
+from .places import Places, places_of
 from .transform import Name
 
 Heads = Float[Tensor, "batch heads tokens head_dim"]
@@ -66,6 +68,26 @@ def _falling(slots: Tensor, mask: Tensor) -> tuple[PerHead, int]:
     return squares.sort(dim=-1, descending=True).values.sum((0, 2)), int(mask.sum())
 
 
+def energies(slots: Tensor, sizes: Int[Tensor, "batch spans"], share: float) -> Float[Tensor, 2]:
+    """(energy of the first ceil(share n) tokens of spans, of all), summed over spans and heads.
+
+    slots: [batch, kv_heads, spans, longest, head_dim], tokens by prominence; a token's energy is
+    its prominence |c - mean|^2, the mean that of the span.
+    """
+    place = torch.arange(slots.shape[3], device=slots.device)
+    mask = (place < sizes[..., None])[:, None, ..., None]
+    slots = slots.masked_fill(~mask, 0)
+    mean = slots.sum(3, keepdim=True) / sizes[:, None, :, None, None].clamp_min(1)
+    energy = ((slots - mean) * mask).square().sum(-1).double()
+    front = place < torch.ceil(share * sizes.double())[..., None]
+    return torch.stack([(energy * front[:, None]).sum(), energy.sum()])
+
+
+def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim"]) -> Heads:
+    """x E, in float32."""
+    return x.float() @ basis.to(device=x.device, dtype=torch.float32)
+
+
 @dataclass
 class Profile:
     """Sorted squares of all spans, summed, in float64; and their tokens."""
@@ -80,13 +102,58 @@ class Profile:
 
 
 @dataclass
+class ProfileSums:
+    """What prompts have added up.
+
+    spans: by layer, tensor and part. energy: `energies` of K by layer, for the first part's share.
+    """
+
+    spans: dict[Name, Profile] = field(default_factory=dict)
+    energy: dict[int, Float[Tensor, 2]] = field(default_factory=dict)
+
+    def add(self, name: Name, falling: PerHead, tokens: int) -> None:
+        """Sorted squares of one more batch."""
+        zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
+        self.spans.setdefault(name, zero).add(falling.double(), tokens)
+
+    def add_energy(self, layer: int, found: Float[Tensor, 2]) -> None:
+        """Energies of one more batch."""
+        before = self.energy.get(layer, torch.zeros_like(found))
+        self.energy[layer] = before.to(found.device) + found
+
+    def profiles(self) -> Profiles:
+        """Means of what was seen."""
+        variances = {name: p.total / max(p.tokens, 1) for name, p in self.spans.items()}
+        energy = {layer: found.tolist() for layer, found in sorted(self.energy.items())}
+        shares = {
+            layer: front / every if every else 1.0 for layer, (front, every) in energy.items()
+        }
+        return Profiles(variances, shares)
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """What coefficients look like, span by span.
+
+    variances: {(layer, which, part): spans' variances, sorted, mean over tokens}. foreground:
+    {layer: the first part's share of K's energy}; 1 where nothing varies.
+    """
+
+    variances: dict[Name, PerHead]
+    foreground: dict[int, float]
+
+
+@dataclass
 class ProfileRecorder:
-    """Sums sorted squares while prompts pass the model. shares: see `sorted_squares`."""
+    """Sums sorted squares, and energies of K, while prompts pass the model.
+
+    shares: see `sorted_squares`.
+    """
 
     facts: ModelFacts
     bases: Bases
     shares: Mapping[str, float]
-    profiles: dict[Name, Profile] = field(default_factory=dict)
+    sums: ProfileSums
     places: Places | None = None
 
     def record(
@@ -99,21 +166,17 @@ class ProfileRecorder:
         if not take.tokens:
             return
         coefficients = {
-            "key": self._coefficients(take.apply(key), "key", layer),
-            "value": self._coefficients(take.apply(value), "value", layer),
+            "key": into_coefficients(take.apply(key), self.bases.key[layer]),
+            "value": into_coefficients(take.apply(value), self.bases.value[layer]),
         }
         order = prominence_order(coefficients["key"], blocks)[..., None]
-        for which, x in coefficients.items():
-            self._add(layer, which, x.gather(2, order.expand_as(x)), blocks)
-
-    def _coefficients(self, x: Heads, which: Literal["key", "value"], layer: int) -> Heads:
-        basis = getattr(self.bases, which)[layer]
-        return x.float() @ basis.to(device=x.device, dtype=torch.float32)
-
-    def _add(self, layer: int, which: str, x: Tensor, blocks: BlockTable) -> None:
-        for part, (falling, tokens) in sorted_squares(x, blocks, self.shares).items():
-            zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
-            self.profiles.setdefault((layer, which, part), zero).add(falling.double(), tokens)
+        ordered = {w: x.gather(2, order.expand_as(x)) for w, x in coefficients.items()}
+        for which, x in ordered.items():
+            for part, found in sorted_squares(x, blocks, self.shares).items():
+                self.sums.add((layer, which, part), *found)
+        share = next(iter(self.shares.values()))
+        slots = blocks.to_slots(ordered["key"])
+        self.sums.add_energy(layer, energies(slots, blocks.sizes, share))
 
 
 @torch.inference_mode()
@@ -124,17 +187,17 @@ def gather_profiles(
     shares: Mapping[str, float],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
-    profiles: dict[Name, Profile] | None = None,
+    profiles: ProfileSums | None = None,
     done: int = 0,
-) -> dict[Name, PerHead]:
-    """{(layer, which, part): spans' variances, sorted, mean over tokens} of the batches' prompts.
+) -> Profiles:
+    """Profiles of the batches' prompts.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
     per span of a text model. progress: called with the batches done. profiles: what the first
     `done` batches gave; the others are added to it.
     """
-    profiles = {} if profiles is None else profiles
-    recorder = ProfileRecorder(model_facts(model), bases, shares, profiles)
+    sums = ProfileSums() if profiles is None else profiles
+    recorder = ProfileRecorder(model_facts(model), bases, shares, sums)
     with recording(model, recorder):
         for number, given in enumerate(islice(batches, done, None), start=done + 1):
             batch = prepare(model, given.tensors)
@@ -143,4 +206,4 @@ def gather_profiles(
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
                 progress(number)
-    return {name: p.total / max(p.tokens, 1) for name, p in profiles.items()}
+    return sums.profiles()

@@ -19,8 +19,8 @@ from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
 from duotone.tune.build import layer_rules
 
-from .moments import CalibrationBatch, LayerMoments, gather_moments
-from .partial import Partial, identity, read_header, remove_partial
+from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments
+from .partial import Partial, identity
 from .profiles import gather_profiles
 from .settings import Settings
 from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
@@ -52,6 +52,55 @@ def calibrate(
     before the model runs.
     """
     settings = settings or Settings()
+    kept = {"partial": partial, "say": say}
+    learned = learn(loaded, batches, settings, data=data, progress=progress, **kept)
+    facts = model_facts(loaded.model)
+    classes = learned.widths(settings)
+    spec = spec_with(facts, classes, file, settings)
+    check_spec(facts, spec)
+    return learned.bases, spec, _report(learned, classes, settings)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What samples say about a model.
+
+    moments: by layer. units: what a unit of coefficients' squares counts at the attention's output,
+    by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the sorted
+    variances of spans, in these units, by layer, tensor and part. foreground: the first part's
+    share of K's energy, by layer.
+    """
+
+    moments: list[LayerMoments]
+    bases: Bases
+    units: dict[tuple[int, str], Units]
+    shares: dict[str, float]
+    spectra: dict[Name, Spectrum]
+    foreground: dict[int, float]
+
+    def widths(self, settings: Settings) -> dict[Name, Classes]:
+        """Classes of every tensor, all layers under one budget."""
+        return widths_of(self.spectra, settings, self.shares)
+
+
+def learn(
+    loaded: Loaded,
+    batches: Sequence[CalibrationBatch],
+    settings: Settings,
+    *,
+    data: Sequence[Mapping[str, Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
+    audience: Audience | None = None,
+    partial: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Learned:
+    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
+
+    audience: sees the batches when they are answered; what it has seen is not in a partial file,
+    so ValueError for both.
+    """
+    if audience and partial:
+        raise ValueError("an audience must see all batches, so it goes without a partial file")
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
     model, group = loaded.model, settings.group
@@ -59,17 +108,15 @@ def calibrate(
     sums, passes = kept.sums, _Passes(len(batches), progress, kept)
     passes.begin(say)
     begun = (sums.moments, sums.moments_batches)
-    moments = gather_moments(model, batches, group, passes.first, *begun)
+    moments = gather_moments(model, batches, group, passes.first, audience, *begun)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
     shares, begun = settings.parts(facts.is_multimodal), (sums.profiles, sums.profiles_batches)
     profiles = gather_profiles(model, batches, bases, shares, group, passes.second, *begun)
-    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(profiles.items())}
-    classes = widths_of(spectra, settings, shares)
-    spec = spec_with(facts, classes, file, settings)
-    check_spec(facts, spec)
-    return bases, spec, _report(header, spectra, classes, shares, settings)
+    variances = sorted(profiles.variances.items())
+    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in variances}
+    return Learned(moments, bases, units, shares, spectra, profiles.foreground)
 
 
 @dataclass(frozen=True)
@@ -124,14 +171,13 @@ def widths_of(
     spectra: Mapping[Name, Spectrum], settings: Settings, shares: Mapping[str, float]
 ) -> dict[Name, Classes]:
     """Classes of every tensor by `allocate`. shares: of the tokens, by part."""
-    weights = {"key": settings.key_weight, "value": settings.value_weight}
-    parts = {"visual": settings.foreground_weight if "background" in shares else 1.0}
+    tensors, parts = settings.tensor_weights, settings.part_weights(shares)
     return allocate(
         spectra,
         settings.bits,
         settings.widths,
         settings.unit,
-        {name: weights[name[1]] * parts.get(name[2], 1.0) for name in spectra},
+        {name: tensors[name[1]] * parts[name[2]] for name in spectra},
         {name: shares[name[2]] for name in spectra},
     )
 
@@ -210,16 +256,13 @@ def _header(
 
 
 def _report(
-    header: Mapping[str, Any],
-    spectra: Mapping[Name, Spectrum],
-    classes: Mapping[Name, Classes],
-    shares: Mapping[str, float],
-    settings: Settings,
+    learned: Learned, classes: Mapping[Name, Classes], settings: Settings
 ) -> dict[str, Any]:
     """The header, what was spent, and per tensor its classes and its share of error and variance.
 
     error: expected of Gaussian coefficients; 1 bit for all channels would keep 0.36 of `variance`.
     """
+    spectra, shares = learned.spectra, learned.shares
     rows = [
         {
             "layer": layer,
@@ -236,58 +279,8 @@ def _report(
     head_dim = len(next(iter(spectra.values())))
     spent = sum(row["bits"] * row["share"] for row in rows)
     return {
-        "header": dict(header),
+        "header": dict(learned.bases.header),
         "bits": spent / sum(row["share"] for row in rows),
         "unit": unit_sizes(head_dim, settings.unit)[0],
         "tensors": rows,
     }
-
-
-def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
-    """Write the bases and the spec beside them; a partial file has done its service.
-
-    Errors: ValueError for files that exist.
-    """
-    files = check_files(out)
-    bases.save(files[0])
-    files[1].write_text(spec.to_json() + "\n", encoding="utf-8")
-    remove_partial(partial_of(out))
-    return files
-
-
-def files_of(out: str | Path) -> tuple[Path, Path]:
-    """OUT.safetensors and OUT.json; OUT may name either."""
-    text = str(out)
-    for suffix in (".safetensors", ".json"):
-        text = text.removesuffix(suffix)
-    return Path(text + ".safetensors"), Path(text + ".json")
-
-
-def partial_of(out: str | Path) -> Path:
-    """OUT.partial.safetensors, where an interrupted calibration keeps its sums."""
-    return files_of(out)[0].with_suffix(".partial.safetensors")
-
-
-def check_files(out: str | Path) -> tuple[Path, Path]:
-    """Both files, which do not exist yet and can be written.
-
-    Errors: ValueError if not so, or if there is a partial file that cannot be read.
-    """
-    files = files_of(out)
-    found = [str(path) for path in files if path.exists()]
-    if found:
-        raise ValueError(
-            f"files are never overwritten, got the existing {', '.join(found)}; move them away or "
-            "give another --out"
-        )
-    try:
-        files[0].parent.mkdir(parents=True, exist_ok=True)
-        files[0].touch()
-        files[0].unlink()
-    except OSError as error:
-        raise ValueError(
-            f"--out must be a path that can be written, got {str(out)!r}: {error}"
-        ) from error
-    if partial_of(out).exists():
-        read_header(partial_of(out))
-    return files

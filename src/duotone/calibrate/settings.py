@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -66,6 +67,16 @@ class Settings:
         if self.foreground is None:
             return {"visual": 1.0}
         return {"visual": self.foreground, "background": 1 - self.foreground}
+
+    @property
+    def tensor_weights(self) -> dict[str, float]:
+        """Factors of the errors of K and V."""
+        return {"key": self.key_weight, "value": self.value_weight}
+
+    def part_weights(self, parts: Iterable[str]) -> dict[str, float]:
+        """Factors of the errors of these parts: the foreground's where there is a background."""
+        weights = dict.fromkeys(parts, 1.0)
+        return weights | {"visual": self.foreground_weight} if "background" in weights else weights
 
     def of_sums(self) -> dict[str, Any]:
         """The fields that decide what both passes add up; the others only divide the bits."""

@@ -2,7 +2,18 @@
 
 import typer
 
-from . import bench, calibrate, compare, evaluate, generate, plan, report, schemes, tune
+from . import (
+    bench,
+    calibrate,
+    compare,
+    evaluate,
+    generate,
+    inspect,
+    plan,
+    report,
+    schemes,
+    tune,
+)
 
 app = typer.Typer(
     name="duotone",
@@ -20,6 +31,7 @@ app.command("schemes")(schemes.command)
 app.command("evaluate")(evaluate.command)
 app.command("tune")(tune.command)
 app.command("calibrate")(calibrate.command)
+app.command("inspect")(inspect.command)
 app.command("plan")(plan.command)
 app.add_typer(bench.app, name="bench")
 app.command("report")(report.command)

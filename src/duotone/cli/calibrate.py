@@ -100,7 +100,7 @@ def command(
         mix=mix,
         key_weight=key_weight,
     )
-    tasks = _tasks(task, model, samples)
+    tasks = named_tasks(task, model, samples)
     files = check_files(out)
     loaded = load_model(model, device)
     settings.check(model_facts(loaded.model).head_dim)
@@ -123,7 +123,8 @@ def command(
         _show(report, files)
 
 
-def _tasks(names: list[str] | None, model: str | None, samples: int) -> list[Any]:
+def named_tasks(names: list[str] | None, model: str | None, samples: int) -> list[Any]:
+    """Tasks by name that have so many samples; without names the embedded ones."""
     from duotone.loading import EMBEDDED
     from duotone.tasks import get_task
 

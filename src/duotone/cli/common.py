@@ -30,7 +30,8 @@ SchemeOption = Annotated[
     typer.Option(
         "--scheme",
         "-s",
-        help="Scheme of the cache ([bold]duotone schemes[/bold]), or a .json file of a CacheSpec.",
+        help="Scheme of the cache ([bold]duotone schemes[/bold]), NAME or NAME@BITS, or a .json "
+        "file of a CacheSpec.",
     ),
 ]
 BitsOption = Annotated[
@@ -95,14 +96,29 @@ def print_json(data: Any) -> None:
 
 
 def scheme_spec(name: str, bits: int | None) -> Any:
-    """The scheme's CacheSpec, at its own bits or the given ones; or the one of a .json file."""
+    """The scheme's CacheSpec, at its own bits or the given ones; or the one of a .json file.
+
+    NAME@BITS is the scheme of that name at these bits.
+    """
     import duotone
 
     if name.endswith(SPEC_SUFFIX):
         if bits is not None:
             raise ValueError(f"--bits does not go with the spec file {name!r}, which has its own")
         return duotone.CacheSpec.from_file(name)
+    name, own = _name_and_bits(name)
+    if own is not None and bits is not None:
+        raise ValueError(f"--bits does not go with {name}@{own}, which says its own; leave one out")
+    bits = own if bits is None else bits
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
+
+
+def _name_and_bits(text: str) -> tuple[str, int | None]:
+    """("calibquant", 1) of "calibquant@1"; no bits without an @."""
+    name, at, bits = text.partition("@")
+    if at and not bits.isdecimal():
+        raise ValueError(f"a scheme is NAME or NAME@BITS, e.g. calibquant@1; got {text!r}")
+    return name, int(bits) if at else None
 
 
 def load_model(name: str | None, device: str | None, **options: Any) -> Any:

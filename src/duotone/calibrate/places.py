@@ -1,0 +1,51 @@
+"""Which tokens of a batch are learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from duotone.hf.facts import ModelFacts
+from duotone.inference import Batch
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which tokens of a batch count.
+
+    spans: [B, T] number of the span a token of K and V belongs to, -1: none. queries: [B, T].
+    """
+
+    spans: Int[Tensor, "batch tokens"]
+    queries: Bool[Tensor, "batch tokens"]
+
+
+def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Places:
+    """Every run of visual tokens is a span; queries are of what stands behind the last one.
+
+    A sequence without visual tokens gives nothing.
+    """
+    visual = visual_mask & real.bool()
+    before = torch.nn.functional.pad(visual, (1, 0))[:, :-1]
+    starts = (visual & ~before).flatten().cumsum(0).view_as(visual)
+    later = visual.int().cumsum(1) == visual.sum(1, keepdim=True)
+    behind = real.bool() & later & ~visual & visual.any(1, keepdim=True)
+    return Places(torch.where(visual, starts - 1, -1), behind)
+
+
+def text_places(real: Tensor, group: int) -> Places:
+    """All real tokens; every `group` of a sequence's are a span, as in a stream of such groups."""
+    real = real.bool()
+    number = (real.cumsum(1) - 1).clamp(min=0) // group
+    spans = number + torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)
+    return Places(torch.where(real, spans, -1), real)
+
+
+def places_of(batch: Batch, facts: ModelFacts, group: int) -> Places:
+    """Visual spans of a multimodal model's prompts; groups of all tokens of a text model's."""
+    if facts.is_multimodal:
+        return visual_places(batch.visual_mask, batch.attention_mask)
+    return text_places(batch.attention_mask, group)

@@ -1,0 +1,168 @@
+"""`duotone inspect`: whether a model profits from calibrated bases, and what schemes do to it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .calibrate import named_tasks
+from .common import (
+    SPEC_SUFFIX,
+    DeviceOption,
+    JsonOption,
+    load_model,
+    print_json,
+    progress_bar,
+    scheme_spec,
+    user_errors,
+)
+
+
+@user_errors
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder or hub name of a transformers model.",
+            show_default="the embedded duotone-tiny",
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task",
+            "-t",
+            help="captions, documents, sequences, gsm8k, ..., or a .jsonl file of your own; "
+            "repeat for more.",
+            show_default="the embedded tasks",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", help="Per task.")] = 16,
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scheme",
+            "-s",
+            help="Also measure what this does to attention: NAME, NAME@BITS, or a .json file of a "
+            "CacheSpec; repeat for more.",
+            show_default=False,
+        ),
+    ] = None,
+    bits: Annotated[
+        float, typer.Option("--bits", "-b", help="Code bits per number that gains are for.")
+    ] = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="New folder for inspect.json and pictures."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 4,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Show whether a model profits from calibrated transform coding, before deploying it.
+
+    Per layer, for K and V: how many dimensions they fill, what decorrelating them is worth, how
+    much of K's energy few tokens have, and the error expected of calibrated codes against plain
+    ones of as many bits. For every --scheme: how scores, weights and outputs of attention
+    change, for the questions and answers behind the pictures.
+
+    [bold]Examples[/bold]
+
+      duotone inspect -n 4
+
+      duotone inspect path/to/model --task mine.jsonl -s calibquant@1 -s duotone@1 -o look
+
+      duotone inspect -s mine.json --json > look.json
+    """
+    from duotone.bench.plots import need_matplotlib
+    from duotone.calibrate import Settings, calibration_data
+    from duotone.hf.facts import model_facts
+    from duotone.inspection import check_folder_is_new, inspect_model, write_report
+
+    settings, schemes = Settings(bits=bits), _labelled(scheme or [])
+    tasks = named_tasks(task, model, samples)
+    if out is not None:
+        need_matplotlib()
+        check_folder_is_new(out)
+    loaded = load_model(model, device)
+    settings.check(model_facts(loaded.model).head_dim)
+    data = calibration_data(loaded, tasks, samples, batch_size)
+    with progress_bar("inspecting") as progress:
+        report = inspect_model(loaded, data, settings, schemes, progress)
+    files = write_report(report, out) if out is not None else []
+    if json_output:
+        print_json(report | {"files": [str(path) for path in files]})
+    else:
+        _show(report, files)
+
+
+def _labelled(names: list[str]) -> dict[str, Any]:
+    """{label: spec}; a spec file counts by its own name."""
+    schemes: dict[str, Any] = {}
+    for name in names:
+        label = Path(name).stem if name.endswith(SPEC_SUFFIX) else name
+        if label in schemes:
+            raise ValueError(f"schemes need different names, got {label!r} twice; leave one out")
+        schemes[label] = scheme_spec(name, None)
+    return schemes
+
+
+def _show(report: dict[str, Any], files: list[Path]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_layers_table(report))
+    total, header = report["total"], report["header"]
+    console.print(
+        f"[bold]{total['gain']:.2f}x less error expected[/] at {total['bits']:.3f} code bits per "
+        f"number, from {header['tokens']} tokens and {header['queries']} queries."
+    )
+    if report["errors"]:
+        console.print(_errors_table(report["errors"]))
+    if files:
+        console.print("Written: " + ", ".join(str(path) for path in files), soft_wrap=True)
+
+
+def _layers_table(report: dict[str, Any]) -> Any:
+    """A row per layer and tensor."""
+    from rich.table import Table
+
+    title = f"{report['header']['model']}, head_dim {report['header']['head_dim']}"
+    table = Table("layer", "", title=title, title_justify="left")
+    for name in ("rank", "coding gain", "energy in front", "code bits", "error saved"):
+        table.add_column(name, justify="right")
+    for row in report["layers"]:
+        front = row["foreground_energy"]
+        table.add_row(
+            str(row["layer"]),
+            row["which"],
+            f"{row['effective_rank']:.1f}",
+            f"{row['coding_gain_bits']:.2f} bit",
+            "" if front is None else f"{100 * front:.0f} %",
+            f"{row['bits']:.2f}",
+            f"{row['gain']:.2f}x",
+            end_section=row["which"] == "value",
+        )
+    return table
+
+
+def _errors_table(errors: list[dict[str, Any]]) -> Any:
+    """A row per layer and one for their mean; a column per scheme: MSE of weights, outputs."""
+    from rich.table import Table
+
+    title = "MSE of the attention weights, error of the output in % of its norm"
+    table = Table("layer", title=title, title_justify="left")
+    for entry in errors:
+        # Where there are many they get narrow: cells and names break, nothing is cut off.
+        table.add_column(entry["label"], justify="right", overflow="fold")
+    columns = [[_error_cell([row]) for row in entry["layers"]] for entry in errors]
+    for layer, cells in enumerate(zip(*columns, strict=True)):
+        table.add_row(str(layer), *cells)
+    table.add_section()
+    table.add_row("mean", *(_error_cell(entry["layers"]) for entry in errors))
+    return table
+
+
+def _error_cell(rows: list[dict[str, Any]]) -> str:
+    mse, error = (sum(r[n] for r in rows) / len(rows) for n in ("weights_mse", "output_error"))
+    return f"{mse:.1e} {100 * error:.1f}%"

@@ -1,0 +1,119 @@
+"""A batch whose answers are known, and what a few-bit cache would have shown to their queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from duotone.cache.ledger import STORES, LedgerState
+from duotone.cache.prominence import foreground_first
+from duotone.cache.ragged import valid_mask
+from duotone.inference import Batch, make_cache
+from duotone.quant import CacheSpec
+
+from .queries import QueryRecorder
+from .scores import Attention
+
+Heads = Float[Tensor, "batch kv_heads tokens head_dim"]
+
+
+def packed_tokens(state: LedgerState, length: int) -> Bool[Tensor, "batch length"]:
+    """True at logical indices whose token is in one of the packed stores."""
+    rolls = [getattr(state, name) for name in STORES]
+    found = torch.zeros(len(rolls[0].lengths), length, dtype=torch.long)
+    found = found.to(rolls[0].lengths.device)
+    for roll in rolls:
+        # Slots past the lengths hold stale indices, and add nothing.
+        valid = valid_mask(roll.lengths, roll.positions.shape[1]).long()
+        found.scatter_add_(1, roll.positions.long().clamp_max(length - 1), valid)
+    return found > 0
+
+
+@dataclass(frozen=True)
+class HeldLayer:
+    """One layer of a dense cache."""
+
+    keys: Heads
+    values: Heads
+
+
+@dataclass(frozen=True)
+class Held:
+    """What `QuantizedCache.absorb` reads of a dense cache: here views of its first tokens."""
+
+    layers: list[HeldLayer]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A batch, the 16-bit cache behind its answers, and the answers' queries."""
+
+    batch: Batch
+    dense: Any
+    recorder: QueryRecorder
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens per sequence, padding included."""
+        return self.batch.attention_mask.shape[1]
+
+    def quantized(self, model: Any, spec: CacheSpec) -> Any:
+        """A cache of this spec that holds the prompts."""
+        cut = slice(0, self.prompt_tokens)
+        held = [HeldLayer(x.keys[:, :, cut], x.values[:, :, cut]) for x in self.dense.layers]
+        cache = make_cache(model, spec, self.batch, "reference")
+        masks = {"visual_mask": self.batch.visual_mask, "attention_mask": self.batch.attention_mask}
+        cache.absorb(Held(held), **masks)
+        return cache
+
+    def shown(self, cache: Any, layer: int) -> Bool[Tensor, "batch prompt"]:
+        """Whose scores are counted: visual tokens, or those that a text model's cache packed."""
+        if self.recorder.facts.is_multimodal:
+            return self.batch.visual_mask & self.batch.attention_mask.bool()
+        return packed_tokens(cache.steps.state(layer), self.prompt_tokens)
+
+    def states(self, cache: Any, layer: int) -> tuple[tuple[Heads, Heads], tuple[Heads, Heads]]:
+        """((K, V) in 16 bit, (K, V) as `cache` has them), answers included, in one order.
+
+        It is the cache's own: spans with a background are sorted by prominence, head by head.
+        """
+        dense, cut = self.dense.layers[layer], self.prompt_tokens
+        exact = dense.keys[:, :, :cut], dense.values[:, :, :cut]
+        plan, store = cache.steps.plans[layer], cache.layers[layer].store
+        if plan.spans is not None:
+            exact = foreground_first(*exact, plan.spans, store.spec.visual.key.transform)
+        names = ("key", "value")
+        coded = [cache.layers[layer].materialize(*of) for of in zip(names, exact, strict=True)]
+        tails = dense.keys[:, :, cut:], dense.values[:, :, cut:]
+
+        def whole(states: Sequence[Heads]) -> tuple[Heads, Heads]:
+            return tuple(torch.cat(both, 2) for both in zip(states, tails, strict=True))
+
+        return whole(exact), whole(coded)
+
+
+def sequences(
+    answered: Answered, cache: Any, layer: int
+) -> Iterator[tuple[Attention, tuple[Tensor, Tensor], Bool[Tensor, " tokens"]]]:
+    """(exact attention, coded (K, V), tokens shown) of every sequence with queries, no padding."""
+    queries = answered.recorder.kept[layer]
+    exact, coded = answered.states(cache, layer)
+    more = exact[0].shape[2] - answered.prompt_tokens
+    pad = torch.nn.functional.pad
+    real = pad(answered.batch.attention_mask.bool(), (0, more), value=True)
+    visual = pad(answered.batch.visual_mask, (0, more))
+    shown = pad(answered.shown(cache, layer), (0, more))
+    for row in range(len(real)):
+        query, places = queries.of_sequence(row)
+        if not len(places):
+            continue
+        own = real[row].nonzero()[:, 0]
+        states = [x[row][:, own] for x in (*exact, *coded)]
+        masks = own <= places[:, None], visual[row][own]
+        attention = Attention(query, *states[:2], *masks, queries.sm_scale)
+        yield attention, tuple(states[2:]), shown[row][own]

@@ -1,0 +1,76 @@
+"""Numbers of a spectrum: how many dimensions it fills, and what decorrelating is worth.
+
+Pure functions of variances; nothing here knows models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from duotone.calibrate.transform import GAUSSIAN
+
+# Eigenvalues below this share of their mean count as it: few tokens leave zeros, whose geometric
+# mean is 0 and whose coding gain has no bound.
+SMALLEST = 1e-6
+Spectrum = Float[Tensor, "*b channels"]
+
+
+def effective_rank(spectrum: Spectrum) -> Float[Tensor, "*b"]:
+    """exp(entropy) of the spectrum as shares of its sum (Roy and Vetterli, 2007).
+
+    1 where one channel has all the variance, `channels` where all have the same or none has any.
+    """
+    total = spectrum.double().sum(-1, keepdim=True)
+    even = torch.full_like(spectrum.double(), 1 / spectrum.shape[-1])
+    shares = torch.where(total > 0, spectrum.double() / total.clamp_min(1e-300), even)
+    return torch.special.entr(shares).sum(-1).exp()
+
+
+def coding_gain_bits(spectrum: Spectrum) -> Float[Tensor, "*b"]:
+    """1/2 log2(arithmetic mean / geometric mean): bits per number that unequal widths save.
+
+    At equal error and many bits, against the same bits in channels of equal variance.
+    """
+    spectrum = spectrum.double()
+    mean = spectrum.mean(-1)
+    floored = torch.maximum(spectrum, SMALLEST * mean[..., None]).clamp_min(1e-300)
+    gain = (floored.mean(-1).log2() - floored.log2().mean(-1)) / 2
+    return torch.where(mean > 0, gain, torch.zeros_like(gain))
+
+
+def coefficient_variances(
+    basis: Float[Tensor, "*b channels channels"], covariance: Float[Tensor, "*b channels channels"]
+) -> Spectrum:
+    """diag(E^T S E): the spectrum, where E is the basis of this covariance (`transform.klt`)."""
+    basis = basis.double().to(covariance.device)
+    return torch.einsum("...dc,...de,...ec->...c", basis, covariance.double(), basis)
+
+
+def plain_variance(
+    basis: Float[Tensor, "*b channels channels"], covariance: Float[Tensor, "*b channels channels"]
+) -> Float[Tensor, "*b"]:
+    """sum_c C_cc S_cc: what channels lose in the metric when each is coded as it stands.
+
+    C = E E^T is the metric that the basis E was made with. Errors of channels are taken as
+    uncorrelated, so only its diagonal counts.
+    """
+    metric = basis.double().square().sum(-1).to(covariance.device)
+    return (metric * covariance.double().diagonal(dim1=-2, dim2=-1)).sum(-1)
+
+
+def distortion_at(bits: float, table: Mapping[int, float] = GAUSSIAN) -> float:
+    """Share of the variance that stays at mean `bits`; channels share the two nearest widths.
+
+    Errors: ValueError for bits outside the table's.
+    """
+    widths = sorted(table)
+    if not widths[0] <= bits <= widths[-1]:
+        raise ValueError(f"bits must lie in [{widths[0]}, {widths[-1]}], got {bits:g}")
+    upper = next(width for width in widths if width >= bits)
+    lower = max(width for width in widths if width <= bits)
+    part = 0.0 if upper == lower else (bits - lower) / (upper - lower)
+    return (1 - part) * table[lower] + part * table[upper]

@@ -1,0 +1,95 @@
+"""`duotone inspect` from the command line, on the embedded model with very few samples."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from duotone.cli import app
+from duotone.cli.common import scheme_spec
+from duotone.loading import Loaded
+from tiny_text import LetterTokenizer, text_model
+
+pytest.importorskip("matplotlib")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["inspect", *(str(argument) for argument in arguments)])
+
+
+SMALL = ("--task", "documents", "-n", "1", "--device", "cpu")
+REFUSED = {
+    "an unknown task": (("--task", "nothing"), "a task must be one of"),
+    "no samples": ((*SMALL, "-n", "0"), "samples must be between 1"),
+    "another model without samples": (("some/model",), "must be named for 'some/model'"),
+    "an unknown scheme": ((*SMALL, "-s", "calibquand@1"), "Did you mean calibquant"),
+    "bits that are no number": ((*SMALL, "-s", "calibquant@one"), "NAME or NAME@BITS"),
+    "a scheme twice": ((*SMALL, "-s", "kivi@2", "-s", "kivi@2"), "got 'kivi@2' twice"),
+    "no spec file": ((*SMALL, "-s", "nowhere.json"), "nowhere.json"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_before_the_model_is_loaded(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
+    arguments, message = REFUSED[name]
+    result = run(*arguments, "-o", tmp_path / "look")
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_with_files_are_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "thesis.tex").write_text("")
+    result = run(*SMALL, "-o", tmp_path)
+    assert result.exit_code == 2
+    assert "never overwritten" in " ".join(result.output.split())
+
+
+def test_from_samples_to_numbers():
+    result = run(*SMALL, "-s", "calibquant@1", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["total"]["gain"] > 1
+    assert [entry["label"] for entry in report["errors"]] == [
+        "calibquant@1, no tau",
+        "calibquant@1",
+    ]
+    assert report["files"] == []
+
+
+def test_a_text_model_in_tables_and_files(tmp_path, monkeypatch):
+    loaded = Loaded("words", text_model(), LetterTokenizer())
+    monkeypatch.setattr("duotone.loading.load", lambda name, device: loaded)
+    # Pictures are drawn in test_run.py; they take seconds.
+    monkeypatch.setattr("duotone.inspection.write_report", lambda report, folder: [folder / "it"])
+    row = {"question": "once upon a time there was " * 8, "answers": ["x"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    out = ("-s", "kivi@2", "-o", tmp_path / "look")
+    result = run("words", "--task", tmp_path / "rows.jsonl", "-n", "1", *out)
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    for words in ("less error expected", "kivi@2", f"Written: {tmp_path / 'look' / 'it'}"):
+        assert words in shown
+    assert (tmp_path / "look").is_dir()
+
+
+def test_prompts_without_pictures_are_refused(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "why ?", "answers": ["x"]}))
+    result = run("--task", tmp_path / "rows.jsonl", "-n", "1", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "are of its visual tokens" in " ".join(result.output.split())
+
+
+def test_names_carry_bits_in_every_command():
+    assert scheme_spec("calibquant@2", None) == scheme_spec("calibquant", 2)
+    assert scheme_spec("calibquant@2", None) != scheme_spec("calibquant", None)
+    with pytest.raises(ValueError, match="says its own"):
+        scheme_spec("calibquant@2", 1)
+
+
+def test_the_help_has_an_example():
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "duotone inspect -n 4" in result.output

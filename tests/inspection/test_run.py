@@ -1,0 +1,146 @@
+"""Rows by layer against direct computations; reports, files and pictures."""
+
+import json
+
+import pytest
+import torch
+
+import duotone
+from duotone.calibrate import Settings, calibration_data
+from duotone.calibrate.run import learn
+from duotone.calibrate.transform import GAUSSIAN, klt
+from duotone.inspection import (
+    check_folder_is_new,
+    inspect_model,
+    layer_rows,
+    run,
+    total_row,
+    write_report,
+)
+from duotone.inspection.error_plots import central_range, chosen_layers, density
+from duotone.inspection.layer_plots import rows_of
+from duotone.inspection.run import FORMATS
+from duotone.loading import Loaded
+from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
+
+
+@pytest.fixture(scope="module")
+def pictured():
+    loaded = Loaded("tiny", tiny_model(), TinyProcessor())
+    return loaded, calibration_data(loaded, [TINY_TASK], 4, 4)
+
+
+@pytest.fixture(scope="module")
+def learned(pictured):
+    loaded, data = pictured
+    return learn(loaded, data.batches, Settings(bits=1.0))
+
+
+@pytest.fixture(scope="module")
+def report(pictured):
+    loaded, data = pictured
+    schemes = {"moved": duotone.scheme("minmax", bits=1).replace(tau=(0, 1))}
+    schemes["dense"] = duotone.scheme("dense")
+    stages = []
+    made = inspect_model(loaded, data, None, schemes, lambda *of: stages.append(of))
+    assert stages == [(1, 2), (2, 2)]
+    return made
+
+
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_spectra_are_those_that_bases_are_made_of(learned, which):
+    rows = [row for row in layer_rows(learned, Settings()) if row["which"] == which]
+    assert [row["layer"] for row in rows] == [0, 1, 2]
+    for row, layer in zip(rows, learned.moments, strict=True):
+        metric = layer.scores if which == "key" else layer.output
+        level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+        spectra, _ = klt(layer.covariance(which), metric / level, Settings().regularization)
+        unit = learned.units[row["layer"], which]
+        expected = (unit[:, None] * spectra).mean(0)
+        torch.testing.assert_close(
+            torch.tensor(row["spectrum"], dtype=torch.float64), expected, rtol=1e-3, atol=1e-4
+        )
+        assert 1 < row["effective_rank"] < 16
+        assert row["coding_gain_bits"] > 0
+
+
+def test_bits_of_rows_are_the_budget_and_errors_add_up(learned):
+    settings = Settings(bits=1.0)
+    rows = layer_rows(learned, settings)
+    total = total_row(rows, settings)
+    assert total["bits"] == pytest.approx(1.0, abs=0.05)
+    error = sum((0.5 if row["which"] == "key" else 1.0) * row["error"] for row in rows)
+    assert total["error"] == pytest.approx(error)
+    assert total["gain"] == pytest.approx(total["plain_error"] / error)
+    assert [row["foreground_energy"] is None for row in rows] == [False, True] * 3
+
+
+def test_one_width_for_all_channels_of_whole_spans_leaves_the_basis_and_the_spans_own_order(
+    learned,
+):
+    """Without parts and with one width, the error is the spectrum's sum at that width."""
+    settings = Settings(bits=2.0, widths=(2,), foreground=None)
+    whole = learned.__class__(
+        learned.moments,
+        learned.bases,
+        learned.units,
+        {"visual": 1.0},
+        {name: s for name, s in learned.spectra.items() if name[2] == "visual"},
+        {},
+    )
+    for row in layer_rows(whole, settings):
+        spectrum = whole.spectra[row["layer"], row["which"], "visual"]
+        assert row["bits"] == 2
+        assert row["error"] == pytest.approx(GAUSSIAN[2] * float(spectrum.sum()))
+        assert row["plain_error"] == pytest.approx(GAUSSIAN[2] * row["plain_variance"])
+
+
+def test_reports_are_json_and_say_what_was_measured(report):
+    assert json.dumps(json.loads(json.dumps(report))) == json.dumps(report)
+    assert report["schema"] == "duotone.inspect/1"
+    assert report["header"]["data"][0]["task"] == "tiny"
+    assert [entry["label"] for entry in report["errors"]] == ["moved, no tau", "moved", "dense"]
+    assert duotone.CacheSpec.from_dict(report["specs"]["dense"]) == duotone.scheme("dense")
+    assert [row["which"] for row in report["layers"]] == ["key", "value"] * 3
+    assert all(0.4 < row["foreground_energy"] < 1 for row in rows_of(report, "key"))
+
+
+@pytest.mark.parametrize("forms", [("svg",), pytest.param(FORMATS, marks=pytest.mark.slow)])
+def test_pictures_are_written_and_never_over_other_files(forms, report, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(run, "FORMATS", forms)
+    folder = check_folder_is_new(tmp_path / "look")
+    files = write_report(report, folder)
+    names = [f"{n}.{e}" for n in ("spectra", "gains", "scores", "errors") for e in forms]
+    assert [path.name for path in files] == ["inspect.json", *names]
+    assert all(path.stat().st_size > 5000 for path in files)
+    assert json.loads(files[0].read_text()) == json.loads(json.dumps(report))
+    with pytest.raises(
+        ValueError, match=r"never overwritten, got the folder .* with 'errors\.\w+'"
+    ):
+        check_folder_is_new(folder)
+
+
+def test_folders_that_cannot_be_made_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ValueError, match="a folder that can be made"):
+            check_folder_is_new(path)
+
+
+def test_panels_show_the_first_the_middle_and_the_last_layer():
+    assert [chosen_layers(depth) for depth in (1, 2, 3, 32)] == [
+        [0],
+        [0, 1],
+        [0, 1, 2],
+        [0, 16, 31],
+    ]
+
+
+def test_panels_leave_a_thousandth_on_each_side_out():
+    histogram = {"start": -1.0, "width": 0.5, "counts": [1, 0, 1000, 3000, 4]}
+    heights, edges = density(histogram)
+    assert sum(heights) * 0.5 == pytest.approx(1)
+    assert edges == [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5]
+    assert central_range(histogram) == (0.0, 1.0)
+    assert central_range({"start": 0.0, "width": 1.0, "counts": []}) == (0.0, 0.0)
