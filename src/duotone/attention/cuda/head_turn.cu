@@ -1,0 +1,42 @@
+// Queries into the basis of their keys: rows times the matrix of their kv head.
+//
+// Compiled by NVRTC with these macros:
+//   CHANNELS, G, QUERY, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu; OUT is 2
+//   ROWS, COLUMNS, DEPTH  as in head_product.cuh
+#include "call.cuh"
+#include "head_product.cuh"
+
+struct Arguments {
+  const query_t* query;   // [batch, kv_heads * G, CHANNELS]
+  const float* matrices;  // [kv_heads, CHANNELS, CHANNELS]
+  float* out;             // as query
+  int kv_heads, rows;     // rows of a kv head: batch * G
+};
+static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+
+__device__ __forceinline__ size_t row_of(const Tile& tile, int r) {
+  return ((size_t)tile.head(r) * G + tile.q_head(r)) * CHANNELS;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    head_turn(const __grid_constant__ Arguments at) {
+  extern __shared__ __align__(16) char shared[];
+  float *rows = (float*)shared, *sums = rows + ROWS * CHANNELS;
+  const Tile tile(at.kv_heads, at.rows);
+  Product product;
+  product.load(at.matrices + (size_t)tile.kv_head * CHANNELS * CHANNELS, tile);
+  wait_for_query();
+#pragma unroll
+  for (int i = threadIdx.x; i < ROWS * CHANNELS; i += THREADS) {
+    const int r = i / CHANNELS, c = i % CHANNELS;
+    rows[i] = tile.has(r) ? query_to_float(at.query[row_of(tile, r) + c]) : 0.f;
+  }
+  __syncthreads();
+  product.multiply(rows, sums);
+  __syncthreads();
+  for (int i = threadIdx.x * 4; i < ROWS * COLUMNS; i += THREADS * 4) {
+    const int r = i / COLUMNS, c = i % COLUMNS;
+    if (tile.has(r))
+      *(float4*)(at.out + row_of(tile, r) + tile.first_column + c) = all_slices(sums, r, c);
+  }
+}
