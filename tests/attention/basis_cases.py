@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.class_layout import class_layout
+from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant.bases import Bases
@@ -50,6 +51,8 @@ def laid_out(kv: list[Segment]) -> list[Segment]:
 
 
 def _laid_out(segment: PackedSegment) -> PackedSegment:
-    pair = PackedPair(segment.key, segment.value).laid_out(class_layout)
+    unequal = segment.key.spec.classes or segment.value.spec.classes
+    layout = class_layout if unequal else span_layout
+    pair = PackedPair(segment.key, segment.value).laid_out(layout)
     assert pair.records is not None
     return replace(segment, key=pair.key, value=pair.value, records=pair.records)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from basis_cases import build_spans, in_bases, laid_out, some_bases
 
 from duotone.attention import decode_attention
 from duotone.attention.cuda import decode, head_turn, launch
@@ -12,6 +11,7 @@ from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.quant import TensorSpec
 from duotone.quant.rotation import turn_heads
 
+from basis_cases import build_spans, in_bases, laid_out, some_bases
 from cases import CALIBRATED, UNITS, Case, assert_near, build, poisoned, reference
 
 NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
@@ -41,6 +41,14 @@ CASES = [
     # fp32 windows are Triton's.
     Case(ODD, *CALIBRATED, dense=WINDOWS, dense_dtype=FP32, **SHAPE),
 ]
+
+GROUPS, BATCHES = (1, 4, 6, 7, 16), ((1, FP16), (3, FP32), (32, BF16))
+# Every group and head_dim, with each batch in turn; the commonest with all.
+TURNS = [
+    (*BATCHES[(i + j) % 3], group, channels)
+    for i, group in enumerate(GROUPS)
+    for j, channels in enumerate(head_turn.DEPTHS)
+] + [(*batch, 4, 128) for batch in BATCHES]
 
 
 def assert_near_half(actual, expected):
@@ -80,11 +88,8 @@ def attend(case: Case, query, kv):
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
-@pytest.mark.parametrize("batch", [1, 3, 32])
-@pytest.mark.parametrize("channels", head_turn.DEPTHS)
-@pytest.mark.parametrize("group", [1, 4, 6, 7, 16])
-def test_rows_meet_the_matrix_of_their_head(group, channels, batch, dtype) -> None:
+@pytest.mark.parametrize(("batch", "dtype", "group", "channels"), TURNS)
+def test_rows_meet_the_matrix_of_their_head(batch, dtype, group, channels) -> None:
     torch.manual_seed(0)
     query = torch.randn(batch, 8 * group, 1, channels, device="cuda").to(dtype)
     matrices = torch.randn(8, channels, channels, device="cuda")
@@ -158,9 +163,8 @@ def test_the_launch_does_what_torch_does(out_dtype, in_file) -> None:
         found.append((out[:, :, 1], lse[:, :, 1]))
     (out, lse), (expected, sums) = found
     assert (lse[1] == -torch.inf).all()
-    torch.testing.assert_close(lse, sums, rtol=1e-5, atol=1e-5)
-    limit = 1e-5 if out_dtype == FP32 else 1e-2
-    torch.testing.assert_close(out, expected, rtol=limit, atol=limit)
+    torch.testing.assert_close(lse, sums, rtol=1e-3, atol=2e-3)
+    assert_near_half(out, expected)
 
 
 def test_wrong_bases_are_noticed(in_file) -> None:
@@ -199,6 +203,7 @@ def test_runs_in_a_graph(dense, in_file) -> None:
 def test_calibrated_scores_of_turned_values_are_merged_by_torch(in_file, sources) -> None:
     case = in_file(Case(ODD, TensorSpec(1), TensorSpec(1), dense=WINDOWS, tau=(0.0, 3.0), **SHAPE))
     query, kv = build(case)
-    out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, tau=case.tau)
+    segments, call = laid_out(poisoned(kv)), {"sm_scale": case.sm_scale, "tau": case.tau}
+    out = decode_attention(query, segments, **call, impl="cuda")
     assert_near(out, reference(case, query, kv))
     assert "merge_turned.cu" not in sources

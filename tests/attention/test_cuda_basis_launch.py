@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from basis_cases import build_spans, in_bases, laid_out, some_bases
 
 import duotone
 from duotone.attention.cuda import decode, head_turn
 
+from basis_cases import build_spans, in_bases, laid_out, some_bases
 from cases import CALIBRATED, Case
 
 CASE = Case((900, 300), *CALIBRATED, head_dim=128, kv_heads=2, dense=(9, 70))

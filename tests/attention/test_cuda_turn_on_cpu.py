@@ -72,6 +72,14 @@ def test_rows_meet_the_matrix_of_their_head(
         assert_near(out, turn_heads(query.double(), matrices.roll(1, 1).double()).float())
 
 
+def test_queries_may_begin_anywhere(on_cpu) -> None:
+    on_cpu(132)
+    query, matrices = torch.randn(65)[1:].view(1, 1, 1, 64), matrices_of(1, 64)
+    assert query.data_ptr() % head_turn.ALIGNMENT_BYTES
+    out = head_turn.head_turn(query, matrices)
+    assert_near(out, turn_heads(query.double(), matrices.double()).float())
+
+
 class Parts(SimpleNamespace):
     """Random parts of a call, as kernels leave them: partial [heads, parts, group, channels]."""
 

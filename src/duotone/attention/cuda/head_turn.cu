@@ -14,6 +14,11 @@ struct Arguments {
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
+static_assert(4 * THREADS >= ROWS * CHANNELS, "a thread reads four channels of a row");
+struct __align__(4 * sizeof(query_t)) Four {
+  query_t x[4];
+};
+
 __device__ __forceinline__ size_t row_of(const Tile& tile, int r) {
   return ((size_t)tile.head(r) * G + tile.q_head(r)) * CHANNELS;
 }
@@ -25,11 +30,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Tile tile(at.kv_heads, at.rows);
   Product product;
   product.load(at.matrices + (size_t)tile.kv_head * CHANNELS * CHANNELS, tile);
+  // One read for each thread behind the wait: all of them are under way together.
+  const int mine = threadIdx.x * 4, row = mine / CHANNELS;
+  const bool reads = row < ROWS && tile.has(row);
+  const Four* from = (const Four*)(at.query + row_of(tile, row) + mine % CHANNELS);
   wait_for_query();
+  if (reads) {
+    const Four q = *from;
 #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * CHANNELS; i += THREADS) {
-    const int r = i / CHANNELS, c = i % CHANNELS;
-    rows[i] = tile.has(r) ? query_to_float(at.query[row_of(tile, r) + c]) : 0.f;
+    for (int j = 0; j < 4; j++) rows[mine + j] = query_to_float(q.x[j]);
   }
   __syncthreads();
   product.multiply(rows, sums);

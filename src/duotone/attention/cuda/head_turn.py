@@ -23,6 +23,8 @@ SOURCE = "head_turn.cu"
 # Rows of the matrix that a thread keeps, by head_dim.
 DEPTHS = {64: 8, 80: 8, 96: 8, 128: 16, 256: 16}
 MAX_COLUMNS = 128
+# Of the four numbers that a thread reads.
+ALIGNMENT_BYTES = 16
 # Rows of a block: as few as leave the blocks room on the device at once.
 ROWS = (1, 2, 4, 8)
 
@@ -100,6 +102,8 @@ def head_turn(
     matrices: Float[Tensor, "kv_heads channels channels"],
 ) -> Float[Tensor, "batch q_heads 1 channels"]:
     """Every q head times the matrix of its kv head, in fp32; both are contiguous."""
+    if query.data_ptr() % ALIGNMENT_BYTES:
+        query = query.clone()
     heads, channels = matrices.shape[:2]
     batch, group = query.shape[0], query.shape[1] // heads
     at = tiles(channels, heads, batch * group, multiprocessors(query.device))
