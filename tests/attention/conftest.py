@@ -1,8 +1,49 @@
 """Without a GPU, Triton kernels run in its interpreter: to be chosen before the import."""
 
 import os
+from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@dataclass
+class Caught:
+    """One launch: the kernel's file, its macros, the grid and the structure of arguments."""
+
+    source: str
+    macros: dict
+    at: Any
+    given: Any
+
+
+@pytest.fixture
+def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
+    """The launches of a test, which do not happen, as for a device with 132 multiprocessors."""
+    from duotone.attention.cuda import (
+        class_decode,
+        dense_decode,
+        head_turn,
+        launch,
+        merge_turned,
+        span_decode,
+    )
+
+    launches: list[Caught] = []
+
+    def kernel(source, name, macros, device):
+        assert name == source.removesuffix(".cu")
+        return lambda at, given: launches.append(Caught(source, dict(macros), at, given))
+
+    for module in (launch, head_turn):
+        monkeypatch.setattr(module, "kernel", kernel)
+    monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
+    for module in (launch, span_decode, dense_decode, class_decode, head_turn, merge_turned):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    # No stream to wait for.
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    return launches

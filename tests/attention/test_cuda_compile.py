@@ -12,7 +12,9 @@ from duotone.attention.cuda import (
     class_decode,
     dense_decode,
     group_decode,
+    head_turn,
     launch,
+    merge_turned,
     runtime,
     span_calibrated,
     span_decode,
@@ -247,6 +249,22 @@ def test_merge_parts_compiles(arch, head_dim, group, query, out, overlap) -> Non
         "ARGUMENTS_BYTES": ctypes.sizeof(Call),
     }
     assert runtime.compiled(launch.MERGE_SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("sms", [132, 4], ids=["few rows", "many"])
+@pytest.mark.parametrize("dtype", launch.QUERY_TYPES, ids=str)
+@pytest.mark.parametrize("head_dim", head_turn.DEPTHS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_turns_compile(arch, head_dim, dtype, sms) -> None:
+    at = head_turn.tiles(head_dim, 2, 28, sms)
+    common = {"CHANNELS": head_dim, "G": 7, "QUERY": launch.QUERY_TYPES[dtype], **at.macros}
+    for module, own in (
+        (head_turn, {"OUT": 2, "OVERLAP": 1}),
+        (merge_turned, {"OUT": launch.QUERY_TYPES[dtype], "OVERLAP": 2}),
+    ):
+        size = ctypes.sizeof(module.Arguments)
+        macros = common | own | {"ARGUMENTS_BYTES": size}
+        assert runtime.compiled(module.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("merge", [0, 2], ids=["one part", "launch"])

@@ -2,7 +2,7 @@
 
 import ctypes
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,31 +26,6 @@ from duotone.quant import TensorSpec
 from cases import CALIBRATED, Case, build
 
 LENGTHS = (9000, 300)
-
-
-@dataclass
-class Caught:
-    """One launch: the kernel's file, its macros, the grid and the structure of arguments."""
-
-    source: str
-    macros: dict
-    at: launch.Launch
-    given: launch.Call
-
-
-@pytest.fixture
-def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
-    launches: list[Caught] = []
-
-    def kernel(source, name, macros, device):
-        assert name == source.removesuffix(".cu")
-        return lambda at, given: launches.append(Caught(source, dict(macros), at, given))
-
-    monkeypatch.setattr(launch, "kernel", kernel)
-    monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (launch, span_decode, dense_decode, class_decode, group_decode):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
-    return launches
 
 
 def records_of(case: Case, layout=span_layout):
@@ -210,18 +185,6 @@ def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
             group_decode.group_task(query, stream_of(read, key_codes=wrong))
     with pytest.raises(ValueError, match="lie apart"):
         group_decode.group_task(query, stream_of(read), pages)
-
-
-def test_rotated_values_are_merged_behind_the_kernels(caught, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    visual = duotone.scheme("duotone-tuned").visual
-    case = Case(LENGTHS, visual.key, visual.value, head_dim=128, dense=(5, 9))
-    query, kv = records_of(case, class_layout)
-    out = decode.attend_records(query, kv, sm_scale=0.1)
-    assert out.dtype == query.dtype
-    assert [one.source for one in caught] == ["dense_decode.cu", "class_decode.cu"]
-    assert all(one.given.lse and one.macros["OUT"] == 2 for one in caught)
-    assert all(one.macros["OVERLAP"] == 1 for one in caught)
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])

@@ -18,6 +18,7 @@ from duotone.attention.cuda.launch import Call
 
 from cuda_on_cpu import COMPILER, FLAGS, MAIN
 
+FILES = ("merge_parts", "head_turn", "merge_turned")
 CHANNELS, RECORD_BYTES, KEYS, WARPS = 32, 512, 4, 2
 KERNEL = """
 #define HEADS 4
@@ -143,11 +144,11 @@ def _in_cpp(match: re.Match) -> str:
 def compiled(
     name: str, macros: dict[str, int], folder: Path, kernel: str = KERNEL
 ) -> Callable[[Call, int, int], None]:
-    """`merge_parts`, or a function of `kernel`, as one of arguments, blocks and threads."""
-    text = runtime.source_text("merge_parts.cu") if name == "merge_parts" else kernel
+    """A function of a file of its name, or of `kernel`, as one of arguments, blocks, threads."""
+    text = runtime.source_text(f"{name}.cu") if name in FILES else kernel
     text = runtime.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
     text = STATEMENT.sub(_in_cpp, text)
-    text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)
+    text = re.sub(r"^ *(#pragma unroll|extern __shared__).*$", "", text, flags=re.M)
     header = Path(__file__).with_name("cuda_on_cpu.h").read_text()
     defined = "".join(f"#define {k} {v}\n" for k, v in macros.items())
     text = defined + PRELUDE.format(header=header) + text + MAIN.format(name=name)

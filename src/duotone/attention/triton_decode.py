@@ -37,7 +37,7 @@ from duotone.attention.triton_operands import (
 )
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton_range import score_range_kernel
-from duotone.attention.turned import segment_query
+from duotone.attention.turned import Wants, segment_query
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import Segment
 from duotone.quant.rotation import out_of_basis
@@ -188,7 +188,7 @@ class SegmentLaunch:
         self.splits = split_count(rows, segment.tokens, query.device)
         self.grid = (rows, self.splits)
         self.shared: dict[str, Any] = {
-            "p_q": segment_query(query, segment),
+            "p_q": segment_query(query, Wants.of(segment)),
             "p_lengths": segment.lengths.contiguous(),
             "p_mask": None if segment.mask is None else segment.mask.contiguous(),
             "sm_scale": float(sm_scale),

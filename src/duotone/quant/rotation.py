@@ -17,6 +17,7 @@ from duotone.quant.bases import turn
 
 HADAMARD = "hadamard"
 Heads = Float[Tensor, "batch heads tokens channels"]
+Role = Literal["into", "back", "query"]
 
 
 @cache
@@ -49,20 +50,36 @@ def query_into_basis(query: Heads, transform: str | None) -> Heads:
     return _turned(query, transform, "query")
 
 
-def _turned(x: Heads, transform: str | None, role: Literal["into", "back", "query"]) -> Heads:
+def _turned(x: Heads, transform: str | None, role: Role) -> Heads:
     if transform is None:
         return x
-    if transform == HADAMARD:
-        return x @ _hadamard_at(x.shape[-1], x.dtype, x.device)
-    matrices = getattr(turn(transform, x.dtype, x.device), role)
-    # The q heads of a kv head are adjacent. Rows of all sequences meet their head's matrix in one
-    # product per head: broadcast over the batch, matmul would copy the matrices.
+    return turn_heads(x, matrices(transform, role, x.shape[-1], x.dtype, x.device))
+
+
+def turn_heads(
+    x: Heads, matrices: Float[Tensor, "kv_heads channels channels"]
+) -> Float[Tensor, "batch heads tokens channels"]:
+    """Every head times the matrix of its kv head; heads of a kv head are adjacent."""
+    # Rows of all sequences meet their head's matrix in one product per head: broadcast over the
+    # batch, matmul would copy the matrices.
     by_kv_head = x.unflatten(1, (len(matrices), -1)).movedim(1, 0)
     turned = torch.bmm(by_kv_head.flatten(1, 3), matrices)
     return turned.view(by_kv_head.shape).movedim(0, 1).flatten(1, 2)
 
 
+def matrices(
+    transform: str, role: Role, channels: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "kv_heads {channels} {channels}"]:
+    """What `transform` multiplies the kv heads with; a single one where all have the same.
+
+    role: "into" the basis, "back" from there, or what a "query" wants. Kept per device: a copy
+    from the host could not be part of a CUDA graph.
+    """
+    if transform == HADAMARD:
+        return _hadamard_at(channels, dtype, device)
+    return getattr(turn(transform, dtype, device), role)
+
+
 @cache
 def _hadamard_at(channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Kept per device: a copy from the host could not be part of a CUDA graph."""
-    return hadamard(channels).to(dtype=dtype, device=device)
+    return hadamard(channels).to(dtype=dtype, device=device)[None]

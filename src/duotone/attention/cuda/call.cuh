@@ -81,7 +81,9 @@ __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
 // was there before, and waits before it reads what that one writes. The first launch of a call
 // waits for q, and lets the next one begin only then, which so finds q and need not wait for sums
 // that it does not read; it waits before it ends, so that its end says that all have ended. So does
-// merge_parts.cu, the last launch of some calls, before it reads what the others left.
+// merge_parts.cu or merge_turned.cu, the last launch of some calls, before it reads what the others
+// left. head_turn.cu, ahead of a call, is like a first launch: whoever comes behind the next one
+// finds what it wrote.
 __device__ __forceinline__ void begin() {
 #if OVERLAP == 2 && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

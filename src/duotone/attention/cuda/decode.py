@@ -15,10 +15,12 @@ from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.dense_decode import dense_reason, dense_task
 from duotone.attention.cuda.geometry import ring_bytes
 from duotone.attention.cuda.group_records import GroupRecords
+from duotone.attention.cuda.head_turn import DEPTHS, kernel_matrices, turned_query
 from duotone.attention.cuda.launch import LOG2E, QUERY_TYPES, Task, run
+from duotone.attention.cuda.merge_turned import MergeTurned
 from duotone.attention.cuda.runtime import missing
 from duotone.attention.merge import merge_partials
-from duotone.attention.turned import segment_query
+from duotone.attention.turned import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant.rotation import out_of_basis
 
@@ -142,12 +144,13 @@ def _attend(
     out: Tensor,
     lse: Tensor | None = None,
 ) -> None:
-    if any(_basis(segment) for segment in kv):
-        _attend_in_bases(query, kv, sm_scale, tau, out, lse)
-        return
-    # Planned before the first is launched: the others do not wait for what torch does between.
-    tasks = [_task(query, segment, tau) for segment in kv]
-    run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, out, lse)
+    bases = sorted({_basis(segment) for segment in kv} - {""})
+    if not bases:
+        run(_tasks(query, kv, tau), sm_scale, out, lse)
+    elif len(bases) == 1 and tau is None and query.shape[3] in DEPTHS:
+        _attend_in_basis(query, kv, bases[0], sm_scale, out, lse)
+    else:
+        attend_by_basis(query, kv, sm_scale, tau, out, lse)
 
 
 def _basis(segment: Segment) -> str:
@@ -156,7 +159,24 @@ def _basis(segment: Segment) -> str:
     return (value.spec.transform or "") if isinstance(segment, PackedSegment) else ""
 
 
-def _attend_in_bases(
+def _attend_in_basis(
+    query: Tensor,
+    kv: Sequence[Segment],
+    basis: str,
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """One launch merges what is in the basis and what is not, and turns it back."""
+    inside = [segment for segment in kv if _basis(segment)]
+    outside = [segment for segment in kv if not _basis(segment)]
+    tasks = _tasks(query, [*inside, *outside], None)
+    back = kernel_matrices(basis, "back", query.shape[3], query.device)
+    parts = sum(task.parts for task in tasks[: len(inside)])
+    run(tasks, sm_scale, out, lse, MergeTurned(back, parts))
+
+
+def attend_by_basis(
     query: Tensor,
     kv: Sequence[Segment],
     sm_scale: float,
@@ -169,14 +189,8 @@ def _attend_in_bases(
     for transform, segments in groupby(sorted(kv, key=_basis), _basis):
         part = torch.empty_like(query, dtype=torch.float32)
         sums = part.new_empty(part.shape[:2])
-        tasks = [_task(query, segment, tau) for segment in segments]
-        run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, part, sums)
+        run(_tasks(query, list(segments), tau), sm_scale, part, sums)
         partials.append((out_of_basis(part, transform or None), sums[..., None] / LOG2E))
-    if len(partials) == 1:
-        out.copy_(partials[0][0])
-        if lse is not None:
-            lse.copy_(sums)
-        return
     merged, total = merge_partials(partials)
     out.copy_(merged)
     if lse is not None:
@@ -233,18 +247,25 @@ class RecordsLaunch:
         """Nothing: what was rotated is turned back already."""
 
 
+def _tasks(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> list[Task]:
+    """Planned before the first is launched: the others do not wait for what torch does between."""
+    queries = SegmentQueries(query, turned_query)
+    tasks = [_task(queries.of(segment), segment, tau) for segment in kv]
+    return sorted(tasks, key=lambda task: not task.cooperative)
+
+
 def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> Task:
+    """query: as the segment wants it."""
     if isinstance(segment, DenseSegment):
         return dense_task(query, segment)
-    turned = segment_query(query, segment)
     if isinstance(segment.records, ClassRecords):
         span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-        return class_decode.class_task(turned, span)
+        return class_decode.class_task(query, span)
     if isinstance(segment.records, GroupRecords):
         records = segment.records
         stream = group_decode.Stream(records.format, records.data, segment.lengths, *records.codes)
-        return group_decode.group_task(turned, stream)
-    return span_decode.span_task(turned, _span(segment), tau if segment.visual else None)
+        return group_decode.group_task(query, stream)
+    return span_decode.span_task(query, _span(segment), tau if segment.visual else None)
 
 
 def _span(segment: PackedSegment) -> span_decode.Span:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.counters import counters
 from duotone.attention.cuda.geometry import Format, Geometry, multiprocessors
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
@@ -24,6 +25,8 @@ OVERLAP = True
 HEADS_PER_SM_TO_MERGE = 2
 MERGE_SOURCE, MERGE_WARPS = "merge_parts.cu", 4
 QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Fields of `Call` by name.
+Fields = dict[str, int | float | None]
 
 
 class Call(ctypes.Structure):
@@ -173,7 +176,7 @@ class _Merge:
         zeros = counters(query.device, 2 * work.heads) if by is MergedBy.TICKETS else None
         return cls(by, **output, parts=parts, partial=partial, weights=weights, zeros=zeros)
 
-    def arguments(self) -> dict[str, int | float | None]:
+    def arguments(self) -> Fields:
         """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
         lse, zeros = self.lse, self.zeros
         return {
@@ -190,19 +193,28 @@ class _Merge:
         }
 
 
-def run(tasks: Sequence[Task], sm_scale: float, out: Tensor, lse: Tensor | None = None) -> None:
+def run(
+    tasks: Sequence[Task],
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    merging: Callable[[Work, Tensor, Fields], None] | None = None,
+) -> None:
     """softmax(q K^T * sm_scale) V over the keys of all tasks, into `out`.
 
     tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
     head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
+    merging: makes the last launch, which merges the parts of all tasks in their order; None of
+    them may be cooperative then.
     """
     work, parts = tasks[0].work, sum(task.parts for task in tasks)
-    merge = _Merge.of(work, parts, merged_by(tasks), out=out, lse=lse, sm_scale=sm_scale)
+    by = merged_by(tasks) if merging is None else MergedBy.LAUNCH
+    merge = _Merge.of(work, parts, by, out=out, lse=lse, sm_scale=sm_scale)
     for number, task in enumerate(tasks):
         _launch(task, merge, overlap=0 if not OVERLAP else 1 if number == 0 else 2)
         merge.first_part += task.parts
     if merge.by is MergedBy.LAUNCH:
-        _launch_merge(work, merge)
+        (merging or _merge_parts)(work, out, merge.arguments())
 
 
 def merged_by(tasks: Sequence[Task]) -> MergedBy:
@@ -216,22 +228,29 @@ def merged_by(tasks: Sequence[Task]) -> MergedBy:
     return MergedBy.TICKETS if few or together else MergedBy.LAUNCH
 
 
-def _launch_merge(work: Work, merge: _Merge) -> None:
-    """The last launch of a call, a warp for each q head."""
-    given = Call(units=work.heads, **merge.arguments())
+def _merge_parts(work: Work, out: Tensor, fields: Fields) -> None:
+    """A warp for each q head."""
     blocks = -(-work.heads * work.group // MERGE_WARPS)
-    macros = {
+    launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
+    given = Call(units=work.heads, **fields)
+    launch_merging(MERGE_SOURCE, launch, given, work, out, {"WARPS": MERGE_WARPS})
+
+
+def launch_merging(
+    source: str, at: Launch, given: Call, work: Work, out: Tensor, macros: dict[str, int]
+) -> None:
+    """The last launch of a call. macros: what `source` wants beside what call.cuh does."""
+    all_macros = {
         "CHANNELS": work.format.head_dim,
         "G": work.group,
-        "WARPS": MERGE_WARPS,
         "QUERY": QUERY_TYPES[work.query.dtype],
-        "OUT": QUERY_TYPES[merge.out.dtype],
+        "OUT": QUERY_TYPES[out.dtype],
         "OVERLAP": 2 * OVERLAP,
         "ARGUMENTS_BYTES": ctypes.sizeof(given),
+        **macros,
     }
-    launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
-    function = MERGE_SOURCE.removesuffix(".cu")
-    kernel(MERGE_SOURCE, function, tuple(macros.items()), merge.out.device)(launch, given)
+    function = source.removesuffix(".cu")
+    kernel(source, function, tuple(all_macros.items()), out.device)(at, given)
 
 
 def _launch(task: Task, merge: _Merge, overlap: int) -> None:
@@ -282,39 +301,3 @@ def _macros(task: Task) -> dict[str, int]:
         "QUERY": QUERY_TYPES[task.work.query.dtype],
         "PAGED": task.work.records_per_page,
     }
-
-
-# Counters per device: far more than launches that run at the same time can use.
-COUNTERS = 1 << 20
-_COUNTERS: dict[torch.device, _Counters] = {}
-
-
-class _Counters:
-    """A ring of zeros; every launch takes the next ones and leaves them zero."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.zeros, self.next = torch.zeros(COUNTERS, dtype=torch.int32, device=device), 0
-        # Launches on other streams take from it, too.
-        torch.cuda.current_stream(device).synchronize()
-
-    def take(self, count: int) -> Tensor:
-        """`count` zeros that no launch shortly before or after uses."""
-        if self.next + count > COUNTERS:
-            self.next = 0
-        taken = self.zeros[self.next : self.next + count]
-        self.next += count
-        return taken
-
-
-def counters(device: torch.device, count: int) -> Tensor:
-    """Zeros that the launch leaves zero: nothing has to clear them before the next one.
-
-    A graph that is captured keeps those it got. Without a launch before the capture there is no
-    ring yet, and the graph clears counters of its own.
-    """
-    capturing = device not in _COUNTERS and torch.cuda.is_current_stream_capturing()
-    if capturing or count > COUNTERS:
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    if device not in _COUNTERS:
-        _COUNTERS[device] = _Counters(device)
-    return _COUNTERS[device].take(count)

@@ -11,9 +11,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.counters import counters
 from duotone.attention.cuda.dense import INPUTS, Dense, alignment, dense, plain_reason, tile_bytes
 from duotone.attention.cuda.geometry import multiprocessors
-from duotone.attention.cuda.launch import counters
 from duotone.attention.cuda.layout import (
     LANES,
     MIN_BLOCK_TOKENS,

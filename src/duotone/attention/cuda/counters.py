@@ -1,0 +1,41 @@
+"""Zeros that launches count in and leave zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Counters per device: far more than launches that run at the same time can use.
+COUNTERS = 1 << 20
+_COUNTERS: dict[torch.device, _Counters] = {}
+
+
+class _Counters:
+    """A ring of zeros; every launch takes the next ones and leaves them zero."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.zeros, self.next = torch.zeros(COUNTERS, dtype=torch.int32, device=device), 0
+        # Launches on other streams take from it, too.
+        torch.cuda.current_stream(device).synchronize()
+
+    def take(self, count: int) -> Tensor:
+        """`count` zeros that no launch shortly before or after uses."""
+        if self.next + count > COUNTERS:
+            self.next = 0
+        taken = self.zeros[self.next : self.next + count]
+        self.next += count
+        return taken
+
+
+def counters(device: torch.device, count: int) -> Tensor:
+    """Zeros that the launch leaves zero: nothing has to clear them before the next one.
+
+    A graph that is captured keeps those it got. Without a launch before the capture there is no
+    ring yet, and the graph clears counters of its own.
+    """
+    capturing = device not in _COUNTERS and torch.cuda.is_current_stream_capturing()
+    if capturing or count > COUNTERS:
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    if device not in _COUNTERS:
+        _COUNTERS[device] = _Counters(device)
+    return _COUNTERS[device].take(count)
