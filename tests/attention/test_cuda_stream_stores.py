@@ -24,7 +24,7 @@ SPECS = {
     "no window": KIVI.replace(recent=0),
     "sinks and norms": duotone.scheme("innerq").replace(sink=4, recent=32, key_norm=True),
 }
-LAYOUTS = Layouts(None, GroupLayout())
+LAYOUTS = Layouts(stream=GroupLayout())
 
 
 def decode(spec: CacheSpec, layouts: Layouts | None, static: bool) -> tuple[list, list]:
