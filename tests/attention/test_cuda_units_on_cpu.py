@@ -14,15 +14,20 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 GROUP, KV_HEADS = 3, 2
 # Tokens of each sequence: no record, one that is not full, one for each warp, and more.
 LENGTHS = torch.tensor([0, 3, 4, 8, 0, 41, 5, 23, 90, 0])
-# Architecture (bulk copies, copies by lanes), slots of a ring, copies as late as they may happen.
-RINGS = [(900, 2, 1), (900, 3, 1), (900, 3, 0), (800, 3, 1)]
+# Architecture (bulk copies, copies by lanes), slots of a ring, copies as late as they may happen,
+# and whether two of them are under way.
+RINGS = [
+    (900, 2, 1, 0), (900, 3, 1, 0), (900, 3, 0, 0), (800, 3, 1, 0),
+    (900, 3, 1, 1), (900, 3, 0, 1), (800, 3, 1, 1), (800, 3, 0, 1),
+]  # fmt: skip
 
 
 def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
     }  # fmt: skip
 
 
@@ -32,10 +37,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("merge", [0, 1, 2], ids=["one part", "tickets", "launch"])
-@pytest.mark.parametrize(("arch", "stages", "late"), RINGS)
-def test_every_unit_is_done_once(arch: int, stages: int, late: int, merge: int, folder) -> None:
+@pytest.mark.parametrize(("arch", "stages", "late", "deep"), RINGS)
+def test_every_unit_is_done_once(arch, stages, late, deep, merge, folder) -> None:
     torch.manual_seed(0)
-    heads, splits = len(LENGTHS) * KV_HEADS, 1 if merge == 0 else 3
+    # With tickets more parts than a block merges at once.
+    heads, splits = len(LENGTHS) * KV_HEADS, (1, 19, 3)[merge]
     records = -(-int(LENGTHS.max()) // KEYS)
     data = torch.randn(heads, records * KEYS, CHANNELS)
     query = torch.randn(heads * GROUP, CHANNELS)
@@ -54,7 +60,7 @@ def test_every_unit_is_done_once(arch: int, stages: int, late: int, merge: int, 
         kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
         all_parts=splits, units=heads * splits, sm_scale=1.0,
     )  # fmt: skip
-    add = compiled("add_records", macros(arch, stages, MERGE=merge, LATE=late), folder)
+    add = compiled("add_records", macros(arch, stages, MERGE=merge, LATE=late, DEEP=deep), folder)
     add(given, heads * splits, WARPS * 32)
     if merge == 2:
         given.units = heads

@@ -8,66 +8,16 @@
 //   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 //   WARPS  q heads per block
 #include "call.cuh"
-
-#define AT_ONCE 4  // parts that a lane asks for together
-static_assert(CHANNELS % 4 == 0, "lanes read four channels");
+#include "merged.cuh"
 
 struct Arguments : Call {};
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
-
-// Four channels of a q head: the sum of its parts under the largest of their maxima.
-struct Merged {
-  float m = -1e30f, l = 0.f, sum[4] = {0.f, 0.f, 0.f, 0.f};
-
-  // Raises the maximum: what was summed so far becomes less.
-  __device__ __forceinline__ void raise(float top) {
-    const float by = exp2_fast(m - top);
-    m = top, l *= by;
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum[j] *= by;
-  }
-  __device__ __forceinline__ void add(float2 weight, float4 x) {
-    const float z = exp2_fast(weight.x - m);
-    l = fmaf(z, weight.y, l);
-    sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]);
-    sum[2] = fmaf(z, x.z, sum[2]), sum[3] = fmaf(z, x.w, sum[3]);
-  }
-};
-
-// `parts` of them, AT_ONCE at most; from one to the next are G rows.
-__device__ __forceinline__ void merge(Merged& all, const float2* weights, const float* sums,
-                                      int parts) {
-  float2 weight[AT_ONCE];
-  float4 x[AT_ONCE];
-  float top = all.m;
-#pragma unroll
-  for (int s = 0; s < AT_ONCE; s++) {
-    weight[s] = make_float2(-1e30f, 0.f), x[s] = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (s < parts) {
-      weight[s] = __ldcg(weights + s * G);
-      x[s] = __ldcg((const float4*)(sums + s * G * CHANNELS));
-    }
-  }
-#pragma unroll
-  for (int s = 0; s < AT_ONCE; s++) top = fmaxf(top, weight[s].x);
-  all.raise(top);
-#pragma unroll
-  for (int s = 0; s < AT_ONCE; s++) all.add(weight[s], x[s]);
-}
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     merge_parts(const __grid_constant__ Arguments at) {
   begin();
   const int row = blockIdx.x * WARPS + (threadIdx.x >> 5), head = row / G, h = row % G;
-  const size_t first = (size_t)head * at.all_parts * G + h;
   wait_for_all();
   if (head >= at.units) return;
-  for (int c = (threadIdx.x & 31) * 4; c < CHANNELS; c += 128) {
-    Merged all;
-    for (int s = 0; s < at.all_parts; s += AT_ONCE)
-      merge(all, at.weights + first + s * G, at.partial + (first + s * G) * CHANNELS + c,
-            at.all_parts - s);
-#pragma unroll
-    for (int j = 0; j < 4; j++) write_out(at, head, h, c + j, all.m, all.l, all.sum[j]);
-  }
+  for (int c = (threadIdx.x & 31) * 4; c < CHANNELS; c += 128) merge_row<4>(at, head, h, c);
 }

@@ -13,8 +13,6 @@
 #include "span_sums.cuh"
 #include "kept_scores.cuh"
 
-#define OF_A_THREAD ((CHANNELS + WARPS * 32 - 1) / (WARPS * 32))
-
 // The softmax's weights of a tile of kept scores.
 __device__ __forceinline__ void weigh(u32 (*pi)[8], const Sums& sums, const Query& q,
                                       const KeptScores& kept, const Unit& u, int record, int tile) {
