@@ -11,6 +11,7 @@
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "pack_device.cuh"
 #include "pack_levels.cuh"
+#include "pack_codes.cuh"
 #include "pack_tile.cuh"
 #include "pack_words.cuh"
 

@@ -64,6 +64,9 @@ __device__ __forceinline__ void load_shared(float* y, u32 at) {
                : "r"(at)
                : "memory");
 }
+__device__ __forceinline__ void load_shared(u32* y, u32 at) {
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(y[0]), "=r"(y[1]) : "r"(at) : "memory");
+}
 __device__ __forceinline__ void store_shared(u32 at, u32 x) {
   asm volatile("st.shared.u32 [%0],%1;" ::"r"(at), "r"(x) : "memory");
 }
@@ -93,6 +96,12 @@ __device__ __forceinline__ float number(Pair a, int half) {
 }
 __device__ __forceinline__ Pair pair_of(float low, float high) {
   return {{low, high}};
+}
+__device__ __forceinline__ Pair load_pair(u32 at) {
+  return {{__uint_as_float(load_shared(at)), __uint_as_float(load_shared(at + 4))}};
+}
+__device__ __forceinline__ Pair halves_of(Pair a, Pair b, int half) {
+  return {{a.x[half], b.x[half]}};
 }
 #else
 #define ELEMENT_BYTES 2
@@ -131,6 +140,13 @@ __device__ __forceinline__ Pair pair_of(float low, float high) {
   Pair y;
   asm("cvt.rn." OF_PAIR ".f32 %0,%1,%2;" : "=r"(y.x) : "f"(high), "f"(low));
   return y;
+}
+__device__ __forceinline__ Pair load_pair(u32 at) {
+  return {load_shared(at)};
+}
+// The same half of two pairs.
+__device__ __forceinline__ Pair halves_of(Pair a, Pair b, int half) {
+  return {__byte_perm(a.x, b.x, half ? 0x7632 : 0x5410)};
 }
 // Four 8x8 matrices of halves from rows that lanes 0-7, 8-15, .. point at. TURNED: transposed.
 template <bool TURNED>

@@ -13,9 +13,9 @@ struct Dense {
   int token;
 };
 
-// Lane l gives the position of token l; -1: none, which becomes 0.
-__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
-                                          u32 lane) {
+// Asks for a tile. Lane l gives the position of token l; -1: none, which becomes 0.
+__device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int stride, int position,
+                                             u32 lane) {
   constexpr u32 UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
 #pragma unroll 8
   for (u32 n = lane; n < TILE * UNITS; n += 32) {
@@ -32,6 +32,10 @@ __device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride
   for (u32 n = lane; n < TILE * MISSING; n += 32)
     store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
                       0);
+}
+__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
+                                          u32 lane) {
+  ask_for_tile(tile, head, stride, position, lane);
   wait_for_copies();
   __syncwarp();
 }

@@ -169,8 +169,8 @@ def _launch(
 
 def macros_of(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
     """What span_pack.cu is compiled with."""
-    words_bytes = TILE * form.channels * max(form.key_bits, form.value_bits) // 8
-    levels_bytes = 12 * form.channels
+    words_bytes = TILE * form.channels * max(form.key_bits, form.value_bits) // 16
+    levels_bytes = 16 * form.channels
     return {
         "CHANNELS": form.head_dim,
         "KB": form.key_bits,

@@ -1,68 +1,62 @@
-// One warp packs K or V of 64 tokens into a tile of layout.py, 32 tokens at a time.
+// One warp packs K or V of 32 tokens, half of a tile of layout.py.
 //
 // A step is 16 channels of 32 tokens. With g = lane / 4, t = lane % 4, register i of a lane has
 // byte j for code
 //   K: token 8 i + g, channel 16 step + 4 t + j
 //   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, channel 16 step + 8 (i % 2) + g
 
-// What a packing warp has: room for its elements, words and levels, and what it packs.
+// What a packing warp has: its elements, room for its words, the levels of its channels.
 struct Job {
   u32 tile, words, levels;
   int lane, g, t;
-  const char* head;
-  int stride;
-  const long long* index;  // of the tile's first token
-  int left;                // tokens from there to the end of the block
 };
 
-// [scale, zero-point, inverse][channel] of a block of tokens, from its rows of parameters.
-__device__ __forceinline__ void load_levels(const Job& job, const u16* scale, const u16* zero) {
-  for (int c = job.lane; c < D; c += 32) {
-    Levels l = {};
-    if (c < CHANNELS) l.read(__ldg(scale + c), __ldg(zero + c));
-    store_shared(job.levels + c * 4, __float_as_uint(l.scale));
-    store_shared(job.levels + (D + c) * 4, __float_as_uint(l.zero));
-    store_shared(job.levels + (2 * D + c) * 4, __float_as_uint(l.inverse));
-  }
+// Of a block of tokens, in shared memory: [zero-point, numbers of a Coder][channel].
+template <int BITS>
+__device__ __forceinline__ void store_levels(u32 levels, const Levels& l, int channel) {
+  Coder<BITS> coder;
+  coder.set(l);
+  store_shared(levels + channel * 4, __float_as_uint(l.zero));
+#pragma unroll
+  for (int n = 0; n < Coder<BITS>::NUMBERS; n++)
+    store_shared(levels + ((n + 1) * D + channel) * 4, __float_as_uint(coder.x[n]));
 }
 
 template <int VALUE, int BITS>
 struct SpanPacker {
-  static constexpr int STEPS = D / 16, WORDS = D * BITS / 16;
-  static constexpr int LEVELS = VALUE ? 2 : 4;  // channels of a lane in a step
+  static constexpr int STEPS = D / 16, WORDS = D * BITS / 32;
+  static constexpr int SEEN = VALUE ? 2 : 4;  // channels of a lane in a step
 
-  static __device__ __forceinline__ void run(const Job& job, char* codes) {
+  // 32 tokens to their part of a tile's codes: `half` of it, of which `left` tokens are real.
+  static __device__ __forceinline__ void pack(const Job& job, int half, int left, char* codes) {
     const Words<WORDS> words(job.words, job.lane);
     words.clear();
-    for (int half = 0; half < 2; half++) {
-      const int left = job.left - TILE * half;
-      if (left <= 0) break;
-      const int position = job.lane < left ? (int)job.index[TILE * half + job.lane] : -1;
-      __syncwarp();  // all lanes are done with what was there
-      load_tile(job.tile, job.head, job.stride, position, job.lane);
-      pack_half(words, job, half, left);
-    }
-    words.write(codes, job.lane);
+    if (left > 0) add_codes(words, job, left);
+    words.template write<false, 2>(codes, job.lane, half);
   }
 
-  static __device__ __forceinline__ void pack_half(const Words<WORDS>& words, const Job& job,
-                                                   int half, int left) {
+  static __device__ __forceinline__ void add_codes(const Words<WORDS>& words, const Job& job,
+                                                   int left) {
     u32 real[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) real[i] = mask(job, i, left);
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
-      float x[4][4];
+      float x[4][4], zero[SEEN];
+      Coder<BITS> coder[SEEN];
       load(x, job, step);
-      Levels l[LEVELS];
-      load_step(l, job, step);
+      load_step(zero, coder, job, step);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        u32 four = 0;
+        float pair[2];  // two codes as the lower bytes of 2^23
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-          four += l[VALUE ? i % 2 : j].template code<BITS>(x[i][j]) << 8 * j;
-        const int bit = ((4 * half + i) * STEPS + step) * BITS;
+        for (int j = 3; j >= 0; j--) {
+          const int n = VALUE ? i % 2 : j;
+          const float code = coder[n].code(__fsub_rn(x[i][j], zero[n]));
+          pair[j / 2] = j % 2 ? fmaf(code, 256.f, TWO_TO_23) : pair[j / 2] + code;
+        }
+        const u32 four = __byte_perm(__float_as_uint(pair[0]), __float_as_uint(pair[1]), 0x5410);
+        const int bit = (i * STEPS + step) * BITS;
         words.add(bit / 8, (four & real[i]) << bit % 8);
       }
     }
@@ -99,25 +93,25 @@ struct SpanPacker {
 #if INPUT == 2
     load_shared(x, row + at);
 #else
-    const Pair low = {load_shared(row + at)}, high = {load_shared(row + at + 4)};
+    u32 y[2];
+    load_shared(y, row + at);
+    const Pair low = {y[0]}, high = {y[1]};
     x[0] = number(low, 0), x[1] = number(low, 1), x[2] = number(high, 0), x[3] = number(high, 1);
 #endif
   }
-  static __device__ __forceinline__ void load_step(Levels* l, const Job& job, int step) {
-    if constexpr (VALUE) {
+  static __device__ __forceinline__ void load_step(float* zero, Coder<BITS>* coder, const Job& job,
+                                                   int step) {
 #pragma unroll
-      for (int n = 0; n < 2; n++) {
-        const u32 at = job.levels + (16 * step + 8 * n + job.g) * 4;
-        l[n].scale = __uint_as_float(load_shared(at));
-        l[n].zero = __uint_as_float(load_shared(at + D * 4));
-        l[n].inverse = __uint_as_float(load_shared(at + D * 8));
-      }
-    } else {
-      const u32 at = job.levels + (16 * step + 4 * job.t) * 4;
-      float y[3][4];
-      load_shared(y[0], at), load_shared(y[1], at + D * 4), load_shared(y[2], at + D * 8);
+    for (int row = 0; row < 1 + Coder<BITS>::NUMBERS; row++) {
+      float y[4];
+      const u32 at = job.levels + (row * D + 16 * step) * 4;
+      if constexpr (VALUE)
+        y[0] = __uint_as_float(load_shared(at + job.g * 4)),
+        y[1] = __uint_as_float(load_shared(at + (8 + job.g) * 4));
+      else
+        load_shared(y, at + job.t * 16);
 #pragma unroll
-      for (int n = 0; n < 4; n++) l[n].scale = y[0][n], l[n].zero = y[1][n], l[n].inverse = y[2][n];
+      for (int n = 0; n < SEEN; n++) (row ? coder[n].x[row - 1] : zero[n]) = y[n];
     }
   }
 };
