@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from duotone.attention.cuda import group_pack, span_pack
+from duotone.attention.cuda.dense import TILE_TOKENS
+from duotone.attention.cuda.span_held import Held
 
 from cuda_on_cpu import missing, run_on_cpu
 from pack_cases import GROUP_CASES, SPAN_CASES, assert_same_pair, run_groups, run_spans
@@ -34,7 +36,11 @@ def test_groups(case, monkeypatch, folder) -> None:
 
 
 @pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("launches", ["once", "twice"])
 @pytest.mark.parametrize("case", spread(SPAN_CASES))
-def test_spans(case, monkeypatch, folder) -> None:
+def test_spans(case, launches, monkeypatch, folder) -> None:
     run_on_cpu(span_pack, monkeypatch, folder)
+    # There is no cluster: a thread block holds all tiles.
+    at = Held(1, -(-case.longest // TILE_TOKENS)) if launches == "once" else None
+    monkeypatch.setattr(span_pack, "held", lambda *_: at)
     assert_same_pair(*run_spans(case))

@@ -20,6 +20,7 @@ from duotone.attention.cuda.geometry import (
     RING_BYTES,
     Geometry,
     cut,
+    max_cluster,
     multiprocessors,
     ring_bytes,
     shared_bytes,
@@ -28,7 +29,7 @@ from duotone.attention.cuda.geometry import (
 from duotone.attention.cuda.launch import LOG2E, MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.layout import RecordFormat, Records
 from duotone.attention.cuda.span_calibrated import SOURCE as KEEPING_SOURCE
-from duotone.attention.cuda.span_calibrated import block_bytes, kept_geometry, max_cluster
+from duotone.attention.cuda.span_calibrated import block_bytes, kept_geometry
 
 SOURCE = "span_decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
