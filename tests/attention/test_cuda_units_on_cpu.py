@@ -15,10 +15,11 @@ GROUP, KV_HEADS = 3, 2
 # Tokens of each sequence: no record, one that is not full, one for each warp, and more.
 LENGTHS = torch.tensor([0, 3, 4, 8, 0, 41, 5, 23, 90, 0])
 # Architecture (bulk copies, copies by lanes), slots of a ring, copies as late as they may happen,
-# and whether two of them are under way.
+# and how many of them a deep ring has under way.
 RINGS = [
     (900, 2, 1, 0), (900, 3, 1, 0), (900, 3, 0, 0), (800, 3, 1, 0),
-    (900, 3, 1, 1), (900, 3, 0, 1), (800, 3, 1, 1), (800, 3, 0, 1),
+    (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (900, 3, 0, 2), (800, 3, 1, 2), (800, 3, 0, 2),
+    (900, 5, 1, 4),
 ]  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0, "UNDER_WAY": 1,
         "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
     }  # fmt: skip
 
@@ -60,7 +61,8 @@ def test_every_unit_is_done_once(arch, stages, late, deep, merge, folder) -> Non
         kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
         all_parts=splits, units=heads * splits, sm_scale=1.0,
     )  # fmt: skip
-    add = compiled("add_records", macros(arch, stages, MERGE=merge, LATE=late, DEEP=deep), folder)
+    ring = {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
+    add = compiled("add_records", macros(arch, stages, MERGE=merge, **ring), folder)
     add(given, heads * splits, WARPS * 32)
     if merge == 2:
         given.units = heads

@@ -4,7 +4,7 @@
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB  bits per code of K and of V (1, 2, 4, 8)
 //   G       q heads per kv head
-//   WARPS, PER_SM, STAGES, TILES
+//   WARPS, PER_SM, STAGES, TILES, UNDER_WAY (see deep_ring.cuh)
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
 //   TAU     1: score calibration; all blocks of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       float f[HT][8];
       u32 pi[HT][8], v[VWORDS], over = 0;
       load_words<VWORDS>(v, before, u.lane);
-      if (tile == 0) {  // nobody needs the record before any more
-        __syncwarp();
+      if (tile == 0) {
+        if (STAGES == UNDER_WAY + 1) __syncwarp();  // nobody needs the record before any more
         next = ring.refill<RECORD_BYTES, 0>(u);
       }
       q.dot(f, here + tile * K_BYTES, u.lane);
