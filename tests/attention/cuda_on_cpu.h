@@ -155,6 +155,10 @@ static u16 narrow(float x) {
   return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 static Pair pair_of(float low, float high) { return {narrow(low) | (u32)narrow(high) << 16}; }
+static u32 at_least(Pair a, Pair b) {
+  return (number(a, 0) >= number(b, 0) ? 0xFFFFu : 0) |
+         (number(a, 1) >= number(b, 1) ? 0xFFFF0000u : 0);
+}
 template <bool TURNED>
 static void load_matrices(Pair* y, u32 row) {
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

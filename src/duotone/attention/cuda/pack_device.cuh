@@ -148,6 +148,17 @@ __device__ __forceinline__ Pair load_pair(u32 at) {
 __device__ __forceinline__ Pair halves_of(Pair a, Pair b, int half) {
   return {__byte_perm(a.x, b.x, half ? 0x7632 : 0x5410)};
 }
+// All ones in the halves in which a is b or more, and nothing where either is not a number.
+__device__ __forceinline__ u32 at_least(Pair a, Pair b) {
+#if INPUT == 0 || __CUDA_ARCH__ >= 900
+  u32 y;
+  asm("set.ge.u32." OF_PAIR " %0,%1,%2;" : "=r"(y) : "r"(a.x), "r"(b.x));
+  return y;
+#else
+  return (number(a, 0) >= number(b, 0) ? 0xFFFFu : 0) |
+         (number(a, 1) >= number(b, 1) ? 0xFFFF0000u : 0);
+#endif
+}
 // Four 8x8 matrices of halves from rows that lanes 0-7, 8-15, .. point at. TURNED: transposed.
 template <bool TURNED>
 __device__ __forceinline__ void load_matrices(Pair* y, u32 row) {

@@ -15,6 +15,7 @@
 #include "pack_tile.cuh"
 #include "pack_words.cuh"
 #include "span_pack_call.cuh"
+#include "span_steps.cuh"
 #include "span_packer.cuh"
 #include "span_bounds.cuh"
 
@@ -102,12 +103,12 @@ struct Source {
 };
 
 // Levels of a block of tokens from its rows of parameters.
-template <int BITS>
+template <int VALUE, int BITS>
 __device__ __forceinline__ void load_levels(const Job& job, const u16* scale, const u16* zero) {
   for (int c = job.lane; c < D; c += 32) {
     Levels l = {};
     if (c < CHANNELS) l.read(__ldg(scale + c), __ldg(zero + c));
-    store_levels<BITS>(job.levels, l, c);
+    Steps<VALUE, BITS>::store_levels(job.levels, l, c);
   }
 }
 
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int head = row >> 1, sequence = head / at.kv_heads;
   const int record = tile / TILES, within = tile % TILES;
   Job job;
-  job.lane = threadIdx.x & 31, job.g = job.lane >> 2, job.t = job.lane & 3;
+  job.place(threadIdx.x & 31);
   job.tile = shared_address(shared) + warp * WARP_BYTES;
   job.words = job.tile + TILE_BYTES, job.levels = job.words + WORDS_BYTES;
   Source from = {};
@@ -152,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     from.head = head_of(states, head, at.kv_heads), from.stride = states.token;
     const long long place = ((long long)head * at.blocks + block) * CHANNELS;
     if (is_value)
-      load_levels<VB>(job, at.v_scale + place, at.v_zero + place);
+      load_levels<1, VB>(job, at.v_scale + place, at.v_zero + place);
     else
-      load_levels<KB>(job, at.k_scale + place, at.k_zero + place);
+      load_levels<0, KB>(job, at.k_scale + place, at.k_zero + place);
   }
   char* codes = at.records + ((long long)head * at.records_per_head + record) * RECORD_BYTES;
   if (is_value)

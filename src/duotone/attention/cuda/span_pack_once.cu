@@ -16,6 +16,7 @@
 #include "pack_tile.cuh"
 #include "pack_words.cuh"
 #include "span_pack_call.cuh"
+#include "span_steps.cuh"
 #include "span_packer.cuh"
 #include "span_held.cuh"
 
@@ -27,7 +28,7 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
   u16* scale = (VALUE ? at.v_scale : at.k_scale) + place;
   u16* zero = (VALUE ? at.v_zero : at.k_zero) + place;
   Job job;
-  job.lane = threadIdx.x & 31, job.g = job.lane >> 2, job.t = job.lane & 3;
+  job.place(threadIdx.x & 31);
   job.words = memory + (threadIdx.x >> 5) * WARP_BYTES, job.levels = memory + WARPS * WARP_BYTES;
   for (int c = threadIdx.x; c < D; c += WARPS * 32) {
     Levels l = {};
@@ -35,7 +36,7 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
       l.asymmetric<BITS>(agreed_bounds(own, c, s.length), VALUE ? at.v_shrink : at.k_shrink);
       if (s.rank == 0) scale[c] = l.scale_bits, zero[c] = l.zero_bits;
     }
-    store_levels<BITS>(job.levels, l, c);
+    Steps<VALUE, BITS>::store_levels(job.levels, l, c);
   }
   leave_others();
   __syncthreads();

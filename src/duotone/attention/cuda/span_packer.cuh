@@ -1,34 +1,17 @@
-// One warp packs K or V of 32 tokens, half of a tile of layout.py.
-//
-// A step is 16 channels of 32 tokens. With g = lane / 4, t = lane % 4, register i of a lane has
-// byte j for code
-//   K: token 8 i + g, channel 16 step + 4 t + j
-//   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, channel 16 step + 8 (i % 2) + g
-
-// What a packing warp has: its elements, room for its words, the levels of its channels.
-struct Job {
-  u32 tile, words, levels;
-  int lane, g, t;
-};
-
-// Of a block of tokens, in shared memory: [zero-point, numbers of a Coder][channel].
-template <int BITS>
-__device__ __forceinline__ void store_levels(u32 levels, const Levels& l, int channel) {
-  Coder<BITS> coder;
-  coder.set(l);
-  store_shared(levels + channel * 4, __float_as_uint(l.zero));
-#pragma unroll
-  for (int n = 0; n < Coder<BITS>::NUMBERS; n++)
-    store_shared(levels + ((n + 1) * D + channel) * 4, __float_as_uint(coder.x[n]));
-}
-
+// One warp packs K or V of 32 tokens, half of a tile of layout.py, in steps (span_steps.cuh).
 template <int VALUE, int BITS>
 struct SpanPacker {
   static constexpr int STEPS = D / 16, WORDS = D * BITS / 32;
-  static constexpr int SEEN = VALUE ? 2 : 4;  // channels of a lane in a step
+  // Steps whose codes lie in the same words: a power of two.
+  static constexpr int RUN = STEPS % (8 / BITS) == 0 ? 8 / BITS
+                             : STEPS % 4 == 0        ? 4
+                             : STEPS % 2 == 0        ? 2
+                                                     : 1;
 
   // 32 tokens to their part of a tile's codes: `half` of it, of which `left` tokens are real.
-  static __device__ __forceinline__ void pack(const Job& job, int half, int left, char* codes) {
+  static __device__ __forceinline__ void pack(Job job, int half, int left, char* codes) {
+    // Lanes 0 to 15 read 8 bytes each at a time: of even rows, which lie in different banks.
+    if (!VALUE) job.place((job.lane << 1 & 24) | (job.lane >> 4) << 2 | (job.lane & 3));
     const Words<WORDS> words(job.words, job.lane);
     words.clear();
     if (left > 0) add_codes(words, job, left);
@@ -41,23 +24,19 @@ struct SpanPacker {
 #pragma unroll
     for (int i = 0; i < 4; i++) real[i] = mask(job, i, left);
 #pragma unroll 1
-    for (int step = 0; step < STEPS; step++) {
-      float x[4][4], zero[SEEN];
-      Coder<BITS> coder[SEEN];
-      load(x, job, step);
-      load_step(zero, coder, job, step);
+    for (int first = 0; first < STEPS; first += RUN) {
+      u32 run[4] = {};
+#pragma unroll 2
+      for (int step = first + RUN - 1; step >= first; step--) {
+        u32 registers[4];
+        Steps<VALUE, BITS>::codes(registers, job, step);
+#pragma unroll
+        for (int i = 0; i < 4; i++) run[i] = (run[i] << BITS) + registers[i];
+      }
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        float pair[2];  // two codes as the lower bytes of 2^23
-#pragma unroll
-        for (int j = 3; j >= 0; j--) {
-          const int n = VALUE ? i % 2 : j;
-          const float code = coder[n].code(__fsub_rn(x[i][j], zero[n]));
-          pair[j / 2] = j % 2 ? fmaf(code, 256.f, TWO_TO_23) : pair[j / 2] + code;
-        }
-        const u32 four = __byte_perm(__float_as_uint(pair[0]), __float_as_uint(pair[1]), 0x5410);
-        const int bit = (i * STEPS + step) * BITS;
-        words.add(bit / 8, (four & real[i]) << bit % 8);
+        const int bit = (i * STEPS + first) * BITS;
+        words.add(bit / 8, (run[i] & real[i]) << bit % 8);
       }
     }
   }
@@ -69,49 +48,5 @@ struct SpanPacker {
     for (int j = 0; j < 4; j++)
       if (8 * (i / 2) + 2 * job.t + 16 * (j % 2) + j / 2 < left) y |= 0xFFu << 8 * j;
     return y;
-  }
-  // x[i][j]: the elements of a step.
-  static __device__ __forceinline__ void load(float (*x)[4], const Job& job, int step) {
-    if constexpr (VALUE) {
-#pragma unroll
-      for (int chunk = 0; chunk < 2; chunk++) {
-        Pair y[4];
-        load_fragment<true>(y, job.tile, step, chunk, job.lane);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          x[i][chunk] = number(y[i], 0), x[i][2 + chunk] = number(y[i], 1);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        load_row(x[i], job.tile + (8 * i + job.g) * ROW_BYTES,
-                 (16 * step + 4 * job.t) * ELEMENT_BYTES);
-    }
-  }
-  // Four consecutive elements of a token.
-  static __device__ __forceinline__ void load_row(float* x, u32 row, int at) {
-#if INPUT == 2
-    load_shared(x, row + at);
-#else
-    u32 y[2];
-    load_shared(y, row + at);
-    const Pair low = {y[0]}, high = {y[1]};
-    x[0] = number(low, 0), x[1] = number(low, 1), x[2] = number(high, 0), x[3] = number(high, 1);
-#endif
-  }
-  static __device__ __forceinline__ void load_step(float* zero, Coder<BITS>* coder, const Job& job,
-                                                   int step) {
-#pragma unroll
-    for (int row = 0; row < 1 + Coder<BITS>::NUMBERS; row++) {
-      float y[4];
-      const u32 at = job.levels + (row * D + 16 * step) * 4;
-      if constexpr (VALUE)
-        y[0] = __uint_as_float(load_shared(at + job.g * 4)),
-        y[1] = __uint_as_float(load_shared(at + (8 + job.g) * 4));
-      else
-        load_shared(y, at + job.t * 16);
-#pragma unroll
-      for (int n = 0; n < SEEN; n++) (row ? coder[n].x[row - 1] : zero[n]) = y[n];
-    }
   }
 };
