@@ -27,15 +27,25 @@ struct Share {
   __device__ __forceinline__ int half(int slot) const { return slot * CLUSTER + rank; }
 };
 
+// The first tokens' positions are asked for beside the block's edges, which only decide whether
+// they are there: one answer of memory less before the first tile. Volatile: asked for where it
+// says.
 __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, u32 tiles) {
   const int lane = threadIdx.x & 31;
   const Dense& from = s.is_value ? at.value : at.key;
-  const long long start = at.offsets[(long long)s.sequence * (at.blocks + 1) + s.block];
+  // The first block begins with the sequence.
+  const int start =
+      s.block ? (int)at.offsets[(long long)s.sequence * (at.blocks + 1) + s.block] : 0;
   const long long* index = at.index + (long long)s.sequence * at.taken + start;
-  for (int slot = threadIdx.x >> 5; s.half(slot) * TILE < s.length; slot += WARPS) {
+  const auto position_of = [&](int token) {
+    return *(const volatile int*)(index + min(token, at.taken - 1 - start));
+  };
+  int slot = threadIdx.x >> 5, position = position_of(s.half(slot) * TILE + lane);
+  for (; s.half(slot) * TILE < s.length; slot += WARPS) {
     const int token = s.half(slot) * TILE + lane;
     ask_for_tile(tiles + slot * TILE_BYTES, head_of(from, s.head, at.kv_heads), from.token,
-                 token < s.length ? (int)index[token] : -1, lane);
+                 token < s.length ? position : -1, lane);
+    position = position_of(s.half(slot + WARPS) * TILE + lane);
   }
   wait_for_copies();
   __syncwarp();
