@@ -1,14 +1,15 @@
-// One warp packs K or V of 32 tokens: a matrix of rows by k in the layout of group_layout.py.
+// A warp, or two that share the steps, packs K or V of 32 tokens: a matrix of rows by k in the
+// layout of group_layout.py.
 //
 // It goes through the tile in steps. Along rows, a step is a row group by a chunk of 16 k, and a
 // lane sees 4 groups: k, k + 1, k + 8, k + 9. Along k, it is a row tile by a group, and a lane sees
 // rows g and g + 8.
 enum { ASYMMETRIC, SYMMETRIC, HYBRID, SYMMETRIC_HYBRID };
 
-// What a packing warp has: its tile, room for its words, and where its results go.
+// What a packing warp has: its tile, room for words, its part of the steps, where results go.
 struct Job {
   u32 tile, words;
-  int lane, g, t, warp;
+  int lane, g, t, warp, part;
   char *codes, *params;
   const char* norm;  // of this head, or null
   float shrink;
@@ -34,6 +35,8 @@ struct Packer {
   static constexpr int STEPS = ROWS * CHUNKS / FRAGMENTS, STEPS_PER_ROW = CHUNKS / WIDE;
   // Warps that share groups along tokens.
   static constexpr int PARTNERS = VALUE == ALONG_K ? GROUP / TILE : 1;
+  static constexpr int OWN_STEPS = STEPS / SHARERS, OWN_WORDS = WORDS / SHARERS;
+  static_assert(SHARERS == 1 || (MAPPING != ASYMMETRIC && OWN_STEPS % 2 == 0), "pairs of steps");
   static_assert(PARTNERS <= WARPS && WARPS % PARTNERS == 0, "a block holds whole groups");
   static_assert(MAPPING == ASYMMETRIC || (ALONG_K && GROUP == 32), "signs need inner groups");
 
@@ -181,12 +184,13 @@ struct Packer {
       __syncthreads();
     }
     if (!job.there) return true;
-    const Words<WORDS> words(job.words, job.lane);
+    const Words<OWN_WORDS> words(job.words + job.part * OWN_WORDS * 128, job.lane);
     words.clear();
     RowPair before = {};
     bool fits = true;
 #pragma unroll(MAPPING == ASYMMETRIC ? 1 : 2)
-    for (int step = 0; step < STEPS; step++) {
+    for (int n = 0; n < OWN_STEPS; n++) {
+      const int step = job.part * OWN_STEPS + n;
       load(x, job, step);
       if constexpr (PARTNERS > 1)
         hear(b, job, step, seen);
@@ -194,7 +198,7 @@ struct Packer {
         bound(b, x);
       fits &= write(x, b, job, step, before);
     }
-    words.template write<MAPPING != ASYMMETRIC>(job.codes, job.lane);
+    words.template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;
   }
 };

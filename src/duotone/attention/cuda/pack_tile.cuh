@@ -13,12 +13,13 @@ struct Dense {
   int token;
 };
 
-// Asks for a tile. Lane l gives the position of token l; -1: none, which becomes 0.
+// Asks for a tile, or one of `parts` of it. Lane l gives the position of token l; -1: none, which
+// becomes 0.
 __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int stride, int position,
-                                             u32 lane) {
+                                             u32 lane, u32 part = 0, u32 parts = 1) {
   constexpr u32 UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
 #pragma unroll 8
-  for (u32 n = lane; n < TILE * UNITS; n += 32) {
+  for (u32 n = 32 * part + lane; n < TILE * UNITS; n += 32 * parts) {
     const u32 row = n / UNITS, at = n % UNITS * ALIGN;
     const int from = __shfl_sync(FULL, position, row);
     const char* source = head + (long long)max(from, 0) * stride + at;
@@ -29,7 +30,7 @@ __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int str
       copy_async<ALIGN>(target, source, from >= 0);
   }
   constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
-  for (u32 n = lane; n < TILE * MISSING; n += 32)
+  for (u32 n = 32 * part + lane; n < TILE * MISSING; n += 32 * parts)
     store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
                       0);
 }
