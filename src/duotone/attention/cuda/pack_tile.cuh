@@ -62,3 +62,19 @@ __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, i
   load_matrices<TURNED>(x, tile + token * ROW_BYTES + channel * 2);
 #endif
 }
+// Registers 2 half and 2 half + 1 of two such operands whose rows are channels, chunks 0 and 1.
+__device__ __forceinline__ void load_halves(Pair* x, u32 tile, int row_tile, int half, int lane) {
+#if INPUT == 2
+  Pair y[4];
+#pragma unroll
+  for (int chunk = 0; chunk < 2; chunk++) {
+    load_fragment<true>(y, tile, row_tile, chunk, lane);
+#pragma unroll
+    for (int i = 0; i < 2; i++) x[2 * chunk + i] = half ? y[2 + i] : y[i];
+  }
+#else
+  const int channel = 16 * row_tile + 8 * (lane >> 3 & 1);
+  const int token = 16 * (lane >> 4) + 8 * half + (lane & 7);
+  load_matrices<true>(x, tile + token * ROW_BYTES + channel * 2);
+#endif
+}

@@ -1,18 +1,22 @@
 // What a thread block of span_pack_once.cu holds: its share of a block of tokens, and the bounds.
 //
-// Of a warp, what it saw as floats, [low, high][channel], and later words: 32 tokens of codes.
+// Of the warps that share 32 tokens, what they saw as floats, [low, high][channel], and later
+// words.
 #define MOST_BITS (KB > VB ? KB : VB)
-#define WARP_BYTES (4 * D * (MOST_BITS > 2 ? MOST_BITS : 2))
-#define BESIDE_TILES (WARPS * WARP_BYTES + 16 * D)
+#define SLOTS (WARPS / SHARERS)
+#define SLOT_BYTES (4 * D * (MOST_BITS > 2 ? MOST_BITS : 2))
+#define BESIDE_TILES (SLOTS * SLOT_BYTES + 16 * D)
 static_assert(BESIDE_TILES == BESIDE_TILES_BYTES, "the host's shared memory differs");
 
 struct Share {
   int head, sequence, block, rank, length, first_record;
-  int halves;  // of tiles of 64 tokens, to be written; those behind the tokens are zeros
+  int first_slot, part;  // of this warp
+  int halves;            // of tiles of 64 tokens, to be written; those behind the tokens are zeros
   bool is_value;
 
   __device__ __forceinline__ void find(const Arguments& at) {
     const int row = blockIdx.x / CLUSTER;
+    first_slot = threadIdx.x / (32 * SHARERS), part = threadIdx.x / 32 % SHARERS;
     rank = blockIdx.x % CLUSTER, is_value = row & 1;
     block = row / 2 % at.blocks, head = row / 2 / at.blocks, sequence = head / at.kv_heads;
     const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;
@@ -40,22 +44,26 @@ __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, 
   const auto position_of = [&](int token) {
     return *(const volatile int*)(index + min(token, at.taken - 1 - start));
   };
-  int slot = threadIdx.x >> 5, position = position_of(s.half(slot) * TILE + lane);
-  for (; s.half(slot) * TILE < s.length; slot += WARPS) {
+  int slot = s.first_slot, position = position_of(s.half(slot) * TILE + lane);
+  for (; s.half(slot) * TILE < s.length; slot += SLOTS) {
     const int token = s.half(slot) * TILE + lane;
     ask_for_tile(tiles + slot * TILE_BYTES, head_of(from, s.head, at.kv_heads), from.token,
-                 token < s.length ? position : -1, lane);
-    position = position_of(s.half(slot + WARPS) * TILE + lane);
+                 token < s.length ? position : -1, lane, s.part, SHARERS);
+    position = position_of(s.half(slot + SLOTS) * TILE + lane);
   }
   wait_for_copies();
+#if SHARERS > 1
+  __syncthreads();
+#else
   __syncwarp();
+#endif
 }
 
-// Bounds of two channels over a warp's tokens.
+// Bounds of two channels over the tokens of a warp and of those who share them.
 __device__ __forceinline__ void bound_pair(Pair& low, Pair& high, const Share& s, u32 tiles,
                                            int channel) {
   low = pair_of(INFINITE, INFINITE), high = pair_of(-INFINITE, -INFINITE);
-  for (int slot = threadIdx.x >> 5; s.half(slot) * TILE < s.length; slot += WARPS) {
+  for (int slot = s.first_slot; s.half(slot) * TILE < s.length; slot += SLOTS) {
     const int tokens = min(s.length - s.half(slot) * TILE, TILE);
     const u32 column = tiles + slot * TILE_BYTES + channel * ELEMENT_BYTES;
 #pragma unroll 8
@@ -67,8 +75,8 @@ __device__ __forceinline__ void bound_pair(Pair& low, Pair& high, const Share& s
 }
 // Bounds of what a thread block holds, to own[low, high][channel].
 __device__ __forceinline__ void bound_share(const Share& s, u32 memory, float (*own)[CHANNELS]) {
-  const u32 seen = memory + (threadIdx.x >> 5) * WARP_BYTES;
-  for (int c = (threadIdx.x & 31) * 2; c < D; c += 64) {
+  const u32 seen = memory + s.first_slot * SLOT_BYTES;
+  for (int c = (32 * s.part + (threadIdx.x & 31)) * 2; c < D; c += 64 * SHARERS) {
     Pair low, high;
     bound_pair(low, high, s, memory + BESIDE_TILES, c);
 #pragma unroll
@@ -81,9 +89,9 @@ __device__ __forceinline__ void bound_share(const Share& s, u32 memory, float (*
   for (int c = threadIdx.x; c < CHANNELS; c += WARPS * 32) {
     float low = INFINITE, high = -INFINITE;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      low = least(low, __uint_as_float(load_shared(memory + w * WARP_BYTES + c * 4)));
-      high = greatest(high, __uint_as_float(load_shared(memory + w * WARP_BYTES + (D + c) * 4)));
+    for (int n = 0; n < SLOTS; n++) {
+      low = least(low, __uint_as_float(load_shared(memory + n * SLOT_BYTES + c * 4)));
+      high = greatest(high, __uint_as_float(load_shared(memory + n * SLOT_BYTES + (D + c) * 4)));
     }
     own[0][c] = low, own[1][c] = high;
   }

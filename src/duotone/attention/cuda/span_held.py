@@ -15,7 +15,8 @@ from duotone.attention.cuda.dense import TILE_TOKENS, tile_bytes
 from duotone.attention.cuda.layout import RecordFormat
 
 SOURCE = "span_pack_once.cu"
-MAX_WARPS = 16
+# Tiles that warps take at the same time: half as many as a thread block has warps, at most.
+MAX_SLOTS = 16
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,24 @@ class Held:
     tiles: int
 
     @property
-    def warps(self) -> int:
-        """A warp for each tile, where there are not too many."""
-        return min(MAX_WARPS, 1 << (self.tiles - 1).bit_length())
+    def slots(self) -> int:
+        """Tiles at a time: all of them, where there are not too many."""
+        return min(MAX_SLOTS, 1 << (self.tiles - 1).bit_length())
 
     def beside_tiles_bytes(self, form: RecordFormat) -> int:
         """Dynamic shared memory before the tiles."""
         widest = max(form.key_bits, form.value_bits, 2)
-        return (4 * self.warps * widest + 16) * form.channels
+        return (4 * self.slots * widest + 16) * form.channels
 
     def shared_bytes(self, form: RecordFormat, dtype: torch.dtype) -> int:
         """Dynamic shared memory of a thread block."""
         return self.beside_tiles_bytes(form) + self.tiles * tile_bytes(form.channels, dtype)
+
+
+def sharers(form: RecordFormat) -> int:
+    """Warps that share a tile: two hide more of each other's waits, if its words are even."""
+    words = [form.channels * bits // 32 for bits in (form.key_bits, form.value_bits)]
+    return 1 if any(n % 2 for n in words) else 2
 
 
 def held(

@@ -9,6 +9,7 @@
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   THREADS (of span_bounds), WARPS (of span_pack), ARGUMENTS_BYTES, WARP_SHARED_BYTES
 #define D ((CHANNELS + 31) / 32 * 32)
+#define SHARERS 1
 #include "pack_device.cuh"
 #include "pack_levels.cuh"
 #include "pack_codes.cuh"
@@ -138,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int head = row >> 1, sequence = head / at.kv_heads;
   const int record = tile / TILES, within = tile % TILES;
   Job job;
-  job.place(threadIdx.x & 31);
+  job.place(threadIdx.x & 31), job.first = 0;
   job.tile = shared_address(shared) + warp * WARP_BYTES;
   job.words = job.tile + TILE_BYTES, job.levels = job.words + WORDS_BYTES;
   Source from = {};

@@ -33,7 +33,7 @@ from duotone.attention.cuda.layout import (
 )
 from duotone.attention.cuda.runtime import Launch, kernel
 from duotone.attention.cuda.span_held import SOURCE as ONCE_SOURCE
-from duotone.attention.cuda.span_held import Held, held
+from duotone.attention.cuda.span_held import Held, held, sharers
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -179,8 +179,8 @@ def _launch_once(
     at: Held, given: Arguments, form: RecordFormat, key: Tensor, rows: int, macros: dict[str, int]
 ) -> None:
     nbytes = at.shared_bytes(form, key.dtype)
-    launch = Launch(rows * at.cluster, at.warps * LANES, nbytes, cluster=at.cluster)
     macros = macros | once_macros(at, form)
+    launch = Launch(rows * at.cluster, macros["WARPS"] * LANES, nbytes, cluster=at.cluster)
     kernel(ONCE_SOURCE, "span_pack_once", tuple(macros.items()), key.device)(launch, given)
 
 
@@ -240,7 +240,8 @@ def twice_macros(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
 def once_macros(at: Held, form: RecordFormat) -> dict[str, int]:
     """What span_pack_once.cu wants beside what both sources do."""
     return {
-        "WARPS": at.warps,
+        "WARPS": at.slots * sharers(form),
+        "SHARERS": sharers(form),
         "CLUSTER": at.cluster,
         "BESIDE_TILES_BYTES": at.beside_tiles_bytes(form),
     }

@@ -2,13 +2,14 @@
 // block of tokens fits the shared memory of a cluster.
 //
 // A cluster packs K or V of one block of tokens of a head. Each of its thread blocks holds every
-// CLUSTER-th 32 tokens, a warp each or a few; they agree on the bounds through each other's shared
-// memory and write the codes of what they hold.
+// CLUSTER-th 32 tokens, a warp or two each or a few; they agree on the bounds through each other's
+// shared memory and write the codes of what they hold.
 //   | bounds that warps saw, then their words | levels | tiles of 32 tokens |
 //
 // Compiled by NVRTC with the macros of span_pack.cu but THREADS and WARP_SHARED_BYTES, and
 //   CLUSTER  thread blocks of a cluster; 1: no cluster, for any device
-//   WARPS    of a thread block; BESIDE_TILES_BYTES: what the host takes memory before tiles to be
+//   WARPS    of a thread block; SHARERS: of them, of 32 tokens; BESIDE_TILES_BYTES: what the host
+//   takes memory before tiles to be
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "pack_device.cuh"
 #include "pack_levels.cuh"
@@ -28,8 +29,8 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
   u16* scale = (VALUE ? at.v_scale : at.k_scale) + place;
   u16* zero = (VALUE ? at.v_zero : at.k_zero) + place;
   Job job;
-  job.place(threadIdx.x & 31);
-  job.words = memory + (threadIdx.x >> 5) * WARP_BYTES, job.levels = memory + WARPS * WARP_BYTES;
+  job.place(threadIdx.x & 31), job.first = s.part * OWN;
+  job.words = memory + s.first_slot * SLOT_BYTES, job.levels = memory + SLOTS * SLOT_BYTES;
   for (int c = threadIdx.x; c < D; c += WARPS * 32) {
     Levels l = {};
     if (c < CHANNELS) {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
   }
   leave_others();
   __syncthreads();
-  for (int slot = threadIdx.x >> 5; s.half(slot) < s.halves; slot += WARPS) {
+  for (int slot = s.first_slot; s.half(slot) < s.halves; slot += SLOTS) {
     const int half = s.half(slot), record = s.first_record + half / (2 * TILES);
     char* codes = at.records + ((long long)s.head * at.records_per_head + record) * RECORD_BYTES;
     const int within = half / 2 % TILES;

@@ -1,7 +1,9 @@
-// One warp packs K or V of 32 tokens, half of a tile of layout.py, in steps (span_steps.cuh).
+// A warp, or two that share the registers, packs K or V of 32 tokens, half of a tile of layout.py,
+// in steps (span_steps.cuh).
 template <int VALUE, int BITS>
 struct SpanPacker {
-  static constexpr int STEPS = D / 16, WORDS = D * BITS / 32;
+  static constexpr int STEPS = D / 16, WORDS = D * BITS / 32, OWN_WORDS = WORDS / SHARERS;
+  static_assert(WORDS % SHARERS == 0, "words are not shared");
   // Steps whose codes lie in the same words: a power of two.
   static constexpr int RUN = STEPS % (8 / BITS) == 0 ? 8 / BITS
                              : STEPS % 4 == 0        ? 4
@@ -12,29 +14,30 @@ struct SpanPacker {
   static __device__ __forceinline__ void pack(Job job, int half, int left, char* codes) {
     // Lanes 0 to 15 read 8 bytes each at a time: of even rows, which lie in different banks.
     if (!VALUE) job.place((job.lane << 1 & 24) | (job.lane >> 4) << 2 | (job.lane & 3));
-    const Words<WORDS> words(job.words, job.lane);
+    const int part = job.first / OWN;
+    const Words<OWN_WORDS> words(job.words + part * OWN_WORDS * 128, job.lane);
     words.clear();
     if (left > 0) add_codes(words, job, left);
-    words.template write<false, 2>(codes, job.lane, half);
+    words.template write<false, 2 * SHARERS>(codes, job.lane, half * SHARERS + part);
   }
 
-  static __device__ __forceinline__ void add_codes(const Words<WORDS>& words, const Job& job,
+  static __device__ __forceinline__ void add_codes(const Words<OWN_WORDS>& words, const Job& job,
                                                    int left) {
-    u32 real[4];
+    u32 real[OWN];
 #pragma unroll
-    for (int i = 0; i < 4; i++) real[i] = mask(job, i, left);
+    for (int i = 0; i < OWN; i++) real[i] = mask(job, job.first + i, left);
 #pragma unroll 1
     for (int first = 0; first < STEPS; first += RUN) {
-      u32 run[4] = {};
+      u32 run[OWN] = {};
 #pragma unroll 2
       for (int step = first + RUN - 1; step >= first; step--) {
-        u32 registers[4];
+        u32 registers[OWN];
         Steps<VALUE, BITS>::codes(registers, job, step);
 #pragma unroll
-        for (int i = 0; i < 4; i++) run[i] = (run[i] << BITS) + registers[i];
+        for (int i = 0; i < OWN; i++) run[i] = (run[i] << BITS) + registers[i];
       }
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < OWN; i++) {
         const int bit = (i * STEPS + first) * BITS;
         words.add(bit / 8, (run[i] & real[i]) << bit % 8);
       }

@@ -3,13 +3,25 @@
 //   K: token 8 i + g, channel 16 step + 4 t + j
 //   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, channel 16 step + 8 (i % 2) + g
 
-// What a packing warp has: its elements, room for its words, the levels of its channels.
+//
+// SHARERS warps share a tile: each has as many of the registers, OWN of them from `first` on.
+#define OWN (4 / SHARERS)
+
+// What a packing warp has: its elements, room for words, the levels of its channels.
 struct Job {
   u32 tile, words, levels;
-  int lane, g, t;
+  int lane, g, t, first;
 
   __device__ __forceinline__ void place(int at) { lane = at, g = at >> 2, t = at & 3; }
 };
+
+// V's elements of a step: own registers of both chunks of 16 tokens.
+__device__ __forceinline__ void load_chunks(Pair (*y)[OWN], const Job& job, int step) {
+#pragma unroll
+  for (int chunk = 0; chunk < 2; chunk++)
+    if (OWN == 4) load_fragment<true>(y[chunk], job.tile, step, chunk, job.lane);
+  if (OWN == 2) load_halves(y[0], job.tile, step, job.first / 2, job.lane);
+}
 
 // By arithmetic in floats. Levels in shared memory: [zero-point, numbers of a Coder][channel].
 template <int VALUE, int BITS>
@@ -25,12 +37,12 @@ struct Steps {
       store_shared(levels + ((n + 1) * D + channel) * 4, __float_as_uint(coder.x[n]));
   }
   static __device__ __forceinline__ void codes(u32* registers, const Job& job, int step) {
-    float x[4][4], zero[SEEN];
+    float x[OWN][4], zero[SEEN];
     Coder<BITS> coder[SEEN];
     load(x, job, step);
     load_levels(zero, coder, job, step);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < OWN; i++) {
       float pair[2];  // two codes as the lower bytes of 2^23
 #pragma unroll
       for (int j = 3; j >= 0; j--) {
@@ -44,18 +56,17 @@ struct Steps {
   // x[i][j]: the elements of a step.
   static __device__ __forceinline__ void load(float (*x)[4], const Job& job, int step) {
     if constexpr (VALUE) {
+      Pair y[2][OWN];
+      load_chunks(y, job, step);
 #pragma unroll
-      for (int chunk = 0; chunk < 2; chunk++) {
-        Pair y[4];
-        load_fragment<true>(y, job.tile, step, chunk, job.lane);
+      for (int chunk = 0; chunk < 2; chunk++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-          x[i][chunk] = number(y[i], 0), x[i][2 + chunk] = number(y[i], 1);
-      }
+        for (int i = 0; i < OWN; i++)
+          x[i][chunk] = number(y[chunk][i], 0), x[i][2 + chunk] = number(y[chunk][i], 1);
     } else {
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        load_row(x[i], job.tile + (8 * i + job.g) * ROW_BYTES,
+      for (int i = 0; i < OWN; i++)
+        load_row(x[i], job.tile + (8 * (job.first + i) + job.g) * ROW_BYTES,
                  (16 * step + 4 * job.t) * ELEMENT_BYTES);
     }
   }

@@ -53,17 +53,17 @@ struct ComparedSteps {
     u32 edges[EDGES][2];  // K: of both pairs of channels; V: of both channels
     load_edges(edges, job, step);
     if constexpr (VALUE) {
-      Pair chunks[2][4];
+      Pair chunks[2][OWN];
+      load_chunks(chunks, job, step);
 #pragma unroll
-      for (int n = 0; n < 2; n++) load_fragment<true>(chunks[n], job.tile, step, n, job.lane);
-#pragma unroll
-      for (int i = 0; i < 4; i++)
+      for (int i = 0; i < OWN; i++)
         registers[i] = four_codes(chunks[0][i], chunks[1][i], edges, i % 2, i % 2);
     } else {
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < OWN; i++) {
         u32 y[2];
-        load_shared(y, job.tile + (8 * i + job.g) * ROW_BYTES + (16 * step + 4 * job.t) * 2);
+        load_shared(
+            y, job.tile + (8 * (job.first + i) + job.g) * ROW_BYTES + (16 * step + 4 * job.t) * 2);
         registers[i] = four_codes({y[0]}, {y[1]}, edges, 0, 1);
       }
     }
