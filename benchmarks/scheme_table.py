@@ -66,6 +66,7 @@ def picture_table(loaded: Any, task: Task, specs: dict, arguments: argparse.Name
         batch_size=arguments.batch_size,
         workers=arguments.workers,
         impl=arguments.impl,
+        minutes=arguments.minutes,
     )
     results = evaluation.results
     schemes = {REFERENCE: results[REFERENCE]}
@@ -130,6 +131,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512, help="tokens per document")
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--minutes", type=float, help="per task; stops at a batch")
     parser.add_argument("--impl", default="auto", help="decode attention of the few-bit caches")
     parser.add_argument("--rescore-later", action="store_true", help="only agreement and KL now")
     parser.add_argument("--device")

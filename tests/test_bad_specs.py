@@ -18,6 +18,7 @@ from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 # Three layers, heads of 16 channels.
 STREAM = KVSpec(TensorSpec(2, group=4), TensorSpec(2, "channels", 8))
 TEXT = CacheSpec(visual="text", text=STREAM, recent=4)
+PARTED = CacheSpec(visual=STREAM, background=STREAM)
 ODD_GROUP = KVSpec(STREAM.key, TensorSpec(2, "channels", 12))
 
 
@@ -56,6 +57,22 @@ FILES = {
     "tau-with-dense-visual": (
         data(TEXT, visual="dense", tau=[0, 3]),
         "tau needs quantized visual spans; got 'dense'",
+    ),
+    "background-without-visual-spans": (
+        data(TEXT, background=STREAM.to_dict()),
+        "a background needs quantized visual spans; got 'text'",
+    ),
+    "background-with-shared-codes": (
+        data(PARTED, share={"key": 0, "value": 0}),
+        "a background and shared codes exclude each other",
+    ),
+    "everything-in-front": (
+        data(PARTED, foreground=1.0),
+        r"foreground must lie in \(0, 1\); got 1.0",
+    ),
+    "a-rule-for-no-background": (
+        data(PARTED.replace(background=None), layers=[{"background": STREAM.to_dict()}]),
+        "a rule for background needs a quantized background; got None",
     ),
     "eta-of-one-half": (tensor(eta=0.5), r"eta must lie in \[0, 0.5\); got 0.5"),
     "eta-below-zero": (tensor(eta=-0.1), r"eta must lie in \[0, 0.5\); got -0.1"),

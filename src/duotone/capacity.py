@@ -126,7 +126,7 @@ class Machine:
     packed one.
     *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone; segment,
     on 16-bit tokens beside packed ones; span, on packed spans; stream, on packed groups.
-    shared_share: of packed groups whose codes layers share, which Triton reads.
+    shared_share: of packed groups whose codes layers share, measured when Triton read them.
     wide_share: what is left of span and segment where kv heads have more than four q heads.
 
     Fitted to the 77 measurements in results/throughput, of one H200, all of which they meet within

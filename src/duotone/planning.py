@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def plan(
     kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
     for layer, (visual, text) in enumerate(kept):
         dense_here, stream = _text_places(spec, visual, text, new_tokens)
-        spans = {"visual": _visual_spans(spec, visual, images), "text": [stream]}
+        spans = _visual_spans(spec, visual, images) | {"text": [stream]}
         more = _layer_bytes(facts, spec, layer, spans)
         codes, params = codes + more[0], params + more[1]
         dense_tokens += dense_here
@@ -136,10 +137,14 @@ def _elements_per_token(facts: ModelFacts) -> int:
     return 2 * facts.layers * facts.kv_heads * facts.head_dim
 
 
-def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> list[int]:
+def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> dict[str, list[int]]:
     """Tokens of each span that has ranges of its own; equal runs, the remainder on the first."""
     count = images if spec.ranges == "run" else 1
-    return [tokens // count + (i < tokens % count) for i in range(count)]
+    sizes = [tokens // count + (i < tokens % count) for i in range(count)]
+    if spec.background is None:
+        return {"visual": sizes}
+    front = [math.ceil(spec.foreground * size) for size in sizes]
+    return {"visual": front, "background": [n - f for n, f in zip(sizes, front, strict=True)]}
 
 
 def _kept_prompt(

@@ -32,6 +32,15 @@ PRESET_KEY = TensorSpec(
 )
 CLASSES_KEY = TensorSpec(1, group=128, classes=((4, 1 / 8), (2, 1 / 4)))
 CLASSES_VALUE = TensorSpec(1, classes=((2, 1 / 2), (1, 1 / 4)))
+# As calibration writes them, no groups: classes of whole columns, and of half ones at head_dim 64.
+CALIBRATED = (
+    TensorSpec(levels="lloyd", gain="fit", classes=((4, 1 / 8), (2, 1 / 8), (1, 1 / 4))),
+    TensorSpec(levels="lloyd", classes=((4, 1 / 8), (1, 1 / 2))),
+)
+UNITS = (
+    TensorSpec(energy=0.5, classes=((4, 1 / 8), (2, 1 / 4), (1, 3 / 8))),
+    TensorSpec(classes=((2, 3 / 8), (1, 1 / 8))),
+)
 # InnerQ at 2 bits: groups of 32 along the inner dimension of each product.
 INNERQ_KEY = TensorSpec(2, "channels", 32, "hybrid")
 INNERQ_VALUE = TensorSpec(2, "tokens", 32, "hybrid")

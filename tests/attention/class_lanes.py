@@ -123,6 +123,22 @@ def fold(raw: bytes, form: ClassFormat, table: np.ndarray, side: Side) -> list[n
     return digits
 
 
+def span_digits(folded: np.ndarray, side: Side) -> list[np.ndarray]:
+    """Digits of q in every column. folded: [4 heads, places], at most Q_TOP."""
+    digits = []
+    for column in range(side.columns):
+        place = 16 * column + 4 * T
+        four = [
+            float_bits(folded[G >> 1, place + i] / (1 << side.key_place(column)) + BIAS)
+            for i in range(4)
+        ]
+        odd = (G & 1).astype(bool)
+        pick = np.where(odd, 0x0040, 0x0051)
+        x = [v + np.where(odd, 0, 128) for v in four]
+        digits.append(byte_perm(byte_perm(*x[:2], pick), byte_perm(*x[2:], pick), 0x5410))
+    return digits
+
+
 def scores(raw: bytes, form: ClassFormat, digits: list[np.ndarray], side: Side) -> np.ndarray:
     """Integer products, [8, lanes]: keys 16 (x / 2) + 8 (x % 2) + g, q head t."""
     words, out = load_words(raw, side.words), np.zeros((8, 32))

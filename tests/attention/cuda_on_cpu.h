@@ -17,6 +17,7 @@ using std::isnan;
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __align__(bytes) alignas(bytes)
 typedef uint32_t u32;
 typedef uint16_t u16;
 typedef unsigned long long u64;
@@ -79,6 +80,7 @@ static u32 __byte_perm(u32 x, u32 y, u32 which) {
   for (int i = 0; i < 4; i++) z |= (u32)(both >> 8 * (which >> 4 * i & 7) & 0xFF) << 8 * i;
   return z;
 }
+static int __popc(u32 x) { return __builtin_popcount(x); }
 static int __ffs(u32 x) { return __builtin_ffs(x); }
 static void __threadfence() {}
 static int atomicAdd(int* at, int x) { const int old = *at; *at += x; return old; }
@@ -127,6 +129,7 @@ static u32 shared_address(const void* p) { return (const char*)p - shared; }
 template <class T>
 static T shared_at(u32 at) { T x; memcpy(&x, shared + at, sizeof x); return x; }
 static u32 load_shared(u32 at) { return shared_at<u32>(at); }
+static u16 load_shared_half(u32 at) { return shared_at<u16>(at); }
 static void load_shared(float* y, u32 at) { memcpy(y, shared + at, 16); }
 static void load_shared(u32* y, u32 at) { memcpy(y, shared + at, 8); }
 static void store_shared(u32 at, u32 x) { memcpy(shared + at, &x, 4); }

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of
-from duotone.attention.cuda.group_layout import to_group_records
 from duotone.attention.cuda.group_pack import group_pack
+from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.span_pack import span_pack
 from duotone.cache import BlockTable, PackedTensor
@@ -41,7 +41,9 @@ def inner(bits: int, mapping: str = "asymmetric", **more) -> KVSpec:
 
 @dataclass(frozen=True)
 class GroupCase:
-    """tiles: real ones of each sequence; room: tiles of `data` before and behind them, at least."""
+    """tiles: real ones of each sequence. apart: "key", "value": whose codes lie apart; lent: whose
+    codes another layer keeps, so that they are not written.
+    """
 
     specs: KVSpec
     head_dim: int = 64
@@ -51,12 +53,15 @@ class GroupCase:
     decoding: bool = False
     offset: int = 0
     heads: int = 2
+    apart: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         key, value = self.specs.key, self.specs.value
         names = [f"{x.bits}{x.along}{x.mapping[:3]}{x.group or ''}" for x in (key, value)]
         more = {"norm": self.norm, "decoding": self.decoding, f"offset{self.offset}": self.offset}
         more["shrink"] = key.shrink != 1
+        more |= {f"apart{x}": True for x in self.apart} | {f"lent{x}": True for x in self.lent}
         flags = [name for name, wanted in more.items() if wanted]
         kind = str(self.dtype).removeprefix("torch.")
         return "-".join([*names, f"d{self.head_dim}{kind}", *flags])
@@ -65,7 +70,11 @@ class GroupCase:
     def form(self) -> GroupFormat:
         both = (("key", self.specs.key), ("value", self.specs.value))
         operands = (operand_of(spec, self.head_dim, name) for name, spec in both)
-        return GroupFormat(self.head_dim, *operands)
+        parts = (
+            replace(x, apart=name in self.apart)
+            for x, (name, _) in zip(operands, both, strict=True)
+        )
+        return GroupFormat(self.head_dim, *parts)
 
 
 SIGNED = ("symmetric", "hybrid")
@@ -90,6 +99,16 @@ GROUP_CASES = [
     GroupCase(inner(2, shrink=0.95), 128, offset=1),
     GroupCase(kivi(2), 128, offset=2, dtype=FP32),
 ]
+K, V = "key", "value"
+APART_CASES = [
+    GroupCase(kivi(2), 128, apart=(K, V)),
+    GroupCase(kivi(1), 96, (5, 0, 7), apart=(V,)),
+    GroupCase(inner(4), apart=(K,)),
+    GroupCase(kivi(2), 128, apart=(K, V), lent=(K,), dtype=FP16),
+    GroupCase(inner(1), 64, apart=(K, V), lent=(K, V), dtype=FP32),
+    GroupCase(KVSpec(TensorSpec(2, "tokens", 32), inner(2, "hybrid").value), 80, apart=(K,)),
+    GroupCase(KVSpec(TensorSpec(1, "tokens", 64), kivi(4, 128).value), 128, (4, 8), apart=(K,)),
+]
 
 
 def dense_states(shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> Tensor:
@@ -106,7 +125,7 @@ def dense_states(shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> Ten
 
 
 def run_groups(case: GroupCase, seed: int = 0):
-    """(data as the kernel left it, data as it must be, hybrid margins, overflow)."""
+    """(buffers as the kernel left them, buffers as they must be, overflow)."""
     torch.manual_seed(seed)
     batch, most = len(case.tiles), max(case.tiles)
     n = TILE * most + 41
@@ -117,42 +136,56 @@ def run_groups(case: GroupCase, seed: int = 0):
     norm = None
     if case.norm is not None:
         norm = (0.5 + torch.rand(batch, case.heads, case.head_dim, device=device())).to(case.norm)
-    form = case.form
-    records = -(-(most + batch) // form.tiles) + 1
-    where = torch.arange(batch, device=device())
-    data = torch.full(
-        (batch, case.heads, records, form.nbytes), POISON, dtype=torch.uint8, device=device()
-    )
-    expected = data.clone()
+    buffers = poison_buffers(case)
+    expected = [None if x is None else x.clone() for x in buffers]
     for b, count in enumerate(case.tiles):
         taken = [x[b : b + 1].index_select(2, index[b, : count * TILE]) for x in (key, value)]
         if norm is not None:
             taken[0] = (taken[0] / norm[b : b + 1, :, None]).to(case.dtype)
-        if count:
-            at = expected[b].view(case.heads, -1, form.tile_bytes)
-            at[:, b : b + count] = reference_tiles(case, *taken)
+        for x, tiles in zip(expected, reference_tiles(case, *taken) if count else (), strict=False):
+            if x is not None:
+                # Rooms behind whole records hold whole tiles.
+                x[b].view(case.heads, -1, tiles.shape[2])[:, b : b + count] = tiles
     # What lies behind the real tiles must not be read.
     for b, count in enumerate(case.tiles):
         index[b, count * TILE :] = 1 << 40
     overflow = torch.zeros(1, dtype=torch.int32, device=device())
-    tiles = torch.tensor(case.tiles, device=device())
+    tiles, where = torch.tensor(case.tiles, device=device()), torch.arange(batch, device=device())
+    data, *codes = buffers
     group_pack(
-        key, value, index, tiles, where, form, case.specs, data, norm,
-        overflow=overflow, decoding=case.decoding,
+        key, value, index, tiles, where, case.form, case.specs, data, norm,
+        codes=tuple(codes), overflow=overflow, decoding=case.decoding,
     )  # fmt: skip
-    return data, expected, int(overflow)
+    joined = (
+        torch.cat([x.flatten(2) for x in found if x is not None], -1)
+        for found in (buffers, expected)
+    )
+    return *joined, int(overflow)
 
 
-def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> Tensor:
-    """[kv_heads, tiles, tile_bytes] of one sequence's tokens by torch."""
+def poison_buffers(case: GroupCase) -> list[Tensor | None]:
+    """Records and the codes that lie apart and are kept, with more room than is needed."""
+    form, shape = case.form, (len(case.tiles), case.heads)
+    records = -(-(max(case.tiles) + len(case.tiles)) // form.tiles) + 1
+    sizes = [(records, form.own_nbytes)]
+    for name, nbytes in zip((K, V), form.part_bytes, strict=False):
+        kept = name in case.apart and name not in case.lent
+        sizes.append((records * form.tiles + 3, nbytes) if kept else None)
+    fill = {"dtype": torch.uint8, "device": device()}
+    return [None if x is None else torch.full((*shape, *x), POISON, **fill) for x in sizes]
+
+
+def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> list[Tensor | None]:
+    """[kv_heads, tiles, bytes] of one sequence's tokens by torch: records, codes that lie apart."""
     tokens, packed = key.shape[2], []
     for x, spec in ((key, case.specs.key), (value, case.specs.value)):
         step = tokens if spec.along == "channels" else spec.group
         edges = torch.arange(0, tokens + 1, step, device=x.device)
         parts = pack_groups(x, spec, case.decoding)
         packed.append(PackedTensor(spec, case.head_dim, x.dtype, BlockTable(edges[None]), **parts))
-    records = to_group_records(*packed, case.form)
-    return records.view(len(records[0]), -1, case.form.tile_bytes)[:, : tokens // TILE]
+    records = GroupRecords.of(*packed, case.form)
+    found = (records.tiles, *records.codes)
+    return [None if x is None else x[0, :, : tokens // TILE] for x in found]
 
 
 @dataclass(frozen=True)
@@ -211,12 +244,18 @@ def run_spans(case: SpanCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
     batch, most = len(case.edges), int(offsets.max())
     shape = (batch, case.heads, most + 29, case.head_dim)
     key, value = (dense_states(shape, case.dtype, case.offset) for _ in range(2))
-    index = torch.stack([torch.randperm(shape[2])[:most] for _ in range(batch)]).to(device())
-    spans = BlockTable(offsets)
-    piece = Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
+    piece = taken_anywhere(offsets, shape[2])
     expected = PackedPair.pack(key, value, case.spec, piece).laid_out(span_layout)
     assert expected.records is not None
     return span_pack(key, value, case.spec, piece, case.form), expected
+
+
+def taken_anywhere(offsets: Tensor, tokens: int) -> Piece:
+    """Spans of tokens that lie anywhere among `tokens`."""
+    batch, most = len(offsets), int(offsets.max())
+    index = torch.stack([torch.randperm(tokens)[:most] for _ in range(batch)]).to(device())
+    spans = BlockTable(offsets)
+    return Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
 
 
 def assert_same_pair(actual: PackedPair, expected: PackedPair) -> None:

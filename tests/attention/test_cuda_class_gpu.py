@@ -13,9 +13,20 @@ from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.cache.pair import PackedPair
 from duotone.inference import encode, generate, make_cache, prepare
 from duotone.loading import load
+from duotone.quant import KVSpec, TensorSpec
 from duotone.tasks import TASKS
 
-from cases import CLASSES_VALUE, PRESET_KEY, Case, assert_near, build, poisoned, reference
+from cases import (
+    CALIBRATED,
+    CLASSES_VALUE,
+    PRESET_KEY,
+    UNITS,
+    Case,
+    assert_near,
+    build,
+    poisoned,
+    reference,
+)
 
 NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
 pytestmark = [
@@ -32,6 +43,15 @@ def preset(name: str, **knobs) -> dict:
 
 
 ONE, TWO, TUNED = preset("duotone", bits=1), preset("duotone", bits=2), preset("duotone-tuned")
+# Without groups in K: what calibration writes, the presets so, and one side of one width.
+SPAN, HALVES = ({"key": key, "value": value} for key, value in (CALIBRATED, UNITS))
+PRESET_SPAN = {**ONE, "key": ONE["key"].replace(group=None)}
+PLAIN_K = {"key": TensorSpec(2), "value": UNITS[1]}
+PLAIN_V = {"key": CALIBRATED[0], "value": TensorSpec(1)}
+# Records too small for the sums of many q heads.
+FEW = {"key": TensorSpec(classes=((1, 1 / 8),)), "value": TensorSpec(classes=((2, 1 / 8),))}
+PLAIN_TILES = {"key": TensorSpec(2, group=128), "value": UNITS[1]}
+ROTATED = {name: x.replace(transform="hadamard") for name, x in SPAN.items()}
 THREE = {"key": PRESET_KEY, "value": CLASSES_VALUE}
 CASES = [
     *(
@@ -48,6 +68,34 @@ CASES = [
     *(Case(ODD, **specs, head_dim=128, dtype=FP32) for specs in (ONE, TWO)),
     *(Case(ODD, **specs, head_dim=d, dtype=FP16) for specs in (ONE, TWO) for d in (80, 256)),
     Case(ODD, **TUNED, kv_heads=2, head_dim=128, dtype=BF16),
+    # K by span.
+    *(
+        Case(ODD, **SPAN, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16)
+        for gqa in (1, 4, 6, 7, 12, 16)
+    ),
+    *(Case(ODD, **specs, head_dim=64, dtype=FP16) for specs in (SPAN, HALVES, PRESET_SPAN)),
+    *(Case(ODD, **HALVES, gqa=gqa, head_dim=64, dtype=BF16) for gqa in (1, 6, 7, 16)),
+    *(
+        Case(ODD, **specs, gqa=7, head_dim=d, dtype=FP16)
+        for specs in (SPAN, HALVES)
+        for d in (80, 96)
+    ),
+    *(Case(ODD, **specs, head_dim=256, dtype=FP16) for specs in (SPAN, HALVES)),
+    *(Case(ODD, **FEW, gqa=gqa, head_dim=d, dtype=FP16) for gqa in (1, 7, 16) for d in (64, 128)),
+    Case(ODD, **HALVES, gqa=6, head_dim=256, dtype=BF16),
+    Case(ODD, **SPAN, head_dim=128, dtype=FP32),
+    *(Case(ODD, **specs, head_dim=128, dtype=FP16) for specs in (PLAIN_K, PLAIN_V, PLAIN_TILES)),
+    *(Case(ODD, **specs, head_dim=80, dtype=BF16) for specs in (PLAIN_K, PLAIN_V, PLAIN_TILES)),
+    Case((3329, 700), **SPAN, spans=13, head_dim=128, dtype=BF16),
+    Case((900, 300), **HALVES, spans=3, head_dim=64, dtype=FP16),
+    Case((900, 300), **ROTATED, spans=3, head_dim=128, dtype=FP16),
+    Case(ODD, **SPAN, kv_heads=2, head_dim=128, dense=(40, 0, 700, 1), dtype=BF16),
+    Case(ODD, **SPAN, head_dim=128, dtype=BF16, key_norm=True),
+    Case((100,) * 40, **HALVES, kv_heads=8, head_dim=64, dtype=BF16),
+    Case((3328,) * 40, **SPAN, kv_heads=8, head_dim=128, dtype=BF16),
+    Case((300, 64, 128) * 30, **SPAN, kv_heads=8, head_dim=128, dtype=BF16),
+    Case((70_000, 3), **SPAN, head_dim=128, dtype=BF16),
+    *(Case((700,), **SPAN, head_dim=128, dtype=FP16, spread=spread) for spread in (100.0, 0.01)),
     # Spans that end anywhere, empty ones among them.
     Case((3329, 700), **ONE, spans=13, head_dim=128, dtype=BF16),
     Case((1111, 300), **TWO, spans=3, head_dim=128, dtype=FP16),
@@ -91,7 +139,7 @@ def test_matches_the_reference(case: Case) -> None:
     assert_near_half(out, reference(case, query, kv), case)
 
 
-@pytest.mark.parametrize("specs", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("specs", [ONE, TWO, SPAN], ids=["one", "two", "span"])
 def test_sums_of_exponentials_are_right(specs) -> None:
     case = Case((700, 33), **specs, kv_heads=1, head_dim=128, dtype=FP32)
     query, kv = build(case)
@@ -127,6 +175,19 @@ def test_wrong_parameters_are_noticed() -> None:
         assert_near_half(out, reference(case, query, kv), case)
 
 
+def test_wrong_parameters_of_a_span_are_noticed() -> None:
+    case = Case((300,), **SPAN, head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    segment = laid_out(kv)[0]
+    for name in ("key_scale", "key_zero"):
+        wrong = replace(segment.records, **{name: getattr(segment.records, name) * 1.5})
+        out = decode_attention(
+            query, [replace(segment, records=wrong)], sm_scale=case.sm_scale, impl="cuda"
+        )
+        with pytest.raises(AssertionError, match="rms"):
+            assert_near_half(out, reference(case, query, kv), case)
+
+
 def test_auto_takes_cuda_and_the_others_still_can() -> None:
     case = Case((100, 700), **ONE, kv_heads=2, head_dim=128, dense=(5, 9), dtype=BF16)
     query, kv = build(case)
@@ -137,7 +198,7 @@ def test_auto_takes_cuda_and_the_others_still_can() -> None:
         assert_near_half(out, expected, case)
 
 
-@pytest.mark.parametrize("specs", [ONE, TUNED], ids=["one", "tuned"])
+@pytest.mark.parametrize("specs", [ONE, TUNED, SPAN], ids=["one", "tuned", "span"])
 def test_runs_in_a_graph(specs) -> None:
     case = Case((3000, 900), **specs, kv_heads=2, head_dim=128, dtype=BF16)
     query, kv = build(case)
@@ -153,19 +214,24 @@ def test_runs_in_a_graph(specs) -> None:
         assert_near_half(out, reference(case, query, kv), case)
 
 
-@pytest.mark.parametrize(
-    ("name", "knobs"),
-    [("duotone", {"bits": 1}), ("duotone", {"bits": 2}), ("duotone-tuned", {})],
-    ids=["one", "two", "tuned"],
-)
-def test_a_cache_lays_them_out_and_does_what_caches_do(name, knobs) -> None:
+TINY = {
+    "one": duotone.scheme("duotone", bits=1),
+    "two": duotone.scheme("duotone", bits=2),
+    "tuned": duotone.scheme("duotone-tuned"),
+    "halves": duotone.scheme("duotone", bits=1).replace(visual=KVSpec(**HALVES)),
+    "rotated": duotone.scheme("duotone", bits=1).replace(visual=KVSpec(**ROTATED)),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_cache_lays_them_out_and_does_what_caches_do(name) -> None:
     loaded = load(None, "cuda", torch.float32)
     examples = [TASKS["documents"].example(i, "calibration").messages() for i in range(6)]
     model = loaded.model
     batch = prepare(model, encode(loaded.processor, examples))
     caches, answers = {}, {}
     for impl in ("reference", "cuda"):
-        caches[impl] = cache = make_cache(model, duotone.scheme(name, **knobs), batch, impl)
+        caches[impl] = cache = make_cache(model, TINY[name], batch, impl)
         answers[impl] = generate(model, batch, cache, 12).token_ids
         pairs = [layer.store.visual for layer in cache.layers]
         assert all((pair.records is not None) == (impl == "cuda") for pair in pairs)

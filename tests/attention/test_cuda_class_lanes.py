@@ -7,15 +7,19 @@ import torch
 import duotone
 from duotone.attention.cuda.class_layout import to_class_records
 from duotone.cache import BlockTable, pack_tensor
+from duotone.quant import TensorSpec
 
 import class_lanes as lanes
-from cases import CLASSES_VALUE, PRESET_KEY
+from cases import CALIBRATED, CLASSES_VALUE, PRESET_KEY, UNITS
 
 PRESETS = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
 SPECS = {
     "one": (PRESETS[1].key, PRESETS[1].value),
     "two": (PRESETS[2].key, PRESETS[2].value),
     "three": (PRESET_KEY, CLASSES_VALUE),
+    "calibrated": CALIBRATED,
+    "units": UNITS,
+    "plain V": (UNITS[0], TensorSpec(2)),
 }
 
 
@@ -32,7 +36,8 @@ def test_a_tile_gives_softmax_times_v(name: str, head_dim: int, tokens: int) -> 
     raw = bytes(records.data[0, 0].flatten()[: sum(records.format.parts)].tolist())
     query = torch.randn(4, head_dim).double()
     expected = scores = query @ key.dequantize()[0, 0].double().T / head_dim**0.5
-    got = tile_scores(raw, records, query.numpy())[:tokens].T / head_dim**0.5
+    scores_of = tile_scores if records.format.key_in_tiles else span_scores
+    got = scores_of(raw, records, query.numpy())[:tokens].T / head_dim**0.5
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4 * float(query.norm(dim=1).max()))
 
     weights = torch.softmax(scores, -1)
@@ -55,9 +60,32 @@ def tile_scores(raw: bytes, records, query: np.ndarray) -> np.ndarray:
     largest = np.abs(query).max(1)
     plain = full * (lanes.PLAIN_TOP / largest)[:, None]
     offset = lanes.zero_scores(raw, form, plain) * (largest / lanes.PLAIN_TOP)[lanes.T]
+    return by_key(f + offset)
+
+
+def span_scores(raw: bytes, records, query: np.ndarray) -> np.ndarray:
+    """The same where K's parameters are the span's."""
+    form = records.format
+    side, place = lanes.Side(form.key), form.key.place_of_rank.numpy()
+    scale, zero, order = (
+        t[0, 0, 0].double().numpy()
+        for t in (records.key_scale, records.key_zero, records.key_order)
+    )
+    order = order.astype(int)
+    folded = np.zeros((4, form.key.places))
+    folded[:, place] = query[:, order[: form.key.channels]] * scale
+    top = np.abs(folded).max(1).clip(1e-20)
+    digits = lanes.span_digits(folded * (lanes.Q_TOP / top)[:, None], side)
+    offset = query[:, order] @ zero
+    f = lanes.scores(raw, form, digits, side) * (top / lanes.Q_TOP)[lanes.T]
+    return by_key(f + offset[lanes.T])
+
+
+def by_key(f: np.ndarray) -> np.ndarray:
+    """[64 keys, 4 heads] from [8, lanes]."""
     out = np.zeros((64, 4))
     for x in range(8):
-        out[16 * (x // 2) + 8 * (x % 2) + lanes.G, lanes.T] = f[x] + offset
+        out[16 * (x // 2) + 8 * (x % 2) + lanes.G, lanes.T] = f[x]
     return out
 
 

@@ -15,7 +15,7 @@ from duotone.attention.cuda.layout import TILE
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
 from duotone.quant import TensorSpec
 
-from cases import CLASSES_KEY, CLASSES_VALUE, PRESET_KEY
+from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, UNITS
 
 PRESETS = {
     name: (visual.key, visual.value)
@@ -25,8 +25,18 @@ PRESETS = {
         ("tuned", duotone.scheme("duotone-tuned").visual),
     )
 }
-SPECS = PRESETS | {"three": (PRESET_KEY, CLASSES_VALUE), "wide": (CLASSES_KEY, CLASSES_VALUE)}
-PARTS = ("codes", "scale", "zero_point", "classes")
+IN_TILES = PRESETS | {
+    "three": (PRESET_KEY, CLASSES_VALUE),
+    "wide": (CLASSES_KEY, CLASSES_VALUE),
+    "plain K": (TensorSpec(2, group=64), CLASSES_VALUE),
+}
+BY_SPAN = {
+    "calibrated": CALIBRATED,
+    "units": UNITS,
+    "plain V": (CALIBRATED[0], TensorSpec(2)),
+    "plain K by span": (TensorSpec(1), UNITS[1]),
+}
+SPECS = IN_TILES | BY_SPAN
 
 
 def packed(specs, spans, head_dim=64, heads=2):
@@ -60,13 +70,14 @@ def test_records_are_an_exact_inverse(name, spans, head_dim):
     assert records.format.nbytes % 16 == 0
     back = from_class_records(records, key.without_parts(), value.without_parts())
     for ours, theirs in zip(back, (key, value), strict=True):
-        for part in PARTS:
+        assert ours.tensor_names() == theirs.tensor_names()
+        for part in theirs.tensor_names():
             for b in range(len(spans)):
                 assert torch.equal(real_rows(ours, part, b), real_rows(theirs, part, b)), part
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", IN_TILES)
 def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
     """Tile 1 of a span of 111 tokens, byte by byte, K's parameters included."""
     key, value = packed(SPECS[name], [[0, 111]], head_dim, heads=1)
@@ -92,6 +103,51 @@ def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
     )
     assert not keys[47:].any()
     assert not values[47:].any()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", BY_SPAN)
+def test_a_tile_without_parameters_decodes_with_those_of_its_span(name, head_dim):
+    """Tile 1 of the second span, of 111 tokens."""
+    key, value = packed(BY_SPAN[name], [[0, 100, 211]], head_dim, heads=1)
+    records = to_class_records(key, value)
+    form = records.format
+    tile = int(records.first[0, 1]) * form.tiles + 1
+    raw = bytes(records.data[0, 0].reshape(-1, sum(form.parts))[tile].tolist())
+    split = form.key.codes_bytes
+    assert len(raw) == split + form.value.codes_bytes
+    for which, x, own, classes in (
+        ("key", key, raw[:split], form.key),
+        ("value", value, raw[split:], form.value),
+    ):
+        scale, zero, order = (
+            getattr(records, f"{which}_{part}")[0, 0, 1] for part in ("scale", "zero", "order")
+        )
+        codes = place_codes(own, classes, value=which == "value")
+        decoded = torch.empty(TILE, head_dim)
+        decoded[:, order.long()] = zero.float()
+        coded = order[: classes.channels].long()
+        decoded[:, coded] += codes[:, classes.place_of_rank] * scale.float()
+        expected = x.dequantize()[0, 0, 100 + TILE : 211]
+        torch.testing.assert_close(decoded[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+        assert not codes[47:].any()
+
+
+def test_classes_of_half_columns_are_filled_up():
+    form = ClassFormat.of(*UNITS, 64)
+    assert (form.key.sizes, form.key.columns) == (((4, 8), (2, 16), (1, 24)), (1, 1, 2))
+    assert form.key.places == 64
+    assert form.value.sizes == ((2, 24), (1, 8))
+    assert form.parts == ((4 + 2 + 2) * 128, (2 * 2 + 1) * 128)
+
+
+def test_records_of_few_bits_hold_no_more_tokens_than_a_picture():
+    few = TensorSpec(classes=((1, 1 / 8),))
+    assert ClassFormat.of(few, few, 64).tokens == 256
+    key, value = packed((few, few), [[0, 256, 512]], heads=1)
+    records = to_class_records(key, value)
+    assert records.data.shape == (1, 1, 2, 4 * 2 * 128)
+    assert records.first.tolist() == [[0, 1]]
 
 
 def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
@@ -124,8 +180,7 @@ def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
 def test_the_preset_takes_the_bytes_it_should():
     sizes = {}
     for name in ("one", "two"):
-        classes = [Classes.of(spec, 128) for spec in PRESETS[name]]
-        sizes[name] = ClassFormat(128, *classes).nbytes / TILE
+        sizes[name] = ClassFormat.of(*PRESETS[name], 128).nbytes / TILE
     assert sizes == {"one": 38.25, "two": 71.75}
 
 
@@ -150,8 +205,18 @@ def test_a_changed_byte_is_noticed():
     assert torch.equal(same.codes, value.codes)
 
 
-def test_picking_sequences_picks_their_records():
-    key, value = packed(PRESETS["one"], [[0, 100], [0, 300]])
+def test_a_changed_order_of_a_span_is_noticed():
+    key, value = packed(BY_SPAN["units"], [[0, 100]])
+    records = to_class_records(key, value)
+    records.key_order[:] = records.key_order.flip(-1)
+    back, same = from_class_records(records, key.without_parts(), value.without_parts())
+    assert not torch.equal(back.classes, key.classes)
+    assert torch.equal(same.classes, value.classes)
+
+
+@pytest.mark.parametrize("name", ["one", "calibrated"])
+def test_picking_sequences_picks_their_records(name):
+    key, value = packed(SPECS[name], [[0, 100], [0, 300]])
     index = torch.tensor([1])
     picked = to_class_records(key, value).rows(index)
     back, _ = picked.canonical(*(x.without_parts().rows(index) for x in (key, value)))
@@ -165,7 +230,11 @@ def test_picking_sequences_picks_their_records():
         (TensorSpec(2, group=64), TensorSpec(2), "hold classes"),
         (PRESET_KEY.replace(group=32), CLASSES_VALUE, "multiple of 64"),
         (PRESET_KEY, CLASSES_VALUE.replace(group=64), "none in V"),
+        (CALIBRATED[0], CLASSES_VALUE.replace(group=64), "none in V"),
         (TensorSpec(1, group=64, classes=((8, 1 / 4),)), CLASSES_VALUE, "have"),
+        (CALIBRATED[0], TensorSpec(8), "have"),
+        (CALIBRATED[0], TensorSpec(2, "channels"), "along tokens"),
+        (CALIBRATED[0].replace(param_dtype="bfloat16"), TensorSpec(2), "float16 scales"),
     ],
     ids=str,
 )
@@ -179,4 +248,11 @@ def test_spans_of_a_few_tokens_and_groups_across_tiles_have_no_records():
     key, value = packed(PRESETS["one"], [[0, 200]])
     assert class_layout(key, value) is not None
     other, _ = packed(PRESETS["one"], [[0, 30, 200]])
+    assert class_layout(other, value) is None
+
+
+def test_spans_of_k_and_v_are_the_same():
+    key, value = packed(CALIBRATED, [[0, 100, 200]])
+    assert class_layout(key, value) is not None
+    other, _ = packed(CALIBRATED, [[0, 64, 200]])
     assert class_layout(other, value) is None

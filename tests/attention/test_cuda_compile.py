@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,11 +18,14 @@ from duotone.attention.cuda import (
     span_decode,
     window_append,
 )
-from duotone.attention.cuda.class_format import Classes, ClassFormat
+from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.geometry import cut, ring_bytes
-from duotone.attention.cuda.group_format import GroupFormat, Operand
+from duotone.attention.cuda.group_format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
+from duotone.quant import TensorSpec
+
+from cases import CALIBRATED, UNITS
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
 
@@ -43,12 +47,23 @@ GROUPS = [
     (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
 
+RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
+
+
+PLAIN_APART, INNER_APART = (replace(x, apart=True) for x in (PLAIN, INNER))
+APART = [
+    (GroupFormat(128, PLAIN_APART, PLAIN_APART), 4),
+    (GroupFormat(128, PLAIN, replace(PLAIN_APART, bits=1)), 1),
+    (GroupFormat(64, INNER_APART, PLAIN), 16),
+    (GroupFormat(96, PLAIN_APART, SIGNED), 7),
+]
+
 DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
 
 
 def class_format(bits: int, head_dim: int) -> ClassFormat:
     visual = duotone.scheme("duotone", bits=bits).visual
-    return ClassFormat(head_dim, *(Classes.of(x, head_dim) for x in (visual.key, visual.value)))
+    return ClassFormat.of(visual.key, visual.value, head_dim)
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +153,32 @@ def test_group_decode_compiles(form, group, records_per_page) -> None:
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("form", "group"), APART, ids=str)
+def test_group_decode_compiles_for_codes_apart(form, group, arch) -> None:
+    assert group_decode.fits(form, group)
+    warps = group_decode.warps_of(form, group, RINGS["sm_80"])
+    macros = common(form, group, warps, group_decode.Arguments) | group_decode.macros_of(form)
+    assert runtime.compiled(group_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+    with pytest.raises(Exception, match="lie in one piece"):
+        runtime.compiled(group_decode.SOURCE, arch, macros | {"PAGED": 3})
+    macros["ARGUMENTS_BYTES"] = ctypes.sizeof(Call)
+    with pytest.raises(Exception, match="structure differs"):
+        runtime.compiled(group_decode.SOURCE, arch, macros)
+
+
+def test_records_of_codes_apart_hold_the_rest() -> None:
+    for form, _ in APART:
+        codes = zip((form.key, form.value), form.part_bytes, strict=False)
+        apart = sum(nbytes for operand, nbytes in codes if operand.apart)
+        assert form.own_tile_bytes + apart == form.tile_bytes
+        assert form.own_nbytes % 16 == 0
+        assert not any(nbytes % 16 for nbytes in form.part_bytes)
+    # Whole records of any format: also of the smallest.
+    small = Operand(1, True, 32, False)
+    assert GroupFormat(32, small, small).tiles <= APART_TILES
+
+
 @pytest.mark.parametrize(("arch", "overlap"), [("sm_80", 1), ("sm_90", 1), ("sm_90", 2)])
 @pytest.mark.parametrize(("head_dim", "group", "query", "kv"), DENSE)
 def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap) -> None:
@@ -155,8 +196,43 @@ def test_class_decode_compiles(bits, head_dim, group) -> None:
     form = class_format(bits, head_dim)
     assert class_decode.fits(form, group)
     warps = class_decode.warps_of(form, group)
-    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(form)
+    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(
+        form, group
+    )
     assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+SPAN_CLASSES = [
+    (ClassFormat.of(*CALIBRATED, 128), 4, 16),
+    (ClassFormat.of(*CALIBRATED, 80), 16, 8),
+    (ClassFormat.of(*UNITS, 64), 7, 16),
+    (ClassFormat.of(*UNITS, 256), 6, 8),
+    (ClassFormat.of(TensorSpec(4), UNITS[1], 96), 1, 16),
+    (ClassFormat.of(UNITS[0], TensorSpec(1), 128), 12, 8),
+    (ClassFormat.of(*[TensorSpec(classes=((1, 1 / 8),))] * 2, 64), 16, 16),
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("form", "group", "warps"), SPAN_CLASSES, ids=str)
+def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> None:
+    rings = 208 << 10 if arch == "sm_90" else RINGS[arch]
+    assert class_decode.fits(form, group, rings)
+    assert class_decode.warps_of(form, group) == warps
+    macros = common(form, group, warps, class_decode.Arguments)
+    binary = runtime.compiled(
+        class_decode.SOURCE, arch, macros | class_decode.macros_of(form, group)
+    )
+    if arch == "sm_90":
+        planned = class_decode.beside_rings(form, group, warps)
+        assert shared_of(binary, "class_decode") == planned
+
+
+def test_more_sums_than_registers_are_not_for_class_decode() -> None:
+    form = ClassFormat.of(TensorSpec(4), UNITS[1].replace(classes=((2, 1.0),)), 256)
+    assert class_decode.fits(form, 8)
+    assert not class_decode.fits(form, 12)
+    assert not class_decode.fits(form, 17)
 
 
 @pytest.mark.parametrize(("bits", "blocks"), [(1, (1, 2, 4)), (2, (1, 2))])
@@ -202,9 +278,6 @@ def test_span_decode_compiles_for_pages() -> None:
     macros = common(form, 4, 16, span_decode.Arguments) | span_decode.macros_of(form, True)
     binary = runtime.compiled(span_decode.SOURCE, "sm_90", macros | {"PAGED": 8})
     assert binary[:4] == b"\x7fELF"
-
-
-RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
 
 
 @pytest.mark.parametrize("arch", RINGS)

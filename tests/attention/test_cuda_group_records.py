@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from run_cases import KEEPS, completed, of_run
 from test_cuda_group_layout import CASES
 
-from duotone.attention.cuda.group_format import TILE
-from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+from duotone.attention.cuda.group_format import TILE, stream_reason
+from duotone.attention.cuda.group_records import GroupLayout
 from duotone.cache import BlockTable
 from duotone.cache.packed import pack_tensor
 from duotone.cache.pair import PackedPair
@@ -154,3 +155,91 @@ def test_poison_behind_a_stream_does_not_enter_records() -> None:
     plain = pair.laid_out(GroupLayout())
     params = laid.records.tiles[..., sum(laid.records.format.part_bytes[:2]) :]
     assert torch.equal(params, plain.records.tiles[..., -params.shape[-1] :])
+
+
+ASYMMETRIC = [
+    name for name, specs in CASES.items() if all(x.mapping == "asymmetric" for x in specs)
+]
+
+
+@pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize("name", ASYMMETRIC)
+def test_codes_that_lie_apart_are_held_once(name: str, parts: tuple[str, ...]) -> None:
+    pair, whole = stream(name), stream(name).laid_out(GroupLayout())
+    keeps, reads = of_run(pair, parts)
+    for laid in (keeps, reads):
+        assert laid.records is not None
+        assert laid.params_bytes == whole.params_bytes
+        assert laid.codes_bytes + laid.params_bytes == sum(x.nbytes for x in laid.records.buffers)
+    assert_same_tokens(keeps, pair)
+    canonical = reads.canonical()
+    for which in ("key", "value"):
+        assert (getattr(canonical, which).codes is None) == (which in parts)
+    full = completed(reads, keeps, parts)
+    assert_same_tokens(full, pair)
+    for which in parts:
+        assert full.records.codes[which == "value"] is keeps.records.codes[which == "value"]
+    # What is not shared stays where it was.
+    if parts == KEEPS["k"]:
+        codes = whole.records.format.part_bytes[0]
+        assert torch.equal(reads.records.tiles, whole.records.tiles[..., codes:])
+
+
+@pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
+def test_wrong_codes_of_another_layer_are_noticed(parts: tuple[str, ...]) -> None:
+    pair = stream("kivi")
+    keeps, reads = of_run(pair, parts)
+    name = f"{parts[-1]}_codes"
+    flipped = replace(keeps.records, **{name: getattr(keeps.records, name) ^ 1})
+    with pytest.raises(AssertionError):
+        assert_same_tokens(completed(reads, replace(keeps, records=flipped), parts), pair)
+
+
+@pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
+@pytest.mark.parametrize("name", ASYMMETRIC)
+def test_streams_of_a_run_grow_alike(name: str, parts: tuple[str, ...]) -> None:
+    first, more = (64, 128, 0), (64, 0, 128)
+    pairs = [stream(name, lengths, seed=i) for i, lengths in enumerate((first, more))]
+    join = concatenate(torch.tensor(first), torch.tensor(more), 128)
+    plain = pairs[0].append(pairs[1], join)
+    olds, news = (of_run(pair, parts) for pair in pairs)
+    keeps, reads = (old.append(new, join) for old, new in zip(olds, news, strict=True))
+    assert reads.records is not None
+    assert_same_tokens(completed(reads, keeps, parts), plain)
+    picked = torch.tensor([2, 0])
+    keeps, reads = keeps.rows(picked), reads.rows(picked)
+    assert_same_tokens(completed(reads, keeps, parts), plain.rows(picked))
+    kept = torch.tensor([40, 1])
+    keeps, reads = keeps.truncate(kept), reads.truncate(kept)
+    assert keeps.records is None
+    assert_same_tokens(completed(reads, keeps, parts), plain.rows(picked).truncate(kept))
+
+
+@pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
+def test_a_reader_writes_its_scales_alone(parts: tuple[str, ...]) -> None:
+    spec, pair = KVSpec(*CASES["kivi"]), stream("kivi", (128, 64, 0))
+    keeps, reads = (x.records.widened(256) for x in of_run(pair, parts))
+    whole = pair.laid_out(GroupLayout()).records.widened(256)
+    dense = tuple(states(3, 2, 100, 64).half() for _ in range(2))
+    leaving = Move(torch.arange(64).expand(3, -1), torch.full((3,), 64))
+    full, where = torch.tensor([True, False, True]), torch.tensor([128, 64, 0])
+    for records in (keeps, reads, whole):
+        before = [x.clone() for x in records.buffers]
+        records.write(dense, leaving, full, where, None, spec)
+        for old, new in zip(before, records.buffers, strict=True):
+            assert (old != new).flatten(1).any(1).tolist() == full.tolist()
+    assert torch.equal(keeps.tiles, reads.tiles)
+    blank = stream("kivi", (192, 64, 64)).laid_out(GroupLayout())
+    for which in parts:
+        reads = reads.with_codes(which, keeps)
+    ours, theirs = (x.canonical(blank.key, blank.value) for x in (reads, whole))
+    assert_same_tokens(PackedPair(*ours), PackedPair(*theirs))
+
+
+def test_groups_with_signs_do_not_share_codes() -> None:
+    pair = stream("mixed-bits")  # K is a hybrid
+    assert pair.laid_out(GroupLayout().sharing((), ())).records is not None
+    assert pair.laid_out(GroupLayout().sharing(("value",), ())).records is not None
+    assert pair.laid_out(GroupLayout().sharing(("key",), ())).records is None
+    spec, shape = KVSpec(*CASES["mixed-bits"]), ((1, 1), (64, 64), torch.device("cpu"))
+    assert GroupLayout().sharing((), ("key",)).empty(spec, *shape) is None

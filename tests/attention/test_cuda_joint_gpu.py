@@ -20,7 +20,7 @@ from duotone.cache.segments import PackedSegment
 from duotone.cache.static import move_tokens
 from duotone.quant import TensorSpec
 
-from cases import Case, assert_near, build, poisoned, reference
+from cases import CALIBRATED, Case, assert_near, build, poisoned, reference
 
 NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
 pytestmark = [
@@ -202,9 +202,10 @@ def test_a_launch_that_merges_matches_the_reference(case: Case, macros) -> None:
 
 
 @pytest.mark.usefixtures("poison", "a_launch_merges")
+@pytest.mark.parametrize("specs", [tuple(CLASSES.values()), CALIBRATED], ids=["groups", "spans"])
 @pytest.mark.parametrize("spans", [1, 3])
-def test_classes_and_windows_are_merged_by_a_launch(spans: int, macros) -> None:
-    case = Case(ODD, **CLASSES, spans=spans, dense=WINDOWS, kv_heads=4, head_dim=128, dtype=BF16)
+def test_classes_and_windows_are_merged_by_a_launch(spans: int, specs, macros) -> None:
+    case = Case(ODD, *specs, spans=spans, dense=WINDOWS, kv_heads=4, head_dim=128, dtype=BF16)
     query, kv = build(case)
     first, *rest = poisoned(kv)
     pair = PackedPair(first.key, first.value).laid_out(class_layout)

@@ -1,19 +1,30 @@
 """What the CUDA kernels are told, read on a machine without a GPU: the launch itself is caught."""
 
+import ctypes
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from run_cases import KEEPS, reader
 
 import duotone
-from duotone.attention.cuda import class_decode, decode, dense_decode, launch, span_decode
+from duotone.attention.cuda import (
+    class_decode,
+    decode,
+    dense_decode,
+    group_decode,
+    launch,
+    span_decode,
+)
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.geometry import RING_BYTES, Geometry
+from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.cache.pair import PackedPair
+from duotone.quant import TensorSpec
 
-from cases import Case, build
+from cases import CALIBRATED, Case, build
 
 LENGTHS = (9000, 300)
 
@@ -38,7 +49,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (launch, span_decode, dense_decode, class_decode):
+    for module in (launch, span_decode, dense_decode, class_decode, group_decode):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     return launches
 
@@ -115,11 +126,91 @@ def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
         records.value_zero.data_ptr(),
         records.value_order.data_ptr(),
     )
-    assert given.blocks == 2
+    assert not any((given.k_scale, given.k_zero, given.k_order))
+    assert (given.blocks, one.macros["K_TILES"]) == (2, 1)
     assert {name: one.macros[name] for name in ("KN4", "KN2", "KN1", "VN4", "VN2", "VN1")} == {
         "KN4": 16, "KN2": 32, "KN1": 0, "VN4": 0, "VN2": 16, "VN1": 96,
     }  # fmt: skip
     assert one.at.shared_bytes == one.macros["WARPS"] * 3 * 2448
+
+
+def test_parameters_of_spans_are_named_for_k_as_for_v(caught) -> None:
+    case = Case(LENGTHS, *CALIBRATED, head_dim=128, kv_heads=2, spans=2)
+    query, (segment, *_) = records_of(case, class_layout)
+    assert not segment.key.tensor_names()
+    records = segment.records
+    span = class_decode.ClassSpan(records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    assert not one.given.k_top
+    for short, name in (("k", "key"), ("v", "value")):
+        for part in ("scale", "zero", "order"):
+            tensor = getattr(records, f"{name}_{part}")
+            assert getattr(one.given, f"{short}_{part}") == tensor.data_ptr()
+            assert tensor.is_contiguous()
+    assert (one.given.blocks, one.macros["K_TILES"], one.macros["TILES"]) == (2, 0, 2)
+    assert one.at.shared_bytes == one.macros["WARPS"] * 3 * records.format.nbytes
+
+
+def test_sums_of_many_heads_find_room_beside_small_records(caught) -> None:
+    specs = TensorSpec(classes=((4, 1 / 2),)), TensorSpec(classes=((1, 1 / 4),))
+    query, (segment, *_) = records_of(Case(LENGTHS, *specs, head_dim=128, gqa=16), class_layout)
+    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    # Rows of 128 + 8 floats for 16 q heads, in three slots of whole lines.
+    assert segment.records.format.nbytes == 2304
+    assert one.macros["SLOT_BYTES"] == 2944
+    assert one.at.shared_bytes == one.macros["WARPS"] * 3 * 2944
+
+
+KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(1, "channels", 32)}
+
+
+@pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
+def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
+    read = reader(segment, parts)
+    decode.attend_records(query, [read], sm_scale=0.1)
+    (one,) = caught
+    form, records = read.records.format, read.records
+    assert one.given.records == records.data.data_ptr()
+    assert one.macros["ARGUMENTS_BYTES"] == ctypes.sizeof(group_decode.Arguments)
+    for which, tiles in zip(("key", "value"), records.codes, strict=True):
+        told = getattr(one.given, which)
+        if which in parts:
+            assert (told.data, told.head_bytes) == (tiles.data_ptr(), tiles[0, 0].nbytes)
+        else:
+            assert tiles is None
+            assert told.data is None
+    assert [one.macros[f"{x}_APART"] for x in "KV"] == [int(x in parts) for x in ("key", "value")]
+    # Rings hold all pieces of a record, and the work is cut as if it were whole.
+    assert one.at.shared_bytes == one.macros["WARPS"] * form.stages * form.nbytes
+    whole = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
+    decode.attend_records(query, [replace(read, records=whole.records)], sm_scale=0.1)
+    assert caught[1].at == one.at
+    assert caught[1].macros["ARGUMENTS_BYTES"] == ctypes.sizeof(launch.Call)
+
+
+def stream_of(segment, **changes) -> group_decode.Stream:
+    records = segment.records
+    stream = group_decode.Stream(records.format, records.data, segment.lengths, *records.codes)
+    return replace(stream, **changes)
+
+
+def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
+    query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
+    read = reader(segment, ("key",))
+    codes, pages = read.records.key_codes, torch.zeros(2, 3, dtype=torch.int32)
+    whole = read.records.data.shape[2] * read.records.format.tiles
+    group_decode.group_task(query, stream_of(read, key_codes=codes[:, :, :whole].contiguous()))
+    few, strided = codes[:, :, : whole - 1].contiguous(), codes[:, :, :whole]
+    for wrong in (None, few, codes[:1], strided, codes.to("meta")):
+        with pytest.raises(ValueError, match="key_codes must be contiguous"):
+            group_decode.group_task(query, stream_of(read, key_codes=wrong))
+    with pytest.raises(ValueError, match="lie apart"):
+        group_decode.group_task(query, stream_of(read), pages)
 
 
 def test_rotated_values_are_merged_behind_the_kernels(caught, monkeypatch) -> None:

@@ -2,16 +2,27 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, class_states
 
-from duotone.attention.cuda import group_pack, runtime, span_held, span_pack
+from duotone.attention.cuda import class_pack, group_pack, runtime, span_held, span_pack
+from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.geometry import shared_bytes
 from duotone.attention.cuda.layout import RecordFormat, span_layout
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.span_held import Held, held
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
-from pack_cases import BF16, FP16, FP32, GroupCase, SpanCase, inner, kivi
+from pack_cases import (
+    BF16,
+    FP16,
+    FP32,
+    GroupCase,
+    SpanCase,
+    inner,
+    kivi,
+)
 
 GROUPS = [
     GroupCase(kivi(2), 128),
@@ -19,6 +30,8 @@ GROUPS = [
     GroupCase(inner(4, "hybrid"), 96, norm=FP16),
     GroupCase(KVSpec(TensorSpec(1, "tokens", 128), TensorSpec(4, "channels")), 64, dtype=FP16),
     GroupCase(KVSpec(TensorSpec(4, "tokens", 32), inner(1, "symmetric").value), 80, dtype=FP32),
+    GroupCase(kivi(2), 128, apart=("key", "value")),
+    GroupCase(KVSpec(kivi(2).key, kivi(1).value), 128, apart=("value",)),
 ]
 
 
@@ -51,6 +64,16 @@ def test_span_pack_compiles(case, align) -> None:
     pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     macros = span_pack.macros_of(case.form, case.dtype, align)
     assert runtime.compiled(span_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("align", [16, 2], ids=["aligned", "halves"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("case", CLASS_CASES[:5], ids=str)
+def test_class_pack_compiles(case, arch, align) -> None:
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    form = ClassFormat.of(case.key, case.value, case.head_dim)
+    macros = class_pack.macros_of(form, case.dtype, align)
+    assert runtime.compiled(class_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +164,30 @@ def test_arguments_that_do_not_fit_are_refused(change, message) -> None:
         group_pack.group_pack(**given)
 
 
+@pytest.mark.parametrize(
+    "codes",
+    [
+        torch.zeros(2, 1, 11, 512, dtype=torch.uint8),
+        torch.zeros(2, 1, 12, 256, dtype=torch.uint8),
+        torch.zeros(1, 1, 12, 512, dtype=torch.uint8),
+        torch.zeros(2, 1, 24, 512, dtype=torch.uint8)[:, :, ::2],
+    ],
+    ids=["room", "bytes", "batch", "strides"],
+)
+def test_codes_that_do_not_fit_are_refused(codes) -> None:
+    case = GroupCase(kivi(2), 64, apart=("key",))
+    states = torch.zeros(2, 1, 64, 64, dtype=BF16)
+    counts = torch.zeros(2, dtype=torch.long)
+    data = torch.zeros(2, 1, 6, case.form.own_nbytes, dtype=torch.uint8)
+    index = torch.zeros(2, 64, dtype=torch.long)
+    given = (states, states, index, counts, counts, case.form, case.specs, data)
+    with pytest.raises(ValueError, match="as long as data"):
+        group_pack.group_pack(*given, codes=(codes, None))
+    of_values = torch.zeros(2, 1, 12, 512, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="has them apart"):
+        group_pack.group_pack(*given, codes=(None, of_values))
+
+
 def test_rows_that_are_moved_lose_their_alignment() -> None:
     x = torch.zeros(1, 2, 3, 72, dtype=BF16)
     assert group_pack.alignment(x[..., :64]) == 16
@@ -168,6 +215,16 @@ def test_what_spans_cannot_be_is_named(key, value, reason) -> None:
         span_pack.span_pack(x, x, spec, None, None)
 
 
+def test_what_classes_cannot_be_is_named() -> None:
+    x = torch.zeros(1, 1, 300, 64)
+    short = CLASS_CASES[0].key.replace(group=32)
+    for spec in (KVSpec(TensorSpec(), TensorSpec()), KVSpec(short, short)):
+        with pytest.raises(ValueError, match=r"class records.*Use PackedPair"):
+            class_pack.class_pack(x, x, spec, None)
+    with pytest.raises(ValueError, match=r"consecutive channels.*Use PackedPair"):
+        class_pack.class_pack(x, x.double(), CLASS_CASES[0].spec, None)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -189,6 +246,25 @@ def test_bounds_are_split_where_the_device_would_be_idle() -> None:
     assert span_pack.splits_of(8192, 512, 132) == 8
     assert span_pack.splits_of(3328, 16, 132) == 26
     assert span_pack.splits_of(100, 16, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "packer"),
+    [(SpanCase().spec, span_pack.SpanLayout), (CLASS_CASES[0].spec, class_pack.ClassLayout)],
+    ids=["one width", "classes"],
+)
+def test_visual_tokens_are_packed_by_what_their_widths_need(spec, packer, monkeypatch) -> None:
+    asked = []
+    for other in (span_pack.SpanLayout, class_pack.ClassLayout):
+        monkeypatch.setattr(other, "pack", lambda own, *given: asked.append((type(own), given)))
+    VisualLayout().pack("key", "value", spec, "piece")
+    assert asked == [(packer, ("key", "value", spec, "piece"))]
+
+
+def test_where_no_kernel_runs_classes_are_left_to_torch() -> None:
+    key, value, piece = class_states(CLASS_CASES[0])
+    layout, spec = class_pack.ClassLayout(), CLASS_CASES[0].spec
+    assert layout.pack(key.cpu(), value.cpu(), spec, piece) is None
 
 
 class CountedLayout:

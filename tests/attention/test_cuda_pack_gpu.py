@@ -2,21 +2,27 @@
 
 import pytest
 import torch
+from class_pack_cases import CLASS_CASES, ClassCase, assert_same_records, class_states, run_classes
 
 from duotone.attention.cuda import span_held, span_pack
+from duotone.attention.cuda.class_layout import class_layout
+from duotone.attention.cuda.class_pack import ClassLayout
 from duotone.attention.cuda.dense import TILE_TOKENS
 from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
 from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.runtime import MIN_CAPABILITY, kernel
 from duotone.attention.cuda.span_held import Held
 from duotone.attention.cuda.span_pack import SpanLayout
-from duotone.cache import BlockTable, LayerStore, Ledger
+from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.cache.ragged import Move
 from duotone.quant import CacheSpec, KVSpec
 
+from cases import CALIBRATED
 from pack_cases import (
+    APART_CASES,
     BF16,
     GROUP_CASES,
     SPAN_CASES,
@@ -41,7 +47,7 @@ def compares(case: GroupCase) -> bool:
     return decides and "hybrid" in (case.specs.key.mapping, case.specs.value.mapping)
 
 
-@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES, ids=str)
 def test_groups(case) -> None:
     data, expected, overflow = run_groups(case)
     different = float((data != expected).float().mean())
@@ -162,6 +168,38 @@ def test_a_captured_span_is_packed_from_what_is_there_at_replay(sources) -> None
     assert set(sources) == {span_held.SOURCE}
 
 
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("case", CLASS_CASES, ids=str)
+def test_classes(case) -> None:
+    assert_same_records(*run_classes(case))
+
+
+def test_long_spans_of_classes() -> None:
+    case = ClassCase("long", *CALIBRATED, ((0, 8192), (0, 5000)), heads=8)
+    for seed in range(3):
+        assert_same_records(*run_classes(case, seed))
+
+
+@pytest.mark.parametrize("case", [CLASS_CASES[0], CLASS_CASES[1], CLASS_CASES[6]], ids=str)
+def test_a_cache_lays_classes_out_without_torch(case, monkeypatch) -> None:
+    key, value, piece = class_states(case)
+    expected = PackedPair.pack(key, value, case.spec, piece).laid_out(class_layout)
+    # Neither canonical codes nor their conversion.
+    for name in ("pack_tensor", "to_class_records"):
+        for module in ("cache.pair", "attention.cuda.class_layout"):
+            monkeypatch.delattr(f"duotone.{module}.{name}", raising=False)
+    pair = ClassLayout().pack(key, value, case.spec, piece)
+    assert_same_records(pair, expected)
+
+
+def test_classes_that_are_not_finite_raise_as_torch_does() -> None:
+    case = CLASS_CASES[0]
+    key, value, piece = class_states(case)
+    value[0, 1, piece.take.index[0, 77], 3] = float("nan")
+    with pytest.raises(ValueError, match="only finite values"):
+        ClassLayout().pack(key, value, case.spec, piece)
+
+
 def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
     case = SpanCase()
     x = torch.randn(1, 2, 300, 128, device="cuda", dtype=BF16)
@@ -175,17 +213,21 @@ def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
         assert SpanLayout().pack(x, y, case.spec, piece) is None
 
 
-def test_a_cache_packs_its_first_spans_at_once() -> None:
+@pytest.mark.parametrize(
+    "visual",
+    [SpanCase(bits=(2, 1)).spec, CLASS_CASES[0].spec, CLASS_CASES[1].spec],
+    ids=["spans", "classes", "classes of groups"],
+)
+def test_a_cache_packs_its_first_spans_at_once(visual) -> None:
     torch.manual_seed(0)
-    spec = CacheSpec(visual=SpanCase(bits=(2, 1)).spec)
-    stores = []
+    spec, stores = CacheSpec(visual=visual), []
     key, value = (torch.randn(2, 2, 700, 128, device="cuda", dtype=BF16) for _ in range(2))
-    visual = torch.rand(2, 700, device="cuda") < 0.8
-    real = torch.ones_like(visual)
-    for layouts in (Layouts(SpanLayout()), None):
-        ledger, store = Ledger(spec, 2, visual.device), LayerStore(spec, layouts)
+    is_visual = torch.rand(2, 700, device="cuda") < 0.8
+    real = torch.ones_like(is_visual)
+    for layouts in (Layouts(VisualLayout()), None):
+        ledger, store = Ledger(spec, 2, is_visual.device), LayerStore(spec, layouts)
         for _ in range(2):  # a second turn joins the first
-            store.apply(ledger.plan(visual, real), key, value)
+            store.apply(ledger.plan(is_visual, real), key, value)
             stores.append(store.visual)
     first, both, plain, plain_both = stores
     assert first.records is not None
@@ -193,7 +235,16 @@ def test_a_cache_packs_its_first_spans_at_once() -> None:
     for one, other in ((first, plain), (both, plain_both)):
         canonical = one.canonical()
         for name in ("key", "value"):
-            mine, theirs = getattr(canonical, name), getattr(other, name)
-            assert torch.equal(mine.scale, theirs.scale)
-            for b, n in enumerate(theirs.blocks.lengths.tolist()):
-                assert torch.equal(mine.codes[b, :, :n], theirs.codes[b, :, :n])
+            assert_same_tokens(getattr(canonical, name), getattr(other, name))
+
+
+def assert_same_tokens(mine: PackedTensor, theirs: PackedTensor) -> None:
+    """Codes of tokens and parameters of blocks that have any."""
+    assert mine.tensor_names() == theirs.tensor_names()
+    for b, n in enumerate(theirs.blocks.lengths.tolist()):
+        assert torch.equal(mine.codes[b, :, :n], theirs.codes[b, :, :n])
+        filled = theirs.blocks.sizes[b] > 0
+        for part in {*theirs.tensor_names()} - {"codes"}:
+            assert torch.equal(
+                getattr(mine, part)[b][:, filled], getattr(theirs, part)[b][:, filled]
+            )

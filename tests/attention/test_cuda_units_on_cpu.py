@@ -5,6 +5,7 @@ import ctypes
 import pytest
 import torch
 
+from duotone.attention.cuda.group_decode import Arguments, Codes
 from duotone.attention.cuda.launch import MERGE_WARPS, Call
 
 from cuda_on_cpu import missing
@@ -28,8 +29,19 @@ def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
         "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0, "UNDER_WAY": 1,
-        "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Call), "K_APART_BYTES": 0, "V_APART_BYTES": 0, **more,
     }  # fmt: skip
+
+
+def pieces(data: torch.Tensor, apart: tuple[int, int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """(records [heads, records, keys, channels] without the keys apart, those with room behind)."""
+    kept, *parts = data.split([KEYS - sum(apart), *apart], 2)
+    room = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 2), value=torch.nan) for x in parts]
+    return kept.contiguous(), [x.contiguous() for x in room]
+
+
+def codes(part: torch.Tensor) -> Codes:
+    return Codes(part.data_ptr(), part[0].nbytes)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +49,22 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("units")
 
 
-@pytest.mark.parametrize("merge", [0, 1, 2], ids=["one part", "tickets", "launch"])
-@pytest.mark.parametrize(("arch", "stages", "late", "deep"), RINGS)
-def test_every_unit_is_done_once(arch, stages, late, deep, merge, folder) -> None:
+# Keys of a record that lie apart, as codes of K and of V: two pieces, or three.
+PIECES = {"k": (1, 0), "v": (0, 2), "k and v": (2, 1)}
+MERGES = {"one part": 0, "tickets": 1, "launch": 2}
+WAYS = {name: (merge, (0, 0)) for name, merge in MERGES.items()}
+WAYS |= {f"{name} apart": (1, keys) for name, keys in PIECES.items()}
+# A deep ring has records in one piece.
+CASES = [
+    pytest.param(*ring, *way, id="-".join((*map(str, ring), name)))
+    for ring in RINGS
+    for name, way in WAYS.items()
+    if not ring[3] or way[1] == (0, 0)
+]
+
+
+@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "apart"), CASES)
+def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder) -> None:
     torch.manual_seed(0)
     # With tickets more parts than a block merges at once.
     heads, splits = len(LENGTHS) * KV_HEADS, (1, 19, 3)[merge]
@@ -54,15 +79,22 @@ def test_every_unit_is_done_once(arch, stages, late, deep, merge, folder) -> Non
     out, lse = torch.full((heads * GROUP, CHANNELS), torch.nan), torch.empty(heads * GROUP)
     partial, weights = torch.full((rows, CHANNELS), torch.nan), torch.full((rows, 2), torch.nan)
     counters = torch.zeros(heads, 2, dtype=torch.int32)
-    given = Call(
-        query=query.data_ptr(), records=data.data_ptr(), tokens=LENGTHS.data_ptr(),
+    kept, parts = pieces(data.view(heads, records, KEYS, CHANNELS), apart)
+    given = Arguments(
+        query=query.data_ptr(), records=kept.data_ptr(), tokens=LENGTHS.data_ptr(),
         partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
         out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
         kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
-        all_parts=splits, units=heads * splits, sm_scale=1.0,
+        all_parts=splits, units=heads * splits, sm_scale=1.0, key=codes(parts[0]),
+        value=codes(parts[1]),
     )  # fmt: skip
-    ring = {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
-    add = compiled("add_records", macros(arch, stages, MERGE=merge, **ring), folder)
+    row = RECORD_BYTES // KEYS
+    more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
+    more |= {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
+    if any(apart):
+        more |= {"K_APART_BYTES": row * apart[0], "V_APART_BYTES": row * apart[1]}
+        more["ARGUMENTS_BYTES"] = ctypes.sizeof(Arguments)
+    add = compiled("add_records", macros(arch, stages, **more), folder)
     add(given, heads * splits, WARPS * 32)
     if merge == 2:
         given.units = heads

@@ -1,7 +1,8 @@
 """Units of work, the ring and merging on a CPU: our headers, a kernel that adds.
 
-A record holds a number per channel. The kernel's "weights" are 1 under a maximum that differs
-between warps, so that its output is the mean of a kv head's records, times the q head's number.
+A record holds a number per channel; with codes apart some of it lies in buffers of their own. The
+kernel's "weights" are 1 under a maximum that differs between warps, so that its output is the mean
+of a kv head's records, times the q head's number.
 Assembly of the headers is replaced; copies happen as soon, or as late, as they may.
 """
 
@@ -22,11 +23,12 @@ KERNEL = """
 #define HEADS 4
 #define D CHANNELS
 #define ONE_RUN
+#define SLOT_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
 #include "common.cuh"
+#include "group_apart.cuh"
 #if DEEP
 #include "deep_ring.cuh"
 #endif
-struct Arguments : Call {};
 // The sum of a record's numbers of a lane, of those that are there.
 static float sum_of(const float* record, int lane, int left) {
   float sum = 0.f;
@@ -38,8 +40,8 @@ void add_records(const Arguments& at) {
   __shared__ int flag, drawn;
   __shared__ u64 barriers[WARPS * STAGES];
   begin();
-  Unit u;
-  find_unit(at, u);
+  GroupUnit u;
+  u.find(at);
 #if DEEP
   DeepRing ring;
 #else
@@ -49,7 +51,7 @@ void add_records(const Arguments& at) {
 #if DEEP
   ring.start<RECORD_BYTES, 0>(u);
 #else
-  ring.start<RECORD_BYTES>(u);
+  ring.start<SLOT_BYTES>(u);
 #endif
   ring.reset(u);
   const float q = at.query[u.head * G * CHANNELS];
@@ -67,7 +69,7 @@ void add_records(const Arguments& at) {
     next = ring.refill<RECORD_BYTES, 0>(u);
     ring.advance(next);
 #else
-    const float* here = (const float*)at_shared(ring.take<RECORD_BYTES>(u, next));
+    const float* here = (const float*)at_shared(ring.take<SLOT_BYTES>(u, next));
     if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
     if (STAGES == 2) sum += sum_of(here, u.lane, left);
     __syncwarp();
@@ -91,20 +93,28 @@ ASSEMBLY = {
     "shfl.sync.idx": "y = x;",
     "mbarrier.init": "*(u64*)at_shared(barrier + 8 * s) = 0;",
     "mbarrier.try_wait": "while (!passed(barrier, phase)) yield();",
-    "mbarrier.arrive": "",
-    "cp.async.bulk.shared": "copy(slot, source, BYTES, barrier);",
+    "mbarrier.arrive": "wait_for_bytes(BYTES, barrier);",
+    "cp.async.bulk.shared": "copy(address + offset, source, BYTES, barrier);",
     "memory + where": "copy(memory + where * SLOT_BYTES + at, source + at, 16, 0);",
-    "cp.async.cg": "copy(memory + slot * RECORD_BYTES + at, source + at, 16, 0);",
+    "cp.async.cg": "copy(address + offset + at, source + at, 16, 0);",
     "wait_group": "arrive(0);",
     "atom.acq_rel": "before = (*counter)++;",
     "atom.shared": "next = (*(int*)at_shared(counter))++;",
     "fence.": "",
     "commit_group": "",
     "griddepcontrol": "",
+    "cvt.f32.f16 %0,%1;": "y = half_to_float_here(x);",
+    # Not reached, but for the biases, which products name as well.
+    "mma.sync": "",
+    "(bias[0])": "memcpy(bias, from, 16);",
+    "(ones[0])": "",
+    "cvt.rn.f16x2": "",
+    ".reg .b16 low": "",
 }
 PRELUDE = """
 #include <cassert>
 #include <deque>
+#include <map>
 #define INPUT 2
 #define half_to_float half_to_float_here
 #define shared_address address_here
@@ -112,6 +122,7 @@ PRELUDE = """
 #undef half_to_float
 #undef shared_address
 #undef FULL
+struct alignas(16) int4 {{ int x, y, z, w; }};
 struct float2 {{ float x, y; }};
 struct alignas(16) float4 {{ float x, y, z, w; }};
 static float2 make_float2(float x, float y) {{ return {{x, y}}; }}
@@ -119,15 +130,21 @@ static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, 
 template <class T>
 static void __stcg(T* at, T x) {{ *at = x; }}
 static float __int_as_float(int x) {{ return __uint_as_float(x); }}
+static int __float_as_int(float x) {{ return __float_as_uint(x); }}
 #define __log2f log2f
 // Variables in shared memory are anywhere: addresses count from one of them.
 static size_t __cvta_generic_to_shared(const void* p) {{ return (const char*)p - shared; }}
 static char* at_shared(u32 address) {{ return shared + (int)address; }}
 struct Copy {{ u32 to; const char* from; int bytes; u32 barrier; unsigned warp; }};
 static std::deque<Copy> copies;
+static std::map<u32, int> expected;  // bytes that a barrier waits for
+static void wait_for_bytes(int bytes, u32 barrier) {{
+  assert(expected[barrier] == 0);
+  expected[barrier] = bytes;
+}}
 static void run(const Copy& x) {{
   memcpy(at_shared(x.to), x.from, x.bytes);
-  if (x.barrier) ++*(u64*)at_shared(x.barrier);  // its phase
+  if (x.barrier && !(expected[x.barrier] -= x.bytes)) ++*(u64*)at_shared(x.barrier);  // its phase
 }}
 static void copy(u32 to, const char* from, int bytes, u32 barrier) {{
   copies.push_back({{to, from, bytes, barrier, threadIdx.x / 32}});
@@ -156,9 +173,11 @@ def _in_cpp(match: re.Match) -> str:
     return next((code or ";" for word, code in ASSEMBLY.items() if word in text), text)
 
 
-def compiled(name: str, macros: dict[str, int], folder: Path) -> Callable[[Call, int, int], None]:
-    """`add_records` or `merge_parts` as a function of arguments, blocks and threads."""
-    text = KERNEL if name == "add_records" else runtime.source_text(f"{name}.cu")
+def compiled(
+    name: str, macros: dict[str, int], folder: Path, kernel: str = KERNEL
+) -> Callable[[Call, int, int], None]:
+    """`merge_parts`, or a function of `kernel`, as one of arguments, blocks and threads."""
+    text = runtime.source_text("merge_parts.cu") if name == "merge_parts" else kernel
     text = runtime.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
     text = STATEMENT.sub(_in_cpp, text)
     text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from duotone.attention.cuda import group_pack, span_pack
+from duotone.attention.cuda import class_pack, group_pack, span_pack
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.bench import packing
 from duotone.bench.packing import PACKINGS, Packing, check, packing_rows
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import METHODS, Deadline
+from duotone.cache.pair import PackedPair
 
 from cuda_on_cpu import missing, run_on_cpu
 from fake_clock import FakeClock
@@ -23,8 +25,13 @@ def small(monkeypatch):
     monkeypatch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
 
 
+def classes_by_torch(key, value, spec, piece):
+    return PackedPair.pack(key, value, spec, piece).laid_out(VisualLayout())
+
+
 @pytest.fixture
 def by_torch(monkeypatch):
+    monkeypatch.setattr(packing, "class_pack", classes_by_torch)
     monkeypatch.setattr(
         Packing, "call", lambda row, key, value, piece: lambda: row.expected(key, value)
     )
@@ -34,7 +41,7 @@ def by_torch(monkeypatch):
 @pytest.mark.parametrize("row", PACKINGS, ids=lambda row: row.name)
 def test_rows_are_what_torch_writes(row, monkeypatch, tmp_path):
     torch.manual_seed(0)
-    for module in (group_pack, span_pack):
+    for module in (class_pack, group_pack, span_pack):
         run_on_cpu(module, monkeypatch, tmp_path)
     check(row, CPU)
 
@@ -55,8 +62,17 @@ def test_every_row_is_compared_with_the_copy(by_torch):
     copy, *others = table["rows"]
     assert table["stopped"] is None
     assert (copy["row"], copy["read_bytes"]) == ("copy", 2 * 128 * 32 * 2)
-    assert [row["row"] for row in others] == [row.name for row in PACKINGS]
-    assert all(row["over_copy"] == dict.fromkeys(METHODS, 1.0) for row in table["rows"])
+    eager = [row for row in others if "," in row["row"] and row["us"]["rotated"] is None]
+    captured = [row for row in others if row not in eager]
+    assert [row["row"] for row in captured] == [row.name for row in PACKINGS]
+    assert all(row["over_copy"] == dict.fromkeys(METHODS, 1.0) for row in [copy, *captured])
+    assert [row["row"] for row in eager] == [
+        f"{name}, {how}"
+        for name in ("transform coded, 1 bit", "duotone")
+        for how in ("with levels", "by torch")
+    ]
+    only_clean = dict.fromkeys(METHODS) | {"clean": 1.0}
+    assert all(row["over_copy"] == only_clean for row in eager)
     sizes = {row["row"]: row["written_bytes"] for row in others}
     assert sizes["kivi-2"] == 128 * 32 // 2 + 2 * 128 * 32 // 32 * 4
 

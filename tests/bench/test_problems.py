@@ -9,7 +9,7 @@ from duotone.attention import attend
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.bench.baselines import UnavailableError
 from duotone.bench.problems import bytes_of, copy_of
-from duotone.bench.rows import laid_out
+from duotone.bench.rows import PackedRow, laid_out
 from duotone.bench.schemes import BenchScheme, bench_schemes, select
 from duotone.bench.shapes import SHAPES, Shape
 from duotone.quant import TensorSpec
@@ -105,6 +105,22 @@ def test_groups_of_32_are_a_stream_of_records(name):
     assert copy.data.data_ptr() != records.data.data_ptr()
 
 
+def test_a_layer_that_shares_codes_has_them_apart_and_reads_as_many_bytes():
+    problem = SCHEMES["xquant shared 2/1"].problem(Shape(2, 8, 2, 320), CPU)
+    shared, whole = laid_out(problem, shared=True), laid_out(problem)
+    # Codes are filled up to four tiles: 320 tokens are ten.
+    filled = 2 * 2 * 2 * (32 * 128 * 3 // 8)
+    assert bytes_of(shared).params == bytes_of(whole).params
+    assert bytes_of(shared).codes == bytes_of(whole).codes + filled
+    row = PackedRow(SCHEMES["xquant shared 2/1"], "cuda")
+    for found in (shared, row.lay_out(problem)):
+        records = found.segments[0].records
+        assert all(codes is not None for codes in records.codes)
+        assert bytes_of(found).total == sum(x.nbytes for x in records.buffers)
+    (copy,) = (segment.records for segment in copy_of(shared).segments)
+    assert copy.key_codes.data_ptr() != shared.segments[0].records.key_codes.data_ptr()
+
+
 @pytest.mark.parametrize(("name", "per_token"), [("duotone", 38.25), ("duotone, 2 bit", 71.75)])
 def test_channels_of_unequal_bits_are_in_records_with_their_parameters(name, per_token):
     problem = laid_out(SCHEMES[name].problem(Shape(2, 8, 2, 320), CPU))
@@ -114,6 +130,13 @@ def test_channels_of_unequal_bits_are_in_records_with_their_parameters(name, per
     assert used.total == 2 * 2 * (320 * per_token + span) + 2 * 4
     assert used.codes == 2 * 2 * 320 * (32 if name == "duotone" else 64) + 2 * 4
     assert bytes_of(copy_of(problem)) == used
+
+
+def test_classes_by_span_keep_parameters_outside_of_records():
+    used = bytes_of(laid_out(SCHEMES["transform coded, 1 bit"].problem(Shape(2, 8, 2, 320), CPU)))
+    # Three records of 128 tokens; of a span and kv head scales, zero-points and channels.
+    assert used.codes == 2 * 2 * 384 * 32 + 2 * 4
+    assert used.total - used.codes == 2 * 2 * 2 * (2 * 64 + 2 * 128 + 128)
 
 
 @pytest.mark.parametrize(

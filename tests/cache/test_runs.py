@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from duotone.cache import LayerStore, Ledger, memory_report
-from duotone.cache.layer import share_codes
+from duotone.cache.sharing import share_codes
 from duotone.quant import CacheSpec, KVSpec, TensorSpec, average_codes, pack
 
 TEXT = KVSpec(TensorSpec(2, group=4), TensorSpec(2, "channels", 8))

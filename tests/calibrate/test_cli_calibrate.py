@@ -1,6 +1,7 @@
 """`duotone calibrate` from the command line, on the embedded model with very few samples."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
@@ -55,3 +56,30 @@ def test_the_help_has_an_example():
     result = run("calibrate", "--help")
     assert result.exit_code == 0
     assert "duotone calibrate -o mine" in result.output
+
+
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
+    @contextmanager
+    def interrupted(_):
+        yield lambda done, total: (_ for _ in ()).throw(KeyboardInterrupt)
+
+    monkeypatch.setattr("duotone.calibrate.partial.SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("duotone.cli.calibrate.progress_bar", interrupted)
+        assert run("calibrate", *SMALL, "-o", tmp_path / "mine").exit_code != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.partial.safetensors"]
+    other = run("calibrate", *SMALL, "--foreground", "0.3", "-o", tmp_path / "mine")
+    assert other.exit_code == 2
+    assert "differs in foreground: 0.45 -> 0.3" in " ".join(other.output.split())
+    result = run("calibrate", *SMALL, "-o", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert "mine.partial.safetensors: 1 of 2 batches are done" in " ".join(result.output.split())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.json", "mine.safetensors"]
+
+
+def test_a_broken_partial_file_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "mine.partial.safetensors").write_bytes(b"half of")
+    result = run("calibrate", *SMALL, "-o", tmp_path / "mine")
+    assert result.exit_code == 2
+    assert "Remove it to begin again" in " ".join(result.output.split())

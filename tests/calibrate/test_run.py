@@ -1,6 +1,7 @@
 """From batches to files and to answers through the cache that they describe."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from duotone.calibrate import (
     gather_moments,
     write,
 )
+from duotone.calibrate.profiles import gather_profiles
 from duotone.calibrate.run import bases_of, files_of, widths_of
 from duotone.hf.fingerprint import fingerprint
 from duotone.inference import generate, make_cache, prepare
@@ -56,12 +58,12 @@ def test_the_report_says_what_was_spent_and_on_what(made):
 
 def test_the_spec_names_the_bases_of_every_layer(made):
     _, spec, _, file = made
-    for layer in range(3):
-        policy = spec.at_layer(layer).visual
+    for layer, part in product(range(3), ("visual", "background")):
+        policy = getattr(spec.at_layer(layer), part)
         assert policy.key.transform == f"klt:{file}#{layer}.key"
         assert policy.value.transform == f"klt:{file}#{layer}.value"
-        assert (policy.key.energy, policy.value.energy) == (1.0, 1.5)
-    assert (spec.text, spec.ranges) == ("dense", "run")
+        assert (policy.key.energy, policy.value.energy) == (1.0, 0.5)
+    assert (spec.text, spec.ranges, spec.foreground) == ("dense", "run", 0.45)
 
 
 def test_files_come_back(made):
@@ -87,9 +89,27 @@ def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path):
 
 @pytest.mark.parametrize(("bits", "gain"), [(1.0, 1.25), (2.0, 1.1), (4.0, 1.0)])
 def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
-    assert Settings(bits=bits).quantizer("value").gain == gain
-    assert Settings(bits=bits, value_gain=1.4).quantizer("value").gain == 1.4
-    assert Settings(bits=bits).quantizer("key").gain == "fit"
+    assert Settings(bits=bits).quantizer("value", parted=False).gain == gain
+    assert Settings(bits=bits).quantizer("value", parted=True).gain == (1.1 if bits == 1 else 1.0)
+    assert Settings(bits=bits).quantizer("key", parted=False).gain == "fit"
+
+
+def test_quantizers_of_ones_own_are_kept():
+    own = duotone.TensorSpec(shrink=0.7)
+    assert Settings(key=own).quantizer("key", parted=True) == own
+
+
+def test_spans_stay_whole_where_that_is_asked_for(pictured):
+    data = calibration_data(pictured, [TINY_TASK], 2, 2)
+    _, spec, report = calibrate(pictured, data.batches, Settings(foreground=None))
+    assert spec.background is None
+    assert {row["part"] for row in report["tensors"]} == {"visual"}
+
+
+@pytest.mark.parametrize("foreground", [0.0, 1.0, -0.1])
+def test_shares_out_of_range_are_refused(foreground):
+    with pytest.raises(ValueError, match="foreground must lie in"):
+        Settings(foreground=foreground).check(16)
 
 
 def test_a_text_model_gets_a_stream(tmp_path):
@@ -107,28 +127,52 @@ def test_a_text_model_gets_a_stream(tmp_path):
     generate(loaded.model, batch, make_cache(loaded.model, spec, batch), 4)
 
 
+def spectra_of(loaded, settings, shares):
+    """(moments, spectra in units of the output) of two samples with equal spans."""
+    data = calibration_data(loaded, [TINY_TASK], 2, 2)
+    moments = gather_moments(loaded.model, data.batches)
+    bases, units = bases_of(moments, settings, {})
+    profiles = gather_profiles(loaded.model, data.batches, bases, shares)
+    spectra = {n: (p.cpu() * units[n[:2]][:, None]).mean(0) for n, p in profiles.items()}
+    return moments, spectra
+
+
 def test_spectra_of_keys_and_values_are_in_one_unit(pictured):
     """With all error left in, V costs tr(M S) and K its scores' variance times what V then says."""
-    data = calibration_data(pictured, [TINY_TASK], 2, 2)
-    layer = gather_moments(pictured.model, data.batches)[0]
-    _, spectra = bases_of([layer], Settings(regularization=0.0), {})
+    moments, spectra = spectra_of(pictured, Settings(regularization=0.0), {"visual": 1.0})
+    layer = moments[0]
     heard = (layer.output * layer.covariance("value")).sum((-2, -1))
     scored = (layer.scores * layer.covariance("key")).sum((-2, -1))
-    assert float(spectra[0, "value"].sum()) == pytest.approx(float(heard.mean()), rel=1e-4)
-    assert float(spectra[0, "key"].sum()) == pytest.approx(
+    assert float(spectra[0, "value", "visual"].sum()) == pytest.approx(
+        float(heard.mean()), rel=1e-4
+    )
+    assert float(spectra[0, "key", "visual"].sum()) == pytest.approx(
         float((scored * heard / 2).mean()), rel=1e-4
     )
 
 
-def test_values_of_more_weight_get_more_bits(pictured):
-    data = calibration_data(pictured, [TINY_TASK], 2, 2)
-    _, spectra = bases_of(gather_moments(pictured.model, data.batches), Settings(), {})
-    bits = []
-    for weight in (0.01, 1.0, 100.0):
-        classes = widths_of(spectra, Settings(value_weight=weight))
-        bits.append(sum(b * s for (_, w), c in classes.items() if w == "value" for b, s in c))
-    assert bits == sorted(bits)
-    assert bits[0] < bits[2]
+def test_keys_in_front_vary_more_than_those_behind(pictured):
+    _, spectra = spectra_of(pictured, Settings(), {"visual": 0.5, "background": 0.5})
+    for layer in range(3):
+        front, back = (spectra[layer, "key", part] for part in ("visual", "background"))
+        assert float(front.sum()) > float(back.sum()) > 0
+        assert (front.diff() <= 0).all()
+
+
+def test_tensors_of_more_weight_get_more_bits(pictured):
+    shares = {"visual": 0.45, "background": 0.55}
+    _, spectra = spectra_of(pictured, Settings(), shares)
+
+    def bits(settings, place, name):
+        classes = widths_of(spectra, settings, shares)
+        return sum(b * s for n, c in classes.items() if n[place] == name for b, s in c)
+
+    for field, place, name in (
+        ("key_weight", 1, "key"), ("value_weight", 1, "value"), ("foreground_weight", 2, "visual")
+    ):  # fmt: skip
+        spent = [bits(Settings(**{field: w}), place, name) for w in (0.01, 1.0, 100.0)]
+        assert spent == sorted(spent)
+        assert spent[0] < spent[2]
 
 
 def test_numbers_that_are_not_finite_are_refused():

@@ -86,7 +86,7 @@ def spectra(draw):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.rand(layers * 2, channels, generator=generator, dtype=torch.float64)
     rows = (rows * draw(st.sampled_from([1.0, 8.0]))).exp().sort(-1, descending=True).values
-    names = [(layer, which) for layer in range(layers) for which in ("key", "value")]
+    names = [(layer, which, "visual") for layer in range(layers) for which in ("key", "value")]
     return dict(zip(names, rows, strict=True))
 
 
@@ -100,15 +100,15 @@ def kept(given, allocation):
 
 @given(spectra(), st.floats(0.25, 4), st.sampled_from([(0, 1, 2, 4), (0, 4), (1, 2), (0, 2, 4)]))
 def test_allocation_keeps_its_budget_in_whole_channels(given, bits, widths):
-    floor = sorted(widths)[1 if 0 in widths else 0] * unit_sizes(len(given[0, "key"]))[0]
-    bits = min(max(bits, floor / len(given[0, "key"])), max(widths))
+    floor = sorted(widths)[1 if 0 in widths else 0] * unit_sizes(len(given[0, "key", "visual"]))[0]
+    bits = min(max(bits, floor / len(given[0, "key", "visual"])), max(widths))
     allocation = allocate(given, bits, widths)
     assert list(allocation) == list(given)
     assert spent(allocation) <= bits * len(given) + 1e-9
     for classes in allocation.values():
         assert classes
         assert {b for b, _ in classes} <= set(widths)
-        channels = len(given[0, "key"])
+        channels = len(given[0, "key", "visual"])
         assert sum(n for _, n in class_counts(TensorSpec(classes=classes), channels)) == channels
 
 
@@ -120,7 +120,7 @@ def test_more_bits_never_mean_more_error(given, bits, more):
 
 @given(spectra(), st.floats(0.5, 2))
 def test_the_units_of_largest_variance_get_the_widest_codes(given, bits):
-    channels = len(given[0, "key"])
+    channels = len(given[0, "key", "visual"])
     size = unit_sizes(channels)[0]
     top = {name: float(spectrum[:size].mean()) for name, spectrum in given.items()}
     widest = {name: classes[0][0] for name, classes in allocate(given, bits).items()}
@@ -129,7 +129,10 @@ def test_the_units_of_largest_variance_get_the_widest_codes(given, bits):
 
 
 def test_all_bits_that_pay_are_spent():
-    given = {(0, "key"): torch.linspace(9, 1, 64), (0, "value"): torch.linspace(2, 1, 64)}
+    given = {
+        (0, "key", "visual"): torch.linspace(9, 1, 64),
+        (0, "value", "visual"): torch.linspace(2, 1, 64),
+    }
     assert spent(allocate(given, 1.0)) == pytest.approx(2.0)
 
 
@@ -141,48 +144,72 @@ def test_it_is_reverse_water_filling():
         for widths in product((0, 1, 2, 4), repeat=4)
         if sum(widths) <= 5
     )
-    classes = allocate({(0, "key"): spectrum}, 5 / 4, unit=4)[0, "key"]
+    classes = allocate({(0, "key", "visual"): spectrum}, 5 / 4, unit=4)[0, "key", "visual"]
     assert expected_error(spectrum, classes) == pytest.approx(best)
 
 
 def test_a_jump_is_taken_where_its_first_half_does_not_pay():
     steep = {0: 1.0, 1: 0.99, 2: 0.1}
-    given = {(0, "key"): torch.tensor([9.0, 4.0]).repeat_interleave(4)}
-    assert allocate(given, 1.75, (0, 1, 2), 4, distortion=steep)[0, "key"] == ((2, 0.5), (1, 0.5))
-    assert allocate(given, 2.0, (0, 1, 2), 4, distortion=steep)[0, "key"] == ((2, 1.0),)
+    given = {(0, "key", "visual"): torch.tensor([9.0, 4.0]).repeat_interleave(4)}
+    assert allocate(given, 1.75, (0, 1, 2), 4, distortion=steep)[0, "key", "visual"] == (
+        (2, 0.5),
+        (1, 0.5),
+    )
+    assert allocate(given, 2.0, (0, 1, 2), 4, distortion=steep)[0, "key", "visual"] == ((2, 1.0),)
 
 
 def test_bits_go_to_the_layer_and_the_tensor_where_errors_cost_most():
     flat = torch.ones(16)
-    given = {(0, "key"): flat, (0, "value"): flat, (1, "key"): 50 * flat, (1, "value"): flat}
+    given = {
+        (0, "key", "visual"): flat,
+        (0, "value", "visual"): flat,
+        (1, "key", "visual"): 50 * flat,
+        (1, "value", "visual"): flat,
+    }
     bits = {n: sum(b * s for b, s in c) for n, c in allocate(given, 1.0).items()}
-    assert max(bits, key=bits.get) == (1, "key")
-    heavier = allocate(given, 1.0, weights={"value": 1000.0})
+    assert max(bits, key=bits.get) == (1, "key", "visual")
+    heavier = allocate(
+        given, 1.0, weights=dict.fromkeys([n for n in given if n[1] == "value"], 1000.0)
+    )
     bits = {n: sum(b * s for b, s in c) for n, c in heavier.items()}
-    assert bits[1, "key"] < bits[1, "value"]
+    assert bits[1, "key", "visual"] < bits[1, "value", "visual"]
 
 
 def test_zeros_get_one_unit_and_no_more():
-    given = {(0, "key"): torch.zeros(16), (0, "value"): torch.ones(16)}
+    given = {(0, "key", "visual"): torch.zeros(16), (0, "value", "visual"): torch.ones(16)}
     allocation = allocate(given, 1.0)
-    assert allocation[0, "key"] == ((1, 0.25),)
-    assert sum(b * s for b, s in allocation[0, "value"]) == pytest.approx(1.75)
+    assert allocation[0, "key", "visual"] == ((1, 0.25),)
+    assert sum(b * s for b, s in allocation[0, "value", "visual"]) == pytest.approx(1.75)
 
 
 @pytest.mark.parametrize("bits", [0.0, -1.0, 0.2, 4.5, float("nan")])
 def test_budgets_out_of_range_are_refused(bits):
     with pytest.raises(ValueError, match="bits per channel must lie in"):
-        allocate({(0, "key"): torch.ones(16)}, bits)
+        allocate({(0, "key", "visual"): torch.ones(16)}, bits)
 
 
 @pytest.mark.parametrize("widths", [(), (0,), (0, 1, 2, 3, 4), (0, 5)])
 def test_widths_no_spec_can_have_are_refused(widths):
     with pytest.raises(ValueError, match="widths must be"):
-        allocate({(0, "key"): torch.ones(16)}, 1.0, widths)
+        allocate({(0, "key", "visual"): torch.ones(16)}, 1.0, widths)
 
 
 def test_spectra_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="all of one length"):
-        allocate({(0, "key"): torch.ones(16), (0, "value"): torch.ones(8)}, 1.0)
+        allocate({(0, "key", "visual"): torch.ones(16), (0, "value", "visual"): torch.ones(8)}, 1.0)
     with pytest.raises(ValueError, match="must be given"):
         allocate({}, 1.0)
+
+
+def test_a_part_of_few_tokens_gets_its_bits_cheaply():
+    """A quarter of the tokens, of the same variance, costs a quarter and saves a quarter."""
+    front, back = (0, "key", "visual"), (0, "key", "background")
+    given, shares = {front: torch.ones(16), back: torch.ones(16)}, {front: 0.25, back: 0.75}
+
+    def bits(allocation):
+        return {name: sum(b * s for b, s in classes) for name, classes in allocation.items()}
+
+    weighed = bits(allocate(given, 1.0, weights={front: 8.0}, shares=shares))
+    assert 0.25 * weighed[front] + 0.75 * weighed[back] == pytest.approx(1.0, abs=0.05)
+    assert weighed[front] > 2 * weighed[back]
+    assert bits(allocate(given, 1.0, shares=shares))[back] == pytest.approx(1.0, abs=0.1)

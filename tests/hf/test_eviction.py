@@ -193,7 +193,8 @@ def test_bytes_are_as_the_formula_says(name: str) -> None:
     assert report.dense_bytes == (sum(kept) + 3 * (NEW - 1) + spare) * token_bytes
     assert report.dense_equivalent_bytes == 3 * (prompt + NEW - 1) * token_bytes
     states = [ledger.state for ledger in cache.steps.ledgers]
-    index = [r.index_bytes for s in states for r in (s.visual, s.stream, s.dense)]
+    rolls = ("visual", "background", "stream", "dense")
+    index = [getattr(state, name).index_bytes for state in states for name in rolls]
     assert report.index_bytes == sum(index)
 
 

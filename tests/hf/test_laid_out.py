@@ -5,15 +5,24 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
-from duotone import QuantizedCache, StaticQuantizedCache
-from duotone.attention.cuda import runtime
+from duotone import QuantizedCache, Sharing, StaticQuantizedCache
+from duotone.attention.cuda import group_records, runtime
 
 WINDOW = {"sink": 0, "recent": 32}
 SPECS = {
     "kivi": duotone.scheme("kivi", bits=2).replace(**WINDOW),
     "innerq": duotone.scheme("innerq", bits=2).replace(**WINDOW),
     "xquant": duotone.scheme("xquant", kq=1, vq=1, km=1, vm=1).replace(**WINDOW),
+    # A chain: K of layers 0 and 1, V of 1 and 2, whose codes the second of each keeps.
+    "chain": duotone.scheme("xquant", kq=2, vq=3, dominant=1).replace(
+        share=Sharing(key=0, value=1, dominant=1), **WINDOW
+    ),
+    "values": duotone.scheme("kivi", bits=1).replace(
+        share=Sharing(value=0, layers=3, dominant=2), **WINDOW
+    ),
+    "average": duotone.scheme("xquant", vm=1, gamma=0.4).replace(**WINDOW),
 }
+SHARED = ("xquant", "chain", "values")
 LENGTHS = (150, 93, 20)
 
 
@@ -47,6 +56,10 @@ def streams(cache) -> list[bool]:
     return [layer.store.stream.records is not None for layer in cache.layers]
 
 
+def norms(store) -> list[torch.Tensor]:
+    return [] if store.key_norm is None else [store.key_norm]
+
+
 def generate(model, cache, tokens: int = 40, **more) -> torch.Tensor:
     settings = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None} | more
     return model.generate(past_key_values=cache, **settings)
@@ -57,14 +70,63 @@ def test_generation_is_the_same(name: str, model, monkeypatch) -> None:
     laid, plain = caches(model, name, monkeypatch)
     ours, theirs = (generate(model, cache, **prompt()) for cache in (laid, plain))
     assert torch.equal(ours, theirs)
-    # Layers that share codes keep the canonical order.
-    assert streams(laid) == [True, name != "xquant", name != "xquant"]
+    # Runs that average their codes keep the canonical order.
+    assert streams(laid) == [name != "average"] * 3
     assert not any(streams(plain))
     if name == "kivi":
         assert laid.memory().total_bytes >= plain.memory().total_bytes
 
 
-@pytest.mark.parametrize("name", ["kivi", "innerq"])
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_codes_are_held_and_counted_once(name: str, model, monkeypatch) -> None:
+    laid, plain = caches(model, name, monkeypatch)
+    for cache in (laid, plain):
+        model(torch.randint(1, 300, (2, 32 + 256)), past_key_values=cache)
+    # Whole records, so that nothing is filled up.
+    assert laid.memory() == plain.memory()
+    for cache in (laid, plain):
+        cache.batch_select_indices(torch.tensor([1]))
+    assert laid.memory() == plain.memory()
+    spec = SPECS[name]
+    for index, layer in enumerate(laid.layers):
+        own, full = layer.store.stream.records, layer.store._complete("stream").records
+        for which in ("key", "value"):
+            source = spec.source(which, index, 3)
+            kept = getattr(laid.layers[source].store.stream.records, f"{which}_codes")
+            assert getattr(full, f"{which}_codes") is kept
+            assert (getattr(own, f"{which}_codes") is None) == (source != index or kept is None)
+    held = [x for layer in laid.layers for x in layer.store.stream.records.buffers]
+    memory = laid.memory()
+    assert memory.codes_bytes + memory.params_bytes == sum(x.nbytes for x in held)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_run_has_one_order(first: int, model, monkeypatch) -> None:
+    """Where one layer's scales do not fit records, those that share codes with it have none."""
+    laid, plain = caches(model, "chain", monkeypatch)
+    ids, step = torch.randint(1, 300, (2, 200)), torch.randint(1, 300, (2, 1))
+    model(ids[:, :100], past_key_values=laid)
+    assert all(streams(laid))
+    laid.reset()
+    given = group_records.scales_fit
+    asked = []
+
+    def fits(x, form) -> bool:
+        asked.append(x)
+        return given(x, form) and len(asked) != 2 * first + 1
+
+    monkeypatch.setattr(group_records, "scales_fit", fits)
+    for cache in (laid, plain):
+        for part in (ids[:, :100], ids[:, 100:], step):
+            logits = model(part, past_key_values=cache).logits
+            if cache is laid:
+                said = logits
+    torch.testing.assert_close(said, logits, rtol=1e-9, atol=1e-9)
+    assert not any(streams(laid))
+    assert laid.memory() == plain.memory()
+
+
+@pytest.mark.parametrize("name", ["kivi", "innerq", "chain"])
 def test_beams_and_later_turns_are_the_same(name: str, model, monkeypatch) -> None:
     pair = caches(model, name, monkeypatch)
     ours, theirs = (generate(model, cache, 16, num_beams=2, **prompt()) for cache in pair)
@@ -81,7 +143,7 @@ def test_beams_and_later_turns_are_the_same(name: str, model, monkeypatch) -> No
         given = {"input_ids": ids, "attention_mask": real}
 
 
-@pytest.mark.parametrize("name", ["kivi", "innerq"])
+@pytest.mark.parametrize("name", ["kivi", "innerq", "chain"])
 def test_what_is_cut_picked_and_saved_is_the_same(name: str, model, monkeypatch, tmp_path) -> None:
     pair = caches(model, name, monkeypatch)
     given = prompt()
@@ -102,7 +164,7 @@ def test_what_is_cut_picked_and_saved_is_the_same(name: str, model, monkeypatch,
     torch.testing.assert_close(said[2], said[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["kivi"])
+@pytest.mark.parametrize("name", ["kivi", *SHARED])
 def test_frozen_caches_say_the_same(name: str, model, monkeypatch) -> None:
     given = {"kind": StaticQuantizedCache, "max_new_tokens": 70}
     laid, plain = caches(model, name, monkeypatch, **given)
@@ -111,6 +173,9 @@ def test_frozen_caches_say_the_same(name: str, model, monkeypatch) -> None:
     assert torch.equal(ours, theirs)
     assert all(store.stream.records is not None for store in laid.decoder.stores)
     assert laid.nbytes >= plain.nbytes
+    stores = laid.decoder.stores
+    held = {id(x): x for store in stores for x in (*store.changing, *norms(store))}.values()
+    assert laid.nbytes == sum(x.nbytes for x in held)
 
 
 @pytest.mark.parametrize("name", SPECS)

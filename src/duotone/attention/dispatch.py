@@ -62,7 +62,8 @@ def code_layouts(
     """
     if impl not in ("auto", "cuda") or device is None:
         return Layouts()
-    from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+    from duotone.attention.cuda.group_format import stream_reason
+    from duotone.attention.cuda.group_records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
     from duotone.attention.cuda.runtime import is_untried, missing
 
@@ -71,14 +72,17 @@ def code_layouts(
         reason = "kernels were never run on such a device: ask for them with impl='cuda'"
     reasons = {
         name: reason or (_reason(getattr(spec, name), name, ask))
-        for name, ask in (("visual", visual_reason), ("text", stream_reason))
+        for name, ask in (
+            ("visual", visual_reason),
+            ("background", visual_reason),
+            ("text", stream_reason),
+        )
     }
     if all(reasons.values()) and impl == "cuda":
         why = reason or "; ".join(reasons.values())
         raise ValueError(f"impl='cuda' is not possible: {why}. Use impl='auto'.")
-    return Layouts(
-        None if reasons["visual"] else VisualLayout(), None if reasons["text"] else GroupLayout()
-    )
+    made = {"visual": VisualLayout, "background": VisualLayout, "text": GroupLayout}
+    return Layouts(*(None if reasons[name] else layout() for name, layout in made.items()))
 
 
 def _reason(

@@ -15,8 +15,8 @@ from duotone.attention.dispatch import code_layouts
 from duotone.attention.static import StaticDecoder
 from duotone.bench.dense_attention import fastest_attention
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
-from duotone.cache.layer import share_codes
 from duotone.cache.places import flush_count
+from duotone.cache.sharing import share_layers
 from duotone.capacity import DecoderShape, Load
 from duotone.quant import CacheSpec
 
@@ -185,12 +185,7 @@ class PackedCache:
         """All layers with one sequence's prompt of random numbers."""
         shape, load, spec = self.shape, self.load, self.spec
         stores = [LayerStore(spec.at_layer(i), self._layouts) for i in range(shape.layers)]
-        for which in ("key", "value"):
-            runs: dict[int, list[LayerStore]] = {}
-            for index, store in enumerate(stores):
-                runs.setdefault(spec.source(which, index, len(stores)), []).append(store)
-            for source, run in runs.items():
-                share_codes(which, run, stores[source])
+        share_layers(stores, spec)
         tokens = load.visual + load.prompt
         visual = (torch.arange(tokens, device=device) < load.visual)[None]
         plan = Ledger(spec, 1, device).plan(visual, torch.ones_like(visual))

@@ -3,8 +3,10 @@
 A copy reads and writes 16 bits per element, a kernel reads 16 bits and writes codes and scales:
 `over_copy` below 1 is possible, and the copy is what no scheme without quantization goes below.
 Spans are read twice, for the bounds and for the codes, but where clusters hold all of them at once.
-All sequences are whole, so that the numbers are those of bandwidth; every row is first compared
-with torch, byte for byte.
+Levels of classes of channels are found by torch: rows of them are of the codes alone, of single
+eager calls of everything ("with levels") and of torch without a kernel ("by torch"). All sequences
+are whole, so that the numbers are those of bandwidth; every row is first compared with torch, byte
+for byte.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import duotone
+from duotone.attention.cuda.class_pack import class_pack, pack_codes, prepared
 from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of
 from duotone.attention.cuda.group_layout import to_group_records
 from duotone.attention.cuda.group_pack import group_pack
-from duotone.attention.cuda.layout import RecordFormat, span_layout
+from duotone.attention.cuda.layout import RecordFormat
+from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.span_pack import span_pack
 from duotone.bench.shapes import Shape
-from duotone.bench.timing import METHODS, Clock, Deadline, measure, rotated_count
+from duotone.bench.timing import METHODS, Clock, Deadline, clean_us, measure, rotated_count
 from duotone.cache import BlockTable
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -32,8 +37,11 @@ from duotone.quant import KVSpec, TensorSpec
 SHAPES = (Shape(1, 32, 8, 3328), Shape(8, 32, 8, 8192), Shape(32, 32, 8, 8192))
 CHECKED = Shape(2, 4, 2, 512)
 SYMMETRIC, HYBRID = "innerq-2 symmetric", "innerq-2 hybrid"
+# As calibration writes them.
+COEFFICIENTS = ((4, 1 / 8), (2, 1 / 8), (1, 1 / 4))
 # What a hybrid may differ in: torch's order of a sum decides near ties between its mappings.
 NEAR_TIES = 1e-3
+EAGER_REPEATS = 3
 Call = Callable[[], Tensor]
 
 
@@ -45,9 +53,14 @@ class Packing:
     spec: KVSpec
 
     @property
+    def classes(self) -> bool:
+        """Channels of unequal bits."""
+        return bool(self.spec.key.classes or self.spec.value.classes)
+
+    @property
     def spans(self) -> bool:
-        """A scale per channel for all tokens."""
-        return self.spec.key.group is None
+        """A scale per channel for all tokens, of one width."""
+        return self.spec.key.group is None and not self.classes
 
     def call(self, key: Tensor, value: Tensor, piece: Piece) -> Call:
         """What is timed; it returns all that it writes but a span's scales.
@@ -55,6 +68,8 @@ class Packing:
         piece: `all_tokens`. As the layers of a model do, buffers share it: where its records begin
         is asked of the device once.
         """
+        if self.classes:
+            return self._class_codes(key, value, piece)
         if self.spans:
             form = RecordFormat(key.shape[3], self.spec.key.bits, self.spec.value.bits)
             return lambda: span_pack(key, value, self.spec, piece, form).records.data
@@ -70,12 +85,32 @@ class Packing:
 
         return pack
 
+    def _class_codes(self, key: Tensor, value: Tensor, piece: Piece) -> Call:
+        work = prepared(key, value, self.spec, piece)
+
+        def pack() -> Tensor:
+            pack_codes(work)
+            return work.records.data
+
+        return pack
+
+    def eager(self, key: Tensor, value: Tensor, piece: Piece) -> dict[str, Call]:
+        """Whole packings of classes, which ask the host: no graph can have them. {row: call}."""
+        if not self.classes:
+            return {}
+        return {
+            f"{self.name}, with levels": lambda: (
+                class_pack(key, value, self.spec, piece).records.data
+            ),
+            f"{self.name}, by torch": lambda: self.expected(key, value),
+        }
+
     def expected(self, key: Tensor, value: Tensor) -> Tensor:
         """What torch writes there."""
         piece = all_tokens(key)
         pair = PackedPair.pack(key, value, self.spec, piece)
-        if self.spans:
-            return pair.laid_out(span_layout).records.data
+        if self.spans or self.classes:
+            return pair.laid_out(VisualLayout()).records.data
         return to_group_records(pair.key, pair.value, self._form(key))
 
     def _form(self, key: Tensor) -> GroupFormat:
@@ -103,6 +138,8 @@ PACKINGS = (
     Packing("kivi-2", KVSpec(TensorSpec(2, "tokens", 32), TensorSpec(2, "channels", 32))),
     Packing(SYMMETRIC, _inner("symmetric")),
     Packing(HYBRID, _inner("hybrid")),
+    Packing("transform coded, 1 bit", KVSpec(*[TensorSpec(classes=COEFFICIENTS)] * 2)),
+    Packing("duotone", duotone.scheme("duotone", bits=1).visual),
 )
 
 
@@ -164,6 +201,10 @@ def _shape_rows(clock: Clock, shape: Shape, repeats: int) -> list[dict[str, Any]
         written = calls[0]().nbytes
         us = _timed(clock, calls, repeats)
         rows.append(_row(shape, packing.name, nbytes, written, us, copy_us))
+        for name, call in packing.eager(*first, piece).items():
+            call()
+            us = dict.fromkeys(METHODS) | {"clean": clean_us(call, clock, EAGER_REPEATS)}
+            rows.append(_row(shape, name, nbytes, written, us, copy_us))
     return rows
 
 

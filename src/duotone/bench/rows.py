@@ -102,7 +102,7 @@ class PackedRow:
 
     def lay_out(self, problem: Problem) -> Problem:
         """As this implementation reads it. Errors: UnavailableError."""
-        return laid_out(problem) if self.impl == "cuda" else problem
+        return laid_out(problem, self.scheme.shared) if self.impl == "cuda" else problem
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:
         """`decode_attention`. Errors: UnavailableError, with the implementation's own reason."""
@@ -122,21 +122,26 @@ class PackedRow:
         return bytes_of(problem)
 
 
-def laid_out(problem: Problem) -> Problem:
-    """The same with packed codes as the CUDA kernels take them. Errors: UnavailableError."""
+def laid_out(problem: Problem, shared: bool = False) -> Problem:
+    """The same with packed codes as the CUDA kernels take them.
+
+    shared: as a layer that shares codes has them, apart from its scales. Errors: UnavailableError.
+    """
     segments = (
-        _segment_laid_out(segment) if isinstance(segment, PackedSegment) else segment
+        _segment_laid_out(segment, shared) if isinstance(segment, PackedSegment) else segment
         for segment in problem.segments
     )
     return replace(problem, segments=tuple(segments))
 
 
-def _segment_laid_out(segment: PackedSegment) -> PackedSegment:
-    from duotone.attention.cuda.group_records import GroupLayout, stream_reason
+def _segment_laid_out(segment: PackedSegment, shared: bool) -> PackedSegment:
+    from duotone.attention.cuda.group_format import stream_reason
+    from duotone.attention.cuda.group_records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
 
     specs = segment.key.spec, segment.value.spec
-    layout = GroupLayout() if visual_reason(*specs) else VisualLayout()
+    groups = GroupLayout().sharing(("key", "value"), ()) if shared else GroupLayout()
+    layout = groups if visual_reason(*specs) else VisualLayout()
     pair = PackedPair(segment.key, segment.value).laid_out(layout)
     if pair.records is None:
         # What follows the rule is the spec, which the row names already.

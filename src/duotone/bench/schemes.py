@@ -110,6 +110,8 @@ def bench_schemes() -> list[BenchScheme]:
     """All of them, in the order in which they are measured."""
     presets = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
     quarter = TensorSpec(4)
+    by_span = replace(presets[1], key=presets[1].key.replace(group=None))
+    coefficients = TensorSpec(classes=((4, 1 / 8), (2, 1 / 8), (1, 1 / 4)))
     return [
         *_whole_spans(),
         BenchScheme("32 of 128 channels at 4 bit", quarter, quarter, channels=32),
@@ -118,6 +120,8 @@ def bench_schemes() -> list[BenchScheme]:
         _xquant(),
         BenchScheme("duotone", presets[1].key, presets[1].value),
         BenchScheme("duotone, 2 bit", presets[2].key, presets[2].value),
+        BenchScheme("duotone, K by span", by_span.key, by_span.value),
+        BenchScheme("transform coded, 1 bit", coefficients, coefficients),
     ]
 
 

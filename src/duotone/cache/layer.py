@@ -1,19 +1,19 @@
-"""One layer's tensors: a packed visual store, a packed stream, and a dense store."""
+"""One layer's tensors: packed visual stores, a packed stream, and a dense store."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.cache.ledger import AppendPlan, Flush, LedgerState, Piece, Roll
+from duotone.cache.ledger import STORES, AppendPlan, Flush, LedgerState, Piece, Roll
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
+from duotone.cache.prominence import foreground_first
 from duotone.cache.ragged import Lengths, Move, valid_mask
-from duotone.cache.runs import RunMember, run_members
+from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 
@@ -24,19 +24,23 @@ class LayerStore:
     """Executes the ledger's plans on one layer's K and V.
 
     spec: the policies of this layer. sources: the stores whose codes this one reads instead of
-    keeping its own, by "key" and "value" (cross-layer sharing). runs: this layer's part in a run
-    that averages its codes, by the same names. layouts: how decode kernels want the packed stores,
-    where they can have that; layers that share codes keep the canonical order.
+    keeping its own, by "key" and "value" (`cache.sharing`). lends: those of both whose codes others
+    read. runs: this layer's part in a run that averages its codes, by the same names.
+    layouts: how decode kernels want the packed stores, where they can have that; runs that average
+    codes keep the canonical order. canonical: the names of packed stores that keep it as well;
+    layers whose runs meet have one such set.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
         self.spec, self.layouts = spec, layouts or Layouts()
         self.sources: dict[str, LayerStore] = {}
+        self.lends: set[str] = set()
         self.runs: dict[str, RunMember] = {}
-        self.is_source = False
+        self.canonical: set[str] = set()
         self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
+        self.background: PackedPair | None = None
         self.stream: PackedPair | None = None
         self.key: Tensor | None = None
         self.value: Tensor | None = None
@@ -46,9 +50,13 @@ class LayerStore:
         self._ensure_dense(key, value)
         if plan.flush_first is not None:
             self.flush(plan.flush_first)
-        if plan.visual is not None:
-            self._pack("visual", key, value, self.spec.visual, plan.visual)
-            self.lay_out("visual")
+        if plan.spans is not None:
+            key, value = foreground_first(key, value, plan.spans, self.spec.visual.key.transform)
+        for name in ("visual", "background"):
+            piece = getattr(plan, name)
+            if piece is not None:
+                self._pack(name, key, value, getattr(self.spec, name), piece)
+                self.lay_out(name)
         if plan.dense is not None:
             self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
         if plan.flush_last is not None:
@@ -62,14 +70,15 @@ class LayerStore:
         placed = self.placed_segments(state)
         if mask is None:
             return [segment for segment, _ in placed]
+        if self.background is not None:
+            _check_whole((state.visual, state.background), mask)
         return [replace(segment, mask=roll.visible(mask)) for segment, roll in placed]
 
     def placed_segments(self, state: LedgerState) -> list[tuple[Segment, Roll]]:
         """The stored tokens with their places in the model's timeline."""
         placed: list[tuple[Segment, Roll]] = []
-        packed = (("visual", state.visual, True), ("stream", state.stream, False))
-        for name, roll, visual in packed:
-            pair = self._complete(name)
+        for name in STORES:
+            pair, roll, visual = self._complete(name), getattr(state, name), name != "stream"
             if pair is not None and pair.key.tokens:
                 norm = None if visual else self.key_norm
                 segment = PackedSegment(
@@ -83,12 +92,11 @@ class LayerStore:
 
     def truncate(self, state: LedgerState) -> None:
         """Follow a cropped ledger."""
-        if self.visual is not None:
-            self.visual = self.visual.truncate(state.visual.lengths)
-            self.lay_out("visual")
-        if self.stream is not None:
-            self.stream = self.stream.truncate(state.stream.lengths)
-            self.lay_out("stream")
+        for name in STORES:
+            pair = getattr(self, name)
+            if pair is not None:
+                setattr(self, name, pair.truncate(getattr(state, name).lengths))
+                self.lay_out(name)
         if self.key is not None:
             width = state.dense.positions.shape[1]
             self.key = self.key[:, :, :width].contiguous()
@@ -96,7 +104,7 @@ class LayerStore:
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
-        for name in ("visual", "stream"):
+        for name in STORES:
             pair = getattr(self, name)
             setattr(self, name, None if pair is None else pair.rows(index))
         if self.key is not None:
@@ -107,7 +115,7 @@ class LayerStore:
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go where they are kept."""
         new, old = self._packed(name, key, value, spec, piece), getattr(self, name)
-        own = replace(new, **{w: getattr(new, w).without_codes() for w in self.sources})
+        own = new.without_codes(self.sources)
         layout = self.layout_of(name)
         if name == "stream" and layout is not None:
             own = own.laid_out(layout)
@@ -125,22 +133,37 @@ class LayerStore:
         """Quantize tokens, straight into a kernel's order where that can be."""
         layout = self.layout_of(name)
         # Behind visual tokens that are there, records would not be joined by copying.
-        if layout is not None and (name == "stream" or self.visual is None):
+        if layout is not None and (name == "stream" or getattr(self, name) is None):
             pair = layout.pack(key, value, spec, piece)
             if pair is not None:
                 return pair
         return PackedPair.pack(key, value, spec, piece)
 
     def layout_of(self, name: str) -> Layout | None:
-        """How a store is laid out: "visual" or "stream"."""
-        alone = not self.sources and not self.is_source and not self.runs
-        return getattr(self.layouts, name) if alone else None
+        """How one of `STORES` is laid out."""
+        if self.runs or name in self.canonical:
+            return None
+        if not self.shares:
+            return getattr(self.layouts, name)
+        stream = self.layouts.stream if name == "stream" else None
+        return None if stream is None else stream.sharing(self.lends, self.sources)
 
     def lay_out(self, name: str) -> None:
-        """Bring a store into a kernel's order, where it has one: "visual" or "stream"."""
+        """Bring one of `STORES` into a kernel's order, where it has one."""
         layout = self.layout_of(name)
         if layout is not None:
             setattr(self, name, getattr(self, name).laid_out(layout))
+        # Layers that share codes have one order: if one has to do without a kernel's, all do.
+        if self.shares and getattr(self, name).records is None:
+            self.canonical.add(name)
+
+    def _settled(self, name: str) -> PackedPair | None:
+        """A store's pair; from the first call on in canonical order, if a kernel's was given up."""
+        pair = getattr(self, name)
+        if name in self.canonical and pair is not None:
+            pair = pair.canonical()
+            setattr(self, name, pair)
+        return pair
 
     def _put_codes(
         self, name: str, which: str, codes: Codes, before: int | None, join: Move
@@ -154,14 +177,15 @@ class LayerStore:
 
     def _complete(self, name: str) -> PackedPair | None:
         """A store's pair with the codes that other layers keep for it."""
-        pair = getattr(self, name)
-        if pair is None or not self.sources:
-            return pair
-        lent = {
-            which: getattr(pair, which).with_codes(getattr(getattr(source, name), which))
-            for which, source in self.sources.items()
-        }
-        return replace(pair, **lent)
+        pair = self._settled(name)
+        for which, source in self.sources.items():
+            pair = None if pair is None else pair.with_codes(which, source._settled(name))
+        return pair
+
+    @property
+    def shares(self) -> bool:
+        """Some codes are read by several layers, of which this is one."""
+        return bool(self.sources or self.lends)
 
     @property
     def norm_bytes(self) -> int:
@@ -197,22 +221,15 @@ class LayerStore:
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 
 
-def share_codes(
-    which: Literal["key", "value"],
-    run: list[LayerStore],
-    keeper: LayerStore,
-    weights: tuple[float, ...] | None = None,
-) -> None:
-    """Let a run of layers read the codes of K or V that `keeper`, one of them, stores.
-
-    weights: `keeper` stores the average of all layers' codes with them; None: its own.
-    """
-    for store in run:
-        if store is not keeper:
-            store.sources[which], keeper.is_source = keeper, True
-    if weights is not None and len(run) > 1:
-        for store, member in zip(run, run_members(weights), strict=True):
-            store.runs[which] = member
+def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
+    """Raise where a query sees some of a sequence's visual tokens: their order is the layer's."""
+    seen = torch.cat([roll.visible(mask) for roll in rolls], 2)
+    real = torch.cat([valid_mask(r.lengths, r.positions.shape[1]) for r in rolls], 1)[:, None]
+    if bool(((seen & real).any(2) & (~seen & real).any(2)).any()):
+        raise ValueError(
+            "visual spans with a background can only be seen as a whole; this step's attention "
+            "mask hides a part of them. Use a scheme without a background."
+        )
 
 
 def key_norm(key: States, lengths: Lengths, dtype: str) -> Float[Tensor, "batch kv_heads channels"]:

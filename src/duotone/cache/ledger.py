@@ -6,6 +6,7 @@ named by their logical index, the place they have in the model's own timeline (p
 that a layer can apply the model's masks.
 
     visual   packed spans, quantized once               (policy "visual")
+    background   of their tokens those that stand out least, where the spec tells them apart
     stream   packed groups that left the window         (policy "text")
     dense    16 bit: sinks, the recent window, and everything whose policy is "dense"
 """
@@ -19,9 +20,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable, runs, single_block
+from duotone.cache.prominence import Spans
 from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
 from duotone.quant import CacheSpec, KVSpec
 
+# The stores of packed tokens.
+STORES = ("visual", "background", "stream")
 # Free slots left behind the dense tokens when they move, so that decoding rarely moves them.
 SPARE_TOKENS = 16
 
@@ -91,29 +95,38 @@ class LedgerState:
 
     streamed: which dense tokens belong to the text stream; the others stay dense for good.
     evicted: what is stored nowhere though it is no padding. seen: logical length, padding included.
+    whole: logical end of the last spans that have a background. Layers order such a span's tokens,
+    so that only the span as a whole has a place: its first positions count as `visual`.
     """
 
     visual: Roll
+    background: Roll
     stream: Roll
     dense: Roll
     streamed: Bool[Tensor, "batch capacity"]
     evicted: Evicted
     seen: int
+    whole: int = 0
 
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
-        rolls = {name: getattr(self, name).rows(index) for name in ("visual", "stream", "dense")}
-        for name in ("visual", "stream"):  # as wide as the packed tensors, which are trimmed
+        rolls = {name: getattr(self, name).rows(index) for name in (*STORES, "dense")}
+        for name in STORES:  # as wide as the packed tensors, which are trimmed
             rolls[name] = rolls[name].trimmed()
         evicted = self.evicted.rows(index)
         return replace(self, **rolls, streamed=self.streamed[index], evicted=evicted)
 
     def truncate(self, end: int) -> LedgerState:
         """Forget tokens at logical indices >= end."""
-        rolls = {n: getattr(self, n).truncate(end) for n in ("visual", "stream", "dense")}
+        if end < self.whole:
+            raise ValueError(
+                "spans with a background can only be kept whole: expected a crop to "
+                f">= {self.whole} tokens; got {end}. Start again with a new cache."
+            )
+        rolls = {n: getattr(self, n).truncate(end) for n in (*STORES, "dense")}
         streamed = self.streamed[:, : rolls["dense"].positions.shape[1]]
         evicted = self.evicted.truncate(end)
-        return LedgerState(**rolls, streamed=streamed, evicted=evicted, seen=end)
+        return replace(self, **rolls, streamed=streamed, evicted=evicted, seen=end)
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,8 @@ class AppendPlan:
 
     flush_first: groups that leave the window before a decode step's token enters it. They were in
         16 bit before the step, so all layers may flush them before the first one runs.
-    visual: tokens of this step that are packed as visual spans.
+    visual: tokens of this step that are packed as visual spans. background: those of them that
+        are packed so, and spans: all of them, which a layer orders first, where a spec wants that.
     dense: tokens of this step that stay in 16 bit (None: none); written in place at `write_at`
         or, where the store must grow, joined by `dense_join`.
     flush_last: groups that leave the window after a prompt, or a later turn's, entered it.
@@ -158,6 +172,8 @@ class AppendPlan:
     write_at: Lengths | None
     dense_join: Move | None
     flush_last: Flush | None
+    background: Piece | None = None
+    spans: Spans | None = None
 
     @property
     def is_decode_step(self) -> bool:
@@ -175,7 +191,8 @@ class Ledger:
             torch.zeros(batch, dtype=torch.long, device=device),
         )
         streamed = torch.zeros(batch, 0, dtype=torch.bool, device=device)
-        self.state = LedgerState(roll, roll, roll, streamed, Evicted(roll.lengths, roll.lengths), 0)
+        evicted = Evicted(roll.lengths, roll.lengths)
+        self.state = LedgerState(roll, roll, roll, roll, streamed, evicted, 0)
 
     def plan(
         self,
@@ -196,7 +213,9 @@ class Ledger:
         any_packed = bool(packed.any())
         decodes = tokens == 1 and not any_packed
         flush_first = self._flush(decoding=True) if decodes else None
-        piece = self._pack_visual(packed, shown) if any_packed else None
+        spans, front = self._foreground(packed, shown) if any_packed else (None, packed)
+        piece = self._pack("visual", front, shown)
+        background = self._pack("background", packed & ~front, shown)
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():
@@ -204,9 +223,8 @@ class Ledger:
             write_at, join = self._append_dense(dense, visual)
         flush_last = None if decodes else self._flush(decoding=False)
         self.state = replace(self.state, seen=before.seen + tokens)
-        return AppendPlan(
-            before, self.state, tokens, flush_first, piece, dense, write_at, join, flush_last
-        )
+        stored = (piece, dense, write_at, join, flush_last, background, spans)
+        return AppendPlan(before, self.state, tokens, flush_first, *stored)
 
     def crop(self, end: int) -> None:
         """Forget tokens at logical indices >= end."""
@@ -224,15 +242,33 @@ class Ledger:
         evicted = Evicted(old.tokens + gone.sum(-1), old.visual + packed.sum(-1), end)
         self.state = replace(self.state, evicted=evicted)
 
-    def _pack_visual(self, packed: Tensor, shown: Tensor) -> Piece:
-        """packed: the tokens to pack; shown: those of which some may have been evicted."""
+    def _foreground(self, packed: Tensor, shown: Tensor) -> tuple[Spans | None, Tensor]:
+        """(the packed tokens in their spans, True at the places of those in front)."""
+        if self.spec.background is None:
+            return None, packed
         take = select(packed)
-        by_run = self.spec.ranges == "run"
-        spans = runs(packed, take.lengths, shown) if by_run else single_block(take.lengths)
-        roll = self.state.visual
+        blocks = self._spans(packed, take.lengths, shown)
+        block = blocks.block_of_token(take.tokens)
+        place = torch.arange(take.tokens, device=packed.device) - blocks.offsets.gather(1, block)
+        share = self.spec.foreground
+        in_front = place < torch.ceil(share * blocks.sizes.double()).long().gather(1, block)
+        in_front &= valid_mask(take.lengths, take.tokens)
+        self.state = replace(self.state, whole=self.state.seen + packed.shape[1])
+        return Spans(take, blocks), torch.zeros_like(packed).scatter(1, take.index, in_front)
+
+    def _spans(self, tokens: Tensor, lengths: Lengths, shown: Tensor) -> BlockTable:
+        return runs(tokens, lengths, shown) if self.spec.ranges == "run" else single_block(lengths)
+
+    def _pack(self, name: str, packed: Tensor, shown: Tensor) -> Piece | None:
+        """packed: the tokens to pack; shown: those of which some may have been evicted."""
+        if not packed.any():
+            return None
+        take = select(packed)
+        roll: Roll = getattr(self.state, name)
         join = concatenate(roll.lengths, take.lengths, roll.positions.shape[1])
-        self.state = replace(self.state, visual=_joined(roll, self._positions(take), join))
-        return Piece(take, spans, join)
+        positions = self._positions(take)
+        self.state = replace(self.state, **{name: _joined(roll, positions, join)})
+        return Piece(take, self._spans(packed, take.lengths, shown), join)
 
     def _append_dense(self, take: Move, visual: Tensor) -> tuple[Lengths | None, Move | None]:
         """Enter new tokens into the dense roll; returns (write_at, None) or (None, join)."""

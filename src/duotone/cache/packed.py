@@ -218,9 +218,7 @@ def pack_tensor(
     Tokens past a sequence's length are padding and enter no statistic.
     decoding: the tokens leave a window at a decode step, for `spec.hybrid_at`.
     """
-    dtype = x.dtype
-    if spec.transform is not None:
-        x = into_basis(x.to(torch.promote_types(dtype, torch.float32)), spec.transform)
+    dtype, x = x.dtype, in_basis(x, spec)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
         parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
@@ -237,8 +235,7 @@ def pack_groups(
 
     x: a multiple of `spec.group` tokens, where groups run along tokens; all of them are valid.
     """
-    if spec.transform is not None:
-        x = into_basis(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
+    x = in_basis(x, spec)
     if spec.along == "channels":
         return _packed_parts(quantize(x, spec, decoding=decoding), spec)
     slots = x.unflatten(2, (-1, spec.group))
@@ -247,6 +244,13 @@ def pack_groups(
         name: part.flatten(2, 3) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()
     }
+
+
+def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:
+    """K or V [batch, kv_heads, tokens, head_dim] as it is quantized: fp32 where it is turned."""
+    if spec.transform is None:
+        return x
+    return into_basis(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
 
 
 def _pack_blocks(

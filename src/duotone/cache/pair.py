@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -60,9 +60,16 @@ class LaidOut(Protocol):
 
 @runtime_checkable
 class Growing(LaidOut, Protocol):
-    """A stream with room for more, for `StaticStore`."""
+    """A stream with room for more, for `StaticStore`; layers can share its codes."""
 
-    data: Tensor
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The tensors that `write` changes."""
+        ...
+
+    def with_codes(self, which: Literal["key", "value"], source: Growing) -> Growing:
+        """The same with codes that another layer keeps, which are not copied."""
+        ...
 
     def widened(self, tokens: int) -> Growing:
         """The same tokens in a buffer for `tokens`."""
@@ -117,12 +124,20 @@ class StreamLayout(Layout, Protocol):
         """A stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
         ...
 
+    def sharing(self, lends: Collection[str], borrows: Collection[str]) -> StreamLayout:
+        """The same for a layer that shares codes, which then lie apart from the rest.
+
+        lends: "key", "value": other layers read these codes. borrows: another layer keeps these.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Layouts:
     """How a layer's stores are laid out for decode kernels; None: in canonical order."""
 
     visual: Layout | None = None
+    background: Layout | None = None
     stream: StreamLayout | None = None
 
 
@@ -171,6 +186,22 @@ class PackedPair:
         if self.records is None:
             return self
         return PackedPair(*self.records.canonical(self.key, self.value))
+
+    def without_codes(self, parts: Collection[str]) -> PackedPair:
+        """Without the codes of K or V that another layer keeps: records do not have them anyway."""
+        if self.records is not None:
+            return self
+        return replace(self, **{which: getattr(self, which).without_codes() for which in parts})
+
+    def with_codes(self, which: Literal["key", "value"], source: PackedPair) -> PackedPair:
+        """With the codes of K or V that another layer keeps, which are not copied.
+
+        Both have one order, but for the step at which a layer of a run gives a kernel's up.
+        """
+        if self.records is not None and source.records is not None:
+            return replace(self, records=self.records.with_codes(which, source.records))
+        own, other = self.canonical(), source.canonical()
+        return replace(own, **{which: getattr(own, which).with_codes(getattr(other, which))})
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
         """Join the tokens of `other` behind ours, in a kernel's order if both have it."""

@@ -29,9 +29,10 @@ class StaticPlaces:
 
     dense, stream: tokens of either store, the current step's token included. at: slot of the
     current step's token. fixed: slots in front of the ring. head: the ring's oldest slot.
-    visual: packed visual tokens, constant. recent, group: sizes of ring and staging; group 0: no
-    token ever leaves. dense_tokens, stream_tokens: what is allocated. movable: tokens of each
-    sequence that were in ring and staging at the start, on the host (below 0: missing sinks).
+    visual, background: packed visual tokens, constant. recent, group: sizes of ring and staging;
+    group 0: no token ever leaves. dense_tokens, stream_tokens: what is allocated. movable: tokens
+    of each sequence that were in ring and staging at the start, on the host (below 0: missing
+    sinks).
     """
 
     dense: Lengths
@@ -40,6 +41,7 @@ class StaticPlaces:
     fixed: Lengths
     head: Lengths
     visual: Lengths
+    background: Lengths
     recent: int
     group: int
     dense_tokens: int
@@ -82,6 +84,7 @@ class StaticPlaces:
             fixed=fixed.clone(),
             head=torch.zeros_like(lengths),
             visual=state.visual.lengths.clone(),
+            background=state.background.lengths.clone(),
             recent=spec.recent,
             group=group,
             dense_tokens=max(room),

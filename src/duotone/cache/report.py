@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from duotone.cache.layer import LayerStore
-from duotone.cache.ledger import LedgerState, Roll
+from duotone.cache.ledger import STORES, LedgerState, Roll
 from duotone.cache.pair import PackedPair
+
+# The stores of visual tokens.
+SPANS = ("visual", "background")
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ def memory_report(
     pairs = [pair for pair in zip(stores, states, strict=True) if pair[0].key is not None]
     stores = [store for store, _ in pairs]
     ledgers = {id(state): state for _, state in pairs}.values()
-    visual = [store.visual for store in stores if store.visual is not None]
-    packed = visual + [store.stream for store in stores if store.stream is not None]
+    visual = _pairs(stores, SPANS)
+    packed = visual + _pairs(stores, ("stream",))
     dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
     codes_bytes = sum(pair.codes_bytes for pair in packed)
     params_bytes = sum(pair.params_bytes for pair in packed)
@@ -68,7 +71,8 @@ def memory_report(
     )
     visual_bytes = sum(pair.codes_bytes + pair.params_bytes for pair in visual)
     if visual:
-        visual_bytes += sum(state.visual.index_bytes for state in ledgers) + _table_bytes(visual)
+        rolls = [getattr(state, name) for state in ledgers for name in SPANS]
+        visual_bytes += sum(roll.index_bytes for roll in rolls) + _table_bytes(visual)
     return MemoryReport(
         codes_bytes=codes_bytes,
         params_bytes=params_bytes,
@@ -84,12 +88,17 @@ def memory_report(
     )
 
 
+def _pairs(stores: Iterable[LayerStore], names: Sequence[str]) -> list[PackedPair]:
+    found = [getattr(store, name) for name in names for store in stores]
+    return [pair for pair in found if pair is not None]
+
+
 def _bits(total_bytes: int, elements: int) -> float:
     return 8 * total_bytes / elements if elements else 0.0
 
 
 def _rolls(state: LedgerState) -> tuple[Roll, ...]:
-    return (state.visual, state.stream, state.dense)
+    return tuple(getattr(state, name) for name in (*STORES, "dense"))
 
 
 def _tokens(state: LedgerState) -> int:
@@ -98,7 +107,8 @@ def _tokens(state: LedgerState) -> int:
 
 
 def _visual_tokens(state: LedgerState) -> int:
-    return int(state.visual.lengths.sum() + state.evicted.visual.sum())
+    packed = sum(int(getattr(state, name).lengths.sum()) for name in SPANS)
+    return packed + int(state.evicted.visual.sum())
 
 
 def _index_bytes(state: LedgerState) -> int:

@@ -11,7 +11,6 @@ so rows of different lengths share one launch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
 from duotone.cache.layer import LayerStore
+from duotone.cache.ledger import STORES
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
 from duotone.cache.places import StaticPlaces
@@ -42,47 +42,52 @@ class StaticStore:
         self.spec, self.places, self.key_norm = store.spec, places, store.key_norm
         self.key = _widened(order.apply(store.key), places.dense_tokens)
         self.value = _widened(order.apply(store.value), places.dense_tokens)
-        self.visual = store.visual
+        self.visual, self.background = store.visual, store.background
         self.stream: PackedPair | None = None
-        self._lent: frozenset[str] = frozenset(store.sources)
+        self.sources: dict[str, StaticStore] = {}
         if places.stream_tokens:
             heads = (self.key.shape[1], self.key.shape[3], self.value.shape[3])
-            self.stream = _static_stream(store, places, heads, self._lent)
+            self.stream = _static_stream(store, places, heads, frozenset(store.sources))
         rows = torch.arange(self.key.shape[0], device=self.key.device)
         self._at = (rows[:, None], torch.arange(self.key.shape[1], device=rows.device)[None])
         self.segments = self._segments()
 
     def share(self, sources: dict[str, StaticStore]) -> None:
-        """Read the codes that other layers keep, by "key" and "value"."""
-        for name in ("visual", "stream"):
-            pair = getattr(self, name)
-            if pair is not None and sources:
-                lent = {
-                    which: getattr(pair, which).with_codes(getattr(getattr(source, name), which))
-                    for which, source in sources.items()
-                }
-                setattr(self, name, replace(pair, **lent))
+        """Read the codes that other layers keep, by "key" and "value".
+
+        Errors: ValueError where a layer's stream is in a kernel's order and its source's is not.
+        """
+        self.sources = sources
+        for source in sources.values():
+            _check_order(self.stream, source.stream)
         self.segments = self._segments()
 
     def _segments(self) -> list[Segment]:
         """What attention reads; the objects, and their lengths' addresses, never change."""
         found: list[Segment] = []
-        if self.visual is not None and self.visual.key.tokens:
-            pair = self.visual
-            found.append(
-                PackedSegment(pair.key, pair.value, self.places.visual, True, records=pair.records)
-            )
-        if self.stream is not None:
-            pair = self.stream
+        for name in ("visual", "background"):
+            pair, lengths = self._complete(name), getattr(self.places, name)
+            if pair is not None and pair.key.tokens:
+                segment = PackedSegment(pair.key, pair.value, lengths, True, records=pair.records)
+                found.append(segment)
+        stream = self._complete("stream")
+        if stream is not None:
             segment = PackedSegment(
-                pair.key,
-                pair.value,
+                stream.key,
+                stream.value,
                 self.places.stream,
                 key_norm=self.key_norm,
-                records=pair.records,
+                records=stream.records,
             )
             found.append(segment)
         return [*found, DenseSegment(self.key, self.value, self.places.dense)]
+
+    def _complete(self, name: str) -> PackedPair | None:
+        """A pair with the codes that other layers keep for it."""
+        pair = getattr(self, name)
+        for which, source in self.sources.items():
+            pair = None if pair is None else pair.with_codes(which, getattr(source, name))
+        return pair
 
     @property
     def changing(self) -> list[Tensor]:
@@ -90,7 +95,7 @@ class StaticStore:
         if self.stream is None:
             return [self.key, self.value]
         if self.stream.records is not None:
-            return [self.key, self.value, self.stream.records.data]
+            return [self.key, self.value, *self.stream.records.buffers]
         pair = (self.stream.key, self.stream.value)
         parts = [getattr(t, name) for t in pair for name in t.tensor_names()]
         return [self.key, self.value, *parts]
@@ -98,14 +103,10 @@ class StaticStore:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, spare slots included; codes count where they are kept."""
-        pairs = [pair for pair in (self.visual, self.stream) if pair is not None]
-        codes = sum(0 if pair.records is None else pair.records.nbytes for pair in pairs)
-        for pair in pairs:
-            for which in ("key", "value"):
-                tensor = getattr(pair, which)
-                codes += tensor.params_bytes + (which not in self._lent) * tensor.codes_bytes
+        pairs = [pair for name in STORES if (pair := getattr(self, name)) is not None]
+        packed = sum(pair.codes_bytes + pair.params_bytes for pair in pairs)
         norm = 0 if self.key_norm is None else self.key_norm.nbytes
-        return codes + norm + self.key.nbytes + self.value.nbytes
+        return packed + norm + self.key.nbytes + self.value.nbytes
 
     def write(self, key: Tensor, value: Tensor) -> None:
         """Enter the current step's K and V, [batch, kv_heads, 1, channels], at `places.at`."""
@@ -143,9 +144,9 @@ class StaticStore:
             parts = pack_groups(x, tensor.spec, decoding=True)
         places, width = self.places, self.places.group
         for name, part in parts.items():
-            if name == "codes" and which in self._lent:
-                continue
             kept = getattr(tensor, name)
+            if kept is None:  # another layer keeps the codes
+                continue
             tokens_per_row = width // part.shape[2]
             # A full sequence that finds no room must fail on the device, not overwrite.
             room = places.stream.clamp_max(places.stream_tokens - width)
@@ -201,6 +202,15 @@ def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
         raise ValueError(
             "normalised keys need a prompt that is longer than the windows, which says what to "
             "divide by; no token has left them yet. Decode it with QuantizedCache."
+        )
+
+
+def _check_order(own: PackedPair | None, source: PackedPair | None) -> None:
+    orders = {None if pair is None else pair.records is None for pair in (own, source)}
+    if len(orders) > 1:
+        raise ValueError(
+            "layers that share codes must have them in one order; the kernels lay out the stream "
+            "of one of them only. Decode it with QuantizedCache, or with impl='triton'."
         )
 
 

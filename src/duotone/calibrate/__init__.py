@@ -2,7 +2,8 @@
 
 from .data import CalibrationData, calibration_data
 from .moments import CalibrationBatch, LayerMoments, gather_moments
-from .run import Settings, calibrate, check_files, write
+from .run import calibrate, check_files, partial_of, write
+from .settings import Settings
 from .transform import allocate, klt
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "check_files",
     "gather_moments",
     "klt",
+    "partial_of",
     "write",
 ]

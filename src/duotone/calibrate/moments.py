@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -54,6 +55,11 @@ class LayerMoments:
     groups: int
     tokens: int = 0
     queries: int = 0
+
+    def to(self, device: torch.device) -> None:
+        """Move the sums, where they are not there yet."""
+        for name in ("key", "value", "query", "output"):
+            setattr(self, name, getattr(self, name).to(device))
 
     def covariance(self, which: str) -> Sums:
         """Of "key" or "value", about the spans' means."""
@@ -156,6 +162,7 @@ class Recorder:
         layer = self.layers.get(index) or self._new_layer(module, query, scaling)
         if index not in self.read:
             self.read.add(index)
+            layer.to(query.device)
             self._add_prompt(layer, key, value)
             where = self.places.queries
         else:
@@ -181,8 +188,18 @@ class Recorder:
         return made
 
 
+class Listener(Protocol):
+    """What sees the queries, K and V of every layer as attention does."""
+
+    def record(
+        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
+    ) -> None:
+        """One layer of one step."""
+        ...
+
+
 @contextmanager
-def recording(model: Any, recorder: Recorder) -> Iterator[None]:
+def recording(model: Any, recorder: Listener) -> Iterator[None]:
     """The language model's attention passes through `recorder`, and on to what it was before.
 
     Vision towers keep their own attention and are not seen. Undone at the end, come what may.
@@ -236,20 +253,25 @@ def gather_moments(
     batches: Iterable[CalibrationBatch],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
+    layers: dict[int, LayerMoments] | None = None,
+    done: int = 0,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
-    group: tokens per span of a text model. progress: called with the batches done.
+    group: tokens per span of a text model. progress: called with the batches done. layers: what the
+    first `done` batches gave; the others are added to it.
     """
-    recorder = Recorder(model_facts(model))
+    recorder = Recorder(model_facts(model), {} if layers is None else layers)
     ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
     stopping = [_StillAnswering(recorder, ends)]
     with recording(model, recorder):
-        for done, given in enumerate(batches, start=1):
+        for number, given in enumerate(islice(batches, done, None), start=done + 1):
             batch = prepare(model, given.tensors)
             recorder.begin(places_of(batch, recorder.facts, group))
             cache = make_cache(model, None, batch)
             generate(model, batch, cache, given.answer_tokens, stopping=stopping)
             if progress:
-                progress(done)
+                progress(number)
+    for layer in recorder.layers.values():
+        layer.to(torch.device("cpu"))
     return [recorder.layers[index] for index in sorted(recorder.layers)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,59 +20,15 @@ from duotone.quant.bases import Bases, Reference
 from duotone.tune.build import layer_rules
 
 from .moments import CalibrationBatch, LayerMoments, gather_moments
-from .transform import WIDTHS, Classes, Name, allocate, expected_error, klt, unit_sizes
+from .partial import Partial, identity, read_header, remove_partial
+from .profiles import gather_profiles
+from .settings import Settings
+from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
 
-# As in the data-free preset, whose constants were chosen on calibration samples.
-KEY = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
-VALUE = TensorSpec(levels="lloyd", energy=1.5)
-# {mean bits up to here: how far V's levels move apart}: few levels lose what tokens share.
-VALUE_GAINS = {1.5: 1.25, 2.5: 1.1}
 RECENT = 128  # 16-bit tokens at the end of a text model's stream
 SUMS = ("key", "value", "query", "output")
 Spectrum = Float[Tensor, " head_dim"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a calibration is free to choose.
-
-    bits: mean over the channels of all layers' K and V; widths, unit: see `allocate`.
-    regularization, mix: of the metrics, see `klt`. key_weight, value_weight: factors of their
-    errors. key, value: quantizers that get classes and a transform. value_gain: of the latter;
-    None: by `bits`. group: tokens of a text stream's span.
-    """
-
-    bits: float = 1.0
-    widths: tuple[int, ...] = WIDTHS
-    unit: int | None = None
-    regularization: float = 0.01
-    mix: float = 0.0
-    key_weight: float = 1.0
-    value_weight: float = 1.0
-    key: TensorSpec = KEY
-    value: TensorSpec = VALUE
-    value_gain: float | None = None
-    group: int = 128
-
-    def check(self, head_dim: int) -> None:
-        """Raise ValueError for what no calibration of heads of this size can do."""
-        for name in ("regularization", "mix", "key_weight", "value_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if not self.mix <= 1:
-            raise ValueError(f"mix must lie in [0, 1], got {self.mix}")
-        allocate({(0, "key"): torch.ones(head_dim)}, self.bits, self.widths, self.unit)
-
-    def quantizer(self, which: Literal["key", "value"]) -> TensorSpec:
-        """What gets classes and a transform."""
-        if which == "key":
-            return self.key
-        by_bits = next((gain for most, gain in VALUE_GAINS.items() if self.bits <= most), 1.0)
-        return self.value.replace(gain=by_bits if self.value_gain is None else self.value_gain)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe fields."""
-        return asdict(self)
+Units = Float[Tensor, " kv_heads"]
 
 
 def calibrate(
@@ -83,43 +39,101 @@ def calibrate(
     file: str = "calibrated.safetensors",
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
+    partial: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Bases, CacheSpec, dict[str, Any]]:
     """(bases, spec, report) of a model, from the 16-bit cache's K, V and queries on `batches`.
 
     file: where the bases will lie; the spec refers to it. data: what the batches are, for the
-    header. Errors: ValueError for settings or a model that do not fit, before the model runs.
+    header. partial: a file that sums are kept in from time to time, and that a run with the same
+    arguments goes on from where this one is interrupted; `write` removes `partial_of(out)`.
+    say: told in a sentence if this run goes on from one.
+    Errors: ValueError for settings or a model that do not fit, or a partial file of something else,
+    before the model runs.
     """
     settings = settings or Settings()
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
-    report_done = progress and (lambda done: progress(done, len(batches)))
-    moments = gather_moments(loaded.model, batches, settings.group, report_done)
+    model, group = loaded.model, settings.group
+    kept = Partial.open(partial, identity(model, batches, settings) if partial else {})
+    sums, passes = kept.sums, _Passes(len(batches), progress, kept)
+    passes.begin(say)
+    begun = (sums.moments, sums.moments_batches)
+    moments = gather_moments(model, batches, group, passes.first, *begun)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
-    bases, spectra = bases_of(moments, settings, header)
-    classes = widths_of(spectra, settings)
+    bases, units = bases_of(moments, settings, header)
+    shares, begun = settings.parts(facts.is_multimodal), (sums.profiles, sums.profiles_batches)
+    profiles = gather_profiles(model, batches, bases, shares, group, passes.second, *begun)
+    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(profiles.items())}
+    classes = widths_of(spectra, settings, shares)
     spec = spec_with(facts, classes, file, settings)
     check_spec(facts, spec)
-    return bases, spec, _report(header, spectra, classes, settings)
+    return bases, spec, _report(header, spectra, classes, shares, settings)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Progress over both passes through the batches: moments, then profiles."""
+
+    batches: int
+    progress: Callable[[int, int], None] | None
+    kept: Partial
+
+    def begin(self, say: Callable[[str], None] | None) -> None:
+        done, total = self._done, 2 * self.batches
+        if done and say:
+            say(f"going on from {self.kept.path}: {done} of {total} batches are done")
+
+    def first(self, done: int) -> None:
+        self.kept.sums.moments_batches = done
+        self._after(done)
+
+    def second(self, done: int) -> None:
+        self.kept.sums.profiles_batches = done
+        self._after(done)
+
+    def _after(self, done: int) -> None:
+        self.kept.keep(now=done == self.batches)
+        if self.progress:
+            self.progress(self._done, 2 * self.batches)
+
+    @property
+    def _done(self) -> int:
+        return self.kept.sums.moments_batches + self.kept.sums.profiles_batches
+
+
+def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectrum:
+    return (profile.double() * unit.to(profile.device)[:, None]).mean(0).cpu()
 
 
 def bases_of(
     moments: Sequence[LayerMoments], settings: Settings, header: dict[str, Any]
-) -> tuple[Bases, dict[Name, Spectrum]]:
-    """All layers' bases, and their spectra in one unit."""
+) -> tuple[Bases, dict[tuple[int, str], Units]]:
+    """All layers' bases, and what a unit of coefficients' squares counts, by layer and tensor."""
     names = [(i, which) for i in range(len(moments)) for which in ("key", "value")]
     made = {(i, which): _basis(moments[i], which, settings) for i, which in names}
     stacked = {
         which: torch.stack([basis for (_, w), (_, basis) in made.items() if w == which]).float()
         for which in ("key", "value")
     }
-    return Bases(**stacked, header=header), {name: spectrum for name, (spectrum, _) in made.items()}
+    return Bases(**stacked, header=header), {name: unit for name, (unit, _) in made.items()}
 
 
-def widths_of(spectra: Mapping[Name, Spectrum], settings: Settings) -> dict[Name, Classes]:
-    """Classes of every tensor by `allocate`."""
+def widths_of(
+    spectra: Mapping[Name, Spectrum], settings: Settings, shares: Mapping[str, float]
+) -> dict[Name, Classes]:
+    """Classes of every tensor by `allocate`. shares: of the tokens, by part."""
     weights = {"key": settings.key_weight, "value": settings.value_weight}
-    return allocate(spectra, settings.bits, settings.widths, settings.unit, weights)
+    parts = {"visual": settings.foreground_weight if "background" in shares else 1.0}
+    return allocate(
+        spectra,
+        settings.bits,
+        settings.widths,
+        settings.unit,
+        {name: weights[name[1]] * parts.get(name[2], 1.0) for name in spectra},
+        {name: shares[name[2]] for name in spectra},
+    )
 
 
 def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
@@ -137,12 +151,12 @@ def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
 
 def _basis(
     moments: LayerMoments, which: Literal["key", "value"], settings: Settings
-) -> tuple[Spectrum, Float[Tensor, "kv_heads head_dim head_dim"]]:
-    """(spectrum in units of the attention's output, mean over kv heads; E), on the CPU.
+) -> tuple[Units, Float[Tensor, "kv_heads head_dim head_dim"]]:
+    """(what a unit counts at the attention's output, per kv head; E), on the CPU.
 
     E is that of the metric with a mean diagonal of 1, so that coefficients stay in the range of
-    16-bit scales. The spectrum has the metric's level back, and is comparable between all tensors:
-    wrong by dv, a token of probability p changes the output by p W_o dv; wrong by dk, which is
+    16-bit scales; the unit is the metric's level, and makes all tensors comparable: wrong by dv, a
+    token of probability p changes the output by p W_o dv; wrong by dk, which is
     ds = sm_scale q . dk in its score, by p ds W_o (v - o). Of W_o (v - o) the mean square is
     tr(M S), with M the metric and S the covariance of V.
     """
@@ -150,30 +164,33 @@ def _basis(
     level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)
     unit_metric = metric / torch.where(level > 0, level, 1.0)[:, None, None]
     covariance = moments.covariance(which)
-    spectrum, basis = klt(covariance, unit_metric, settings.regularization, settings.mix)
-    spectrum = spectrum * level[:, None]
+    _, basis = klt(covariance, unit_metric, settings.regularization, settings.mix)
     if which == "key":
-        heard = (moments.output * moments.covariance("value")).sum((-2, -1)) / moments.groups
-        spectrum = spectrum * heard[:, None]
-    return spectrum.mean(0).cpu(), basis.cpu()
+        level = level * (moments.output * moments.covariance("value")).sum((-2, -1))
+        level = level / moments.groups
+    return level.cpu(), basis.cpu()
 
 
 def spec_with(
     facts: ModelFacts, classes: Mapping[Name, Classes], file: str, settings: Settings
 ) -> CacheSpec:
     """A rule per layer: visual spans of a multimodal model, else the stream of text."""
+    shares = settings.parts(facts.is_multimodal)
     stream = {} if facts.is_multimodal else {"group": settings.group}
 
-    def tensor(layer: int, which: Literal["key", "value"]) -> TensorSpec:
+    def tensor(layer: int, which: Literal["key", "value"], part: str) -> TensorSpec:
         transform = str(Reference(file, layer, which))
-        own = {"classes": classes[layer, which], "transform": transform}
-        return settings.quantizer(which).replace(**own, **stream)
+        own = {"classes": classes[layer, which, part], "transform": transform}
+        return settings.quantizer(which, "background" in shares).replace(**own, **stream)
 
-    kinds = [KVSpec(tensor(i, "key"), tensor(i, "value")) for i in range(facts.layers)]
-    policy, rules = layer_rules(kinds, "visual" if facts.is_multimodal else "text")
-    if facts.is_multimodal:
-        return CacheSpec(visual=policy, text="dense", ranges="run", layers=rules)
-    return CacheSpec(visual="text", text=policy, recent=RECENT, layers=rules)
+    def policies(layer: int) -> dict[str, KVSpec]:
+        return {p: KVSpec(tensor(layer, "key", p), tensor(layer, "value", p)) for p in shares}
+
+    common, rules = layer_rules([policies(layer) for layer in range(facts.layers)])
+    if not facts.is_multimodal:
+        return CacheSpec(visual="text", **common, recent=RECENT, layers=rules)
+    parted = {"foreground": settings.foreground} if "background" in shares else {}
+    return CacheSpec(**common, **parted, ranges="run", layers=rules)
 
 
 def _header(
@@ -196,6 +213,7 @@ def _report(
     header: Mapping[str, Any],
     spectra: Mapping[Name, Spectrum],
     classes: Mapping[Name, Classes],
+    shares: Mapping[str, float],
     settings: Settings,
 ) -> dict[str, Any]:
     """The header, what was spent, and per tensor its classes and its share of error and variance.
@@ -206,27 +224,34 @@ def _report(
         {
             "layer": layer,
             "which": which,
+            "part": part,
+            "share": shares[part],
             "classes": [list(pair) for pair in chosen],
             "bits": sum(bits * share for bits, share in chosen),
-            "variance": float(spectra[layer, which].sum()),
-            "error": expected_error(spectra[layer, which], chosen),
+            "variance": float(spectra[layer, which, part].sum()),
+            "error": expected_error(spectra[layer, which, part], chosen),
         }
-        for (layer, which), chosen in classes.items()
+        for (layer, which, part), chosen in classes.items()
     ]
     head_dim = len(next(iter(spectra.values())))
+    spent = sum(row["bits"] * row["share"] for row in rows)
     return {
         "header": dict(header),
-        "bits": sum(row["bits"] for row in rows) / len(rows),
+        "bits": spent / sum(row["share"] for row in rows),
         "unit": unit_sizes(head_dim, settings.unit)[0],
         "tensors": rows,
     }
 
 
 def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
-    """Write the bases and the spec beside them. Errors: ValueError for files that exist."""
+    """Write the bases and the spec beside them; a partial file has done its service.
+
+    Errors: ValueError for files that exist.
+    """
     files = check_files(out)
     bases.save(files[0])
     files[1].write_text(spec.to_json() + "\n", encoding="utf-8")
+    remove_partial(partial_of(out))
     return files
 
 
@@ -238,8 +263,16 @@ def files_of(out: str | Path) -> tuple[Path, Path]:
     return Path(text + ".safetensors"), Path(text + ".json")
 
 
+def partial_of(out: str | Path) -> Path:
+    """OUT.partial.safetensors, where an interrupted calibration keeps its sums."""
+    return files_of(out)[0].with_suffix(".partial.safetensors")
+
+
 def check_files(out: str | Path) -> tuple[Path, Path]:
-    """Both files, which do not exist yet and can be written. Errors: ValueError."""
+    """Both files, which do not exist yet and can be written.
+
+    Errors: ValueError if not so, or if there is a partial file that cannot be read.
+    """
     files = files_of(out)
     found = [str(path) for path in files if path.exists()]
     if found:
@@ -255,4 +288,6 @@ def check_files(out: str | Path) -> tuple[Path, Path]:
         raise ValueError(
             f"--out must be a path that can be written, got {str(out)!r}: {error}"
         ) from error
+    if partial_of(out).exists():
+        read_header(partial_of(out))
     return files

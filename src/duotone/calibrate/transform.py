@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 Matrices = Float[Tensor, "*b channels channels"]
-# (layer, "key" or "value").
-Name = tuple[int, Literal["key", "value"]]
+# (layer, "key" or "value", policy: "visual", "background" or "text").
+Name = tuple[int, str, str]
 Classes = tuple[tuple[int, float], ...]
 
 WIDTHS = (0, 1, 2, 4)
@@ -71,10 +70,12 @@ class _Filling:
     """Widths of all units while bits are handed out.
 
     energy: [tensors, units] mean variance of a unit's channels times its tensor's weight, falling;
-    sizes: [units] channels; place: [tensors, units] index into widths; left: bits to hand out.
+    share: [tensors] of the tokens; sizes: [units] channels; place: [tensors, units] index into
+    widths; left: bits to hand out, per token.
     """
 
     energy: Tensor
+    share: Tensor
     sizes: Tensor
     widths: Tensor
     distortion: Tensor
@@ -99,14 +100,15 @@ class _Filling:
         can pay where its first half does not. No unit overtakes one of larger variance, since a
         block gives its widest codes to its largest channels.
         """
-        costs = self.sizes[:, None] * (self.widths - self.widths[self.place][..., None])
+        sizes = (self.share[:, None] * self.sizes)[..., None]
+        costs = sizes * (self.widths - self.widths[self.place][..., None])
         saved = self.distortion[self.place][..., None] - self.distortion
-        saved = saved * (self.energy * self.sizes)[..., None]
+        saved = saved * self.energy[..., None] * sizes
         before = torch.cat([torch.full_like(self.place[:, :1], len(self.widths)), self.place], 1)
         indices = torch.arange(len(self.widths))
         open_to = (indices > self.place[..., None]) & (indices <= before[:, :-1, None])
         allowed = open_to & (costs <= self.left + 1e-9)
-        return torch.where(allowed, saved / costs.clamp(min=1), 0.0), costs
+        return torch.where(allowed, saved / torch.where(allowed, costs, 1.0), 0.0), costs
 
 
 def allocate(
@@ -114,15 +116,17 @@ def allocate(
     mean_bits: float,
     widths: Sequence[int] = WIDTHS,
     unit: int | None = None,
-    weights: Mapping[str, float] | None = None,
+    weights: Mapping[Name, float] | None = None,
+    shares: Mapping[Name, float] | None = None,
     distortion: Mapping[int, float] = GAUSSIAN,
 ) -> dict[Name, Classes]:
-    """{name: classes of a TensorSpec} spending `mean_bits` per channel where they save most.
+    """{name: classes of a TensorSpec} spending `mean_bits` per number where they save most.
 
     spectra: of each tensor, falling, a mean over its kv heads, in one metric of what errors cost;
-    bits move between layers and between K and V. widths: of codes; 0 and at most three more.
-    unit: channels that get a width together (the last one may have fewer); None: max(4, d // 8).
-    weights: factors of "key" and of "value". distortion: {bits: share of the variance that stays}.
+    bits move between layers, between K and V and between parts. widths: of codes; 0 and at most
+    three more. unit: channels that get a width together (the last one may have fewer); None:
+    max(4, d // 8). weights: factors of errors; shares: of the tokens that a tensor has; both 1
+    where they say nothing. distortion: {bits: share of the variance that stays}.
     The first unit of every tensor gets the smallest width beyond 0: no classes are no TensorSpec.
     Errors: ValueError for widths that a TensorSpec cannot have, or a budget below that floor.
     """
@@ -135,9 +139,8 @@ def allocate(
             f"bits per channel must lie in [{floor:g}, {steps[-1]}]: {sizes[0]} channels of every "
             f"tensor get {steps[1]} bits, none gets more than {steps[-1]}; got {mean_bits:g}"
         )
-    factors = {"key": 1.0, "value": 1.0} | dict(weights or {})
-    filling = _filling(spectra, sizes, steps, distortion, factors)
-    filling.left = (mean_bits - floor) * channels * len(spectra)
+    filling = _filling(spectra, sizes, steps, distortion, weights or {}, shares or {})
+    filling.left = (mean_bits - floor) * channels * float(filling.share.sum())
     while filling.step():
         pass
     rows = filling.widths[filling.place].tolist()
@@ -172,15 +175,17 @@ def _filling(
     sizes: Sequence[int],
     steps: Sequence[int],
     distortion: Mapping[int, float],
-    factors: Mapping[str, float],
+    weights: Mapping[Name, float],
+    shares: Mapping[Name, float],
 ) -> _Filling:
     """All at 0 bits but for the first units."""
-    rows = [factors[which] * _unit_means(s, sizes) for (_, which), s in spectra.items()]
+    rows = [weights.get(name, 1.0) * _unit_means(s, sizes) for name, s in spectra.items()]
+    share = torch.tensor([shares.get(name, 1.0) for name in spectra], dtype=torch.float64)
     place = torch.zeros(len(rows), len(sizes), dtype=torch.long)
     place[:, 0] = 1
     tables = (list(sizes), list(steps), [distortion[bits] for bits in steps])
     channels, widths, errors = (torch.tensor(t, dtype=torch.float64) for t in tables)
-    return _Filling(torch.stack(rows), channels, widths, errors, place, 0.0)
+    return _Filling(torch.stack(rows), share, channels, widths, errors, place, 0.0)
 
 
 def _unit_means(spectrum: Tensor, sizes: Sequence[int]) -> Tensor:

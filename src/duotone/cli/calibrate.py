@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import DeviceOption, JsonOption, load_model, print_json, progress_bar, user_errors
+from .common import (
+    DeviceOption,
+    JsonOption,
+    error_console,
+    load_model,
+    print_json,
+    progress_bar,
+    user_errors,
+)
 
 EMBEDDED_TASKS = ("captions", "documents", "sequences")
 
@@ -36,15 +44,22 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Writes OUT.safetensors and OUT.json, both new.")
     ] = Path("calibrated"),
+    foreground: Annotated[
+        float,
+        typer.Option(help="Share of a picture's tokens, those that stand out; 0: no background."),
+    ] = 0.45,
+    foreground_weight: Annotated[
+        float, typer.Option(help="What their errors count against the background's.")
+    ] = 8.0,
     regularization: Annotated[
         float, typer.Option(help="Share of the identity in what errors cost.")
-    ] = 0.01,
+    ] = 0.1,
     mix: Annotated[
         float, typer.Option(help="How far from the model's metrics to plain squares, 0 to 1.")
     ] = 0.0,
-    value_weight: Annotated[
-        float, typer.Option(help="What errors of V count against those of K.")
-    ] = 1.0,
+    key_weight: Annotated[
+        float, typer.Option(help="What errors of K count against those of V.")
+    ] = 0.5,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -53,7 +68,11 @@ def command(
 
     Reads the tasks' calibration samples and answers them in 16 bit. K of the visual tokens (of all
     tokens in a text model) is decorrelated in the metric of the queries behind them, V in that of
-    the output projection, and bits go where they save most error, in all layers together.
+    the output projection. The tokens of a picture that stand out are stored apart from those
+    behind them, and bits go where they save most error, in all layers together.
+
+    Interrupted, the same command goes on about where it was: sums are kept in
+    OUT.partial.safetensors, which is removed at the end.
 
     [bold]Examples[/bold]
 
@@ -63,11 +82,24 @@ def command(
 
       duotone compare --scheme mine.json
     """
-    from duotone.calibrate import Settings, calibrate, calibration_data, check_files, write
+    from duotone.calibrate import (
+        Settings,
+        calibrate,
+        calibration_data,
+        check_files,
+        partial_of,
+        write,
+    )
     from duotone.hf.facts import model_facts
 
-    weights = {"regularization": regularization, "mix": mix, "value_weight": value_weight}
-    settings = Settings(bits=bits, **weights)
+    settings = Settings(
+        bits=bits,
+        foreground=foreground or None,
+        foreground_weight=foreground_weight,
+        regularization=regularization,
+        mix=mix,
+        key_weight=key_weight,
+    )
     tasks = _tasks(task, model, samples)
     files = check_files(out)
     loaded = load_model(model, device)
@@ -81,6 +113,8 @@ def command(
             file=str(files[0]),
             data=data.sources,
             progress=progress,
+            partial=partial_of(out),
+            say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
         )
     write(bases, spec, out)
     if json_output:
@@ -110,13 +144,12 @@ def _show(report: dict[str, Any], files: tuple[Path, Path]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("layer", "", "bits", "error / variance", "channels by width")
+    table = Table("layer", "", "tokens", "bits", "error / variance", "channels by width")
     for row in report["tensors"]:
         share = row["error"] / row["variance"] if row["variance"] else 0.0
         classes = ", ".join(f"{part:.3g} at {bits}" for bits, part in row["classes"])
-        table.add_row(
-            str(row["layer"]), row["which"], f"{row['bits']:.3g}", f"{share:.2g}", classes
-        )
+        bits = f"{row['bits']:.3g}"
+        table.add_row(str(row["layer"]), row["which"], row["part"], bits, f"{share:.2g}", classes)
     console.print(table)
     header = report["header"]
     console.print(

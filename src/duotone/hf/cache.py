@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from duotone.attention import code_layouts
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
-from duotone.cache.layer import share_codes
+from duotone.cache.sharing import share_layers
 from duotone.hf.attachment import Attachment
 from duotone.hf.calibrated import check_bases
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
@@ -58,7 +58,7 @@ class QuantizedCache(Cache):
         self.steps = Steps(spec, self.facts.layers)
         self._hold(Attachment.to(model))
         super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
-        self._share_codes()
+        share_layers([layer.store for layer in self.layers], self.spec)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -72,17 +72,6 @@ class QuantizedCache(Cache):
         sliding = self.facts.sliding[index]
         layouts = None if sliding else code_layouts(spec, self.impl, self._device)
         return LayerStore(spec, layouts)
-
-    def _share_codes(self) -> None:
-        """Tell the stores whose codes they read, and with whom they average theirs."""
-        stores, share = [layer.store for layer in self.layers], self.spec.share
-        for which in ("key", "value"):
-            runs: dict[int, list[LayerStore]] = {}
-            for index, store in enumerate(stores):
-                source = self.spec.source(which, index, len(stores))
-                runs.setdefault(source, []).append(store)
-            for source, run in runs.items():
-                share_codes(which, run, stores[source], share and share.weights)
 
     def _hold(self, attachment: Attachment) -> None:
         self._attachment = attachment
@@ -261,7 +250,7 @@ class QuantizedCache(Cache):
         self.steps = Steps(self.spec, self.facts.layers)
         for layer in self.layers:
             layer.store, layer.is_initialized = self.new_store(layer.index), False
-        self._share_codes()
+        share_layers([layer.store for layer in self.layers], self.spec)
 
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file."""

@@ -153,6 +153,11 @@ def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
             f"this scheme evicts visual tokens only, and {facts.model_type!r} has none. "
             "Use Eviction(which='all')."
         )
+    if spec.background is not None and any(facts.sliding):
+        raise ValueError(
+            "spans with a background can only be seen as a whole, and sliding windows hide parts "
+            f"of them; {facts.model_type!r} has such layers. Use a scheme without a background."
+        )
     if spec.visual == "text" and not touches_text:
         raise ValueError(
             "visual='text' needs a text policy to join; got text='dense'. "

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duotone.cache import BlockTable, Ledger, PackedPair, PackedTensor
-from duotone.cache.ledger import Evicted, LedgerState, Roll
+from duotone.cache.ledger import STORES, Evicted, LedgerState, Roll
 from duotone.quant import CacheSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # 2: a block table per layer where they differ, slots of hybrids, layers without codes.
 # 3: a ledger per layer where layers evict tokens.
-FORMAT = "duotone-cache-3"
-STORES = ("visual", "stream")
+# 4: backgrounds of visual spans.
+FORMAT = "duotone-cache-4"
 PARTS = ("key", "value")
 
 
@@ -54,6 +54,7 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
         "model": cache.facts.signature(),
         "seen": cache.steps.length,
         "evicted_end": [ledger.state.evicted.end for ledger in ledgers],
+        "whole": [ledger.state.whole for ledger in ledgers],
         "packed": packed,
     }
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -110,8 +111,8 @@ def load_cache(
         raise ValueError(f"{path} was saved for {header['model']}; this model is {signature}.")
     cache.steps.restore(
         [
-            _ledger(cache.spec, header["seen"], end, tensors, f"ledgers.{i}.")
-            for i, end in enumerate(header["evicted_end"])
+            _ledger(cache.spec, header["seen"], ends, tensors, f"ledgers.{i}.")
+            for i, ends in enumerate(zip(header["evicted_end"], header["whole"], strict=True))
         ]
     )
     numbers = {entry["blocks"] for entry in header["packed"].values()}
@@ -138,15 +139,17 @@ def load_cache(
 
 
 def _ledger(
-    spec: CacheSpec, seen: int, evicted_end: int, tensors: dict[str, Tensor], prefix: str
+    spec: CacheSpec, seen: int, ends: tuple[int, int], tensors: dict[str, Tensor], prefix: str
 ) -> Ledger:
     own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     rolls = {
         name: Roll(own[f"{name}.positions"], own[f"{name}.lengths"]) for name in (*STORES, "dense")
     }
+    evicted_end, whole = ends
     evicted = Evicted(own["evicted.tokens"], own["evicted.visual"], evicted_end)
     ledger = Ledger(spec, len(own["streamed"]), own["streamed"].device)
-    ledger.state = LedgerState(**rolls, streamed=own["streamed"], evicted=evicted, seen=seen)
+    streamed = own["streamed"]
+    ledger.state = LedgerState(**rolls, streamed=streamed, evicted=evicted, seen=seen, whole=whole)
     return ledger
 
 

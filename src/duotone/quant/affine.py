@@ -13,18 +13,9 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from duotone.quant.checks import checked
-from duotone.quant.classes import assign_classes, class_counts, class_order
 from duotone.quant.grouping import group, group_sizes, ungroup
-from duotone.quant.ranges import (
-    energy_gain,
-    energy_weights,
-    fitted_gain,
-    lloyd_range,
-    masked_mean,
-    nearest_code,
-    symmetric_scale,
-    uniform_range,
-)
+from duotone.quant.levels import chosen_levels, decoding_levels, needs_codes, stored
+from duotone.quant.ranges import nearest_code, symmetric_scale
 from duotone.quant.spec import TensorSpec
 
 
@@ -103,26 +94,61 @@ def quantize(
     """Quantize x [..., tokens, channels] as `spec` says.
 
     mask: False at padding tokens: they enter no statistic, and their codes are 0.
-    it all channels matter alike.
     decoding: x are tokens of a decode step, for `spec.hybrid_at`.
     Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta, energy and gain,
     which move levels and leave codes alone. Ties between two levels go up.
     Errors: a non-finite element at a valid token, or a range that param_dtype cannot hold.
     """
+    groups, valid = _grouped(x, spec, mask)
+    if decoding and spec.hybrid_at == "prefill":
+        result = _symmetric_hybrid(groups, valid, spec)
+    else:
+        result = _QUANTIZERS[spec.mapping](groups, valid, spec)
+    return _assemble(result, x, spec)
+
+
+def _grouped(x: Tensor, spec: TensorSpec, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(x with one group per row, 0 at padding; which elements are valid). Errors: `quantize`."""
     check_finite(x, mask)
     wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     if mask is None:
         mask = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
     wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
-    groups = group(wide, spec)
-    valid = group(mask.unsqueeze(-1).expand_as(wide), spec)
-    if spec.classes:
-        result = _by_classes(groups, valid, spec)
-    elif decoding and spec.hybrid_at == "prefill":
-        result = _symmetric_hybrid(groups, valid, spec)
-    else:
-        result = _QUANTIZERS[spec.mapping](groups, valid, spec)
-    return _assemble(result, x, spec)
+    return group(wide, spec), group(mask.unsqueeze(-1).expand_as(wide), spec)
+
+
+@dataclass(frozen=True)
+class BlockLevels:
+    """Levels of a block's channels, without codes, in param_dtype.
+
+    chosen_scale, chosen_zero: codes are the nearest of these levels. scale, zero_point: what codes
+    stand for. classes: `Quantized`'s.
+    """
+
+    chosen_scale: Float[Tensor, "*b channels"]
+    chosen_zero: Float[Tensor, "*b channels"]
+    scale: Float[Tensor, "*b channels"]
+    zero_point: Float[Tensor, "*b channels"]
+    classes: UInt8[Tensor, "*b channels"] | None
+
+
+def block_levels(
+    x: Float[Tensor, "*b tokens channels"],
+    spec: TensorSpec,
+    mask: Bool[Tensor, "*b tokens"] | None = None,
+) -> BlockLevels:
+    """The levels of `quantize`, for who makes codes elsewhere. x: one block along tokens.
+
+    spec: asymmetric, along tokens, without groups. Errors: as `quantize` has them.
+    """
+    groups, valid = _grouped(x, spec, mask)
+    chosen = chosen_levels(groups, valid, spec)
+    codes = chosen.codes(groups, valid) if needs_codes(spec) else None
+    levels = (chosen.scale, chosen.zero_point)
+    levels += decoding_levels(groups, valid, codes, chosen, spec)
+    dtype, classes = getattr(torch, spec.param_dtype), chosen.classes
+    numbers = None if classes is None else classes[..., 0, :, 0]
+    return BlockLevels(*(x[..., 0, :, 0].to(dtype) for x in levels), numbers)
 
 
 @dataclass(frozen=True)
@@ -141,63 +167,19 @@ class _Groups:
         return value if self.zero_point is None else value + self.zero_point
 
 
-def _stored(parameter: Tensor, spec: TensorSpec) -> Tensor:
-    """Round to param_dtype and back. Errors: a value out of its range."""
-    dtype = getattr(torch, spec.param_dtype)
-    rounded = parameter.to(dtype)
-    if checked() and not torch.isfinite(rounded).all():
-        raise ValueError(
-            f"scale and zero_point must fit param_dtype {spec.param_dtype} "
-            f"(up to {torch.finfo(dtype).max:g}); got {float(parameter.abs().max()):g}. "
-            "Use param_dtype='bfloat16' or 'float32'."
-        )
-    return rounded.to(parameter.dtype)
-
-
 def _asymmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
-    codes, scale, zero_point = _levels(x, mask, spec)
-    scale, zero_point = _with_gain(x, codes, mask, spec, scale, zero_point)
-    return _Groups(codes, scale, zero_point, negative=torch.zeros_like(mask))
-
-
-def _levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """(codes, scale, zero_point) with eta applied, before any gain."""
-    if spec.levels == "lloyd":
-        scale, zero_point = lloyd_range(x, mask, spec.bits)
-    else:
-        scale, zero_point = uniform_range(x, mask, spec.bits, spec.shrink)
-    scale, zero_point = _stored(scale, spec), _stored(zero_point, spec)
-    codes = nearest_code(x, scale, zero_point, spec.bits) * mask
-    if spec.eta:
-        # XQuant eq. 12; its Algorithm 2 forgets the factor 2**bits - 1, its code has it.
-        zero_point = _stored(zero_point + spec.eta * scale * ((1 << spec.bits) - 1), spec)
-        scale = _stored((1 - 2 * spec.eta) * scale, spec)
-    return codes, scale, zero_point
-
-
-def _with_gain(
-    x: Tensor, codes: Tensor, mask: Tensor, spec: TensorSpec, scale: Tensor, zero_point: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Scale the levels about the mean, by energy and then by the gain; codes stay."""
-    if spec.gain == 1 and not spec.energy:
-        return scale, zero_point
-    mean = masked_mean(x, mask)
-    x, offset = (x - mean) * mask, zero_point - mean
-    if spec.energy:
-        gain = energy_gain(x, (codes * scale + offset) * mask, spec.energy)
-        scale, offset = gain * scale, gain * offset
-    gain = spec.gain
-    if gain == "fit":
-        gain = fitted_gain(x, (codes * scale + offset) * mask)
-    return _stored(gain * scale, spec), _stored(mean + gain * offset, spec)
+    chosen = chosen_levels(x, mask, spec)
+    codes = chosen.codes(x, mask)
+    scale, zero_point = decoding_levels(x, mask, codes, chosen, spec)
+    return _Groups(codes, scale, zero_point, torch.zeros_like(mask), classes=chosen.classes)
 
 
 def _symmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     scale = symmetric_scale(x, mask, spec.bits, spec.shrink, spec.levels == "lloyd")
-    scale = _stored(scale, spec)
+    scale = stored(scale, spec)
     codes = nearest_code(x.abs(), scale, torch.zeros_like(scale), spec.bits) * mask
     # The full range 2 * max|x| loses eta of its width at both ends.
-    scale = _stored((1 - 2 * spec.eta) * scale, spec)
+    scale = stored((1 - 2 * spec.eta) * scale, spec)
     return _Groups(codes, scale, negative=x < 0)
 
 
@@ -221,44 +203,6 @@ def _symmetric_hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
     result = _symmetric(x, mask, spec)
     symmetric = torch.ones_like(result.scale, dtype=torch.bool)
     return replace(result, zero_point=torch.zeros_like(result.scale), symmetric=symmetric)
-
-
-def _by_classes(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
-    """Grouped x [..., blocks, channels, n]: sort channels by class, quantize each class, unsort."""
-    numbers = assign_classes(_power_about_mean(x, mask, spec), spec)
-    order = class_order(numbers).unsqueeze(-1)
-    counts = class_counts(spec, x.shape[-2])
-    sizes = [count for _, count in counts]
-    sorted_x, sorted_mask = (t.gather(-2, order.expand_as(t)).split(sizes, -2) for t in (x, mask))
-    pieces = [
-        _one_class(*part, spec, bits)
-        for (bits, _), *part in zip(counts, sorted_x, sorted_mask, strict=True)
-    ]
-    codes, scale, zero_point = (
-        _unsorted(torch.cat(rows, -2), order) for rows in zip(*pieces, strict=True)
-    )
-    scale, zero_point = _with_gain(x, codes, mask, spec, scale, zero_point)
-    negative = torch.zeros_like(mask)
-    return _Groups(codes, scale, zero_point, negative, classes=numbers.unsqueeze(-1))
-
-
-def _power_about_mean(x: Tensor, mask: Tensor, spec: TensorSpec) -> Tensor:
-    """What a channel's error would cost, [..., blocks, channels]: the order of the classes."""
-    centred = (x - masked_mean(x, mask)) * mask
-    return (energy_weights(centred, spec.energy) * centred.square()).sum(-1)
-
-
-def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
-    return torch.empty_like(rows).scatter_(-2, order.expand_as(rows), rows)
-
-
-def _one_class(
-    x: Tensor, mask: Tensor, spec: TensorSpec, bits: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    if bits:
-        return _levels(x, mask, spec.replace(bits=bits, classes=None))
-    mean = _stored(masked_mean(x, mask), spec)
-    return torch.zeros_like(x), torch.zeros_like(mean), mean
 
 
 _QUANTIZERS = {"asymmetric": _asymmetric, "symmetric": _symmetric, "hybrid": _hybrid}

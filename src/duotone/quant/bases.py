@@ -6,7 +6,8 @@ quantized; nothing has to come back:
     q . k = (q E^-T) . (k E)            queries are turned once per step
     sum p v = (sum p (v E)) E^-1        and so are outputs
 
-Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value"; FILE is a path.
+Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value"; FILE is a path, or "preset:NAME"
+for a file that ships with duotone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from torch import Tensor
 FORMAT = 1
 KIND = "klt"
 REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>\d+)\.(?P<which>key|value)")
+# Specs and bases that ship with the package.
+PRESETS = Path(__file__).parent / "presets"
+SHIPPED = "preset:"
 Matrices = Float[Tensor, "kv_heads head_dim head_dim"]
 
 
@@ -91,7 +95,9 @@ class Bases:
 
 @cache
 def bases(file: str) -> Bases:
-    """The bases of a file, read once."""
+    """The bases of a file, or of one that ships with duotone ("preset:NAME"), read once."""
+    if file.startswith(SHIPPED):
+        return Bases.load(str(PRESETS / f"{file.removeprefix(SHIPPED)}.safetensors"))
     return Bases.load(file)
 
 

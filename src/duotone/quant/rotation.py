@@ -55,9 +55,11 @@ def _turned(x: Heads, transform: str | None, role: Literal["into", "back", "quer
     if transform == HADAMARD:
         return x @ _hadamard_at(x.shape[-1], x.dtype, x.device)
     matrices = getattr(turn(transform, x.dtype, x.device), role)
-    # The q heads of a kv head are adjacent.
-    by_kv_head = x.unflatten(1, (len(matrices), -1))
-    return (by_kv_head @ matrices[:, None]).flatten(1, 2)
+    # The q heads of a kv head are adjacent. Rows of all sequences meet their head's matrix in one
+    # product per head: broadcast over the batch, matmul would copy the matrices.
+    by_kv_head = x.unflatten(1, (len(matrices), -1)).movedim(1, 0)
+    turned = torch.bmm(by_kv_head.flatten(1, 3), matrices)
+    return turned.view(by_kv_head.shape).movedim(0, 1).flatten(1, 2)
 
 
 @cache

@@ -10,14 +10,11 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from duotone.quant.bases import PRESETS
 from duotone.quant.eviction import Eviction
 from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
-
-# Specs that a search wrote, frozen with the package.
-PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,35 @@ def _duotone(bits: int = 1) -> CacheSpec:
     key = lloyd.replace(group=64, gain="fit", classes=key_classes, energy=1.0)
     value = lloyd.replace(gain=gain, classes=value_classes, energy=1.5)
     return _visual(key, value, ranges="run")
+
+
+# By bits: classes of K and of V in front, of K and of V behind.
+_PARTS_CHANNELS = {
+    1: (
+        (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4))),
+        (((2, 1 / 8), (1, 1 / 4)), ((2, 1 / 8), (1, 1 / 4))),
+    ),
+    2: (
+        (((4, 3 / 4), (2, 1 / 4)), ((4, 1 / 2), (2, 1 / 2))),
+        (((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),)),
+    ),
+}
+
+
+def _duotone_parts(bits: int = 1) -> CacheSpec:
+    """Chosen on calibration samples of duotone-tiny's tasks (LOG.md, 2026-11-22).
+
+    3/8 of a span's tokens, those that stand out, have codes of their own; both parts have unequal
+    channels, ordered by their weighed variance. More than 2 bits need none of it.
+    """
+    if bits not in _PARTS_CHANNELS:
+        return _duotone(bits)
+    key = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
+    value = TensorSpec(levels="lloyd", energy=1.5)
+    front, back = (
+        KVSpec(key.replace(classes=k), value.replace(classes=v)) for k, v in _PARTS_CHANNELS[bits]
+    )
+    return CacheSpec(visual=front, background=back, foreground=3 / 8, ranges="run")
 
 
 def _calibquant(bits: int = 1) -> CacheSpec:
@@ -200,9 +226,18 @@ def _pyramidinfer(bits: int = 1, keep: float | None = None) -> CacheSpec:
     return _dense().replace(evict=evict)
 
 
+def _shipped(name: str) -> CacheSpec:
+    return CacheSpec.from_json((PRESETS / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def _tuned() -> CacheSpec:
     """What `duotone tune` chose for duotone-tiny's three tasks (results/tune, docs/tune.md)."""
-    return CacheSpec.from_json((PRESETS / "duotone-tuned.json").read_text(encoding="utf-8"))
+    return _shipped("duotone-tuned")
+
+
+def _klt() -> CacheSpec:
+    """What `duotone calibrate` made of duotone-tiny and its three tasks (docs/calibrate.md)."""
+    return _shipped("duotone-klt")
 
 
 def _dense() -> CacheSpec:
@@ -215,6 +250,17 @@ SCHEMES: dict[str, Scheme] = {
         "channels of unequal width by their variance, at 1 bit 4, 2 or 0 in K (groups of 64 "
         "tokens) and 2, 1 or 0 in V",
         _duotone,
+    ),
+    "duotone-parts": Scheme(
+        "duotone with each picture's tokens in two parts: those that stand out from its mean key "
+        "in front, with most of the bits, the others behind; data-free as well",
+        _duotone_parts,
+    ),
+    "duotone-klt": Scheme(
+        "Transform coding for the embedded duotone-tiny alone: calibrated bases, bits by one "
+        "budget over all layers, two parts per picture; duotone calibrate makes one for a model "
+        "of yours",
+        _klt,
     ),
     "calibquant": Scheme(
         "CalibQuant as released: channel-wise min/max shrunk by .5 (K) and .3 (V) at 1 bit, "

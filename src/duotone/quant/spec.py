@@ -13,114 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from duotone.quant.eviction import Eviction
+from duotone.quant.kv_spec import KVSpec as KVSpec
+from duotone.quant.layer_rules import RULED
+from duotone.quant.layer_rules import LayerRule as LayerRule
+from duotone.quant.layer_rules import Sharing as Sharing
 from duotone.quant.record import Record, is_count, is_number, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
-
-
-@dataclass(frozen=True)
-class KVSpec(Record):
-    """The quantizers of K and V for one modality."""
-
-    key: TensorSpec = field(default_factory=TensorSpec)
-    value: TensorSpec = field(default_factory=TensorSpec)
-
-    def __post_init__(self) -> None:
-        for name in ("key", "value"):
-            spec = getattr(self, name)
-            if isinstance(spec, Mapping):
-                object.__setattr__(self, name, TensorSpec.from_dict(spec))
-            else:
-                ok = isinstance(spec, TensorSpec)
-                require(ok, f"KVSpec.{name} must be a TensorSpec", spec, "Or a dict of its fields.")
-
-    @property
-    def flush_tokens(self) -> int:
-        """Tokens that leave a window at a time: whole groups of both K and V."""
-        return math.lcm(*(t.group or 1 for t in (self.key, self.value) if t.along != "channels"))
-
-    @property
-    def nominal_bits(self) -> float:
-        """Bits of the codes alone, averaged over K and V: the papers' count."""
-        return (self.key.nominal_bits + self.value.nominal_bits) / 2
-
-
-@dataclass(frozen=True)
-class LayerRule(Record):
-    """Other policies for the layers [start, stop) of a model; None keeps the cache's.
-
-    stop: None for the last layer. Where rules overlap, the later one wins.
-    """
-
-    start: int = 0
-    stop: int | None = None
-    visual: KVSpec | None = None
-    text: KVSpec | None = None
-
-    def __post_init__(self) -> None:
-        ok = is_count(self.start) and (self.stop is None or is_count(self.stop))
-        ok = ok and (self.stop is None or self.start < self.stop)
-        rule = "a layer rule needs 0 <= start < stop"
-        require(ok, rule, (self.start, self.stop), "stop=None: to the last layer.")
-        for name in ("visual", "text"):
-            value = getattr(self, name)
-            if isinstance(value, Mapping):
-                object.__setattr__(self, name, KVSpec.from_dict(value))
-            else:
-                ok = value is None or isinstance(value, KVSpec)
-                require(ok, f"LayerRule.{name} must be a KVSpec or None", value, "See CacheSpec.")
-
-    def covers(self, layer: int) -> bool:
-        """This rule speaks of `layer`."""
-        return self.start <= layer and (self.stop is None or layer < self.stop)
-
-
-@dataclass(frozen=True)
-class Sharing(Record):
-    """Cross-layer sharing of codes (XQuant sec. 3.3): runs of layers that store codes once.
-
-    key, value: the first layer whose K or V shares; None: all layers keep their own codes.
-    layers: layers per run (the paper's G). dominant: which of a run stores its codes (the paper's
-    k); the others store their own scale and zero_point and read the dominant layer's codes with
-    them. A run that the model's depth cuts short does not share.
-    weights: what is stored is the average of the run's codes with these weights (the paper's
-    gamma, one per layer of the run, sum 1), rounded to nearest (`quant.averaging`); the dominant
-    layer only keeps it. None: the dominant layer's own codes.
-    """
-
-    key: int | None = None
-    value: int | None = None
-    layers: int = 2
-    dominant: int = 0
-    weights: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("key", "value"):
-            value = getattr(self, name)
-            ok = value is None or is_count(value)
-            require(ok, f"Sharing.{name} must be a layer or None", value, "Layers count from 0.")
-        ok = is_count(self.layers) and self.layers >= 2
-        require(ok, "Sharing.layers must be an integer >= 2", self.layers, "The paper: 2.")
-        ok = is_count(self.dominant) and self.dominant < self.layers
-        require(ok, "Sharing.dominant must lie in the run", self.dominant, "The paper: 0.")
-        if self.weights is not None:
-            self._normalise_weights()
-
-    def _normalise_weights(self) -> None:
-        ok = isinstance(self.weights, (tuple, list)) and len(self.weights) == self.layers
-        ok = ok and all(is_number(weight) and weight >= 0 for weight in self.weights)
-        rule = f"Sharing.weights must be None or {self.layers} numbers >= 0, one per layer of a run"
-        require(ok, rule, self.weights, "E.g. (0.6, 0.4) for pairs.")
-        ok = math.isclose(sum(self.weights), 1, abs_tol=1e-6)
-        require(ok, "Sharing.weights must sum to 1", self.weights, "Codes must stay codes.")
-        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
-
-    def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
-        """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
-        first = getattr(self, which)
-        if first is None or layer < first:
-            return layer
-        start = layer - (layer - first) % self.layers
-        return start + self.dominant if start + self.layers <= depth else layer
 
 
 @dataclass(frozen=True)
@@ -130,6 +28,9 @@ class CacheSpec(Record):
     visual: KVSpec (each visual span is quantized once, whole, at prefill), "text" (visual tokens
         join the text stream) or "dense" (16 bit).
     text: KVSpec (a stream that leaves the window in whole groups) or "dense".
+    background: KVSpec of the tokens of a visual span that stand out least, or None: `visual` is
+        the policy of all. foreground: share of a span's tokens, those that stand out most, that
+        `visual` speaks of where there is a background (`cache.prominence` says which they are).
     sink, recent: tokens of the stream kept in 16 bit, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
@@ -142,8 +43,10 @@ class CacheSpec(Record):
     evict: which tokens of the prompt are dropped before the rest is stored, or None: none.
     """
 
-    visual: KVSpec | Literal["text", "dense"] = KVSpec()
+    visual: KVSpec | Literal["text", "dense"] = field(default_factory=KVSpec)
     text: KVSpec | Literal["dense"] = "dense"
+    background: KVSpec | None = None
+    foreground: float = 0.5
     sink: int = 0
     recent: int = 0
     tau: tuple[float, float] | None = None
@@ -169,18 +72,31 @@ class CacheSpec(Record):
         remedy = "It normalises the keys of the stream: give text a KVSpec."
         require(ok, "key_norm needs a quantized text stream", self.text, remedy)
         self._normalise_layers()
+        self._check_background()
         self._normalise_evict()
         for policy in (self.text, *(rule.text for rule in self.layers)):
             _check_text_groups(policy)
 
     def _normalise_policies(self) -> None:
-        for name, words in (("visual", ("text", "dense")), ("text", ("dense",))):
+        words_of = {"visual": ("text", "dense"), "text": ("dense",), "background": (None,)}
+        for name, words in words_of.items():
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 object.__setattr__(self, name, KVSpec.from_dict(value))
             elif not isinstance(value, KVSpec):
                 rule = f"CacheSpec.{name} must be a KVSpec or one of {words}"
                 require(value in words, rule, value, "See DESIGN: a policy per modality.")
+
+    def _check_background(self) -> None:
+        ok = is_number(self.foreground) and 0 < self.foreground < 1
+        remedy = "It is a share of a span's tokens; background=None for none."
+        require(ok, "foreground must lie in (0, 1)", self.foreground, remedy)
+        ok = self.background is None or isinstance(self.visual, KVSpec)
+        remedy = "A background is part of visual spans: give visual a KVSpec."
+        require(ok, "a background needs quantized visual spans", self.visual, remedy)
+        ok = self.background is None or self.share is None
+        remedy = "Layers order their tokens by their own keys: share=None."
+        require(ok, "a background and shared codes exclude each other", self.share, remedy)
 
     def _normalise_tau(self) -> None:
         if self.tau is None:
@@ -197,7 +113,7 @@ class CacheSpec(Record):
         ok = all(isinstance(rule, LayerRule) for rule in made)
         require(ok, "CacheSpec.layers must hold LayerRules", self.layers, "Or dicts of them.")
         object.__setattr__(self, "layers", made)
-        for name in ("visual", "text"):
+        for name in RULED:
             ruled = any(getattr(rule, name) is not None for rule in made)
             ok = not ruled or isinstance(getattr(self, name), KVSpec)
             remedy = f"Give the cache a KVSpec for {name} as well; rules only vary it."
@@ -225,8 +141,8 @@ class CacheSpec(Record):
     @property
     def tensors(self) -> list[TensorSpec]:
         """Every quantizer that some layer uses, with repetitions."""
-        rules = [policy for rule in self.layers for policy in (rule.visual, rule.text)]
-        policies = [p for p in (self.visual, self.text, *rules) if isinstance(p, KVSpec)]
+        policies = [getattr(of, name) for of in (self, *self.layers) for name in RULED]
+        policies = [policy for policy in policies if isinstance(policy, KVSpec)]
         return [tensor for policy in policies for tensor in (policy.key, policy.value)]
 
     @property
@@ -236,10 +152,10 @@ class CacheSpec(Record):
 
     def at_layer(self, layer: int) -> CacheSpec:
         """The same cache with the policies of one layer and no rules."""
-        policies = {"visual": self.visual, "text": self.text}
+        policies = {name: getattr(self, name) for name in RULED}
         for rule in self.layers:
             if rule.covers(layer):
-                own = {"visual": rule.visual, "text": rule.text}
+                own = {name: getattr(rule, name) for name in RULED}
                 policies |= {name: value for name, value in own.items() if value is not None}
         return self.replace(**policies, layers=(), share=None) if self.layers else self
 
@@ -288,12 +204,20 @@ class CacheSpec(Record):
         if not isinstance(getattr(self, name), KVSpec):
             return 16.0 * share
         bits = [
-            getattr(getattr(self.at_layer(i), name), which).nominal_bits
+            self.at_layer(i)._code_bits(name, which)
             for which in ("key", "value")
             for i in range(layers)
             if self.source(which, i, layers) == i
         ]
         return share * sum(bits) / (2 * layers)
+
+    def _code_bits(self, name: str, which: str) -> float:
+        """Of K or V of one layer, a background counted by its share of the tokens."""
+        bits = getattr(getattr(self, name), which).nominal_bits
+        if name == "text" or self.background is None:
+            return bits
+        behind = getattr(self.background, which).nominal_bits
+        return self.foreground * bits + (1 - self.foreground) * behind
 
 
 def _check_text_groups(policy: KVSpec | str | None) -> None:

@@ -17,6 +17,8 @@ from typing import Any, Literal
 from jaxtyping import Bool
 from torch import Tensor
 
+from duotone.cache.ledger import STORES
+
 BitsOf = Literal["visual", "cache"]
 
 
@@ -71,7 +73,7 @@ def held(cache: Any, visual_mask: Bool[Tensor, "batch tokens"], of: BitsOf) -> H
     batch = len(visual_mask)
     per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim
     if of == "cache":
-        tokens = sum(int(r.lengths.sum()) for r in (state.visual, state.stream, state.dense))
+        tokens = sum(int(getattr(state, n).lengths.sum()) for n in (*STORES, "dense"))
         return Held(memory.total_bytes, tokens * per_token, batch)
     mask = visual_mask.to(state.dense.lengths.device).bool()
     packed_bytes = memory.total_bytes - memory.visual_bytes - memory.dense_bytes

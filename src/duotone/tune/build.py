@@ -102,16 +102,18 @@ def policies(point: Mapping[str, Any], layers: int, ranking: Ranking) -> list[KV
     return [KVSpec(tensors["key"][i], tensors["value"][i]) for i in range(layers)]
 
 
-def layer_rules(kinds: Sequence[KVSpec], name: str) -> tuple[KVSpec, tuple[LayerRule, ...]]:
-    """The most frequent policy, and a rule for each run of layers that has another."""
-    common = max(dict.fromkeys(kinds), key=list(kinds).count)
+def layer_rules(
+    kinds: Sequence[Mapping[str, KVSpec]],
+) -> tuple[dict[str, KVSpec], tuple[LayerRule, ...]]:
+    """The most frequent policies by name, and a rule for each run of layers that has others."""
+    common = max(kinds, key=list(kinds).count)
     rules, start = [], 0
     for stop in range(1, len(kinds) + 1):
         if stop == len(kinds) or kinds[stop] != kinds[start]:
             if kinds[start] != common:
-                rules.append(LayerRule(start, stop, **{name: kinds[start]}))
+                rules.append(LayerRule(start, stop, **kinds[start]))
             start = stop
-    return common, tuple(rules)
+    return dict(common), tuple(rules)
 
 
 def _text_stream(bits: int) -> KVSpec:
@@ -136,15 +138,16 @@ def spec_of(point: Mapping[str, Any], layers: int, ranking: Ranking | None = Non
     """The spec of a point. Errors: ValueError where the choices contradict each other."""
     kinds = policies(point, layers, ranking or natural_ranking(layers))
     spans = point.get("policy", "stream") == "spans"
-    policy, rules = layer_rules(kinds, "visual" if spans else "text")
+    name = "visual" if spans else "text"
+    common, rules = layer_rules([{name: kind} for kind in kinds])
     fields: dict[str, Any] = {"layers": rules, "share": _share(point, layers)}
     stream = {name: point[name] for name in ("sink", "recent", "key_norm")}
     if spans:
         tau = point["tau"]
         fields["tau"] = None if tau == "none" else tuple(float(t) for t in tau.split(","))
         text_bits = point.get("text_bits", 0)
-        fields |= {"visual": policy, "ranges": point["ranges"]}
+        fields |= {**common, "ranges": point["ranges"]}
         fields |= {"text": _text_stream(text_bits), **stream} if text_bits else {"text": "dense"}
     else:
-        fields |= {"visual": "text", "text": policy, **stream}
+        fields |= {"visual": "text", **common, **stream}
     return CacheSpec(**fields)

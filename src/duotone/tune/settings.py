@@ -61,7 +61,8 @@ class TuneSettings:
         return asdict(self)
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Fields that are not the same, as "name: old -> new"."""
     changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     return ", ".join(f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in changed)
 
@@ -83,7 +84,7 @@ def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
     if old != new:
         raise ValueError(
             f"a search goes on with the settings it began with; in {str(out)!r} they differ in "
-            f"{_differences(old, new)}. Name another --out, or give the old ones"
+            f"{differences(old, new)}. Name another --out, or give the old ones"
         )
     return True
 

@@ -1,12 +1,15 @@
 // Decode attention on packed K and V whose channels have unequal bits: duotone's own presets.
 //
-// Codes are sorted by class. K's classes change from tile to tile: q is gathered in a tile's coded
-// channels, times their scales, as integers of two digits. Zero-points of all channels meet q in
-// fp16 products, q as a sum of two fp16 numbers. V's classes belong to the whole span.
+// Codes are sorted by class, and q is gathered in K's coded channels, times their scales, as
+// integers of two digits. Where K has groups, its classes change from tile to tile, and so do q's
+// integers; zero-points of all channels then meet q in fp16 products, q as a sum of two fp16
+// numbers. Else all of that belongs to the whole span, as V's classes always do.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the zero-points
+//   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
+//   SLOT_BYTES  see ring.cuh
 //   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
@@ -16,12 +19,12 @@
 #define COLUMNS_OF(N) (((N) + 15) / 16)
 #define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
 #define PLACES (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
-// Where the parts of a tile begin.
+// Where the parts of a tile begin; behind the codes, what K has in its tiles.
 #define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
 #define ZEROS_AT (VALUES_AT + 128 * WORDS_OF(VN4, VN2, VN1))
 #define SCALES_AT (ZEROS_AT + 2 * D)
 #define CHANNELS_AT (SCALES_AT + 2 * PLACES)
-#define TILE_BYTES (CHANNELS_AT + PLACES)
+#define TILE_BYTES (K_TILES ? CHANNELS_AT + PLACES : ZEROS_AT)
 #define RECORD_BYTES (TILES * TILE_BYTES)
 static_assert(STAGES > 2, "V of a tile is read while the next record arrives");
 
@@ -37,16 +40,25 @@ static_assert(STAGES > 2, "V of a tile is read while the next record arrives");
 #include "class_codes.cuh"
 
 struct Arguments : Call {
-  // Of each kv head and span: K's largest scale by channel; V's parameters sorted by class, and the
-  // channel of each of them.
+  // Of each kv head and span: K's largest scale by channel, with K_TILES; parameters sorted by
+  // class, and the channel of each of them. K's are null with K_TILES.
   const u16* k_top;
   const u16* v_scale;
   const u16* v_zero;
   const unsigned char* v_order;
+  const u16* k_scale;
+  const u16* k_zero;
+  const unsigned char* k_order;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
 #include "class_query.cuh"
+#if K_TILES
+#include "class_query_of_tiles.cuh"
+#else
+#include "class_query_of_spans.cuh"
+#endif
+#include "class_prologue.cuh"
 #include "class_sums.cuh"
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
@@ -64,11 +76,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   ring.start<RECORD_BYTES>(u);
   ring.reset(u);
   prologue.load_values(at, u);
-  wait_for_query();
   prologue.load_query(at, u);
   __syncthreads();
   Query q;
-  q.make(at, u, prologue);
+  q.make(at, u, prologue.table, prologue.heads, prologue.bias);
   Sums sums;
   sums.clear(prologue);
   // V of the tile before: its probabilities arrive while this tile's scores are computed.

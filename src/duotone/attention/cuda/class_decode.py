@@ -15,7 +15,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from duotone.attention.cuda.class_format import COLUMN, WIDTHS, ClassFormat
+from duotone.attention.cuda.class_format import COLUMN, ClassFormat
 from duotone.attention.cuda.class_layout import ClassRecords
 from duotone.attention.cuda.geometry import (
     BESIDE_RINGS_KIB,
@@ -31,6 +31,10 @@ from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
 
 SOURCE = "class_decode.cu"
+# What K or V has of every span.
+PARAMETERS = ("scale", "zero", "order")
+# Tiles of 16 channels by 4 q heads that a warp's registers hold sums of.
+MAX_SUMS = 40
 # Shared memory that CUDA keeps of every block; biases, ones and counters.
 KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8, 128
 
@@ -38,7 +42,10 @@ KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8, 128
 class Arguments(Call):
     """`Arguments` of class_decode.cu."""
 
-    _fields_ = (*((name, ctypes.c_void_p) for name in ("k_top", "v_scale", "v_zero", "v_order")),)
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("k_top", "v_scale", "v_zero", "v_order", "k_scale", "k_zero", "k_order")
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def per_sm(
     ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
     """
     shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
-    rings_bytes = warps * form.stages * form.nbytes
+    rings_bytes = warps * form.stages * slot_bytes(form, group)
     return tuple(
         n
         for n in (1, 2, 4)
@@ -78,12 +85,20 @@ def per_sm(
     )
 
 
+def slot_bytes(form: ClassFormat, group: int) -> int:
+    """Bytes between the records of a ring, where a warp's sums find room in the end."""
+    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
+    each = -(-sums_bytes // form.stages // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return max(form.nbytes, each)
+
+
 def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
     """Bytes of shared memory that a block takes beside its rings."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
-    # q by channel and as fp16; V's parameters and channels; maxima, barriers.
-    query = 4 * form.channels * (heads + rows)
+    # q by channel and as fp16, or in K's places; V's parameters and channels; maxima, barriers.
+    in_tiles = form.key_in_tiles
+    query = 4 * (form.channels * (heads + rows) if in_tiles else form.key.places * heads)
     values = 4 * form.channels + 2 * COLUMN * sum(form.value.columns)
     of_warps = warps * (8 * form.stages + 8 * heads)
     own = query + values + 8 * heads + SMALL_BYTES + of_warps
@@ -91,11 +106,11 @@ def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
 
 
 def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
-    """The kernel has this shape: sums fit the rings, and the rings fit shared memory."""
-    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    rings = sums_bytes <= form.stages * form.nbytes and group <= MAX_GROUP and form.channels <= 256
-    warps = warps_of(form, group, ring_bytes)
-    return rings and bool(per_sm(form, group, warps, ring_bytes))
+    """The kernel has this shape: sums fit the registers, and the rings fit shared memory."""
+    sums = -(-group // 4) * sum(form.value.columns)
+    if sums > MAX_SUMS or group > MAX_GROUP or form.channels > 256:
+        return False
+    return bool(per_sm(form, group, warps_of(form, group, ring_bytes), ring_bytes))
 
 
 @cache
@@ -126,20 +141,21 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
     rings = ring_bytes(query.device)
     at = geometry(records.format, work.group, heads, work.records, sms, rings)
 
+    tensors = {
+        "k_top": records.key_top,
+        **{f"k_{name}": getattr(records, f"key_{name}") for name in PARAMETERS},
+        **{f"v_{name}": getattr(records, f"value_{name}") for name in PARAMETERS},
+    }
+
     def arguments(**call: Any) -> Arguments:
-        return Arguments(
-            k_top=records.key_top.data_ptr(),
-            v_scale=records.value_scale.data_ptr(),
-            v_zero=records.value_zero.data_ptr(),
-            v_order=records.value_order.data_ptr(),
-            **call,
-        )
+        given = {name: None if x is None else x.data_ptr() for name, x in tensors.items()}
+        return Arguments(**given, **call)
 
-    return Task(SOURCE, work, at, macros_of(records.format), arguments)
+    macros = macros_of(records.format, work.group)
+    rings_bytes = at.warps * records.format.stages * macros["SLOT_BYTES"]
+    return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
 
 
-def macros_of(form: ClassFormat) -> dict[str, int]:
+def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
     """What class_decode.cu is compiled with beside what all kernels are."""
-    sides = (("KN", form.key), ("VN", form.value))
-    widths = {f"{name}{bits}": x.width(bits) for name, x in sides for bits in WIDTHS}
-    return {"TILES": form.tiles, **widths}
+    return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_bytes(form, group)}

@@ -17,6 +17,8 @@ from duotone.quant.classes import class_counts
 WIDTHS = (4, 2, 1)
 # Channels that a product takes at once.
 COLUMN = 16
+# Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.
+MAX_TILES = 4
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Classes:
 
     @classmethod
     def of(cls, spec: TensorSpec, head_dim: int) -> Classes:
-        """Those of a spec."""
+        """Those of a spec; codes of one width are one class."""
+        if spec.classes is None:
+            return cls(((spec.bits, head_dim),))
         return cls(tuple((bits, n) for bits, n in class_counts(spec, head_dim) if bits and n))
 
     @property
@@ -72,20 +76,41 @@ class Classes:
 
 @dataclass(frozen=True)
 class ClassFormat(Tiled):
-    """Sizes that follow from head_dim and the classes of K and V."""
+    """Sizes that follow from head_dim and the classes of K and V.
+
+    key_in_tiles: K's parameters lie in its tiles, else they belong to spans, as V's do.
+    """
 
     head_dim: int
     key: Classes
     value: Classes
+    key_in_tiles: bool = True
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
+    @classmethod
+    def of(cls, key: TensorSpec, value: TensorSpec, head_dim: int) -> ClassFormat:
+        """That of K and V of these specs."""
+        both = (Classes.of(spec, head_dim) for spec in (key, value))
+        return cls(head_dim, *both, key_in_tiles=key.group is not None)
+
     @property
-    def parts(self) -> tuple[int, int, int, int, int]:
+    def tiles(self) -> int:
+        """Tiles per record."""
+        return super().tiles if self.key_in_tiles else min(super().tiles, MAX_TILES)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
         """Bytes of the parts of a tile, in the order of the drawing."""
+        codes = (self.key.codes_bytes, self.value.codes_bytes)
         places = self.key.places
-        return (
-            self.key.codes_bytes, self.value.codes_bytes, 2 * self.channels, 2 * places, places,
-        )  # fmt: skip
+        return (*codes, 2 * self.channels, 2 * places, places) if self.key_in_tiles else codes
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The macros of class_widths.cuh, and where K's parameters are."""
+        sides = (("KN", self.key), ("VN", self.value))
+        counts = {f"{name}{bits}": side.width(bits) for name, side in sides for bits in WIDTHS}
+        return counts | {"K_TILES": int(self.key_in_tiles)}
 
     @property
     def tile_bytes(self) -> int:

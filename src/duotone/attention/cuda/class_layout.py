@@ -1,17 +1,24 @@
 """Records of K and V with channels of unequal bits, for `class_decode.cu`.
 
-K's classes of channels are chosen per block of tokens, V's per span. A record holds tiles of 64
-tokens, each with all that K needs, so that no tile asks for another's parameters:
+K's classes of channels are chosen per block of tokens or per span, V's per span. A record holds
+tiles of 64 tokens; where K has groups, each with all that K needs, so that no tile asks for
+another's parameters:
 
     | codes of K | codes of V | zero-points of K | scales of K | channels of K |     64 tokens
+
+and where it has none, with codes alone:
+
+    | codes of K | codes of V |                                                     64 tokens
 
 Codes are sorted by class and every class is filled up to columns of 16 channels; a class lies in
 consecutive words of a lane, [vectors][32 lanes][words], each as `layout` draws the registers of
 its columns. The zero-points of all channels (fp16) are in the order of the channels; scales (fp16)
-and channel numbers (a byte each) in the order of the coded places, those filled up being 0.
+and channel numbers (a byte each) in the order of the coded places, those filled up being 0. Codes
+of one width, of K or of V, are one class of all channels.
 
-What belongs to whole spans stays outside: V's scales, zero-points and order, and the largest scale
-that K has in each channel, which bounds the integers that q becomes.
+What belongs to whole spans stays outside: scales, zero-points and order of V, and of K without
+groups; with groups, the largest scale that K has in each channel, which bounds the integers that q
+becomes.
 """
 
 from __future__ import annotations
@@ -22,22 +29,24 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.class_format import COLUMN, WIDTHS, Classes, ClassFormat
-from duotone.attention.cuda.layout import (
-    MIN_BLOCK_TOKENS,
-    TILE,
-    key_order,
-    record_slots,
-    slot_of_token,
-    take_tokens,
-    tile_codes,
-    untile_codes,
-    value_order,
-    words_per_vector,
+from duotone.attention.cuda.class_codes import class_codes, from_class_codes
+from duotone.attention.cuda.class_format import WIDTHS, ClassFormat
+from duotone.attention.cuda.class_params import (
+    channel_order,
+    from_span_parameters,
+    from_tile_parameters,
+    largest_scales,
+    packed_codes,
+    span_parameters,
+    tile_parameters,
 )
+from duotone.attention.cuda.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
 from duotone.cache import BlockTable, PackedTensor
-from duotone.quant import TensorSpec, pack
-from duotone.quant.classes import CLASS_BITS, class_order, pack_classes
+from duotone.quant import TensorSpec
+
+SpanScale = Float[Tensor, "batch kv_heads spans coded"]
+SpanZero = Float[Tensor, "batch kv_heads spans head_dim"]
+SpanOrder = UInt8[Tensor, "batch kv_heads spans head_dim"]
 
 
 @dataclass(frozen=True)
@@ -45,17 +54,21 @@ class ClassRecords:
     """K and V of the same tokens, parameters included.
 
     data: [batch, kv_heads, records, format.nbytes]. first: where each span's records start.
+    scale, zero: of K and of V, sorted by class; order: the channel of each of them. K's are None
+    where its parameters lie in the tiles; then there is
     key_top: the largest scale of each channel in the tiles of a span, in the order of channels.
-    value_scale, value_zero: sorted by class; value_order: the channel of each of them.
     """
 
     format: ClassFormat
     data: UInt8[Tensor, "batch kv_heads records bytes"]
     first: Int[Tensor, "batch spans"]
-    key_top: Float[Tensor, "batch kv_heads spans head_dim"]
-    value_scale: Float[Tensor, "batch kv_heads spans coded"]
-    value_zero: Float[Tensor, "batch kv_heads spans head_dim"]
-    value_order: UInt8[Tensor, "batch kv_heads spans head_dim"]
+    value_scale: SpanScale
+    value_zero: SpanZero
+    value_order: SpanOrder
+    key_top: Float[Tensor, "batch kv_heads spans head_dim"] | None = None
+    key_scale: SpanScale | None = None
+    key_zero: SpanZero | None = None
+    key_order: SpanOrder | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -70,18 +83,19 @@ class ClassRecords:
         return self.nbytes - codes - self.first.nbytes
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that it has, by the names of their fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in values.items() if isinstance(x, Tensor)}
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything."""
-        return sum(x.nbytes for x in self._tensors.values())
+        return sum(x.nbytes for x in self.tensors.values())
 
     def rows(self, index: Int[Tensor, " rows"]) -> ClassRecords:
         """Pick sequences."""
-        return replace(self, **{name: x[index] for name, x in self._tensors.items()})
+        return replace(self, **{name: x[index] for name, x in self.tensors.items()})
 
     def canonical(
         self, key: PackedTensor, value: PackedTensor
@@ -104,48 +118,49 @@ def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
         return None
     spans = value.blocks
     short = int(spans.lengths.max()) < MIN_BLOCK_TOKENS * spans.blocks
-    if key.head_dim > 256 or short or not _is_within(key.blocks, spans):
+    together = key.blocks.same_as(spans) or (key.spec.group and _is_within(key.blocks, spans))
+    if key.head_dim > 256 or short or not together:
         return None
     return to_class_records(key, value)
 
 
 def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
     """Why codes of these specs have no class records, or None."""
+    if key.classes is None and value.classes is None:
+        return f"class records hold classes of channels; got {key} and {value}"
     for name, spec in (("key", key), ("value", value)):
-        if spec.classes is None or spec.param_dtype != "float16":
-            return f"class records hold classes of channels, float16 scales; {name} is {spec}"
-        if any(bits not in WIDTHS for bits, _ in spec.classes):
+        plain = spec.along == "tokens" and spec.mapping == "asymmetric"
+        if not plain or spec.param_dtype != "float16":
+            rule = "class records hold asymmetric codes along tokens with float16 scales"
+            return f"{rule}; {name} is {spec}"
+        if any(bits not in WIDTHS for bits, _ in spec.classes or ((spec.bits, 1),)):
             return f"class records have {WIDTHS} bits; {name} is {spec}"
-    if key.group is None or key.group % TILE or value.group is not None:
+    if value.group is not None or (key.group or TILE) % TILE:
         return (
-            f"class records need groups of a multiple of {TILE} tokens in K and none in V; "
-            f"got {key.group} and {value.group}"
+            f"class records need groups of a multiple of {TILE} tokens in K, or none, and none in "
+            f"V; got {key.group} and {value.group}"
         )
     return None
 
 
 def to_class_records(key: PackedTensor, value: PackedTensor) -> ClassRecords:
     """Lay out packed K and V; what is filled up, tokens and channels, is 0."""
-    form = ClassFormat(
-        key.head_dim, Classes.of(key.spec, key.head_dim), Classes.of(value.spec, key.head_dim)
-    )
+    form = ClassFormat.of(key.spec, value.spec, key.head_dim)
     spans = value.blocks
     token, first = record_slots(spans, form.tokens)
     parts = [
-        _class_codes(key.unpacked(), token, form.key, value=False),
-        _class_codes(value.unpacked(), token, form.value, value=True),
-        *_key_parameters(key, token, form),
+        class_codes(key.unpacked(), token, form.key, value=False),
+        class_codes(value.unpacked(), token, form.value, value=True),
     ]
+    params = span_parameters(value, "value")
+    if form.key_in_tiles:
+        parts += tile_parameters(key, token, form)
+        order = channel_order(key)
+        params["key_top"] = largest_scales(key.full_scale, order, key.blocks, spans)
+    else:
+        params |= span_parameters(key, "key")
     data = torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
-    return ClassRecords(
-        form,
-        data,
-        first,
-        _largest_scales(key, spans),
-        value.scale,
-        value.zero_point,
-        value.channel_order.to(torch.uint8),
-    )
+    return ClassRecords(form, data, first, **params)
 
 
 def from_class_records(
@@ -159,28 +174,33 @@ def from_class_records(
     token, _ = record_slots(value.blocks, form.tokens)
     slot = slot_of_token(token, value.blocks.tokens)
     tiles = records.data.unflatten(-1, (form.tiles, -1)).flatten(2, 3)
-    k_codes, v_codes, zero, scale, channel = tiles.split(form.parts, -1)
-    codes = {
-        "key": _from_class_codes(k_codes, slot, form, value=False),
-        "value": _from_class_codes(v_codes, slot, form, value=True),
-    }
-    first = key.blocks.offsets[:, :-1].clamp_max(max(key.blocks.tokens - 1, 0))
-    tile = slot.gather(1, first) // TILE
-    numbers = _class_numbers(records.value_order.long(), form.value, form.head_dim)
-    return (
-        replace(
-            key,
-            codes=pack_classes(codes["key"], key.spec),
-            **_from_key_parameters(zero, scale, channel, tile, form),
+    k_codes, v_codes, *in_tiles = tiles.split(form.parts, -1)
+    codes = [
+        from_class_codes(k_codes, slot, form, value=False),
+        from_class_codes(v_codes, slot, form, value=True),
+    ]
+    params = [
+        _key_parameters(records, key, slot, in_tiles),
+        from_span_parameters(
+            (records.value_scale, records.value_zero, records.value_order), value.spec, form.value
         ),
-        replace(
-            value,
-            codes=pack_classes(codes["value"], value.spec),
-            scale=records.value_scale,
-            zero_point=records.value_zero,
-            classes=pack(numbers, CLASS_BITS),
-        ),
+    ]
+    one, other = (
+        replace(x, codes=packed_codes(own, x.spec), **parts)
+        for x, own, parts in zip((key, value), codes, params, strict=True)
     )
+    return one, other
+
+
+def _key_parameters(
+    records: ClassRecords, key: PackedTensor, slot: Tensor, in_tiles: list[Tensor]
+) -> dict[str, Tensor]:
+    """K's, from the first tile of every group, or as they are."""
+    if not in_tiles:
+        outside = (records.key_scale, records.key_zero, records.key_order)
+        return from_span_parameters(outside, key.spec, records.format.key)
+    first = key.blocks.offsets[:, :-1].clamp_max(max(key.blocks.tokens - 1, 0))
+    return from_tile_parameters(in_tiles, slot.gather(1, first) // TILE, key.spec, records.format)
 
 
 def _is_within(groups: BlockTable, spans: BlockTable) -> bool:
@@ -191,95 +211,3 @@ def _is_within(groups: BlockTable, spans: BlockTable) -> bool:
     group = groups.block_of_token(spans.tokens).gather(1, token.clamp_min(0))
     first = group.unflatten(1, (-1, TILE))[:, :, :1].expand(-1, -1, TILE).flatten(1)
     return bool(((group == first) | (token < 0)).all())
-
-
-def _class_codes(codes: Tensor, token: Tensor, classes: Classes, value: bool) -> Tensor:
-    """Bytes of the codes of every tile, [batch, heads, tiles, bytes]; codes: sorted by class."""
-    taken, start, words = take_tokens(codes, token, codes.shape[3]), 0, []
-    order = value_order if value else key_order
-    for (bits, n), columns in zip(classes.sizes, classes.columns, strict=True):
-        filled = torch.nn.functional.pad(taken[..., start : start + n], (0, columns * COLUMN - n))
-        tiles = tile_codes(filled, order(columns * COLUMN, bits, 1), bits, TILE)
-        words.append(tiles.unflatten(-1, (-1, 32, 4)))
-        start += n
-    joined = torch.cat(words, 3)
-    unit = words_per_vector(joined.shape[3])
-    return joined.unflatten(3, (-1, unit)).transpose(4, 5).flatten(3)
-
-
-def _from_class_codes(tiles: Tensor, slot: Tensor, form: ClassFormat, value: bool) -> Tensor:
-    """Inverse of `_class_codes`: codes of the tokens, sorted by class, 0 bits last."""
-    classes = form.value if value else form.key
-    unit = words_per_vector(sum(classes.words))
-    words = tiles.unflatten(-1, (-1, 32, unit, 4)).transpose(4, 5).flatten(3, 4)
-    order = value_order if value else key_order
-    parts = []
-    for (bits, n), columns, part in zip(
-        classes.sizes, classes.columns, words.split(classes.words, 3), strict=True
-    ):
-        codes = untile_codes(part.flatten(3), order(columns * COLUMN, bits, 1), bits, TILE)
-        parts.append(codes[..., :n])
-    joined = torch.nn.functional.pad(torch.cat(parts, -1), (0, form.head_dim - classes.channels))
-    return joined.gather(2, slot[:, None, :, None].expand(-1, joined.shape[1], -1, form.head_dim))
-
-
-def _key_parameters(key: PackedTensor, token: Tensor, form: ClassFormat) -> list[Tensor]:
-    """Bytes of zero-points, scales and channels of every tile, [batch, heads, tiles, bytes]."""
-    first = token[:, ::TILE]
-    group = key.blocks.block_of_token(key.blocks.tokens).gather(1, first.clamp_min(0))
-    order, coded = key.channel_order, form.key.channels
-    zero = torch.empty_like(key.zero_point).scatter_(-1, order, key.zero_point)
-    place = form.key.place_of_rank.to(first.device)
-
-    def by_tile(x: Tensor) -> Tensor:
-        index = group[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
-        return x.gather(2, index).masked_fill((first < 0)[:, None, :, None], 0)
-
-    def by_place(x: Tensor) -> Tensor:
-        tiles = by_tile(x)
-        out = tiles.new_zeros(*tiles.shape[:3], form.key.places)
-        return out.index_copy_(-1, place, tiles)
-
-    filled = torch.nn.functional.pad(by_tile(zero), (0, form.channels - form.head_dim))
-    parts = (filled, by_place(key.scale), by_place(order[..., :coded].to(torch.uint8)))
-    return [part.contiguous().view(torch.uint8) for part in parts]
-
-
-def _from_key_parameters(
-    zero: Tensor, scale: Tensor, channel: Tensor, tile: Tensor, form: ClassFormat
-) -> dict[str, Tensor]:
-    """Inverse of `_key_parameters`, from the first tile of every group."""
-    place = form.key.place_of_rank.to(tile.device)
-
-    def by_group(x: Tensor) -> Tensor:
-        index = tile[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
-        return x.gather(2, index).contiguous()
-
-    order = by_group(channel)[..., place].long()
-    numbers = _class_numbers(order, form.key, form.head_dim)
-    zeros = by_group(zero).view(torch.float16)[..., : form.head_dim]
-    return {
-        "scale": by_group(scale).view(torch.float16)[..., place],
-        "zero_point": zeros.gather(-1, class_order(numbers)),
-        "classes": pack(numbers, CLASS_BITS),
-    }
-
-
-def _class_numbers(order: Tensor, classes: Classes, head_dim: int) -> Tensor:
-    """The class number of every channel from the channels of the coded ranks, class by class."""
-    sizes = torch.tensor([n for _, n in classes.sizes])
-    number = torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
-    rest = torch.full((*order.shape[:3], head_dim), len(sizes), dtype=torch.uint8)
-    index = order[..., : classes.channels]
-    return rest.to(order.device).scatter_(-1, index, number.to(order.device).expand_as(index))
-
-
-def _largest_scales(key: PackedTensor, spans: BlockTable) -> Tensor:
-    """The largest scale of every channel over the groups of each span; 0 without codes."""
-    real = (key.blocks.sizes > 0)[:, None, :, None]
-    scale = key.full_scale.masked_fill(~real, 0)
-    by_channel = torch.empty_like(scale).scatter_(-1, key.channel_order, scale)
-    first = key.blocks.offsets[:, :-1].clamp_max(max(spans.tokens - 1, 0))
-    span = spans.block_of_token(spans.tokens).gather(1, first)[:, None, :, None]
-    top = scale.new_zeros(*scale.shape[:2], spans.blocks, scale.shape[3])
-    return top.scatter_reduce_(2, span.expand_as(by_channel), by_channel, "amax")

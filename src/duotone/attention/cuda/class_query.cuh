@@ -1,7 +1,4 @@
-// q in the coded channels of a tile, which change from tile to tile, and the scores of its keys.
-#define ROWS (HT == 1 ? 4 : 8)  // q heads that meet zero-points in one chain of products
-#define CHAINS ((HEADS + ROWS - 1) / ROWS)
-
+// Products of q's digits with K, whether K's parameters belong to tiles or to spans.
 __device__ __forceinline__ u32 pack2(float low, float high) {
   u32 d;
   asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(d) : "f"(high), "f"(low));
@@ -12,160 +9,16 @@ __device__ __forceinline__ void unpack2(float* x, u32 pair) {
       : "=f"(x[0]), "=f"(x[1])
       : "r"(pair));
 }
-__device__ __forceinline__ void mma_plain(float* c, const u32* a, const u32* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void load4(u32* x, u32 address) {
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address));
-}
-// What a block needs before its first key and after its last one.
-struct __align__(16) Prologue {
-  float query[HT][D][4];  // by channel, times what makes integers of it with a scale of K
-  // q in fp16 as A of the products with zero-points: row g what rounding keeps, row g + 8 the rest.
-  u32 plain[CHAINS][D / 16][ROWS][4][4];
-  int bias[4], ones[4];
-  float heads[HEADS][2];  // the largest |q| * scale, and the largest |q|; then the block's sums
-  u32 value[D];           // V's scale and zero-point of every channel, fp16
-  short channel[Values::COLUMNS * 16];
+// q's digits as operands, and the biases of their sums.
+struct Digits {
+  u32 digits[HT][Keys::COLUMNS];  // B: column g is the high (even g) or low digit of head g / 2
+  int bias[4];
 
-  __device__ __forceinline__ void load_values(const Arguments& at, const Unit& u) {
-    const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
-    for (int rank = u.tid; rank < CHANNELS; rank += WARPS * 32) {
-      const u32 scale = rank < Values::CODED ? at.v_scale[(size_t)u.row * Values::CODED + rank] : 0;
-      value[order[rank]] = scale | (u32)at.v_zero[(size_t)u.row * CHANNELS + rank] << 16;
-    }
-    for (int place = u.tid; place < Values::COLUMNS * 16; place += WARPS * 32) {
-      const int rank = Values::rank(place);
-      channel[place] = rank < 0 ? -1 : order[rank];
-    }
-    if (u.tid < 4) bias[u.tid] = BIAS_BITS, ones[u.tid] = 0x01010101;
-  }
-  __device__ __forceinline__ void load_query(const Arguments& at, const Unit& u) {
-    for (int h = u.warp; h < HEADS; h += WARPS) {
-      const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
-      const u16* k_top = at.k_top + (size_t)u.row * CHANNELS;
-      float x[D / 32], top = 0.f, folded = 0.f;
-#pragma unroll
-      for (int i = 0; i < D / 32; i++) {
-        const int c = i * 32 + u.lane;
-        const bool real = h < G && c < CHANNELS;
-        x[i] = real ? query_to_float(row[c]) : 0.f;
-        top = fmaxf(top, fabsf(x[i]));
-        if (real) folded = fmaxf(folded, fabsf(x[i]) * half_to_float(k_top[c]));
-      }
-#pragma unroll
-      for (int o = 16; o; o >>= 1) {
-        top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
-        folded = fmaxf(folded, __shfl_xor_sync(FULL, folded, o));
-      }
-      top = fmaxf(top, 1e-20f), folded = fmaxf(folded, 1e-20f);
-#pragma unroll
-      for (int i = 0; i < D / 32; i++) {
-        query[h / 4][i * 32 + u.lane][h % 4] = x[i] * (Q_TOP / folded);
-        put_plain(h, i, u.lane, x[i] * (PLAIN_TOP / top));
-      }
-      if (u.lane == 0) heads[h][0] = folded, heads[h][1] = top;
-    }
-  }
-  // Zero-points stand in the order of the channels, and a lane reads 8 of them: channel
-  // 32 i + 8 t + 4 s + 2 w + b is k = 2 t + 8 w + b of product 2 i + s.
-  __device__ __forceinline__ void put_plain(int h, int i, int c, float x) {
-    float kept[2];
-    unpack2(kept, pack2(x, 0.f));
-    u32* row = plain[h / ROWS][2 * i + (c >> 2 & 1)][h % ROWS][c >> 3];
-    u16* pair = (u16*)(row + (c & 2));
-    pair[c & 1] = (u16)pack2(x, 0.f), pair[2 + (c & 1)] = (u16)pack2(x - kept[0], 0.f);
-  }
-};
-
-struct Query {
-  u32 digits[HT][Keys::COLUMNS];     // B: column g is the high (even g) or low digit of head g / 2
-  float offset[HT];                  // q times the zero-points of this tile
-  int bias[4];                       // of the digits' sums
-  float scale[HT], plain_scale[HT];  // score * log2(e) = scale * (integer product) + offset
-  // Where this lane finds q, which bytes of two words it keeps, where its parts of a tile begin.
-  u32 table, plain, pick, half, zeros;
-
-  __device__ __forceinline__ void make(const Arguments& at, const Unit& u, const Prologue& p) {
+  __device__ __forceinline__ void load_bias(const int* from) {
     // Loaded, so that the compiler keeps them instead of making them anew for every product.
     asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(bias[0]), "=r"(bias[1]), "=r"(bias[2]), "=r"(bias[3])
-                 : "r"(shared_address(p.bias)));
-    table = pinned(shared_address(p.query) + (u.g >> 1) * 4, u.lane);
-    pick = pinned(u.g & 1 ? 0x3276 : 0x5410, u.lane);
-    half = pinned(4 * u.t + 2 * (u.g & 1), u.lane);
-    plain = pinned(shared_address(p.plain) + (u.g % ROWS * 4 + u.t) * 16, u.lane);
-    zeros = pinned(ZEROS_AT + 16 * u.t, u.lane);
-#pragma unroll
-    for (int h = 0; h < HT; h++) {
-      scale[h] = p.heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
-      plain_scale[h] = p.heads[h * 4 + u.t][1] * at.sm_scale / PLAIN_TOP;
-    }
-  }
-  // This tile's digits and offsets.
-  __device__ __forceinline__ void fold(u32 tile, const Unit& u) {
-    fold_column<0>(tile + 2 * half, tile + half);
-    add_zeros(tile + zeros, u);
-  }
-  // q times the zero-points: all columns of B are the same, and row g of the sums is q head g.
-  __device__ __forceinline__ void add_zeros(u32 points, const Unit& u) {
-    float sums[CHAINS][4];
-#pragma unroll
-    for (int n = 0; n < CHAINS; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.f;
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-      u32 b[4];
-      load4(b, points + 64 * i);
-#pragma unroll
-      for (int n = 0; n < CHAINS; n++)
-#pragma unroll
-        for (int s = 0; s < 2; s++) {
-          u32 a[4];
-          load4(a, plain + (n * (D / 16) + 2 * i + s) * (ROWS * 64));
-          mma_plain(sums[n], a, b + 2 * s);
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < HT; h++) {
-      const float* both = sums[4 * h / ROWS];
-      const int from = (4 * h % ROWS + u.t) * 4;
-      offset[h] = __shfl_sync(FULL, both[0] + both[2], from) * plain_scale[h];
-    }
-  }
-  // Of four channels a lane with an even g makes both digits of the first two, its neighbour those
-  // of the others: [high, high, low, low]. They swap what the other one needs.
-  template <int COLUMN>
-  __device__ __forceinline__ void fold_column(u32 scales, u32 channels) {
-    // A bias whose lowest bit is worth 2^place rounds q to what is left of it at that place.
-    constexpr float round = (BIAS + 128.f) * (1 << key_place(COLUMN));
-    u32 pair;
-    u16 numbers;
-    float s[2];
-    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(pair) : "r"(scales + SCALES_AT + 32 * COLUMN));
-    asm volatile("ld.shared.u16 %0,[%1];"
-                 : "=h"(numbers)
-                 : "r"(channels + CHANNELS_AT + 16 * COLUMN));
-    unpack2(s, pair);
-    u32 first, second;
-    asm("prmt.b32 %0,%1,0,0x4440;" : "=r"(first) : "r"((u32)numbers));
-    asm("prmt.b32 %0,%1,0,0x4441;" : "=r"(second) : "r"((u32)numbers));
-    first = first * 16 + table, second = second * 16 + table;
-#pragma unroll
-    for (int h = 0; h < HT; h++) {
-      float x, y;
-      asm volatile("ld.shared.f32 %0,[%1];" : "=f"(x) : "r"(first + h * D * 16));
-      asm volatile("ld.shared.f32 %0,[%1];" : "=f"(y) : "r"(second + h * D * 16));
-      const u32 own = __byte_perm(__float_as_uint(fmaf(x, s[0], round)),
-                                  __float_as_uint(fmaf(y, s[1], round)), 0x4051) ^
-                      0x80800000u;
-      digits[h][COLUMN] = __byte_perm(own, __shfl_xor_sync(FULL, own, 4), pick);
-    }
-    if constexpr (COLUMN + 1 < Keys::COLUMNS) fold_column<COLUMN + 1>(scales, channels);
+                 : "r"(shared_address(from)));
   }
   // Integer products of 64 keys: keys 16 * (x / 2) + 8 * (x % 2) + g, q head 4 h + t.
   __device__ __forceinline__ void dot(float (*f)[8], u32 tile, int lane) const {

@@ -28,6 +28,14 @@ struct Unit {
     return source + (size_t)record * RECORD_BYTES;
   }
 #endif
+  // Copies what a pass reads of a record: its first BYTES. Kernels whose records lie in several
+  // pieces have a unit of their own that copies those.
+  template <int BYTES, class Slot>
+  __device__ __forceinline__ void copy_record(int record, const Slot& slot) const {
+    const char* from = at(record);
+    slot.template expect<BYTES>();
+    slot.template put<BYTES>(0, from);
+  }
 };
 
 // The same, but the compiler keeps it instead of making it anew for every record.

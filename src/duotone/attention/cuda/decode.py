@@ -172,6 +172,11 @@ def _attend_in_bases(
         tasks = [_task(query, segment, tau) for segment in segments]
         run(sorted(tasks, key=lambda task: not task.cooperative), sm_scale, part, sums)
         partials.append((out_of_basis(part, transform or None), sums[..., None] / LOG2E))
+    if len(partials) == 1:
+        out.copy_(partials[0][0])
+        if lse is not None:
+            lse.copy_(sums)
+        return
     merged, total = merge_partials(partials)
     out.copy_(merged)
     if lse is not None:
@@ -236,7 +241,8 @@ def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> T
         span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
         return class_decode.class_task(turned, span)
     if isinstance(segment.records, GroupRecords):
-        stream = group_decode.Stream(segment.records.format, segment.records.data, segment.lengths)
+        records = segment.records
+        stream = group_decode.Stream(records.format, records.data, segment.lengths, *records.codes)
         return group_decode.group_task(turned, stream)
     return span_decode.span_task(turned, _span(segment), tau if segment.visual else None)
 

@@ -19,14 +19,12 @@ Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
 
 
 def taken_apart(
-    x: PackedTensor, form: Operand, channels: int, codes: Tiles, params: Tiles, value: bool
+    x: PackedTensor, form: Operand, channels: int, codes: Tiles | None, params: Tiles, value: bool
 ) -> PackedTensor:
-    """K or V with its tensors in canonical order."""
+    """K or V with its tensors in canonical order; codes: None where another layer keeps them."""
     rows, k = (channels, TILE) if value else (TILE, channels)
     if form.signs:
         return replace(x, **_signed_parts(x, form, (codes, params), (rows, k), value))
-    order = group_order(rows, k, form.bits, value)
-    plain = untile_codes(codes, order, form.bits, TILE)[:, :, : x.tokens, : x.head_dim]
     numbers = params.contiguous().view(torch.int32)
     if form.along_k:
         scale, zero = (_rows_of(words, rows) for words in _runs_of(numbers, 2))
@@ -39,10 +37,18 @@ def taken_apart(
         scale, zero = split.flatten(-4)
     return replace(
         x,
-        codes=pack(plain.contiguous(), form.bits),
+        codes=None if codes is None else _codes(x, form, codes, (rows, k), value),
         scale=_by_tokens(x, scale, value),
         zero_point=_by_tokens(x, zero, value),
     )
+
+
+def _codes(
+    x: PackedTensor, form: Operand, tiles: Tiles, size: tuple[int, int], value: bool
+) -> UInt8[Tensor, "batch heads tokens bytes"]:
+    order = group_order(*size, form.bits, value)
+    plain = untile_codes(tiles, order, form.bits, TILE)[:, :, : x.tokens, : x.head_dim]
+    return pack(plain.contiguous(), form.bits)
 
 
 def _runs_of(words: Tensor, kinds: int) -> Int[Tensor, "kinds batch heads tiles n g"]:

@@ -11,6 +11,7 @@
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
+//   K_APART, V_APART      1: codes lie in a buffer of their own (group_apart.cuh)
 //   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
@@ -24,8 +25,14 @@
 #define V_GROUPS (V_ALONG_K ? D : TILE * (D / V_GROUP))
 #define K_PARAM_BYTES (K_GROUPS * (K_SIGNS ? 6 : 4))
 #define V_PARAM_BYTES (V_GROUPS * (V_SIGNS ? 6 : 4))
-#define TILE_BYTES (CODE_BYTES(KB) + CODE_BYTES(VB) + K_PARAM_BYTES + V_PARAM_BYTES)
+// Codes that a tile has itself.
+#define K_OWN_BYTES (K_APART ? 0 : CODE_BYTES(KB))
+#define V_OWN_BYTES (V_APART ? 0 : CODE_BYTES(VB))
+#define TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
 #define RECORD_BYTES (TILES * TILE_BYTES)
+#define K_APART_BYTES (K_APART ? TILES * CODE_BYTES(KB) : 0)
+#define V_APART_BYTES (V_APART ? TILES * CODE_BYTES(VB) : 0)
+#define SLOT_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
 #define ONE_RUN
 #include "common.cuh"
 
@@ -33,9 +40,7 @@
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f  // how far above 1 the largest weight enters
 
-struct Arguments : Call {};
-static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
-
+#include "group_apart.cuh"
 #include "group_numbers.cuh"
 #include "group_along_k.cuh"
 #include "group_along_rows.cuh"
@@ -60,11 +65,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   begin();
   wait_for_query();  // lengths, too, may have changed
-  Unit u;
-  find_unit(at, u);
+  GroupUnit u;
+  u.find(at);
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
-  ring.start<RECORD_BYTES>(u);
+  ring.start<SLOT_BYTES>(u);
   ring.reset(u);
   Query q;
   q.load(at, u);
@@ -73,12 +78,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   sums.clear();
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const u32 here = ring.take<SLOT_BYTES>(u, next);
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-      const u32 k_codes = here + tile * TILE_BYTES, v_codes = k_codes + CODE_BYTES(KB);
-      const u32 k_params = v_codes + CODE_BYTES(VB), v_params = k_params + K_PARAM_BYTES;
+      const u32 own = here + tile * TILE_BYTES, apart = here + RECORD_BYTES;
+      const u32 k_codes = K_APART ? apart + tile * CODE_BYTES(KB) : own;
+      const u32 v_codes =
+          V_APART ? apart + K_APART_BYTES + tile * CODE_BYTES(VB) : own + K_OWN_BYTES;
+      const u32 k_params = own + K_OWN_BYTES + V_OWN_BYTES, v_params = k_params + K_PARAM_BYTES;
       float s[2][HT][4];
 #pragma unroll
       for (int h = 0; h < HT; h++)

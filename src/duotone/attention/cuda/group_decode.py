@@ -7,8 +7,11 @@ fp16, sums are fp32.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from jaxtyping import Int, UInt8
 from torch import Tensor
@@ -22,8 +25,9 @@ from duotone.attention.cuda.geometry import (
     ring_bytes,
     warps_within_rings,
 )
+from duotone.attention.cuda.group_canonical import Tiles
 from duotone.attention.cuda.group_format import GroupFormat, Operand
-from duotone.attention.cuda.launch import MAX_GROUP, Task, Work, run
+from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 
 SOURCE = "group_decode.cu"
 
@@ -32,13 +36,28 @@ SOURCE = "group_decode.cu"
 class Stream:
     """A packed segment as the kernel takes it.
 
-    data: [batch, kv_heads, records, format.nbytes], or a pool of pages (`launch.Work`). lengths:
-    [batch] int64, tokens.
+    data: [batch, kv_heads, records, format.own_nbytes], or a pool of pages (`launch.Work`).
+    lengths: [batch] int64, tokens. key_codes, value_codes: those that lie apart, contiguous,
+    [batch, kv_heads, tiles, bytes].
     """
 
     format: GroupFormat
     data: UInt8[Tensor, "batch kv_heads records bytes"]
     lengths: Int[Tensor, " batch"]
+    key_codes: Tiles | None = None
+    value_codes: Tiles | None = None
+
+
+class Codes(ctypes.Structure):
+    """`Codes` of group_apart.cuh."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("head_bytes", ctypes.c_longlong))
+
+
+class Arguments(Call):
+    """`Arguments` of group_apart.cuh, where codes lie apart."""
+
+    _fields_ = (("key", Codes), ("value", Codes))
 
 
 def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
@@ -79,12 +98,51 @@ def group_decode(
 
 
 def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Task:
-    """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous."""
+    """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous.
+
+    Errors: ValueError for pages of records whose codes lie apart, and for codes that do not fit.
+    """
     form = stream.format
+    arguments = _arguments(stream, pages) if form.is_apart else Call
     work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
     sms, rings = multiprocessors(query.device), ring_bytes(query.device)
     at = geometry(form, work.group, work.heads, work.records, sms, rings)
-    return Task(SOURCE, work, at, macros_of(form))
+    return Task(SOURCE, work, at, macros_of(form), arguments)
+
+
+def _arguments(stream: Stream, pages: Tensor | None) -> Callable[..., Arguments]:
+    """Makes the structure of a launch whose codes lie apart."""
+    if pages is not None:
+        raise ValueError(
+            "pages hold whole records; got a stream whose codes layers share, which lie apart. "
+            "Keep its records in one piece."
+        )
+    form = stream.format
+    both = ((form.key, stream.key_codes, "key"), (form.value, stream.value_codes, "value"))
+    codes = {
+        name: _codes(stream, tiles, name, nbytes)
+        for (operand, tiles, name), nbytes in zip(both, form.part_bytes, strict=False)
+        if operand.apart
+    }
+
+    def arguments(**call: Any) -> Arguments:
+        return Arguments(**codes, **call)
+
+    return arguments
+
+
+def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes:
+    batch, heads, records = stream.data.shape[:3]
+    least = (batch, heads, records * stream.format.tiles, nbytes)
+    shape = None if tiles is None else tuple(tiles.shape)
+    fits = tiles is not None and (*shape[:2], shape[3]) == (batch, heads, nbytes)
+    fits = fits and shape[2] >= least[2] and tiles.device == stream.data.device
+    if not fits or not tiles.is_contiguous():
+        raise ValueError(
+            f"{name}_codes must be contiguous, {least} or more tiles, where the records are; got "
+            f"{shape}. Bring them in from the layer that keeps them."
+        )
+    return Codes(tiles.data_ptr(), shape[2] * nbytes)
 
 
 def macros_of(form: GroupFormat) -> dict[str, int]:
@@ -98,4 +156,5 @@ def _operand(name: str, form: Operand) -> dict[str, int]:
         f"{name}_ALONG_K": int(form.along_k),
         f"{name}_GROUP": form.group,
         f"{name}_SIGNS": int(form.signs),
+        f"{name}_APART": int(form.apart),
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from duotone.attention.cuda.tiled import Tiled
 from duotone.quant import TensorSpec
@@ -10,16 +11,23 @@ from duotone.quant import TensorSpec
 TILE = 32
 RECORD_BYTES = 3072
 WIDTHS = (1, 2, 4)
+MAX_CHANNELS = 256
+# Codes that lie apart are filled up to so many tiles: whole records of any format.
+APART_TILES = 4
 
 
 @dataclass(frozen=True)
 class Operand:
-    """How K or V of a tile are stored. along_k: a scale for a run of what is summed over."""
+    """How K or V of a tile are stored. along_k: a scale for a run of what is summed over.
+
+    apart: codes are not in the records but in a buffer of their own, because layers share them.
+    """
 
     bits: int
     along_k: bool
     group: int
     signs: bool
+    apart: bool = False
 
     def groups(self, rows: int, k: int) -> int:
         """Scales of a matrix of rows by k."""
@@ -46,6 +54,27 @@ class GroupFormat(Tiled):
     def tile_bytes(self) -> int:
         """Codes and scales of 32 tokens."""
         return sum(self.part_bytes)
+
+    @property
+    def is_apart(self) -> bool:
+        """Codes of K or of V are not in the records."""
+        return self.key.apart or self.value.apart
+
+    @property
+    def own_part_bytes(self) -> list[int]:
+        """As `part_bytes`, with 0 for codes that lie apart."""
+        apart = (self.key.apart, self.value.apart, False, False)
+        return [0 if a else n for a, n in zip(apart, self.part_bytes, strict=True)]
+
+    @property
+    def own_tile_bytes(self) -> int:
+        """Of a tile, what its record holds."""
+        return sum(self.own_part_bytes)
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of a record without the codes that lie apart; `nbytes` counts them."""
+        return self.tiles * self.own_tile_bytes
 
 
 def operand_reason(spec: TensorSpec, which: str) -> str | None:
@@ -77,3 +106,33 @@ def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
     if not whole or group & (group - 1):
         return f"groups along channels must be 32, 64 or 128 and divide {head_dim}; got {spec}"
     return Operand(spec.bits, _along_k(spec, which), group, spec.mapping != "asymmetric")
+
+
+def stream_reason(key: TensorSpec, value: TensorSpec) -> str | None:
+    """Why streams of these specs cannot be in group records, or None."""
+    if value.transform is not None:
+        return f"the CUDA kernels do not rotate outputs back; value is {value}"
+    if key.along == value.along == "channels":
+        # Tokens leave the window one by one, tiles are whole.
+        return f"group records need groups along tokens in K or V; got {key} and {value}"
+    return operand_reason(key, "key") or operand_reason(value, "value")
+
+
+def stream_format(
+    specs: tuple[TensorSpec, TensorSpec],
+    channels: tuple[int, int],
+    apart: Collection[str] = (),
+) -> GroupFormat | None:
+    """The format of streams of K and V, or None. apart: "key", "value": codes lie apart."""
+    names = ("key", "value")
+    operands = [operand_of(*given) for given in zip(specs, channels, names, strict=True)]
+    if channels[0] != channels[1] or any(isinstance(x, str) for x in operands):
+        return None
+    if stream_reason(*specs) is not None or channels[0] > MAX_CHANNELS:
+        return None
+    if any(
+        operand.signs and which in apart for operand, which in zip(operands, names, strict=True)
+    ):
+        return None  # lowest bits of codes stand among the scales
+    parts = (replace(x, apart=which in apart) for x, which in zip(operands, names, strict=True))
+    return GroupFormat(channels[0], *parts)

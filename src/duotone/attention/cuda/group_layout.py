@@ -5,6 +5,9 @@ one more tile:
 
     | codes of K | codes of V | scales of K | scales of V |       32 tokens
 
+Codes that layers share are not there (`Operand.apart`): they lie in a buffer of their own, tile by
+tile in the same order, so that each layer's records have its own scales alone.
+
 K and V are matrices of rows by k, of which k is summed over: K is tokens by channels, V channels
 by tokens. Codes are in the order of the operand A of `mma.m16n8k16`: with g = lane / 4 and
 t = lane % 4, a lane's codes of a row tile and 32 k, its run = row tile * (size of k / 32) + r, are
@@ -50,7 +53,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand
+from duotone.attention.cuda.group_format import APART_TILES, TILE, GroupFormat, Operand
 from duotone.attention.cuda.layout import LANES, tile_codes
 from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
@@ -89,19 +92,26 @@ def group_order_on(
 def to_group_records(
     key: PackedTensor, value: PackedTensor, form: GroupFormat
 ) -> UInt8[Tensor, "batch kv_heads records bytes"]:
-    """Records, [batch, kv_heads, records, form.nbytes].
+    """Records, [batch, kv_heads, records, form.own_nbytes].
 
     One run of tokens per sequence: a stream. Tokens past its end have code, scale and zero 0.
-    Scales must fit (`scales_fit`).
+    Scales must fit (`scales_fit`). Codes that lie apart are `apart_codes`.
     """
     tokens = -(-key.tokens // form.tokens) * form.tokens
-    parts = [
-        _codes(key, form.key, tokens, form.channels, value=False),
-        _codes(value, form.value, tokens, form.channels, value=True),
-        _params(key, form.key, tokens, form.channels, value=False),
-        _params(value, form.value, tokens, form.channels, value=True),
-    ]
+    operands = ((key, form.key, False), (value, form.value, True))
+    parts = [_codes(x, at, tokens, form.channels, v) for x, at, v in operands if not at.apart]
+    parts += [_params(x, at, tokens, form.channels, v) for x, at, v in operands]
     return torch.cat(parts, -1).unflatten(2, (-1, form.tiles)).flatten(3)
+
+
+def apart_codes(
+    x: PackedTensor, form: Operand, channels: int, value: bool
+) -> UInt8[Tensor, "batch kv_heads tiles bytes"] | None:
+    """Codes of K or V for a buffer of their own; None where they are in records or not in x."""
+    if not form.apart or x.codes is None:
+        return None
+    step = APART_TILES * TILE
+    return _codes(x, form, -(-x.tokens // step) * step, channels, value)
 
 
 def scales_fit(x: PackedTensor, form: Operand) -> bool:

@@ -4,6 +4,7 @@
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP  as in group_decode.cu
+//   K_APART, V_APART      1: codes go to a buffer of their own, or nowhere
 //   K_MAPPING, V_MAPPING  see group_packer.cuh
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
@@ -26,8 +27,10 @@ struct Arguments {
   const long long* tiles;  // [batch] how many of them are real
   const long long* where;  // [batch] tile of a head at which they start
   char* data;              // [batch * kv_heads, room, tile_bytes]
+  char* codes[2];  // of K and V, where they lie apart: [batch * kv_heads, codes_room, bytes];
+                   // null where another layer keeps them
   int* overflow;
-  int kv_heads, tiles_given, room;
+  int kv_heads, tiles_given, room, codes_room[2];
   float k_shrink, v_shrink;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
@@ -55,7 +58,9 @@ typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
 #define V_GROUPS (V_ALONG_K ? D : TILE * (D / V_GROUP))
 #define K_PARAM_BYTES (K_GROUPS * (K_MAPPING ? 6 : 4))
 #define V_PARAM_BYTES (V_GROUPS * (V_MAPPING ? 6 : 4))
-#define RECORD_TILE_BYTES (CODE_BYTES(KB) + CODE_BYTES(VB) + K_PARAM_BYTES + V_PARAM_BYTES)
+#define K_OWN_BYTES (K_APART ? 0 : CODE_BYTES(KB))
+#define V_OWN_BYTES (V_APART ? 0 : CODE_BYTES(VB))
+#define RECORD_TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
 // Of those who share it: a tile of elements, then their words.
 #define TILES_OF_BLOCK (WARPS / SHARERS)
 #define SHARED_TILE_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
@@ -96,8 +101,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   __syncwarp();
 #endif
   char* record = at.data + ((long long)head * at.room + target) * RECORD_TILE_BYTES;
-  job.codes = record + (is_value ? CODE_BYTES(KB) : 0);
-  job.params = record + CODE_BYTES(KB) + CODE_BYTES(VB) + (is_value ? K_PARAM_BYTES : 0);
+  job.codes = record + (is_value ? K_OWN_BYTES : 0);
+#if K_APART || V_APART
+  if (is_value ? V_APART : K_APART) {
+    const long long place = (long long)head * at.codes_room[is_value] + target;
+    char* codes = at.codes[is_value];
+    job.codes = codes ? codes + place * (is_value ? CODE_BYTES(VB) : CODE_BYTES(KB)) : nullptr;
+  }
+#endif
+  job.params = record + K_OWN_BYTES + V_OWN_BYTES + (is_value ? K_PARAM_BYTES : 0);
   job.norm = at.norm + (long long)head * CHANNELS * NORM_BYTES;
   job.shrink = is_value ? at.v_shrink : at.k_shrink;
   const bool fits = is_value ? Values::run(job, seen) : Keys::run(job, seen);

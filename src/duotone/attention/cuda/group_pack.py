@@ -23,6 +23,7 @@ from duotone.attention.cuda.dense import (
     tile_bytes,
 )
 from duotone.attention.cuda.geometry import shared_bytes
+from duotone.attention.cuda.group_canonical import Tiles
 from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, has_kernels, kernel
@@ -45,9 +46,12 @@ class Arguments(ctypes.Structure):
     _fields_ = (
         *((name, Dense) for name in ("key", "value")),
         *((name, ctypes.c_void_p) for name in (
-            "norm", "index", "tiles", "where", "data", "overflow",
+            "norm", "index", "tiles", "where", "data",
         )),
+        ("codes", ctypes.c_void_p * 2),
+        ("overflow", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("kv_heads", "tiles_given", "room")),
+        ("codes_room", ctypes.c_int * 2),
         *((name, ctypes.c_float) for name in ("k_shrink", "v_shrink")),
     )  # fmt: skip
 
@@ -63,6 +67,7 @@ def group_pack(
     data: UInt8[Tensor, "batch kv_heads records bytes"],
     key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None,
     *,
+    codes: tuple[Tiles | None, Tiles | None] = (None, None),
     overflow: Int[Tensor, 1] | None = None,
     decoding: bool = False,
 ) -> None:
@@ -72,14 +77,16 @@ def group_pack(
     token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
     behind them is neither read nor written. where: int64, counted from the start of a head's
     records. key_norm: keys are divided by it and rounded to their type before anything else.
+    codes: where those of K and V go that lie apart, [batch, kv_heads, tiles, bytes], as many tiles
+    as `data` or more; None: nowhere, another layer keeps them.
     overflow: int32; gets SCALE_TOO_LARGE where a scale or zero-point does not fit the decode
     kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the
-    device stops). decoding: the tokens
-    leave a window at a decode step, for `hybrid_at`.
+    device stops). decoding: the tokens leave a window at a decode step, for `hybrid_at`.
     Nothing here waits for the device; the launch can be captured.
     Errors: ValueError for what `pack_reason` names, and shapes or types that do not fit.
     """
     _check(key, value, index, form, specs, data)
+    _check_codes(codes, form, data)
     macros = macros_of(form, specs, key.dtype, decoding) | {
         "ALIGN": min(alignment(key), alignment(value)),
         "NORM": 0 if key_norm is None else 1 + INPUTS[key_norm.dtype],
@@ -90,6 +97,8 @@ def group_pack(
     given.index, given.tiles, given.where = (x.data_ptr() for x in (index, tiles, where))
     given.overflow = None if overflow is None else overflow.data_ptr()
     given.room = data.shape[2] * form.tiles
+    given.codes[:] = [None if x is None else x.data_ptr() for x in codes]
+    given.codes_room[:] = [0 if x is None else x.shape[2] for x in codes]
     tiles_of_block = WARPS // macros["SHARERS"]
     blocks = 2 * data.shape[0] * data.shape[1] * -(-given.tiles_given // tiles_of_block)
     launch = Launch(blocks, WARPS * LANES, tiles_of_block * macros["TILE_SHARED_BYTES"])
@@ -157,6 +166,7 @@ def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict
         f"{name}B": form.bits,
         f"{name}_ALONG_K": int(form.along_k),
         f"{name}_GROUP": form.group,
+        f"{name}_APART": int(form.apart),
         f"{name}_MAPPING": SYMMETRIC_HYBRID if all_signs else MAPPINGS[spec.mapping],
     }
 
@@ -187,9 +197,23 @@ def _check(
         )
     multiple = max(TILE, specs.flush_tokens)
     fits = index.shape[0] == data.shape[0] and index.shape[1] % multiple == 0
-    if not fits or data.shape[3] != form.nbytes or not data.is_contiguous():
+    if not fits or data.shape[3] != form.own_nbytes or not data.is_contiguous():
         raise ValueError(
             f"index must take a multiple of {multiple} tokens of each sequence and data hold "
-            f"contiguous records of {form.nbytes} bytes; got index {tuple(index.shape)} and data "
-            f"{tuple(data.shape)}."
+            f"contiguous records of {form.own_nbytes} bytes; got index {tuple(index.shape)} and "
+            f"data {tuple(data.shape)}."
         )
+
+
+def _check_codes(codes: tuple[Tiles | None, Tiles | None], form: GroupFormat, data: Tensor) -> None:
+    least = data.shape[2] * form.tiles
+    for tiles, operand, nbytes in zip(codes, (form.key, form.value), form.part_bytes, strict=False):
+        if tiles is None:
+            continue
+        shape = (*data.shape[:2], tiles.shape[2], nbytes)
+        fits = operand.apart and tiles.shape[2] >= least and tiles.is_contiguous()
+        if not fits or tuple(tiles.shape) != shape:
+            raise ValueError(
+                "codes must be contiguous, of a format that has them apart, and as long as data: "
+                f"{(*data.shape[:2], least, nbytes)}; got {tuple(tiles.shape)} for {operand}."
+            )

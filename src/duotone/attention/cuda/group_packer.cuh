@@ -10,8 +10,8 @@ enum { ASYMMETRIC, SYMMETRIC, HYBRID, SYMMETRIC_HYBRID };
 struct Job {
   u32 tile, words;
   int lane, g, t, warp, part;
-  char *codes, *params;
-  const char* norm;  // of this head, or null
+  char *codes, *params;  // codes: null where they are not stored
+  const char* norm;      // of this head, or null
   float shrink;
   bool there;  // false: no tile, only barriers
 };
@@ -198,7 +198,8 @@ struct Packer {
         bound(b, x);
       fits &= write(x, b, job, step, before);
     }
-    words.template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
+    if (!(K_APART || V_APART) || job.codes)
+      words.template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;
   }
 };

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.group_canonical import Tiles, taken_apart
-from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of, operand_reason
-from duotone.attention.cuda.group_layout import scales_fit, to_group_records
+from duotone.attention.cuda.group_format import APART_TILES, TILE, GroupFormat, stream_format
+from duotone.attention.cuda.group_layout import apart_codes, scales_fit, to_group_records
 from duotone.attention.cuda.group_pack import group_pack, packs
+from duotone.attention.cuda.group_tiles import filled, joined, put, widened
 from duotone.attention.cuda.runtime import has_kernels
 from duotone.attention.cuda.window_append import appends, window_move
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.pair import PackedPair
-from duotone.cache.ragged import Lengths, Move, concatenate
+from duotone.cache.ragged import Lengths, Move
 from duotone.cache.static import move_tokens
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
 
-MAX_CHANNELS = 256
 Both = tuple[PackedTensor, PackedTensor]
 
 
@@ -31,11 +33,26 @@ Both = tuple[PackedTensor, PackedTensor]
 class GroupRecords:
     """K and V of a stream with all their parameters.
 
-    data: [batch, kv_heads, records, format.nbytes]; token t of a sequence is in tile t / 32.
+    data: [batch, kv_heads, records, format.own_nbytes]; token t of a sequence is in tile t / 32.
+    key_codes, value_codes: those that lie apart, [batch, kv_heads, tiles, bytes], in a multiple of
+        `APART_TILES`; None where `data` has them, and where another layer keeps them (`with_codes`
+        brings them in).
     """
 
     format: GroupFormat
     data: UInt8[Tensor, "batch kv_heads records bytes"]
+    key_codes: Tiles | None = None
+    value_codes: Tiles | None = None
+
+    @classmethod
+    def of(cls, key: PackedTensor, value: PackedTensor, form: GroupFormat) -> GroupRecords:
+        """The records of a stream; codes that lie apart and that key or value lack are left out."""
+        return cls(
+            form,
+            to_group_records(key, value, form),
+            apart_codes(key, form.key, form.channels, value=False),
+            apart_codes(value, form.value, form.channels, value=True),
+        )
 
     @property
     def shape(self) -> torch.Size:
@@ -43,23 +60,39 @@ class GroupRecords:
         return self.data.shape[:2]
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """All that is stored."""
+        return [x for x in (self.data, *self.codes) if x is not None]
+
+    @property
+    def codes(self) -> tuple[Tiles | None, Tiles | None]:
+        """Those of K and of V that lie apart."""
+        return self.key_codes, self.value_codes
+
+    @property
     def nbytes(self) -> int:
         """Bytes, filling included."""
-        return self.data.nbytes
+        return sum(x.nbytes for x in self.buffers)
 
     @property
     def params_bytes(self) -> int:
         """Bytes of scales, zero-points and signs."""
-        return self.data.nbytes // self.format.tile_bytes * sum(self.format.part_bytes[2:])
+        return self.data.nbytes // self.format.own_tile_bytes * sum(self.format.part_bytes[2:])
 
     @property
     def tiles(self) -> Tiles:
-        """The same bytes, tile by tile: a view."""
-        return self.data.view(*self.shape, -1, self.format.tile_bytes)
+        """What records hold, tile by tile: a view."""
+        return self.data.view(*self.shape, -1, self.format.own_tile_bytes)
+
+    def with_codes(self, which: Literal["key", "value"], source: GroupRecords) -> GroupRecords:
+        """The same with codes that another layer keeps, which are not copied."""
+        codes = f"{which}_codes"
+        return replace(self, **{codes: getattr(source, codes)})
 
     def rows(self, index: Tensor) -> GroupRecords:
         """Pick sequences."""
-        return replace(self, data=self.data[index])
+        codes = (None if x is None else x[index] for x in self.codes)
+        return GroupRecords(self.format, self.data[index], *codes)
 
     def left(self, key: PackedTensor, value: PackedTensor) -> Both:
         """Their block tables."""
@@ -67,34 +100,37 @@ class GroupRecords:
 
     def canonical(self, key: PackedTensor, value: PackedTensor) -> Both:
         """K and V in canonical order."""
-        form, parts = self.format, self.tiles.split(self.format.part_bytes, -1)
+        form = self.format
+        k_codes, v_codes, *params = self.tiles.split(form.own_part_bytes, -1)
+        k_codes = self.key_codes if form.key.apart else k_codes
+        v_codes = self.value_codes if form.value.apart else v_codes
         return (
-            taken_apart(key, form.key, form.channels, parts[0], parts[2], value=False),
-            taken_apart(value, form.value, form.channels, parts[1], parts[3], value=True),
+            taken_apart(key, form.key, form.channels, k_codes, params[0], value=False),
+            taken_apart(value, form.value, form.channels, v_codes, params[1], value=True),
         )
 
     def append(self, other: GroupRecords, lengths: Lengths, more: Lengths) -> GroupRecords | None:
         """More tiles behind whole ones: copies. None behind a tile that is not full."""
         if self.format != other.format or bool((lengths % TILE).any()):
             return None
-        own, new = self.tiles, other.tiles
-        join = concatenate(lengths // TILE, -(-more // TILE), own.shape[2])
-        joined = join.apply(torch.cat([own, new], 2))
-        return _filled(self.format, joined)
+        counts = (lengths // TILE, -(-more // TILE))
+        pairs = zip(self._all_tiles, other._all_tiles, strict=True)
+        return self._of_tiles(
+            *(old if old is None else joined(old, new, *counts) for old, new in pairs)
+        )
 
     def fill_at_random(self, first: int) -> None:
         """Overwrite the tiles from token `first` on with some stream, for benchmarks."""
-        codes = sum(self.format.part_bytes[:2])
-        rest = self.tiles[:, :, first // TILE :]
-        rest[..., :codes].random_(0, 256)
-        rest[..., codes:].view(torch.float16).uniform_(0.1, 0.2)
+        codes = sum(self.format.own_part_bytes[:2])
+        own, *apart = (x[:, :, first // TILE :] for x in self._all_tiles if x is not None)
+        for rest in (own[..., :codes], *apart):
+            rest.random_(0, 256)
+        own[..., codes:].view(torch.float16).uniform_(0.1, 0.2)
 
     def widened(self, tokens: int) -> GroupRecords:
-        """The same tokens in a buffer for `tokens`."""
-        tiles = self.tiles.new_zeros(*self.shape, -(-tokens // TILE), self.format.tile_bytes)
-        kept = min(tiles.shape[2], self.tiles.shape[2])
-        tiles[:, :, :kept] = self.tiles[:, :, :kept]
-        return _filled(self.format, tiles)
+        """The same tokens in buffers for `tokens`."""
+        count = -(-tokens // TILE)
+        return self._of_tiles(*(x if x is None else widened(x, count) for x in self._all_tiles))
 
     def write(
         self,
@@ -113,22 +149,15 @@ class GroupRecords:
         if packs(states, self.format, spec):
             tiles, first = full.long() * count, where // TILE
             given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
-            group_pack(*states, *given, decoding=True)
+            group_pack(*states, *given, codes=self.codes, decoding=True)
             return
         key, value = (leaving.apply(x) for x in states)
         if key_norm is not None:
             key = (key / key_norm[:, :, None]).to(key.dtype)
-        new = to_group_records(_group(key, spec.key), _group(value, spec.value), self.format)
-        tiles = new.view(*self.shape, -1, self.format.tile_bytes)[:, :, :count]
-        # A full sequence that finds no room must fail on the device, not overwrite.
-        room = where.clamp_max((self.tiles.shape[2] - count) * TILE)
-        first = torch.where(full, where, room) // TILE
-        at = first[:, None] + torch.arange(count, device=first.device)
-        index = at[:, None, :, None].expand(tiles.shape)
-        kept = self.tiles
-        kept.scatter_(
-            2, index, torch.where(full[:, None, None, None], tiles, kept.gather(2, index))
-        )
+        new = GroupRecords.of(*self._packed(key, value, spec), self.format)
+        for kept, tiles in zip(self._all_tiles, new._all_tiles, strict=True):
+            if kept is not None:
+                put(kept, tiles[:, :, :count], where // TILE, full)
 
     def close_gap(
         self, states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
@@ -140,24 +169,53 @@ class GroupRecords:
         for x in states:
             move_tokens(x, source, target, full)
 
+    def _packed(self, key: Tensor, value: Tensor, spec: KVSpec) -> Iterator[PackedTensor]:
+        """Groups in canonical order, without the codes that another layer keeps."""
+        form = self.format
+        yield _group(key, spec.key, lent=form.key.apart and self.key_codes is None)
+        yield _group(value, spec.value, lent=form.value.apart and self.value_codes is None)
 
+    @property
+    def _all_tiles(self) -> tuple[Tiles, Tiles | None, Tiles | None]:
+        return self.tiles, *self.codes
+
+    def _of_tiles(self, own: Tiles, *apart: Tiles | None) -> GroupRecords:
+        """Whole records of some tiles."""
+        per_record = self.format.tiles
+        data = filled(own, per_record).unflatten(2, (-1, per_record)).flatten(3)
+        codes = (None if x is None else filled(x, APART_TILES) for x in apart)
+        return GroupRecords(self.format, data, *codes)
+
+
+@dataclass(frozen=True)
 class GroupLayout:
-    """Lays streams out in group records."""
+    """Lays streams out in group records.
+
+    lends: of "key" and "value", those whose codes other layers read. borrows: those whose codes
+    another layer keeps. The codes of both lie apart; borrowed ones are not stored.
+    """
+
+    lends: frozenset[str] = frozenset()
+    borrows: frozenset[str] = frozenset()
+
+    def sharing(self, lends: Collection[str], borrows: Collection[str]) -> GroupLayout:
+        """The same for a layer that shares codes."""
+        return GroupLayout(frozenset(lends), frozenset(borrows))
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> GroupRecords | None:
         """The records of K and V, or None where the kernel cannot read them."""
-        form = _format((key.spec, value.spec), (key.head_dim, value.head_dim))
+        form = stream_format((key.spec, value.spec), (key.head_dim, value.head_dim), self._apart)
         both = (key, value)
         if form is None or not all(x.per_token or x.blocks.is_whole(x.spec.group) for x in both):
             return None
         operands = (form.key, form.value)
         if not all(scales_fit(x, at) for x, at in zip(both, operands, strict=True)):
             return None
-        return GroupRecords(form, to_group_records(key, value, form))
+        return GroupRecords.of(key, value, form)
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V straight into records; None where no kernel does that."""
-        form = _format((spec.key, spec.value), (key.shape[3], value.shape[3]))
+        form = stream_format((spec.key, spec.value), (key.shape[3], value.shape[3]), self._apart)
         if form is None or not packs((key, value), form, spec):
             return None
         multiple = max(TILE, spec.flush_tokens)
@@ -165,8 +223,7 @@ class GroupLayout:
         if take.tokens % multiple or bool((lengths % multiple).any()):
             return None
         tiles, overflow = lengths // TILE, lengths.new_zeros(1, dtype=torch.int32)
-        size = (len(lengths), key.shape[1], -(-take.tokens // form.tokens), form.nbytes)
-        data = torch.zeros(size, dtype=torch.uint8, device=key.device)
+        records = self._zeros(form, (len(lengths), key.shape[1]), take.tokens, key.device)
         where = torch.zeros_like(tiles)
         group_pack(
             key,
@@ -176,46 +233,42 @@ class GroupLayout:
             where,
             form,
             spec,
-            data,
+            records.data,
+            codes=records.codes,
             overflow=overflow,
             decoding=piece.decoding,
         )
         if int(overflow):
             return None
         tensors = (_bare(x, s, piece.spans) for x, s in ((key, spec.key), (value, spec.value)))
-        return PackedPair(*tensors, GroupRecords(form, data))
+        return PackedPair(*tensors, records)
 
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
     ) -> GroupRecords | None:
         """A stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
-        form = _format((spec.key, spec.value), channels)
-        if form is None:
-            return None
-        data = torch.empty(*shape, 0, form.nbytes, dtype=torch.uint8, device=device)
-        return GroupRecords(form, data)
+        form = stream_format((spec.key, spec.value), channels, self._apart)
+        return None if form is None else self._zeros(form, shape, 0, device)
 
+    @property
+    def _apart(self) -> frozenset[str]:
+        return self.lends | self.borrows
 
-def stream_reason(key: TensorSpec, value: TensorSpec) -> str | None:
-    """Why streams of these specs cannot be in group records, or None."""
-    if value.transform is not None:
-        return f"the CUDA kernels do not rotate outputs back; value is {value}"
-    if key.along == value.along == "channels":
-        # Tokens leave the window one by one, tiles are whole.
-        return f"group records need groups along tokens in K or V; got {key} and {value}"
-    return operand_reason(key, "key") or operand_reason(value, "value")
-
-
-def _format(specs: tuple[TensorSpec, TensorSpec], channels: tuple[int, int]) -> GroupFormat | None:
-    operands = [
-        operand_of(spec, n, which)
-        for spec, n, which in zip(specs, channels, ("key", "value"), strict=True)
-    ]
-    if channels[0] != channels[1] or any(isinstance(x, str) for x in operands):
-        return None
-    if stream_reason(*specs) is not None or channels[0] > MAX_CHANNELS:
-        return None
-    return GroupFormat(channels[0], *operands)
+    def _zeros(
+        self, form: GroupFormat, shape: tuple[int, int], tokens: int, device: torch.device
+    ) -> GroupRecords:
+        """Records for `tokens` tokens of each sequence, and the codes that are lent beside them."""
+        bytes_like = torch.empty(0, dtype=torch.uint8, device=device)
+        tiles = -(-tokens // TILE)
+        apart = -(-tiles // APART_TILES) * APART_TILES
+        codes = {
+            f"{which}_codes": bytes_like.new_zeros(*shape, apart, nbytes)
+            for which, nbytes in zip(("key", "value"), form.part_bytes, strict=False)
+            if which in self.lends
+        }
+        records = -(-tiles // form.tiles)
+        data = bytes_like.new_zeros(*shape, records, form.own_nbytes)
+        return GroupRecords(form, data, **codes)
 
 
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
@@ -224,17 +277,11 @@ def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
     return PackedTensor(spec, x.shape[3], x.dtype, blocks, None, None)
 
 
-def _filled(form: GroupFormat, tiles: Tiles) -> GroupRecords:
-    """Whole records of some tiles."""
-    missing = -tiles.shape[2] % form.tiles
-    tiles = torch.nn.functional.pad(tiles, (0, 0, 0, missing))
-    return GroupRecords(form, tiles.unflatten(2, (-1, form.tiles)).flatten(3).contiguous())
-
-
-def _group(x: Tensor, spec: TensorSpec) -> PackedTensor:
-    """Whole groups of all sequences, packed in canonical order."""
+def _group(x: Tensor, spec: TensorSpec, lent: bool) -> PackedTensor:
+    """Whole groups of all sequences, packed in canonical order. lent: without codes."""
     with unchecked():
         parts = pack_groups(x, spec, decoding=True)
     size = x.shape[2] if spec.along == "channels" else spec.group
     table = BlockTable.uniform(x.shape[0], x.shape[2], size, x.device)
-    return PackedTensor(spec, x.shape[3], x.dtype, table, **{"codes": None, **parts})
+    packed = PackedTensor(spec, x.shape[3], x.dtype, table, **{"codes": None, **parts})
+    return packed.without_codes() if lent else packed

@@ -1,4 +1,14 @@
 // Products of codes in bytes with digits of q (signed) or of p, and sums of two digits.
+//
+// From four integers of q, in the low bits of words, what a column of B has of them: their high
+// digits in even columns, their low ones in odd columns.
+__device__ __forceinline__ u32 digits_of(const int* four, int column) {
+  const int round = column & 1 ? 0 : 128;
+  const u32 pick = column & 1 ? 0x0040 : 0x0051;
+  const int4 x = *(const int4*)four;
+  return __byte_perm(__byte_perm(x.x + round, x.y + round, pick),
+                     __byte_perm(x.z + round, x.w + round, pick), 0x5410);
+}
 __device__ __forceinline__ void mma_k(int* c, const u32* a, const u32* b) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"

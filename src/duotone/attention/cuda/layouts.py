@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from duotone.attention.cuda import class_layout, layout
+from duotone.attention.cuda.class_pack import ClassLayout
 from duotone.attention.cuda.span_pack import SpanLayout
 from duotone.cache import PackedTensor
 from duotone.cache.ledger import Piece
@@ -23,12 +24,12 @@ class VisualLayout:
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
         """The records that hold these, if any do."""
-        if key.spec.classes or value.spec.classes:
-            return class_layout.class_layout(key, value)
-        return SpanLayout()(key, value)
+        return _layout(key.spec, value.spec)(key, value)
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """Quantize dense K and V into records; None where torch has to: classes have no kernel."""
-        if spec.key.classes or spec.value.classes:
-            return None
-        return SpanLayout().pack(key, value, spec, piece)
+        """Quantize dense K and V into records; None where torch has to."""
+        return _layout(spec.key, spec.value).pack(key, value, spec, piece)
+
+
+def _layout(key: TensorSpec, value: TensorSpec) -> ClassLayout | SpanLayout:
+    return ClassLayout() if key.classes or value.classes else SpanLayout()

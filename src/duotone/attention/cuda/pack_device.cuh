@@ -58,6 +58,11 @@ __device__ __forceinline__ u32 load_shared(u32 at) {
   asm volatile("ld.shared.u32 %0,[%1];" : "=r"(y) : "r"(at) : "memory");
   return y;
 }
+__device__ __forceinline__ u16 load_shared_half(u32 at) {
+  u16 y;
+  asm volatile("ld.shared.u16 %0,[%1];" : "=h"(y) : "r"(at) : "memory");
+  return y;
+}
 __device__ __forceinline__ void load_shared(float* y, u32 at) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3},[%4];"
                : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])

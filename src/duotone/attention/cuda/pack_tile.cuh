@@ -78,3 +78,16 @@ __device__ __forceinline__ void load_halves(Pair* x, u32 tile, int row_tile, int
   load_matrices<true>(x, tile + token * ROW_BYTES + channel * 2);
 #endif
 }
+
+// Bytes of register i of 32 tokens that are among the first `left`, where byte j is a code of
+//   K: token 8 i + g
+//   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2
+template <int VALUE>
+__device__ __forceinline__ u32 real_bytes(int i, int left, int g, int t) {
+  if (!VALUE) return 8 * i + g < left ? FULL : 0;
+  u32 y = 0;
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    if (8 * (i / 2) + 2 * t + 16 * (j % 2) + j / 2 < left) y |= 0xFFu << 8 * j;
+  return y;
+}

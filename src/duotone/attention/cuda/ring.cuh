@@ -1,11 +1,11 @@
 // A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 //
-// SLOT_BYTES: room for a record, or for the part of one that a pass reads.
+// SLOT_BYTES: room for a record with all its pieces, or for the part of one that a pass reads.
 #ifndef SLOT_BYTES
 #define SLOT_BYTES RECORD_BYTES
 #endif
-// From compute capability 9.0 on a record is one bulk copy that a barrier counts, before that the
-// lanes copy 16 bytes each at a time.
+// From compute capability 9.0 on a record is a bulk copy (one for each piece) whose bytes a barrier
+// counts, before that the lanes copy 16 bytes each at a time.
 #if __CUDA_ARCH__ >= 900
 #define BULK_COPIES 1
 #else
@@ -20,16 +20,47 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
       "r"(phase)
       : "memory");
 }
+// Where a record goes, for the lane that asks.
+struct Slot {
+  u32 barrier, address;
+
+  // The bytes of all pieces, before the first of them.
+  template <int BYTES>
+  __device__ __forceinline__ void expect() const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "n"(BYTES)
+                 : "memory");
+  }
+  template <int BYTES>
+  __device__ __forceinline__ void put(u32 offset, const char* source) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::
+            "r"(address + offset),
+        "l"(source), "r"(barrier), "n"(BYTES)
+        : "memory");
+  }
+};
 template <int BYTES>
 __device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "n"(BYTES)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%3,[%2];" ::"r"(
-          slot),
-      "l"(source), "r"(barrier), "n"(BYTES)
-      : "memory");
+  const Slot here = {barrier, slot};
+  here.expect<BYTES>();
+  here.put<BYTES>(0, source);
 }
+#else
+// Where a record goes, for all lanes.
+struct Slot {
+  u32 address;
+  int lane;
+
+  template <int BYTES>
+  __device__ __forceinline__ void expect() const {}
+  template <int BYTES>
+  __device__ __forceinline__ void put(u32 offset, const char* source) const {
+    for (int at = lane * 16; at < BYTES; at += 512)
+      asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(address + offset + at),
+                   "l"(source + at)
+                   : "memory");
+  }
+};
 #endif
 
 struct Ring {
@@ -60,8 +91,8 @@ struct Ring {
     __syncwarp();
   }
   // Asks for the first record of a pass.
-  template <int BYTES>
-  __device__ __forceinline__ void start(const Unit& u) {
+  template <int BYTES, class U>
+  __device__ __forceinline__ void start(const U& u) {
     current = u.first + u.warp;
     if (current < u.last) ask<BYTES>(u, current);
   }
@@ -71,8 +102,8 @@ struct Ring {
   }
   // Waits for the current record and asks for the next one, lane 0's `next`; returns where the
   // current one is.
-  template <int BYTES>
-  __device__ __forceinline__ u32 take(const Unit& u, int& next) {
+  template <int BYTES, class U>
+  __device__ __forceinline__ u32 take(const U& u, int& next) {
     wait();
     const u32 here = memory + slot * SLOT_BYTES;
     slot = slot == STAGES - 1 ? 0 : slot + 1;
@@ -103,19 +134,17 @@ struct Ring {
     return next;
   }
 #if BULK_COPIES
-  template <int BYTES>
-  __device__ __forceinline__ void ask(const Unit& u, int record) {
-    if (u.lane == 0) fill<BYTES>(barrier + 8 * slot, memory + slot * SLOT_BYTES, u.at(record));
+  template <int BYTES, class U>
+  __device__ __forceinline__ void ask(const U& u, int record) {
+    if (u.lane == 0)
+      u.template copy_record<BYTES>(record, Slot{barrier + 8 * slot, memory + slot * SLOT_BYTES});
   }
   __device__ __forceinline__ void wait() { wait_for(barrier + 8 * slot, phase); }
 #else
-  template <int BYTES>
-  __device__ __forceinline__ void ask(const Unit& u, int record) {
-    const char* source = u.at(record);
-    for (int at = u.lane * 16; at < BYTES; at += 512)
-      asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(memory + slot * SLOT_BYTES + at),
-                   "l"(source + at)
-                   : "memory");
+  template <int BYTES, class U>
+  __device__ __forceinline__ void ask(const U& u, int record) {
+    const Slot here = {memory + slot * SLOT_BYTES, u.lane};
+    u.template copy_record<BYTES>(record, here);
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   // One record at most is under way; the other lanes' parts are there once they have waited, too.

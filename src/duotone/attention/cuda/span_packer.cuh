@@ -25,7 +25,7 @@ struct SpanPacker {
                                                    int left) {
     u32 real[OWN];
 #pragma unroll
-    for (int i = 0; i < OWN; i++) real[i] = mask(job, job.first + i, left);
+    for (int i = 0; i < OWN; i++) real[i] = real_bytes<VALUE>(job.first + i, left, job.g, job.t);
 #pragma unroll 1
     for (int first = 0; first < STEPS; first += RUN) {
       u32 run[OWN] = {};
@@ -42,14 +42,5 @@ struct SpanPacker {
         words.add(bit / 8, (run[i] & real[i]) << bit % 8);
       }
     }
-  }
-  // Bytes of register i that are tokens of the block.
-  static __device__ __forceinline__ u32 mask(const Job& job, int i, int left) {
-    if (!VALUE) return 8 * i + job.g < left ? FULL : 0;
-    u32 y = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      if (8 * (i / 2) + 2 * job.t + 16 * (j % 2) + j / 2 < left) y |= 0xFFu << 8 * j;
-    return y;
   }
 };

@@ -95,17 +95,11 @@ struct Query {
     asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(bias[0]), "=r"(bias[1]), "=r"(bias[2]), "=r"(bias[3])
                  : "r"(shared_address(p.bias)));
-    // Column g of B is the high (even g) or the low digit of q head g / 2.
-    const int round = u.g & 1 ? 0 : 128;
-    const u32 pick = u.g & 1 ? 0x0040 : 0x0051;
 #pragma unroll
     for (int h = 0; h < HT; h++) {
 #pragma unroll
-      for (int r = 0; r < KREGS; r++) {
-        const int4 x = *(const int4*)&p.query[h * 4 + (u.g >> 1)][16 * r + 4 * u.t];
-        digits[h][r] = __byte_perm(__byte_perm(x.x + round, x.y + round, pick),
-                                   __byte_perm(x.z + round, x.w + round, pick), 0x5410);
-      }
+      for (int r = 0; r < KREGS; r++)
+        digits[h][r] = digits_of(&p.query[h * 4 + (u.g >> 1)][16 * r + 4 * u.t], u.g);
       scale[h] = p.heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
       offset[h] = p.heads[h * 4 + u.t][1];
     }

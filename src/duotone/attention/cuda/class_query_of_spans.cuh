@@ -1,0 +1,87 @@
+// q where K's parameters belong to whole spans: in K's coded places, as integers, once per block.
+
+// What a lane knows of K: channel and scale of its places in pairs of columns, channel and
+// zero-point of its ranks. Scales are 0 where columns are filled up, and all that is behind the
+// last one.
+struct KeyParameters {
+  static constexpr int PAIRS = (Keys::COLUMNS + 1) / 2, RANKS = D / 32;
+  int channel[PAIRS], ranked[RANKS];
+  float scale[PAIRS], zero[RANKS];
+
+  __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
+    const unsigned char* order = at.k_order + (size_t)u.row * CHANNELS;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+      const int place = 32 * i + u.lane, rank = place < 16 * Keys::COLUMNS ? Keys::rank(place) : -1;
+      channel[i] = rank < 0 ? 0 : order[rank];
+      scale[i] = rank < 0 ? 0.f : half_to_float(at.k_scale[(size_t)u.row * Keys::CODED + rank]);
+    }
+#pragma unroll
+    for (int i = 0; i < RANKS; i++) {
+      const int rank = 32 * i + u.lane;
+      const bool real = rank < CHANNELS;
+      ranked[i] = real ? order[rank] : 0;
+      zero[i] = real ? half_to_float(at.k_zero[(size_t)u.row * CHANNELS + rank]) : 0.f;
+    }
+  }
+};
+// What a block knows of q before its first key.
+struct __align__(16) Table {
+  int query[HEADS][Keys::COLUMNS * 16];  // integers in the low bits, above BIAS_BITS
+
+  // heads: the largest |q| * scale, and q times the zero-points.
+  __device__ __forceinline__ void load(const Arguments& at, const Unit& u, float (*heads)[2]) {
+    KeyParameters keys;
+    if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
+    wait_for_query();
+    for (int h = u.warp; h < HEADS; h += WARPS) {
+      const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
+      float folded[KeyParameters::PAIRS], top = 1e-20f, sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < KeyParameters::PAIRS; i++) {
+        folded[i] = h < G ? query_to_float(row[keys.channel[i]]) * keys.scale[i] : 0.f;
+        top = fmaxf(top, fabsf(folded[i]));
+      }
+#pragma unroll
+      for (int i = 0; i < KeyParameters::RANKS; i++)
+        if (h < G) sum = fmaf(query_to_float(row[keys.ranked[i]]), keys.zero[i], sum);
+#pragma unroll
+      for (int o = 16; o; o >>= 1) {
+        top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
+        sum += __shfl_xor_sync(FULL, sum, o);
+      }
+      put(folded, Q_TOP / top, query[h], u.lane);
+      if (u.lane == 0) heads[h][0] = top, heads[h][1] = sum * at.sm_scale;
+    }
+  }
+  // A head's integers. Where a column's codes stand above the lowest bits, q is so much smaller.
+  static __device__ __forceinline__ void put(const float* folded, float inverse, int* to,
+                                             int lane) {
+#pragma unroll
+    for (int i = 0; i < KeyParameters::PAIRS; i++) {
+      const int place = 32 * i + lane;
+      const int up = lane < 16 ? key_place(2 * i) : key_place(2 * i + 1);
+      if (place < 16 * Keys::COLUMNS)
+        to[place] = __float_as_int(fmaf(folded[i], inverse / (float)(1 << up), BIAS));
+    }
+  }
+};
+
+struct Query : Digits {
+  float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
+
+  __device__ __forceinline__ void make(const Arguments& at, const Unit& u, const Table& of,
+                                       const float (*heads)[2], const int* biases) {
+    load_bias(biases);
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+#pragma unroll
+      for (int r = 0; r < Keys::COLUMNS; r++)
+        digits[h][r] = digits_of(of.query[h * 4 + (u.g >> 1)] + 16 * r + 4 * u.t, u.g);
+      scale[h] = heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
+      offset[h] = heads[h * 4 + u.t][1];
+    }
+  }
+  // Nothing of it changes from tile to tile.
+  __device__ __forceinline__ void fold(u32, const Unit&) {}
+};

@@ -1,0 +1,170 @@
+"""The sums of a calibration that is not finished, in a file beside its output.
+
+Sums only, so the file does not grow with the samples; float64 comes back bit by bit, and a
+calibration that was interrupted ends as if it had not been.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from duotone.hf.fingerprint import fingerprint, raw_bytes, weights_digest
+from duotone.tune.settings import differences
+
+from .moments import CalibrationBatch, LayerMoments
+from .profiles import Profile
+from .settings import Settings
+from .transform import Name
+
+# Of the file and of what its numbers mean: other sums under the same name need another one.
+FORMAT = 1
+SECONDS = 30.0  # between two writes
+MATRICES = ("key", "value", "query", "output")
+NUMBERS = ("sm_scale", "groups", "tokens", "queries")
+
+
+@dataclass
+class Sums:
+    """What both passes have added up, and over how many batches each."""
+
+    moments: dict[int, LayerMoments] = field(default_factory=dict)
+    profiles: dict[Name, Profile] = field(default_factory=dict)
+    moments_batches: int = 0
+    profiles_batches: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All sums on the CPU, by the names they have in the file."""
+        found = {
+            f"moments.{layer}.{name}": getattr(sums, name)
+            for layer, sums in self.moments.items()
+            for name in MATRICES
+        } | {_profile_name(name): profile.total for name, profile in self.profiles.items()}
+        return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+
+    def numbers(self) -> dict[str, Any]:
+        """All that is no tensor, JSON-safe."""
+        return {
+            "batches": [self.moments_batches, self.profiles_batches],
+            "moments": {i: {n: getattr(m, n) for n in NUMBERS} for i, m in self.moments.items()},
+            "profiles": [[*name, profile.tokens] for name, profile in self.profiles.items()],
+        }
+
+    @classmethod
+    def restored(cls, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sums:
+        """Inverse of `numbers` and `tensors`."""
+        moments = {
+            int(i): LayerMoments(**{n: tensors[f"moments.{i}.{n}"] for n in MATRICES}, **rest)
+            for i, rest in numbers["moments"].items()
+        }
+        names = [(tuple(name), tokens) for *name, tokens in numbers["profiles"]]
+        profiles = {name: Profile(tensors[_profile_name(name)], n) for name, n in names}
+        return cls(moments, profiles, *numbers["batches"])
+
+
+def _profile_name(name: Name) -> str:
+    return "profiles.{}.{}.{}".format(*name)
+
+
+def identity(model: Any, batches: Sequence[CalibrationBatch], settings: Settings) -> dict[str, Any]:
+    """All that sums depend on, JSON-safe. Devices may change; widths are found after the sums."""
+    return {
+        "format": FORMAT,
+        "model": fingerprint(model),
+        "weights": weights_digest(model),
+        "batches": _digest(batches),
+        **settings.of_sums(),
+    }
+
+
+def _digest(batches: Sequence[CalibrationBatch]) -> str:
+    """Of all tensors as they are: other samples, another order or batch size make another one."""
+    found = hashlib.sha256()
+    for batch in batches:
+        for name, tensor in sorted(batch.tensors.items()):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(raw_bytes(tensor))
+        found.update(f"answer {batch.answer_tokens}".encode())
+    return found.hexdigest()[:16]
+
+
+@dataclass
+class Partial:
+    """Sums, and the file that they are kept in; a path of None keeps nothing."""
+
+    path: Path | None
+    identity: Mapping[str, Any]
+    sums: Sums
+    written: float = field(default_factory=monotonic)
+
+    @classmethod
+    def open(cls, path: str | Path | None, identity: Mapping[str, Any]) -> Partial:
+        """What an earlier run left at `path`, or a new beginning.
+
+        Errors: ValueError for a file that cannot be read, or that belongs to something else.
+        """
+        if path is None or not Path(path).exists():
+            return cls(path and Path(path), identity, Sums())
+        path, header = Path(path), read_header(path)
+        if header["identity"] != identity:
+            raise ValueError(
+                f"a calibration goes on with what it began with; {str(path)!r} differs in "
+                f"{differences(header['identity'], identity)}. Give what it began with or another "
+                "--out, or remove the file to begin again"
+            )
+        return cls(path, identity, Sums.restored(header, _tensors(path)))
+
+    def keep(self, now: bool = False) -> None:
+        """Write the sums if the last time is long ago, or at once; a reader sees all or nothing."""
+        if self.path is None or not (now or monotonic() - self.written >= SECONDS):
+            return
+        from safetensors.torch import save_file
+
+        header = {"identity": dict(self.identity), **self.sums.numbers()}
+        own = _unfinished(self.path)
+        save_file(self.sums.tensors(), own, metadata={"duotone.partial": json.dumps(header)})
+        own.replace(self.path)
+        self.written = monotonic()
+
+
+def remove_partial(path: Path) -> None:
+    """Remove the file of a finished calibration, and what a write that was cut short has left."""
+    for file in (path, _unfinished(path)):
+        file.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_suffix(".writing")
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """What is beside the tensors. Errors: ValueError for a file that is no whole partial file."""
+    from safetensors import SafetensorError, safe_open
+
+    reason = "it is no partial file"
+    try:
+        # Sizes are checked when it is opened: a file that was cut off ends here.
+        with safe_open(path, "pt") as opened:
+            header = json.loads((opened.metadata() or {}).get("duotone.partial", "{}"))
+    except (SafetensorError, OSError) as error:
+        header, reason = {}, str(error)
+    if not header:
+        raise ValueError(
+            f"a partial file must be what an interrupted calibration wrote, got {str(path)!r}: "
+            f"{reason}. Remove it to begin again, or give another --out"
+        )
+    return header
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    # Copies: what is loaded may be mapped from the file, which is written anew while sums grow.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}

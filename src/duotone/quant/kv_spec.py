@@ -1,0 +1,37 @@
+"""The policy of one modality: a quantizer of K and one of V."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from duotone.quant.record import Record, require
+from duotone.quant.tensor_spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class KVSpec(Record):
+    """The quantizers of K and V for one modality."""
+
+    key: TensorSpec = field(default_factory=TensorSpec)
+    value: TensorSpec = field(default_factory=TensorSpec)
+
+    def __post_init__(self) -> None:
+        for name in ("key", "value"):
+            spec = getattr(self, name)
+            if isinstance(spec, Mapping):
+                object.__setattr__(self, name, TensorSpec.from_dict(spec))
+            else:
+                ok = isinstance(spec, TensorSpec)
+                require(ok, f"KVSpec.{name} must be a TensorSpec", spec, "Or a dict of its fields.")
+
+    @property
+    def flush_tokens(self) -> int:
+        """Tokens that leave a window at a time: whole groups of both K and V."""
+        return math.lcm(*(t.group or 1 for t in (self.key, self.value) if t.along != "channels"))
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits of the codes alone, averaged over K and V: the papers' count."""
+        return (self.key.nominal_bits + self.value.nominal_bits) / 2

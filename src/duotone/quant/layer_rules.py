@@ -1,0 +1,94 @@
+"""What differs from layer to layer: other policies, and codes that layers share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from duotone.quant.kv_spec import KVSpec
+from duotone.quant.record import Record, is_count, is_number, require
+
+# The policies that a rule may change.
+RULED = ("visual", "background", "text")
+
+
+@dataclass(frozen=True)
+class LayerRule(Record):
+    """Other policies for the layers [start, stop) of a model; None keeps the cache's.
+
+    stop: None for the last layer. Where rules overlap, the later one wins.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    visual: KVSpec | None = None
+    background: KVSpec | None = None
+    text: KVSpec | None = None
+
+    def __post_init__(self) -> None:
+        ok = is_count(self.start) and (self.stop is None or is_count(self.stop))
+        ok = ok and (self.stop is None or self.start < self.stop)
+        rule = "a layer rule needs 0 <= start < stop"
+        require(ok, rule, (self.start, self.stop), "stop=None: to the last layer.")
+        for name in RULED:
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, name, KVSpec.from_dict(value))
+            else:
+                ok = value is None or isinstance(value, KVSpec)
+                require(ok, f"LayerRule.{name} must be a KVSpec or None", value, "See CacheSpec.")
+
+    def covers(self, layer: int) -> bool:
+        """This rule speaks of `layer`."""
+        return self.start <= layer and (self.stop is None or layer < self.stop)
+
+
+@dataclass(frozen=True)
+class Sharing(Record):
+    """Cross-layer sharing of codes (XQuant sec. 3.3): runs of layers that store codes once.
+
+    key, value: the first layer whose K or V shares; None: all layers keep their own codes.
+    layers: layers per run (the paper's G). dominant: which of a run stores its codes (the paper's
+    k); the others store their own scale and zero_point and read the dominant layer's codes with
+    them. A run that the model's depth cuts short does not share.
+    weights: what is stored is the average of the run's codes with these weights (the paper's
+    gamma, one per layer of the run, sum 1), rounded to nearest (`quant.averaging`); the dominant
+    layer only keeps it. None: the dominant layer's own codes.
+    """
+
+    key: int | None = None
+    value: int | None = None
+    layers: int = 2
+    dominant: int = 0
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("key", "value"):
+            value = getattr(self, name)
+            ok = value is None or is_count(value)
+            require(ok, f"Sharing.{name} must be a layer or None", value, "Layers count from 0.")
+        ok = is_count(self.layers) and self.layers >= 2
+        require(ok, "Sharing.layers must be an integer >= 2", self.layers, "The paper: 2.")
+        ok = is_count(self.dominant) and self.dominant < self.layers
+        require(ok, "Sharing.dominant must lie in the run", self.dominant, "The paper: 0.")
+        if self.weights is not None:
+            self._normalise_weights()
+
+    def _normalise_weights(self) -> None:
+        ok = isinstance(self.weights, (tuple, list)) and len(self.weights) == self.layers
+        ok = ok and all(is_number(weight) and weight >= 0 for weight in self.weights)
+        rule = f"Sharing.weights must be None or {self.layers} numbers >= 0, one per layer of a run"
+        require(ok, rule, self.weights, "E.g. (0.6, 0.4) for pairs.")
+        ok = math.isclose(sum(self.weights), 1, abs_tol=1e-6)
+        require(ok, "Sharing.weights must sum to 1", self.weights, "Codes must stay codes.")
+        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
+
+    def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
+        """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
+        first = getattr(self, which)
+        if first is None or layer < first:
+            return layer
+        start = layer - (layer - first) % self.layers
+        return start + self.dominant if start + self.layers <= depth else layer

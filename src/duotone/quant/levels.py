@@ -1,0 +1,146 @@
+"""Asymmetric levels of groups: those that codes are chosen by, and those that codes stand for.
+
+Between the two are what moves levels and leaves codes alone: eta, energy and gain. All functions
+see grouped tensors x [..., groups, n] with a mask, as `quant.ranges` does; with classes the groups
+are the channels of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duotone.quant.checks import checked
+from duotone.quant.classes import assign_classes, class_counts, class_order
+from duotone.quant.ranges import (
+    energy_gain,
+    energy_weights,
+    fitted_gain,
+    lloyd_range,
+    masked_mean,
+    nearest_code,
+    uniform_range,
+)
+from duotone.quant.tensor_spec import BITS, TensorSpec
+
+
+@dataclass(frozen=True)
+class ChosenLevels:
+    """Levels whose nearest is an element's code, rounded to param_dtype.
+
+    bits: of all groups, or of each, like scale. classes: the class number of every channel.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+    bits: int | Tensor
+    classes: Tensor | None = None
+
+    def codes(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The nearest levels, 0 at padding."""
+        if isinstance(self.bits, int):
+            return nearest_code(x, self.scale, self.zero_point, self.bits) * mask
+        return nearest_code(x, self.scale, self.zero_point, max(BITS)).clamp_max(self.top) * mask
+
+    @property
+    def top(self) -> float | Tensor:
+        """The largest code."""
+        return 2**self.bits - 1
+
+
+def stored(parameter: Tensor, spec: TensorSpec) -> Tensor:
+    """Round to param_dtype and back. Errors: a value out of its range."""
+    dtype = getattr(torch, spec.param_dtype)
+    rounded = parameter.to(dtype)
+    if checked() and not torch.isfinite(rounded).all():
+        raise ValueError(
+            f"scale and zero_point must fit param_dtype {spec.param_dtype} "
+            f"(up to {torch.finfo(dtype).max:g}); got {float(parameter.abs().max()):g}. "
+            "Use param_dtype='bfloat16' or 'float32'."
+        )
+    return rounded.to(parameter.dtype)
+
+
+def chosen_levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> ChosenLevels:
+    """Levels between the end points that the spec names, by classes of channels if it has them."""
+    if not spec.classes:
+        return ChosenLevels(*_range(x, mask, spec, spec.bits), spec.bits)
+    numbers = assign_classes(_power_about_mean(x, mask, spec), spec)
+    order = class_order(numbers).unsqueeze(-1)
+    counts = class_counts(spec, x.shape[-2])
+    sizes = [count for _, count in counts]
+    sorted_x, sorted_mask = (t.gather(-2, order.expand_as(t)).split(sizes, -2) for t in (x, mask))
+    pieces = [
+        _range(*part, spec, bits)
+        for (bits, _), *part in zip(counts, sorted_x, sorted_mask, strict=True)
+    ]
+    scale, zero_point = (
+        _unsorted(torch.cat(rows, -2), order) for rows in zip(*pieces, strict=True)
+    )
+    widths = torch.tensor([bits for bits, _ in counts], device=x.device)
+    return ChosenLevels(
+        scale, zero_point, widths[numbers.long()].unsqueeze(-1), numbers.unsqueeze(-1)
+    )
+
+
+def needs_codes(spec: TensorSpec) -> bool:
+    """Codes are asked before it is known what they stand for."""
+    return spec.gain != 1 or bool(spec.energy)
+
+
+def decoding_levels(
+    x: Tensor, mask: Tensor, codes: Tensor | None, chosen: ChosenLevels, spec: TensorSpec
+) -> tuple[Tensor, Tensor]:
+    """(scale, zero_point) that codes stand for. codes: where `needs_codes` says so."""
+    scale, zero_point = chosen.scale, chosen.zero_point
+    if spec.eta:
+        # XQuant eq. 12; its Algorithm 2 forgets the factor 2**bits - 1, its code has it.
+        zero_point = stored(zero_point + spec.eta * scale * chosen.top, spec)
+        scale = stored((1 - 2 * spec.eta) * scale, spec)
+    return _with_gain(x, codes, mask, spec, scale, zero_point)
+
+
+def _with_gain(
+    x: Tensor,
+    codes: Tensor | None,
+    mask: Tensor,
+    spec: TensorSpec,
+    scale: Tensor,
+    zero_point: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Scale the levels about the mean, by energy and then by the gain; codes stay."""
+    if not needs_codes(spec):
+        return scale, zero_point
+    mean = masked_mean(x, mask)
+    x, offset = (x - mean) * mask, zero_point - mean
+    if spec.energy:
+        gain = energy_gain(x, (codes * scale + offset) * mask, spec.energy)
+        scale, offset = gain * scale, gain * offset
+    gain = spec.gain
+    if gain == "fit":
+        gain = fitted_gain(x, (codes * scale + offset) * mask)
+    return stored(gain * scale, spec), stored(mean + gain * offset, spec)
+
+
+def _power_about_mean(x: Tensor, mask: Tensor, spec: TensorSpec) -> Tensor:
+    """What a channel's error would cost, [..., blocks, channels]: the order of the classes."""
+    centred = (x - masked_mean(x, mask)) * mask
+    return (energy_weights(centred, spec.energy) * centred.square()).sum(-1)
+
+
+def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
+    return torch.empty_like(rows).scatter_(-2, order.expand_as(rows), rows)
+
+
+def _range(x: Tensor, mask: Tensor, spec: TensorSpec, bits: int) -> tuple[Tensor, Tensor]:
+    """(scale, zero_point) between end points; of 0 bits, the mean."""
+    if not bits:
+        mean = stored(masked_mean(x, mask), spec)
+        return torch.zeros_like(mean), mean
+    if spec.levels == "lloyd":
+        scale, zero_point = lloyd_range(x, mask, bits)
+    else:
+        scale, zero_point = uniform_range(x, mask, bits, spec.shrink)
+    return stored(scale, spec), stored(zero_point, spec)

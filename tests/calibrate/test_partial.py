@@ -1,0 +1,196 @@
+"""Calibrations that are interrupted and go on, against one that is not."""
+
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+
+from duotone.calibrate import (
+    Settings,
+    calibrate,
+    calibration_data,
+    check_files,
+    moments,
+    partial,
+    partial_of,
+    write,
+)
+from duotone.loading import Loaded
+from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
+
+SETTINGS = Settings(bits=1.5)
+BATCHES = 3
+
+
+@pytest.fixture(scope="module")
+def pictured():
+    return Loaded("tiny", tiny_model(), TinyProcessor())
+
+
+@pytest.fixture(scope="module")
+def batches(pictured):
+    return calibration_data(pictured, [TINY_TASK], 2 * BATCHES, 2).batches
+
+
+@pytest.fixture(scope="module")
+def whole(pictured, batches):
+    return calibrate(pictured, batches, SETTINGS)
+
+
+@pytest.fixture
+def every_batch(monkeypatch):
+    monkeypatch.setattr(partial, "SECONDS", 0.0)
+
+
+@pytest.fixture
+def left(pictured, batches, tmp_path, every_batch):
+    """The partial file of a run that ended in its second batch."""
+    until(2, pictured, batches, path := partial_of(tmp_path / "mine"))
+    return path
+
+
+def until(stop, loaded, batches, path, **options):
+    """Calibrate until so many batches of both passes are done; the numbers that were reported."""
+    seen = []
+
+    def progress(done, total):
+        assert total == 2 * BATCHES
+        seen.append(done)
+        if done == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(loaded, batches, SETTINGS, partial=path, progress=progress, **options)
+    return seen
+
+
+def assert_same(made, expected):
+    """Bit by bit, but for the time."""
+    (bases, spec, report), (others, other, wanted) = made, expected
+    assert torch.equal(bases.key, others.key)
+    assert torch.equal(bases.value, others.value)
+    assert spec == other
+    assert report["tensors"] == wanted["tensors"]
+    assert report["header"] | {"created": ""} == wanted["header"] | {"created": ""}
+
+
+@pytest.mark.parametrize("stop", range(1, 2 * BATCHES + 1))
+def test_it_goes_on_at_the_batch_that_it_reached(
+    stop, pictured, batches, whole, tmp_path, every_batch
+):
+    path, said, seen = tmp_path / "mine.partial.safetensors", [], []
+    assert until(stop, pictured, batches, path) == list(range(1, stop + 1))
+    options = {"progress": lambda done, _: seen.append(done), "say": said.append}
+    made = calibrate(pictured, batches, SETTINGS, partial=path, **options)
+    assert seen == list(range(stop + 1, 2 * BATCHES + 1))
+    assert said == [f"going on from {path}: {stop} of {2 * BATCHES} batches are done"]
+    assert_same(made, whole)
+
+
+def test_it_can_be_interrupted_again_and_again(pictured, batches, whole, tmp_path, every_batch):
+    path = tmp_path / "mine.partial.safetensors"
+    for stop in (1, 2, 4, 5):
+        assert until(stop, pictured, batches, path)[-1] == stop
+    assert_same(calibrate(pictured, batches, SETTINGS, partial=path), whole)
+
+
+def test_a_batch_that_was_cut_off_counts_for_nothing(left, pictured, batches, whole, monkeypatch):
+    """Interrupted when two of three layers have seen the third batch."""
+    own, calls = moments.query_sums, []
+
+    def cut(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return own(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moments, "query_sums", cut)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(pictured, batches, SETTINGS, partial=left)
+    assert_same(calibrate(pictured, batches, SETTINGS, partial=left), whole)
+
+
+def test_a_write_that_was_cut_off_leaves_the_last_one(left, pictured, batches, whole, monkeypatch):
+    def cut(tensors, file, metadata):
+        file.write_bytes(b"half of")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(safetensors.torch, "save_file", cut)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(pictured, batches, SETTINGS, partial=left)
+    made = calibrate(pictured, batches, SETTINGS, partial=left)
+    assert_same(made, whole)
+    write(*made[:2], left.with_name("mine"))
+    assert sorted(path.name for path in left.parent.iterdir()) == ["mine.json", "mine.safetensors"]
+
+
+def test_sums_are_written_now_and_then_and_after_each_pass(pictured, batches, tmp_path):
+    path = tmp_path / "mine.partial.safetensors"
+    until(2, pictured, batches, path)
+    assert not path.exists()
+    until(BATCHES, pictured, batches, path)
+    first = path.read_bytes()
+    until(BATCHES + 2, pictured, batches, path)
+    assert path.read_bytes() == first
+
+
+def test_the_file_does_not_grow_with_the_batches(left, pictured, batches):
+    def shapes():
+        return {name: x.shape for name, x in safetensors.torch.load_file(left).items()}
+
+    before = shapes()
+    until(BATCHES, pictured, batches, left)
+    assert shapes() == before
+
+
+def test_other_bits_are_divided_from_the_same_sums(left, pictured, batches):
+    settings = replace(SETTINGS, bits=2.0, key_weight=1.0)
+    made = calibrate(pictured, batches, settings, partial=left)
+    assert_same(made, calibrate(pictured, batches, settings))
+
+
+def other_weights():
+    model = tiny_model()
+    model.get_decoder().layers[2].mlp.down_proj.weight.data += 1e-3
+    return Loaded("tiny", model, TinyProcessor())
+
+
+REFUSED = {
+    "foreground": (Settings(foreground=0.3), slice(None), r"foreground: 0\.45 -> 0\.3"),
+    "mix": (Settings(mix=0.1), slice(None), r"mix: 0\.0 -> 0\.1"),
+    "fewer batches": (SETTINGS, slice(2), "batches: '"),
+    "another order": (SETTINGS, slice(None, None, -1), "batches: '"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_changes_the_sums_is_refused(name, left, pictured, batches):
+    settings, chosen, message = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"goes on with what it began with.*{message}"):
+        calibrate(pictured, batches[chosen], settings, partial=left)
+
+
+def test_other_weights_of_the_same_model_are_refused(left, batches):
+    with pytest.raises(ValueError, match=r"differs in weights: '\w+' -> '\w+'\. Give"):
+        calibrate(other_weights(), batches, SETTINGS, partial=left)
+
+
+def test_files_that_were_cut_off_are_refused(left, pictured, batches):
+    left.write_bytes(left.read_bytes()[:-100])
+    for use in (
+        lambda: calibrate(pictured, batches, SETTINGS, partial=left),
+        lambda: check_files(left.with_name("mine")),
+    ):
+        with pytest.raises(ValueError, match=r"partial file must be .* Remove it to begin again"):
+            use()
+
+
+def test_other_files_are_refused(tmp_path):
+    path = partial_of(tmp_path / "mine.safetensors")
+    assert path == partial_of(tmp_path / "mine")
+    safetensors.torch.save_file({"key": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match="it is no partial file"):
+        check_files(tmp_path / "mine")

@@ -1,0 +1,155 @@
+"""Visual spans in two parts, on real models: exact without rounding, and what must raise."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from test_generate import assert_same_run, batch_of, run
+
+import duotone
+from duotone import CacheSpec, KVSpec, QuantizedCache, StaticQuantizedCache, TensorSpec
+
+from families import FAMILIES, IMAGE, LOGIT_TOLERANCE, TEXT_ONLY, inputs, logit_error, tiny_model
+
+FRONT, BACK = KVSpec(TensorSpec(4), TensorSpec(4)), KVSpec(TensorSpec(2), TensorSpec(1))
+SPECS = {
+    "sequence": CacheSpec(visual=FRONT, background=BACK, foreground=0.4),
+    "runs": CacheSpec(visual=FRONT, background=BACK, foreground=0.4, ranges="run"),
+    "tau": CacheSpec(visual=FRONT, background=BACK, ranges="run", tau=(0, 1)),
+    "classes": CacheSpec(
+        visual=KVSpec(TensorSpec(classes=((4, 0.5),)), TensorSpec(classes=((2, 0.5), (1, 0.5)))),
+        background=KVSpec(TensorSpec(classes=((1, 0.25),)), TensorSpec(classes=((2, 0.25),))),
+        foreground=0.3,
+        ranges="run",
+    ),
+}
+SEEING = [name for name in FAMILIES if name not in TEXT_ONLY]
+# Windows hide a part of a span from later tokens.
+WHOLE = [name for name in SEEING if name != "gemma3"]
+
+
+@pytest.mark.usefixtures("exact_codec")
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("policy", ["sequence", "runs"])
+def test_the_order_of_tokens_changes_nothing(name: str, policy: str) -> None:
+    model, given = tiny_model(name), batch_of(name)
+    assert_same_run(run(model, given, SPECS[policy]), run(model, given))
+
+
+def filled(spec: CacheSpec) -> tuple[QuantizedCache, dict[str, torch.Tensor]]:
+    model, given = tiny_model("internvl"), batch_of("internvl")
+    cache = QuantizedCache(model, spec)
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    return cache, given
+
+
+def next_logits(cache: QuantizedCache, mask: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    model = tiny_model("internvl")
+    mask = torch.cat([mask, torch.ones_like(ids)], 1)
+    with torch.no_grad():
+        out = model(input_ids=ids, attention_mask=mask, past_key_values=copy.deepcopy(cache))
+    return out.logits
+
+
+@pytest.mark.parametrize("policy", SPECS)
+def test_parts_have_their_own_bits_and_the_plan_counts_them(policy: str) -> None:
+    spec = SPECS[policy]
+    cache, _ = filled(spec)
+    store = cache.layers[0].store
+    assert (store.visual.key.spec, store.background.key.spec) == (spec.visual.key, BACK.key) or (
+        policy == "classes"
+    )
+    assert cache.memory().visual_dense_equivalent_bytes == 12 * 3 * 2 * 2 * 16 * 4
+    images = 2 if spec.ranges == "run" else 1
+    model, given = tiny_model("internvl"), inputs("internvl", [[3, "image", 9, "image", 4]])
+    cache = QuantizedCache(model, spec)
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    planned = duotone.plan(model, spec, visual_tokens=8, images=images)
+    memory = cache.memory()
+    assert memory.codes_bytes == planned.codes_bytes
+    assert memory.params_bytes == planned.params_bytes
+
+
+def test_quantizing_behind_is_noticed() -> None:
+    model, given = tiny_model("internvl"), batch_of("internvl")
+    eight = KVSpec(TensorSpec(8), TensorSpec(8))
+    same = run(model, given, CacheSpec(visual=eight))[1]
+    parted = run(model, given, CacheSpec(visual=eight, background=BACK))[1]
+    assert not torch.equal(same, parted)
+
+
+@pytest.mark.parametrize("policy", SPECS)
+def test_a_saved_cache_says_the_same(policy: str, tmp_path: Path) -> None:
+    cache, given = filled(SPECS[policy])
+    cache.save(tmp_path / "cache.safetensors")
+    again = QuantizedCache.load(tmp_path / "cache.safetensors", tiny_model("internvl"))
+    ids, mask = torch.full((3, 1), 7), given["attention_mask"]
+    assert torch.equal(next_logits(again, mask, ids), next_logits(cache, mask, ids))
+    ours, theirs = again.memory(), cache.memory()
+    assert (ours.codes_bytes, ours.params_bytes) == (theirs.codes_bytes, theirs.params_bytes)
+    with pytest.raises(ValueError, match="can only be kept whole"):
+        again.crop(3)
+
+
+def test_sequences_are_picked() -> None:
+    cache, given = filled(SPECS["runs"])
+    index, ids = torch.tensor([2, 0, 0, 1]), torch.full((3, 1), 7)
+    expected = next_logits(cache, given["attention_mask"], ids)[index]
+    cache.reorder_cache(index)
+    logits = next_logits(cache, given["attention_mask"][index], ids[index])
+    assert logit_error(logits, expected) < LOGIT_TOLERANCE
+
+
+def test_a_later_turn_sees_whole_spans() -> None:
+    """Several tokens at once, and one after the other."""
+    cache, given = filled(SPECS["runs"])
+    ids = torch.tensor([[7, 8, 9]]).expand(3, -1)
+    together = next_logits(cache, given["attention_mask"], ids)[:, -1]
+    mask = given["attention_mask"]
+    model = tiny_model("internvl")
+    for token in ids.T:
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+        with torch.no_grad():
+            out = model(input_ids=token[:, None], attention_mask=mask, past_key_values=cache)
+    assert logit_error(together, out.logits[:, -1]) < LOGIT_TOLERANCE
+
+
+def test_fixed_buffers_say_the_same() -> None:
+    model, given, spec = tiny_model("internvl"), batch_of("internvl"), SPECS["runs"]
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    static = StaticQuantizedCache(model, spec, max_new_tokens=6)
+    ours = model.generate(**given, past_key_values=static, **settings)
+    theirs = model.generate(**given, past_key_values=QuantizedCache(model, spec), **settings)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_crop_behind_spans_is_fine_one_into_them_is_not() -> None:
+    cache, given = filled(SPECS["runs"])
+    ids, mask = torch.full((3, 1), 7), given["attention_mask"]
+    before, length = next_logits(cache, mask, ids), mask.shape[1]
+    more = torch.cat([mask, torch.ones(3, 2, dtype=mask.dtype)], 1)
+    model = tiny_model("internvl")
+    with torch.no_grad():
+        model(input_ids=torch.full((3, 2), 5), attention_mask=more, past_key_values=cache)
+    cache.crop(-2)
+    assert logit_error(next_logits(cache, mask, ids), before) < LOGIT_TOLERANCE
+    with pytest.raises(ValueError, match=f"expected a crop to >= {length} tokens"):
+        cache.crop(-1)
+
+
+def test_sliding_windows_are_refused() -> None:
+    with pytest.raises(ValueError, match="sliding windows hide parts"):
+        QuantizedCache(tiny_model("gemma3"), SPECS["runs"])
+
+
+def test_a_mask_that_hides_a_part_is_refused() -> None:
+    cache, given = filled(SPECS["runs"])
+    mask = torch.cat([given["attention_mask"], torch.ones(3, 2, dtype=torch.long)], 1)
+    first = int((given["input_ids"][0] == IMAGE).nonzero()[0])
+    mask[0, first] = 0
+    ids = torch.full((3, 2), 5)
+    with torch.no_grad(), pytest.raises(ValueError, match="hides a part of them"):
+        tiny_model("internvl")(input_ids=ids, attention_mask=mask, past_key_values=cache)
