@@ -2,6 +2,7 @@
 //
 // What pack_device.cuh has in assembly is here in C++; all else is the kernel's own source, which
 // is compiled behind this file.
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -100,6 +101,19 @@ static float __fadd_rn(float a, float b) { return a + b; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+// As the device rounds when it is told to.
+static float rounded(int mode, float a, float b, float c) {
+  const int before = fegetround();
+  fesetround(mode);
+  volatile float x = a, y = b, z = c;
+  const volatile float sum = fmaf(x, y, z);
+  fesetround(before);
+  return sum;
+}
+static float __fmaf_ru(float a, float b, float c) { return rounded(FE_UPWARD, a, b, c); }
+static float __fmaf_rd(float a, float b, float c) { return rounded(FE_DOWNWARD, a, b, c); }
+static float __fadd_rd(float a, float b) { return rounded(FE_DOWNWARD, a, 1, b); }
+static float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }
 static u32 __float2uint_rd(float x) {
   return !(x > 0) ? 0 : x >= 4294967296.f ? 0xFFFFFFFFu : (u32)floorf(x);
 }
@@ -117,6 +131,7 @@ static T shared_at(u32 at) { T x; memcpy(&x, shared + at, sizeof x); return x; }
 static u32 load_shared(u32 at) { return shared_at<u32>(at); }
 static u16 load_shared_half(u32 at) { return shared_at<u16>(at); }
 static void load_shared(float* y, u32 at) { memcpy(y, shared + at, 16); }
+static void load_shared(u32* y, u32 at) { memcpy(y, shared + at, 8); }
 static void store_shared(u32 at, u32 x) { memcpy(shared + at, &x, 4); }
 static void store_shared_half(u32 at, u16 x) { memcpy(shared + at, &x, 2); }
 template <int BYTES>
@@ -143,6 +158,10 @@ static u16 narrow(float x) {
   return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 static Pair pair_of(float low, float high) { return {narrow(low) | (u32)narrow(high) << 16}; }
+static u32 at_least(Pair a, Pair b) {
+  return (number(a, 0) >= number(b, 0) ? 0xFFFFu : 0) |
+         (number(a, 1) >= number(b, 1) ? 0xFFFF0000u : 0);
+}
 template <bool TURNED>
 static void load_matrices(Pair* y, u32 row) {
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -162,5 +181,7 @@ static Pair least(Pair a, Pair b) {
 static Pair greatest(Pair a, Pair b) {
   return pair_of(greatest(number(a, 0), number(b, 0)), greatest(number(a, 1), number(b, 1)));
 }
+static Pair load_pair(u32 at) { return shared_at<Pair>(at); }
+static Pair halves_of(Pair a, Pair b, int half) { return pair_of(number(a, half), number(b, half)); }
 static Pair magnitude(Pair a) { return pair_of(fabsf(number(a, 0)), fabsf(number(a, 1))); }
 static Pair from_lane(Pair a, int mask) { return __shfl_xor_sync(FULL, a, mask); }

@@ -85,6 +85,7 @@ def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         module, "counters", lambda device, n: torch.zeros(n, dtype=torch.int32), raising=False
     )
     monkeypatch.setattr(module, "multiprocessors", lambda device: 8, raising=False)
+    monkeypatch.setattr(module, "max_cluster", lambda device: 1, raising=False)
     divide = torch.Tensor.__truediv__
 
     def by_reciprocal(x, y):

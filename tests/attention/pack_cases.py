@@ -217,6 +217,11 @@ class SpanCase:
     def form(self) -> RecordFormat:
         return RecordFormat(self.head_dim, *self.bits)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest block."""
+        return self.group or max(int(torch.tensor(edges).diff().max()) for edges in self.edges)
+
 
 SPAN_CASES = [
     *(SpanCase(bits=bits) for bits in ((1, 1), (2, 2), (4, 4), (8, 8), (1, 4), (8, 2))),

@@ -103,6 +103,15 @@ def test_span_decode_compiles_and_is_kept(form, group, tau, folder) -> None:
     assert runtime.compiled(span_decode.SOURCE, "sm_90", macros) == b"kept"
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("under_way", [1, 2])
+def test_span_decode_compiles_with_every_ring(under_way, arch) -> None:
+    form = RecordFormat(128, 1, 1)
+    macros = common(form, 4, 8, span_decode.Arguments) | span_decode.macros_of(form, False)
+    macros["UNDER_WAY"] = under_way
+    assert runtime.compiled(span_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
 def shared_of(binary: bytes, function: str) -> int:
     """Bytes of shared memory that an ELF file for sm_90 gives a function, CUDA's own included."""
     (at,) = struct.unpack_from("<Q", binary, 40)

@@ -98,6 +98,19 @@ def test_matches_the_reference(case: Case) -> None:
     assert_near_half(out, reference(case, query, kv), case)
 
 
+@pytest.mark.parametrize("long", [True, False], ids=["long", "short"])
+@pytest.mark.parametrize("lengths", [(3328, 1, 130) * 20, (9000, 300, 0)], ids=["whole", "splits"])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "LONG_RECORDS", 0 if long else 1 << 30)
+    span_decode.geometry.cache_clear()
+    case = Case(lengths, **whole(bits), kv_heads=8, head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
+    span_decode.geometry.cache_clear()
+    assert_near_half(out, reference(case, query, kv), case)
+
+
 def test_peaky_scores_keep_their_low_digits() -> None:
     case = Case((5000, 300), kv_heads=2, head_dim=128, dtype=FP16)
     query, kv = build(case)

@@ -18,8 +18,9 @@ from duotone.attention.cuda import (
     span_decode,
 )
 from duotone.attention.cuda.class_layout import class_layout
+from duotone.attention.cuda.geometry import RING_BYTES, Geometry
 from duotone.attention.cuda.group_records import GroupLayout
-from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
@@ -314,3 +315,23 @@ def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
     assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
     mask = torch.ones(1, 1, 12, dtype=torch.bool)
     assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("bits", "batch", "tokens", "at", "under_way"),
+    [
+        (1, 1, 131072, Geometry(8, 2, 16), 2),
+        (2, 1, 131072, Geometry(16, 1, 16), 2),
+        (1, 32, 8192, Geometry(8, 2, 1), 1),
+        (2, 32, 8192, Geometry(8, 2, 1), 2),
+        (1, 8, 32768, Geometry(16, 1, 2), 1),
+        (1, 64, 3328, Geometry(4, 4, 1), 1),
+    ],
+)
+def test_short_launches_have_fewer_warps_and_more_under_way(
+    bits, batch, tokens, at, under_way
+) -> None:
+    form, heads, sms = RecordFormat(128, bits, bits), 8 * batch, 132
+    records = tokens // form.tokens
+    assert span_decode.geometry(form, 4, heads, records, sms, RING_BYTES) == at
+    assert span_decode.records_under_way(form, heads * records, sms) == under_way

@@ -4,10 +4,12 @@ import pytest
 import torch
 from class_pack_cases import CLASS_CASES, class_states
 
-from duotone.attention.cuda import class_pack, group_pack, runtime, span_pack
+from duotone.attention.cuda import class_pack, group_pack, runtime, span_held, span_pack
 from duotone.attention.cuda.class_format import ClassFormat
-from duotone.attention.cuda.layout import span_layout
+from duotone.attention.cuda.geometry import shared_bytes
+from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.layouts import VisualLayout
+from duotone.attention.cuda.span_held import Held, held
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
@@ -72,6 +74,41 @@ def test_class_pack_compiles(case, arch, align) -> None:
     form = ClassFormat.of(case.key, case.value, case.head_dim)
     macros = class_pack.macros_of(form, case.dtype, align)
     assert runtime.compiled(class_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("arch", "at"), [("sm_90", Held(8, 13)), ("sm_90", Held(2, 3)), ("sm_80", Held(1, 5))], ids=str
+)
+@pytest.mark.parametrize(
+    "case", [SpanCase(), SpanCase(bits=(4, 8), head_dim=96, dtype=FP32)], ids=str
+)
+def test_packing_in_one_launch_compiles(case, arch, at) -> None:
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    macros = span_pack.common_macros(case.form, case.dtype, 16)
+    macros |= span_pack.once_macros(at, case.form)
+    assert runtime.compiled(span_held.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+FORM = RecordFormat(128, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("longest", "rows", "max_cluster", "at"),
+    [
+        (3328, 16, 8, Held(8, 13)),
+        (6144, 16, 8, Held(8, 24)),
+        (6145, 16, 8, None),
+        (3328, 32, 8, None),
+        (700, 32, 8, Held(4, 6)),
+        (60, 16, 8, Held(2, 1)),
+        (300, 16, 1, Held(1, 10)),
+        (64, 133, 8, None),
+    ],
+    ids=["one", "as long as fits", "longer", "two", "short", "a tile each", "no clusters", "many"],
+)
+def test_few_rows_are_held_by_clusters(longest, rows, max_cluster, at) -> None:
+    found = held(longest, rows, FORM, BF16, 132, shared_bytes(torch.device("cpu")), max_cluster)
+    assert found == at
 
 
 @pytest.mark.parametrize(

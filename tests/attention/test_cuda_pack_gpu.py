@@ -4,11 +4,15 @@ import pytest
 import torch
 from class_pack_cases import CLASS_CASES, ClassCase, assert_same_records, class_states, run_classes
 
+from duotone.attention.cuda import span_held, span_pack
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.class_pack import ClassLayout
+from duotone.attention.cuda.dense import TILE_TOKENS
 from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
+from duotone.attention.cuda.layout import span_layout
 from duotone.attention.cuda.layouts import VisualLayout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
+from duotone.attention.cuda.runtime import MIN_CAPABILITY, kernel
+from duotone.attention.cuda.span_held import Held
 from duotone.attention.cuda.span_pack import SpanLayout
 from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
 from duotone.cache.ledger import Piece
@@ -105,17 +109,63 @@ def test_other_shrink_is_noticed() -> None:
     assert not torch.equal(data, before)
 
 
+@pytest.fixture
+def sources(monkeypatch) -> list[str]:
+    """The files of the kernels that pack spans, as they are launched."""
+    launched: list[str] = []
+
+    def noted(source, *rest):
+        launched.append(source)
+        return kernel(source, *rest)
+
+    monkeypatch.setattr(span_pack, "kernel", noted)
+    return launched
+
+
+TWICE = [span_pack.SOURCE] * 2
+
+
 @pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("cluster", [8, 1, None], ids=["cluster", "block", "twice"])
 @pytest.mark.parametrize("case", SPAN_CASES, ids=str)
-def test_spans(case) -> None:
+def test_spans(case, cluster, sources, monkeypatch) -> None:
+    tiles = -(-case.longest // TILE_TOKENS)
+    at = cluster and Held(cluster, -(-tiles // cluster))
+    monkeypatch.setattr(span_pack, "held", lambda *_: at)
     assert_same_pair(*run_spans(case))
+    assert sources == (TWICE if at is None else [span_held.SOURCE])
 
 
-@pytest.mark.parametrize("lengths", [(3328,), (8192, 5000)], ids=str)
-def test_long_spans_are_split_and_merged(lengths) -> None:
+@pytest.mark.parametrize("bits", [(1, 1), (2, 4), (8, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "once"), [((3328,), True), ((4500,), True), ((8192, 5000), False)], ids=str
+)
+def test_long_spans_are_held_or_split_and_merged(lengths, once, bits, sources) -> None:
     edges = tuple((0, n) for n in lengths)
     for seed in range(3):
-        assert_same_pair(*run_spans(SpanCase(edges, (2, 4), heads=8), seed))
+        assert_same_pair(*run_spans(SpanCase(edges, bits, heads=8), seed))
+        assert sources == ([span_held.SOURCE] if once else TWICE)
+        sources.clear()
+
+
+def test_a_captured_span_is_packed_from_what_is_there_at_replay(sources) -> None:
+    case = SpanCase()
+    key, value = (torch.randn(1, 8, 3328, 128, device="cuda", dtype=BF16) for _ in range(2))
+    index = torch.arange(3328, device="cuda")[None]
+    spans = BlockTable(torch.tensor([[0, 3328]], device="cuda"))
+    piece = Piece(Move(index, spans.lengths), spans, Move(index, spans.lengths))
+
+    def pack() -> PackedPair:
+        return span_pack.span_pack(key, value, case.spec, piece, case.form)
+
+    pack()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = pack()
+    key.copy_(torch.randn_like(key))
+    graph.replay()
+    assert_same_pair(captured, PackedPair.pack(key, value, case.spec, piece).laid_out(span_layout))
+    assert set(sources) == {span_held.SOURCE}
 
 
 @pytest.mark.usefixtures("poison")

@@ -6,7 +6,9 @@ from class_pack_cases import CLASS_CASES, assert_same_records, run_classes
 from run_cases import KEEPS
 
 from duotone.attention.cuda import class_pack, group_pack, span_pack
+from duotone.attention.cuda.dense import TILE_TOKENS
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
+from duotone.attention.cuda.span_held import Held
 from duotone.cache import BlockTable
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -51,9 +53,13 @@ def test_groups(case, monkeypatch, folder) -> None:
 
 
 @pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("launches", ["once", "twice"])
 @pytest.mark.parametrize("case", spread(SPAN_CASES))
-def test_spans(case, monkeypatch, folder) -> None:
+def test_spans(case, launches, monkeypatch, folder) -> None:
     run_on_cpu(span_pack, monkeypatch, folder)
+    # There is no cluster: a thread block holds all tiles.
+    at = Held(1, -(-case.longest // TILE_TOKENS)) if launches == "once" else None
+    monkeypatch.setattr(span_pack, "held", lambda *_: at)
     assert_same_pair(*run_spans(case))
 
 

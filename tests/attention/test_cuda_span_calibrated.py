@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from duotone.attention.cuda import span_decode
-from duotone.attention.cuda.geometry import shared_bytes
+from duotone.attention.cuda.geometry import MAX_CLUSTER, shared_bytes
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.attention.cuda.span_calibrated import (
-    MAX_CLUSTER,
     RESERVED_BYTES,
     block_bytes,
     kept_geometry,

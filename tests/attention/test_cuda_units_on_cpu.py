@@ -15,16 +15,21 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 GROUP, KV_HEADS = 3, 2
 # Tokens of each sequence: no record, one that is not full, one for each warp, and more.
 LENGTHS = torch.tensor([0, 3, 4, 8, 0, 41, 5, 23, 90, 0])
-# Architecture (bulk copies, copies by lanes), slots of a ring, copies as late as they may happen.
-RINGS = [(900, 2, 1), (900, 3, 1), (900, 3, 0), (800, 3, 1)]
+# Architecture (bulk copies, copies by lanes), slots of a ring, copies as late as they may happen,
+# and how many of them a deep ring has under way.
+RINGS = [
+    (900, 2, 1, 0), (900, 3, 1, 0), (900, 3, 0, 0), (800, 3, 1, 0),
+    (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (900, 3, 0, 2), (800, 3, 1, 2), (800, 3, 0, 2),
+    (900, 5, 1, 4),
+]  # fmt: skip
 
 
 def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "ARGUMENTS_BYTES": ctypes.sizeof(Call),
-        "K_APART_BYTES": 0, "V_APART_BYTES": 0, **more,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0, "UNDER_WAY": 1,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Call), "K_APART_BYTES": 0, "V_APART_BYTES": 0, **more,
     }  # fmt: skip
 
 
@@ -49,15 +54,20 @@ PIECES = {"k": (1, 0), "v": (0, 2), "k and v": (2, 1)}
 MERGES = {"one part": 0, "tickets": 1, "launch": 2}
 WAYS = {name: (merge, (0, 0)) for name, merge in MERGES.items()}
 WAYS |= {f"{name} apart": (1, keys) for name, keys in PIECES.items()}
+# A deep ring has records in one piece.
+CASES = [
+    pytest.param(*ring, *way, id="-".join((*map(str, ring), name)))
+    for ring in RINGS
+    for name, way in WAYS.items()
+    if not ring[3] or way[1] == (0, 0)
+]
 
 
-@pytest.mark.parametrize(("merge", "apart"), WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize(("arch", "stages", "late"), RINGS)
-def test_every_unit_is_done_once(
-    arch: int, stages: int, late: int, merge: int, apart: tuple[int, int], folder
-) -> None:
+@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "apart"), CASES)
+def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder) -> None:
     torch.manual_seed(0)
-    heads, splits = len(LENGTHS) * KV_HEADS, 1 if merge == 0 else 3
+    # With tickets more parts than a block merges at once.
+    heads, splits = len(LENGTHS) * KV_HEADS, (1, 19, 3)[merge]
     records = -(-int(LENGTHS.max()) // KEYS)
     data = torch.randn(heads, records * KEYS, CHANNELS)
     query = torch.randn(heads * GROUP, CHANNELS)
@@ -79,7 +89,8 @@ def test_every_unit_is_done_once(
         value=codes(parts[1]),
     )  # fmt: skip
     row = RECORD_BYTES // KEYS
-    more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge, "LATE": late}
+    more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
+    more |= {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
     if any(apart):
         more |= {"K_APART_BYTES": row * apart[0], "V_APART_BYTES": row * apart[1]}
         more["ARGUMENTS_BYTES"] = ctypes.sizeof(Arguments)

@@ -27,6 +27,15 @@ KERNEL = """
 #define SLOT_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
 #include "common.cuh"
 #include "group_apart.cuh"
+#if DEEP
+#include "deep_ring.cuh"
+#endif
+// The sum of a record's numbers of a lane, of those that are there.
+static float sum_of(const float* record, int lane, int left) {
+  float sum = 0.f;
+  for (int k = 0; k < KEYS && k < left; k++) sum += record[k * CHANNELS + lane];
+  return sum;
+}
 void add_records(const Arguments& at) {
   __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
   __shared__ int flag, drawn;
@@ -34,21 +43,43 @@ void add_records(const Arguments& at) {
   begin();
   GroupUnit u;
   u.find(at);
+#if DEEP
+  DeepRing ring;
+#else
   Ring ring;
+#endif
   ring.make(u, shared, barriers, &drawn);
+#if DEEP
+  ring.start<RECORD_BYTES, 0>(u);
+#else
   ring.start<SLOT_BYTES>(u);
+#endif
   ring.reset(u);
   const float q = at.query[u.head * G * CHANNELS];
   __syncthreads();
   float sum = 0.f, weight = 0.f;
+  const float* before = nullptr;  // read while the next one is, like V of the tile before
+  int left_before = 0;
   while (ring.current < u.last) {
     int next;
-    const float* here = (const float*)at_shared(ring.take<SLOT_BYTES>(u, next));
     const int left = u.length - ring.current * KEYS;
-    for (int k = 0; k < KEYS && k < left; k++) sum += here[k * CHANNELS + u.lane], weight += 1;
+#if DEEP
+    const float* here = (const float*)at_shared(ring.take_current());
+    if (before) sum += sum_of(before, u.lane, left_before);
+    __syncwarp();
+    next = ring.refill<RECORD_BYTES, 0>(u);
+    ring.advance(next);
+#else
+    const float* here = (const float*)at_shared(ring.take<SLOT_BYTES>(u, next));
+    if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
+    if (STAGES == 2) sum += sum_of(here, u.lane, left);
     __syncwarp();
     ring.current = __shfl_sync(FULL, next, 0);
+#endif
+    before = here, left_before = left, weight += left < KEYS ? left : KEYS;
   }
+  if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
+  __syncwarp();
   ring.leave();
   float* rows = sums_of(shared, u.warp);
   const float top = weight > 0 ? u.warp : -1e30f, unit = exp2f(-u.warp);
@@ -65,8 +96,10 @@ ASSEMBLY = {
     "mbarrier.try_wait": "while (!passed(barrier, phase)) yield();",
     "mbarrier.arrive": "wait_for_bytes(BYTES, barrier);",
     "cp.async.bulk.shared": "copy(address + offset, source, BYTES, barrier);",
+    "memory + where": "copy(memory + where * SLOT_BYTES + at, source + at, 16, 0);",
     "cp.async.cg": "copy(address + offset + at, source + at, 16, 0);",
     "wait_group": "arrive(0);",
+    "atom.acq_rel": "before = (*counter)++;",
     "atom.shared": "next = (*(int*)at_shared(counter))++;",
     "fence.": "",
     "commit_group": "",

@@ -2,10 +2,11 @@
 
 A copy reads and writes 16 bits per element, a kernel reads 16 bits and writes codes and scales:
 `over_copy` below 1 is possible, and the copy is what no scheme without quantization goes below.
-Spans are read twice, for the bounds and for the codes. Levels of classes of channels are found by
-torch: rows of them are of the codes alone, of single eager calls of everything ("with levels") and
-of torch without a kernel ("by torch"). All sequences are whole, so that the numbers are those of
-bandwidth; every row is first compared with torch, byte for byte.
+Spans are read twice, for the bounds and for the codes, but where clusters hold all of them at once.
+Levels of classes of channels are found by torch: rows of them are of the codes alone, of single
+eager calls of everything ("with levels") and of torch without a kernel ("by torch"). All sequences
+are whole, so that the numbers are those of bandwidth; every row is first compared with torch, byte
+for byte.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 //   MERGE    0: kv heads have one part, the output; 1: the block that ends last merges all parts of
 //            a kv head; 2: merge_parts.cu does
 #include "call.cuh"
+#include "merged.cuh"
 
 // A block's share of the work: some records of one block of tokens of one kv head.
 struct Unit {
@@ -77,17 +78,25 @@ __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
 
 #include "ring.cuh"
 
-// True in the block that finishes a kv head last.
+// Counts a part behind all that its block wrote, and before what it reads.
+__device__ __forceinline__ int count_part(int* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0,[%1],1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+// True in the block that finishes a kv head last. One thread orders what all of them wrote, which
+// the barriers before and behind it let it: a fence of every thread takes longer.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
-  __threadfence();
   __syncthreads();
   if (u.tid == 0) {
-    const int old = atomicAdd(at.counters + 2 * u.head, 1);
-    *flag = old == at.all_parts - 1;
-    if (old == at.all_parts - 1) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
+    const bool last = count_part(at.counters + 2 * u.head) == at.all_parts - 1;
+    if (last) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
+    *flag = last;
   }
   __syncthreads();
-  __threadfence();
   return *flag;
 }
 
@@ -145,23 +154,8 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, char*
 
 // Merges all parts of a kv head, in the block that ends last, and writes the output.
 __device__ __forceinline__ void merge_parts(const Call& at, const Unit& u) {
-  const int parts = at.all_parts;
-  const float* sums = at.partial + (size_t)u.head * parts * G * CHANNELS;
-  const float2* weights = at.weights + (size_t)u.head * parts * G;
-  for (int i = u.tid; i < G * CHANNELS; i += WARPS * 32) {
-    const int h = i / CHANNELS, c = i % CHANNELS;
-    float m = -1e30f, l = 0.f, sum = 0.f;
-#pragma unroll 16
-    for (int s = 0; s < parts; s++) m = fmaxf(m, __ldcg(&weights[s * G + h].x));
-#pragma unroll 16
-    for (int s = 0; s < parts; s++) {
-      const float2 other = __ldcg(weights + s * G + h);
-      const float z = exp2_fast(other.x - m);
-      l = fmaf(z, other.y, l);
-      sum = fmaf(z, __ldcg(sums + (size_t)(s * G + h) * CHANNELS + c), sum);
-    }
-    write_out(at, u.head, h, c, m, l, sum);
-  }
+  for (int i = u.tid * 4; i < G * CHANNELS; i += WARPS * 128)
+    merge_row<16>(at, u.head, i / CHANNELS, i % CHANNELS);
 }
 
 // All that a unit owes the output.

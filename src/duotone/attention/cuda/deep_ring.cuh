@@ -1,45 +1,67 @@
-// A ring with two records under way: passes that read half of a record leave memory idle with one.
-static_assert(STAGES == 3, "one record is read while two are under way");
+// A ring with several records under way: with one, passes that read half of a record leave memory
+// idle, and so do units of few records, whose warps all wait for their second one at the same time.
+//
+// UNDER_WAY: of STAGES slots, others hold the current record and the one before it, whose V is read
+// late; where there is no slot for both, the one before is read before the ring is refilled.
+#ifndef UNDER_WAY
+#define UNDER_WAY (STAGES - 1)
+#endif
+static_assert(1 <= UNDER_WAY && UNDER_WAY < STAGES,
+              "one record is read while others are under way");
 
 struct DeepRing : Ring {
-  int following;  // the record after the current one
+  int following[UNDER_WAY];  // records after the current one; the last of them is drawn with it
 
-  // Asks for the first two records of a pass: BYTES of each, from byte FROM on.
+  static __device__ __forceinline__ int behind(int slot, int by = 1) {
+    return slot + by >= STAGES ? slot + by - STAGES : slot + by;
+  }
+  // Asks for the first records of a pass: BYTES of each, from byte FROM on.
   template <int BYTES, int FROM>
   __device__ __forceinline__ void start(const Unit& u) {
-    current = u.first + u.warp, following = current + WARPS;
-    ask_into<BYTES, FROM>(u, current, slot);
-    ask_into<BYTES, FROM>(u, following, slot == STAGES - 1 ? 0 : slot + 1);
+    current = u.first + u.warp;
+#pragma unroll
+    for (int n = 0; n < UNDER_WAY; n++) {
+      ask_into<BYTES, FROM>(u, current + n * WARPS, behind(slot, n));
+      following[n] = current + (n + 1) * WARPS;
+    }
   }
-  // As Ring's, for two records a warp.
+  // As Ring's, behind the first records of all warps.
   __device__ __forceinline__ void reset(const Unit& u) {
-    if (u.tid == 0) *drawn = u.first + 2 * WARPS;
+    if (u.tid == 0) *drawn = u.first + UNDER_WAY * WARPS;
   }
-  // Waits for the current record, and asks for the one behind the following one, lane 0's `next`,
-  // where the record before lay: all lanes must have read it.
+  // Waits for the current record, and asks for one more, lane 0's `next`, where the record before
+  // lay or was followed by a free slot: all lanes must have read what lay there.
   template <int BYTES, int FROM>
   __device__ __forceinline__ u32 take(const Unit& u, int& next) {
+    const u32 here = take_current();
+    next = refill<BYTES, FROM>(u);
+    return here;
+  }
+  // The two halves of it, for who still reads the record before.
+  __device__ __forceinline__ u32 take_current() {
     wait_for_older();
     const u32 here = memory + slot * SLOT_BYTES;
-    const int before = slot == 0 ? STAGES - 1 : slot - 1;
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
-    next = 0;
+    slot = behind(slot);
 #if BULK_COPIES
     if (slot == 0) phase ^= 1;
-    if (u.lane == 0) {
-      next = draw();
-      ask_into<BYTES, FROM>(u, next, before);
-    }
-#else
-    if (u.lane == 0) next = draw();
-    next = __shfl_sync(FULL, next, 0);
-    ask_into<BYTES, FROM>(u, next, before);
 #endif
     return here;
   }
+  template <int BYTES, int FROM>
+  __device__ __forceinline__ int refill(const Unit& u) {
+    int next = 0;
+    if (u.lane == 0) next = draw();
+#if !BULK_COPIES
+    next = __shfl_sync(FULL, next, 0);
+#endif
+    ask_into<BYTES, FROM>(u, next, behind(slot, UNDER_WAY - 1));
+    return next;
+  }
   __device__ __forceinline__ void advance(int next) {
-    current = following;
-    following = __shfl_sync(FULL, next, 0);
+    following[UNDER_WAY - 1] = __shfl_sync(FULL, next, 0);
+    current = following[0];
+#pragma unroll
+    for (int n = 1; n < UNDER_WAY; n++) following[n - 1] = following[n];
   }
 
 #if BULK_COPIES
@@ -63,7 +85,7 @@ struct DeepRing : Ring {
     asm volatile("cp.async.commit_group;" ::: "memory");  // also an empty one, so that they count
   }
   __device__ __forceinline__ void wait_for_older() {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY - 1) : "memory");
     __syncwarp();
   }
 #endif

@@ -15,6 +15,8 @@ MORE_SPLITS = 4
 SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 LEAST_SHARED_KIB = 99
 BESIDE_RINGS_KIB = 19
+# Blocks that may be a cluster where there are clusters: what every such device has.
+MAX_CLUSTER, CLUSTER_CAPABILITY = 8, (9, 0)
 RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
@@ -124,3 +126,9 @@ def cuts(
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a device."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def max_cluster(device: torch.device) -> int:
+    """Blocks that a device can keep together as a cluster; 1: it has no clusters."""
+    has = device.type != "cuda" or torch.cuda.get_device_capability(device) >= CLUSTER_CAPABILITY
+    return MAX_CLUSTER if has else 1

@@ -1,5 +1,5 @@
 // Quantizes 16-bit or float K and V and writes their group records (group_layout.py): one launch,
-// one read, a warp per 32 tokens of K or of V.
+// one read, a warp or two per 32 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
@@ -8,10 +8,11 @@
 //   K_MAPPING, V_MAPPING  see group_packer.cuh
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
-//   WARPS, ARGUMENTS_BYTES
+//   WARPS, SHARERS (warps of 32 tokens), ARGUMENTS_BYTES
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "pack_device.cuh"
 #include "pack_levels.cuh"
+#include "pack_codes.cuh"
 #include "pack_tile.cuh"
 #include "pack_words.cuh"
 
@@ -60,23 +61,25 @@ typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
 #define K_OWN_BYTES (K_APART ? 0 : CODE_BYTES(KB))
 #define V_OWN_BYTES (V_APART ? 0 : CODE_BYTES(VB))
 #define RECORD_TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
-// Of a warp: its tile of elements, then its words.
-#define WARP_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
-static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");
+// Of those who share it: a tile of elements, then their words.
+#define TILES_OF_BLOCK (WARPS / SHARERS)
+#define SHARED_TILE_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
+static_assert(SHARED_TILE_BYTES == TILE_SHARED_BYTES, "the host's shared memory differs");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     group_pack(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float seen[Keys::PARTNERS + Values::PARTNERS > 2 ? WARPS : 1][2][D];
   // Blocks of a head lie together, those of its K before those of its V.
-  const u32 blocks = (at.tiles_given + WARPS - 1) / WARPS, row = blockIdx.x / blocks;
+  const u32 blocks = (at.tiles_given + TILES_OF_BLOCK - 1) / TILES_OF_BLOCK,
+            row = blockIdx.x / blocks;
   const bool is_value = row & 1;
   const int head = row >> 1, sequence = head / at.kv_heads;
   Job job;
-  job.warp = threadIdx.x >> 5, job.lane = threadIdx.x & 31;
+  job.warp = threadIdx.x >> 5, job.lane = threadIdx.x & 31, job.part = job.warp % SHARERS;
   job.g = job.lane >> 2, job.t = job.lane & 3;
-  job.tile = shared_address(shared) + job.warp * WARP_BYTES, job.words = job.tile + TILE_BYTES;
-  const int tile = (blockIdx.x - row * blocks) * WARPS + job.warp;
+  const int slot = job.warp / SHARERS, tile = (blockIdx.x - row * blocks) * TILES_OF_BLOCK + slot;
+  job.tile = shared_address(shared) + slot * SHARED_TILE_BYTES, job.words = job.tile + TILE_BYTES;
   job.there = tile < at.tiles_given && tile < at.tiles[sequence];
   const long long target = at.where[sequence] + tile;
   if (job.there && (target < 0 || target >= at.room)) {
@@ -89,8 +92,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const char* states = from.data + sequence * from.batch + (head % at.kv_heads) * from.head;
     const int position =
         (int)at.index[((long long)sequence * at.tiles_given + tile) * TILE + job.lane];
-    load_tile(job.tile, states, from.token, position, job.lane);
+    ask_for_tile(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
+    wait_for_copies();
   }
+#if SHARERS > 1
+  __syncthreads();
+#else
+  __syncwarp();
+#endif
   char* record = at.data + ((long long)head * at.room + target) * RECORD_TILE_BYTES;
   job.codes = record + (is_value ? K_OWN_BYTES : 0);
 #if K_APART || V_APART

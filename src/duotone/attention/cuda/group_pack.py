@@ -99,8 +99,9 @@ def group_pack(
     given.room = data.shape[2] * form.tiles
     given.codes[:] = [None if x is None else x.data_ptr() for x in codes]
     given.codes_room[:] = [0 if x is None else x.shape[2] for x in codes]
-    blocks = 2 * data.shape[0] * data.shape[1] * -(-given.tiles_given // WARPS)
-    launch = Launch(blocks, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"])
+    tiles_of_block = WARPS // macros["SHARERS"]
+    blocks = 2 * data.shape[0] * data.shape[1] * -(-given.tiles_given // tiles_of_block)
+    launch = Launch(blocks, WARPS * LANES, tiles_of_block * macros["TILE_SHARED_BYTES"])
     if blocks:
         with torch.cuda.device(key.device):
             kernel(SOURCE, "group_pack", tuple(macros.items()), key.device)(launch, given)
@@ -114,7 +115,8 @@ def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bo
     )
     if not alike or not has_kernels(key.device) or pack_reason(specs) is not None:
         return False
-    needed = WARPS * macros_of(form, specs, key.dtype)["WARP_SHARED_BYTES"]
+    macros = macros_of(form, specs, key.dtype)
+    needed = WARPS // macros["SHARERS"] * macros["TILE_SHARED_BYTES"]
     return needed + STATIC_SHARED_BYTES <= shared_bytes(key.device)
 
 
@@ -141,10 +143,21 @@ def macros_of(
         "INPUT": INPUTS[dtype],
         "WARPS": WARPS,
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
-        "WARP_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes,
+        "SHARERS": sharers(form, specs),
+        "TILE_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes,
         **_operand("K", form.key, specs.key, decoding),
         **_operand("V", form.value, specs.value, decoding),
     }
+
+
+def sharers(form: GroupFormat, specs: KVSpec) -> int:
+    """Warps that share 32 tokens: two where signs make instructions the limit.
+
+    Of one sequence each scheduler gets few warps, long ones: they hide little of each other's waits
+    and end unevenly. A warp's steps go in pairs.
+    """
+    signs = "asymmetric" not in (specs.key.mapping, specs.value.mapping)
+    return 2 if signs and form.channels % 64 == 0 else 1
 
 
 def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict[str, int]:

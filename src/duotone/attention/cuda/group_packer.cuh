@@ -1,14 +1,15 @@
-// One warp packs K or V of 32 tokens: a matrix of rows by k in the layout of group_layout.py.
+// A warp, or two that share the steps, packs K or V of 32 tokens: a matrix of rows by k in the
+// layout of group_layout.py.
 //
 // It goes through the tile in steps. Along rows, a step is a row group by a chunk of 16 k, and a
 // lane sees 4 groups: k, k + 1, k + 8, k + 9. Along k, it is a row tile by a group, and a lane sees
 // rows g and g + 8.
 enum { ASYMMETRIC, SYMMETRIC, HYBRID, SYMMETRIC_HYBRID };
 
-// What a packing warp has: its tile, room for its words, and where its results go.
+// What a packing warp has: its tile, room for words, its part of the steps, where results go.
 struct Job {
   u32 tile, words;
-  int lane, g, t, warp;
+  int lane, g, t, warp, part;
   char *codes, *params;  // codes: null where they are not stored
   const char* norm;      // of this head, or null
   float shrink;
@@ -34,6 +35,8 @@ struct Packer {
   static constexpr int STEPS = ROWS * CHUNKS / FRAGMENTS, STEPS_PER_ROW = CHUNKS / WIDE;
   // Warps that share groups along tokens.
   static constexpr int PARTNERS = VALUE == ALONG_K ? GROUP / TILE : 1;
+  static constexpr int OWN_STEPS = STEPS / SHARERS, OWN_WORDS = WORDS / SHARERS;
+  static_assert(SHARERS == 1 || (MAPPING != ASYMMETRIC && OWN_STEPS % 2 == 0), "pairs of steps");
   static_assert(PARTNERS <= WARPS && WARPS % PARTNERS == 0, "a block holds whole groups");
   static_assert(MAPPING == ASYMMETRIC || (ALONG_K && GROUP == 32), "signs need inner groups");
 
@@ -82,7 +85,7 @@ struct Packer {
   // Bounds of the groups that this lane sees, of this warp's tokens.
   static __device__ __forceinline__ void bound(Bounds* b, const Pair (*x)[4]) {
     // Along rows the halves of a pair are two groups, along k they are one.
-    Pair low[2], high[2], small[2];
+    Pair low[2], high[2];
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -91,20 +94,15 @@ struct Packer {
         const bool first = f == 0 && (ALONG_K ? i < 2 : i % 2 == 0);
         low[n] = first ? x[f][i] : least(low[n], x[f][i]);
         high[n] = first ? x[f][i] : greatest(high[n], x[f][i]);
-        if (MAPPING != ASYMMETRIC) {
-          const Pair size = magnitude(x[f][i]);
-          small[n] = first ? size : least(small[n], size);
-        }
       }
+    if constexpr (ALONG_K) {
+      const Pair lows = over_rows<false>(low), highs = over_rows<true>(high);
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-      if constexpr (ALONG_K) {
-        b[n].low = over_row(least(number(low[n], 0), number(low[n], 1)), false);
-        b[n].high = over_row(greatest(number(high[n], 0), number(high[n], 1)), true);
-        b[n].smallest = MAPPING == ASYMMETRIC
-                            ? 0.f
-                            : over_row(least(number(small[n], 0), number(small[n], 1)), false);
-      } else {
+      for (int n = 0; n < 2; n++) b[n] = {number(lows, n), number(highs, n), 0.f};
+      if (MAPPING != ASYMMETRIC) bound_magnitudes(b, x);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
 #pragma unroll
         for (int mask = 4; mask < 32; mask *= 2) {
           low[n] = least(low[n], from_lane(low[n], mask));
@@ -116,14 +114,34 @@ struct Packer {
       }
     }
   }
-  // Of the four lanes that hold a row.
-  static __device__ __forceinline__ float over_row(float x, bool top) {
+  // Rows g and g + 8 in the halves of a pair: what the four lanes that hold them have.
+  template <bool TOP>
+  static __device__ __forceinline__ Pair over_rows(const Pair* x) {
+    Pair y = best<TOP>(halves_of(x[0], x[1], 0), halves_of(x[0], x[1], 1));
 #pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
-      const float other = __shfl_xor_sync(FULL, x, mask);
-      x = top ? greatest(x, other) : least(x, other);
-    }
-    return x;
+    for (int mask = 1; mask < 4; mask *= 2) y = best<TOP>(y, from_lane(y, mask));
+    return y;
+  }
+  template <bool TOP>
+  static __device__ __forceinline__ Pair best(Pair a, Pair b) {
+    return TOP ? greatest(a, b) : least(a, b);
+  }
+  // The least magnitude, where it matters: if all magnitudes are the same, so are the bounds'. 0
+  // otherwise, which the largest one is above.
+  static __device__ __forceinline__ void bound_magnitudes(Bounds* b, const Pair (*x)[4]) {
+    const bool alike = fabsf(b[0].low) == fabsf(b[0].high) || fabsf(b[1].low) == fabsf(b[1].high);
+    if (!__ballot_sync(FULL, alike)) return;
+    Pair small[2];
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const Pair size = magnitude(x[f][i]);
+        small[i % 2] = f == 0 && i < 2 ? size : least(small[i % 2], size);
+      }
+    const Pair smallest = over_rows<false>(small);
+#pragma unroll
+    for (int n = 0; n < 2; n++) b[n].smallest = number(smallest, n);
   }
 
   // Tells partners the bounds of a step; `seen` is [warp][low, high][channel].
@@ -166,12 +184,13 @@ struct Packer {
       __syncthreads();
     }
     if (!job.there) return true;
-    const Words<WORDS> words(job.words, job.lane);
+    const Words<OWN_WORDS> words(job.words + job.part * OWN_WORDS * 128, job.lane);
     words.clear();
     RowPair before = {};
     bool fits = true;
-#pragma unroll 1
-    for (int step = 0; step < STEPS; step++) {
+#pragma unroll(MAPPING == ASYMMETRIC ? 1 : 2)
+    for (int n = 0; n < OWN_STEPS; n++) {
+      const int step = job.part * OWN_STEPS + n;
       load(x, job, step);
       if constexpr (PARTNERS > 1)
         hear(b, job, step, seen);
@@ -180,7 +199,7 @@ struct Packer {
       fits &= write(x, b, job, step, before);
     }
     if (!(K_APART || V_APART) || job.codes)
-      words.template write<MAPPING != ASYMMETRIC>(job.codes, job.lane);
+      words.template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;
   }
 };

@@ -72,6 +72,41 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
   return fits;
 }
 
+// Codes of a row's elements under one mapping. digits: of both halves, the sum of code * 2^(DIGIT
+// q), with the element's sign where there are signs.
+static constexpr int DIGIT = BITS < 4 ? 4 : 5;
+struct Trial {
+  float error = 0.f, digits[2] = {0.f, 0.f};
+};
+template <bool SIGNS>
+static __device__ __forceinline__ Trial try_row(const Pair (*x)[4], int n, const Levels& l) {
+  Trial y;
+  Coder<BITS> coder;
+  coder.set(l);
+#pragma unroll
+  for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+    for (int i = n; i < 4; i += 2)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const float v = number(x[f][i], half), d = SIGNS ? fabsf(v) : __fsub_rn(v, l.zero);
+        const float code = coder.code(d);
+        // code * scale has no more than 15 bits: one rounding less changes nothing.
+        const float off =
+            SIGNS ? __fmaf_rn(code, l.scale, -d) : __fsub_rn(__fmaf_rn(code, l.scale, l.zero), v);
+        y.error = __fadd_rn(y.error, fabsf(off));
+        const float weight = 1 << DIGIT * (2 * f + i / 2);
+        y.digits[half] = fmaf(code, SIGNS ? copysignf(weight, v) : weight, y.digits[half]);
+      }
+  return y;
+}
+// A row's error. torch sums in an order of its own: a hybrid whose mappings differ by less than the
+// rounding of such a sum may choose the other one.
+static __device__ __forceinline__ float over_row(const Trial& y) {
+  const float sum = __fadd_rn(y.error, __shfl_xor_sync(FULL, y.error, 1));
+  return __fadd_rn(sum, __shfl_xor_sync(FULL, sum, 2));
+}
+
 // Rows g and g + 8 in turn: both mappings of a hybrid, the better one's numbers of BITS + 1 bits.
 static __device__ __forceinline__ bool write_signed(const Pair (*x)[4], const Bounds* b,
                                                     const Job& job, int step, RowPair& before) {
@@ -80,28 +115,22 @@ static __device__ __forceinline__ bool write_signed(const Pair (*x)[4], const Bo
   bool fits = true;
 #pragma unroll
   for (int n = 0; n < 2; n++) {
-    Levels plain, sized;
-    sized.template symmetric<BITS>(b[n], job.shrink);
+    Levels l;
+    l.template symmetric<BITS>(b[n], job.shrink);
+    Trial best = try_row<true>(x, n, l);
     // Channels that fill up head_dim have no flag.
     bool signs = !VALUE || channel(job, step, n) < CHANNELS;
     if constexpr (MAPPING == HYBRID) {
+      Levels plain;
       plain.template asymmetric<BITS>(b[n], job.shrink);
-      signs = error_of<true>(x, n, sized) < error_of<false>(x, n, plain);
-      if (!signs) sized = plain;
+      const Trial other = try_row<false>(x, n, plain);
+      signs = over_row(best) < over_row(other);
+      if (!signs) l = plain, best = other;
     }
-    fits &= sized.template fits<BITS, ALONG_K>();
-#pragma unroll
-    for (int f = 0; f < FRAGMENTS; f++)
-#pragma unroll
-      for (int i = n; i < 4; i += 2)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const u32 u = number_of(sized, signs, number(x[f][i], half));
-          codes[part(i)] += u / 2 << place(f, i, half);
-          low += u % 2 << low_place(f, i, half);
-        }
-    scale[n] = signs ? float_to_half(-2.f * sized.scale) : sized.scale_bits;
-    zero[n] = sized.zero_bits;
+    fits &= l.template fits<BITS, ALONG_K>();
+    add_numbers(codes, low, best.digits, signs, n);
+    scale[n] = signs ? float_to_half(-2.f * l.scale) : l.scale_bits;
+    zero[n] = l.zero_bits;
   }
   add_codes(job, step, 0, codes);
   low <<= job.t % 2;
@@ -109,14 +138,36 @@ static __device__ __forceinline__ bool write_signed(const Pair (*x)[4], const Bo
   store_pair(job, step, before, {join(scale[0], scale[1]), join(zero[0], zero[1]), low});
   return fits;
 }
-// An element as a number that ends with the bit beside its code.
-static __device__ __forceinline__ u32 number_of(const Levels& l, bool signs, float y) {
-  const u32 code = l.template code<BITS>(signs ? fabsf(y) : y);
-  return !signs ? 2 * code : y < 0.f ? (1u << BITS) + code : (1u << BITS) - code;
+// A number ends with the bit beside its code: 2 code, or 2^BITS less a code with its sign. Those of
+// row n, as digits of an integer, to their places in words of codes and of lowest bits (of even t).
+static __device__ __forceinline__ void add_numbers(u32* codes, u32& low, const float* digits,
+                                                   bool signs, int n) {
+  constexpr u32 ONES = BITS < 4 ? 0x1111 : 0x8421;
+  u32 numbers[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    numbers[half] = __float_as_uint(signs ? TWO_TO_23 + (ONES << BITS) - digits[half]
+                                          : fmaf(2.f, digits[half], TWO_TO_23));
+  if constexpr (BITS < 4) {
+    const u32 both = __byte_perm(numbers[0], numbers[1], 0x5410);
+    const u32 lowest = squeezed(both & 0x11111111);
+    codes[0] |= squeezed(both >> 1 & 0x33333333) << 8 * n;
+    low |= ((lowest | lowest >> 8) & 0xFFFF) << 16 * n;
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int q = 0; q < 4; q++) {
+        const u32 u = numbers[half] >> DIGIT * q;
+        codes[n] |= (u >> 1 & 15) << (16 * half + 4 * q);
+        low |= (u & 1) << (16 * n + 8 * half + 4 * (q % 2) + q / 2 * 2);
+      }
+  }
 }
-// The bit of a number's lowest bit, of even t.
-static __device__ __forceinline__ constexpr int low_place(int f, int i, int half) {
-  return 16 * (i % 2) + 8 * half + (BITS == 4 ? 4 * (i / 2) + 2 * f : 4 * f + 2 * (i / 2));
+// Two bits of every four, four times in each half, side by side in the half's lower byte.
+static __device__ __forceinline__ u32 squeezed(u32 x) {
+  x = (x | x >> 2) & 0x0F0F0F0F;
+  return (x | x >> 4) & 0x00FF00FF;
 }
 
 // Steps n and n + 1 along k, when the second is known.
@@ -128,25 +179,4 @@ static __device__ __forceinline__ void store_pair(const Job& job, int step, RowP
   if (MAPPING && step % 2 && job.t == 2)
     ((uint2*)(pair + 128))[job.g] = make_uint2(before.low, now.low);
   before = now;
-}
-
-// Sum of the absolute errors of row n. torch sums in an order of its own: a hybrid whose mappings
-// differ by less than the rounding of such a sum may choose the other one.
-template <bool SIGNS>
-static __device__ __forceinline__ float error_of(const Pair (*x)[4], int n, const Levels& l) {
-  float sum = 0.f;
-#pragma unroll
-  for (int f = 0; f < FRAGMENTS; f++)
-#pragma unroll
-    for (int i = n; i < 4; i += 2)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const float y = number(x[f][i], half), size = SIGNS ? fabsf(y) : y;
-        const float steps = floorf(l.steps(size));
-        const float code = fminf(fmaxf(steps, 0.f), Top<BITS>::VALUE);
-        const float decoded = __fadd_rn(__fmul_rn(code, l.scale), l.zero);
-        sum = __fadd_rn(sum, fabsf(__fsub_rn(decoded, size)));
-      }
-  sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, 1));
-  return __fadd_rn(sum, __shfl_xor_sync(FULL, sum, 2));
 }

@@ -8,7 +8,7 @@
 //   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 //   WARPS  q heads per block
 #include "call.cuh"
-#include "merge_sums.cuh"
+#include "merged.cuh"
 
 struct Arguments : Call {};
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
@@ -19,9 +19,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int row = blockIdx.x * WARPS + (threadIdx.x >> 5), head = row / G, h = row % G;
   wait_for_all();
   if (head >= at.units) return;
-  for (int c = (threadIdx.x & 31) * 4; c < CHANNELS; c += 128) {
-    const Merged all = merged(at, head, h, c, 0, at.all_parts);
-#pragma unroll
-    for (int j = 0; j < 4; j++) write_out(at, head, h, c + j, all.m, all.l, all.sum[j]);
-  }
+  for (int c = (threadIdx.x & 31) * 4; c < CHANNELS; c += 128) merge_row<4>(at, head, h, c);
 }

@@ -8,7 +8,7 @@
 //   ROWS, COLUMNS, DEPTH  as in head_product.cuh
 #include "call.cuh"
 #include "head_product.cuh"
-#include "merge_sums.cuh"
+#include "merged.cuh"
 
 struct Arguments : Call {
   const float* matrices;    // [CHANNELS, CHANNELS] of each kv head
@@ -42,9 +42,10 @@ __device__ __forceinline__ void merge_share(const Arguments& at, const Tile& til
                                             int share, int r, int c) {
   const int head = tile.head(r), h = tile.q_head(r), turned = at.turned_parts,
             plain = at.all_parts - turned;
-  const Merged x = merged(at, head, h, c, turned * share / SHARES, turned * (share + 1) / SHARES);
-  const Merged y = merged(at, head, h, c, turned + plain * share / SHARES,
-                          turned + plain * (share + 1) / SHARES);
+  const Merged x =
+      merged<4>(at, head, h, c, turned * share / SHARES, turned * (share + 1) / SHARES);
+  const Merged y = merged<4>(at, head, h, c, turned + plain * share / SHARES,
+                             turned + plain * (share + 1) / SHARES);
   to.put(r, c, x, y);
 }
 

@@ -69,6 +69,9 @@ __device__ __forceinline__ void load_shared(float* y, u32 at) {
                : "r"(at)
                : "memory");
 }
+__device__ __forceinline__ void load_shared(u32* y, u32 at) {
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(y[0]), "=r"(y[1]) : "r"(at) : "memory");
+}
 __device__ __forceinline__ void store_shared(u32 at, u32 x) {
   asm volatile("st.shared.u32 [%0],%1;" ::"r"(at), "r"(x) : "memory");
 }
@@ -98,6 +101,12 @@ __device__ __forceinline__ float number(Pair a, int half) {
 }
 __device__ __forceinline__ Pair pair_of(float low, float high) {
   return {{low, high}};
+}
+__device__ __forceinline__ Pair load_pair(u32 at) {
+  return {{__uint_as_float(load_shared(at)), __uint_as_float(load_shared(at + 4))}};
+}
+__device__ __forceinline__ Pair halves_of(Pair a, Pair b, int half) {
+  return {{a.x[half], b.x[half]}};
 }
 #else
 #define ELEMENT_BYTES 2
@@ -136,6 +145,24 @@ __device__ __forceinline__ Pair pair_of(float low, float high) {
   Pair y;
   asm("cvt.rn." OF_PAIR ".f32 %0,%1,%2;" : "=r"(y.x) : "f"(high), "f"(low));
   return y;
+}
+__device__ __forceinline__ Pair load_pair(u32 at) {
+  return {load_shared(at)};
+}
+// The same half of two pairs.
+__device__ __forceinline__ Pair halves_of(Pair a, Pair b, int half) {
+  return {__byte_perm(a.x, b.x, half ? 0x7632 : 0x5410)};
+}
+// All ones in the halves in which a is b or more, and nothing where either is not a number.
+__device__ __forceinline__ u32 at_least(Pair a, Pair b) {
+#if INPUT == 0 || __CUDA_ARCH__ >= 900
+  u32 y;
+  asm("set.ge.u32." OF_PAIR " %0,%1,%2;" : "=r"(y) : "r"(a.x), "r"(b.x));
+  return y;
+#else
+  return (number(a, 0) >= number(b, 0) ? 0xFFFFu : 0) |
+         (number(a, 1) >= number(b, 1) ? 0xFFFF0000u : 0);
+#endif
 }
 // Four 8x8 matrices of halves from rows that lanes 0-7, 8-15, .. point at. TURNED: transposed.
 template <bool TURNED>

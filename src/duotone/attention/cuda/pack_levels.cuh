@@ -12,6 +12,14 @@ struct Bounds {
   float low, high, smallest;
 };
 
+// d / scale, rounded as IEEE divides: scale has 11 bits, so the remainder of a quotient that is off
+// by a few units is exact, the result is never a tie, and one correction by an approximate inverse
+// rounds it as it must be. 0 where scale, and so the inverse, is 0.
+__device__ __forceinline__ float quotient(float d, float scale, float inverse) {
+  const float q = __fmul_rn(d, inverse);
+  return __fmaf_rn(__fmaf_rn(-q, scale, d), inverse, q);
+}
+
 // x = code * scale + zero.
 struct Levels {
   float scale, zero, inverse;
@@ -37,16 +45,10 @@ struct Levels {
     const float step = __fmul_rn(__fmul_rn(top, shrink), Top<BITS>::INVERSE);
     set(top > b.smallest ? step : top, 0.f);
   }
-  // floor(t + 1/2) of t = (x - zero) / scale, rounded as IEEE divides: scale has 11 bits, so the
-  // remainder of a quotient that is off by a few units is exact, t is never a tie, and one
-  // correction by an approximate inverse rounds it as it must be. 0 where scale is 0.
-  __device__ __forceinline__ float steps(float x) const {
-    const float d = __fsub_rn(x, zero), q = __fmul_rn(d, inverse);
-    return __fadd_rn(__fmaf_rn(__fmaf_rn(-q, scale, d), inverse, q), 0.5f);
-  }
   template <int BITS>
   __device__ __forceinline__ u32 code(float x) const {
-    return min(__float2uint_rd(steps(x)), (1u << BITS) - 1);
+    const float steps = __fadd_rn(quotient(__fsub_rn(x, zero), scale, inverse), 0.5f);
+    return min(__float2uint_rd(steps), (1u << BITS) - 1);
   }
   // As the decode kernel wants it (group_layout.scales_fit), and finite.
   template <int BITS, int ALONG_K>

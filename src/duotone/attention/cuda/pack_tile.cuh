@@ -13,12 +13,13 @@ struct Dense {
   int token;
 };
 
-// Lane l gives the position of token l; -1: none, which becomes 0.
-__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
-                                          u32 lane) {
+// Asks for a tile, or one of `parts` of it. Lane l gives the position of token l; -1: none, which
+// becomes 0.
+__device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int stride, int position,
+                                             u32 lane, u32 part = 0, u32 parts = 1) {
   constexpr u32 UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
 #pragma unroll 8
-  for (u32 n = lane; n < TILE * UNITS; n += 32) {
+  for (u32 n = 32 * part + lane; n < TILE * UNITS; n += 32 * parts) {
     const u32 row = n / UNITS, at = n % UNITS * ALIGN;
     const int from = __shfl_sync(FULL, position, row);
     const char* source = head + (long long)max(from, 0) * stride + at;
@@ -29,9 +30,13 @@ __device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride
       copy_async<ALIGN>(target, source, from >= 0);
   }
   constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
-  for (u32 n = lane; n < TILE * MISSING; n += 32)
+  for (u32 n = 32 * part + lane; n < TILE * MISSING; n += 32 * parts)
     store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
                       0);
+}
+__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
+                                          u32 lane) {
+  ask_for_tile(tile, head, stride, position, lane);
   wait_for_copies();
   __syncwarp();
 }
@@ -55,6 +60,22 @@ __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, i
   const int row = 16 * row_tile + 8 * (lane >> 3 & 1), k = 16 * chunk + 8 * (lane >> 4);
   const int token = (TURNED ? k : row) + (lane & 7), channel = TURNED ? row : k;
   load_matrices<TURNED>(x, tile + token * ROW_BYTES + channel * 2);
+#endif
+}
+// Registers 2 half and 2 half + 1 of two such operands whose rows are channels, chunks 0 and 1.
+__device__ __forceinline__ void load_halves(Pair* x, u32 tile, int row_tile, int half, int lane) {
+#if INPUT == 2
+  Pair y[4];
+#pragma unroll
+  for (int chunk = 0; chunk < 2; chunk++) {
+    load_fragment<true>(y, tile, row_tile, chunk, lane);
+#pragma unroll
+    for (int i = 0; i < 2; i++) x[2 * chunk + i] = half ? y[2 + i] : y[i];
+  }
+#else
+  const int channel = 16 * row_tile + 8 * (lane >> 3 & 1);
+  const int token = 16 * (lane >> 4) + 8 * half + (lane & 7);
+  load_matrices<true>(x, tile + token * ROW_BYTES + channel * 2);
 #endif
 }
 

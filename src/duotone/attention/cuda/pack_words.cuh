@@ -11,22 +11,25 @@ struct Words {
   __device__ __forceinline__ void add(int word, u32 bits) const {
     store_shared(memory + word * 128, load_shared(memory + word * 128) | bits);
   }
-  // Into a layout's order: [vectors][32 lanes][unit words]. TURNED: rotated left by 1 bit.
-  template <bool TURNED = false>
-  __device__ __forceinline__ void write(char* target, int lane) const {
-    constexpr int UNIT = N % 4 == 0 ? 4 : N % 2 ? 1 : 2;
+  // Into a layout's order, [vectors][32 lanes][unit words], where these are part `part` of PARTS of
+  // a lane's words. TURNED: rotated left by 1 bit.
+  template <bool TURNED = false, int PARTS = 1>
+  __device__ __forceinline__ void write(char* target, int lane, int part = 0) const {
+    constexpr int ALL = N * PARTS, UNIT = ALL % 4 == 0 ? 4 : ALL % 2 ? 1 : 2;
+    constexpr int TOGETHER = N % UNIT ? 1 : UNIT;
 #pragma unroll 8
-    for (int v = 0; v < N / UNIT; v++) {
-      u32 x[UNIT];
+    for (int v = 0; v < N / TOGETHER; v++) {
+      u32 x[TOGETHER];
 #pragma unroll
-      for (int j = 0; j < UNIT; j++) {
-        x[j] = load_shared(memory + (v * UNIT + j) * 128);
+      for (int j = 0; j < TOGETHER; j++) {
+        x[j] = load_shared(memory + (v * TOGETHER + j) * 128);
         if (TURNED) x[j] = x[j] << 1 | x[j] >> 31;
       }
-      char* at = target + (v * 32 + lane) * UNIT * 4;
-      if constexpr (UNIT == 4)
+      const int word = part * N + v * TOGETHER;
+      char* at = target + ((word / UNIT * 32 + lane) * UNIT + word % UNIT) * 4;
+      if constexpr (TOGETHER == 4)
         *(uint4*)at = make_uint4(x[0], x[1], x[2], x[3]);
-      else if constexpr (UNIT == 2)
+      else if constexpr (TOGETHER == 2)
         *(uint2*)at = make_uint2(x[0], x[1]);
       else
         *(u32*)at = x[0];

@@ -13,8 +13,6 @@
 #include "span_sums.cuh"
 #include "kept_scores.cuh"
 
-#define OF_A_THREAD ((CHANNELS + WARPS * 32 - 1) / (WARPS * 32))
-
 // The softmax's weights of a tile of kept scores.
 __device__ __forceinline__ void weigh(u32 (*pi)[8], const Sums& sums, const Query& q,
                                       const KeptScores& kept, const Unit& u, int record, int tile) {
@@ -91,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       load_words<VWORDS>(v, here + tile * V_BYTES, u.lane);
       // Weights of the tile behind this one; behind the last they are made and not used.
       const bool ends = tile == TILES - 1;
-      const int record = ends ? min(ring.following, u.last - 1) : ring.current;
+      const int record = ends ? min(ring.following[0], u.last - 1) : ring.current;
       weigh(pi, sums, q, kept, u, record, ends ? 0 : tile + 1);
       sums.add(v);
       sums.to_operand(pi);

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-
 from duotone.attention.cuda.geometry import Geometry, cuts
 from duotone.attention.cuda.layout import TILE, RecordFormat
 
@@ -18,8 +16,6 @@ SOURCE = "span_calibrated.cu"
 SCORE_BYTES = 2
 # What CUDA takes of every block, and what the kernel's rings are aligned to.
 RESERVED_BYTES, ALIGNMENT_BYTES = 1024, 1024
-# Parts of a kv head that may be a cluster, by compute capability: what every device has.
-MAX_CLUSTER, CLUSTER_CAPABILITY = 8, (9, 0)
 
 
 @cache
@@ -49,12 +45,6 @@ def kept_geometry(
         and (blocks * at.splits <= max_cluster or heads * blocks * at.splits <= at.per_sm * sms)
     }
     return min(fitting, key=lambda at: fitting[at]) if fitting else None
-
-
-def max_cluster(device: torch.device) -> int:
-    """Parts of a kv head that a device can keep together; 1: it has no clusters."""
-    has = device.type != "cuda" or torch.cuda.get_device_capability(device) >= CLUSTER_CAPABILITY
-    return MAX_CLUSTER if has else 1
 
 
 def block_bytes(form: RecordFormat, group: int, at: Geometry, records: int) -> int:

@@ -4,11 +4,12 @@
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB  bits per code of K and of V (1, 2, 4, 8)
 //   G       q heads per kv head
-//   WARPS, PER_SM, STAGES, TILES
+//   WARPS, PER_SM, STAGES, TILES, UNDER_WAY (see deep_ring.cuh)
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
 //   TAU     1: score calibration; all blocks of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 #include "span_shapes.cuh"
+#include "deep_ring.cuh"
 #include "span_query.cuh"
 #include "span_range.cuh"
 #include "span_sums.cuh"
@@ -23,11 +24,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   begin();
   Unit u;
   find_unit(at, u);
-  Ring ring;
+  DeepRing ring;
   ring.make(u, shared, barriers, &drawn);
   Query q;
 #if TAU
-  ring.start<TILES * K_BYTES>(u);
+  ring.start<TILES * K_BYTES, 0>(u);
   ring.reset(u);
   q.fold(at, u, prologue);
   score_range(ring, u, q, ml, prologue.heads);
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __syncthreads();
   calibrate(at, u, q, prologue.heads);
 #else
-  ring.start<RECORD_BYTES>(u);
+  ring.start<RECORD_BYTES, 0>(u);
   ring.reset(u);
   q.fold(at, u, prologue);
 #endif
@@ -47,13 +48,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   bool any = false;
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const u32 here = ring.take_current();
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       float f[HT][8];
       u32 pi[HT][8], v[VWORDS], over = 0;
       load_words<VWORDS>(v, before, u.lane);
+      if (tile == 0) {
+        if (STAGES == UNDER_WAY + 1) __syncwarp();  // nobody needs the record before any more
+        next = ring.refill<RECORD_BYTES, 0>(u);
+      }
       q.dot(f, here + tile * K_BYTES, u.lane);
       before = here + TILES * K_BYTES + tile * V_BYTES;
       if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
@@ -64,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       sums.to_operand(pi);
     }
     any = true;
-    ring.current = __shfl_sync(FULL, next, 0);
+    ring.advance(next);
   }
   if (any) {
     u32 v[VWORDS];

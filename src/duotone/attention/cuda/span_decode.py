@@ -20,6 +20,7 @@ from duotone.attention.cuda.geometry import (
     RING_BYTES,
     Geometry,
     cut,
+    max_cluster,
     multiprocessors,
     ring_bytes,
     shared_bytes,
@@ -28,11 +29,17 @@ from duotone.attention.cuda.geometry import (
 from duotone.attention.cuda.launch import LOG2E, MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.layout import RecordFormat, Records
 from duotone.attention.cuda.span_calibrated import SOURCE as KEEPING_SOURCE
-from duotone.attention.cuda.span_calibrated import block_bytes, kept_geometry, max_cluster
+from duotone.attention.cuda.span_calibrated import block_bytes, kept_geometry
 
 SOURCE = "span_decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
 MAX_UNIT_TOKENS = 32768
+# Records per multiprocessor from which on a launch is long. In a short one, what a warp does before
+# its first record and behind its last one counts: half as many warps do it half as often, and every
+# warp asks for two records at once, so that memory is not idle meanwhile. In a long one more warps
+# hide more. There 1 bit takes more time for instructions than for bytes: a second record under way
+# gains nothing and makes the first one come later. With 2 bits and more it is bytes that count.
+LONG_RECORDS = 96
 
 
 class Arguments(Call):
@@ -80,7 +87,20 @@ def geometry(
     form: RecordFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
 ) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
-    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
+    at = cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
+    if at.warps == MAX_WARPS and not is_long(heads * records, sms):
+        return Geometry(MAX_WARPS // 2, 2 * at.per_sm, at.splits)
+    return at
+
+
+def is_long(records: int, sms: int) -> bool:
+    """Whether the records of all heads keep the multiprocessors for long."""
+    return records >= LONG_RECORDS * sms
+
+
+def records_under_way(form: RecordFormat, records: int, sms: int) -> int:
+    """Records that a warp has asked for; `records` of all heads."""
+    return 1 if form.key_bits == form.value_bits == 1 and is_long(records, sms) else 2
 
 
 def span_decode(
@@ -129,6 +149,9 @@ def span_task(
     form = span.records.format
     macros = macros_of(form, tau is not None)
     together = tau is not None and parts > 1
+    if tau is None:
+        records, sms = work.heads * work.blocks * work.records, multiprocessors(query.device)
+        macros["UNDER_WAY"] = records_under_way(form, records, sms)
     if kept is None:
         return Task(SOURCE, work, at, macros, arguments, cooperative=together)
     rings_and_scores = block_bytes(form, work.group, at, work.records)

@@ -9,39 +9,21 @@
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   THREADS (of span_bounds), WARPS (of span_pack), ARGUMENTS_BYTES, WARP_SHARED_BYTES
 #define D ((CHANNELS + 31) / 32 * 32)
+#define SHARERS 1
 #include "pack_device.cuh"
 #include "pack_levels.cuh"
+#include "pack_codes.cuh"
 #include "pack_tile.cuh"
 #include "pack_words.cuh"
+#include "span_pack_call.cuh"
+#include "span_steps.cuh"
 #include "span_packer.cuh"
 #include "span_bounds.cuh"
 
-struct Arguments {
-  Dense key, value;
-  const long long* index;                    // [batch, taken] tokens of K and V
-  const long long* offsets;                  // [batch, blocks + 1] of the blocks, in taken tokens
-  const int* first_records;                  // [batch, blocks]
-  u16 *k_scale, *k_zero, *v_scale, *v_zero;  // [batch * kv_heads, blocks, CHANNELS]
-  char* records;                             // [batch * kv_heads, records_per_head, RECORD_BYTES]
-  float* partial;  // [2 * batch * kv_heads * blocks, splits, 2, CHANNELS], if splits > 1
-  int* counters;   // [2 * batch * kv_heads * blocks], zero before and after
-  int kv_heads, taken, blocks, records_per_head, splits;
-  float k_shrink, v_shrink;
-};
-static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
-
-#define K_TILE_BYTES (64 * D * KB / 8)
-#define V_TILE_BYTES (64 * D * VB / 8)
-#define RECORD_BYTES (TILES * (K_TILE_BYTES + V_TILE_BYTES))
-#define RECORD_TOKENS (TILES * 64)
 // Of a warp: its tile of elements, its words, its levels.
-#define WORDS_BYTES (K_TILE_BYTES > V_TILE_BYTES ? K_TILE_BYTES : V_TILE_BYTES)
-#define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 12 * D)
+#define WORDS_BYTES ((K_TILE_BYTES > V_TILE_BYTES ? K_TILE_BYTES : V_TILE_BYTES) / 2)
+#define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 16 * D)
 static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");
-
-__device__ __forceinline__ const char* head_of(const Dense& x, int head, int kv_heads) {
-  return x.data + head / kv_heads * x.batch + head % kv_heads * x.head;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     span_bounds(const __grid_constant__ Arguments at) {
@@ -113,6 +95,38 @@ __device__ __forceinline__ int block_of(const Arguments& at, int sequence, int r
   return -1;
 }
 
+// Where a warp's 64 tokens come from.
+struct Source {
+  const char* head;
+  int stride;
+  const long long* index;  // of the tile's first token
+  int left;                // tokens from there to the end of the block
+};
+
+// Levels of a block of tokens from its rows of parameters.
+template <int VALUE, int BITS>
+__device__ __forceinline__ void load_levels(const Job& job, const u16* scale, const u16* zero) {
+  for (int c = job.lane; c < D; c += 32) {
+    Levels l = {};
+    if (c < CHANNELS) l.read(__ldg(scale + c), __ldg(zero + c));
+    Steps<VALUE, BITS>::store_levels(job.levels, l, c);
+  }
+}
+
+// 64 tokens, 32 at a time.
+template <int VALUE, int BITS>
+__device__ __forceinline__ void pack_tile(const Job& job, const Source& from, char* codes) {
+  for (int half = 0; half < 2; half++) {
+    const int left = from.left - TILE * half;
+    __syncwarp();  // all lanes are done with what was there
+    if (left > 0) {
+      const int position = job.lane < left ? (int)from.index[TILE * half + job.lane] : -1;
+      load_tile(job.tile, from.head, from.stride, position, job.lane);
+    }
+    SpanPacker<VALUE, BITS>::pack(job, half, left, codes);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     span_pack(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
@@ -125,26 +139,28 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int head = row >> 1, sequence = head / at.kv_heads;
   const int record = tile / TILES, within = tile % TILES;
   Job job;
-  job.lane = threadIdx.x & 31, job.g = job.lane >> 2, job.t = job.lane & 3;
+  job.place(threadIdx.x & 31), job.first = 0;
   job.tile = shared_address(shared) + warp * WARP_BYTES;
   job.words = job.tile + TILE_BYTES, job.levels = job.words + WORDS_BYTES;
+  Source from = {};
   const int block = block_of(at, sequence, record, job.lane);
-  job.left = 0;
   if (block >= 0) {
     const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;
     const int first = at.first_records[(long long)sequence * at.blocks + block];
     const int token = ((record - first) * TILES + within) * 64;
-    job.left = (int)(edge[1] - edge[0]) - token;
-    job.index = at.index + (long long)sequence * at.taken + edge[0] + token;
-    const Dense& from = is_value ? at.value : at.key;
-    job.head = head_of(from, head, at.kv_heads), job.stride = from.token;
+    from.left = (int)(edge[1] - edge[0]) - token;
+    from.index = at.index + (long long)sequence * at.taken + edge[0] + token;
+    const Dense& states = is_value ? at.value : at.key;
+    from.head = head_of(states, head, at.kv_heads), from.stride = states.token;
     const long long place = ((long long)head * at.blocks + block) * CHANNELS;
-    load_levels(job, (is_value ? at.v_scale : at.k_scale) + place,
-                (is_value ? at.v_zero : at.k_zero) + place);
+    if (is_value)
+      load_levels<1, VB>(job, at.v_scale + place, at.v_zero + place);
+    else
+      load_levels<0, KB>(job, at.k_scale + place, at.k_zero + place);
   }
   char* codes = at.records + ((long long)head * at.records_per_head + record) * RECORD_BYTES;
   if (is_value)
-    SpanPacker<1, VB>::run(job, codes + TILES * K_TILE_BYTES + within * V_TILE_BYTES);
+    pack_tile<1, VB>(job, from, codes + TILES * K_TILE_BYTES + within * V_TILE_BYTES);
   else
-    SpanPacker<0, KB>::run(job, codes + within * K_TILE_BYTES);
+    pack_tile<0, KB>(job, from, codes + within * K_TILE_BYTES);
 }

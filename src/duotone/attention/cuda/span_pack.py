@@ -1,4 +1,5 @@
-"""Quantize visual spans straight into records: two launches, for bounds and for codes.
+"""Quantize visual spans straight into records: two launches, for bounds and for codes, or one where
+few rows fit shared memory (span_held.py).
 
 The plain-torch reference is `PackedPair.pack`, then `layout.span_layout`; on a GPU all bytes and
 parameters equal theirs (but for the sign of a zero).
@@ -12,18 +13,27 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.counters import counters
-from duotone.attention.cuda.dense import INPUTS, Dense, alignment, dense, plain_reason, tile_bytes
-from duotone.attention.cuda.geometry import multiprocessors
+from duotone.attention.cuda.dense import (
+    INPUTS,
+    TILE_TOKENS,
+    Dense,
+    alignment,
+    dense,
+    plain_reason,
+    tile_bytes,
+)
+from duotone.attention.cuda.geometry import max_cluster, multiprocessors, shared_bytes
 from duotone.attention.cuda.layout import (
     LANES,
     MIN_BLOCK_TOKENS,
-    TILE,
     RecordFormat,
     Records,
     span_layout,
     spec_reason,
 )
 from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.attention.cuda.span_held import SOURCE as ONCE_SOURCE
+from duotone.attention.cuda.span_held import Held, held, sharers
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -134,43 +144,77 @@ def _launch(
     rows = 2 * batch * heads * blocks.blocks
     if not rows:
         return
-    splits = splits_of(blocks.longest, rows, multiprocessors(key.device))
-    partial = key.new_empty(rows * splits * 2 * key.shape[3], dtype=torch.float32)
     index, offsets = piece.take.index.contiguous(), blocks.offsets.contiguous()
-    zeros = counters(key.device, rows)
     given = Arguments(
         key=dense(key),
         value=dense(value),
         **{name: x.data_ptr() for name, x in (
             ("index", index), ("offsets", offsets), ("first_records", records.first),
             ("k_scale", params[0]), ("k_zero", params[1]),
-            ("v_scale", params[2]), ("v_zero", params[3]),
-            ("records", records.data), ("partial", partial), ("counters", zeros),
+            ("v_scale", params[2]), ("v_zero", params[3]), ("records", records.data),
         )},
         kv_heads=heads,
         taken=index.shape[1],
         blocks=blocks.blocks,
         records_per_head=per_head,
-        splits=splits,
         k_shrink=spec.key.shrink,
         v_shrink=spec.value.shrink,
     )  # fmt: skip
-    macros = macros_of(records.format, key.dtype, min(alignment(key), alignment(value)))
+    macros = common_macros(records.format, key.dtype, min(alignment(key), alignment(value)))
+    at = _held(key, records.format, blocks, rows)
+    with torch.cuda.device(key.device):
+        if at is not None:
+            _launch_once(at, given, records.format, key, rows, macros)
+        else:
+            _launch_twice(given, records, key, rows, blocks.longest, macros)
+
+
+def _held(key: Tensor, form: RecordFormat, blocks: BlockTable, rows: int) -> Held | None:
+    device = key.device
+    sms, most = multiprocessors(device), max_cluster(device)
+    return held(blocks.longest, rows, form, key.dtype, sms, shared_bytes(device), most)
+
+
+def _launch_once(
+    at: Held, given: Arguments, form: RecordFormat, key: Tensor, rows: int, macros: dict[str, int]
+) -> None:
+    nbytes = at.shared_bytes(form, key.dtype)
+    macros = macros | once_macros(at, form)
+    launch = Launch(rows * at.cluster, macros["WARPS"] * LANES, nbytes, cluster=at.cluster)
+    kernel(ONCE_SOURCE, "span_pack_once", tuple(macros.items()), key.device)(launch, given)
+
+
+def _launch_twice(
+    given: Arguments,
+    records: Records,
+    key: Tensor,
+    rows: int,
+    longest: int,
+    macros: dict[str, int],
+) -> None:
+    given.splits = splits_of(longest, rows, multiprocessors(key.device))
+    partial = key.new_empty(rows * given.splits * 2 * key.shape[3], dtype=torch.float32)
+    zeros = counters(key.device, rows)
+    given.partial, given.counters = partial.data_ptr(), zeros.data_ptr()
+    macros = macros | twice_macros(records.format, key.dtype)
+    batch, heads, per_head, _ = records.data.shape
     packing = 2 * batch * heads * -(-per_head * records.format.tiles // WARPS)
     launches = {
-        "span_bounds": Launch(rows * splits, THREADS, 0),
+        "span_bounds": Launch(rows * given.splits, THREADS, 0),
         "span_pack": Launch(packing, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"]),
     }
-    with torch.cuda.device(key.device):
-        for name, at in launches.items():
-            if at.blocks:
-                kernel(SOURCE, name, tuple(macros.items()), key.device)(at, given)
+    for name, at in launches.items():
+        if at.blocks:
+            kernel(SOURCE, name, tuple(macros.items()), key.device)(at, given)
 
 
 def macros_of(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
     """What span_pack.cu is compiled with."""
-    words_bytes = TILE * form.channels * max(form.key_bits, form.value_bits) // 8
-    levels_bytes = 12 * form.channels
+    return common_macros(form, dtype, align) | twice_macros(form, dtype)
+
+
+def common_macros(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
+    """What both sources want."""
     return {
         "CHANNELS": form.head_dim,
         "KB": form.key_bits,
@@ -178,10 +222,28 @@ def macros_of(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, i
         "TILES": form.tiles,
         "INPUT": INPUTS[dtype],
         "ALIGN": align,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+    }
+
+
+def twice_macros(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
+    """What span_pack.cu wants beside what both sources do."""
+    words_bytes = TILE_TOKENS * form.channels * max(form.key_bits, form.value_bits) // 8
+    levels_bytes = 16 * form.channels
+    return {
         "WARPS": WARPS,
         "THREADS": THREADS,
-        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
         "WARP_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes + levels_bytes,
+    }
+
+
+def once_macros(at: Held, form: RecordFormat) -> dict[str, int]:
+    """What span_pack_once.cu wants beside what both sources do."""
+    return {
+        "WARPS": at.slots * sharers(form),
+        "SHARERS": sharers(form),
+        "CLUSTER": at.cluster,
+        "BESIDE_TILES_BYTES": at.beside_tiles_bytes(form),
     }
 
 

@@ -9,6 +9,29 @@ struct __align__(16) Prologue {
 #endif
 };
 
+// V's channels of a thread.
+#define OF_A_THREAD ((CHANNELS + WARPS * 32 - 1) / (WARPS * 32))
+
+// Scales and zero-points of a span, in registers: K's channel 32 i + lane, V's i * threads + tid.
+// They do not wait for q, so that one answer of memory less stands between q and the first score.
+struct Params {
+  u16 k_scale[D / 32], k_zero[D / 32], v_scale[OF_A_THREAD], v_zero[OF_A_THREAD];
+
+  __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
+    const size_t row = (size_t)u.row * CHANNELS;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+      const size_t c = row + min(i * 32 + u.lane, CHANNELS - 1);
+      k_scale[i] = at.k_scale[c], k_zero[i] = at.k_zero[c];
+    }
+#pragma unroll
+    for (int i = 0; i < OF_A_THREAD; i++) {
+      const size_t c = row + min(i * WARPS * 32 + u.tid, CHANNELS - 1);
+      v_scale[i] = at.v_scale[c], v_zero[i] = at.v_zero[c];
+    }
+  }
+};
+
 // q with K's scales folded in, as integers of two digits in the order of B, and what undoes it.
 struct Query {
   u32 digits[HT][KREGS];
@@ -16,9 +39,10 @@ struct Query {
   float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, Prologue& p) {
+    Params params;
+    params.load(at, u);
     wait_for_query();
     const query_t* query = at.query + (size_t)u.head * G * CHANNELS;
-    const size_t row = (size_t)u.row * CHANNELS;
     for (int h = u.warp; h < HEADS; h += WARPS) {
       float top = 0.f, sum = 0.f, folded[D / 32];
 #pragma unroll
@@ -26,8 +50,8 @@ struct Query {
         const int c = i * 32 + u.lane;
         const bool real = h < G && c < CHANNELS;
         const float x = real ? query_to_float(query[h * CHANNELS + c]) : 0.f;
-        folded[i] = real ? x * half_to_float(at.k_scale[row + c]) : 0.f;
-        if (real) sum = fmaf(x, half_to_float(at.k_zero[row + c]), sum);
+        folded[i] = real ? x * half_to_float(params.k_scale[i]) : 0.f;
+        if (real) sum = fmaf(x, half_to_float(params.k_zero[i]), sum);
         top = fmaxf(top, fabsf(folded[i]));
       }
 #pragma unroll
@@ -58,9 +82,13 @@ struct Query {
     }
     if (u.tid < 4)
       p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, p.ones[u.tid] = 0x01010101;
-    for (int c = u.tid; c < CHANNELS; c += WARPS * 32) {
-      p.v_scale[c] = half_to_float(at.v_scale[row + c]);
-      p.v_zero[c] = half_to_float(at.v_zero[row + c]);
+#pragma unroll
+    for (int i = 0; i < OF_A_THREAD; i++) {
+      const int c = i * WARPS * 32 + u.tid;
+      if (c < CHANNELS) {
+        p.v_scale[c] = half_to_float(params.v_scale[i]);
+        p.v_zero[c] = half_to_float(params.v_zero[i]);
+      }
     }
     __syncthreads();
     // Loaded, so that the compiler keeps them instead of making them anew for every product.

@@ -54,7 +54,7 @@ __device__ __forceinline__ void agree_in_block(const Unit& u, float* low, float*
 
 // Smallest and largest score (log2 units) of each q head in a unit, to bounds[4 HT][2]; reads K
 // only.
-__device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Query& q,
+__device__ __forceinline__ void score_range(DeepRing& ring, const Unit& u, const Query& q,
                                             float (*warps)[HEADS][2], float (*bounds)[2]) {
   float low[HT], high[HT];
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
     low[h] = -MINUS_INFINITY, high[h] = SMALL_DOTS ? 0.f : MINUS_INFINITY;
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<TILES * K_BYTES>(u, next);
+    const u32 here = ring.take<TILES * K_BYTES, 0>(u, next);
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
@@ -70,9 +70,9 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
       q.dot(f, here + tile * K_BYTES, u.lane);
       fold_range(low, high, f, left - tile * TILE, u.g);
     }
-    ring.current = __shfl_sync(FULL, next, 0);
+    ring.advance(next);
   }
-  ring.start<RECORD_BYTES>(u);  // the next pass, while the range is agreed on
+  ring.start<RECORD_BYTES, 0>(u);  // the next pass, while the range is agreed on
 #pragma unroll
   for (int h = 0; h < HT; h++) {
     const bool any = low[h] < -MINUS_INFINITY;

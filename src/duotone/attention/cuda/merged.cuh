@@ -1,7 +1,5 @@
-// The sum of a q head's parts, four channels per thread.
-//
-// Expects call.cuh.
-#define AT_ONCE 4  // parts that a lane asks for together
+// Merges the parts of a kv head: what the block that ends last, merge_parts.cu and merge_turned.cu
+// do. Expects call.cuh.
 static_assert(CHANNELS % 4 == 0, "lanes read four channels");
 
 // Four channels of a q head: the sum of its parts under the largest of their maxima.
@@ -24,6 +22,7 @@ struct Merged {
 };
 
 // `parts` of them, AT_ONCE at most; from one to the next are G rows.
+template <int AT_ONCE>
 __device__ __forceinline__ void merge(Merged& all, const float2* weights, const float* sums,
                                       int parts) {
   float2 weight[AT_ONCE];
@@ -44,12 +43,23 @@ __device__ __forceinline__ void merge(Merged& all, const float2* weights, const 
   for (int s = 0; s < AT_ONCE; s++) all.add(weight[s], x[s]);
 }
 
-// Parts `first` to `last` of q head `h` of a kv head, from channel c on.
+// Parts `first` to `last` of q head h of a kv head, channels c to c + 3. AT_ONCE: parts that a lane
+// asks for together, weights and sums, since each time takes as long as an answer of L2.
+template <int AT_ONCE>
 __device__ __forceinline__ Merged merged(const Call& at, int head, int h, int c, int first,
                                          int last) {
   const size_t row = (size_t)head * at.all_parts * G + h;
   Merged all;
   for (int s = first; s < last; s += AT_ONCE)
-    merge(all, at.weights + row + s * G, at.partial + (row + s * G) * CHANNELS + c, last - s);
+    merge<AT_ONCE>(all, at.weights + row + s * G, at.partial + (row + s * G) * CHANNELS + c,
+                   last - s);
   return all;
+}
+
+// All parts of a row, written.
+template <int AT_ONCE>
+__device__ __forceinline__ void merge_row(const Call& at, int head, int h, int c) {
+  const Merged all = merged<AT_ONCE>(at, head, h, c, 0, at.all_parts);
+#pragma unroll
+  for (int j = 0; j < 4; j++) write_out(at, head, h, c + j, all.m, all.l, all.sum[j]);
 }

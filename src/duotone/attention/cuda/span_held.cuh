@@ -1,0 +1,143 @@
+// What a thread block of span_pack_once.cu holds: its share of a block of tokens, and the bounds.
+//
+// Of the warps that share 32 tokens, what they saw as floats, [low, high][channel], and later
+// words.
+#define MOST_BITS (KB > VB ? KB : VB)
+#define SLOTS (WARPS / SHARERS)
+#define SLOT_BYTES (4 * D * (MOST_BITS > 2 ? MOST_BITS : 2))
+#define BESIDE_TILES (SLOTS * SLOT_BYTES + 16 * D)
+static_assert(BESIDE_TILES == BESIDE_TILES_BYTES, "the host's shared memory differs");
+
+struct Share {
+  int head, sequence, block, rank, length, first_record;
+  int first_slot, part;  // of this warp
+  int halves;            // of tiles of 64 tokens, to be written; those behind the tokens are zeros
+  bool is_value;
+
+  __device__ __forceinline__ void find(const Arguments& at) {
+    const int row = blockIdx.x / CLUSTER;
+    first_slot = threadIdx.x / (32 * SHARERS), part = threadIdx.x / 32 % SHARERS;
+    rank = blockIdx.x % CLUSTER, is_value = row & 1;
+    block = row / 2 % at.blocks, head = row / 2 / at.blocks, sequence = head / at.kv_heads;
+    const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;
+    length = (int)(edge[1] - edge[0]);
+    first_record = at.first_records[(long long)sequence * at.blocks + block];
+    // The last block has what is behind it, too: other sequences may be longer.
+    const int records = block == at.blocks - 1 ? at.records_per_head - first_record
+                                               : (length + RECORD_TOKENS - 1) / RECORD_TOKENS;
+    halves = records * TILES * 2;
+  }
+  // The half in this thread block's slot.
+  __device__ __forceinline__ int half(int slot) const { return slot * CLUSTER + rank; }
+};
+
+// The first tokens' positions are asked for beside the block's edges, which only decide whether
+// they are there: one answer of memory less before the first tile. Volatile: asked for where it
+// says.
+__device__ __forceinline__ void load_share(const Arguments& at, const Share& s, u32 tiles) {
+  const int lane = threadIdx.x & 31;
+  const Dense& from = s.is_value ? at.value : at.key;
+  // The first block begins with the sequence.
+  const int start =
+      s.block ? (int)at.offsets[(long long)s.sequence * (at.blocks + 1) + s.block] : 0;
+  const long long* index = at.index + (long long)s.sequence * at.taken + start;
+  const auto position_of = [&](int token) {
+    return *(const volatile int*)(index + min(token, at.taken - 1 - start));
+  };
+  int slot = s.first_slot, position = position_of(s.half(slot) * TILE + lane);
+  for (; s.half(slot) * TILE < s.length; slot += SLOTS) {
+    const int token = s.half(slot) * TILE + lane;
+    ask_for_tile(tiles + slot * TILE_BYTES, head_of(from, s.head, at.kv_heads), from.token,
+                 token < s.length ? position : -1, lane, s.part, SHARERS);
+    position = position_of(s.half(slot + SLOTS) * TILE + lane);
+  }
+  wait_for_copies();
+#if SHARERS > 1
+  __syncthreads();
+#else
+  __syncwarp();
+#endif
+}
+
+// Bounds of two channels over the tokens of a warp and of those who share them.
+__device__ __forceinline__ void bound_pair(Pair& low, Pair& high, const Share& s, u32 tiles,
+                                           int channel) {
+  low = pair_of(INFINITE, INFINITE), high = pair_of(-INFINITE, -INFINITE);
+  for (int slot = s.first_slot; s.half(slot) * TILE < s.length; slot += SLOTS) {
+    const int tokens = min(s.length - s.half(slot) * TILE, TILE);
+    const u32 column = tiles + slot * TILE_BYTES + channel * ELEMENT_BYTES;
+#pragma unroll 8
+    for (int token = 0; token < tokens; token++) {
+      const Pair x = load_pair(column + token * ROW_BYTES);
+      low = least(low, x), high = greatest(high, x);
+    }
+  }
+}
+// Bounds of what a thread block holds, to own[low, high][channel].
+__device__ __forceinline__ void bound_share(const Share& s, u32 memory, float (*own)[CHANNELS]) {
+  const u32 seen = memory + s.first_slot * SLOT_BYTES;
+  for (int c = (32 * s.part + (threadIdx.x & 31)) * 2; c < D; c += 64 * SHARERS) {
+    Pair low, high;
+    bound_pair(low, high, s, memory + BESIDE_TILES, c);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      store_shared(seen + (c + n) * 4, __float_as_uint(number(low, n)));
+      store_shared(seen + (D + c + n) * 4, __float_as_uint(number(high, n)));
+    }
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < CHANNELS; c += WARPS * 32) {
+    float low = INFINITE, high = -INFINITE;
+#pragma unroll
+    for (int n = 0; n < SLOTS; n++) {
+      low = least(low, __uint_as_float(load_shared(memory + n * SLOT_BYTES + c * 4)));
+      high = greatest(high, __uint_as_float(load_shared(memory + n * SLOT_BYTES + (D + c) * 4)));
+    }
+    own[0][c] = low, own[1][c] = high;
+  }
+}
+
+// A cluster's shared memory: between meet and leave it may be read, until all of them waited it is
+// there.
+__device__ __forceinline__ void meet_others() {
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+#else
+  __syncthreads();
+#endif
+}
+__device__ __forceinline__ void leave_others() {
+#if CLUSTER > 1
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_others() {
+#if CLUSTER > 1
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// What thread block `rank` of the cluster has at the same place.
+__device__ __forceinline__ float of_other(const float* own, int rank) {
+#if CLUSTER > 1
+  u32 there;
+  float x;
+  asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(there) : "memory");
+  return x;
+#else
+  return *own;
+#endif
+}
+__device__ __forceinline__ Bounds agreed_bounds(float (*own)[CHANNELS], int c, int length) {
+  Bounds b = {INFINITE, -INFINITE, 0.f};
+#pragma unroll
+  for (int rank = 0; rank < CLUSTER; rank++) {
+    b.low = least(b.low, of_other(&own[0][c], rank));
+    b.high = greatest(b.high, of_other(&own[1][c], rank));
+  }
+  if (length == 0) b.low = b.high = 0.f;
+  return b;
+}
