@@ -27,16 +27,18 @@ class Settings:
     """What a calibration is free to choose.
 
     bits: mean over the channels and tokens of all layers' K and V; widths, unit: see `allocate`.
-    regularization, mix: of the metrics, see `klt`. key_weight, value_weight: factors of their
-    errors. foreground: share of a visual span's tokens that get codes of their own, None: no
-    background; foreground_weight: factor of their errors. key, value: quantizers that get classes
-    and a transform, None: ours. group: tokens of a text stream's span.
+    regularization, mix: of the metrics, see `klt`. The default does least harm where a model is
+    used on other data than it was calibrated on; on the same, 0.1 is better (docs/calibrate.md).
+    key_weight, value_weight: factors of their errors. foreground: share of a visual span's tokens
+    that get codes of their own, None: no background; foreground_weight: factor of their errors.
+    key, value: quantizers that get classes and a transform, None: ours. group: tokens of a text
+    stream's span.
     """
 
     bits: float = 1.0
     widths: tuple[int, ...] = WIDTHS
     unit: int | None = None
-    regularization: float = 0.1
+    regularization: float = 1.0
     mix: float = 0.0
     key_weight: float = 0.5
     value_weight: float = 1.0

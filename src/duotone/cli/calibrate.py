@@ -52,8 +52,12 @@ def command(
         float, typer.Option(help="What their errors count against the background's.")
     ] = 8.0,
     regularization: Annotated[
-        float, typer.Option(help="Share of the identity in what errors cost.")
-    ] = 0.1,
+        float,
+        typer.Option(
+            help="Weight of the identity in what errors cost: 1 for use on any data, 0.1 on data "
+            "like those of the calibration."
+        ),
+    ] = 1.0,
     mix: Annotated[
         float, typer.Option(help="How far from the model's metrics to plain squares, 0 to 1.")
     ] = 0.0,
