@@ -94,17 +94,7 @@ def text(arguments: argparse.Namespace) -> None:
     evaluation = evaluate_perplexity(
         loaded.model, passages, specs, arguments.n, batch_size=arguments.batch_size
     )
-    reference = evaluation.scores[REFERENCE]["perplexity"]
-    rows = {}
-    for label, result in evaluation.results.items():
-        score = evaluation.scores[label]["perplexity"]
-        rows[label] = {
-            "perplexity": result["metrics"]["perplexity"],
-            "difference": paired_difference(score, reference).to_dict(),
-            "memory": result["memory"],
-            "spec": result["configuration"]["spec"],
-        }
-        log(f"{label:44} {rows[label]['perplexity']['value']:.4f}")
+    rows = text_table_rows(evaluation)
     name = Path(arguments.model).name
     data = {
         "schema": "duotone.text/1",
@@ -117,6 +107,22 @@ def text(arguments: argparse.Namespace) -> None:
         "schemes": rows,
     }
     write_new_json(arguments.out / f"{name}.json", data)
+
+
+def text_table_rows(evaluation: Any) -> dict[str, Any]:
+    """{label: perplexity, its paired difference from unquantized, memory and spec}."""
+    reference = evaluation.scores[REFERENCE]["perplexity"]
+    rows = {}
+    for label, result in evaluation.results.items():
+        score = evaluation.scores[label]["perplexity"]
+        rows[label] = {
+            "perplexity": result["metrics"]["perplexity"],
+            "difference": paired_difference(score, reference).to_dict(),
+            "memory": result["memory"],
+            "spec": result["configuration"]["spec"],
+        }
+        log(f"{label:44} {rows[label]['perplexity']['value']:.4f}")
+    return rows
 
 
 def main() -> None:
