@@ -3,12 +3,13 @@ import torch
 
 import duotone
 from duotone import SCHEMES, QuantizedCache
+from duotone.loading import load_config
 
 from families import inputs, tiny_model
 
 
 @pytest.mark.parametrize("ranges", ["sequence", "run"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [n for n, entry in SCHEMES.items() if entry.model is None])
 def test_a_plan_predicts_what_the_cache_holds(name: str, ranges: str) -> None:
     model = tiny_model("internvl")
     spec = duotone.scheme(name).replace(ranges=ranges, recent=4, sink=2)
@@ -34,6 +35,16 @@ def test_a_plan_predicts_what_the_cache_holds(name: str, ranges: str) -> None:
     assert planned.dense_bytes == report.dense_bytes - spare * token_bytes
     assert planned.max_batch == 10**6 // planned.bytes_per_sequence
     assert planned.dense_max_batch == 10**6 // report.dense_equivalent_bytes
+
+
+def test_schemes_of_one_model_are_planned_for_that_model() -> None:
+    """The table in docs/calibrate.md counts 1.15 true bits per number of a picture."""
+    config = load_config("duotone-tiny")
+    (name,) = (n for n, entry in SCHEMES.items() if entry.model is not None)
+    planned = duotone.plan(config, duotone.scheme(name), visual_tokens=256)
+    assert planned.bits_per_element == pytest.approx(1.14, abs=0.01)
+    with pytest.raises(ValueError, match="made for a deeper model"):
+        duotone.plan(tiny_model("internvl"), duotone.scheme(name), visual_tokens=256)
 
 
 def test_known_numbers_of_a_7b_shape() -> None:

@@ -27,6 +27,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     from duotone.attention.cuda import (
         class_decode,
         dense_decode,
+        group_decode,
         head_turn,
         launch,
         merge_turned,
@@ -42,7 +43,8 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     for module in (launch, head_turn):
         monkeypatch.setattr(module, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
-    for module in (launch, span_decode, dense_decode, class_decode, head_turn, merge_turned):
+    decodes = (span_decode, dense_decode, class_decode, group_decode)
+    for module in (launch, *decodes, head_turn, merge_turned):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     # No stream to wait for.
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -170,11 +170,11 @@ def test_appending_in_pieces_gives_the_codes_of_appending_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["stream", "stream-no-window", "mixed"])
-def test_windows_hold_over_a_thousand_steps(name: str) -> None:
+def test_windows_hold_over_hundreds_of_steps(name: str) -> None:
     model = Model(SPECS[name])
     model.step(torch.tensor([[False] * 4 + [True] * 5] * BATCH), torch.ones(BATCH, 9).bool())
     one = torch.ones(BATCH, 1, dtype=torch.bool)
-    for step in range(1000):
+    for step in range(300):
         model.step(~one, one)
         model.check_window(step % BATCH)
         if step % 100 == 99:

@@ -72,7 +72,7 @@ def test_a_probe_changes_one_tensor_of_one_layer():
     assert probe(1, "key", spans=False).at_layer(1).text.key.bits == 2
 
 
-@pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
+@pytest.mark.parametrize("sampler", [pytest.param("nsga2", marks=pytest.mark.slow), "tpe"])
 def test_an_interrupted_study_goes_on_as_if_it_had_not_been(meter, tmp_path, sampler, monkeypatch):
     monkeypatch.setattr("duotone.tune.search.POPULATION", 4)
     whole = search(meter, sampler=sampler)
@@ -111,7 +111,7 @@ def test_first_trials_are_the_seeds(meter):
 def test_children_are_near_the_seeds(meter, monkeypatch):
     monkeypatch.setattr("duotone.tune.search.POPULATION", 4)
     study = search(meter)
-    study.run(trials=24)
+    study.run(trials=14)
     seeds, children = (
         [t.params for t in study.study.get_trials(deepcopy=False)][part]
         for part in (slice(4), slice(4, None))

@@ -11,96 +11,41 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duotone.quant.bases import PRESETS
 from duotone.quant.eviction import Eviction
+from duotone.quant.our_schemes import duotone, duotone_parts, klt, tuned, visual
 from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One entry: what it is (with its source) and how its knobs become a `CacheSpec`."""
+    """One entry: what it is (with its source) and how its knobs become a `CacheSpec`.
+
+    model: the one it is made for; None: any.
+    """
 
     summary: str
     build: Callable[..., CacheSpec]
-
-
-def _visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
-    return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
-
-
-# By bits: the classes of K's channels, of V's, and V's gain.
-_DUOTONE_CHANNELS = {
-    1: (((4, 1 / 8), (2, 1 / 4)), ((2, 1 / 8), (1, 3 / 4)), 1.25),
-    2: (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4)), 1.1),
-}
-
-
-def _duotone(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration samples of duotone-tiny's three tasks (LOG.md, 2026-11-21).
-
-    Needs no data to use; that these constants suit other models is not shown.
-
-    At 1 and 2 bits: unequal channels in K and V, ordered by their weighed variance; keys in
-    groups of 64 tokens; levels fitted to the tokens that stand out, and V's a further gain apart,
-    which undoes what few levels lose of what tokens share. More bits need none of it.
-    """
-    if bits not in _DUOTONE_CHANNELS:
-        tensor = TensorSpec(bits, levels="lloyd", gain="fit")
-        return _visual(tensor, tensor, ranges="run")
-    key_classes, value_classes, gain = _DUOTONE_CHANNELS[bits]
-    lloyd = TensorSpec(bits, levels="lloyd")
-    key = lloyd.replace(group=64, gain="fit", classes=key_classes, energy=1.0)
-    value = lloyd.replace(gain=gain, classes=value_classes, energy=1.5)
-    return _visual(key, value, ranges="run")
-
-
-# By bits: classes of K and of V in front, of K and of V behind.
-_PARTS_CHANNELS = {
-    1: (
-        (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4))),
-        (((2, 1 / 8), (1, 1 / 4)), ((2, 1 / 8), (1, 1 / 4))),
-    ),
-    2: (
-        (((4, 3 / 4), (2, 1 / 4)), ((4, 1 / 2), (2, 1 / 2))),
-        (((4, 1 / 8), (2, 3 / 8)), ((2, 1 / 2),)),
-    ),
-}
-
-
-def _duotone_parts(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration samples of duotone-tiny's tasks (LOG.md, 2026-11-22).
-
-    3/8 of a span's tokens, those that stand out, have codes of their own; both parts have unequal
-    channels, ordered by their weighed variance. More than 2 bits need none of it.
-    """
-    if bits not in _PARTS_CHANNELS:
-        return _duotone(bits)
-    key = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
-    value = TensorSpec(levels="lloyd", energy=1.5)
-    front, back = (
-        KVSpec(key.replace(classes=k), value.replace(classes=v)) for k, v in _PARTS_CHANNELS[bits]
-    )
-    return CacheSpec(visual=front, background=back, foreground=3 / 8, ranges="run")
+    model: str | None = None
 
 
 def _calibquant(bits: int = 1) -> CacheSpec:
     shrinks = (0.5, 0.3) if bits == 1 else (1.0, 1.0)
     key, value = (TensorSpec(bits, shrink=shrink) for shrink in shrinks)
-    return _visual(key, value, tau=(0, 3) if bits <= 2 else None)
+    return visual(key, value, tau=(0, 3) if bits <= 2 else None)
 
 
 def _calibquant_paper(bits: int = 1) -> CacheSpec:
-    return _visual(TensorSpec(bits), TensorSpec(bits), tau=(0, 3) if bits <= 2 else None)
+    return visual(TensorSpec(bits), TensorSpec(bits), tau=(0, 3) if bits <= 2 else None)
 
 
 def _minmax(bits: int = 1) -> CacheSpec:
-    return _visual(TensorSpec(bits), TensorSpec(bits))
+    return visual(TensorSpec(bits), TensorSpec(bits))
 
 
 def _lloyd(bits: int = 1) -> CacheSpec:
     tensor = TensorSpec(bits, levels="lloyd")
-    return _visual(tensor, tensor)
+    return visual(tensor, tensor)
 
 
 def _kivi_pair(key_bits: int, value_bits: int, **fields: object) -> KVSpec:
@@ -201,7 +146,7 @@ def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
 
 def _mixed(bits: int = 2) -> CacheSpec:
     """The 1-bit preset for visual spans; `bits` for the stream of text and generated tokens."""
-    return _kivi_sink(bits).replace(visual=_duotone().visual, ranges="run")
+    return _kivi_sink(bits).replace(visual=duotone().visual, ranges="run")
 
 
 def _vl_cache(bits: int = 1, keep: float | None = None) -> CacheSpec:
@@ -226,20 +171,6 @@ def _pyramidinfer(bits: int = 1, keep: float | None = None) -> CacheSpec:
     return _dense().replace(evict=evict)
 
 
-def _shipped(name: str) -> CacheSpec:
-    return CacheSpec.from_json((PRESETS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def _tuned() -> CacheSpec:
-    """What `duotone tune` chose for duotone-tiny's three tasks (results/tune, docs/tune.md)."""
-    return _shipped("duotone-tuned")
-
-
-def _klt() -> CacheSpec:
-    """What `duotone calibrate` made of duotone-tiny and its three tasks (docs/calibrate.md)."""
-    return _shipped("duotone-klt")
-
-
 def _dense() -> CacheSpec:
     return CacheSpec(visual="dense", text="dense")
 
@@ -249,18 +180,19 @@ SCHEMES: dict[str, Scheme] = {
         "Our data-free default: a range per image and Lloyd levels with a gain; up to 2 bits "
         "channels of unequal width by their variance, at 1 bit 4, 2 or 0 in K (groups of 64 "
         "tokens) and 2, 1 or 0 in V",
-        _duotone,
+        duotone,
     ),
     "duotone-parts": Scheme(
         "duotone with each picture's tokens in two parts: those that stand out from its mean key "
         "in front, with most of the bits, the others behind; data-free as well",
-        _duotone_parts,
+        duotone_parts,
     ),
     "duotone-klt": Scheme(
         "Transform coding for the embedded duotone-tiny alone: calibrated bases, bits by one "
         "budget over all layers, two parts per picture; duotone calibrate makes one for a model "
         "of yours",
-        _klt,
+        klt,
+        model="duotone-tiny",
     ),
     "calibquant": Scheme(
         "CalibQuant as released: channel-wise min/max shrunk by .5 (K) and .3 (V) at 1 bit, "
@@ -314,7 +246,7 @@ SCHEMES: dict[str, Scheme] = {
     "duotone-tuned": Scheme(
         "The spec that duotone tune found on duotone-tiny's calibration samples at 1.3 true bits; "
         "fits any depth",
-        _tuned,
+        tuned,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
 }
