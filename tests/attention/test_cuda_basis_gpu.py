@@ -4,21 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 
 from duotone.attention import decode_attention
 from duotone.attention.cuda import decode, head_turn, launch
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.quant import TensorSpec
 from duotone.quant.rotation import turn_heads
 
 from basis_cases import build_spans, in_bases, laid_out, some_bases
 from cases import CALIBRATED, UNITS, Case, assert_near, build, poisoned, reference
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 9.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD, WINDOWS = (3329, 100, 63, 1), (1, 160, 0, 700)
 SHAPE = {"kv_heads": 2, "head_dim": 128, "dtype": BF16}

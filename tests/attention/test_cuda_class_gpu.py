@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 
 import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda.class_decode import ClassSpan, class_decode
 from duotone.attention.cuda.class_layout import class_layout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.cache.pair import PackedPair
 from duotone.inference import encode, generate, make_cache, prepare
 from duotone.loading import load
@@ -28,11 +28,7 @@ from cases import (
     reference,
 )
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 9.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 111, 63, 1)
 

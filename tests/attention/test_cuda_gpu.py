@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 
 import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda import span_decode
 from duotone.attention.cuda.layout import span_layout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.cache.pair import PackedPair
 from duotone.inference import encode, generate, make_cache, prepare
 from duotone.loading import load
@@ -19,11 +19,7 @@ from duotone.tasks import TASKS
 
 from cases import Case, assert_near, build, poisoned, reference
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 8.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 100, 63, 1)
 TAU = (0.0, 3.0)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 from run_cases import KEEPS, reader
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,7 +13,6 @@ import duotone
 from duotone import CacheSpec, QuantizedCache, Sharing
 from duotone.attention import decode_attention
 from duotone.attention.cuda.group_records import GroupLayout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.attention.static import StaticDecoder
 from duotone.bench.caches import PackedCache
 from duotone.cache.pair import PackedPair
@@ -21,11 +21,7 @@ from duotone.quant import KVSpec, TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 8.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 100, 63, 1)
 

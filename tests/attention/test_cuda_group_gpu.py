@@ -4,21 +4,17 @@ from itertools import product
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 
 from duotone.attention.cuda.group_decode import Stream, fits, group_decode
 from duotone.attention.cuda.group_format import GroupFormat, operand_of
 from duotone.attention.cuda.group_layout import to_group_records
 from duotone.attention.cuda.group_records import GroupRecords
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.quant import TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 8.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 100, 63, 1)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
@@ -13,7 +14,6 @@ from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.dense_decode import dense_reason
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.layout import span_layout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.attention.cuda.window_append import appends, window_append, window_move
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
@@ -22,11 +22,7 @@ from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, Case, assert_near, build, poisoned, reference
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 9.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD, WINDOWS = (3329, 100, 63, 1), (1, 160, 33, 700)
 KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(2, "channels", 32)}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from class_pack_cases import CLASS_CASES, ClassCase, assert_same_records, class_states, run_classes
+from cuda_device import NEEDS_KERNELS
 
 from duotone.attention.cuda import span_held, span_pack
 from duotone.attention.cuda.class_layout import class_layout
@@ -11,7 +12,7 @@ from duotone.attention.cuda.dense import TILE_TOKENS
 from duotone.attention.cuda.group_pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
 from duotone.attention.cuda.layout import span_layout
 from duotone.attention.cuda.layouts import VisualLayout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY, kernel
+from duotone.attention.cuda.runtime import kernel
 from duotone.attention.cuda.span_held import Held
 from duotone.attention.cuda.span_pack import SpanLayout
 from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
@@ -34,11 +35,7 @@ from pack_cases import (
     run_spans,
 )
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 9.0"),
-]
+pytestmark = NEEDS_KERNELS
 
 
 def compares(case: GroupCase) -> bool:

@@ -2,22 +2,18 @@
 
 import pytest
 import torch
+from cuda_device import NEEDS_KERNELS
 from torch import Tensor
 
 from duotone.attention.cuda import group_decode, span_decode
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import span_layout
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
 from cases import INNERQ_KEY, INNERQ_VALUE, POISON_BYTE, Case, assert_near, build, reference
 
-NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(NO_KERNELS, reason="needs a CUDA device of capability 8.0"),
-]
+pytestmark = NEEDS_KERNELS
 BF16, FP16 = torch.bfloat16, torch.float16
 ODD = (3329, 111, 100, 63, 1)
 TAU = (0.0, 3.0)

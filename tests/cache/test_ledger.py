@@ -226,3 +226,22 @@ def test_every_run_has_a_foreground_of_its_own() -> None:
     model.step(shown, torch.ones_like(shown))
     assert model.store.visual.key.blocks.offsets.tolist() == [[0, 3, 9], [0, 5, 5]]
     assert model.store.background.key.blocks.offsets.tolist() == [[0, 2, 6], [0, 2, 2]]
+
+
+@pytest.mark.parametrize("name", ["visual", "background-runs"])
+def test_visual_policies_ask_the_device_nothing_more_while_decoding(name: str, monkeypatch) -> None:
+    """Every answer is a synchronisation, and every step waits for it."""
+    asked = []
+    answer = Tensor.__bool__
+    monkeypatch.setattr(Tensor, "__bool__", lambda x: asked.append(1) or answer(x))
+    counts = {}
+    for policy in (name, "mixed" if name == "background-runs" else "dense"):
+        model = Model(SPECS[policy])
+        shown = torch.tensor([[False] * 3 + [True] * 9 + [False] * 8] * BATCH)
+        model.step(shown, torch.ones_like(shown))
+        one = torch.ones(BATCH, 1, dtype=torch.bool)
+        asked.clear()
+        model.ledger.plan(~one, one)
+        counts[policy] = len(asked)
+    assert len(set(counts.values())) == 1, counts
+    assert min(counts.values()) > 0

@@ -213,9 +213,12 @@ class Ledger:
         any_packed = bool(packed.any())
         decodes = tokens == 1 and not any_packed
         flush_first = self._flush(decoding=True) if decodes else None
-        spans, front = self._foreground(packed, shown) if any_packed else (None, packed)
-        piece = self._pack("visual", front, shown)
-        background = self._pack("background", packed & ~front, shown)
+        spans = piece = background = None
+        # Asking the device costs every decode step: it is asked once.
+        if any_packed:
+            spans, front = self._foreground(packed, shown)
+            piece = self._pack("visual", front, shown)
+            background = self._pack("background", packed & ~front, shown)
         dense = write_at = join = None
         staying = real & ~packed
         if staying.any():

@@ -6,8 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    EMBEDDED_TASKS,
     DeviceOption,
     JsonOption,
+    ModelArgument,
+    SamplesOption,
+    TasksOption,
     error_console,
     load_model,
     print_json,
@@ -15,29 +19,12 @@ from .common import (
     user_errors,
 )
 
-EMBEDDED_TASKS = ("captions", "documents", "sequences")
-
 
 @user_errors
 def command(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder or hub name of a transformers model.",
-            show_default="the embedded duotone-tiny",
-        ),
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--task",
-            "-t",
-            help="captions, documents, sequences, gsm8k, ..., or a .jsonl file of your own; give "
-            "it several times for several tasks.",
-            show_default="the embedded tasks",
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", help="Per task.")] = 16,
+    model: ModelArgument = None,
+    task: TasksOption = None,
+    samples: SamplesOption = 16,
     bits: Annotated[
         float, typer.Option("--bits", "-b", help="Code bits per number, mean over all K and V.")
     ] = 1.0,

@@ -25,6 +25,25 @@ ModelOption = Annotated[
         show_default=False,
     ),
 ]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="Folder or hub name of a transformers model.",
+        show_default="the embedded duotone-tiny",
+    ),
+]
+EMBEDDED_TASKS = ("captions", "documents", "sequences")
+TasksOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        "-t",
+        help="captions, documents, sequences, gsm8k, ..., or a .jsonl file of your own; repeat for "
+        "more.",
+        show_default="the embedded tasks",
+    ),
+]
+SamplesOption = Annotated[int, typer.Option("--samples", "-n", help="Per task.")]
 SchemeOption = Annotated[
     str,
     typer.Option(

@@ -10,6 +10,9 @@ from .common import (
     SPEC_SUFFIX,
     DeviceOption,
     JsonOption,
+    ModelArgument,
+    SamplesOption,
+    TasksOption,
     load_model,
     print_json,
     progress_bar,
@@ -20,24 +23,9 @@ from .common import (
 
 @user_errors
 def command(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder or hub name of a transformers model.",
-            show_default="the embedded duotone-tiny",
-        ),
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--task",
-            "-t",
-            help="captions, documents, sequences, gsm8k, ..., or a .jsonl file of your own; "
-            "repeat for more.",
-            show_default="the embedded tasks",
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", help="Per task.")] = 16,
+    model: ModelArgument = None,
+    task: TasksOption = None,
+    samples: SamplesOption = 16,
     scheme: Annotated[
         list[str] | None,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
+    EMBEDDED_TASKS,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -18,7 +19,6 @@ from .common import (
     user_errors,
 )
 
-EMBEDDED_TASKS = ("captions", "documents", "sequences")
 DEFAULT_MINUTES = 10.0
 
 

@@ -95,11 +95,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     ask_for_tile(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
     wait_for_copies();
   }
-#if SHARERS > 1
-  __syncthreads();
-#else
-  __syncwarp();
-#endif
+  wait_for_sharers();
   char* record = at.data + ((long long)head * at.room + target) * RECORD_TILE_BYTES;
   job.codes = record + (is_value ? K_OWN_BYTES : 0);
 #if K_APART || V_APART

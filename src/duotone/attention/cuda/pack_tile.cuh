@@ -62,6 +62,16 @@ __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, i
   load_matrices<TURNED>(x, tile + token * ROW_BYTES + channel * 2);
 #endif
 }
+
+// All warps that share a tile are here, each after its own copies.
+__device__ __forceinline__ void wait_for_sharers() {
+#if SHARERS > 1
+  __syncthreads();
+#else
+  __syncwarp();
+#endif
+}
+
 // Registers 2 half and 2 half + 1 of two such operands whose rows are channels, chunks 0 and 1.
 __device__ __forceinline__ void load_halves(Pair* x, u32 tile, int row_tile, int half, int lane) {
 #if INPUT == 2

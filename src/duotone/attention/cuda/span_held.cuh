@@ -52,11 +52,7 @@ __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, 
     position = position_of(s.half(slot + SLOTS) * TILE + lane);
   }
   wait_for_copies();
-#if SHARERS > 1
-  __syncthreads();
-#else
-  __syncwarp();
-#endif
+  wait_for_sharers();
 }
 
 // Bounds of two channels over the tokens of a warp and of those who share them.
