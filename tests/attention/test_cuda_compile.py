@@ -46,6 +46,7 @@ GROUPS = [
     (GroupFormat(128, PLAIN, PLAIN), 4),
     (GroupFormat(64, INNER, PLAIN), 16),
     (GroupFormat(256, SIGNED, SIGNED), 6),
+    (GroupFormat(128, replace(PLAIN, bits=1), replace(PLAIN, bits=1)), 16),  # sums beyond records
     (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
 
@@ -150,7 +151,7 @@ def test_span_calibrated_compiles_and_takes_what_is_planned(
 def test_group_decode_compiles(form, group, records_per_page) -> None:
     assert group_decode.fits(form, group)
     warps = group_decode.warps_of(form, group)
-    macros = common(form, group, warps, Call) | group_decode.macros_of(form)
+    macros = common(form, group, warps, Call) | group_decode.macros_of(form, group)
     macros["PAGED"] = records_per_page
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
@@ -160,7 +161,9 @@ def test_group_decode_compiles(form, group, records_per_page) -> None:
 def test_group_decode_compiles_for_codes_apart(form, group, arch) -> None:
     assert group_decode.fits(form, group)
     warps = group_decode.warps_of(form, group, RINGS["sm_80"])
-    macros = common(form, group, warps, group_decode.Arguments) | group_decode.macros_of(form)
+    macros = common(form, group, warps, group_decode.Arguments) | group_decode.macros_of(
+        form, group
+    )
     assert runtime.compiled(group_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
     with pytest.raises(Exception, match="lie in one piece"):
         runtime.compiled(group_decode.SOURCE, arch, macros | {"PAGED": 3})
@@ -304,7 +307,7 @@ def test_group_decode_compiles_without_bulk_copies(form, group, arch) -> None:
     assert group_decode.fits(form, group, RINGS[arch])
     warps = group_decode.warps_of(form, group, RINGS[arch])
     assert warps * form.stages * form.nbytes <= RINGS[arch]
-    macros = common(form, group, warps, Call) | group_decode.macros_of(form)
+    macros = common(form, group, warps, Call) | group_decode.macros_of(form, group)
     assert runtime.compiled(group_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 

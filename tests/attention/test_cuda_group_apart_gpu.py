@@ -62,8 +62,10 @@ def test_matches_the_reference_and_whole_records(case: Case, parts: tuple[str, .
     assert_near(*(x.half() if case.dtype == FP32 else x for x in (out, expected)))
     pair = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
     whole = replace(segment, key=pair.key, value=pair.value, records=pair.records)
-    # The same image of a record, cut the same way; which warp draws it is not fixed.
-    assert_near(out, decode(query, whole, case.sm_scale))
+    # The same image of a record, cut the same way; which warp draws it, and so its rounding of
+    # weights to fp16, is not fixed.
+    again = decode(query, whole, case.sm_scale)
+    assert_near(*(x.half() if case.dtype == FP32 else x for x in (out, again)))
 
 
 @pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)

@@ -40,6 +40,7 @@ CASES = [
         for bits, mapping in product((1, 2, 4), ("asymmetric", "symmetric", "hybrid"))
     ),
     *(Case(ODD, **kivi(2), gqa=gqa, head_dim=128, dtype=FP16) for gqa in (1, 6, 7, 8, 16)),
+    *(Case(ODD, **kivi(1), gqa=gqa, head_dim=d, dtype=FP16) for gqa, d in ((12, 96), (16, 256))),
     *(Case(ODD, **kivi(2), head_dim=d, dtype=FP16) for d in (64, 96, 256)),
     *(Case(ODD, **inner(2, "hybrid"), head_dim=d, dtype=FP32) for d in (64, 256)),
     Case(ODD, **kivi(2, 64), head_dim=128, dtype=BF16),

@@ -47,7 +47,7 @@ def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, flushes = decode(scheduled, monkeypatch)
     theirs, every = decode(blind, monkeypatch)
     assert torch.equal(ours, theirs)
-    assert (flushes, every) == (2, STEPS)
+    assert (flushes, every) == (1 + 2, STEPS)  # the first step compiles
     assert scheduled.steps == STEPS
     assert blind.steps is None
 

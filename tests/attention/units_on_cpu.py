@@ -24,7 +24,8 @@ KERNEL = """
 #define HEADS 4
 #define D CHANNELS
 #define ONE_RUN
-#define SLOT_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
+#define PIECES_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
+#define SLOT_BYTES PIECES_BYTES
 #include "common.cuh"
 #include "group_apart.cuh"
 #if DEEP
@@ -52,7 +53,7 @@ void add_records(const Arguments& at) {
 #if DEEP
   ring.start<RECORD_BYTES, 0>(u);
 #else
-  ring.start<SLOT_BYTES>(u);
+  ring.start<PIECES_BYTES>(u);
 #endif
   ring.reset(u);
   const float q = at.query[u.head * G * CHANNELS];

@@ -50,12 +50,13 @@ class StaticDecoder:
         """Begin a step: flush where it is due, make room for one token per sequence.
 
         The host knows when something is due. While a graph is captured, and ever after, the flush
-        is launched at every step instead, and the device decides.
+        is launched at every step instead, and the device decides; also at the first step, so that
+        its kernels are compiled before somebody captures one.
         """
         device = self.stores[0].key.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.steps = None
-        if self.has_stream and (self.steps is None or self.is_due(self.steps)):
+        if self.has_stream and (not self.steps or self.is_due(self.steps)):
             self.flush()
         self.advance()
         if self.steps is not None:

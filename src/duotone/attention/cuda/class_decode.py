@@ -26,6 +26,7 @@ from duotone.attention.cuda.geometry import (
     cut,
     multiprocessors,
     ring_bytes,
+    slot_bytes,
 )
 from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
@@ -76,7 +77,7 @@ def per_sm(
     ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
     """
     shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
-    rings_bytes = warps * form.stages * slot_bytes(form, group)
+    rings_bytes = warps * form.stages * slot_of(form, group)
     return tuple(
         n
         for n in (1, 2, 4)
@@ -85,11 +86,9 @@ def per_sm(
     )
 
 
-def slot_bytes(form: ClassFormat, group: int) -> int:
+def slot_of(form: ClassFormat, group: int) -> int:
     """Bytes between the records of a ring, where a warp's sums find room in the end."""
-    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    each = -(-sums_bytes // form.stages // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return max(form.nbytes, each)
+    return slot_bytes(form, 16 * -(-group // 4) * (form.channels + 8))
 
 
 def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
@@ -158,4 +157,4 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
 
 def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
     """What class_decode.cu is compiled with beside what all kernels are."""
-    return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_bytes(form, group)}
+    return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_of(form, group)}

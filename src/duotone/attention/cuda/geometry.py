@@ -17,6 +17,7 @@ LEAST_SHARED_KIB = 99
 BESIDE_RINGS_KIB = 19
 # Blocks that may be a cluster where there are clusters: what every such device has.
 MAX_CLUSTER, CLUSTER_CAPABILITY = 8, (9, 0)
+SLOT_ALIGNMENT_BYTES = 128
 RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
@@ -74,9 +75,15 @@ def ring_bytes(device: torch.device) -> int:
     return shared_bytes(device) - (BESIDE_RINGS_KIB << 10)
 
 
-def warps_within_rings(form: Format, warps: int, ring_bytes: int) -> int:
-    """At most `warps`, a power of two, whose rings fit shared memory."""
-    while warps * form.stages * form.nbytes > ring_bytes:
+def slot_bytes(form: Format, sums_bytes: int) -> int:
+    """Bytes between the records of a ring, where a warp's sums find room in the end."""
+    each = -(-sums_bytes // form.stages // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+    return max(form.nbytes, each)
+
+
+def warps_within_rings(warps: int, each_bytes: int, ring_bytes: int) -> int:
+    """At most `warps`, a power of two, whose rings fit shared memory. each_bytes: of a warp."""
+    while warps * each_bytes > ring_bytes:
         warps //= 2
     return warps
 

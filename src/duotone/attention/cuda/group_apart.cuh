@@ -2,7 +2,8 @@
 //
 //     slot of the ring   | a record | codes of K | codes of V |       of the same tokens, if apart
 //
-// Expects K_APART_BYTES and V_APART_BYTES, of a record's tokens: 0 where the record has its codes.
+// Expects K_APART_BYTES and V_APART_BYTES, of a record's tokens (0 where the record has its codes),
+// and PIECES_BYTES, of all of it.
 #if K_APART_BYTES || V_APART_BYTES
 static_assert(!PAGED, "codes that lie apart lie in one piece");
 
@@ -24,7 +25,7 @@ struct GroupUnit : Unit {
   }
   template <int BYTES, class Slot>
   __device__ __forceinline__ void copy_record(int record, const Slot& slot) const {
-    static_assert(BYTES == RECORD_BYTES + K_APART_BYTES + V_APART_BYTES, "a pass reads all of it");
+    static_assert(BYTES == PIECES_BYTES, "a pass reads all of it");
     slot.template expect<BYTES>();
     slot.template put<RECORD_BYTES>(0, at(record));
     if constexpr (K_APART_BYTES > 0)

@@ -12,6 +12,7 @@
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
 //   K_APART, V_APART      1: codes lie in a buffer of their own (group_apart.cuh)
+//   SLOT_BYTES            see ring.cuh
 //   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
@@ -32,7 +33,7 @@
 #define RECORD_BYTES (TILES * TILE_BYTES)
 #define K_APART_BYTES (K_APART ? TILES * CODE_BYTES(KB) : 0)
 #define V_APART_BYTES (V_APART ? TILES * CODE_BYTES(VB) : 0)
-#define SLOT_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
+#define PIECES_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)  // of a record
 #define ONE_RUN
 #include "common.cuh"
 
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   u.find(at);
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
-  ring.start<SLOT_BYTES>(u);
+  ring.start<PIECES_BYTES>(u);
   ring.reset(u);
   Query q;
   q.load(at, u);
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   sums.clear();
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<SLOT_BYTES>(u, next);
+    const u32 here = ring.take<PIECES_BYTES>(u, next);
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {

@@ -23,6 +23,7 @@ from duotone.attention.cuda.geometry import (
     cut,
     multiprocessors,
     ring_bytes,
+    slot_bytes,
     warps_within_rings,
 )
 from duotone.attention.cuda.group_canonical import Tiles
@@ -63,18 +64,19 @@ class Arguments(Call):
 def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
     """Warps per SM: what the registers of the accumulators and the rings leave."""
     small = -(-group // 8) * form.channels <= 128
-    return warps_within_rings(form, MAX_WARPS if small else MAX_WARPS // 2, ring_bytes)
+    each_bytes = form.stages * slot_of(form, group)
+    return warps_within_rings(MAX_WARPS if small else MAX_WARPS // 2, each_bytes, ring_bytes)
+
+
+def slot_of(form: GroupFormat, group: int) -> int:
+    """Bytes between the records of a ring."""
+    return slot_bytes(form, 32 * -(-group // 8) * (form.channels + 8))
 
 
 def fits(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
-    """The kernel has this shape: the sums fit the rings."""
-    sums_bytes = 32 * -(-group // 8) * (form.channels + 8)
-    return (
-        sums_bytes <= form.stages * form.nbytes
-        and group <= MAX_GROUP
-        and form.channels <= 256
-        and warps_of(form, group, ring_bytes) >= 1
-    )
+    """The kernel has this shape: rings and sums fit shared memory."""
+    known = group <= MAX_GROUP and form.channels <= 256
+    return known and warps_of(form, group, ring_bytes) >= 1
 
 
 @cache
@@ -107,7 +109,9 @@ def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Ta
     work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
     sms, rings = multiprocessors(query.device), ring_bytes(query.device)
     at = geometry(form, work.group, work.heads, work.records, sms, rings)
-    return Task(SOURCE, work, at, macros_of(form), arguments)
+    macros = macros_of(form, work.group)
+    rings_bytes = at.warps * form.stages * macros["SLOT_BYTES"]
+    return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
 
 
 def _arguments(stream: Stream, pages: Tensor | None) -> Callable[..., Arguments]:
@@ -145,9 +149,10 @@ def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes
     return Codes(tiles.data_ptr(), shape[2] * nbytes)
 
 
-def macros_of(form: GroupFormat) -> dict[str, int]:
+def macros_of(form: GroupFormat, group: int) -> dict[str, int]:
     """What group_decode.cu is compiled with beside what all kernels are."""
-    return {"TILES": form.tiles, **_operand("K", form.key), **_operand("V", form.value)}
+    operands = _operand("K", form.key) | _operand("V", form.value)
+    return {"TILES": form.tiles, "SLOT_BYTES": slot_of(form, group), **operands}
 
 
 def _operand(name: str, form: Operand) -> dict[str, int]:

@@ -71,7 +71,7 @@ def warps_of(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> in
     """Warps per SM: what the registers of the accumulators and the rings leave."""
     accumulators = -(-group // 4) * form.channels // 16
     most = MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2
-    return warps_within_rings(form, most, ring_bytes)
+    return warps_within_rings(most, form.stages * form.nbytes, ring_bytes)
 
 
 def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
