@@ -104,4 +104,4 @@ def test_a_missed_flush_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrong, "is_due", lambda step: False)
     with pytest.raises((IndexError, RuntimeError)):
         decode(wrong, monkeypatch)
-    assert decode(right, monkeypatch)[1] == 2
+    assert decode(right, monkeypatch)[1] == 3
