@@ -126,7 +126,7 @@ class Machine:
     packed one.
     *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone; segment,
     on 16-bit tokens beside packed ones; span, on packed spans; stream, on packed groups.
-    shared_share: of packed groups whose codes layers share, measured when Triton read them.
+    shared_share: of packed groups whose codes layers share, which come in pieces.
     wide_share: what is left of span and segment where kv heads have more than four q heads.
 
     Fitted to the 77 measurements in results/throughput, of one H200, all of which they meet within
@@ -143,7 +143,7 @@ class Machine:
     segment_share: float = 1.0
     span_share: float = 0.9
     stream_share: float = 0.78
-    shared_share: float = 0.13
+    shared_share: float = 0.46
     wide_share: float = 0.7
 
 

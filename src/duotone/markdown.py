@@ -20,8 +20,10 @@ def with_interval(interval: Mapping[str, float], digits: int = 3) -> str:
     return f"{interval['value']:.{digits}f} ± {half_width:.{digits}f}"
 
 
-def source(result: Result) -> str:
-    """Device, versions, commit and date."""
-    tools = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if k != "python")
-    commit = (result["commit"] or "no commit")[:10]
-    return f"{result['device']}; {tools}; commit {commit}; {result['created'][:10]}"
+def source(*results: Result) -> str:
+    """Device, versions and date of the newest; the commits of all, the newest last."""
+    by_age = sorted(results, key=lambda result: result["created"])
+    newest = by_age[-1]
+    tools = ", ".join(f"{k} {v}" for k, v in newest["versions"].items() if k != "python")
+    commits = ", ".join(dict.fromkeys((r["commit"] or "no commit")[:10] for r in by_age))
+    return f"{newest['device']}; {tools}; commit {commits}; {newest['created'][:10]}"

@@ -22,10 +22,9 @@ _MARKED = re.compile(
 
 
 def _provenance(results: Sequence[Result]) -> str:
-    """One line: samples, model, device, versions, commit and date of the newest file."""
-    newest = max(results, key=lambda result: result["created"])
+    """One line: samples, model, device, versions, commits and date of the newest file."""
     samples = " / ".join(str(result["samples"]) for result in results)
-    return f"*{samples} samples; ± half the 95 % bootstrap interval; {source(newest)}.*"
+    return f"*{samples} samples; ± half the 95 % bootstrap interval; {source(*results)}.*"
 
 
 def _visual_bits(scheme: Result) -> str:

@@ -47,14 +47,13 @@ def throughput_table(results: Sequence[Result]) -> str:
         order = sorted(rows, key=lambda name: (name != REFERENCE, name))
         lines = [_line(rows[name], rows.get(REFERENCE)) for name in order]
         parts += [title, markdown_table(HEADER, lines)]
-    newest = max(results, key=lambda result: result["created"])
     legend = (
         "Ceilings are ratios to the 16-bit row: of the bytes of a sequence at its full length, and "
         "of sequences per roofline time, max(weights / copy, operations / products) + caches / "
         "copy, in the middle of the generation. CalibQuant's tokens/s are its batch over its "
         "time of a step (its Tables 7 and 8 print other batches' numbers)."
     )
-    return "\n\n".join([*parts, legend, f"*{source(newest)}.*"])
+    return "\n\n".join([*parts, legend, f"*{source(*results)}.*"])
 
 
 def _line(result: Result, reference: Result | None) -> list[str]:
