@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const char* states = from.data + sequence * from.batch + (head % at.kv_heads) * from.head;
     const int position =
         (int)at.index[((long long)sequence * at.tiles_given + tile) * TILE + job.lane];
-    ask_for_tile(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
+    ask_for_tile<true>(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
     wait_for_copies();
   }
   wait_for_sharers();
