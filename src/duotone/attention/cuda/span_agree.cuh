@@ -19,10 +19,10 @@ struct Agreement {
       asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(shared_address(arrived))
                    : "memory");
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(
-                       shared_address(arrived)),
-                   "n"(ALL_BOUNDS_BYTES)
-                   : "memory");
+      asm volatile(
+          "mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(shared_address(arrived)),
+          "n"(ALL_BOUNDS_BYTES)
+          : "memory");
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -58,10 +58,10 @@ struct Agreement {
         "r"(count), "f"(x.x[0]), "f"(x.x[1])
         : "memory");
 #else
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0],%2,[%1];" ::"r"(
-                     target),
-                 "r"(count), "r"(x.x)
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0],%2,[%1];" ::"r"(target),
+        "r"(count), "r"(x.x)
+        : "memory");
 #endif
   }
 #else

@@ -18,7 +18,7 @@ struct Share {
     const int row = blockIdx.x / CLUSTER;
     first_slot = threadIdx.x / (32 * SHARERS), part = threadIdx.x / 32 % SHARERS;
     rank = blockIdx.x % CLUSTER, is_value = row & 1;
-    // Divisions take as long as a tenth of the loads: none where there is nothing to divide.
+    // A division is some hundred cycles before the first load: none where one is enough.
     head = at.blocks == 1 ? row / 2 : row / 2 / at.blocks, block = row / 2 - head * at.blocks;
     sequence = head < at.kv_heads ? 0 : head / at.kv_heads;
     const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;

@@ -2,8 +2,8 @@
 // block of tokens fits the shared memory of a cluster.
 //
 // A cluster packs K or V of one block of tokens of a head. Each of its thread blocks holds every
-// CLUSTER-th 32 tokens, a warp or two each or a few; they tell each other their bounds and write the
-// codes of what they hold.
+// CLUSTER-th 32 tokens, a warp or two each or a few; they tell each other their bounds and write
+// the codes of what they hold.
 //   | bounds that warps saw, then their words | levels | tiles of 32 tokens |
 //
 // Compiled by NVRTC with the macros of span_pack.cu but THREADS and WARP_SHARED_BYTES, and
@@ -33,13 +33,14 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
   job.place(threadIdx.x & 31), job.first = s.part * OWN;
   job.words = memory + s.first_slot * SLOT_BYTES, job.levels = memory + SLOTS * SLOT_BYTES;
   all.wait_for_all();
-  for (int c = threadIdx.x; c < D; c += WARPS * 32) {
+  for (int n = threadIdx.x; n < D * Steps<VALUE, BITS>::LEVEL_PARTS; n += WARPS * 32) {
+    const int c = n % D;
     Levels l = {};
     if (c < CHANNELS) {
       l.asymmetric<BITS>(all.agreed(c, s.length), VALUE ? at.v_shrink : at.k_shrink);
-      if (s.rank == 0) scale[c] = l.scale_bits, zero[c] = l.zero_bits;
+      if (s.rank == 0 && n < D) scale[c] = l.scale_bits, zero[c] = l.zero_bits;
     }
-    Steps<VALUE, BITS>::store_levels(job.levels, l, c);
+    Steps<VALUE, BITS>::store_levels(job.levels, l, c, n / D);
   }
   __syncthreads();
   for (int slot = s.first_slot; s.half(slot) < s.halves; slot += SLOTS) {
