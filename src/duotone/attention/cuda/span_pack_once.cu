@@ -57,7 +57,7 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     span_pack_once(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ Pair heard[CLUSTER][CHANNELS];
+  __align__(16) __shared__ Pair heard[CLUSTER][CHANNELS];
   __shared__ u64 arrived;
   const Agreement all = {heard, &arrived};
   const u32 memory = shared_address(shared);
