@@ -52,6 +52,9 @@ static void meet(Barrier& at, unsigned count) {
 }
 static void __syncwarp() { meet(warps[threadIdx.x / 32], 32); }
 static void __syncthreads() { meet(block, fibers.size()); }
+#define NAMED_BARRIERS 16
+static Barrier named[NAMED_BARRIERS];
+static void meet_some(int which, unsigned threads) { meet(named[which], threads); }
 
 template <class T>
 static T from_any_lane(T x, unsigned lane) {

@@ -77,7 +77,7 @@ def test_class_pack_compiles(case, arch, align) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "at"), [("sm_90", Held(8, 13)), ("sm_90", Held(2, 3)), ("sm_80", Held(1, 5))], ids=str
+    ("arch", "at"), [("sm_90", Held(8, 13)), ("sm_90", Held(7, 3)), ("sm_80", Held(1, 5))], ids=str
 )
 @pytest.mark.parametrize(
     "case", [SpanCase(), SpanCase(bits=(4, 8), head_dim=96, dtype=FP32)], ids=str
@@ -107,8 +107,21 @@ FORM = RecordFormat(128, 1, 1)
     ids=["one", "as long as fits", "longer", "two", "short", "a tile each", "no clusters", "many"],
 )
 def test_few_rows_are_held_by_clusters(longest, rows, max_cluster, at) -> None:
-    found = held(longest, rows, FORM, BF16, 132, shared_bytes(torch.device("cpu")), max_cluster)
-    assert found == at
+    assert hold(longest, rows, max_cluster, lambda at: rows) == at
+
+
+@pytest.mark.parametrize(
+    ("longest", "at"), [(3328, Held(7, 15)), (6144, None)], ids=["one", "longer"]
+)
+def test_clusters_are_narrower_where_not_all_of_them_would_run_at_once(longest, at) -> None:
+    groups = (18, 18, 18, 18, 16, 16, 14, 14)  # multiprocessors that may hold a cluster together
+    assert hold(longest, 16, 8, lambda at: sum(n // at.cluster for n in groups)) == at
+    assert hold(longest, 16, 8, lambda at: 0) is None
+
+
+def hold(longest, rows, max_cluster, at_once) -> Held | None:
+    most = shared_bytes(torch.device("cpu"))
+    return held(longest, rows, FORM, BF16, 132, most, max_cluster, at_once)
 
 
 @pytest.mark.parametrize(

@@ -74,12 +74,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const u32 blocks = (at.tiles_given + TILES_OF_BLOCK - 1) / TILES_OF_BLOCK,
             row = blockIdx.x / blocks;
   const bool is_value = row & 1;
-  const int head = row >> 1, sequence = head / at.kv_heads;
+  // A division is some hundred cycles before the first load: none where there is one sequence.
+  const int head = row >> 1, sequence = head < at.kv_heads ? 0 : head / at.kv_heads;
   Job job;
   job.warp = threadIdx.x >> 5, job.lane = threadIdx.x & 31, job.part = job.warp % SHARERS;
   job.g = job.lane >> 2, job.t = job.lane & 3;
   const int slot = job.warp / SHARERS, tile = (blockIdx.x - row * blocks) * TILES_OF_BLOCK + slot;
   job.tile = shared_address(shared) + slot * SHARED_TILE_BYTES, job.words = job.tile + TILE_BYTES;
+  // Asked for beside what says whether they are real: one answer of memory less before the tile.
+  // Volatile: asked for here.
+  const long long* index = at.index + (long long)sequence * at.tiles_given * TILE;
+  const int position =
+      *(const volatile int*)(index + min(tile, at.tiles_given - 1) * TILE + job.lane);
   job.there = tile < at.tiles_given && tile < at.tiles[sequence];
   const long long target = at.where[sequence] + tile;
   if (job.there && (target < 0 || target >= at.room)) {
@@ -89,10 +95,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   }
   if (job.there) {
     const Dense& from = is_value ? at.value : at.key;
-    const char* states = from.data + sequence * from.batch + (head % at.kv_heads) * from.head;
-    const int position =
-        (int)at.index[((long long)sequence * at.tiles_given + tile) * TILE + job.lane];
-    ask_for_tile(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
+    const char* states =
+        from.data + sequence * from.batch + (head - sequence * at.kv_heads) * from.head;
+    ask_for_tile<true>(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
     wait_for_copies();
   }
   wait_for_sharers();

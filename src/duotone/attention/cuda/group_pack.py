@@ -2,8 +2,8 @@
 
 The plain-torch reference is `cache.packed.pack_groups`, then `group_layout.to_group_records`; on a
 GPU, codes, scales and zero-points equal theirs bit for bit. What may differ: a hybrid whose two
-errors are the same but for the rounding of torch's sum, and the sign of a zero-point of 0 where a
-group has zeros of both signs.
+errors are the same but for the rounding of torch's sum and of what it adds, and the sign of a
+zero-point of 0 where a group has zeros of both signs.
 """
 
 from __future__ import annotations

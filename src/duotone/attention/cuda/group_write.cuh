@@ -72,6 +72,38 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
   return fits;
 }
 
+// Levels of a row under one mapping, and what codes take of them.
+struct Mapping {
+  Levels levels;
+  Coder<BITS> coder;
+
+  __device__ __forceinline__ void symmetric(const Bounds& b, float shrink) {
+    levels.template symmetric<BITS>(b, shrink);
+    coder.set(levels);
+  }
+  // What lane `lane` has of it.
+  __device__ __forceinline__ Mapping of_lane(int lane, bool signs) const {
+    Mapping y;
+    y.levels.scale = __shfl_sync(FULL, levels.scale, lane);
+    y.levels.zero = signs ? 0.f : __shfl_sync(FULL, levels.zero, lane);
+#pragma unroll
+    for (int n = 0; n < Coder<BITS>::NUMBERS; n++)
+      y.coder.x[n] = __shfl_sync(FULL, coder.x[n], lane);
+    return y;
+  }
+};
+// Of a hybrid's two rows and two mappings, the one that is this lane's to find: with t, row t % 2,
+// signs where t is below 2. Four lanes hold the same rows.
+static __device__ __forceinline__ Mapping own_mapping(const Bounds* b, const Job& job) {
+  const bool second = job.t % 2, signs = job.t < 2;
+  const Bounds mine = {second ? b[1].low : b[0].low, second ? b[1].high : b[0].high,
+                       second ? b[1].smallest : b[0].smallest};
+  Mapping y;
+  y.levels.template either<BITS>(mine, job.shrink, signs);
+  y.coder.set(y.levels);
+  return y;
+}
+
 // Codes of a row's elements under one mapping. digits: of both halves, the sum of code * 2^(DIGIT
 // q), with the element's sign where there are signs.
 static constexpr int DIGIT = BITS < 4 ? 4 : 5;
@@ -79,10 +111,9 @@ struct Trial {
   float error = 0.f, digits[2] = {0.f, 0.f};
 };
 template <bool SIGNS>
-static __device__ __forceinline__ Trial try_row(const Pair (*x)[4], int n, const Levels& l) {
+static __device__ __forceinline__ Trial try_row(const Pair (*x)[4], int n, const Mapping& m) {
+  const Levels& l = m.levels;
   Trial y;
-  Coder<BITS> coder;
-  coder.set(l);
 #pragma unroll
   for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -90,10 +121,11 @@ static __device__ __forceinline__ Trial try_row(const Pair (*x)[4], int n, const
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const float v = number(x[f][i], half), d = SIGNS ? fabsf(v) : __fsub_rn(v, l.zero);
-        const float code = coder.code(d);
-        // code * scale has no more than 15 bits: one rounding less changes nothing.
-        const float off =
-            SIGNS ? __fmaf_rn(code, l.scale, -d) : __fsub_rn(__fmaf_rn(code, l.scale, l.zero), v);
+        const float code = m.coder.code(d);
+        // code * scale has no more than 15 bits: one rounding less changes nothing. Of 16 bits, d
+        // is v - zero but for what is far below the others' roundings.
+        const float off = SIGNS || INPUT != 2 ? __fmaf_rn(code, l.scale, -d)
+                                              : __fsub_rn(__fmaf_rn(code, l.scale, l.zero), v);
         y.error = __fadd_rn(y.error, fabsf(off));
         const float weight = 1 << DIGIT * (2 * f + i / 2);
         y.digits[half] = fmaf(code, SIGNS ? copysignf(weight, v) : weight, y.digits[half]);
@@ -113,24 +145,28 @@ static __device__ __forceinline__ bool write_signed(const Pair (*x)[4], const Bo
   u32 codes[PARTS] = {}, low = 0;
   u16 scale[2], zero[2];
   bool fits = true;
+  Mapping own;
+  if constexpr (MAPPING == HYBRID) own = own_mapping(b, job);
 #pragma unroll
   for (int n = 0; n < 2; n++) {
-    Levels l;
-    l.template symmetric<BITS>(b[n], job.shrink);
-    Trial best = try_row<true>(x, n, l);
+    Mapping m;
+    if constexpr (MAPPING == HYBRID)
+      m = own.of_lane(4 * job.g + n, true);
+    else
+      m.symmetric(b[n], job.shrink);
+    Trial best = try_row<true>(x, n, m);
     // Channels that fill up head_dim have no flag.
     bool signs = !VALUE || channel(job, step, n) < CHANNELS;
     if constexpr (MAPPING == HYBRID) {
-      Levels plain;
-      plain.template asymmetric<BITS>(b[n], job.shrink);
+      const Mapping plain = own.of_lane(4 * job.g + 2 + n, false);
       const Trial other = try_row<false>(x, n, plain);
       signs = over_row(best) < over_row(other);
-      if (!signs) l = plain, best = other;
+      if (!signs) m = plain, best = other;
     }
-    fits &= l.template fits<BITS, ALONG_K>();
+    fits &= m.levels.template fits<BITS, ALONG_K>();
     add_numbers(codes, low, best.digits, signs, n);
-    scale[n] = signs ? float_to_half(-2.f * l.scale) : l.scale_bits;
-    zero[n] = l.zero_bits;
+    scale[n] = float_to_half(signs ? -2.f * m.levels.scale : m.levels.scale);
+    zero[n] = float_to_half(m.levels.zero);
   }
   add_codes(job, step, 0, codes);
   low <<= job.t % 2;

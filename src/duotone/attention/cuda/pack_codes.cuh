@@ -19,7 +19,7 @@ __device__ __forceinline__ float above(float d, float edge) {
   return __saturatef(__fmaf_rn(d, TWO_TO_60, edge));
 }
 
-// x: what `code` has to know of a scale. code(d): of zero + d.
+// x: what `code` has to know of a scale. code(d): of zero + d. lifted(d): 2^23 more.
 //
 // By the quotient t: (t + 1/2) / 2^BITS saturates to 0, and 2^BITS times it is rounded down where
 // 2^23 is added.
@@ -29,12 +29,12 @@ struct Coder {
   float x[NUMBERS];
 
   __device__ __forceinline__ void set(const Levels& l) { x[0] = l.scale, x[1] = l.inverse; }
-  __device__ __forceinline__ float code(float d) const {
+  __device__ __forceinline__ float lifted(float d) const {
     constexpr float UNIT = 1.f / (1 << BITS);
     const float part = __saturatef(__fmaf_rn(quotient(d, x[0], x[1]), UNIT, 0.5f * UNIT));
-    const float code = __fmaf_rd(fminf(part, Top<BITS>::VALUE * UNIT), 1 << BITS, TWO_TO_23);
-    return code - TWO_TO_23;
+    return __fmaf_rd(fminf(part, Top<BITS>::VALUE * UNIT), 1 << BITS, TWO_TO_23);
   }
+  __device__ __forceinline__ float code(float d) const { return lifted(d) - TWO_TO_23; }
 };
 template <>
 struct Coder<1> {
@@ -43,6 +43,7 @@ struct Coder<1> {
 
   __device__ __forceinline__ void set(const Levels& l) { x[0] = edge_of(l, 1); }
   __device__ __forceinline__ float code(float d) const { return above(d, x[0]); }
+  __device__ __forceinline__ float lifted(float d) const { return code(d) + TWO_TO_23; }
 };
 // The second edge decides on the upper bit, then the first or the third one on the lower bit.
 template <>
@@ -59,4 +60,5 @@ struct Coder<2> {
     // Rounded up what was rounded down, by less than a unit: the third edge.
     return __fmaf_rn(2.f, upper, above(d, __fmaf_ru(upper, x[2], x[0])));
   }
+  __device__ __forceinline__ float lifted(float d) const { return code(d) + TWO_TO_23; }
 };

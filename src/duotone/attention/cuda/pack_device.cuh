@@ -38,6 +38,11 @@ __device__ __forceinline__ float inverse_fast(float x) {
   asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
+// Threads that are a multiple of 32, at barrier `which`; `__syncthreads` has barrier 0.
+#define NAMED_BARRIERS 16
+__device__ __forceinline__ void meet_some(int which, int threads) {
+  asm volatile("bar.sync %0,%1;" ::"r"(which), "r"(threads) : "memory");
+}
 // BYTES 4, 8 or 16 from global to shared memory, without registers; zeros where not `real`.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(u32 target, const char* source, bool real) {

@@ -35,15 +35,21 @@ struct Levels {
   }
   template <int BITS>
   __device__ __forceinline__ void asymmetric(Bounds b, float shrink) {
-    const float factor = b.high > b.low ? shrink : 1.f;
-    const float low = __fmul_rn(b.low, factor), high = __fmul_rn(b.high, factor);
-    set(__fmul_rn(__fsub_rn(high, low), Top<BITS>::INVERSE), low);
+    either<BITS>(b, shrink, false);
   }
   template <int BITS>
   __device__ __forceinline__ void symmetric(Bounds b, float shrink) {
+    either<BITS>(b, shrink, true);
+  }
+  template <int BITS>
+  __device__ __forceinline__ void either(Bounds b, float shrink, bool signs) {
     const float top = fabsf(greatest(-b.low, b.high));
-    const float step = __fmul_rn(__fmul_rn(top, shrink), Top<BITS>::INVERSE);
-    set(top > b.smallest ? step : top, 0.f);
+    const bool wide = signs ? top > b.smallest : b.high > b.low;
+    const float factor = wide || signs ? shrink : 1.f;
+    const float low = signs ? 0.f : __fmul_rn(b.low, factor);
+    const float width = __fsub_rn(__fmul_rn(signs ? top : b.high, factor), low);
+    const float step = __fmul_rn(width, Top<BITS>::INVERSE);
+    set(signs && !wide ? top : step, low);
   }
   template <int BITS>
   __device__ __forceinline__ u32 code(float x) const {

@@ -13,21 +13,38 @@ struct Dense {
   int token;
 };
 
+// Asks for ALIGN bytes of a token, or for zeros where its position is -1.
+template <bool WHOLE>
+__device__ __forceinline__ void ask_for_unit(u32 target, const char* column, int stride,
+                                             int position) {
+  const bool real = WHOLE || position >= 0;
+  const char* source = column + (long long)(WHOLE ? position : max(position, 0)) * stride;
+  if constexpr (ALIGN == 2)
+    store_shared_half(target, real ? *(const u16*)source : 0);
+  else
+    copy_async<ALIGN>(target, source, real);
+}
 // Asks for a tile, or one of `parts` of it. Lane l gives the position of token l; -1: none, which
-// becomes 0.
+// becomes 0. WHOLE: there is no such token.
+template <bool WHOLE = false>
 __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int stride, int position,
                                              u32 lane, u32 part = 0, u32 parts = 1) {
   constexpr u32 UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
-#pragma unroll 8
-  for (u32 n = 32 * part + lane; n < TILE * UNITS; n += 32 * parts) {
-    const u32 row = n / UNITS, at = n % UNITS * ALIGN;
-    const int from = __shfl_sync(FULL, position, row);
-    const char* source = head + (long long)max(from, 0) * stride + at;
+  const u32 first = 32 * part + lane;
+  if (32 * parts % UNITS == 0) {  // a lane's units lie below each other: constants apart
+    const u32 rows = 32 * parts / UNITS, row = first / UNITS, at = first % UNITS * ALIGN;
     const u32 target = tile + row * ROW_BYTES + at;
-    if constexpr (ALIGN == 2)
-      store_shared_half(target, from < 0 ? 0 : *(const u16*)source);
-    else
-      copy_async<ALIGN>(target, source, from >= 0);
+#pragma unroll 8
+    for (u32 n = 0; n < TILE; n += rows)
+      ask_for_unit<WHOLE>(target + n * ROW_BYTES, head + at, stride,
+                          __shfl_sync(FULL, position, row + n));
+  } else {
+#pragma unroll 8
+    for (u32 n = first; n < TILE * UNITS; n += 32 * parts) {
+      const u32 row = n / UNITS, at = n % UNITS * ALIGN;
+      ask_for_unit<WHOLE>(tile + row * ROW_BYTES + at, head + at, stride,
+                          __shfl_sync(FULL, position, row));
+    }
   }
   constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
   for (u32 n = 32 * part + lane; n < TILE * MISSING; n += 32 * parts)
@@ -63,10 +80,11 @@ __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, i
 #endif
 }
 
-// All warps that share a tile are here, each after its own copies.
+// The warps that share a tile are here, each after its own copies.
 __device__ __forceinline__ void wait_for_sharers() {
 #if SHARERS > 1
-  __syncthreads();
+  static_assert(WARPS / SHARERS < NAMED_BARRIERS, "barrier 0 is of all warps");
+  meet_some(1 + threadIdx.x / (32 * SHARERS), 32 * SHARERS);
 #else
   __syncwarp();
 #endif

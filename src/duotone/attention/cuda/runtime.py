@@ -130,13 +130,26 @@ class Kernel:
         self._module = self._call("cuModuleLoadData", binary)
         self._function = self._call("cuModuleGetFunction", self._module, name.encode())
         self._shared_bytes = 0
+        self._clusters: dict[tuple[int, int, int], int] = {}
         names = ("COOPERATIVE", "PROGRAMMATIC_STREAM_SERIALIZATION")
         self._attributes = {name: self._attribute(name) for name in names}
 
     def __call__(self, at: Launch, arguments: ctypes.Structure) -> None:
         """Launch on the current stream with one structure as the only argument."""
-        self._allow(at.shared_bytes)
+        settings = self._settings(at)
         values = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
+
+    def clusters_at_once(self, at: Launch) -> int:
+        """Clusters of such a launch that the device has room for."""
+        key = at.threads, at.shared_bytes, at.cluster
+        if key not in self._clusters:
+            name, settings = "cuOccupancyMaxActiveClusters", self._settings(at)
+            self._clusters[key] = self._call(name, self._function, settings)
+        return self._clusters[key]
+
+    def _settings(self, at: Launch) -> Any:
+        self._allow(at.shared_bytes)
         settings = self._driver.CUlaunchConfig()
         settings.gridDimX, settings.gridDimY, settings.gridDimZ = at.blocks, 1, 1
         settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
@@ -145,7 +158,7 @@ class Kernel:
         attributes = self._launch_attributes(at)
         settings.attrs = attributes
         settings.numAttrs = len(attributes)
-        self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
+        return settings
 
     def _launch_attributes(self, at: Launch) -> list[Any]:
         overlaps = self._overlaps and at.overlap and not at.cooperative

@@ -1,4 +1,4 @@
-// What a thread block of span_pack_once.cu holds: its share of a block of tokens, and the bounds.
+// What a thread block of span_pack_once.cu holds: its share of a block of tokens, and its bounds.
 //
 // Of the warps that share 32 tokens, what they saw as floats, [low, high][channel], and later
 // words.
@@ -18,7 +18,9 @@ struct Share {
     const int row = blockIdx.x / CLUSTER;
     first_slot = threadIdx.x / (32 * SHARERS), part = threadIdx.x / 32 % SHARERS;
     rank = blockIdx.x % CLUSTER, is_value = row & 1;
-    block = row / 2 % at.blocks, head = row / 2 / at.blocks, sequence = head / at.kv_heads;
+    // A division is some hundred cycles before the first load: none where one is enough.
+    head = at.blocks == 1 ? row / 2 : row / 2 / at.blocks, block = row / 2 - head * at.blocks;
+    sequence = head < at.kv_heads ? 0 : head / at.kv_heads;
     const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;
     length = (int)(edge[1] - edge[0]);
     first_record = at.first_records[(long long)sequence * at.blocks + block];
@@ -41,14 +43,16 @@ __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, 
   const int start =
       s.block ? (int)at.offsets[(long long)s.sequence * (at.blocks + 1) + s.block] : 0;
   const long long* index = at.index + (long long)s.sequence * at.taken + start;
+  const char* states =
+      from.data + s.sequence * from.batch + (s.head - s.sequence * at.kv_heads) * from.head;
   const auto position_of = [&](int token) {
     return *(const volatile int*)(index + min(token, at.taken - 1 - start));
   };
   int slot = s.first_slot, position = position_of(s.half(slot) * TILE + lane);
   for (; s.half(slot) * TILE < s.length; slot += SLOTS) {
     const int token = s.half(slot) * TILE + lane;
-    ask_for_tile(tiles + slot * TILE_BYTES, head_of(from, s.head, at.kv_heads), from.token,
-                 token < s.length ? position : -1, lane, s.part, SHARERS);
+    ask_for_tile(tiles + slot * TILE_BYTES, states, from.token, token < s.length ? position : -1,
+                 lane, s.part, SHARERS);
     position = position_of(s.half(slot + SLOTS) * TILE + lane);
   }
   wait_for_copies();
@@ -69,8 +73,8 @@ __device__ __forceinline__ void bound_pair(Pair& low, Pair& high, const Share& s
     }
   }
 }
-// Bounds of what a thread block holds, to own[low, high][channel].
-__device__ __forceinline__ void bound_share(const Share& s, u32 memory, float (*own)[CHANNELS]) {
+// Tells all thread blocks the bounds of what this one holds.
+__device__ __forceinline__ void bound_share(const Share& s, u32 memory, const Agreement& all) {
   const u32 seen = memory + s.first_slot * SLOT_BYTES;
   for (int c = (32 * s.part + (threadIdx.x & 31)) * 2; c < D; c += 64 * SHARERS) {
     Pair low, high;
@@ -82,6 +86,7 @@ __device__ __forceinline__ void bound_share(const Share& s, u32 memory, float (*
     }
   }
   __syncthreads();
+  all.wait_for_listeners();
   for (int c = threadIdx.x; c < CHANNELS; c += WARPS * 32) {
     float low = INFINITE, high = -INFINITE;
 #pragma unroll
@@ -89,51 +94,6 @@ __device__ __forceinline__ void bound_share(const Share& s, u32 memory, float (*
       low = least(low, __uint_as_float(load_shared(memory + n * SLOT_BYTES + c * 4)));
       high = greatest(high, __uint_as_float(load_shared(memory + n * SLOT_BYTES + (D + c) * 4)));
     }
-    own[0][c] = low, own[1][c] = high;
+    all.tell(s.rank, c, pair_of(low, high));
   }
-}
-
-// A cluster's shared memory: between meet and leave it may be read, until all of them waited it is
-// there.
-__device__ __forceinline__ void meet_others() {
-#if CLUSTER > 1
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-#else
-  __syncthreads();
-#endif
-}
-__device__ __forceinline__ void leave_others() {
-#if CLUSTER > 1
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_others() {
-#if CLUSTER > 1
-  __syncwarp();
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// What thread block `rank` of the cluster has at the same place.
-__device__ __forceinline__ float of_other(const float* own, int rank) {
-#if CLUSTER > 1
-  u32 there;
-  float x;
-  asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(there) : "memory");
-  return x;
-#else
-  return *own;
-#endif
-}
-__device__ __forceinline__ Bounds agreed_bounds(float (*own)[CHANNELS], int c, int length) {
-  Bounds b = {INFINITE, -INFINITE, 0.f};
-#pragma unroll
-  for (int rank = 0; rank < CLUSTER; rank++) {
-    b.low = least(b.low, of_other(&own[0][c], rank));
-    b.high = greatest(b.high, of_other(&own[1][c], rank));
-  }
-  if (length == 0) b.low = b.high = 0.f;
-  return b;
 }

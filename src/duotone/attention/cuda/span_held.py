@@ -7,6 +7,7 @@ As span_held.cuh has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,11 @@ from duotone.attention.cuda.dense import TILE_TOKENS, tile_bytes
 from duotone.attention.cuda.layout import RecordFormat
 
 SOURCE = "span_pack_once.cu"
-# Tiles that warps take at the same time: half as many as a thread block has warps, at most.
-MAX_SLOTS = 16
+# Tiles that warps take at the same time: those who share one meet at a barrier of their own, of
+# which there are 16, and all threads have one.
+MAX_SLOTS = 15
+# What the bounds that arrive are counted by, with what aligns it.
+BARRIER_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,21 @@ def held(
     sms: int,
     shared_bytes: int,
     max_cluster: int,
+    at_once: Callable[[Held], int],
 ) -> Held | None:
     """The widest cluster of which every row gets one at once; None: too many or too long rows.
 
     longest: tokens of a row, at most. rows: K's and V's blocks of tokens of all heads. A thread
     block fills a multiprocessor: where rows come in turns, two launches of small ones do better.
+    at_once: clusters that the device has room for. They lie within its groups of multiprocessors,
+    so that there may be fewer than multiprocessors let hope.
     """
     tiles = -(-longest // TILE_TOKENS)
-    clusters = [n for n in (8, 4, 2, 1) if n <= min(max_cluster, tiles) and n * rows <= sms]
-    if not clusters:
-        return None
-    at = Held(clusters[0], -(-tiles // clusters[0]))
-    static_bytes = 8 * form.head_dim
-    return at if at.shared_bytes(form, dtype) + static_bytes <= shared_bytes else None
+    for cluster in range(min(max_cluster, tiles, sms // rows), 0, -1):
+        at = Held(cluster, -(-tiles // cluster))
+        static_bytes = 2 * dtype.itemsize * form.head_dim * cluster + BARRIER_BYTES
+        if at.shared_bytes(form, dtype) + static_bytes > shared_bytes:
+            return None
+        if cluster == 1 or at_once(at) >= rows:
+            return at
+    return None

@@ -109,7 +109,9 @@ __device__ __forceinline__ void load_levels(const Job& job, const u16* scale, co
   for (int c = job.lane; c < D; c += 32) {
     Levels l = {};
     if (c < CHANNELS) l.read(__ldg(scale + c), __ldg(zero + c));
-    Steps<VALUE, BITS>::store_levels(job.levels, l, c);
+#pragma unroll
+    for (int part = 0; part < Steps<VALUE, BITS>::LEVEL_PARTS; part++)
+      Steps<VALUE, BITS>::store_levels(job.levels, l, c, part);
   }
 }
 

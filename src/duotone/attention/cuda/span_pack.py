@@ -31,7 +31,7 @@ from duotone.attention.cuda.layout import (
     span_layout,
     spec_reason,
 )
-from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.attention.cuda.runtime import Kernel, Launch, kernel
 from duotone.attention.cuda.span_held import SOURCE as ONCE_SOURCE
 from duotone.attention.cuda.span_held import Held, held, sharers
 from duotone.cache import BlockTable, PackedTensor
@@ -161,27 +161,41 @@ def _launch(
         v_shrink=spec.value.shrink,
     )  # fmt: skip
     macros = common_macros(records.format, key.dtype, min(alignment(key), alignment(value)))
-    at = _held(key, records.format, blocks, rows)
     with torch.cuda.device(key.device):
+        at = _held(key, records.format, blocks, rows, macros)
         if at is not None:
-            _launch_once(at, given, records.format, key, rows, macros)
+            function, launch = _once(at, records.format, key.dtype, rows, macros, key.device)
+            function(launch, given)
         else:
             _launch_twice(given, records, key, rows, blocks.longest, macros)
 
 
-def _held(key: Tensor, form: RecordFormat, blocks: BlockTable, rows: int) -> Held | None:
-    device = key.device
+def _held(
+    key: Tensor, form: RecordFormat, blocks: BlockTable, rows: int, macros: dict[str, int]
+) -> Held | None:
+    device, dtype = key.device, key.dtype
+
+    def at_once(at: Held) -> int:
+        function, launch = _once(at, form, dtype, rows, macros, device)
+        return function.clusters_at_once(launch)
+
     sms, most = multiprocessors(device), max_cluster(device)
-    return held(blocks.longest, rows, form, key.dtype, sms, shared_bytes(device), most)
+    shared = shared_bytes(device)
+    return held(blocks.longest, rows, form, dtype, sms, shared, most, at_once)
 
 
-def _launch_once(
-    at: Held, given: Arguments, form: RecordFormat, key: Tensor, rows: int, macros: dict[str, int]
-) -> None:
-    nbytes = at.shared_bytes(form, key.dtype)
+def _once(
+    at: Held,
+    form: RecordFormat,
+    dtype: torch.dtype,
+    rows: int,
+    macros: dict[str, int],
+    device: torch.device,
+) -> tuple[Kernel, Launch]:
     macros = macros | once_macros(at, form)
-    launch = Launch(rows * at.cluster, macros["WARPS"] * LANES, nbytes, cluster=at.cluster)
-    kernel(ONCE_SOURCE, "span_pack_once", tuple(macros.items()), key.device)(launch, given)
+    threads, nbytes = macros["WARPS"] * LANES, at.shared_bytes(form, dtype)
+    function = kernel(ONCE_SOURCE, "span_pack_once", tuple(macros.items()), device)
+    return function, Launch(rows * at.cluster, threads, nbytes, cluster=at.cluster)
 
 
 def _launch_twice(

@@ -24,11 +24,14 @@ __device__ __forceinline__ void load_chunks(Pair (*y)[OWN], const Job& job, int 
 }
 
 // By arithmetic in floats. Levels in shared memory: [zero-point, numbers of a Coder][channel].
+// LEVEL_PARTS: of a channel, each found by itself.
 template <int VALUE, int BITS>
 struct Steps {
   static constexpr int SEEN = VALUE ? 2 : 4;  // channels of a lane in a step
+  static constexpr int LEVEL_PARTS = 1;
 
-  static __device__ __forceinline__ void store_levels(u32 levels, const Levels& l, int channel) {
+  static __device__ __forceinline__ void store_levels(u32 levels, const Levels& l, int channel,
+                                                      int) {
     Coder<BITS> coder;
     coder.set(l);
     store_shared(levels + channel * 4, __float_as_uint(l.zero));
@@ -43,14 +46,14 @@ struct Steps {
     load_levels(zero, coder, job, step);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-      float pair[2];  // two codes as the lower bytes of 2^23
+      u32 code[4];  // in the lowest byte
 #pragma unroll
-      for (int j = 3; j >= 0; j--) {
+      for (int j = 0; j < 4; j++) {
         const int n = VALUE ? i % 2 : j;
-        const float code = coder[n].code(__fsub_rn(x[i][j], zero[n]));
-        pair[j / 2] = j % 2 ? fmaf(code, 256.f, TWO_TO_23) : pair[j / 2] + code;
+        code[j] = __float_as_uint(coder[n].lifted(__fsub_rn(x[i][j], zero[n])));
       }
-      registers[i] = __byte_perm(__float_as_uint(pair[0]), __float_as_uint(pair[1]), 0x5410);
+      registers[i] = __byte_perm(__byte_perm(code[0], code[1], 0x40),
+                                 __byte_perm(code[2], code[3], 0x40), 0x5410);
     }
   }
   // x[i][j]: the elements of a step.

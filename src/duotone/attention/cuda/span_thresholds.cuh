@@ -35,19 +35,17 @@ __device__ __forceinline__ u32 threshold(const Coder<BITS>& coder, const Levels&
 // Thresholds in shared memory: K's [j - 1][channel], V's twice each for the halves of a pair.
 template <int VALUE, int BITS>
 struct ComparedSteps {
-  static constexpr int EDGES = (1 << BITS) - 1;
+  static constexpr int EDGES = (1 << BITS) - 1, LEVEL_PARTS = EDGES;
 
-  static __device__ __forceinline__ void store_levels(u32 levels, const Levels& l, int channel) {
+  static __device__ __forceinline__ void store_levels(u32 levels, const Levels& l, int channel,
+                                                      int edge) {
     Coder<BITS> coder;
     coder.set(l);
-#pragma unroll
-    for (int n = 0; n < EDGES; n++) {
-      const u32 edge = threshold(coder, l, n + 1), at = n * D + channel;
-      if constexpr (VALUE)
-        store_shared(levels + at * 4, edge * 0x10001);
-      else
-        store_shared_half(levels + at * 2, edge);
-    }
+    const u32 least = threshold(coder, l, edge + 1), at = edge * D + channel;
+    if constexpr (VALUE)
+      store_shared(levels + at * 4, least * 0x10001);
+    else
+      store_shared_half(levels + at * 2, least);
   }
   static __device__ __forceinline__ void codes(u32* registers, const Job& job, int step) {
     u32 edges[EDGES][2];  // K: of both pairs of channels; V: of both channels
