@@ -47,6 +47,8 @@ LEVEL_CASES = [
     LevelCase("energy", LLOYD.replace(energy=1.5, gain=1.25)),
     LevelCase("fit", LLOYD.replace(energy=1.0, gain="fit", group=64), ((0, 200), (0, 129))),
     LevelCase("fit", LLOYD.replace(gain="fit"), head_dim=40, dtype=FP32),
+    LevelCase("fit", LLOYD.replace(energy=1.0, gain="fit"), ((0, 200),), heads=1),
+    LevelCase("fit", LLOYD.replace(gain="fit"), ((0, 130, 300),), 72, heads=1),
     LevelCase("one bit", TensorSpec(1, levels="lloyd", gain=1.1), head_dim=20, dtype=FP16),
     LevelCase("two bits", TensorSpec(2, levels="lloyd", energy=0.5), head_dim=24, dtype=FP32),
     LevelCase("four bits", TensorSpec(4, levels="lloyd"), ((0, 100),), 16, FP32),
@@ -61,6 +63,8 @@ LONG_CASES = [
     LevelCase("long", LLOYD.replace(energy=0.5), ((0, 8192), (0, 5000)), 128, heads=8),
     LevelCase("longest", LLOYD.replace(energy=1.0), ((0, 60000),), 64, FP16, heads=1),
     LevelCase("wide", LLOYD.replace(energy=1.0), ((0, 20000),), 256, FP32, heads=1),
+    LevelCase("fit", LLOYD.replace(energy=1.0, gain="fit"), ((0, 3328),), 128, heads=8),
+    LevelCase("fit", LLOYD.replace(gain="fit"), ((0, *range(200, 8001, 200)),) * 4, 256, heads=4),
     LevelCase("groups", LLOYD.replace(energy=1.0, gain="fit", group=64), ((0, 8192),), 128),
     LevelCase("groups", LLOYD.replace(gain="fit", group=128), ((0, 3328), (0, 111)), 256),
 ]

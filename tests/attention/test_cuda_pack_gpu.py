@@ -1,4 +1,4 @@
-"""The packing kernels on a real GPU against torch, byte for byte; classes by the kernels' levels."""
+"""The packing kernels on a real GPU against torch, byte for byte; classes by kernels' levels."""
 
 import pytest
 import torch

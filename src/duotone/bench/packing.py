@@ -5,8 +5,8 @@ A copy reads and writes 16 bits per element, a kernel reads 16 bits and writes c
 Spans are read twice, for the bounds and for the codes, but where clusters hold all of them at once.
 Rows of classes of channels are of the codes alone, of everything ("with levels") and of single
 eager calls of torch without a kernel ("by torch"). All sequences are whole, so that the numbers are
-those of bandwidth; every row is first compared with torch, byte for byte, classes by the levels that
-kernels find (tests compare those with torch's).
+those of bandwidth; every row is first compared with torch, byte for byte, classes by the levels
+that kernels find (tests compare those with torch's).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Levels of the blocks of K or V and the order of their channels; torch finds them and packs by them."""
+"""Levels of the blocks of K or V and the order of their channels, and torch's way to them."""
 
 from __future__ import annotations
 

@@ -16,11 +16,14 @@ struct Arguments {
   float* power;              // [rows, splits, CHANNELS] about the mean, weighed
   float* weight;             // [batch * kv_heads, tokens] by energy
   float* fine;               // [rows, 3, CHANNELS]: mean, scale, offset before the fitted gain
+  float* spread;             // [some rows, spread_parts, SPREAD_CHANNELS, SPREAD_CHANNELS]
+  float* products;           // [rows, gain_parts, 2] with it
   u16 *chosen_scale, *chosen_zero, *scale;  // [rows, CODED], by rank, as the rest
   u16* zero;                                // [rows, CHANNELS]
   long long* order;                         // [rows, CHANNELS]
   int kv_heads, blocks, tokens, splits;
   int strip_row;  // elements between channels in shared memory, a multiple of 16 bytes
+  int first_row, spread_parts, gain_parts;  // first_row: of a launch for gains
   float energy, gain, shrink;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");

@@ -1,9 +1,9 @@
 """Find the levels of blocks of K or V, and which channels get how many bits, on the device.
 
-Three launches per tensor, and one or three more for a fitted gain: moments of every channel; energies of
-tokens and the weighed power of channels; then strips of channels, held in shared memory, for
-Lloyd's rounds and the gain by energy. Nothing waits for the device and nothing is as large as the
-tensor.
+Three launches per tensor: moments of every channel; energies of tokens and the weighed power of
+channels; then strips of channels, held in shared memory, for Lloyd's rounds and the gain by energy.
+A fitted gain takes a few more (`level_gain`). Nothing waits for the device and nothing is as large
+as the tensor.
 
 The plain-torch reference is `class_levels.torch_levels`. Sums have another order here, so levels
 agree to their last bit or so.
@@ -21,14 +21,13 @@ from duotone.attention.cuda.class_format import WIDTHS, Classes
 from duotone.attention.cuda.class_levels import SortedLevels, States
 from duotone.attention.cuda.dense import INPUTS, Dense, alignment, dense
 from duotone.attention.cuda.geometry import multiprocessors, shared_bytes
+from duotone.attention.cuda.level_gain import launch_gains
 from duotone.attention.cuda.runtime import Launch, kernel
 from duotone.attention.cuda.span_pack import MAX_CHANNELS, splits_of
 from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
 
 THREADS = 256
-# Tokens up to which a block is whole in shared memory for its fitted gain, and what it then takes.
-GRAM_TOKENS, GRAM_GAP = (64, 128), 4
 # Shared memory of a block of threads: of all channels, and of few.
 WHOLE_BYTES, STRIP_BYTES = 48 << 10, 100 << 10
 STRIPS = (8, 4, 2, 1)
@@ -45,9 +44,12 @@ class Arguments(ctypes.Structure):
         ("x", Dense),
         *((name, ctypes.c_void_p) for name in (
             "offsets", "moments", "power", "weight", "fine",
-            "chosen_scale", "chosen_zero", "scale", "zero", "order",
+            "spread", "products", "chosen_scale", "chosen_zero", "scale", "zero", "order",
         )),
-        *((name, ctypes.c_int) for name in ("kv_heads", "blocks", "tokens", "splits", "strip_row")),
+        *((name, ctypes.c_int) for name in (
+            "kv_heads", "blocks", "tokens", "splits", "strip_row",
+            "first_row", "spread_parts", "gain_parts",
+        )),
         *((name, ctypes.c_float) for name in ("energy", "gain", "shrink")),
     )  # fmt: skip
 
@@ -67,7 +69,7 @@ class Strip:
         if lanes < THREADS and row_bytes * head_dim <= WHOLE_BYTES:
             return cls(head_dim, lanes)
         fitting = (n for n in STRIPS if n < head_dim and n * row_bytes <= STRIP_BYTES)
-        return cls(next(fitting, 1), lanes)
+        return cls(next(fitting, 1), max(lanes, THREADS // STRIPS[0]))
 
 
 def strip_row(longest: int, itemsize: int) -> int:
@@ -88,8 +90,6 @@ def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
     most = shared_bytes(x.device) - BESIDE_STRIP_BYTES
     if strip_row(blocks.longest, x.itemsize) * x.itemsize > most:
         return f"a channel of {blocks.longest} tokens does not fit shared memory"
-    if spec.gain == "fit" and blocks.longest > GRAM_TOKENS[-1]:
-        return f"it fits gains to {GRAM_TOKENS[-1]} tokens at most; got {blocks.longest}"
     return None
 
 
@@ -134,9 +134,16 @@ def _search(x: States, spec: TensorSpec, classes: Classes, found: SortedLevels) 
         shrink=spec.shrink,
     )  # fmt: skip
     macros = macros_of(spec, classes, channels, x.dtype, alignment(x))
+
+    def run(source: str, name: str, more: dict[str, int], at: Launch) -> None:
+        kernel(source, name, tuple((macros | more).items()), x.device)(at, given)
+
     with torch.cuda.device(x.device):
-        for source, name, more, at in _launches(x, spec, blocks.longest, rows, splits):
-            kernel(source, name, tuple((macros | more).items()), x.device)(at, given)
+        for launch in _launches(x, spec, blocks.longest, rows, splits):
+            run(*launch)
+        if spec.gain == "fit":
+            sms = multiprocessors(x.device)
+            launch_gains(given, run, rows, blocks.longest, channels, THREADS, x.device, sms)
 
 
 def _workspace(x: States, spec: TensorSpec, rows: int, splits: int) -> dict[str, Tensor]:
@@ -153,7 +160,7 @@ def _workspace(x: States, spec: TensorSpec, rows: int, splits: int) -> dict[str,
 def _launches(
     x: States, spec: TensorSpec, longest: int, rows: int, splits: int
 ) -> list[tuple[str, str, dict[str, int], Launch]]:
-    """(source, kernel, macros of its own, grid) of all launches, in their order."""
+    """(source, kernel, macros of its own, grid) of all launches but those for gains."""
     channels = x.shape[3]
     sums = Launch(rows * splits, THREADS, 0)
     launches = [("level_sums.cu", "level_moments", {}, sums)]
@@ -163,10 +170,6 @@ def _launches(
     nbytes = strip.channels * strip_row(longest, x.itemsize) * x.itemsize
     search = Launch(rows * -(-channels // strip.channels), THREADS, nbytes)
     launches.append(("level_search.cu", "level_search", search_macros(strip), search))
-    if spec.gain == "fit":
-        room = next(n for n in GRAM_TOKENS if longest <= n)
-        at = Launch(rows, THREADS, 2 * 4 * channels * (room + GRAM_GAP))
-        launches.append(("level_gain_short.cu", "level_gain_short", {"ROOM": room}, at))
     return launches
 
 
