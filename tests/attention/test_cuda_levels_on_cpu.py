@@ -7,6 +7,7 @@ import torch
 from level_cases import LEVEL_CASES, LevelCase, assert_same_levels, level_states, reference
 
 from duotone.attention.cuda import level_gain, level_search
+from duotone.attention.cuda.class_pack import sorted_levels
 from duotone.attention.cuda.level_search import Strip, find_levels, level_reason
 from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
@@ -108,3 +109,11 @@ def test_what_levels_cannot_be_is_named(change, tokens, reason) -> None:
         with pytest.raises(ValueError, match="Use torch_levels"):
             find_levels(x, spec, blocks)
     assert "consecutive channels" in level_reason(x.double(), TensorSpec(), blocks)
+
+
+def test_layers_share_the_blocks_of_a_table() -> None:
+    x, spans = torch.randn(1, 1, 200, 8), BlockTable(torch.tensor([[0, 200]]))
+    groups, whole = TensorSpec(group=64), TensorSpec()
+    first, values, second = (sorted_levels(x, spec, spans, 8) for spec in (groups, whole, groups))
+    assert first.blocks is second.blocks
+    assert values.blocks is spans

@@ -128,7 +128,8 @@ def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) ->
 
     Errors: ValueError for numbers that are not finite and for levels beyond fp16.
     """
-    blocks = spans.split(spec.group)
+    # Tables remember one way to split them: asking for none would lose it, and the next layer wait.
+    blocks = spans if spec.group is None else spans.split(spec.group)
     if x.is_cuda and level_reason(x, spec, blocks) is None:
         levels = find_levels(x, spec, blocks)
         if not checked() or levels.are_finite:

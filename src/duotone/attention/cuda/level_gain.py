@@ -12,11 +12,14 @@ from collections.abc import Callable
 
 import torch
 
+from duotone.attention.cuda.geometry import shared_bytes
 from duotone.attention.cuda.runtime import Launch
 
 SHORT, LONG = "level_gain_short.cu", "level_gain_long.cu"
 # Tokens that a block of threads has in shared memory; floats between channels there.
 SHORT_TOKENS, TOKENS, GAP = (64, 128), 64, 4
+# What a block of threads has beside them, at most.
+BESIDE_BYTES = 12 << 10
 # What covariances may take together; blocks of threads per SM that find them, and use them.
 SPREAD_BYTES, SPREADING, USING = 32 << 20, 2, 8
 # Channels of a tile of a covariance.
@@ -36,8 +39,9 @@ def launch_gains(
     sms: int,
 ) -> None:
     """Fit the gains of all rows. given: `Arguments` of level_search."""
-    if longest <= SHORT_TOKENS[-1]:
-        room = next(n for n in SHORT_TOKENS if longest <= n)
+    most = shared_bytes(device) - BESIDE_BYTES
+    fits = (n for n in SHORT_TOKENS if longest <= n and held_bytes(n, channels) <= most)
+    if room := next(fits, None):
         at = Launch(rows, threads, held_bytes(room, channels))
         run(SHORT, "level_gain_short", {"ROOM": room}, at)
         return
@@ -45,12 +49,12 @@ def launch_gains(
     pairs = side // SIDE * (side // SIDE + 1) // 2
     given.gain_parts = _parts(longest, rows, USING * sms)
     given.spread_parts = _parts(longest, rows * pairs, SPREADING * sms)
-    most = min(rows, max(1, SPREAD_BYTES // (4 * side * side * given.spread_parts)))
-    spread = torch.empty(most * given.spread_parts * side * side, device=device)
+    together = min(rows, max(1, SPREAD_BYTES // (4 * side * side * given.spread_parts)))
+    spread = torch.empty(together * given.spread_parts * side * side, device=device)
     products = torch.empty(rows * given.gain_parts * 2, device=device)
     given.spread, given.products = spread.data_ptr(), products.data_ptr()
-    for first in range(0, rows, most):
-        given.first_row, count = first, min(most, rows - first)
+    for first in range(0, rows, together):
+        given.first_row, count = first, min(together, rows - first)
         blocks = {
             "level_spread": (count * pairs * given.spread_parts, 0),
             "level_spread_sum": (count * side * side // threads, 0),
@@ -59,6 +63,13 @@ def launch_gains(
         for name, (grid, nbytes) in blocks.items():
             run(LONG, name, long_macros(channels), Launch(grid, threads, nbytes))
     run(LONG, "level_gain_last", long_macros(channels), Launch(rows, threads, 0))
+
+
+def gain_reason(channels: int, device: torch.device) -> str | None:
+    """Why no kernel fits gains to blocks of so many channels, or None."""
+    if held_bytes(TOKENS, channels) <= shared_bytes(device) - BESIDE_BYTES:
+        return None
+    return f"{TOKENS} tokens of {channels} channels do not fit shared memory twice"
 
 
 def spread_channels(channels: int) -> int:

@@ -21,7 +21,7 @@ from duotone.attention.cuda.class_format import WIDTHS, Classes
 from duotone.attention.cuda.class_levels import SortedLevels, States
 from duotone.attention.cuda.dense import INPUTS, Dense, alignment, dense
 from duotone.attention.cuda.geometry import multiprocessors, shared_bytes
-from duotone.attention.cuda.level_gain import launch_gains
+from duotone.attention.cuda.level_gain import gain_reason, launch_gains
 from duotone.attention.cuda.runtime import Launch, kernel
 from duotone.attention.cuda.span_pack import MAX_CHANNELS, splits_of
 from duotone.cache import BlockTable
@@ -29,7 +29,7 @@ from duotone.quant import TensorSpec
 
 THREADS = 256
 # Shared memory of a block of threads: of all channels, and of few.
-WHOLE_BYTES, STRIP_BYTES = 48 << 10, 100 << 10
+WHOLE_BYTES, STRIP_BYTES = 48 << 10, 88 << 10
 STRIPS = (8, 4, 2, 1)
 # What a search has beside its strip, at most.
 BESIDE_STRIP_BYTES = 8 << 10
@@ -90,7 +90,7 @@ def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
     most = shared_bytes(x.device) - BESIDE_STRIP_BYTES
     if strip_row(blocks.longest, x.itemsize) * x.itemsize > most:
         return f"a channel of {blocks.longest} tokens does not fit shared memory"
-    return None
+    return gain_reason(x.shape[3], x.device) if spec.gain == "fit" else None
 
 
 def find_levels(x: States, spec: TensorSpec, blocks: BlockTable) -> SortedLevels:
