@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import duotone
 from duotone.attention.cuda.class_layout import class_layout
-from duotone.attention.cuda.class_pack import class_pack
+from duotone.attention.cuda.class_pack import class_pack, prepared
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
@@ -65,9 +65,22 @@ CLASS_CASES = [
 def run_classes(case: ClassCase, seed: int = 0) -> tuple[PackedPair, PackedPair]:
     """(pair of the kernel, pair of torch), as `run_spans`."""
     key, value, piece = class_states(case, seed)
-    expected = PackedPair.pack(key, value, case.spec, piece).laid_out(class_layout)
-    assert expected.records is not None
-    return class_pack(key, value, case.spec, piece), expected
+    return class_pack(key, value, case.spec, piece), packed_by_torch(key, value, case.spec, piece)
+
+
+def packed_by_torch(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
+    """What the kernel has to write; on a GPU by the levels that kernels find there."""
+    if key.is_cuda:
+        work = prepared(key, value, spec, piece)
+        pair = PackedPair(
+            replace(work.key_levels.packed(work.key, spec.key), dtype=key.dtype),
+            replace(work.value_levels.packed(work.value, spec.value), dtype=value.dtype),
+        )
+    else:
+        pair = PackedPair.pack(key, value, spec, piece)
+    laid = pair.laid_out(class_layout)
+    assert laid.records is not None
+    return laid
 
 
 def class_states(case: ClassCase, seed: int = 0) -> tuple[Tensor, Tensor, Piece]:

@@ -26,6 +26,7 @@ typedef unsigned long long u64;
 
 struct uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
 static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 

@@ -3,12 +3,22 @@
 import pytest
 import torch
 from class_pack_cases import CLASS_CASES, class_states
+from level_cases import LEVEL_CASES, LONG_CASES
 
-from duotone.attention.cuda import class_pack, group_pack, runtime, span_held, span_pack
-from duotone.attention.cuda.class_format import ClassFormat
+from duotone.attention.cuda import (
+    class_pack,
+    group_pack,
+    level_gain,
+    level_search,
+    runtime,
+    span_held,
+    span_pack,
+)
+from duotone.attention.cuda.class_format import Classes, ClassFormat
 from duotone.attention.cuda.geometry import shared_bytes
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.layouts import VisualLayout
+from duotone.attention.cuda.level_search import Strip
 from duotone.attention.cuda.span_held import Held, held
 from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
@@ -74,6 +84,24 @@ def test_class_pack_compiles(case, arch, align) -> None:
     form = ClassFormat.of(case.key, case.value, case.head_dim)
     macros = class_pack.macros_of(form, case.dtype, align)
     assert runtime.compiled(class_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("align", [16, 2], ids=["aligned", "halves"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("case", [*LEVEL_CASES[3:5], LONG_CASES[0]], ids=str)
+def test_levels_compile(case, arch, align) -> None:
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    classes = Classes.of(case.spec, case.head_dim)
+    align = max(align, case.dtype.itemsize)
+    macros = level_search.macros_of(case.spec, classes, case.head_dim, case.dtype, align)
+    strips = [Strip.of(longest, case.head_dim, case.dtype.itemsize) for longest in (64, 300, 8192)]
+    sources = [("level_sums.cu", {})]
+    sources += [("level_search.cu", level_search.search_macros(strip)) for strip in strips]
+    if case.spec.gain == "fit":
+        sources += [(level_gain.SHORT, {"ROOM": n}) for n in level_gain.SHORT_TOKENS]
+        sources.append((level_gain.LONG, level_gain.long_macros(case.head_dim)))
+    for source, more in sources:
+        assert runtime.compiled(source, arch, macros | more)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 import pytest
 import torch
-from class_pack_cases import CLASS_CASES, assert_same_records, run_classes
+from class_pack_cases import CLASS_CASES, assert_same_records, class_states, run_classes
 from run_cases import KEEPS
 
 from duotone.attention.cuda import class_pack, group_pack, span_pack
+from duotone.attention.cuda.class_format import Classes
+from duotone.attention.cuda.class_levels import torch_levels
 from duotone.attention.cuda.dense import TILE_TOKENS
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.span_held import Held
 from duotone.cache import BlockTable
 from duotone.cache.ledger import Piece
+from duotone.cache.packed import pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
 
@@ -68,6 +71,17 @@ def test_spans(case, launches, monkeypatch, folder) -> None:
 def test_classes(case, monkeypatch, folder) -> None:
     run_on_cpu(class_pack, monkeypatch, folder)
     assert_same_records(*run_classes(case))
+
+
+def test_codes_by_given_levels_are_those_of_quantizing() -> None:
+    for case in (CLASS_CASES[1], CLASS_CASES[8]):
+        key, _, piece = class_states(case)
+        x = piece.take.apply(key)
+        channels = Classes.of(case.key, case.head_dim).channels
+        levels = torch_levels(x, case.key, piece.spans.split(case.key.group), channels)
+        ours, theirs = levels.packed(x, case.key), pack_tensor(x, case.key, piece.spans)
+        for name in theirs.tensor_names():
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
 
 def test_a_wrong_level_is_noticed(monkeypatch, folder) -> None:

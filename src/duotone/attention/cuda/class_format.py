@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.layout import RECORD_BYTES, TILE
@@ -68,6 +68,12 @@ class Classes:
             for start, (_, n) in zip(starts, self.sizes, strict=False)
         ]
         return torch.cat(runs)
+
+    def number_of_rank(self, head_dim: int) -> UInt8[Tensor, " head_dim"]:
+        """The class of every rank, those without codes behind all others."""
+        sizes = [n for _, n in self.sizes]
+        sizes = torch.tensor([*sizes, head_dim - sum(sizes)])
+        return torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
 
     def width(self, bits: int) -> int:
         """Channels of a width."""

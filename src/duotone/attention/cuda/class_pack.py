@@ -1,11 +1,12 @@
 """Pack visual spans whose channels have unequal bits straight into class records.
 
-Levels and the order of channels are torch's (`quant.affine.block_levels`): their statistics are of
-all tokens of a block, and Lloyd's of many rounds over them. One launch then reads K and V once and
-writes the codes where the decode kernel wants them, without any canonical packing between.
+Levels and the order of channels come first: their statistics are of all tokens of a block, and
+Lloyd's of many rounds over them (`level_search`; torch finds what that does not cover). One launch
+then reads K and V once and writes the codes where the decode kernel wants them, without any
+canonical packing between.
 
 The plain-torch reference is `PackedPair.pack`, then `class_layout.class_layout`; on a GPU all bytes
-and parameters equal theirs.
+equal those that torch writes by the same levels.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from duotone.attention.cuda.class_format import COLUMN, ClassFormat
 from duotone.attention.cuda.class_layout import ClassRecords, class_layout, spec_reason
+from duotone.attention.cuda.class_levels import SortedLevels, States, torch_levels
 from duotone.attention.cuda.class_params import largest_scales
 from duotone.attention.cuda.dense import INPUTS, Dense, alignment, dense, tile_bytes
 from duotone.attention.cuda.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
+from duotone.attention.cuda.level_search import find_levels, level_reason
 from duotone.attention.cuda.runtime import Launch, kernel
 from duotone.attention.cuda.span_pack import states_reason
 from duotone.cache import BlockTable, PackedTensor
@@ -30,12 +33,10 @@ from duotone.cache.ledger import Piece
 from duotone.cache.packed import in_basis
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
-from duotone.quant.affine import block_levels
-from duotone.quant.classes import class_order
+from duotone.quant.checks import checked
 
 SOURCE = "class_pack.cu"
 WARPS = 4
-States = Float[Tensor, "batch kv_heads tokens head_dim"]
 
 
 class Side(ctypes.Structure):
@@ -56,21 +57,6 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "token", "records")),
         *((name, ctypes.c_int) for name in ("kv_heads", "tiles")),
     )
-
-
-@dataclass(frozen=True)
-class SortedLevels:
-    """Levels of K's or V's blocks, sorted by class, fp16, and the channel of each of them.
-
-    chosen_scale, chosen_zero: codes are the nearest of these. scale, zero: what codes stand for.
-    """
-
-    blocks: BlockTable
-    order: Int[Tensor, "batch kv_heads blocks head_dim"]
-    chosen_scale: Float[Tensor, "batch kv_heads blocks coded"]
-    chosen_zero: Float[Tensor, "batch kv_heads blocks coded"]
-    scale: Float[Tensor, "batch kv_heads blocks coded"]
-    zero: Float[Tensor, "batch kv_heads blocks head_dim"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,8 @@ class ClassLayout:
 def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
     """Quantize the tokens that `piece` takes out of K and V.
 
-    The host waits for the number of records once per table of spans.
+    The host waits for the number of records once per table of spans, and to check the levels
+    where they are (`quant.checks`); `unchecked`, a second call on the same spans can be captured.
     Errors: ValueError for what `spec_reason` and `states_reason` name, for numbers that are not
     finite and for levels beyond fp16.
     """
@@ -137,27 +124,17 @@ def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared
 
 
 def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) -> SortedLevels:
-    """Levels of the blocks of x, as `cache.packed.pack_tensor` finds them. coded: channels."""
-    blocks = spans.split(spec.group)
-    slots = blocks.to_slots(x)
-    mask = blocks.mask[:, None].expand(slots.shape[:4])
-    levels = block_levels(slots, spec.replace(group=None), mask)
-    numbers = levels.classes
-    if numbers is None:
-        numbers = torch.zeros_like(levels.scale, dtype=torch.uint8)
-    order = class_order(numbers)
+    """Levels of the blocks of x, by kernels where they can, else by torch. coded: channels.
 
-    def by_rank(parameter: Tensor, ranks: int | None = None) -> Tensor:
-        return parameter.gather(-1, order)[..., :ranks].contiguous()
-
-    return SortedLevels(
-        blocks,
-        order,
-        by_rank(levels.chosen_scale, coded),
-        by_rank(levels.chosen_zero, coded),
-        by_rank(levels.scale, coded),
-        by_rank(levels.zero_point),
-    )
+    Errors: ValueError for numbers that are not finite and for levels beyond fp16.
+    """
+    # Tables remember one way to split them: asking for none would lose it, and the next layer wait.
+    blocks = spans if spec.group is None else spans.split(spec.group)
+    if x.is_cuda and level_reason(x, spec, blocks) is None:
+        levels = find_levels(x, spec, blocks)
+        if not checked() or levels.are_finite:
+            return levels
+    return torch_levels(x, spec, blocks, coded)  # which raises, where a kernel's are not finite
 
 
 def _records(
