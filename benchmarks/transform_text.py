@@ -13,7 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,9 @@ def calibrated(
 
 @dataclass
 class Reading:
-    """One scheme's sums per document: nats of loss, nats of KL, tokens; and bytes."""
+    """One scheme's sums per document: nats of loss, nats of KL, tokens."""
 
     rows: np.ndarray
-    bits: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     def add(self, owners: Sequence[int], columns: Sequence[torch.Tensor]) -> None:
@@ -84,18 +83,27 @@ class Reading:
         sums = torch.stack([column.double().sum(1) for column in columns], 1)
         np.add.at(self.rows, list(owners), sums.cpu().numpy())
 
-    def count(self, cache: Any) -> None:
-        """Bytes of a batch's cache, its window as 16-bit numbers."""
-        memory, facts = cache.memory(), cache.facts
-        per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim
-        state = cache.ledger.state
-        packed, dense = (int(roll.lengths.sum()) for roll in (state.stream, state.dense))
-        stored = memory.codes_bytes + memory.params_bytes
-        kept = memory.total_bytes - memory.dense_bytes
-        window = memory.dense_bytes * 2 / cache.layers[0].store.key.element_size()
-        sums = {"packed": stored, "packed_elements": packed * per_token, "all": kept + window}
-        sums |= {"elements": (packed + dense) * per_token}
-        self.bits = {name: self.bits.get(name, 0) + value for name, value in sums.items()}
+
+def bytes_of(model: Any, passages: Passages, spec: CacheSpec) -> dict[str, float]:
+    """True bits of a stream of as many tokens as the context has, its window as 16-bit numbers.
+
+    One sequence alone: in a batch of unequal ones the shorter are padded.
+    """
+    words = [token for document in passages.documents for token in document[0]]
+    read, _, cache = window_logits(model, [words[: passages.context]], spec)
+    for _ in read:
+        pass
+    memory, facts, state = cache.memory(), cache.facts, cache.ledger.state
+    per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim
+    packed, dense = (int(roll.lengths.sum()) * per_token for roll in (state.stream, state.dense))
+    window = memory.dense_bytes * 2 / cache.layers[0].store.key.element_size()
+    every = memory.total_bytes - memory.dense_bytes + window
+    cache.detach()
+    return {
+        "packed_bits": 8 * (memory.codes_bytes + memory.params_bytes) / packed,
+        "bits": 8 * every / (packed + dense),
+        "code_bits": memory.nominal_bits,
+    }
 
 
 @torch.inference_mode()
@@ -116,7 +124,6 @@ def read_all(
             reference = logits if reference is None else reference
             reading.add(owners, _columns(windows, logits, reference, mask))
             if specs[label] is not None:
-                reading.count(cache)
                 cache.detach()
             reading.seconds += time.monotonic() - began
         log(f"{start + len(windows)}/{len(owned)} windows")
@@ -133,20 +140,15 @@ def _columns(
     return losses * mask, kl_divergence(reference, logits) * mask, mask
 
 
-def numbers(reading: Reading, reference: Reading, spec: CacheSpec | None) -> dict[str, Any]:
+def numbers(reading: Reading, reference: Reading) -> dict[str, Any]:
     """JSON-safe scores of one scheme."""
     losses, theirs = (perplexity_score(r.rows[:, [0, 2]]) for r in (reading, reference))
     made = {"perplexity": confidence_interval(losses).to_dict(), "seconds": reading.seconds}
-    if spec is None:
+    if reading is reference:
         return made
-    bits = reading.bits
     return made | {
         "difference": paired_difference(losses, theirs).to_dict(),
         "kl": confidence_interval(Score(reading.rows[:, [1, 2]])).to_dict(),
-        "packed_bits": 8 * bits["packed"] / max(bits["packed_elements"], 1),
-        "packed_share": bits["packed_elements"] / bits["elements"],
-        "bits": 8 * bits["all"] / bits["elements"],
-        "spec": json.loads(spec.to_json()),
     }
 
 
@@ -179,7 +181,12 @@ def main() -> None:
         for name, bits in PUBLISHED:
             specs[f"{name} @{bits}"] = cut(duotone.scheme(name, bits=bits), arguments.window)
         readings = read_all(loaded.model, passages, specs, n, arguments.batch_size)
-    first = readings[REFERENCE]
+        schemes = {label: numbers(r, readings[REFERENCE]) for label, r in readings.items()}
+        for label, spec in specs.items():
+            if spec is not None:
+                with torch.inference_mode():
+                    schemes[label] |= bytes_of(loaded.model, passages, spec)
+                schemes[label]["spec"] = json.loads(spec.to_json())
     facts = model_facts(loaded.model)
     data = {
         "schema": "duotone.transform.text/1",
@@ -192,7 +199,7 @@ def main() -> None:
         "calibration_documents": arguments.calibration,
         "context": arguments.context,
         "window": arguments.window,
-        "schemes": {label: numbers(r, first, specs[label]) for label, r in readings.items()},
+        "schemes": schemes,
     }
     write_new_json(arguments.out / f"{data['model']}.json", data)
     log("wrote", data["model"])
