@@ -217,7 +217,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + 60 * arguments.minutes
-    loaded = load()
+    # bfloat16 takes CPUs too long.
+    dtype = None if torch.cuda.is_available() else torch.float32
+    loaded = load(dtype=dtype)
     made_by, rows, right = stamp(loaded.model.device), {}, {}
     with tempfile.TemporaryDirectory() as folder:
         maker = Calibrator(loaded, arguments.samples, 64, Path(folder))
@@ -244,6 +246,7 @@ def main() -> None:
     result = {
         "schema": "duotone.transform.reach/1",
         **made_by,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "calibration_samples_per_task": min(64, arguments.samples),
         "heldout_samples_per_task": arguments.n,
         "later_question": True,
