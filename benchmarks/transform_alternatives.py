@@ -8,6 +8,7 @@ and the product's cache differ by nothing else; the question is asked later, dat
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.calibrate.run import widths_of
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp, write_new_json
+from duotone.provenance import stamp
 from duotone.quant.layer_rules import Sharing
 from duotone.tune.heldout import entry
 from duotone.tune.objective import measure
@@ -220,6 +221,21 @@ def measured(loaded: Loaded, data: dict, row: Row, span: int) -> dict[str, Any]:
     return entry(tasks)
 
 
+def write(arguments: Any, made_by: dict, rows: dict) -> None:
+    """The file as far as it is known."""
+    result = {
+        "schema": "duotone.transform.alternatives/1",
+        **made_by,
+        "dtype": "float32",
+        "calibration_samples_per_task": arguments.samples,
+        "heldout_samples_per_task": arguments.n,
+        "later_question": True,
+        "rows": rows,
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    (arguments.out / "alternatives.json").write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Parse the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -230,6 +246,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if (arguments.out / "alternatives.json").exists():
+        raise SystemExit("there is an alternatives.json already")
     torch.manual_seed(0)
     began = time.monotonic()
     loaded = load(dtype=torch.float32)
@@ -253,16 +271,7 @@ def main() -> None:
                     continue
                 found[part][label] = one = measured(loaded, data, row, span)
                 log(f"{label:50} {one['bits']:.3f} {one['kl']:.6f}")
-    result = {
-        "schema": "duotone.transform.alternatives/1",
-        **made_by,
-        "dtype": "float32",
-        "calibration_samples_per_task": arguments.samples,
-        "heldout_samples_per_task": arguments.n,
-        "later_question": True,
-        "rows": found,
-    }
-    write_new_json(arguments.out / "alternatives.json", result)
+                write(arguments, made_by, found)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ them only, so beyond that the share of its own 16-bit answers that is right is k
 
 import argparse
 import codecs
+import json
 import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from quality_table import log
@@ -26,7 +28,7 @@ from transform_table import KIVI_SPANS, PRESET_SETTINGS, Makes, cut_into, measur
 import duotone
 from duotone.inference import decode_answers, encode, prepare
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp, write_new_json
+from duotone.provenance import stamp
 from duotone.tasks import TASKS, Example
 from duotone.tune.prefilled import Prefilled, later_where_possible, prefill
 
@@ -101,15 +103,20 @@ def resized(
     return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
 
 
+@cache
+def example(name: str, index: int) -> Example:
+    """A held-out example, rendered once for all conditions."""
+    return TASKS[name].example(index)
+
+
 def examples_of(name: str, n: int, write: Write | None = None, history: int = 1) -> list[Example]:
-    """Held-out examples, questions rewritten, behind the pictures of `history` - 1 others."""
+    """Held-out examples, questions rewritten; of `history` the pictures of all and one question."""
     found = []
-    for index in range(n):
-        example = TASKS[name].example(index)
-        others = [TASKS[name].example(n + index * history + i) for i in range(1, history)]
-        pictures = tuple(p for other in others for p in other.images) + example.images
-        question = write(example.question) if write else example.question
-        found.append(replace(example, images=pictures, question=question))
+    for start in range(0, n - n % history, history):
+        *others, last = (example(name, start + i) for i in range(history))
+        pictures = tuple(p for other in others for p in other.images) + last.images
+        question = write(last.question) if write else last.question
+        found.append(replace(last, images=pictures, question=question))
     return found
 
 
@@ -168,7 +175,8 @@ def conditions(arguments: argparse.Namespace) -> dict[str, tuple[Callable[..., H
         make = partial(held, tasks=tasks, n=count, side=side)
         found[f"pictures of {tokens:,} tokens"] = (make, False)
     for history in HISTORIES:
-        make = partial(held, tasks=("sequences",), n=max(1, n // history), history=history)
+        count = max(n, history)
+        make = partial(held, tasks=("sequences",), n=count, history=history)
         found[f"{4 * history} pictures, one span of {1024 * history:,} tokens"] = (make, True)
     return found
 
@@ -206,16 +214,33 @@ def whole(specs: Makes) -> Makes:
     }
 
 
+def write(path: Path, loaded: Loaded, arguments: Any, made_by: dict, rows: dict, right: dict):
+    """The file as far as it is known."""
+    result = {
+        "schema": "duotone.transform.reach/1",
+        **made_by,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "calibration_samples_per_task": min(64, arguments.samples),
+        "heldout_samples_per_task": arguments.n,
+        "later_question": True,
+        "right": right,
+        "rows": {title: found for title, found in rows.items() if found},
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Parse the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=86, help="per task, to calibrate on")
-    parser.add_argument("--n", type=int, default=64, help="per task, held out")
+    parser.add_argument("--n", type=int, default=48, help="per task, held out")
     parser.add_argument("--only", help="conditions whose title has this in it")
     parser.add_argument("--minutes", type=float, default=3.0, help="nothing is begun later")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if (arguments.out / "reach.json").exists():
+        raise SystemExit("there is a reach.json already")
     until_s = time.monotonic() + 60 * arguments.minutes
     # bfloat16 takes CPUs too long.
     dtype = None if torch.cuda.is_available() else torch.float32
@@ -243,17 +268,7 @@ def main() -> None:
                     loaded, samples.batches, counts, until_s
                 )
             del samples
-    result = {
-        "schema": "duotone.transform.reach/1",
-        **made_by,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        "calibration_samples_per_task": min(64, arguments.samples),
-        "heldout_samples_per_task": arguments.n,
-        "later_question": True,
-        "right": right,
-        "rows": {title: found for title, found in rows.items() if found},
-    }
-    write_new_json(arguments.out / "reach.json", result)
+            write(arguments.out / "reach.json", loaded, arguments, made_by, rows, right)
 
 
 if __name__ == "__main__":
