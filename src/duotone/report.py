@@ -12,7 +12,15 @@ from pathlib import Path
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.markdown import Result, markdown_table, source, with_interval
 from duotone.throughput_tables import prediction_table, throughput_table
-from duotone.transform_tables import choices_table, cost_table, robustness_table, widths_table
+from duotone.transform_tables import (
+    alternatives_table,
+    choices_table,
+    cost_table,
+    reach_table,
+    robustness_table,
+    transform_text_table,
+    widths_table,
+)
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
 REFERENCE = "16-bit"
@@ -203,6 +211,9 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "transform-widths": ("duotone.transform.widths/1", widths_table),
     "transform-choices": ("duotone.transform.choices/1", choices_table),
     "transform-robustness": ("duotone.transform.robustness/1", robustness_table),
+    "transform-alternatives": ("duotone.transform.alternatives/1", alternatives_table),
+    "transform-reach": ("duotone.transform.reach/1", reach_table),
+    "transform-text": ("duotone.transform.text/1", transform_text_table),
     "transform-cost": ("duotone.transform.cost/1", cost_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),

@@ -95,6 +95,27 @@ def _read(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, step: s
     return output.logits.float() if output.logits.dtype.itemsize < 4 else output.logits
 
 
+def window_logits(
+    model: Any,
+    windows: Sequence[Sequence[int]],
+    spec: CacheSpec | None = None,
+    *,
+    impl: str = "auto",
+    longest: int = LONGEST_CHUNK,
+) -> tuple[Iterator[tuple[slice, torch.Tensor]], torch.Tensor, Any]:
+    """(steps and their logits, mask [B, T - 1] of what is predicted, the cache); `token_losses`.
+
+    The cache is filled while the steps are taken; take them in inference mode.
+    """
+    ids, mask = _right_padded(windows, model.device)
+    past = ids[:, :-1]
+    batch = Batch({"input_ids": past}, torch.zeros_like(past, dtype=torch.bool), mask[:, :-1])
+    cache = make_cache(model, spec, batch, impl)
+    steps = chunks(spec, past.shape[1], longest)
+    read = ((step, _read(model, cache, past, mask, step)) for step in steps)
+    return read, mask[:, 1:], cache
+
+
 @torch.inference_mode()
 def token_losses(
     model: Any,
@@ -109,16 +130,13 @@ def token_losses(
     windows: B lists of token ids, T the longest; entries behind a window's end are 0. spec: the
     cache; None: 16 bit. The last token is predicted but never read.
     """
-    ids, mask = _right_padded(windows, model.device)
-    past, targets = ids[:, :-1], ids[:, 1:]
-    batch = Batch({"input_ids": past}, torch.zeros_like(past, dtype=torch.bool), mask[:, :-1])
-    cache = make_cache(model, spec, batch, impl)
-    losses = []
-    for step in chunks(spec, past.shape[1], longest):
-        logits = _read(model, cache, past, mask, step)
-        aimed = targets[:, step]
-        losses.append(torch.nn.functional.cross_entropy(logits.mT, aimed, reduction="none"))
-    return torch.cat(losses, 1) * mask[:, 1:], cache
+    read, mask, cache = window_logits(model, windows, spec, impl=impl, longest=longest)
+    targets = _right_padded(windows, model.device)[0][:, 1:]
+    losses = [
+        torch.nn.functional.cross_entropy(logits.mT, targets[:, step], reduction="none")
+        for step, logits in read
+    ]
+    return torch.cat(losses, 1) * mask, cache
 
 
 def exp_of_mean(sums: np.ndarray) -> np.ndarray:

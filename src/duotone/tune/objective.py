@@ -116,7 +116,7 @@ def measure(
     if prefilled.tail_tokens and prefilled.reference is not None:
         steps = flush_steps(spec, _streamed(spec, prefilled), prefilled.question_tokens, fed)
         logits = read_tail(model, prefilled, cache, list(steps))
-        rows = _rows(prefilled, logits)
+        rows = forced_rows(prefilled, logits)
     else:
         rows = np.zeros((len(batch.attention_mask), 3))
     measured = Measured(rows, held(cache, batch.visual_mask, of))
@@ -124,7 +124,7 @@ def measure(
     return measured
 
 
-def _rows(prefilled: Prefilled, logits: torch.Tensor) -> np.ndarray:
+def forced_rows(prefilled: Prefilled, logits: torch.Tensor) -> np.ndarray:
     """Sums per sample [B, 3] from logits at the counted tokens."""
     reference, logits = _wide(prefilled.reference), _wide(logits)
     same = reference.argmax(-1) == logits.argmax(-1)
