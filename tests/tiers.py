@@ -6,8 +6,8 @@ of three sizes would be of the same size always.
 
 ONE_OF = {
     # Compiled for a GPU, or by g++ and run on the CPU: a second or two each.
-    "test_cuda_compile::test_class_decode_compiles": 2,
-    "test_cuda_compile::test_class_decode_compiles_without_groups_of_k": 3,
+    "test_cuda_class_compile::test_class_decode_compiles": 2,
+    "test_cuda_class_compile::test_class_decode_compiles_without_groups_of_k": 3,
     "test_cuda_compile::test_dense_decode_compiles": 2,
     "test_cuda_compile::test_group_decode_compiles_without_bulk_copies": 3,
     "test_cuda_compile::test_span_decode_compiles_and_is_kept": 2,
