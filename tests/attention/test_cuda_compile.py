@@ -19,8 +19,8 @@ from duotone.attention.cuda import (
 )
 from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_format import APART_TILES, GroupFormat, Operand
-from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
+from duotone.attention.cuda.work import QUERY_TYPES, Call
 
 from compile_cases import RINGS, common, shared_of
 
@@ -165,15 +165,15 @@ def test_merge_parts_compiles(arch, head_dim, group, query, out, overlap) -> Non
 
 
 @pytest.mark.parametrize("sms", [132, 4], ids=["few rows", "many"])
-@pytest.mark.parametrize("dtype", launch.QUERY_TYPES, ids=str)
+@pytest.mark.parametrize("dtype", QUERY_TYPES, ids=str)
 @pytest.mark.parametrize("head_dim", head_turn.DEPTHS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_turns_compile(arch, head_dim, dtype, sms) -> None:
     at = head_turn.tiles(head_dim, 2, 28, sms)
-    common = {"CHANNELS": head_dim, "G": 7, "QUERY": launch.QUERY_TYPES[dtype], **at.macros}
+    common = {"CHANNELS": head_dim, "G": 7, "QUERY": QUERY_TYPES[dtype], **at.macros}
     for module, own in (
         (head_turn, {"OUT": 2, "OVERLAP": 1}),
-        (merge_turned, {"OUT": launch.QUERY_TYPES[dtype], "OVERLAP": 2}),
+        (merge_turned, {"OUT": QUERY_TYPES[dtype], "OVERLAP": 2}),
     ):
         size = ctypes.sizeof(module.Arguments)
         macros = common | own | {"ARGUMENTS_BYTES": size}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from duotone.attention.cuda import runtime
-from duotone.attention.cuda.launch import Call
+from duotone.attention.cuda.work import Call
 
 from cuda_on_cpu import COMPILER, FLAGS, MAIN
 
