@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from duotone.attention.cuda.counters import counters
