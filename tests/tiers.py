@@ -24,6 +24,7 @@ ONE_OF = {
     "test_triton_decode::test_matches_the_reference": 3,
     # Products of formats, sizes and orders.
     "test_cuda_class_layout::test_records_are_an_exact_inverse": 7,
+    "test_planning::test_a_plan_predicts_what_the_cache_holds": 3,
     "test_reference::test_packed_segment": 4,
     "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
     # Products of model families and policies: each family has cases.
