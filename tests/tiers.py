@@ -17,7 +17,7 @@ ONE_OF = {
     "test_cuda_pack_compile::test_group_pack_compiles": 3,
     "test_cuda_pack_compile::test_span_pack_compiles": 3,
     "test_cuda_pack_on_cpu::test_classes": 3,
-    "test_cuda_pack_on_cpu::test_groups": 4,
+    "test_cuda_pack_on_cpu::test_groups": 3,
     "test_cuda_pack_on_cpu::test_spans": 5,
     "test_cuda_turn_on_cpu::test_parts_leave_their_basis": 3,
     "test_cuda_turn_on_cpu::test_rows_meet_the_matrix_of_their_head": 3,
