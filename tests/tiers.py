@@ -1,7 +1,7 @@
-"""Of which rules the default tier has few cases: of so many one, the first; all are slow tests.
+"""Of which rules the default tier has few cases: one of so many; the others are slow tests.
 
-The numbers share no factor with the counts of what is combined, where it is few: one of three cases
-of three sizes would be of the same size always.
+A number and the count of what varies fastest should share no factor: one of three cases would
+always have the same one of three sizes.
 """
 
 ONE_OF = {
