@@ -6,13 +6,17 @@ READY := $(VENV)/.duotone-ready
 # Workers and threads: two cores run two single-threaded test processes best.
 WORKERS ?= 2
 
-.PHONY: demo test lint format gpu-test bench clean
+.PHONY: demo test test-all lint format gpu-test bench clean
 
 demo: $(READY)
 	$(BIN)/duotone compare --scheme duotone-klt --beside calibquant --later-question
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The slow tests as well: all cases and examples, and every shape checked.
+test-all: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -1,23 +1,62 @@
-"""Poisoned allocations for every test: an element that nobody writes shows."""
+"""What every test has: a tier that it runs in, shape checks, poison for those that ask."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from tiers import ONE_OF
+
 # Shared two-core machines stall now and then; a deadline would only measure that.
-settings.register_profile(
-    "duotone", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("duotone")
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", max_examples=15, **COMMON)
+settings.register_profile("thorough", max_examples=60, **COMMON)
+# Calls of each test whose shapes are checked by default: all of them take longer than the tests.
+CHECKED_CALLS = 100
 
 # Test processes run side by side; more threads than cores only slows all of them down.
 torch.set_num_threads(1)
 
 POISON_BYTE = 0xAA
+
+
+class FirstCalls(type(jaxtyping.config)):
+    """jaxtyping's switch, which it asks at every call: on for the first ones of each test."""
+
+    left = CHECKED_CALLS
+
+    @property
+    def jaxtyping_disable(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The default tier is quick; with slow tests all examples run, and all shapes are checked."""
+    is_quick = "not slow" in config.getoption("markexpr")
+    settings.load_profile("default" if is_quick else "thorough")
+    if is_quick:
+        jaxtyping.config.__class__ = FirstCalls
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases as slow that `tiers` leaves out of the default tier."""
+    seen = Counter()
+    for item in items:
+        rule = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
+        if seen[rule] % ONE_OF.get(rule, 1):
+            item.add_marker(pytest.mark.slow)
+        seen[rule] += 1
+
+
+def pytest_runtest_setup() -> None:
+    jaxtyping.config.left = CHECKED_CALLS
 
 
 def _poison(x: Tensor) -> Tensor:

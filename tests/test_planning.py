@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import InternVLConfig
 
 import duotone
 from duotone import SCHEMES, QuantizedCache
@@ -47,10 +50,7 @@ def test_schemes_of_one_model_are_planned_for_that_model() -> None:
         duotone.plan(tiny_model("internvl"), duotone.scheme(name), visual_tokens=256)
 
 
-def test_known_numbers_of_a_7b_shape() -> None:
-    """KERNELS.md: 131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
-    from transformers import InternVLConfig
-
+def config_of_7b() -> InternVLConfig:
     text = dict(
         model_type="qwen2",
         hidden_size=4096,
@@ -59,8 +59,12 @@ def test_known_numbers_of_a_7b_shape() -> None:
         num_key_value_heads=8,
         dtype="bfloat16",
     )
-    config = InternVLConfig(text_config=text)
-    planned = duotone.plan(config, duotone.scheme("minmax"), visual_tokens=3328)
+    return InternVLConfig(text_config=text)
+
+
+def test_known_numbers_of_a_7b_shape() -> None:
+    """KERNELS.md: 131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
+    planned = duotone.plan(config_of_7b(), duotone.scheme("minmax"), visual_tokens=3328)
     assert planned.dense_equivalent_bytes == 3328 * 131072
     assert planned.codes_bytes == 3328 * 131072 // 16
     assert 1.0 < planned.bits_per_element < 1.02
@@ -68,22 +72,9 @@ def test_known_numbers_of_a_7b_shape() -> None:
 
 
 def test_the_readme_opens_with_what_a_plan_says() -> None:
-    from pathlib import Path
-
-    from transformers import InternVLConfig
-
-    text = dict(
-        model_type="qwen2",
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        dtype="bfloat16",
-    )
-    config = InternVLConfig(text_config=text)
     # 32 tiles of 256 tokens, a range each.
     spec = duotone.scheme("duotone")
-    planned = duotone.plan(config, spec, visual_tokens=8192, images=32)
+    planned = duotone.plan(config_of_7b(), spec, visual_tokens=8192, images=32)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     assert f"{planned.dense_equivalent_bytes / 1e9:.2f} GB" in readme
     assert f"{planned.bytes_per_sequence / 1e6:.0f} MB" in readme

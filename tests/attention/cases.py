@@ -203,3 +203,11 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
     worst = float(error.abs().max() / expected.abs().max())
     ok = actual.shape == expected.shape and rms <= rms_limit and worst <= max_limit
     assert ok, f"rms {rms:.2e} (limit {rms_limit}), max {worst:.2e} (limit {max_limit})"
+
+
+def assert_near_half(actual: Tensor, expected: Tensor) -> None:
+    """fp32 queries get what fp16 ones get."""
+    assert actual.dtype == expected.dtype
+    if actual.dtype == torch.float32:
+        actual, expected = actual.half(), expected.half()
+    assert_near(actual, expected)

@@ -1,7 +1,6 @@
 """Without a GPU, Triton kernels run in its interpreter: to be chosen before the import."""
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,27 +49,3 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     # No stream to wait for.
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     return launches
-
-
-# Compiles, or runs a kernel's source on the CPU: every third case by default, all with `-m slow`.
-THIRDS = {
-    "test_turns_compile",
-    "test_every_unit_is_done_once",
-    "test_rows_meet_the_matrix_of_their_head",
-    "test_parts_leave_their_basis",
-    "test_class_pack_compiles",
-    "test_class_decode_compiles_without_groups_of_k",
-    "test_matches_the_reference",
-}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark two of three cases of THIRDS as slow."""
-    seen = Counter()
-    for item in items:
-        name = getattr(item, "originalname", None)
-        if name in THIRDS:
-            if seen[item.path, name] % 3:
-                item.add_marker(pytest.mark.slow)
-            seen[item.path, name] += 1

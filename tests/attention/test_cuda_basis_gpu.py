@@ -12,7 +12,7 @@ from duotone.quant import TensorSpec
 from duotone.quant.rotation import turn_heads
 
 from basis_cases import build_spans, in_bases, laid_out, some_bases
-from cases import CALIBRATED, UNITS, Case, assert_near, build, poisoned, reference
+from cases import CALIBRATED, UNITS, Case, assert_near, assert_near_half, build, poisoned, reference
 
 pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -45,14 +45,6 @@ TURNS = [
     for i, group in enumerate(GROUPS)
     for j, channels in enumerate(head_turn.DEPTHS)
 ] + [(*batch, 4, 128) for batch in BATCHES]
-
-
-def assert_near_half(actual, expected):
-    """fp32 queries get what fp16 ones get."""
-    assert actual.dtype == expected.dtype
-    if actual.dtype == FP32:
-        actual, expected = actual.half(), expected.half()
-    assert_near(actual, expected)
 
 
 @pytest.fixture

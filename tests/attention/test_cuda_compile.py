@@ -1,15 +1,12 @@
 """The CUDA sources compile for sm_80 and sm_90 without a GPU, where NVRTC is installed."""
 
 import ctypes
-import struct
 from dataclasses import replace
 
 import pytest
 import torch
 
-import duotone
 from duotone.attention.cuda import (
-    class_decode,
     dense_decode,
     group_decode,
     head_turn,
@@ -20,14 +17,12 @@ from duotone.attention.cuda import (
     span_decode,
     window_append,
 )
-from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_format import APART_TILES, GroupFormat, Operand
-from duotone.attention.cuda.launch import Call
 from duotone.attention.cuda.layout import RecordFormat
-from duotone.quant import TensorSpec
+from duotone.attention.cuda.work import QUERY_TYPES, Call
 
-from cases import CALIBRATED, UNITS
+from compile_cases import RINGS, common, shared_of
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
 
@@ -50,9 +45,6 @@ GROUPS = [
     (GroupFormat(96, Operand(1, True, 32, True), Operand(4, True, 32, True)), 7),
 ]
 
-RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
-
-
 PLAIN_APART, INNER_APART = (replace(x, apart=True) for x in (PLAIN, INNER))
 APART = [
     (GroupFormat(128, PLAIN_APART, PLAIN_APART), 4),
@@ -64,31 +56,10 @@ APART = [
 DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
 
 
-def class_format(bits: int, head_dim: int) -> ClassFormat:
-    visual = duotone.scheme("duotone", bits=bits).visual
-    return ClassFormat.of(visual.key, visual.value, head_dim)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
     return tmp_path / "cuda"
-
-
-def common(form, group, warps, arguments) -> dict[str, int]:
-    return {
-        "CHANNELS": form.head_dim,
-        "G": group,
-        "WARPS": warps,
-        "PER_SM": 1,
-        "STAGES": form.stages,
-        "OVERLAP": 1,
-        "QUERY": 1,
-        "OUT": 1,
-        "PAGED": 0,
-        "MERGE": 1,
-        "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
-    }
 
 
 @pytest.mark.parametrize(("form", "group", "tau"), SPANS, ids=str)
@@ -111,19 +82,6 @@ def test_span_decode_compiles_with_every_ring(under_way, arch) -> None:
     macros = common(form, 4, 8, span_decode.Arguments) | span_decode.macros_of(form, False)
     macros["UNDER_WAY"] = under_way
     assert runtime.compiled(span_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
-
-
-def shared_of(binary: bytes, function: str) -> int:
-    """Bytes of shared memory that an ELF file for sm_90 gives a function, CUDA's own included."""
-    (at,) = struct.unpack_from("<Q", binary, 40)
-    size, count, of_names = struct.unpack_from("<HHH", binary, 58)
-    sections = [struct.unpack_from("<IIQQQQ", binary, at + i * size) for i in range(count)]
-
-    def name(section: tuple[int, ...]) -> str:
-        start = sections[of_names][4] + section[0]
-        return binary[start : binary.index(b"\0", start)].decode()
-
-    return {name(section): section[5] for section in sections}[f".nv.shared.{function}"]
 
 
 @pytest.mark.parametrize(("arch", "cluster"), [("sm_80", 1), ("sm_90", 4)])
@@ -193,60 +151,6 @@ def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap) -> Non
     assert runtime.compiled(dense_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
-@pytest.mark.parametrize(
-    ("bits", "head_dim", "group"),
-    [(1, 128, 4), (1, 64, 1), (1, 128, 7), (2, 128, 4), (2, 64, 7), (2, 256, 6)],
-)
-def test_class_decode_compiles(bits, head_dim, group) -> None:
-    form = class_format(bits, head_dim)
-    assert class_decode.fits(form, group)
-    warps = class_decode.warps_of(form, group)
-    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(
-        form, group
-    )
-    assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
-
-
-SPAN_CLASSES = [
-    (ClassFormat.of(*CALIBRATED, 128), 4, 16),
-    (ClassFormat.of(*CALIBRATED, 80), 16, 8),
-    (ClassFormat.of(*UNITS, 64), 7, 16),
-    (ClassFormat.of(*UNITS, 256), 6, 8),
-    (ClassFormat.of(TensorSpec(4), UNITS[1], 96), 1, 16),
-    (ClassFormat.of(UNITS[0], TensorSpec(1), 128), 12, 8),
-    (ClassFormat.of(*[TensorSpec(classes=((1, 1 / 8),))] * 2, 64), 16, 16),
-]
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(("form", "group", "warps"), SPAN_CLASSES, ids=str)
-def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> None:
-    rings = 208 << 10 if arch == "sm_90" else RINGS[arch]
-    assert class_decode.fits(form, group, rings)
-    assert class_decode.warps_of(form, group) == warps
-    macros = common(form, group, warps, class_decode.Arguments)
-    binary = runtime.compiled(
-        class_decode.SOURCE, arch, macros | class_decode.macros_of(form, group)
-    )
-    if arch == "sm_90":
-        planned = class_decode.beside_rings(form, group, warps)
-        assert shared_of(binary, "class_decode") == planned
-
-
-def test_more_sums_than_registers_are_not_for_class_decode() -> None:
-    form = ClassFormat.of(TensorSpec(4), UNITS[1].replace(classes=((2, 1.0),)), 256)
-    assert class_decode.fits(form, 8)
-    assert not class_decode.fits(form, 12)
-    assert not class_decode.fits(form, 17)
-
-
-@pytest.mark.parametrize(("bits", "blocks"), [(1, (1, 2, 4)), (2, (1, 2))])
-def test_beginnings_of_blocks_stand_beside_the_rings(bits, blocks) -> None:
-    form = class_format(bits, 128)
-    assert class_decode.warps_of(form, 4) == 16
-    assert class_decode.per_sm(form, 4, 16) == blocks
-
-
 @pytest.mark.parametrize("overlap", [0, 2], ids=["alone", "joined"])
 @pytest.mark.parametrize(("head_dim", "group", "query", "out"), [(128, 4, 1, 1), (80, 7, 0, 2)])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -264,15 +168,15 @@ def test_merge_parts_compiles(arch, head_dim, group, query, out, overlap) -> Non
 
 
 @pytest.mark.parametrize("sms", [132, 4], ids=["few rows", "many"])
-@pytest.mark.parametrize("dtype", launch.QUERY_TYPES, ids=str)
+@pytest.mark.parametrize("dtype", QUERY_TYPES, ids=str)
 @pytest.mark.parametrize("head_dim", head_turn.DEPTHS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_turns_compile(arch, head_dim, dtype, sms) -> None:
     at = head_turn.tiles(head_dim, 2, 28, sms)
-    common = {"CHANNELS": head_dim, "G": 7, "QUERY": launch.QUERY_TYPES[dtype], **at.macros}
+    common = {"CHANNELS": head_dim, "G": 7, "QUERY": QUERY_TYPES[dtype], **at.macros}
     for module, own in (
         (head_turn, {"OUT": 2, "OVERLAP": 1}),
-        (merge_turned, {"OUT": launch.QUERY_TYPES[dtype], "OVERLAP": 2}),
+        (merge_turned, {"OUT": QUERY_TYPES[dtype], "OVERLAP": 2}),
     ):
         size = ctypes.sizeof(module.Arguments)
         macros = common | own | {"ARGUMENTS_BYTES": size}

@@ -20,7 +20,7 @@ from duotone.cache.segments import PackedSegment
 from duotone.cache.static import move_tokens
 from duotone.quant import TensorSpec
 
-from cases import CALIBRATED, Case, assert_near, build, poisoned, reference
+from cases import CALIBRATED, Case, assert_near, assert_near_half, build, poisoned, reference
 
 pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -71,14 +71,6 @@ def _laid_out(segment):
     assert isinstance(pair.records, GroupRecords) == groups
     assert pair.records is not None
     return replace(segment, key=pair.key, value=pair.value, records=pair.records)
-
-
-def assert_near_half(actual, expected):
-    """fp32 queries get what fp16 ones get."""
-    assert actual.dtype == expected.dtype
-    if actual.dtype == FP32:
-        actual, expected = actual.half(), expected.half()
-    assert_near(actual, expected)
 
 
 @pytest.mark.usefixtures("poison")

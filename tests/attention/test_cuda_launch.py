@@ -21,6 +21,7 @@ from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.geometry import RING_BYTES, Geometry
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import RecordFormat, span_layout
+from duotone.attention.cuda.work import Call
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
@@ -165,7 +166,7 @@ def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught, monk
     whole = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
     decode.attend_records(query, [replace(read, records=whole.records)], sm_scale=0.1)
     assert caught[1].at == one.at
-    assert caught[1].macros["ARGUMENTS_BYTES"] == ctypes.sizeof(launch.Call)
+    assert caught[1].macros["ARGUMENTS_BYTES"] == ctypes.sizeof(Call)
 
 
 def stream_of(segment, **changes) -> group_decode.Stream:

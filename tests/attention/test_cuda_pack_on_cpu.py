@@ -39,15 +39,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
-def spread(cases):
-    """Every third case by default, the others in the slow tier."""
-    return [
-        pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (i % 3 > 0))
-        for i, case in enumerate(cases)
-    ]
-
-
-@pytest.mark.parametrize("case", spread(GROUP_CASES + APART_CASES))
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES, ids=str)
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)
     data, expected, overflow = run_groups(case)
@@ -57,7 +49,7 @@ def test_groups(case, monkeypatch, folder) -> None:
 
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("launches", ["once", "twice"])
-@pytest.mark.parametrize("case", spread(SPAN_CASES))
+@pytest.mark.parametrize("case", SPAN_CASES, ids=str)
 def test_spans(case, launches, monkeypatch, folder) -> None:
     run_on_cpu(span_pack, monkeypatch, folder)
     # There is no cluster: a thread block holds all tiles.
@@ -67,7 +59,7 @@ def test_spans(case, launches, monkeypatch, folder) -> None:
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("case", spread(CLASS_CASES))
+@pytest.mark.parametrize("case", CLASS_CASES, ids=str)
 def test_classes(case, monkeypatch, folder) -> None:
     run_on_cpu(class_pack, monkeypatch, folder)
     assert_same_records(*run_classes(case))

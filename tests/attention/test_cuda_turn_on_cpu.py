@@ -11,6 +11,7 @@ from duotone.attention import merge_partials
 from duotone.attention.cuda import head_turn, launch, merge_turned
 from duotone.attention.cuda.head_turn import tiles
 from duotone.attention.cuda.merge_turned import MergeTurned
+from duotone.attention.cuda.work import Work
 from duotone.quant.rotation import turn_heads
 
 from cases import assert_near
@@ -139,7 +140,7 @@ def merged(given: Parts, matrices: torch.Tensor, turned: int) -> tuple[torch.Ten
     rows = (given.batch, given.kv_heads * group)
     out = torch.full((*rows, 3, channels), torch.nan)
     lse = torch.full((*rows, 3), torch.nan)
-    work = launch.Work(
+    work = Work(
         torch.empty(*rows, 1, channels),
         SimpleNamespace(head_dim=channels),
         given.kv_heads,

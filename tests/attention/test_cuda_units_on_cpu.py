@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from duotone.attention.cuda.group_decode import Arguments, Codes
-from duotone.attention.cuda.launch import MERGE_WARPS, Call
+from duotone.attention.cuda.launch import MERGE_WARPS
+from duotone.attention.cuda.work import Call
 
 from cuda_on_cpu import missing
 from units_on_cpu import CHANNELS, KEYS, RECORD_BYTES, WARPS, compiled

@@ -7,16 +7,14 @@ Assembly of the headers is replaced; copies happen as soon, or as late, as they 
 """
 
 import ctypes
-import hashlib
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from duotone.attention.cuda import runtime
-from duotone.attention.cuda.launch import Call
+from duotone.attention.cuda.work import Call
 
-from cuda_on_cpu import COMPILER, FLAGS, MAIN
+from cuda_on_cpu import MAIN, built
 
 FILES = ("merge_parts", "head_turn", "merge_turned")
 CHANNELS, RECORD_BYTES, KEYS, WARPS = 32, 512, 4, 2
@@ -186,11 +184,5 @@ def compiled(
     header = Path(__file__).with_name("cuda_on_cpu.h").read_text()
     defined = "".join(f"#define {k} {v}\n" for k, v in macros.items())
     text = defined + PRELUDE.format(header=header) + text + MAIN.format(name=name)
-    base = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
-    library = base.with_suffix(".so")
-    if not library.exists():
-        base.with_suffix(".cc").write_text(text)
-        command = [COMPILER, *FLAGS, "-o", str(library), str(base.with_suffix(".cc"))]
-        subprocess.run(command, check=True)
-    launch = ctypes.CDLL(str(library)).launch
+    launch = built(text, folder)
     return lambda given, blocks, threads: launch(ctypes.byref(given), blocks, threads)

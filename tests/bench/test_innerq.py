@@ -9,7 +9,7 @@ from duotone.bench import innerq
 from duotone.bench.innerq import GROUPINGS, PRODUCTS, check_product, product_call, spec_of
 from duotone.bench.problems import random_packed
 from duotone.bench.timing import Deadline
-from duotone.cache import pack_tensor
+from duotone.cache import PackedTensor, pack_tensor
 from duotone.quant import TensorSpec
 
 from fake_clock import FakeClock
@@ -72,6 +72,18 @@ def two_tiles(monkeypatch):
     monkeypatch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
 
 
+@pytest.fixture
+def by_torch(monkeypatch):
+    """No kernel, where only the course of events counts."""
+
+    def call(product, vector, matrix, tile):
+        packed = isinstance(matrix, PackedTensor)
+        dense = replace(matrix, dtype=vector.dtype).dequantize() if packed else matrix
+        return product_call(product, vector, dense, tile)
+
+    monkeypatch.setattr(innerq, "product_call", call)
+
+
 @pytest.mark.usefixtures("two_tiles")
 def test_the_table_has_every_product_and_mapping():
     result = table(FakeClock())
@@ -90,14 +102,14 @@ def test_the_table_has_every_product_and_mapping():
     assert set(result["tiles"]) == {f"{p}, {g}" for p in PRODUCTS for g in ("outer", "inner")}
 
 
-@pytest.mark.usefixtures("two_tiles")
+@pytest.mark.usefixtures("two_tiles", "by_torch")
 def test_sizes_that_come_too_late_are_missing():
     result = table(FakeClock(tick_s=40), minutes=1)
     assert {row["tokens"] for row in result["products"]} == {64}
     assert result["stopped"] == "the time was over before 96 tokens (--minutes)"
 
 
-@pytest.mark.usefixtures("two_tiles")
+@pytest.mark.usefixtures("two_tiles", "by_torch")
 def test_sizes_beyond_memory_leave_the_others(monkeypatch):
     def pack(states, spec, spans):
         if states.shape[2] == 96:

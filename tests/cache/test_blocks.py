@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duotone.cache.blocks import BlockTable, empty_table, runs, single_block
+from duotone.cache.blocks import BlockTable, runs, single_block
 from duotone.cache.ragged import concatenate, select, valid_mask
 
 MASKS = st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=3).map(
@@ -105,7 +105,7 @@ def test_results_are_shared_between_layers() -> None:
 
 
 def test_an_empty_table_has_no_blocks() -> None:
-    table = empty_table(2, torch.device("cpu"))
+    table = BlockTable(torch.zeros(2, 1, dtype=torch.long))
     assert (table.blocks, table.longest, table.lengths.tolist()) == (0, 0, [0, 0])
 
 

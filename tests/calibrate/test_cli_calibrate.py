@@ -1,12 +1,15 @@
 """`duotone calibrate` from the command line, on the embedded model with very few samples."""
 
+import inspect
 import json
 from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
 
+from duotone.calibrate import Settings
 from duotone.cli import app
+from duotone.cli.calibrate import command
 
 
 def run(*arguments):
@@ -19,6 +22,7 @@ REFUSED = {
     "no samples": ((*SMALL, "-n", "0"), "samples must be between 1"),
     "too many bits": ((*SMALL, "--bits", "9"), "bits per channel must lie in [0.125, 4]"),
     "no bits": ((*SMALL, "--bits", "0"), "bits per channel must lie in [0.125, 4]"),
+    "a task twice": ((*SMALL, "--task", "documents"), "tasks must have different names"),
     "another model without samples": (("some/model",), "must be named for 'some/model'"),
 }
 
@@ -50,6 +54,14 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     other = ("--task", "documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
     used = run("evaluate", "--scheme", tmp_path / "mine.json", *other)
     assert used.exit_code == 0, used.output
+
+
+def test_options_have_the_defaults_of_the_settings():
+    options = inspect.signature(command).parameters
+    ours = Settings().to_dict()
+    shared = ours.keys() & options.keys()
+    assert shared >= {"bits", "foreground", "foreground_weight", "regularization", "mix"}
+    assert {name: options[name].default for name in shared} == {name: ours[name] for name in shared}
 
 
 def test_the_help_has_an_example():

@@ -1,5 +1,7 @@
 """Layers that read other layers' codes, and layers with policies of their own."""
 
+import functools
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -25,7 +27,7 @@ SHARES = {
 }
 
 
-def spec_of(share: Sharing, visual: KVSpec | str = "text") -> CacheSpec:
+def spec_of(share: Sharing | None, visual: KVSpec | str = "text") -> CacheSpec:
     return CacheSpec(visual=visual, text=STREAM, sink=2, recent=3, share=share)
 
 
@@ -38,6 +40,11 @@ def run(spec: CacheSpec, steps: int = 14) -> QuantizedCache:
     return cache
 
 
+@functools.cache
+def without_sharing(visual: KVSpec | str) -> QuantizedCache:
+    return run(spec_of(None, visual))
+
+
 def completed(cache: QuantizedCache, store: str, which: str) -> list:
     return [getattr(layer.store._complete(store), which) for layer in cache.layers]
 
@@ -46,7 +53,7 @@ def completed(cache: QuantizedCache, store: str, which: str) -> list:
 @pytest.mark.parametrize("visual", ["text", STREAM], ids=["stream", "spans"])
 def test_a_layer_reads_its_sources_codes_with_its_own_scales(share, visual) -> None:
     spec = spec_of(share, visual)
-    cache, alone = run(spec), run(spec.replace(share=None))
+    cache, alone = run(spec), without_sharing(visual)
     for name in ("stream",) if visual == "text" else ("stream", "visual"):
         for which in ("key", "value"):
             full = completed(cache, name, which)
@@ -183,7 +190,7 @@ def test_codes_that_wait_do_not_outlive_a_step_that_broke_off() -> None:
 
 
 def test_only_the_stored_codes_are_counted() -> None:
-    shared, alone = (run(spec_of(s)).memory() for s in (Sharing(key=0, value=0), None))
+    shared, alone = run(spec_of(Sharing(key=0, value=0))).memory(), without_sharing("text").memory()
     # Three layers: the pair 0, 1 stores once, layer 2 for itself.
     assert shared.codes_bytes * 3 == alone.codes_bytes * 2
     assert shared.params_bytes == alone.params_bytes

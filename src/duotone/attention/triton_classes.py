@@ -29,12 +29,6 @@ def encode_classes(counts):
 
 
 @triton.constexpr_function
-def class_size(CLASSES, i):
-    """Channels of the i-th width."""
-    return (CLASSES >> (9 * i)) & 511
-
-
-@triton.constexpr_function
 def first_place(CLASSES, i):
     """Channels of wider codes than the i-th width: its first place. i = 4: all coded channels."""
     return sum((CLASSES >> (9 * k)) & 511 for k in range(i))

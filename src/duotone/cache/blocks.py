@@ -172,11 +172,6 @@ def single_block(lengths: Lengths) -> BlockTable:
     return BlockTable(torch.stack([torch.zeros_like(lengths), lengths], -1))
 
 
-def empty_table(batch: int, device: torch.device) -> BlockTable:
-    """No blocks at all."""
-    return BlockTable(torch.zeros(batch, 1, dtype=torch.long, device=device))
-
-
 def runs(
     mask: Bool[Tensor, "batch tokens"],
     lengths: Lengths,

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.cache.ledger import STORES, AppendPlan, Flush, LedgerState, Piece, Roll
+from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
 from duotone.cache.prominence import foreground_first
 from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec

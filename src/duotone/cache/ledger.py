@@ -16,117 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable, runs, single_block
 from duotone.cache.prominence import Spans
 from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
+from duotone.cache.rolls import Evicted, LedgerState, Roll
 from duotone.quant import CacheSpec, KVSpec
 
-# The stores of packed tokens.
-STORES = ("visual", "background", "stream")
 # Free slots left behind the dense tokens when they move, so that decoding rarely moves them.
 SPARE_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Roll:
-    """Logical index of each token of one store; only the first `lengths[b]` are tokens."""
-
-    positions: Int[Tensor, "batch tokens"]
-    lengths: Lengths
-
-    def rows(self, index: Tensor) -> Roll:
-        """Pick sequences."""
-        return Roll(self.positions[index], self.lengths[index])
-
-    def trimmed(self) -> Roll:
-        """As wide as its longest sequence."""
-        return Roll(self.positions[:, : int(self.lengths.max())], self.lengths)
-
-    def truncate(self, end: int) -> Roll:
-        """Drop tokens at logical indices >= end (tokens are in logical order)."""
-        kept = (self.positions < end) & valid_mask(self.lengths, self.positions.shape[1])
-        lengths = kept.sum(-1)
-        return Roll(self.positions[:, : int(lengths.max())], lengths)
-
-    def visible(self, mask: Bool[Tensor, "batch queries logical"]) -> Tensor:
-        """The model's mask [batch, queries, logical] in this store's order."""
-        index = self.positions[:, None].expand(-1, mask.shape[1], -1)
-        # Slots past the lengths hold stale indices; lengths exclude them later.
-        return mask.expand(len(index), -1, -1).gather(2, index.clamp_max(mask.shape[2] - 1))
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes of this bookkeeping."""
-        return self.positions.nbytes + self.lengths.nbytes
-
-
-@dataclass(frozen=True)
-class Evicted:
-    """Tokens that were dropped from the prompt: like padding, they are stored nowhere.
-
-    tokens: how many. visual: those of them whose policy is a packed visual span. end: logical
-    length of the prompt they were dropped from.
-    """
-
-    tokens: Lengths
-    visual: Lengths
-    end: int = 0
-
-    def rows(self, index: Tensor) -> Evicted:
-        """Pick sequences."""
-        return Evicted(self.tokens[index], self.visual[index], self.end)
-
-    def truncate(self, end: int) -> Evicted:
-        """Itself; raises where the choice was made by tokens that would have to be forgotten."""
-        if end < self.end:
-            raise ValueError(
-                f"a prompt whose tokens were evicted can only be kept whole: expected a crop to "
-                f">= {self.end} tokens; got {end}. Start again with a new cache."
-            )
-        return self
-
-
-@dataclass(frozen=True)
-class LedgerState:
-    """Where all tokens are at one moment. Immutable: plans keep the state before and after.
-
-    streamed: which dense tokens belong to the text stream; the others stay dense for good.
-    evicted: what is stored nowhere though it is no padding. seen: logical length, padding included.
-    whole: logical end of the last spans that have a background. Layers order such a span's tokens,
-    so that only the span as a whole has a place: its first positions count as `visual`.
-    """
-
-    visual: Roll
-    background: Roll
-    stream: Roll
-    dense: Roll
-    streamed: Bool[Tensor, "batch capacity"]
-    evicted: Evicted
-    seen: int
-    whole: int = 0
-
-    def rows(self, index: Tensor) -> LedgerState:
-        """Pick sequences."""
-        rolls = {name: getattr(self, name).rows(index) for name in (*STORES, "dense")}
-        for name in STORES:  # as wide as the packed tensors, which are trimmed
-            rolls[name] = rolls[name].trimmed()
-        evicted = self.evicted.rows(index)
-        return replace(self, **rolls, streamed=self.streamed[index], evicted=evicted)
-
-    def truncate(self, end: int) -> LedgerState:
-        """Forget tokens at logical indices >= end."""
-        if end < self.whole:
-            raise ValueError(
-                "spans with a background can only be kept whole: expected a crop to "
-                f">= {self.whole} tokens; got {end}. Start again with a new cache."
-            )
-        rolls = {n: getattr(self, n).truncate(end) for n in (*STORES, "dense")}
-        streamed = self.streamed[:, : rolls["dense"].positions.shape[1]]
-        evicted = self.evicted.truncate(end)
-        return replace(self, **rolls, streamed=streamed, evicted=evicted, seen=end)
 
 
 @dataclass(frozen=True)

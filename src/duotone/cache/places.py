@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from duotone.cache.ledger import LedgerState
 from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.rolls import LedgerState
 from duotone.quant import CacheSpec, KVSpec
 
 

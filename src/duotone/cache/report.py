@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from duotone.cache.layer import LayerStore
-from duotone.cache.ledger import STORES, LedgerState, Roll
 from duotone.cache.pair import PackedPair
+from duotone.cache.rolls import STORES, LedgerState, Roll
 
 # The stores of visual tokens.
 SPANS = ("visual", "background")

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
 from duotone.cache.layer import LayerStore
-from duotone.cache.ledger import STORES
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
 from duotone.cache.places import StaticPlaces
 from duotone.cache.ragged import Move
+from duotone.cache.rolls import STORES
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import TensorSpec
 from duotone.quant.checks import unchecked

@@ -3,7 +3,7 @@
 Pure functions of covariances; nothing here knows models or files.
 
 A vector x with covariance S costs `dx^T M dx` when it comes back wrong by dx (M is the metric).
-With C = M + regularization and A = C^(1/2), coefficients c = x E with E = A U have
+With C a regularized M (see `klt`) and A = C^(1/2), coefficients c = x E with E = A U have
 
     |dc|^2 = dx^T C dx        their errors count alike
     cov(c) = U^T A S A U = diag(spectrum)        and they are uncorrelated
@@ -34,7 +34,7 @@ SMALLEST = 1e-6
 
 
 def klt(
-    covariance: Matrices, metric: Matrices, regularization: float = 0.01, mix: float = 0.0
+    covariance: Matrices, metric: Matrices, regularization: float, mix: float = 0.0
 ) -> tuple[Float[Tensor, "*b channels"], Matrices]:
     """(spectrum, falling; E) of covariances S in metrics M, in float64.
 

@@ -6,18 +6,17 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
-    EMBEDDED_TASKS,
     DeviceOption,
     JsonOption,
     ModelArgument,
     SamplesOption,
     TasksOption,
     error_console,
-    load_model,
     print_json,
     progress_bar,
     user_errors,
 )
+from .samples import load_with_data, sampled_tasks
 
 
 @user_errors
@@ -73,15 +72,7 @@ def command(
 
       duotone compare --scheme mine.json
     """
-    from duotone.calibrate import (
-        Settings,
-        calibrate,
-        calibration_data,
-        check_files,
-        partial_of,
-        write,
-    )
-    from duotone.hf.facts import model_facts
+    from duotone.calibrate import Settings, calibrate, check_files, partial_of, write
 
     settings = Settings(
         bits=bits,
@@ -91,11 +82,10 @@ def command(
         mix=mix,
         key_weight=key_weight,
     )
-    tasks = named_tasks(task, model, samples)
+    tasks = sampled_tasks(task, model, samples)
     files = check_files(out)
-    loaded = load_model(model, device)
-    settings.check(model_facts(loaded.model).head_dim)
-    data = calibration_data(loaded, tasks, samples, batch_size)
+    sizes = {"samples": samples, "batch_size": batch_size}
+    loaded, data = load_with_data(model, device, settings, tasks, **sizes)
     with progress_bar("calibrating") as progress:
         bases, spec, report = calibrate(
             loaded,
@@ -112,22 +102,6 @@ def command(
         print_json(report | {"files": [str(path) for path in files]})
     else:
         _show(report, files)
-
-
-def named_tasks(names: list[str] | None, model: str | None, samples: int) -> list[Any]:
-    """Tasks by name that have so many samples; without names the embedded ones."""
-    from duotone.loading import EMBEDDED
-    from duotone.tasks import get_task
-
-    if not names and model not in (None, EMBEDDED):
-        raise ValueError(
-            f"samples of your own must be named for {model!r}: --task with a .jsonl file of "
-            '{"images": [...], "question": ..., "answers": [...]}, or with a task'
-        )
-    tasks = [get_task(name) for name in names or EMBEDDED_TASKS]
-    for task in tasks:
-        task.check_samples(samples)
-    return tasks
 
 
 def _show(report: dict[str, Any], files: tuple[Path, Path]) -> None:

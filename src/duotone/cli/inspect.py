@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from .calibrate import named_tasks
 from .common import (
     SPEC_SUFFIX,
     DeviceOption,
@@ -13,12 +12,12 @@ from .common import (
     ModelArgument,
     SamplesOption,
     TasksOption,
-    load_model,
     print_json,
     progress_bar,
     scheme_spec,
     user_errors,
 )
+from .samples import load_with_data, sampled_tasks
 
 
 @user_errors
@@ -63,18 +62,16 @@ def command(
       duotone inspect -s mine.json --json > look.json
     """
     from duotone.bench.plots import need_matplotlib
-    from duotone.calibrate import Settings, calibration_data
-    from duotone.hf.facts import model_facts
+    from duotone.calibrate import Settings
     from duotone.inspection import check_folder_is_new, inspect_model, write_report
 
     settings, schemes = Settings(bits=bits), _labelled(scheme or [])
-    tasks = named_tasks(task, model, samples)
+    tasks = sampled_tasks(task, model, samples)
     if out is not None:
         need_matplotlib()
         check_folder_is_new(out)
-    loaded = load_model(model, device)
-    settings.check(model_facts(loaded.model).head_dim)
-    data = calibration_data(loaded, tasks, samples, batch_size)
+    sizes = {"samples": samples, "batch_size": batch_size}
+    loaded, data = load_with_data(model, device, settings, tasks, **sizes)
     with progress_bar("inspecting") as progress:
         report = inspect_model(loaded, data, settings, schemes, progress)
     files = write_report(report, out) if out is not None else []

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from .common import (
-    EMBEDDED_TASKS,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -18,6 +17,7 @@ from .common import (
     print_json,
     user_errors,
 )
+from .samples import named_tasks
 
 DEFAULT_MINUTES = 10.0
 
@@ -103,7 +103,7 @@ def command(
         ceiling=ceiling,
         sampler=sampler,
     )
-    tasks = _tasks(task, model)
+    tasks = named_tasks(task, model)
     if minutes is None and trials is None:
         minutes = DEFAULT_MINUTES
     loaded = load_model(model, device)
@@ -123,22 +123,6 @@ def _check_plot(plot: bool) -> None:
         from duotone.tune.plot import need_matplotlib
 
         need_matplotlib()
-
-
-def _tasks(names: list[str] | None, model: str | None) -> list[Any]:
-    from duotone.loading import EMBEDDED
-    from duotone.tasks import get_task
-
-    if not names and model not in (None, EMBEDDED):
-        raise ValueError(
-            f"samples of your own must be named for {model!r}: a .jsonl file of "
-            '{"images": [...], "question": ..., "answers": [...]}, or a task'
-        )
-    tasks = [get_task(name) for name in names or EMBEDDED_TASKS]
-    known = [task.name for task in tasks]
-    if len(set(known)) < len(known):
-        raise ValueError(f"tasks must have different names, got {known}")
-    return tasks
 
 
 @contextmanager

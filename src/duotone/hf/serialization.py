@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duotone.cache import BlockTable, Ledger, PackedPair, PackedTensor
-from duotone.cache.ledger import STORES, Evicted, LedgerState, Roll
+from duotone.cache.rolls import STORES, Evicted, LedgerState, Roll
 from duotone.quant import CacheSpec, TensorSpec
 
 if TYPE_CHECKING:

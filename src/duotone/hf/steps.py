@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duotone.cache import AppendPlan, Importance, Ledger
 from duotone.cache.eviction import Selection
-from duotone.cache.ledger import LedgerState
+from duotone.cache.rolls import LedgerState
 from duotone.quant import CacheSpec
 
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from duotone.cache.ledger import STORES, LedgerState
 from duotone.cache.prominence import foreground_first
 from duotone.cache.ragged import valid_mask
+from duotone.cache.rolls import STORES, LedgerState
 from duotone.inference import Batch, make_cache
 from duotone.quant import CacheSpec
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from jaxtyping import Bool
 from torch import Tensor
 
-from duotone.cache.ledger import STORES
+from duotone.cache.rolls import STORES
 
 BitsOf = Literal["visual", "cache"]
 

@@ -71,10 +71,10 @@ def test_bundled_pictures_are_held_out_and_fresh(name):
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_it_answers_the_first_bundled_questions(tiny, name):
+def test_it_answers_the_first_bundled_question(tiny, name):
     pictures = [Image.open(EXAMPLES / file) for file in BUNDLED[name]["files"]]
-    for turn in BUNDLED[name]["questions"][:2]:
-        assert ask(tiny, pictures, turn["question"]) in turn["answers"]
+    turn = BUNDLED[name]["questions"][0]
+    assert ask(tiny, pictures, turn["question"]) in turn["answers"]
 
 
 @pytest.mark.slow

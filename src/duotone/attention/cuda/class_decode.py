@@ -28,8 +28,9 @@ from duotone.attention.cuda.geometry import (
     ring_bytes,
     slot_bytes,
 )
-from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
+from duotone.attention.cuda.launch import run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
+from duotone.attention.cuda.work import MAX_GROUP, Call, Task, Work
 
 SOURCE = "class_decode.cu"
 # What K or V has of every span.

@@ -16,9 +16,10 @@ from duotone.attention.cuda.dense_decode import dense_reason, dense_task
 from duotone.attention.cuda.geometry import ring_bytes
 from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.head_turn import DEPTHS, kernel_matrices, turned_query
-from duotone.attention.cuda.launch import LOG2E, QUERY_TYPES, Task, run
+from duotone.attention.cuda.launch import LOG2E, run
 from duotone.attention.cuda.merge_turned import MergeTurned
 from duotone.attention.cuda.runtime import missing
+from duotone.attention.cuda.work import QUERY_TYPES, Task
 from duotone.attention.merge import merge_partials
 from duotone.attention.turned import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors, shared_bytes
-from duotone.attention.cuda.launch import MAX_GROUP, QUERY_TYPES, Call, Task, Work
+from duotone.attention.cuda.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense_decode.cu"

@@ -28,7 +28,8 @@ from duotone.attention.cuda.geometry import (
 )
 from duotone.attention.cuda.group_canonical import Tiles
 from duotone.attention.cuda.group_format import GroupFormat, Operand
-from duotone.attention.cuda.launch import MAX_GROUP, Call, Task, Work, run
+from duotone.attention.cuda.launch import run
+from duotone.attention.cuda.work import MAX_GROUP, Call, Task, Work
 
 SOURCE = "group_decode.cu"
 
@@ -37,7 +38,7 @@ SOURCE = "group_decode.cu"
 class Stream:
     """A packed segment as the kernel takes it.
 
-    data: [batch, kv_heads, records, format.own_nbytes], or a pool of pages (`launch.Work`).
+    data: [batch, kv_heads, records, format.own_nbytes], or a pool of pages (`work.Work`).
     lengths: [batch] int64, tokens. key_codes, value_codes: those that lie apart, contiguous,
     [batch, kv_heads, tiles, bytes].
     """

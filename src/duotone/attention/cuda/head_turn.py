@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.attention.cuda.geometry import multiprocessors
-from duotone.attention.cuda.launch import OVERLAP, QUERY_TYPES
+from duotone.attention.cuda.launch import OVERLAP
 from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.attention.cuda.work import QUERY_TYPES
 from duotone.attention.turned import Wants, scaled_query, segment_query
 from duotone.quant.rotation import Role, matrices
 

@@ -1,4 +1,4 @@
-"""What the decode kernels share on the host: arguments, tasks, the workspace they merge in."""
+"""Launch the tasks of a call, and merge their parts: by tickets, or by a last launch."""
 
 from __future__ import annotations
 
@@ -12,134 +12,18 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.counters import counters
-from duotone.attention.cuda.geometry import Format, Geometry, multiprocessors
+from duotone.attention.cuda.geometry import multiprocessors
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.attention.cuda.work import QUERY_TYPES, Call, Fields, Task, Work
 
 LOG2E = 1.4426950408889634
-MAX_GROUP = 16
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
 # kv heads per multiprocessor from which on a last launch merges the parts of a call, instead of
 # the block of a head that ends last: a ticket costs every part some 2 us, a launch a call some 4.
 HEADS_PER_SM_TO_MERGE = 2
 MERGE_SOURCE, MERGE_WARPS = "merge_parts.cu", 4
-QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-# Fields of `Call` by name.
-Fields = dict[str, int | float | None]
-
-
-class Call(ctypes.Structure):
-    """`Call` of common.cuh: what every decode kernel is told."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in (
-            "query", "records", "pages", "tokens", "first_records", "partial", "weights",
-            "counters", "out", "lse",
-        )),
-        *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
-        *((name, ctypes.c_int) for name in (
-            "kv_heads", "blocks", "records_per_head", "splits", "pages_per_sequence", "first_part",
-            "all_parts", "units",
-        )),
-        ("sm_scale", ctypes.c_float),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a launch reads.
-
-    query: [batch, q_heads, 1, head_dim], contiguous. records: of each kv head, at most. data:
-    [batch, kv_heads, records, format.nbytes], None where the kernel finds tokens by itself. first:
-    [batch, blocks], where the blocks' records start; None: one block, from record 0 on. tokens:
-    [batch, blocks + 1] int64, offsets of the blocks; [batch], lengths, without `first`.
-    pages: data is a pool [pages, kv_heads, records_per_page, format.nbytes], of which a sequence
-    has these, in this order: [batch, pages_per_sequence] int32, contiguous. Those behind its last
-    record are not looked at.
-    """
-
-    query: Tensor
-    format: Format
-    kv_heads: int
-    records: int
-    tokens: Tensor
-    data: Tensor | None = None
-    first: Tensor | None = None
-    pages: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        """Addresses follow from these: a wrong type would read anywhere."""
-        table = self.pages
-        if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
-            raise ValueError(
-                f"pages must be int32 and contiguous; got {table.dtype}, strides {table.stride()}. "
-                "Use pages.int().contiguous()."
-            )
-
-    @classmethod
-    def of_records(
-        cls,
-        query: Tensor,
-        form: Format,
-        data: Tensor,
-        tokens: Tensor,
-        first: Tensor | None = None,
-        pages: Tensor | None = None,
-    ) -> Work:
-        """Records in one piece per kv head, or in pages."""
-        heads, records = data.shape[1:3]
-        most = records * (1 if pages is None else pages.shape[1])
-        return cls(query, form, heads, most, tokens, data, first, pages)
-
-    @property
-    def records_per_page(self) -> int:
-        """0: records lie in one piece."""
-        return 0 if self.pages is None else self.data.shape[2]
-
-    @property
-    def heads(self) -> int:
-        """Batch times kv_heads."""
-        return self.query.shape[0] * self.kv_heads
-
-    @property
-    def group(self) -> int:
-        """q heads per kv head."""
-        return self.query.shape[1] // self.kv_heads
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of tokens per sequence, empty ones included."""
-        return 1 if self.first is None else self.tokens.shape[1] - 1
-
-
-@dataclass(frozen=True)
-class Task:
-    """One planned launch of a decode kernel.
-
-    source: its file, whose function has the same name. macros: what the source wants beside what
-    all of them want. arguments: makes its structure from the fields of `Call`. shared_bytes: of a
-    block; None: its rings. cluster: blocks of a cluster.
-    """
-
-    source: str
-    work: Work
-    at: Geometry
-    macros: dict[str, int]
-    arguments: Callable[..., Call] = Call
-    cooperative: bool = False
-    shared_bytes: int | None = None
-    cluster: int = 1
-
-    @property
-    def units(self) -> int:
-        """Shares of the work: a split of a block of a kv head each."""
-        return self.work.heads * self.parts
-
-    @property
-    def parts(self) -> int:
-        """Shares of each kv head."""
-        return self.work.blocks * self.at.splits
 
 
 class MergedBy(Enum):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from duotone.attention.cuda.geometry import multiprocessors
 from duotone.attention.cuda.head_turn import Tiles, tiles
-from duotone.attention.cuda.launch import OVERLAP, Call, Fields, Work, launch_merging
+from duotone.attention.cuda.launch import OVERLAP, launch_merging
 from duotone.attention.cuda.runtime import Launch
+from duotone.attention.cuda.work import Call, Fields, Work
 
 SOURCE = "merge_turned.cu"
 

@@ -26,10 +26,11 @@ from duotone.attention.cuda.geometry import (
     shared_bytes,
     warps_within_rings,
 )
-from duotone.attention.cuda.launch import LOG2E, MAX_GROUP, Call, Task, Work, run
+from duotone.attention.cuda.launch import LOG2E, run
 from duotone.attention.cuda.layout import RecordFormat, Records
 from duotone.attention.cuda.span_calibrated import SOURCE as KEEPING_SOURCE
 from duotone.attention.cuda.span_calibrated import block_bytes, kept_geometry
+from duotone.attention.cuda.work import MAX_GROUP, Call, Task, Work
 
 SOURCE = "span_decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
@@ -114,7 +115,7 @@ def span_decode(
 ) -> None:
     """softmax(q K^T * sm_scale) V over one span; `out` and `lse` as `launch.run` has them.
 
-    pages: the records are a pool, see `launch.Work`; scales lie as ever.
+    pages: the records are a pool, see `work.Work`; scales lie as ever.
     """
     run([span_task(query, span, tau, pages)], sm_scale, out, lse)
 

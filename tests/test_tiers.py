@@ -1,0 +1,14 @@
+from pathlib import Path
+
+import pytest
+
+from tiers import ONE_OF
+
+
+@pytest.mark.parametrize("rule", ONE_OF)
+def test_rules_that_are_thinned_are_there(rule: str) -> None:
+    file, name = rule.split("::")
+    (found,) = (
+        path for path in Path(__file__).parent.rglob(f"{file}.py") if name in path.read_text()
+    )
+    assert f"\ndef {name}(" in found.read_text()

@@ -1,0 +1,43 @@
+"""Of which rules the default tier has few cases: one of so many; the others are slow tests.
+
+A number and the count of what varies fastest should share no factor: one of three cases would
+always have the same one of three sizes.
+"""
+
+ONE_OF = {
+    # Compiled for a GPU, or by g++ and run on the CPU: a second or two each.
+    "test_cuda_class_compile::test_class_decode_compiles": 2,
+    "test_cuda_class_compile::test_class_decode_compiles_without_groups_of_k": 3,
+    "test_cuda_compile::test_dense_decode_compiles": 2,
+    "test_cuda_compile::test_group_decode_compiles_without_bulk_copies": 3,
+    "test_cuda_compile::test_span_decode_compiles_and_is_kept": 2,
+    "test_cuda_compile::test_span_decode_compiles_without_bulk_copies": 3,
+    "test_cuda_compile::test_turns_compile": 7,
+    "test_cuda_pack_compile::test_class_pack_compiles": 3,
+    "test_cuda_pack_compile::test_group_pack_compiles": 3,
+    "test_cuda_pack_compile::test_span_pack_compiles": 3,
+    "test_cuda_pack_on_cpu::test_classes": 3,
+    "test_cuda_pack_on_cpu::test_groups": 3,
+    "test_cuda_pack_on_cpu::test_spans": 5,
+    "test_cuda_turn_on_cpu::test_parts_leave_their_basis": 3,
+    "test_cuda_turn_on_cpu::test_rows_meet_the_matrix_of_their_head": 3,
+    "test_cuda_units_on_cpu::test_every_unit_is_done_once": 3,
+    # Interpreted kernels.
+    "test_innerq::test_products_equal_torchs": 5,
+    "test_triton_decode::test_matches_the_reference": 3,
+    # Products of formats, sizes and orders.
+    "test_cuda_class_layout::test_records_are_an_exact_inverse": 7,
+    "test_planning::test_a_plan_predicts_what_the_cache_holds": 3,
+    "test_reference::test_packed_segment": 4,
+    "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
+    # Products of model families and policies: each family has cases.
+    "test_background::test_the_order_of_tokens_changes_nothing": 3,
+    "test_bases::test_8_bit_tokens_agree": 2,
+    "test_bases::test_a_change_of_basis_changes_nothing": 2,
+    "test_eviction::test_what_stays_is_quantized_by_any_scheme": 2,
+    "test_generate::test_8_bit_tokens_agree": 3,
+    "test_generate::test_decoding_modes": 3,
+    "test_generate::test_exact_codec_reproduces_16_bit": 2,
+    "test_generate::test_second_turn_with_another_image": 2,
+    "test_static::test_generates_as_the_growing_cache": 4,
+}
