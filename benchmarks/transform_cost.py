@@ -1,6 +1,6 @@
 """What calibrated bases cost: time of a decode step's transforms, and a calibration at 8B size.
 
-    python benchmarks/transform_cost.py --out DIR        cost.json
+    python benchmarks/transform_cost.py --out DIR [--part decode|calibration]   a file of each part
 
 Decode: attention to packed spans in two parts, with and without bases, against the best of the
 16-bit backends, at (32, 32, 8, 8192); rotated times as `duotone bench kernel` has them. With 128
@@ -182,15 +182,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--sequences", type=int, default=36)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", choices=("decode", "calibration"), help="default: both")
     arguments = parser.parse_args()
     clock = CudaClock()
-    data = {
-        "schema": "duotone.transform.cost/1",
-        **stamp(clock.device),
-        "decode": decode_cost(clock),
-        "calibration": calibration_cost(arguments.layers, arguments.sequences),
+    parts = {
+        "decode": lambda: decode_cost(clock),
+        "calibration": lambda: calibration_cost(arguments.layers, arguments.sequences),
     }
-    write_new_json(arguments.out / "cost.json", data)
+    for name in [arguments.part] if arguments.part else parts:
+        made_by = {"schema": "duotone.transform.cost/1", **stamp(clock.device)}
+        write_new_json(arguments.out / f"cost-{name}.json", made_by | {name: parts[name]()})
 
 
 if __name__ == "__main__":

@@ -162,21 +162,33 @@ def _text_row(label: str, scheme: Result) -> list[str]:
 def cost_table(results: Sequence[Result]) -> str:
     """Microseconds of bases in a decode step; seconds and memory of a calibration."""
     parts = []
-    for result in results:
-        decode, made = result["decode"], result["calibration"]
-        rows = [_cost_row(name, row) for name, row in decode.items() if isinstance(row, dict)]
-        header = ["16-bit tokens beside", "without bases, us", "with", "extra", "share of 16 bit"]
-        gib = f"{made['bytes_above_model'] / 2**30:.1f}"
-        parts += [
-            f"Decode at (32, 32, 8, 8192); {decode['best_16_bit']} takes "
-            f"{decode['best_16_bit_us']:.0f} us:",
-            markdown_table(header, rows),
-            f"Calibration of {made['layers']} layers of an 8B model on {made['sequences']} "
-            f"sequences of {made['visual_tokens_per_sequence']} visual tokens: "
-            f"{made['seconds']:.0f} s, {gib} GiB above the model.",
-            f"*{source(result)}.*",
-        ]
+    for result in sorted(results, key=lambda result: "calibration" in result):
+        parts += [*_decode_cost(result), *_calibration_cost(result), f"*{source(result)}.*"]
     return "\n\n".join(parts)
+
+
+def _decode_cost(result: Result) -> list[str]:
+    if "decode" not in result:
+        return []
+    decode = result["decode"]
+    rows = [_cost_row(name, row) for name, row in decode.items() if isinstance(row, dict)]
+    header = ["16-bit tokens beside", "without bases, us", "with", "extra", "share of 16 bit"]
+    return [
+        f"Decode at (32, 32, 8, 8192); {decode['best_16_bit']} takes "
+        f"{decode['best_16_bit_us']:.0f} us:",
+        markdown_table(header, rows),
+    ]
+
+
+def _calibration_cost(result: Result) -> list[str]:
+    if "calibration" not in result:
+        return []
+    made = result["calibration"]
+    return [
+        f"Calibration of {made['layers']} layers of an 8B model on {made['sequences']} "
+        f"sequences of {made['visual_tokens_per_sequence']} visual tokens: "
+        f"{made['seconds']:.0f} s, {made['bytes_above_model'] / 2**30:.1f} GiB above the model."
+    ]
 
 
 def _cost_row(name: str, row: Mapping[str, Any]) -> list[str]:

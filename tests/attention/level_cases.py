@@ -17,7 +17,7 @@ from pack_cases import BF16, FP16, FP32, dense_states
 
 # Ranks and levels that may differ by more than a last bit: near ties, decided by the order of sums,
 # and in blocks of few tokens each round of Lloyd's has some.
-NEAR_TIES, OTHER_ENDS = 0.01, 0.03
+NEAR_TIES, OTHER_ENDS = 0.01, 0.05
 # Squared error over that of the reference's levels: of all blocks, and of one with few tokens.
 WORSE, WORSE_BLOCK = 1.001, 1.01
 
