@@ -19,9 +19,9 @@ ONE_OF = {
     "test_cuda_pack_on_cpu::test_classes": 3,
     "test_cuda_pack_on_cpu::test_groups": 3,
     "test_cuda_pack_on_cpu::test_spans": 5,
-    "test_cuda_turn_on_cpu::test_parts_leave_their_basis": 3,
-    "test_cuda_turn_on_cpu::test_rows_meet_the_matrix_of_their_head": 3,
-    "test_cuda_units_on_cpu::test_every_unit_is_done_once": 3,
+    "test_cuda_turn_on_cpu::test_parts_leave_their_basis": 4,
+    "test_cuda_turn_on_cpu::test_rows_meet_the_matrix_of_their_head": 4,
+    "test_cuda_units_on_cpu::test_every_unit_is_done_once": 5,
     # Interpreted kernels.
     "test_innerq::test_products_equal_torchs": 5,
     "test_triton_decode::test_matches_the_reference": 3,

@@ -74,7 +74,7 @@ def test_a_metric_of_zeros_counts_as_the_identity():
 
 
 def test_no_statistics_at_all_still_give_finite_bases():
-    spectrum, basis = klt(torch.zeros(8, 8), torch.zeros(8, 8))
+    spectrum, basis = klt(torch.zeros(8, 8), torch.zeros(8, 8), 0.0)
     assert torch.isfinite(basis).all()
     assert (spectrum == 0).all()
 
