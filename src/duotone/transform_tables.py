@@ -78,7 +78,7 @@ def alternatives_table(results: Sequence[Result]) -> str:
     for result in results:
         for kind, rows in result["rows"].items():
             if rows:
-                parts += [f"**{kind.capitalize()}**", _measured(rows, "spec")]
+                parts += [f"**{kind[0].upper() + kind[1:]}**", _measured(rows, "spec")]
         parts.append(_note(result, f"{result['dtype']}; "))
     return "\n\n".join(parts)
 
