@@ -124,7 +124,6 @@ PRELUDE = """
 #undef FULL
 struct alignas(16) int4 {{ int x, y, z, w; }};
 struct float2 {{ float x, y; }};
-struct alignas(16) float4 {{ float x, y, z, w; }};
 static float2 make_float2(float x, float y) {{ return {{x, y}}; }}
 static float4 make_float4(float x, float y, float z, float w) {{ return {{x, y, z, w}}; }}
 template <class T>
