@@ -1,0 +1,129 @@
+"""Activations to int8 in Triton, with what comes before fused: norms, gates, activations.
+
+Static scales are known beforehand, so without a norm a row may be cut into pieces; a norm and a
+dynamic scale (the row's own maximum) need a whole row in one program.
+"""
+
+# ruff: noqa: D103
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from duotone.weights.kernels.triton_activation import activated
+
+_PIECE = 4096
+
+
+@triton.jit
+def to_codes(values, scale):
+    # round half to even by adding 1.5 * 2^23, after the clamp: exact for |v| < 2^22
+    scaled = tl.div_rn(values, scale)
+    scaled = tl.minimum(tl.maximum(scaled, -127.0), 127.0)
+    return ((scaled + 12582912.0) - 12582912.0).to(tl.int8)
+
+
+@triton.jit
+def rows_kernel(
+    x,
+    up,
+    residual,
+    weight,
+    bias,
+    scale,
+    codes,
+    dense,
+    found,
+    columns,
+    x_stride,
+    up_stride,
+    scale_stride,
+    eps,
+    NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m = o_column < columns
+    b_x = tl.load(x + i_row * x_stride + o_column, mask=m, other=0.0).to(tl.float32)
+    if residual is not None:
+        # the sum replaces the residual, rounded as the model rounds it
+        p_residual = residual + i_row * columns + o_column
+        b_sum = b_x + tl.load(p_residual, mask=m, other=0.0).to(tl.float32)
+        b_sum = b_sum.to(residual.dtype.element_ty)
+        tl.store(p_residual, b_sum, mask=m)
+        b_x = b_sum.to(tl.float32)
+    if NORM == "layer":
+        b_x = tl.where(m, b_x - tl.sum(b_x, 0) / columns, 0.0)
+    if NORM is not None:
+        b_x = b_x * (1.0 / tl.sqrt_rn(tl.sum(b_x * b_x, 0) / columns + eps))
+        if weight is not None:
+            b_x = b_x * tl.load(weight + o_column, mask=m, other=0.0).to(tl.float32)
+        if bias is not None:
+            b_x = b_x + tl.load(bias + o_column, mask=m, other=0.0).to(tl.float32)
+    b_x = activated(b_x, ACTIVATION)
+    if up is not None:
+        b_x *= tl.load(up + i_row * up_stride + o_column, mask=m, other=0.0).to(tl.float32)
+    p_out = i_row * columns + o_column
+    if dense is not None:
+        tl.store(dense + p_out, b_x.to(dense.dtype.element_ty), mask=m)
+    if codes is not None:
+        if scale is None:
+            most = tl.max(tl.abs(b_x), 0)
+            b_scale = tl.where(most > 0, tl.div_rn(most, 127.0), 1.0)
+            tl.store(found + i_row, b_scale)
+        else:
+            b_scale = tl.load(scale + i_row * scale_stride)
+        tl.store(codes + p_out, to_codes(b_x, b_scale), mask=m)
+
+
+def rows_quantize(
+    x: Tensor,
+    scale: Tensor | None,
+    *,
+    up: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str | None = None,
+    quantize: bool = True,
+    dense: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Launch. x, up: [tokens, channels], rows may be strided; all else contiguous.
+
+    Returns (codes, scale per row if it was found here, dense result if asked for).
+    """
+    tokens, columns = x.shape
+    codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if quantize else None
+    made = torch.empty(x.shape, dtype=x.dtype, device=x.device) if dense else None
+    dynamic = quantize and scale is None
+    found = torch.empty(tokens, dtype=torch.float32, device=x.device) if dynamic else None
+    whole = norm is not None or dynamic
+    block = triton.next_power_of_2(columns)
+    block = block if whole else min(block, _PIECE)
+    rows_kernel[(tokens, triton.cdiv(columns, block))](
+        x,
+        up,
+        residual,
+        weight,
+        bias,
+        scale,
+        codes,
+        made,
+        found,
+        columns,
+        x.stride(0),
+        0 if up is None else up.stride(0),
+        0 if scale is None or scale.numel() == 1 else 1,
+        eps,
+        NORM=norm,
+        ACTIVATION=activation,
+        BLOCK=block,
+        num_warps=max(1, min(16, block // 512)),
+    )
+    return codes, found, made
