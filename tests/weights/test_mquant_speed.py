@@ -80,6 +80,7 @@ def test_tuning_tries_and_compares() -> None:
     ):
         row = mquant_tune.tried(trial, {}, Clock())
         assert row["us"] == 10.0
-        assert row["max_error"] == 0
+        # the interpreter truncates to bfloat16 where torch and the GPU round
+        assert row["max_error"] < 0.05
     wrong = mquant_tune.Trial("w4a8 gemv", "down", 1, mquant_tune.GemvConfig(3, 16, 1))
     assert "failed" in mquant_tune.tried(wrong, {}, Clock())
