@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.weights.kernels.triton_activation import activated
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 
 _PIECE = 4096
 
@@ -44,7 +45,10 @@ def rows_kernel(
     NORM: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     i_row = tl.program_id(0).to(tl.int64)
     o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o_column < columns
@@ -106,6 +110,7 @@ def rows_quantize(
     whole = norm is not None or dynamic
     block = triton.next_power_of_2(columns)
     block = block if whole else min(block, _PIECE)
+    overlap = overlaps(x.device)
     rows_kernel[(tokens, triton.cdiv(columns, block))](
         x,
         up,
@@ -124,6 +129,8 @@ def rows_quantize(
         NORM=norm,
         ACTIVATION=activation,
         BLOCK=block,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=max(1, min(16, block // 512)),
     )
     return codes, found, made

@@ -1,0 +1,38 @@
+"""Programmatic dependent launch (Hopper and later): a kernel starts while the one before it ends.
+
+A kernel lets its successor start as soon as all of its own programs have, and waits for its
+predecessor before it reads what that wrote, or writes anything at all. Before the wait it may only
+read what no kernel of a forward pass writes: weights, tables. As every kernel waits, whoever waits
+for one has waited for all before it. Neighbours that know nothing of this are waited for as ever.
+"""
+
+# ruff: noqa: D103
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from duotone.weights.kernels.triton_unpack import ASM
+
+
+@triton.jit
+def start_next(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """The device can launch that way."""
+    if device.type != "cuda" or not ASM or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 9
