@@ -7,8 +7,6 @@ split is one tile of tokens, and the last one to come merges all in order.
 # ruff: noqa: D103
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -22,15 +20,12 @@ from duotone.weights.kernels.triton_unpack import ASM
 TILE = 64
 # Rows of a product on tensor cores: the q heads of a kv head, filled up.
 ROWS = 16
-LOG_ROPE_BASE = math.log(1e6)
+ROPE_BASE = 1e6
 
 
 @triton.jit
-def _turned(p, o, m, at, log_base, D: tl.constexpr):
-    # both halves of heads at p + o, rotated to position `at`
-    o_half = tl.arange(0, D // 2)
-    angle = at.to(tl.float32) * tl.exp(o_half.to(tl.float32) * (-2.0 / D * log_base))
-    cos, sin = tl.cos(angle)[None, :], tl.sin(angle)[None, :]
+def _turned(p, o, m, cos, sin, D: tl.constexpr):
+    # both halves of heads at p + o, rotated by RoPE
     first = tl.load(p + o, mask=m, other=0.0).to(tl.float32)
     second = tl.load(p + o + D // 2, mask=m, other=0.0).to(tl.float32)
     return first * cos - second * sin, second * cos + first * sin
@@ -41,6 +36,8 @@ def attend_kernel(
     qkv,
     keys,
     values,
+    cosines,
+    sines,
     position,
     scale,
     out,
@@ -48,7 +45,6 @@ def attend_kernel(
     counters,
     length,
     sm_scale,
-    log_base,
     Q: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
@@ -71,14 +67,16 @@ def attend_kernel(
     b_k1 = tl.load(keys + o_cache + o_half[None, :], mask=m_old, other=0.0)
     b_k2 = tl.load(keys + o_cache + D // 2 + o_half[None, :], mask=m_old, other=0.0)
     b_v = tl.load(values + o_cache + o_d[None, :], mask=m_old, other=0.0)
+    cos = tl.load(cosines + at * (D // 2) + o_half)[None, :]
+    sin = tl.load(sines + at * (D // 2) + o_half)[None, :]
     wait_for_previous(OVERLAP)
     p_in = qkv + i_seq * ((Q + 2 * KV) * D)
     m_row = (o_row < Q // KV)[:, None]
     o_q = (i_kv * (Q // KV) + o_row)[:, None] * D + o_half[None, :]
-    q1, q2 = _turned(p_in, o_q, m_row, at, log_base, D)
+    q1, q2 = _turned(p_in, o_q, m_row, cos, sin, D)
     # the new token: stored by the split it falls into, which has it in registers
     o_new = (Q + i_kv) * D + o_half[None, :]
-    k1, k2 = _turned(p_in, o_new, o_half[None, :] >= 0, at, log_base, D)
+    k1, k2 = _turned(p_in, o_new, o_half[None, :] >= 0, cos, sin, D)
     v = tl.load(p_in + (Q + KV + i_kv) * D + o_d[None, :])
     m_new = (o_token == at)[:, None]
     b_k1 = tl.where(m_new, k1.to(b_k1.dtype), b_k1)
@@ -132,13 +130,25 @@ def attend_kernel(
             tl.store(p_out, b_out, mask=m_row)
 
 
+def rope_table(length: int, d: int, device: torch.device) -> Tensor:
+    """Cosines and sines of RoPE's angles: fp32 [2, length, d / 2]."""
+    inverse = ROPE_BASE ** (torch.arange(0, d, 2, device=device) / -d)
+    angles = torch.arange(length, device=device)[:, None] * inverse
+    return torch.stack((angles.cos(), angles.sin()))
+
+
 def attend(
-    qkv: Tensor, keys: Tensor, values: Tensor, position: Tensor, scale: Tensor | None
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    position: Tensor,
+    scale: Tensor | None,
 ) -> Tensor:
     """Attention of one new token per sequence, which is appended at `position`.
 
     qkv: bf16 [sequences, (q heads + 2 kv heads) * D], before RoPE. keys, values: bf16
-    [sequences, kv heads, length, D]. position: int32 [1], of all sequences. scale: float32 [1]:
+    [sequences, kv heads, length, D]. table: of `rope_table`. position: int32 [1], of all sequences. scale: float32 [1]:
     then the result is int8 codes, else bf16. Returns [sequences, q heads * D].
     """
     sequences, kv, length, d = keys.shape
@@ -152,6 +162,8 @@ def attend(
         qkv,
         keys,
         values,
+        table[0],
+        table[1],
         position,
         scale,
         out,
@@ -159,7 +171,6 @@ def attend(
         scratch(qkv.device, "attention counters", sequences * kv, torch.int32),
         length,
         d**-0.5,
-        LOG_ROPE_BASE,
         Q=q,
         KV=kv,
         D=d,

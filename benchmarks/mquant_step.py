@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from duotone.weights.kernels.triton_overlap import overlap_if
 from duotone.weights.kernels.triton_rows import rows_quantize
 from duotone.weights.linear import linear_int
 from duotone.weights.online_hadamard import hadamard_quantize
@@ -20,16 +21,19 @@ from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quantize_rows import norm_quantize
 
 import mquant_cases as cases
-from mquant_attention import attend
+from mquant_attention import attend, rope_table
 
 Weight = Tensor | PackedWeight
 
 
 class Step:
-    """kind: "bf16", "w8a8" or "w4a8". batch: sequences; context: tokens in the cache."""
+    """kind: "bf16", "w8a8" or "w4a8". batch: sequences; context: tokens in the cache.
 
-    def __init__(self, kind: str, batch: int = 1, context: int = 512) -> None:
-        self.kind, self.batch, self.context = kind, batch, context
+    overlap: kernels may start before the one ahead has ended.
+    """
+
+    def __init__(self, kind: str, batch: int = 1, context: int = 512, overlap: bool = True) -> None:
+        self.kind, self.batch, self.context, self.overlap = kind, batch, context, overlap
         self.layers = [
             {name: self._weight(outs, ins) for name, (outs, ins, _) in cases.LINEARS.items()}
             for _ in range(cases.LAYERS)
@@ -40,6 +44,7 @@ class Step:
             cases.VOCABULARY, cases.HIDDEN, device=cases.DEVICE, dtype=torch.bfloat16
         )
         self.scale = torch.full((1,), 4.5 / 127, device=cases.DEVICE)
+        self.table = rope_table(context, cases.HEAD_DIM, cases.DEVICE)
         self.position = torch.full((1,), context - 1, device=cases.DEVICE, dtype=torch.int32)
         self.start = torch.randn(batch, cases.HIDDEN, device=cases.DEVICE, dtype=torch.bfloat16)
 
@@ -51,6 +56,10 @@ class Step:
 
     def __call__(self) -> Tensor:
         """Logits of one step: [batch, vocabulary]."""
+        with overlap_if(self.overlap):
+            return self._run()
+
+    def _run(self) -> Tensor:
         # by kernels: a kernel that overlaps follows kernels, not copies and fills
         stream, branch = self.start * 1, self.start * 0
         for index, layer in enumerate(self.layers):
@@ -92,13 +101,15 @@ class Step:
 
     def _attend(self, index: int, qkv: Tensor) -> Tensor:
         keys, values = self.cache[0, index], self.cache[1, index]
-        return attend(qkv, keys, values, self.position, None if self.kind == "bf16" else self.scale)
+        scale = None if self.kind == "bf16" else self.scale
+        return attend(qkv, keys, values, self.table, self.position, scale)
 
 
 def steps() -> dict[str, Callable[[], Step]]:
     """Rows of the table."""
-    return {
+    made = {
         f"{kind} batch {batch}": (lambda k=kind, b=batch: Step(k, b))
         for batch in (1, 16)
         for kind in ("bf16", "w8a8", "w4a8")
     }
+    return made | {"w4a8 batch 1, no overlap": lambda: Step("w4a8", overlap=False)}

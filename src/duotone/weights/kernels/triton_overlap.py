@@ -9,6 +9,8 @@ for one has waited for all before it. Neighbours that know nothing of this are w
 # ruff: noqa: D103
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -30,9 +32,26 @@ def wait_for_previous(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@cache
+_allowed = [True]
+
+
+@contextmanager
+def overlap_if(allowed: bool) -> Iterator[None]:
+    """Launches within overlap or do not: for comparisons."""
+    _allowed.append(allowed)
+    try:
+        yield
+    finally:
+        _allowed.pop()
+
+
 def overlaps(device: torch.device) -> bool:
-    """The device can launch that way."""
+    """Launches on this device overlap."""
+    return _allowed[-1] and _able(device)
+
+
+@cache
+def _able(device: torch.device) -> bool:
     if device.type != "cuda" or not ASM or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device)[0] >= 9
