@@ -148,8 +148,9 @@ def attend(
     """Attention of one new token per sequence, which is appended at `position`.
 
     qkv: bf16 [sequences, (q heads + 2 kv heads) * D], before RoPE. keys, values: bf16
-    [sequences, kv heads, length, D]. table: of `rope_table`. position: int32 [1], of all sequences. scale: float32 [1]:
-    then the result is int8 codes, else bf16. Returns [sequences, q heads * D].
+    [sequences, kv heads, length, D]. table: of `rope_table`. position: int32 [1], of all
+    sequences. scale: float32 [1]: then the result is int8 codes, else bf16.
+    Returns [sequences, q heads * D].
     """
     sequences, kv, length, d = keys.shape
     q = qkv.shape[1] // d - 2 * kv

@@ -46,6 +46,10 @@ def launches() -> dict[str, Callable[[], Any]]:
         x = torch.zeros(1, 3584).bfloat16()
         triton_rows.rows_quantize(x, torch.ones(1), norm="rms", eps=1e-6, residual=x)
 
+    def dynamic() -> None:
+        gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
+        triton_rows.rows_quantize(gate, None, up=up, activation="silu")
+
     def hadamard() -> None:
         gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
         triton_hadamard.hadamard_rows(
@@ -66,6 +70,7 @@ def launches() -> dict[str, Callable[[], Any]]:
         "split_kernel, 16 tokens, 8 bits": lambda: split(16, 8),
         "split_kernel, W4A16": grouped,
         "rows_kernel": norm,
+        "long_rows_kernel": dynamic,
         "hadamard_kernel": hadamard,
         "attend_kernel": attend,
     }
@@ -98,7 +103,7 @@ def compile_all() -> dict[str, dict[str, int]]:
         recorder = Recorder(getattr(module, kernel))
         with (
             mock.patch.object(module, kernel, recorder),
-            mock.patch.object(module, "overlaps", lambda device: True),
+            mock.patch.object(module, "overlaps", return_value=True),
         ):
             run()
         asm = compiled(recorder.kernel, recorder.named)
