@@ -29,11 +29,19 @@ Weight = Tensor | PackedWeight
 class Step:
     """kind: "bf16", "w8a8" or "w4a8". batch: sequences; context: tokens in the cache.
 
-    overlap: kernels may start before the one ahead has ended.
+    overlap: kernels may start before the one ahead has ended; ahead: and then fetch weights to L2.
     """
 
-    def __init__(self, kind: str, batch: int = 1, context: int = 512, overlap: bool = True) -> None:
-        self.kind, self.batch, self.context, self.overlap = kind, batch, context, overlap
+    def __init__(
+        self,
+        kind: str,
+        batch: int = 1,
+        context: int = 512,
+        overlap: bool = True,
+        ahead: bool = True,
+    ) -> None:
+        self.kind, self.batch, self.context = kind, batch, context
+        self.overlap, self.ahead = overlap, ahead
         self.layers = [
             {name: self._weight(outs, ins) for name, (outs, ins, _) in cases.LINEARS.items()}
             for _ in range(cases.LAYERS)
@@ -56,7 +64,7 @@ class Step:
 
     def __call__(self) -> Tensor:
         """Logits of one step: [batch, vocabulary]."""
-        with overlap_if(self.overlap):
+        with overlap_if(self.overlap, self.ahead):
             return self._run()
 
     def _run(self) -> Tensor:
@@ -112,4 +120,7 @@ def steps() -> dict[str, Callable[[], Step]]:
         for batch in (1, 16)
         for kind in ("bf16", "w8a8", "w4a8")
     }
-    return made | {"w4a8 batch 1, no overlap": lambda: Step("w4a8", overlap=False)}
+    return made | {
+        "w4a8 batch 1, no fetching": lambda: Step("w4a8", ahead=False),
+        "w4a8 batch 1, no overlap": lambda: Step("w4a8", overlap=False),
+    }

@@ -104,6 +104,7 @@ def compile_all() -> dict[str, dict[str, int]]:
         with (
             mock.patch.object(module, kernel, recorder),
             mock.patch.object(module, "overlaps", return_value=True),
+            mock.patch.object(triton_gemv, "fetches_ahead", return_value=True),
         ):
             run()
         asm = compiled(recorder.kernel, recorder.named)
@@ -112,6 +113,7 @@ def compile_all() -> dict[str, dict[str, int]]:
             "cubin": len(asm["cubin"]),
             "waits": bool(waits),
             "loads before": before.count("ld.global"),
+            "fetches before": before.count("prefetch.global.L2"),
             "stores before": before.count("st.global"),
             "spills": after.count(SPILLED),
         }
@@ -169,6 +171,7 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     early = {name for name, one in found.items() if one["loads before"]}
     # weights and the cache; everything else is read behind the wait
     assert early == {"gemv_kernel, 4 bits", "gemv_kernel, 8 bits", "attend_kernel"}
+    assert found["gemv_kernel, 8 bits"]["fetches before"]
     assert not any(one["spills"] for one in found.values()), found
 
 

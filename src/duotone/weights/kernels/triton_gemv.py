@@ -14,7 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
+from duotone.weights.kernels.triton_overlap import (
+    fetch_to_l2,
+    fetches_ahead,
+    overlaps,
+    start_next,
+    wait_for_previous,
+)
 from duotone.weights.kernels.triton_unpack import ASM, dot4, even_and_odd_bytes
 from duotone.weights.packed_weight import PackedWeight
 
@@ -65,6 +71,7 @@ def gemv_kernel(
     BITS: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     start_next(OVERLAP)
     o_out = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -73,6 +80,11 @@ def gemv_kernel(
     o_word = tl.arange(0, BW)
     m_word = o_word < words
     b_w = tl.load(p_w + o_word[None, :], mask=m_out[:, None] & m_word[None, :], other=0)
+    if AHEAD:
+        for first in range(BW, words, BW):
+            o_line = tl.minimum(first + tl.arange(0, BW // 32) * 32, words - 1)
+            o_row = tl.minimum(o_out, outs - 1).to(tl.int64)
+            fetch_to_l2(w + o_row[:, None] * words + o_line[None, :])
     wait_for_previous(OVERLAP)
     sums = tl.zeros([BN, BW], tl.int32)
     sums = _add_products(b_w, x, o_word, m_word, sums, BN, BITS, ASM)
@@ -122,6 +134,7 @@ def gemv(
         BITS=weight.bits,
         ASM=ASM,
         OVERLAP=overlap,
+        AHEAD=fetches_ahead(x_q.device),
         launch_pdl=overlap,
         num_warps=config.warps,
         enable_fp_fusion=False,

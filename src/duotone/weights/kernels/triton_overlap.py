@@ -32,13 +32,30 @@ def wait_for_previous(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-_allowed = [True]
+@triton.jit
+def fetch_to_l2(pointers):
+    # a line of 128 bytes each
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+# (overlap, fetch ahead), the innermost `overlap_if` last
+_allowed = [(True, True)]
 
 
 @contextmanager
-def overlap_if(allowed: bool) -> Iterator[None]:
-    """Launches within overlap or do not: for comparisons."""
-    _allowed.append(allowed)
+def overlap_if(allowed: bool, ahead: bool = True) -> Iterator[None]:
+    """Launches within overlap or do not: for comparisons.
+
+    ahead: while they wait, they ask for the weights that their registers have no room for.
+    """
+    _allowed.append((allowed, allowed and ahead))
     try:
         yield
     finally:
@@ -47,7 +64,12 @@ def overlap_if(allowed: bool) -> Iterator[None]:
 
 def overlaps(device: torch.device) -> bool:
     """Launches on this device overlap."""
-    return _allowed[-1] and _able(device)
+    return _allowed[-1][0] and _able(device)
+
+
+def fetches_ahead(device: torch.device) -> bool:
+    """Launches on this device bring weights into L2 while they wait."""
+    return _allowed[-1][1] and _able(device)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Activations to int8 in Triton, with what comes before fused: norms, gates, activations.
 
 Static scales are known beforehand, so without a norm a row may be cut into pieces; a norm and a
-dynamic scale (the row's own maximum) need a whole row in one program, which passes a long row twice.
+dynamic scale (the row's own maximum) need a whole row in one program, which reads a long one twice.
 """
 
 # ruff: noqa: D103
