@@ -1,0 +1,1 @@
+"""Weights and activations on few bits: transforms, calibration, static scales, linear kernels."""

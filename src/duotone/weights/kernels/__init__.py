@@ -1,0 +1,1 @@
+"""Linear kernels: static quantization, online Hadamard, integer products; each with a reference."""

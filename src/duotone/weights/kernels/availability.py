@@ -1,0 +1,14 @@
+"""Whether kernels can run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Triton is there, and the device is its, or its interpreter is on."""
+    able = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return able and importlib.util.find_spec("triton") is not None

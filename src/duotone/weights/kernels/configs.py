@@ -1,0 +1,72 @@
+"""Which kernel and which tiles for which shape, as measured on an H200; one table to change."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from duotone.weights.kernels.triton_gemm import GemmConfig
+from duotone.weights.kernels.triton_gemv import GemvConfig
+from duotone.weights.kernels.triton_split import SplitConfig
+from duotone.weights.packed_weight import PackedWeight
+
+# Up to how many tokens the weight is read in splits, by bits; above, tiles of a full product.
+MAX_SPLIT_TOKENS = {4: 512, 8: 64}
+MAX_FLOAT_SPLIT_TOKENS = 64
+# Programs of a split kernel that an H200 keeps busy: some per each of 132 SMs.
+_SPLIT_PROGRAMS = 132 * 4
+_MIN_SPLIT_INS = 512
+# Where other shapes of a program of the kernel for one token are faster.
+_MANY_OUTS, _MANY_INS = 16384, 8192
+
+
+def preferred(tokens: int, bits: int) -> tuple[str, ...]:
+    """Implementations for this many tokens, the fastest first."""
+    few = "w4a8-fused" if bits == 4 else "w8a8-split"
+    many = "w4a8-scratch" if bits == 4 else "w8a8"
+    if tokens == 1:
+        return ("gemv", few, many)
+    return (few, many) if tokens <= MAX_SPLIT_TOKENS[bits] else (many, few)
+
+
+def gemm_config(tokens: int, shape: tuple[int, int]) -> GemmConfig:
+    """Tiles of the W8A8 kernel. shape: (out, in)."""
+    if tokens <= 256 or shape[0] < 256:
+        return GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0)
+    return GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
+
+
+def gemv_config(weight: PackedWeight) -> GemvConfig:
+    """Rows and words per program of the kernel for one token."""
+    outs, ins = weight.shape
+    if weight.bits == 4:
+        return GemvConfig(8, 256, 2) if outs >= _MANY_OUTS else GemvConfig(4, 512, 4)
+    if outs >= _MANY_OUTS:
+        return GemvConfig(4, 512, 2)
+    return GemvConfig(8, 512, 8) if ins >= _MANY_INS else GemvConfig(4, 512, 4)
+
+
+def split_config(tokens: int, weight: PackedWeight, floating: bool = False) -> SplitConfig:
+    """Tiles and splits of the kernel for few tokens."""
+    outs, ins = weight.shape
+    tile = min(128, max(16, 1 << (tokens - 1).bit_length()))
+    rows, warps = (64, 4) if tile <= 32 else (128, 8)
+    step, stages, programs = weight.group_size or 128, 3 if floating else 4, _SPLIT_PROGRAMS
+    if weight.bits == 4 and not floating:
+        stages = 3
+        if tile <= 32:
+            step = 256
+        else:
+            tile, warps, programs = 64, 4, _SPLIT_PROGRAMS // 2
+    tiles = math.ceil(outs / rows) * math.ceil(tokens / tile)
+    splits = max(1, min(programs // tiles, ins // _MIN_SPLIT_INS))
+    return SplitConfig(rows, tile, step, splits, warps, stages)
+
+
+@cache
+def one(device: torch.device) -> Tensor:
+    """A row scale of 1."""
+    return torch.ones(1, device=device)

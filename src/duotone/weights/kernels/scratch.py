@@ -1,0 +1,30 @@
+"""Memory that kernels use again and again: partial sums, counters, unpacked weights.
+
+One buffer per device and use, kept for good, because captured graphs hold its address. Calls on
+one stream follow each other and may share it; calls on two streams at once must not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_buffers: dict[tuple[torch.device, str], list[Tensor]] = {}
+
+
+def scratch(device: torch.device, use: str, count: int, dtype: torch.dtype) -> Tensor:
+    """`count` elements for `use`; zeros when new, afterwards what the last call left there.
+
+    Errors: RuntimeError if it had to grow while a CUDA graph is captured.
+    """
+    kept = _buffers.setdefault((device, use), [])
+    if not kept or kept[-1].numel() < count:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"memory for {use} ({count} x {dtype}) must exist before a CUDA graph is captured; "
+                "run the same call once before the capture"
+            )
+        # Older buffers stay: graphs may hold them. Doubling bounds their sum.
+        old = kept[-1].numel() if kept else 0
+        kept.append(torch.zeros(max(count, 2 * old), dtype=dtype, device=device))
+    return kept[-1][:count]

@@ -1,0 +1,234 @@
+"""One door to the linear kernels: check the arguments, choose by shape, run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duotone.weights.kernels.availability import has_kernels
+from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference, scaled
+from duotone.weights.packed_weight import PackedWeight
+
+IMPLEMENTATIONS = (
+    "auto",
+    "reference",
+    "gemv",
+    "w4a8-fused",
+    "w4a8-scratch",
+    "w8a8-split",
+    "w8a8",
+    "int_mm",
+)
+OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+# cuBLASLt's int8 product takes more than 16 rows and columns in eights.
+_INT_MM_ROWS, _INT_MM_COLUMNS = 17, 8
+
+
+def linear_int(
+    x_q: Tensor,
+    row_scale: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None = None,
+    bias: Tensor | None = None,
+    impl: str = "auto",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Integer activations times integer weights, scaled: W8A8 and W4A8.
+
+    y = (x_q @ codes^T) * row_scale * weight.scale + x0 (x) weight.w0 + bias; the product is exact
+    in int32, the rest fp32 in this order, so all implementations agree bit by bit.
+
+    x_q: int8 [tokens, in]. row_scale: float32 [tokens] (MSQ: one of two values per row), or [] or
+    [1]. x0: [tokens], what RMS keeps in floating point; to be given iff weight.w0 is.
+    bias: [out]. dtype: of the result.
+    impl: "reference" runs everywhere; the others are kernels and need a CUDA device (or
+        TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
+        columns are split over programs), "w8a8" (many), "w4a8-scratch" (unpack, then "w8a8"),
+        "int_mm" (cuBLASLt and an epilogue kernel). "auto" chooses by shape.
+    Returns [tokens, out].
+    Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
+    """
+    _check(x_q, row_scale, weight, x0, bias, dtype)
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
+    chosen = choose(len(x_q), weight, has_kernels(x_q.device)) if impl == "auto" else impl
+    reason = unsupported(chosen, len(x_q), weight, has_kernels(x_q.device))
+    if reason is not None:
+        raise ValueError(f"impl={chosen!r} cannot run this: {reason}")
+    if chosen == "reference" or not len(x_q):
+        return linear_int_reference(x_q, row_scale, weight, x0, bias, dtype)
+    return _RUN[chosen](x_q.contiguous(), row_scale, weight, x0, bias, dtype)
+
+
+def linear_float(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    """16-bit activations times dequantized weights: W4A16.
+
+    x: [tokens, in], bfloat16 for the kernels. impl: "reference", "split" (few tokens, bfloat16,
+    groups in powers of two from 32 on), "scratch" (dequantize, then the 16-bit product), "auto".
+    Returns [tokens, out] in the dtype of x.
+    Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
+    """
+    if x.dim() != 2 or x.shape[1] != weight.shape[1] or not x.is_floating_point():
+        raise ValueError(
+            f"x must be floating point [tokens, {weight.shape[1]}]; got {x.dtype} {tuple(x.shape)}"
+        )
+    if impl not in ("auto", "reference", "split", "scratch"):
+        raise ValueError(f"impl must be auto, reference, split or scratch; got {impl!r}")
+    reason = _float_reason(x, weight)
+    if impl == "reference" or (impl == "auto" and reason is not None) or not len(x):
+        return linear_float_reference(x, weight, bias)
+    if reason is not None:
+        raise ValueError(f"impl={impl!r} cannot run this: {reason}")
+    from duotone.weights.kernels import configs
+
+    x = x.contiguous()
+    if impl == "split" or (impl == "auto" and len(x) <= configs.MAX_FLOAT_SPLIT_TOKENS):
+        return _float_split(x, weight, bias)
+    from duotone.weights.kernels.triton_scratch import dequantized
+
+    return torch.nn.functional.linear(x, dequantized(weight, x.dtype), bias)
+
+
+def choose(tokens: int, weight: PackedWeight, kernels: bool) -> str:
+    """The implementation that is fastest for this shape of those that can run it."""
+    if not kernels or weight.group_size is not None:
+        return "reference"
+    from duotone.weights.kernels.configs import preferred
+
+    ways = preferred(tokens, weight.bits)
+    return next((w for w in ways if unsupported(w, tokens, weight, kernels) is None), "reference")
+
+
+def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> str | None:
+    """Why `impl` cannot run this shape, or None."""
+    if impl == "reference":
+        return None
+    if not kernels:
+        return "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
+    if weight.group_size is not None:
+        return "groups of scales need impl='reference', or linear_float"
+    columns = weight.shape[1]
+    if impl.startswith("w4a8") and weight.bits != 4:
+        return f"it takes weights of 4 bits; got {weight.bits}"
+    if impl.startswith(("w8a8", "int_mm")) and weight.bits != 8:
+        return f"it takes weights of 8 bits; got {weight.bits}"
+    if impl == "gemv" and (tokens != 1 or columns % (32 // weight.bits)):
+        return f"it takes one token and columns in {32 // weight.bits}s; got {tokens}, {columns}"
+    if impl in ("w8a8", "w4a8-scratch") and columns % 16:
+        return f"TMA takes columns in sixteens; got {columns}"
+    odd = columns % _INT_MM_COLUMNS or weight.shape[0] % _INT_MM_COLUMNS
+    if impl == "int_mm" and (tokens < _INT_MM_ROWS or odd):
+        return f"it takes over 16 tokens, sizes in eights; got {tokens} of {weight.shape}"
+    return None
+
+
+def _check(
+    x_q: Tensor,
+    row_scale: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> None:
+    rows, columns = weight.shape
+    if x_q.dtype != torch.int8 or x_q.dim() != 2 or x_q.shape[1] != columns:
+        raise ValueError(
+            f"x_q must be int8 [tokens, {columns}]; got {x_q.dtype} {tuple(x_q.shape)}"
+        )
+    tokens = len(x_q)
+    if row_scale.dtype != torch.float32 or tuple(row_scale.shape) not in ((), (1,), (tokens,)):
+        raise ValueError(
+            f"row_scale must be float32 [{tokens}], [1] or []; got {row_scale.dtype} "
+            f"{tuple(row_scale.shape)}"
+        )
+    if not row_scale.is_contiguous():
+        raise ValueError("row_scale must be contiguous; call .contiguous()")
+    if (x0 is None) != (weight.w0 is None):
+        raise ValueError(
+            "x0 and the weight's split column w0 belong together; got only "
+            + ("w0" if x0 is None else "x0")
+        )
+    for name, vector, length in (("x0", x0, tokens), ("bias", bias, rows)):
+        if vector is not None and (tuple(vector.shape) != (length,) or not vector.is_contiguous()):
+            raise ValueError(f"{name} must be [{length}], contiguous; got {tuple(vector.shape)}")
+    if dtype not in OUTPUTS:
+        raise ValueError(f"dtype must be one of {OUTPUTS}; got {dtype}")
+    others = (row_scale, weight.codes, weight.scale, x0, bias, weight.w0)
+    wrong = {str(t.device) for t in others if t is not None and t.device != x_q.device}
+    if wrong:
+        raise ValueError(f"everything must be on {x_q.device}, where x_q is; got {sorted(wrong)}")
+
+
+def _float_reason(x: Tensor, weight: PackedWeight) -> str | None:
+    if not has_kernels(x.device):
+        return "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
+    if x.dtype != torch.bfloat16 or weight.bits != 4:
+        return f"it takes bfloat16 and 4 bits; got {x.dtype} and {weight.bits}"
+    size = weight.group_size
+    if size is not None and (size < 32 or size & (size - 1)):
+        return f"it takes groups in powers of two from 32 on; got {size}"
+    if weight.w0 is not None:
+        return "16-bit activations need no split column; got a weight with w0"
+    return None
+
+
+def _run_gemv(x_q: Tensor, *rest: Any) -> Tensor:
+    from duotone.weights.kernels import configs
+    from duotone.weights.kernels.triton_gemv import gemv
+
+    return gemv(x_q, *rest, configs.gemv_config(rest[1]))
+
+
+def _run_split(x_q: Tensor, *rest: Any) -> Tensor:
+    from duotone.weights.kernels import configs
+    from duotone.weights.kernels.triton_split import split_linear
+
+    return split_linear(x_q, *rest, configs.split_config(len(x_q), rest[1]))
+
+
+def _float_split(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    from duotone.weights.kernels import configs
+    from duotone.weights.kernels.triton_split import split_linear
+
+    config = configs.split_config(len(x), weight, floating=True)
+    return split_linear(x, configs.one(x.device), weight, None, bias, x.dtype, config)
+
+
+def _run_w8a8(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
+    from duotone.weights.kernels import configs
+    from duotone.weights.kernels.triton_gemm import gemm_w8a8
+
+    config = configs.gemm_config(len(x_q), weight.shape)
+    return gemm_w8a8(x_q, row_scale, weight.codes, weight, *rest, config)
+
+
+def _run_scratch(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
+    from duotone.weights.kernels import configs
+    from duotone.weights.kernels.triton_gemm import gemm_w8a8
+    from duotone.weights.kernels.triton_scratch import unpacked_times_16
+
+    config = configs.gemm_config(len(x_q), weight.shape)
+    return gemm_w8a8(x_q, row_scale, unpacked_times_16(weight), weight, *rest, config)
+
+
+def _run_int_mm(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
+    sums = torch._int_mm(x_q, weight.codes.T)
+    if not x_q.is_cuda:
+        return scaled(sums, row_scale, weight, *rest)
+    from duotone.weights.kernels.triton_scale import scale_sums
+
+    return scale_sums(sums, row_scale, weight, *rest)
+
+
+_RUN = {
+    "gemv": _run_gemv,
+    "w4a8-fused": _run_split,
+    "w8a8-split": _run_split,
+    "w8a8": _run_w8a8,
+    "w4a8-scratch": _run_scratch,
+    "int_mm": _run_int_mm,
+}
