@@ -72,7 +72,7 @@ class VisualRows:
             )
         rows, tokens = embeds.shape[:2]
         first = 0 if cache is None else int(cache.get_seq_length())
-        mask = self.announced[:, first : first + tokens].to(embeds.device)
+        mask = self.announced[:, first : first + tokens]
         # Beams of one prompt lie side by side; tokens behind the prompt are generated ones.
         mask = mask.repeat_interleave(rows // len(mask), 0)
         return torch.nn.functional.pad(mask, (0, tokens - mask.shape[1]))
