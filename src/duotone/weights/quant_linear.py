@@ -7,6 +7,7 @@ It is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
@@ -16,8 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from duotone.weights.hadamard import HadamardPlan, transform
+from duotone.weights.hadamard_bases import base_matrix
+from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.linear import linear_float, linear_int
 from duotone.weights.modality import Modality
+from duotone.weights.online_hadamard import hadamard
 from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quantize_rows import Rows, quantize
 
@@ -34,9 +38,24 @@ def features(
     """
     rows = x.flatten(0, -2)
     if plan is not None:
-        rows = transform(rows.float(), plan, signs)
+        rows = _transformed(rows.float(), plan, signs)
     missing = (columns or rows.shape[1]) - rows.shape[1]
-    return F.pad(rows, (0, missing)) if missing else rows
+    return (F.pad(rows, (0, missing)) if missing else rows).contiguous()
+
+
+def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None) -> Tensor:
+    """The transform by our kernel where there is one, else by the reference."""
+    if not (x.is_cuda and has_kernels(x.device)):
+        return transform(x, plan, signs)
+    x = x if signs is None else x * signs
+    x = F.pad(x, (0, plan.padded - plan.size)).contiguous()
+    return hadamard(x, plan.blocks, _base(plan.base, x.device), plan.power)
+
+
+@functools.cache
+def _base(order: int, device: torch.device) -> Tensor | None:
+    """H_m on the device; None for m = 1."""
+    return None if order == 1 else base_matrix(order).to(device)
 
 
 class QuantLinear(nn.Module):
