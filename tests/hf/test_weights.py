@@ -207,3 +207,24 @@ def test_padded_weights_are_zero_and_bias_free():
     assert isinstance(down, RotatedInput)
     assert (down.plan.size, down.plan.padded, down.linear.bias) == (91, 128, None)
     assert down.linear.weight.norm().item() == pytest.approx(expected_weight.norm().item())
+
+
+def test_quantized_models_are_refused():
+    model, _ = made("qwen2")
+    model.config.quantization_config = {"quant_method": "awq"}
+    with pytest.raises(ValueError, match="'qwen2' model is quantized already"):
+        apply_equivalences(model)
+    model, _ = made("qwen2")
+    packed = torch.zeros(8, dtype=torch.uint8)
+    model.lm_head.weight = torch.nn.Parameter(packed, requires_grad=False)
+    with pytest.raises(ValueError, match=r"lm_head.weight is packed"):
+        apply_equivalences(model)
+
+
+def test_a_map_that_does_not_fit_is_refused():
+    model, _ = made("qwen2_vl")
+    del model.model.visual.merger.ln_q
+    with pytest.raises(ValueError, match=r"'ln_q' is missing in PatchMerger"):
+        weight_map(model)
+    with pytest.raises(ValueError, match=r"has streams \['language'\]; got 'vision'"):
+        weight_map(tiny_model("qwen2")).stream("vision")

@@ -63,6 +63,14 @@ def test_a_linear_behind_it_keeps_its_output(size, signs):
         assert (wrong - x @ w.T).abs().max() > 0.1
 
 
+def test_bfloat16_is_summed_in_float32():
+    plan = plan_hadamard(11008)
+    x = torch.randn(2, 11008).bfloat16()
+    assert transform(x, plan).dtype == torch.bfloat16
+    exact = transform(x.double(), plan)
+    torch.testing.assert_close(transform(x, plan).double(), exact, rtol=2**-8, atol=1e-5)
+
+
 def test_channel_0_is_the_mean():
     plan = plan_hadamard(11008 // 64)
     x = torch.randn(4, 172).double()

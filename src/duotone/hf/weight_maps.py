@@ -114,6 +114,9 @@ def _clip_tower(model: PreTrainedModel, reader: str) -> Stream:
     CLIP's ln_pre makes the stream, so that patches, class token and positions are before it.
     """
     tower, vision = "model.vision_tower", model.config.vision_config
+    if hasattr(at(model, tower), "vision_model"):
+        # Older transformers wrap the transformer once more.
+        tower = f"{tower}.vision_model"
     layers = f"{tower}.encoder.layers"
     is_clip = hasattr(at(model, tower), "pre_layrnorm")
     patches, positions = (f"{tower}.embeddings.{n}_embedding" for n in ("patch", "position"))

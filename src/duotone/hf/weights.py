@@ -49,20 +49,39 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
     chosen = chosen or Equivalences()
     if is_rotated(model):
         raise ValueError("this model is rotated already; load it again to transform it anew.")
+    _check_not_quantized(model)
     found = weight_map(model)
     for stream in found.streams:
         _check_sizes(model, stream, chosen)
     if untie(at(model, found.embedding), at(model, found.head)):
-        model.config.tie_word_embeddings = False
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
     for stream in found.streams:
         _apply(model, stream, chosen)
     return found
 
 
+def _check_not_quantized(model: PreTrainedModel) -> None:
+    known = getattr(model.config, "quantization_config", None) is not None
+    packed = [name for name, p in model.named_parameters() if not p.is_floating_point()]
+    if known or packed:
+        raise ValueError(
+            "only 16- to 64-bit floating-point weights can be transformed; this "
+            f"{model.config.model_type!r} model is quantized already"
+            + (f" ({packed[0]} is packed)" if packed else "")
+            + ". Load the original checkpoint."
+        )
+
+
 def _check_sizes(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
-    if chosen.mlp_output:
-        for block in stream.blocks:
+    """Plan every online transform once, so that what does not fit raises here."""
+    if chosen.stream and not stream.is_rotatable:
+        plan_hadamard(stream.channels, pad=False)
+    for block in stream.blocks:
+        if chosen.mlp_output:
             plan_hadamard(at(model, block.mlp_output).in_features, chosen.policy, chosen.pad)
+        if chosen.attention_output:
+            plan_hadamard(at(model, block.attention_output).in_features, pad=False)
 
 
 def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:

@@ -10,6 +10,7 @@ its output when `transform` is applied to the rows of its weight.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -134,7 +135,7 @@ def _blocks(size: int) -> HadamardPlan | None:
 
 
 def transform(x: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -> Tensor:
-    """T x over the last dimension, in x's floating-point type: [..., size] -> [..., padded].
+    """T x over the last dimension: [..., size] -> [..., padded], in x's type, float32 inside.
 
     signs: [size] of +-1, multiplied first (a random-sign transform); applied to a weight's rows
     they are its side of it too. Errors: ValueError for another number of channels.
@@ -144,13 +145,29 @@ def transform(x: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -> Ten
             f"the plan transforms {plan.size} channels; got a tensor {tuple(x.shape)}. "
             "Make a plan for this size."
         )
+    wide = _at_least_float32(x)
     if signs is not None:
-        x = x * signs.to(x)
-    x = F.pad(x, (0, plan.padded - plan.size))
+        wide = wide * signs.to(wide)
+    wide = F.pad(wide, (0, plan.padded - plan.size))
+    return _transformed(wide, plan, "ij,...jp->...ip").to(x.dtype)
+
+
+def _transformed(x: Tensor, plan: HadamardPlan, base_product: str) -> Tensor:
+    """Base and butterflies over [..., padded]; they commute, so that T^T differs in the base."""
     x = x.unflatten(-1, (plan.blocks, plan.base, plan.power))
     if plan.base > 1:
-        x = torch.einsum("ij,...jp->...ip", base_matrix(plan.base).to(x), x)
+        x = torch.einsum(base_product, _base_at(plan.base, x.dtype, x.device), x)
     return (_fast_walsh(x) / plan.block**0.5).flatten(-3)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@cache
+def _base_at(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept per device: a copy from the host could not be part of a CUDA graph."""
+    return base_matrix(m).to(dtype=dtype, device=device)
 
 
 def _fast_walsh(x: Tensor) -> Tensor:
@@ -169,11 +186,8 @@ def transform_back(y: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -
         raise ValueError(
             f"the plan's transform has {plan.padded} channels; got a tensor {tuple(y.shape)}."
         )
-    y = y.unflatten(-1, (plan.blocks, plan.base, plan.power))
-    if plan.base > 1:
-        y = torch.einsum("ji,...jp->...ip", base_matrix(plan.base).to(y), y)
-    x = (_fast_walsh(y) / plan.block**0.5).flatten(-3)[..., : plan.size]
-    return x if signs is None else x * signs.to(x)
+    x = _transformed(_at_least_float32(y), plan, "ji,...jp->...ip")[..., : plan.size]
+    return (x if signs is None else x * signs.to(x)).to(y.dtype)
 
 
 def random_signs(size: int, seed: int = 0) -> Tensor:
