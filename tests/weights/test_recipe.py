@@ -29,7 +29,7 @@ def test_named_recipes_survive_json(name):
 
 def test_mquant_is_the_last_of_its_ablations():
     last, whole = RECIPES["static-msq-rotation-w4a8"], RECIPES["mquant-w4a8"]
-    assert whole == last.replace(split=True)
+    assert whole == last.replace(split="always")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def test_mquant_is_the_last_of_its_ablations():
         ({"activation": "fp8"}, "activation must be one of"),
         ({"ranges": "median"}, "ranges must be one of"),
         ({"online": "fourier"}, "online must be one of"),
+        ({"split": True}, "split must be one of"),
         ({"parts": ("audio",)}, "parts must be some of"),
         ({"parts": ()}, "parts must be some of"),
         ({"group": 7}, "even number"),
@@ -47,8 +48,8 @@ def test_mquant_is_the_last_of_its_ablations():
         ({"visual_weight": -1.0}, "visual_weight"),
         ({"activation": "dynamic", "modality_scales": True}, "need static activations"),
         ({"reorder": True}, "serves modality_scales"),
-        ({"split": True}, "needs an online transform"),
-        ({"activation": "none", "online": "hadamard", "split": True}, "floating-point activation"),
+        ({"split": "always"}, "needs an online transform"),
+        ({"activation": "none", "online": "hadamard", "split": "eq8"}, "floating-point activation"),
         ({"smooth": 0.5, "rotation": True}, "rivals"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from duotone.hf.fingerprint import fingerprint
 from duotone.hf.quantized import check_not_quantized, mark_quantized
 from duotone.hf.weight_maps import weight_map
 from duotone.hf.weights import Equivalences, apply_equivalences
-from duotone.weights.hadamard import plan_hadamard
+from duotone.weights.hadamard import plan_hadamard, transform_back
 from duotone.weights.modality import Modality
-from duotone.weights.observer import Observer, Wanted
+from duotone.weights.observer import Linear, Observer, Wanted
+from duotone.weights.online import RotatedInput
+from duotone.weights.outlier_split import wants_split
 from duotone.weights.quantize import quantize_linear, wanted_by
 from duotone.weights.recipe import Recipe
 from duotone.weights.smooth import smooth
@@ -165,12 +167,25 @@ def _all_units(
     return lines
 
 
+def _split(unit: Unit, linears: Mapping[str, Linear], recipe: Recipe) -> frozenset[str]:
+    """Linears whose channel 0 stays floating point."""
+    if recipe.split != "eq8":
+        return unit.split if recipe.split == "always" else frozenset()
+    return frozenset(path for path in unit.split if _eq8_holds(linears[path]))
+
+
+def _eq8_holds(module: RotatedInput) -> bool:
+    """The criterion is about the weight before the transform."""
+    weight = module.linear.weight.double()
+    return wants_split(transform_back(weight, module.plan, module.signs))
+
+
 def _quantized(
     runs: Runs, unit: Unit, recipe: Recipe
 ) -> tuple[dict[str, nn.Module], list[dict[str, Any]]]:
     """Observe and replace the linears of one unit: ({path: module}, report)."""
     linears = unit.linears(runs.model)
-    split = unit.split if recipe.split else frozenset()
+    split = _split(unit, linears, recipe)
     observer = Observer(linears, wanted_by(recipe), split)
     with observer.watching():
         through = runs.through_language if unit.part == "language" else runs.through_vision

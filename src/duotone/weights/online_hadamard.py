@@ -15,9 +15,7 @@ from torch import Tensor
 from duotone.weights.quantize_rows import Rows, _check, _chosen, activate, to_codes
 
 
-def hadamard(
-    x: Tensor, blocks: int, base: Tensor | None, p: int, impl: str = "auto"
-) -> Tensor:
+def hadamard(x: Tensor, blocks: int, base: Tensor | None, p: int, impl: str = "auto") -> Tensor:
     """The transform of x [tokens, blocks * m * p], rows may be strided, in the dtype of x.
 
     base: [m, m] of +-1 or None for m = 1. p: a power of two.

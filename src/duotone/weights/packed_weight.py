@@ -88,9 +88,7 @@ class PackedWeight:
     def to(self, device: torch.device | str) -> PackedWeight:
         """The same on `device`."""
         w0 = None if self.w0 is None else self.w0.to(device)
-        return replace(
-            self, codes=self.codes.to(device), scale=self.scale.to(device), w0=w0
-        )
+        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device), w0=w0)
 
 
 def pack_int4(codes: Tensor) -> Tensor:
@@ -104,9 +102,7 @@ def pack_int4(codes: Tensor) -> Tensor:
             f"{tuple(codes.shape)} of {codes.dtype}; pad it with a column of zeros"
         )
     if codes.numel() and (codes.min() < -8 or codes.max() > 7):
-        raise ValueError(
-            f"int4 codes lie in [-8, 7]; got [{int(codes.min())}, {int(codes.max())}]"
-        )
+        raise ValueError(f"int4 codes lie in [-8, 7]; got [{int(codes.min())}, {int(codes.max())}]")
     nibbles = codes.view(torch.uint8) & 15
     return nibbles[:, ::2] | (nibbles[:, 1::2] << 4)
 

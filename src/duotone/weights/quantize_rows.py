@@ -139,9 +139,7 @@ def _chosen(impl: str, x: Tensor) -> str:
     return "triton" if kernels and x.numel() else "reference"
 
 
-def _check(
-    x: Tensor, scale: Tensor | None, other: Tensor | None, activation: str | None
-) -> None:
+def _check(x: Tensor, scale: Tensor | None, other: Tensor | None, activation: str | None) -> None:
     if x.dim() != 2 or not x.is_floating_point() or x.stride(1) != 1:
         raise ValueError(
             "x must be floating point [tokens, channels] with contiguous rows; got "

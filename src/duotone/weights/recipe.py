@@ -16,6 +16,7 @@ from duotone.weights.ranges import METHODS, Method
 
 PARTS = ("vision", "projector", "language")
 ONLINE = ("none", "hadamard", "random-signs")
+SPLITS = ("never", "eq8", "always")
 WEIGHT_METHODS = ("rtn", "gptq")
 
 
@@ -32,7 +33,8 @@ class Recipe:
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
     online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.
-    split: channel 0 behind the online transform stays floating point where eq. 8 asks for it (RMS).
+    split: channel 0 behind the online transform stays floating point (RMS): "eq8" where MQuant's
+        criterion holds for some row of the weight, "always" as in the released code, or "never".
     parts: of the model; pad: a size that no Hadamard matrix covers may be zero-padded.
     seed: of the rotations.
     Errors: ValueError for values or combinations that have no meaning.
@@ -50,7 +52,7 @@ class Recipe:
     smooth: float | None = None
     rotation: bool = False
     online: Literal["none", "hadamard", "random-signs"] = "none"
-    split: bool = False
+    split: Literal["never", "eq8", "always"] = "never"
     parts: tuple[str, ...] = PARTS
     pad: bool = True
     seed: int = 0
@@ -62,6 +64,7 @@ class Recipe:
             "activation": ACTIVATIONS,
             "ranges": METHODS,
             "online": ONLINE,
+            "split": SPLITS,
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -90,8 +93,8 @@ class Recipe:
             "modality_scales need static activations": self.modality_scales
             and self.activation != "static",
             "reorder serves modality_scales": self.reorder and not self.modality_scales,
-            "split needs an online transform": self.split and self.online == "none",
-            "split leaves a floating-point activation out of int8 ones": self.split
+            "split needs an online transform": self.split != "never" and self.online == "none",
+            "split leaves a floating-point activation out of int8 ones": self.split != "never"
             and self.activation == "none",
             "smooth and rotation are rivals": self.smooth is not None and self.rotation,
         }
@@ -125,7 +128,7 @@ def _family(bits: int) -> dict[str, Recipe]:
     rotated = msq.replace(rotation=True, online="hadamard")
     quarot = static.replace(rotation=True, online="hadamard")
     return {
-        "mquant": rotated.replace(split=True),
+        "mquant": rotated.replace(split="always"),
         "rtn": rtn,
         "smoothquant": rtn.replace(smooth=0.5),
         "quarot": quarot,

@@ -18,6 +18,9 @@ from torch import Tensor
 from duotone.weights.kernels.triton_activation import activated
 from duotone.weights.kernels.triton_rows import to_codes
 
+# Below, programs are too few for the device, and each takes as little as it can.
+_FEW_UNITS = 4096
+
 
 @triton.jit
 def sylvester(N: tl.constexpr, USED: tl.constexpr):
@@ -145,8 +148,8 @@ def hadamard_rows(
     x0 = torch.empty(tokens, dtype=x.dtype, device=x.device) if split else None
     a, b = factors(p)
     mp = max(16, triton.next_power_of_2(m))
-    rows = max(16, min(32, 4096 // (a * b))) if m == 1 else min(32, mp)
     units = tokens * blocks
+    rows = _units_at_once(units, a, b) if m == 1 else min(32, mp)
     base = None if base is None else base.contiguous()
     tile = (rows if m == 1 else mp) * a * b
     hadamard_kernel[(triton.cdiv(units, rows) if m == 1 else units,)](
@@ -174,8 +177,14 @@ def hadamard_rows(
     return y, x0
 
 
+def _units_at_once(units: int, a: int, b: int) -> int:
+    """Rows of a tile: a product has 16 at least, of which a and b make up some."""
+    least = 1 if a > 1 else 16
+    return least if units < _FEW_UNITS else max(least, min(32, 4096 // (a * b)))
+
+
 def factors(p: int) -> tuple[int, int]:
-    """(a, b) with H_p = H_a (x) H_b, both small, b at least what a product needs; a = 1: no split."""
+    """(a, b) with H_p = H_a (x) H_b, both small; a = 1: one product, b at least 16."""
     if p <= 128:
         return 1, max(16, p)
     a = 1 << (p.bit_length() - 1) // 2

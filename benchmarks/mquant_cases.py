@@ -1,0 +1,217 @@
+"""Random linears of Qwen2-VL-7B's language model, and what precedes each, in 16 bit and in codes.
+
+Weights and activations are Gaussian, as a GPU's clock under load depends on the numbers it sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from duotone.weights.kernels.triton_hadamard import hadamard_rows
+from duotone.weights.kernels.triton_rows import rows_quantize
+from duotone.weights.linear import linear_float, linear_int
+from duotone.weights.online_hadamard import hadamard_quantize
+from duotone.weights.packed_weight import PackedWeight, pack_int4
+from duotone.weights.quantize_rows import dynamic_quantize, norm_quantize, quantize, static_quantize
+
+# A CPU only runs tests of this file.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HIDDEN, INTERMEDIATE, LAYERS, VOCABULARY = 3584, 18944, 28, 152064
+Q_HEADS, KV_HEADS, HEAD_DIM = 28, 4, 128
+# (out, in) of each linear, and what makes its input.
+LINEARS = {
+    "qkv": ((Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, "norm"),
+    "o": (HIDDEN, HIDDEN, "plain"),
+    "gate_up": (2 * INTERMEDIATE, HIDDEN, "norm"),
+    "down": (HIDDEN, INTERMEDIATE, "gate"),
+}
+# 18944 = 37 * 512: no Hadamard matrix of 37 or 148 is in the tables, so blocks of 512.
+BLOCKS, BLOCK = 37, 512
+EPSILON = 1e-6
+
+
+def gaussian_codes(outs: int, ins: int, bits: int) -> Tensor:
+    """int8 [out, in] as round-to-nearest makes them of Gaussian weights, on the GPU."""
+    width, most = {8: (28.0, 127), 4: (2.5, 7)}[bits]
+    drawn = torch.randn(outs, ins, device=DEVICE, dtype=torch.float32) * width
+    return drawn.round().clamp(-most - (bits == 4), most).to(torch.int8)
+
+
+def packed(outs: int, ins: int, bits: int, group: int | None = None) -> PackedWeight:
+    """A random weight whose products have about unit variance."""
+    codes = gaussian_codes(outs, ins, bits)
+    width = {8: 28.0, 4: 2.5}[bits]
+    shape = (outs,) if group is None else (outs, ins // group)
+    scale = torch.full(shape, ins**-0.5 / width, device=DEVICE)
+    return PackedWeight(pack_int4(codes) if bits == 4 else codes, bits, scale, group)
+
+
+@dataclass
+class Linear:
+    """One linear at one number of tokens; buffers are made when first asked for."""
+
+    outs: int
+    ins: int
+    before: str
+    tokens: int
+
+    @cached_property
+    def x(self) -> Tensor:
+        """What comes in before norm, gate or nothing: bf16."""
+        width = 2 * self.ins if self.before == "gate" else self.ins
+        return torch.randn(self.tokens, width, device=DEVICE, dtype=torch.bfloat16)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """bf16 weight."""
+        drawn = torch.randn(self.outs, self.ins, device=DEVICE, dtype=torch.bfloat16)
+        return drawn * self.ins**-0.5
+
+    @cached_property
+    def w8(self) -> PackedWeight:
+        """8 bits."""
+        return packed(self.outs, self.ins, 8)
+
+    @cached_property
+    def w4(self) -> PackedWeight:
+        """4 bits."""
+        return packed(self.outs, self.ins, 4)
+
+    @cached_property
+    def w4_groups(self) -> PackedWeight:
+        """4 bits in groups of 128."""
+        return packed(self.outs, self.ins, 4, 128)
+
+    @cached_property
+    def input(self) -> Tensor:
+        """bf16 input of the product."""
+        return torch.randn(self.tokens, self.ins, device=DEVICE, dtype=torch.bfloat16)
+
+    @cached_property
+    def codes(self) -> Tensor:
+        """int8 input of the product."""
+        return static_quantize(self.input, self.scalar)
+
+    @cached_property
+    def scalar(self) -> Tensor:
+        """One static scale."""
+        return torch.full((1,), 4.5 / 127, device=DEVICE)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """MSQ: a scale per row, one of two, the first half visual."""
+        scale = torch.full((self.tokens,), 4.5 / 127, device=DEVICE)
+        scale[self.tokens // 2 :] *= 0.5
+        return scale
+
+    def prepare_16(self) -> Tensor:
+        """bf16: what the model computes before this product."""
+        gate, up = self._halves()
+        if self.before == "norm":
+            return rows_quantize(self.x, None, norm="rms", eps=EPSILON, quantize=False, dense=True)[
+                2
+            ]
+        if self.before == "gate":
+            return rows_quantize(gate, None, up=up, activation="silu", quantize=False, dense=True)[
+                2
+            ]
+        return self.x
+
+    def prepare_static(self, scale: Tensor) -> Tensor:
+        """Codes by static scales, all in one kernel."""
+        if self.before == "norm":
+            return norm_quantize(self.x, scale, eps=EPSILON).codes
+        if self.before == "gate":
+            gate, up = self._halves()
+            return hadamard_quantize(gate, scale, BLOCKS, None, BLOCK, activation="silu", up=up)[
+                0
+            ].codes
+        return static_quantize(self.x, scale)
+
+    def prepare_static_unfused(self, scale: Tensor) -> Tensor:
+        """Codes by static scales, a kernel of its own."""
+        return static_quantize(self._transformed(), scale)
+
+    def prepare_dynamic(self) -> tuple[Tensor, Tensor]:
+        """Codes by each row's maximum, in the kernel before; behind the Hadamard apart."""
+        if self.before == "norm":
+            return norm_quantize(self.x, None, eps=EPSILON)
+        if self.before == "gate":
+            return dynamic_quantize(self._transformed())
+        return dynamic_quantize(self.x)
+
+    def prepare_dynamic_unfused(self) -> tuple[Tensor, Tensor]:
+        """The same, a kernel of its own."""
+        return dynamic_quantize(self._transformed())
+
+    def prepare_dynamic_no_hadamard(self) -> tuple[Tensor, Tensor]:
+        """silu(gate) * up and the row's maximum in one kernel."""
+        gate, up = self._halves()
+        return quantize(gate, None, activation="silu", up=up)
+
+    def prepare_static_no_hadamard(self, scale: Tensor) -> Tensor:
+        """silu(gate) * up and codes in one kernel."""
+        gate, up = self._halves()
+        return quantize(gate, scale, activation="silu", up=up).codes
+
+    def by_halves(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """AIFS: visual rows first, a product with one scale for each modality."""
+        half = self.tokens // 2
+        return (
+            linear_int(codes[:half], self.scalar, self.w8, impl="w8a8"),
+            linear_int(codes[half:], self.scalar, self.w8, impl="w8a8"),
+        )
+
+    def _transformed(self) -> Tensor:
+        if self.before != "gate":
+            return self.prepare_16()
+        gate, up = self._halves()
+        return hadamard_rows(gate, BLOCKS, None, BLOCK, activation="silu", up=up)[0]
+
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        return self.x[:, : self.ins], self.x[:, -self.ins :]
+
+
+Row = Callable[[Linear], object]
+PREFILL: dict[str, Row] = {
+    "bf16": lambda c: F.linear(c.input, c.dense),
+    "w8a8": lambda c: linear_int(c.codes, c.rows, c.w8, impl="w8a8"),
+    "w8a8 scalar scale": lambda c: linear_int(c.codes, c.scalar, c.w8, impl="w8a8"),
+    "w8a8 AIFS halves": lambda c: c.by_halves(c.codes),
+    "w8a8 int_mm": lambda c: linear_int(c.codes, c.rows, c.w8, impl="int_mm"),
+    "w4a8 scratch": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-scratch"),
+    "w4a8 fused": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-fused"),
+}
+# With what makes the input: does static still win over dynamic when both are fused?
+CHAINS: dict[str, Row] = {
+    "chain bf16": lambda c: F.linear(c.prepare_16(), c.dense),
+    "chain static MSQ rows": lambda c: linear_int(c.prepare_static(c.rows), c.rows, c.w8),
+    "chain static AIFS": lambda c: c.by_halves(c.prepare_static(c.scalar)),
+    "chain static unfused": lambda c: linear_int(c.prepare_static_unfused(c.rows), c.rows, c.w8),
+    "chain dynamic fused": lambda c: linear_int(*c.prepare_dynamic(), c.w8),
+    "chain dynamic unfused": lambda c: linear_int(*c.prepare_dynamic_unfused(), c.w8),
+}
+PREPARATIONS: dict[str, Row] = {
+    "prepare bf16": lambda c: c.prepare_16(),
+    "prepare static": lambda c: c.prepare_static(c.rows),
+    "prepare static unfused": lambda c: c.prepare_static_unfused(c.rows),
+    "prepare dynamic": lambda c: c.prepare_dynamic(),
+    "prepare dynamic unfused": lambda c: c.prepare_dynamic_unfused(),
+}
+GATE_ONLY: dict[str, Row] = {
+    "prepare static, no Hadamard": lambda c: c.prepare_static_no_hadamard(c.rows),
+    "prepare dynamic, no Hadamard": lambda c: c.prepare_dynamic_no_hadamard(),
+}
+DECODE: dict[str, Row] = {
+    "bf16": lambda c: F.linear(c.input, c.dense),
+    "w8a8": lambda c: linear_int(c.codes, c.rows, c.w8),
+    "w4a8": lambda c: linear_int(c.codes, c.rows, c.w4),
+    "w4a8 split": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-fused"),
+    "w4a16 g128": lambda c: linear_float(c.input, c.w4_groups),
+}

@@ -1,0 +1,188 @@
+"""Tile sizes tried one after the other, the most promising first, until the time is over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duotone.bench.timing import CudaClock, rotated_count, rotated_us
+from duotone.provenance import stamp
+from duotone.weights.kernels.configs import one
+from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
+from duotone.weights.kernels.triton_gemv import GemvConfig, gemv
+from duotone.weights.kernels.triton_split import SplitConfig, split_linear
+from duotone.weights.linear import linear_float, linear_int
+
+import mquant_cases as cases
+
+REPEATS = 5
+NAMES = ("gate_up", "down", "qkv")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of one kernel at one shape."""
+
+    kind: str
+    linear: str
+    tokens: int
+    config: Any
+
+
+def launch(trial: Trial, c: cases.Linear) -> Tensor:
+    """The kernel that is tried."""
+    if trial.kind == "w8a8":
+        return gemm_w8a8(
+            c.codes, c.rows, c.w8.codes, c.w8, None, None, torch.bfloat16, trial.config
+        )
+    if trial.kind == "w4a16 split":
+        scale = one(c.input.device)
+        return split_linear(c.input, scale, c.w4_groups, None, None, torch.bfloat16, trial.config)
+    run_kernel = gemv if "gemv" in trial.kind else split_linear
+    weight = c.w8 if trial.kind.startswith("w8") else c.w4
+    return run_kernel(c.codes, c.rows, weight, None, None, torch.bfloat16, trial.config)
+
+
+def reference(kind: str, c: cases.Linear) -> Tensor:
+    """What it must give."""
+    if kind == "w4a16 split":
+        return linear_float(c.input, c.w4_groups, impl="reference")
+    if kind == "w8a8":
+        return linear_int(c.codes, c.rows, c.w8, impl="int_mm")
+    weight = c.w8 if kind.startswith("w8") else c.w4
+    return linear_int(c.codes, c.rows, weight, impl="reference")
+
+
+def gemm_trials() -> Iterator[Trial]:
+    """The W8A8 kernel."""
+    tiles = [
+        GemmConfig(128, 256, 128, warps=8, stages=3),
+        GemmConfig(128, 256, 128, warps=8, stages=4),
+        GemmConfig(128, 256, 128, warps=8, stages=3, per_sm=0),
+        GemmConfig(256, 128, 128, warps=8, stages=3),
+        GemmConfig(128, 256, 128, warps=8, stages=3, flatten=True),
+        GemmConfig(128, 256, 64, warps=8, stages=5),
+        GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0),
+        GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2),
+        GemmConfig(128, 128, 256, warps=8, stages=3),
+        GemmConfig(128, 128, 128, warps=8, stages=5),
+        GemmConfig(256, 128, 128, warps=8, stages=3, per_sm=0),
+        GemmConfig(128, 256, 128, group=16, warps=8, stages=3),
+        GemmConfig(128, 256, 128, group=4, warps=8, stages=3),
+        GemmConfig(128, 256, 256, warps=8, stages=2),
+    ]
+    for config, name in product(tiles, NAMES):
+        yield Trial("w8a8", name, 8192, config)
+
+
+def gemv_trials() -> Iterator[Trial]:
+    """The kernel for one token."""
+    for kind in ("w4a8 gemv", "w8a8 gemv"):
+        for outs, words, warps in product((4, 8, 16), (256, 512, 1024), (2, 4, 8)):
+            if 16 <= outs * words // (32 * warps) <= 64:
+                for name in NAMES:
+                    yield Trial(kind, name, 1, GemvConfig(outs, words, warps))
+
+
+def split_trials() -> Iterator[Trial]:
+    """The kernel for few tokens: outs, ins, warps, stages; programs."""
+    codes = [
+        (64, 128, 4, 4),
+        (64, 256, 4, 4),
+        (64, 256, 4, 3),
+        (128, 256, 4, 3),
+        (128, 256, 8, 3),
+        (64, 512, 4, 3),
+        (128, 128, 4, 5),
+    ]
+    groups = [(64, 128, 4, 3), (64, 128, 4, 5), (128, 128, 8, 3), (128, 128, 4, 4)]
+    for kind, shapes in (("w4a8 split", codes), ("w4a16 split", groups), ("w8a8 split", codes)):
+        for (outs, ins, warps, stages), programs, name in product(shapes, (264, 528, 1056), NAMES):
+            rows, columns, _ = cases.LINEARS[name]
+            splits = max(1, min(programs * outs // rows, columns // (2 * ins)))
+            yield Trial(kind, name, 16, SplitConfig(outs, 16, ins, splits, warps, stages))
+
+
+def middle_trials() -> Iterator[Trial]:
+    """Middle numbers of tokens: unpacking in flight."""
+    shapes = [
+        (128, 64, 128, 4, 3),
+        (128, 128, 128, 8, 3),
+        (64, 128, 128, 4, 3),
+        (128, 128, 128, 8, 4),
+        (128, 64, 256, 8, 3),
+    ]
+    for (outs, tokens, ins, warps, stages), count in product(shapes, (64, 256, 512)):
+        rows, columns, _ = cases.LINEARS["down"]
+        tiles = -(-rows // outs) * -(-count // tokens)
+        splits = max(1, min(264 // tiles, columns // 1024))
+        config = SplitConfig(outs, tokens, ins, splits, warps, stages)
+        yield Trial("w4a8 middle", "down", count, config)
+
+
+def run(seconds: float, folder: Path, clock: CudaClock) -> None:
+    """Try, print and write; each family has its share of the time."""
+    rows: list[dict[str, Any]] = []
+    families = ((gemm_trials, 0.4), (gemv_trials, 0.2), (split_trials, 0.25), (middle_trials, 0.15))
+    for family, share in families:
+        end = time.monotonic() + share * seconds
+        kept: dict[tuple, Any] = {}
+        for trial in family():
+            if time.monotonic() > end:
+                break
+            rows.append(tried(trial, kept, clock))
+            print(rows[-1], flush=True)
+        kept.clear()
+        clock.release()
+        write(folder, rows, clock)
+
+
+def tried(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> dict[str, Any]:
+    """Time of one configuration, and how far its result is from the reference's."""
+    row = asdict(trial)
+    linears, expected = problems(trial, kept, clock)
+    try:
+        error = (launch(trial, linears[0]).float() - expected.float()).abs().max().item()
+        work = [partial(launch, trial, c) for c in linears]
+        for one_launch in work:
+            one_launch()
+        us = rotated_us(clock.capture(work), len(work), clock, REPEATS)
+    except Exception as error:
+        return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
+    outs, ins, _ = cases.LINEARS[trial.linear]
+    tops = 2 * trial.tokens * outs * ins / us / 1e6
+    return row | {"us": round(us, 2), "tops": round(tops, 1), "max_error": error}
+
+
+def problems(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> tuple[list, Tensor]:
+    """Buffers of this shape, made once per family, and the result of the first."""
+    key = trial.kind, trial.linear, trial.tokens
+    if key not in kept:
+        outs, ins, before = cases.LINEARS[trial.linear]
+        large = trial.tokens > 512
+        count = 2 if large else rotated_count(outs * ins // 2, clock.free_bytes())
+        linears = [cases.Linear(outs, ins, before, trial.tokens) for _ in range(count)]
+        kept[key] = linears, reference(trial.kind, linears[0])
+    return kept[key]
+
+
+def write(folder: Path, rows: list[dict[str, Any]], clock: CudaClock) -> None:
+    """All rows, the best of each shape first in `best`."""
+    best: dict[str, Any] = {}
+    for row in rows:
+        key = f"{row['kind']} {row['linear']} {row['tokens']}"
+        if "us" in row and (key not in best or row["us"] < best[key]["us"]):
+            best[key] = row
+    data = {"schema": "duotone.mquant.tune/1", **stamp(clock.device), "best": best, "rows": rows}
+    (folder / "tune.json").write_text(json.dumps(data, indent=1) + "\n")
+    for key, row in best.items():
+        print("BEST", key, row["us"], "us", row["config"], flush=True)

@@ -1,0 +1,85 @@
+"""The linear kernels on a real GPU: exact on odd shapes, under graphs, for strided inputs."""
+
+import pytest
+import torch
+
+from duotone.weights.linear import IMPLEMENTATIONS, linear_float, linear_int, unsupported
+
+from linear_cases import expected, random_problem, random_weight
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+KERNELS = IMPLEMENTATIONS[2:]
+SHAPES = [
+    (1, 4608, 3584),
+    (2, 100, 18944),
+    (7, 1152, 4304),
+    (16, 3584, 13696),
+    (17, 100, 13696),
+    (63, 1152, 18944),
+    (100, 4608, 3584),
+    (300, 1152, 4304),
+    (1000, 3584, 3584),
+    (1, 96, 3420),
+    (9, 104, 3420),
+]
+
+
+@pytest.mark.parametrize(
+    ("bits", "split", "bias"), [(4, False, True), (8, True, False), (4, True, True)]
+)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_exact(shape: tuple, bits: int, split: bool, bias: bool) -> None:
+    torch.manual_seed(sum(shape))
+    problem = random_problem(*shape, bits, split=split, bias=bias)
+    wanted, ran = expected(problem), 0
+    for impl in KERNELS:
+        if unsupported(impl, shape[0], problem.weight, True) is None:
+            for dtype in (torch.float32, torch.bfloat16):
+                y = linear_int(*problem.arguments, impl=impl, dtype=dtype)
+                torch.testing.assert_close(y, wanted.to(dtype), rtol=0, atol=0, msg=impl)
+            ran += 1
+    assert ran
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_under_a_graph_and_again(impl: str) -> None:
+    bits = 4 if impl.startswith("w4") else 8
+    problem = random_problem(1 if impl == "gemv" else 40, 1152, 4096, bits)
+    linear_int(*problem.arguments, impl=impl)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
+    for _ in range(3):
+        problem.x_q.copy_(torch.randint_like(problem.x_q, -127, 128))
+        graph.replay()
+        torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_strided_codes_of_x(bits: int) -> None:
+    problem = random_problem(33, 128, 512, bits)
+    wanted = linear_int(*problem.arguments, impl="reference")
+    wide = torch.zeros(33, 1024, dtype=torch.int8, device="cuda")
+    wide[:, ::2] = problem.x_q
+    problem.x_q = wide[:, ::2]
+    assert torch.equal(linear_int(*problem.arguments), wanted)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 63, 200])
+@pytest.mark.parametrize("group", [None, 128, 64])
+def test_16_bit_activations(tokens: int, group: int | None) -> None:
+    weight = random_weight(1160, 4224, 4, group=group)
+    x = torch.randn(tokens, 4224, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(1160, device="cuda", dtype=torch.bfloat16)
+    wanted = linear_float(x, weight, bias, "reference").float()
+    for impl in ("split", "scratch"):
+        y = linear_float(x, weight, bias, impl).float()
+        assert (y - wanted).norm() / wanted.norm() < 5e-3, impl
+        again = linear_float(x, weight, bias, impl).float()
+        assert torch.equal(y, again), impl

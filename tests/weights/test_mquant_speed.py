@@ -1,0 +1,86 @@
+"""The benchmark's rows in the interpreter, at tiny sizes, under a clock that invents times."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+import mquant_speed
+
+import mquant_cases
+import mquant_step
+import mquant_tune
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+
+
+class Clock:
+    """Runs everything, and says that each launch took 10 us."""
+
+    device = torch.device("cpu")
+
+    def capture(self, work):
+        def replay():
+            for one in work:
+                one()
+
+        return replay
+
+    def elapsed_us(self, work) -> float:
+        work()
+        return 10.0
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    linears = {
+        "qkv": (192, 128, "norm"),
+        "o": (128, 128, "plain"),
+        "gate_up": (512, 128, "norm"),
+        "down": (128, 256, "gate"),
+    }
+    sizes = dict(LINEARS=linears, HIDDEN=128, INTERMEDIATE=256, LAYERS=1, VOCABULARY=64)
+    heads = dict(Q_HEADS=4, KV_HEADS=1, HEAD_DIM=32, BLOCKS=8, BLOCK=32)
+    for name, value in (sizes | heads).items():
+        monkeypatch.setattr(mquant_cases, name, value)
+    monkeypatch.setattr(mquant_speed, "REPEATS", 1)
+
+
+@pytest.mark.parametrize("name", ["qkv", "down"])
+@pytest.mark.parametrize("tokens", [1, 34])
+def test_rows_run(name: str, tokens: int) -> None:
+    row = mquant_speed.linear_row(name, tokens, Clock())
+    assert set(row["us"]) == set(mquant_speed.rows_of(name, tokens))
+    copies = 1 if tokens == 1 else mquant_speed.PREFILL_COPIES
+    assert set(row["us"].values()) == {10.0 / copies}
+    assert "bf16" in mquant_speed.shown(row)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "w8a8", "w4a8"])
+def test_a_step_runs(kind: str) -> None:
+    make = lambda: mquant_step.Step(kind, 2, 8)  # noqa: E731
+    row = mquant_speed.step_row("tiny", make, Clock())
+    assert row["ms"] == 0.01
+    assert "tiny" in mquant_speed.shown(row)
+    assert make()().shape == (2, 64)
+
+
+def test_tuning_tries_and_compares() -> None:
+    config = mquant_tune.GemvConfig(4, 16, 1)
+    for trial in (
+        mquant_tune.Trial("w4a8 gemv", "down", 1, config),
+        mquant_tune.Trial("w8a8", "qkv", 32, mquant_tune.GemmConfig(32, 32, 32)),
+        mquant_tune.Trial("w8a8 split", "o", 16, mquant_tune.SplitConfig(32, 16, 64, 2)),
+    ):
+        row = mquant_tune.tried(trial, {}, Clock())
+        assert row["us"] == 10.0
+        # the interpreter truncates to bfloat16 where torch and the GPU round
+        assert row["max_error"] < 0.05
+    wrong = mquant_tune.Trial("w4a8 gemv", "down", 1, mquant_tune.GemvConfig(3, 16, 1))
+    assert "failed" in mquant_tune.tried(wrong, {}, Clock())

@@ -1,0 +1,107 @@
+"""Quantization and Hadamard kernels on a real GPU against their references."""
+
+import pytest
+import torch
+
+from duotone.weights.online_hadamard import hadamard, hadamard_quantize
+from duotone.weights.quantize_rows import ACTIVATIONS, norm_quantize, quantize, static_quantize
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# blocks, m, p of real sizes: 18944, 14336, 11008, 19968 padded, 8960, 3584, 5120, 4096, 3456, 96
+SIZES = [
+    (37, 1, 512),
+    (1, 28, 512),
+    (1, 172, 64),
+    (1, 156, 128),
+    (1, 140, 64),
+    (1, 28, 128),
+    (1, 20, 256),
+    (1, 1, 4096),
+    (27, 1, 128),
+    (3, 1, 32),
+    (269, 1, 16),
+    (855, 1, 4),
+]
+
+
+def signs(m: int) -> torch.Tensor | None:
+    """Any matrix of +-1 tells whether the kernel multiplies by it."""
+    if m == 1:
+        return None
+    return torch.randint(0, 2, (m, m), device="cuda").mul(2).sub(1).to(torch.int8)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("tokens", [1, 17, 300])
+def test_static_codes_are_exact(dtype: torch.dtype, tokens: int) -> None:
+    x = torch.randn(tokens, 3000, device="cuda", dtype=dtype)[:, 5:2901]
+    scale = torch.rand(tokens, device="cuda") * 0.03 + 0.003
+    for one in (scale, scale[:1], scale[0]):
+        assert torch.equal(static_quantize(x, one), static_quantize(x, one, "reference"))
+
+
+def near(codes: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Off by one where a rounding before fell the other way: rarely."""
+    away = (codes.int() - wanted.int()).abs()
+    assert away.max() <= 1
+    assert away.float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("columns", [3584, 18944, 100])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gates(columns: int, activation: str | None, dynamic: bool) -> None:
+    both = torch.randn(33, 2 * columns, device="cuda", dtype=BF16)
+    gate, up = both.chunk(2, 1)
+    scale = None if dynamic else torch.rand(33, device="cuda") * 0.03 + 0.01
+    found = quantize(gate, scale, activation=activation, up=up)
+    wanted = quantize(gate, scale, activation=activation, up=up, impl="reference")
+    torch.testing.assert_close(found.scale, wanted.scale)
+    near(found.codes, wanted.codes)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_norms(kind: str, dynamic: bool) -> None:
+    x = torch.randn(65, 3584, device="cuda", dtype=BF16)
+    residual, copy = x.roll(1, 0).contiguous(), x.roll(1, 0).contiguous()
+    weight = torch.rand(3584, device="cuda", dtype=BF16)
+    scale = None if dynamic else torch.full((1,), 0.02, device="cuda")
+    given = {"eps": 1e-6, "weight": weight, "bias": weight, "kind": kind}
+    found = norm_quantize(x, scale, residual=residual, **given)
+    wanted = norm_quantize(x, scale, residual=copy, impl="reference", **given)
+    assert torch.equal(residual, copy)
+    torch.testing.assert_close(found.scale, wanted.scale)
+    near(found.codes, wanted.codes)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("tokens", [1, 130])
+def test_hadamard(size: tuple, dtype: torch.dtype, tokens: int) -> None:
+    blocks, m, p = size
+    base, n = signs(m), blocks * m * p
+    both = torch.randn(tokens, 2 * n, device="cuda", dtype=dtype)
+    x, up = both.chunk(2, 1)
+    y, wanted = (hadamard(x, blocks, base, p, impl) for impl in ("triton", "reference"))
+    tolerance = 1e-5 if dtype == FP32 else 6e-3
+    assert (y.float() - wanted.float()).norm() / wanted.float().norm() < tolerance
+    scale = torch.full((1,), 0.03, device="cuda")
+    fused = [
+        hadamard_quantize(
+            x, scale, blocks, base, p, activation="silu", up=up, split=True, impl=impl
+        )
+        for impl in ("triton", "reference")
+    ]
+    (found, x0), (rows, wanted_x0) = fused
+    torch.testing.assert_close(x0.float(), wanted_x0.float(), rtol=1e-2, atol=1e-2)
+    away = (found.codes.int() - rows.codes.int()).abs()
+    assert away.max() <= 1
+    assert away.float().mean() < 2e-2
