@@ -216,9 +216,9 @@ def generate(
 
 def visual_tokens_of(model: Any, batch: Batch) -> Any:
     """A context in which a model with scales per modality knows the batch's visual tokens."""
-    from duotone.hf.modality import visual_tokens
+    from duotone.hf.modality import announced
 
-    return visual_tokens(model, batch.visual_mask)
+    return announced(model, batch.visual_mask)
 
 
 def _generate(

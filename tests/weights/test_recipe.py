@@ -16,7 +16,6 @@ NAMED = (
     "quarot-w8a8",
     "static-w4a8",
     "static-msq-w4a8",
-    "static-msq-aifs-w4a8",
     "static-msq-rotation-w4a8",
 )
 
@@ -47,7 +46,6 @@ def test_mquant_is_the_last_of_its_ablations():
         ({"smooth": 2.0}, "between 0 and 1"),
         ({"visual_weight": -1.0}, "visual_weight"),
         ({"activation": "dynamic", "modality_scales": True}, "need static activations"),
-        ({"reorder": True}, "serves modality_scales"),
         ({"split": "always"}, "needs an online transform"),
         ({"activation": "none", "online": "hadamard", "split": "eq8"}, "floating-point activation"),
         ({"smooth": 0.5, "rotation": True}, "rivals"),

@@ -1,7 +1,7 @@
 """Telling a quantized model's linears which rows of a step are visual tokens.
 
 Positions come from the token ids. Who runs a model on embeddings says where they are
-(`visual_tokens`): without that its pictures would be quantized with the text's scales.
+(`announced`): without that its pictures would be quantized with the text's scales.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class VisualRows:
             raise ValueError(
                 "a model with static scales per modality must know its visual tokens, got "
                 "inputs_embeds alone; pass input_ids, or run it inside "
-                "duotone.hf.modality.visual_tokens(model, mask)"
+                "duotone.hf.modality.announced(model, mask)"
             )
         rows, tokens = embeds.shape[:2]
         first = 0 if cache is None else int(cache.get_seq_length())
@@ -79,7 +79,7 @@ class VisualRows:
 
 
 @contextmanager
-def visual_tokens(model: PreTrainedModel, mask: Tensor | None) -> Iterator[None]:
+def announced(model: PreTrainedModel, mask: Tensor | None) -> Iterator[None]:
     """Inside, steps on embeddings have their visual tokens where `mask` [B, T] says.
 
     Does nothing for a model without modality scales.

@@ -28,8 +28,8 @@ class Recipe:
         searches the range of least error. visual_weight: what a visual token counts in GPTQ's
         second moments, text counts 1.
     activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
-    modality_scales: two static scales per linear of the language model (MSQ), else one.
-    reorder: visual tokens first (AIFS); the same numbers as row scales, another way to run.
+    modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
+        theirs; AIFS (`duotone.hf.reorder`) runs the same numbers in another order of tokens.
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
     online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.
@@ -48,7 +48,6 @@ class Recipe:
     activation: Activation = "static"
     ranges: Method = "minmax"
     modality_scales: bool = False
-    reorder: bool = False
     smooth: float | None = None
     rotation: bool = False
     online: Literal["none", "hadamard", "random-signs"] = "none"
@@ -92,7 +91,6 @@ class Recipe:
         wrong = {
             "modality_scales need static activations": self.modality_scales
             and self.activation != "static",
-            "reorder serves modality_scales": self.reorder and not self.modality_scales,
             "split needs an online transform": self.split != "never" and self.online == "none",
             "split leaves a floating-point activation out of int8 ones": self.split != "never"
             and self.activation == "none",
@@ -134,7 +132,6 @@ def _family(bits: int) -> dict[str, Recipe]:
         "quarot": quarot,
         "static": static,
         "static-msq": msq,
-        "static-msq-aifs": msq.replace(reorder=True),
         "static-msq-rotation": rotated,
         "static-msq-signs": rotated.replace(online="random-signs"),
         "dynamic": static.replace(activation="dynamic"),
