@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from duotone.tasks import Example
+from duotone.hf.quantized import quantization_of
+from duotone.tasks import Example, Task
 
 SHOWN = 5
 
@@ -20,7 +22,15 @@ def content_hash(example: Example) -> str:
     return found.hexdigest()[:24]
 
 
-def check_disjoint(calibration: Mapping[str, str], evaluation: Sequence[Example]) -> None:
+def check_evaluation(model: Any, task: Task, samples: int, split: str) -> None:
+    """`check_disjoint` of what a quantized model remembers and what it shall be evaluated on."""
+    known = quantization_of(model)
+    if known is not None:
+        hashes = known.header["calibration"]["hashes"]
+        check_disjoint(hashes, (task.example(index, split) for index in range(samples)))
+
+
+def check_disjoint(calibration: Mapping[str, str], evaluation: Iterable[Example]) -> None:
     """calibration: {content hash: name}. Errors: ValueError that names samples found in both."""
     both = [
         f"{example.name} (calibrated on as {calibration[found]})"
