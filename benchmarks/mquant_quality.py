@@ -155,7 +155,9 @@ def quantized_result(
     """Quantize a fresh model by one recipe and score it."""
     started = time.monotonic()
     loaded = load(arguments.model, arguments.device)
-    report = quantize_model(loaded.model, get_recipe(name), data, name=loaded.name)
+    report = quantize_model(
+        loaded.model, get_recipe(name), data, name=loaded.name, impl=arguments.impl
+    )
     log(name, f"quantized in {time.monotonic() - started:.1f} s")
     lines = [
         {k: line[k] for k in ("linear", "scales", "damping", "error", "error_rtn") if k in line}
@@ -222,6 +224,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--calibration", type=int, default=32, help="samples per task")
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--part", default="1/1", help="I/N: every N-th recipe from the I-th on")
+    parser.add_argument("--impl", default="auto", help="of the linears: auto or reference")
     parser.add_argument("--model")
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path)

@@ -58,6 +58,8 @@ def test_bad_input_is_refused_before_any_work(tmp_path, samples, tiny):
         (("-n", 9), "samples must be between 1"),
         (("-o", tmp_path / "full"), "needs a new or empty folder"),
         (("-c", "nothing"), "a task must be one of"),
+        (("--format", "gguf"), "--format must be one of"),
+        (("--format", "compressed-tensors"), "expresses W8A8, W4A16 and dynamic W4A8"),
     ]
     for arguments, message in cases:
         result = run("quantize", "tiny", "-c", samples, "-n", 2, "-o", tmp_path / "q", *arguments)

@@ -19,6 +19,7 @@ from .common import (
 )
 
 PARTIAL = ".partial"
+FORMATS = ("duotone", "compressed-tensors")
 
 
 @user_errors
@@ -44,6 +45,9 @@ def command(
     resume: Annotated[
         bool, typer.Option(help="Go on where an interrupted run stopped, or begin again.")
     ] = True,
+    form: Annotated[
+        str, typer.Option("--format", help="duotone, or compressed-tensors (loads in vLLM).")
+    ] = FORMATS[0],
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -66,15 +70,20 @@ def command(
       duotone generate --model w4a8 --image photo.jpg "What is this?"
     """
     from duotone.hf import quantized
+    from duotone.hf.compressed_tensors import check_expressible, export
     from duotone.mquant import calibration_set, quantize_model
     from duotone.mquant.run import check
     from duotone.weights.recipe import get_recipe
 
+    if form not in FORMATS:
+        raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
     chosen = get_recipe(recipe).replace(pad=not no_pad)
     quantized.check_new_folder(out)
     tasks = named_tasks(calibration, model, samples)
     loaded = load_model(model, device)
     check(loaded.model, chosen)
+    if form != FORMATS[0]:
+        check_expressible(chosen)
     data = calibration_set(loaded, tasks, samples, batch_size)
     with progress_bar("quantizing") as progress:
         report = quantize_model(
@@ -87,7 +96,8 @@ def command(
             progress=progress,
             say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
         )
-    quantized.save(loaded.model, out, loaded.processor)
+    write = quantized.save if form == FORMATS[0] else export
+    write(loaded.model, out, loaded.processor)
     if json_output:
         print_json(report | {"folder": str(out)})
     else:

@@ -41,6 +41,7 @@ def quantize_model(
     resume: bool = True,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    impl: str = "auto",
 ) -> dict[str, Any]:
     """Quantize `model` in place; the report, JSON-safe: a line per linear, bytes per part.
 
@@ -48,6 +49,7 @@ def quantize_model(
     for the record. partial: a folder that finished units are kept in, and that a run with the same
     arguments goes on from (resume) where one is interrupted; it is removed at the end.
     progress: called with (units done, units in all). say: told in a sentence if this run goes on.
+    impl: of the linears, now and afterwards: "auto" or "reference".
     Errors: ValueError for a model that is quantized already, a family without a module map, a size
     that no Hadamard matrix covers, or a partial folder of something else, before the model runs.
     """
@@ -59,6 +61,7 @@ def quantize_model(
     runs = Runs(model, calibration.batches, language_root(found), modality)
     found = _prepared(model, found, recipe, runs)
     units = units_of(model, found, recipe.parts)
+    runs.impl = impl
     lines = _all_units(runs, units, recipe, kept, progress, say)
     header = _header(name, base, recipe, calibration)
     report = {**header, "bytes": {"before": before, "after": part_bytes(model, found)}}
@@ -186,7 +189,7 @@ def _quantized(
     """Observe and replace the linears of one unit: ({path: module}, report)."""
     linears = unit.linears(runs.model)
     split = _split(unit, linears, recipe)
-    observer = Observer(linears, wanted_by(recipe), split)
+    observer = Observer(linears, wanted_by(recipe), split, runs.impl)
     with observer.watching():
         through = runs.through_language if unit.part == "language" else runs.through_vision
         for rows in through(unit.path):
@@ -203,6 +206,7 @@ def _quantized(
             two_scales=two,
             modality=runs.modality,
         )
+        outcome.linear.impl = runs.impl
         put(runs.model, whole, outcome.linear)
         made[whole] = outcome.linear
         lines.append({"linear": whole, "part": unit.part, **outcome.report})

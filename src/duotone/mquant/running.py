@@ -32,12 +32,14 @@ class Runs:
     """A model with the batches it runs on.
 
     language: path of the language model. modality: of the quantized model in the making.
+    impl: of its linears.
     """
 
     model: nn.Module
     batches: Sequence[Tensors]
     language: str
     modality: Modality
+    impl: str = "auto"
     _entrances: list[tuple[tuple, dict]] = field(default_factory=list)
 
     def through_vision(self, path: str) -> Iterator[Rows]:

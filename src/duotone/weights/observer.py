@@ -77,9 +77,13 @@ class Observer:
     """
 
     def __init__(
-        self, linears: Mapping[str, Linear], wanted: Wanted, split: frozenset[str] = frozenset()
+        self,
+        linears: Mapping[str, Linear],
+        wanted: Wanted,
+        split: frozenset[str] = frozenset(),
+        impl: str = "auto",
     ) -> None:
-        self.linears, self.wanted, self.split = dict(linears), wanted, split
+        self.linears, self.wanted, self.split, self.impl = dict(linears), wanted, split, impl
         self.statistics: dict[str, Statistics] = {}
         self.leader: dict[str, str] = {}
         self.rows = Rows()
@@ -118,7 +122,7 @@ class Observer:
             self.leader[path] = self._last[0]
             return
         self.leader[path], self._last = path, (path, x)
-        rows = features(x.detach(), *plan_and_signs(module))
+        rows = features(x.detach(), *plan_and_signs(module), impl=self.impl)
         self._add(self.statistics.setdefault(path, Statistics()), rows, path in self.split)
 
     def _alike(self, path: str, other: str) -> bool:

@@ -30,22 +30,26 @@ ACTIVATIONS = ("static", "dynamic", "none")
 
 
 def features(
-    x: Tensor, plan: HadamardPlan | None, signs: Tensor | None, columns: int | None = None
+    x: Tensor,
+    plan: HadamardPlan | None,
+    signs: Tensor | None,
+    columns: int | None = None,
+    impl: str = "auto",
 ) -> Tensor:
     """x [..., in] -> [rows, columns]: what the weight is multiplied with, fp32 behind a transform.
 
-    columns: more than there are: zeros are appended.
+    columns: more than there are: zeros are appended. impl: "auto" (a kernel where there is one) or
+    "reference".
     """
     rows = x.flatten(0, -2)
     if plan is not None:
-        rows = _transformed(rows.float(), plan, signs)
+        rows = _transformed(rows.float(), plan, signs, impl)
     missing = (columns or rows.shape[1]) - rows.shape[1]
     return (F.pad(rows, (0, missing)) if missing else rows).contiguous()
 
 
-def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None) -> Tensor:
-    """The transform by our kernel where there is one, else by the reference."""
-    if not (x.is_cuda and has_kernels(x.device)):
+def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None, impl: str) -> Tensor:
+    if impl == "reference" or not (x.is_cuda and has_kernels(x.device)):
         return transform(x, plan, signs)
     x = x if signs is None else x * signs
     x = F.pad(x, (0, plan.padded - plan.size)).contiguous()
@@ -86,6 +90,7 @@ class QuantLinear(nn.Module):
         self.out_features, self.columns, self.plan = outs, columns, plan
         self.bits, self.group_size, self.activation = weight.bits, weight.group_size, activation
         self.modality = modality or Modality()
+        self.impl = "auto"  # "reference": plain torch on any device, the same integers
         for name in ("codes", "scale", "w0"):
             self.register_buffer(f"weight_{name}", getattr(weight, name))
         self.register_buffer("signs", signs)
@@ -114,16 +119,17 @@ class QuantLinear(nn.Module):
         scale = None
         if self.activation == "static":
             scale = self.modality.row_scale(self.scales)
-        return quantize(rows, scale), x0
+        return quantize(rows, scale, impl=self.impl), x0
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in x's type."""
-        rows = features(x, self.plan, self.signs, self.columns)
+        rows = features(x, self.plan, self.signs, self.columns, self.impl)
         if self.activation == "none":
-            y = linear_float(rows.to(x.dtype), self.packed, self.bias)
+            y = linear_float(rows.to(x.dtype), self.packed, self.bias, self.impl)
         else:
             codes, x0 = self.coded(rows)
-            y = linear_int(codes.codes, codes.scale, self.packed, x0, self.bias, dtype=x.dtype)
+            given = (codes.codes, codes.scale, self.packed, x0, self.bias)
+            y = linear_int(*given, impl=self.impl, dtype=x.dtype)
         return y.unflatten(0, x.shape[:-1])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
