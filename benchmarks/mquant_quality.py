@@ -38,7 +38,14 @@ from duotone.tasks.metrics import Score, confidence_interval, paired_difference
 from duotone.weights.recipe import get_recipe
 
 TABLE_2 = ("rtn", "smoothquant", "quarot", "mquant")
-ABLATIONS = ("static", "static-msq", "static-msq-rotation", "static-msq-signs", "dynamic")
+ABLATIONS = (
+    "static",
+    "static-msq",
+    "static-msq-rotation",
+    "mquant-always-split",
+    "static-msq-signs",
+    "dynamic",
+)
 RECIPES = (
     *(f"{name}-w4a8" for name in (*TABLE_2, *ABLATIONS)),
     *(f"{name}-w8a8" for name in TABLE_2),

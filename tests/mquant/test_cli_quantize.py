@@ -43,7 +43,7 @@ def test_from_samples_to_a_checkpoint(tmp_path, samples, tiny):
     assert result.exit_code == 0, result.output
     assert "language" in result.output
     header = json.loads((tmp_path / "q" / "duotone_weights.json").read_text())
-    assert header["recipe"]["split"] == "always"
+    assert header["recipe"]["split"] == "eq8"
     assert header["calibration"]["sources"][0]["samples"] == 2
     assert not (tmp_path / "q.partial").exists()
 

@@ -28,7 +28,7 @@ def test_named_recipes_survive_json(name):
 
 def test_mquant_is_the_last_of_its_ablations():
     last, whole = RECIPES["static-msq-rotation-w4a8"], RECIPES["mquant-w4a8"]
-    assert whole == last.replace(split="always")
+    assert whole == last.replace(split="eq8")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,9 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrainedMode
 
 
 def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
-    result = model.load_state_dict(tensors, strict=False, assign=True)
+    # What is mapped from a file may lie anywhere; kernels want rows at multiples of 16 bytes.
+    aligned = {n: t if t.data_ptr() % 16 == 0 else t.clone() for n, t in tensors.items()}
+    result = model.load_state_dict(aligned, strict=False, assign=True)
     model.tie_weights()
     left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
     left += [name for name, tensor in model.named_buffers() if tensor.is_meta]

@@ -126,13 +126,14 @@ def _family(bits: int) -> dict[str, Recipe]:
     rotated = msq.replace(rotation=True, online="hadamard")
     quarot = static.replace(rotation=True, online="hadamard")
     return {
-        "mquant": rotated.replace(split="always"),
+        "mquant": rotated.replace(split="eq8"),
         "rtn": rtn,
         "smoothquant": rtn.replace(smooth=0.5),
         "quarot": quarot,
         "static": static,
         "static-msq": msq,
         "static-msq-rotation": rotated,
+        "mquant-always-split": rotated.replace(split="always"),
         "static-msq-signs": rotated.replace(online="random-signs"),
         "dynamic": static.replace(activation="dynamic"),
         "rtn-dynamic": rtn.replace(activation="dynamic"),
