@@ -24,7 +24,7 @@ STEPS = {
     "values": Equivalences(stream=False, mlp_output=False),
     "mlp_output": Equivalences(stream=False, values=False),
     "mlp_signs": Equivalences(stream=False, values=False, random_signs=True),
-    "mlp_blocks": Equivalences(stream=False, values=False, policy="pad"),
+    "mlp_padded": Equivalences(stream=False, values=False, policy="pad"),
     "attention_output": Equivalences(False, False, False, attention_output=True),
     "all": Equivalences(attention_output=True, random_signs=True, seed=5),
 }
