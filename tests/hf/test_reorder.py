@@ -10,7 +10,7 @@ from transformers import DynamicCache, StaticCache
 import duotone.hf.reorder as door
 from duotone.hf.reorder import visual_first
 
-from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error
+from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, rounding_as
 from families import MULTIMODAL, inputs, tiny_model
 
 TURNS = (
@@ -48,7 +48,7 @@ def two_turns(model, name, cast=Tensor.double):
         given |= dict(attention_mask=seen, past_key_values=cache, use_cache=True)
         if seed and name in MROPE:
             given["position_ids"] = later_positions(seen)[..., -new.shape[1] :]
-        with torch.no_grad(), no_rounding():
+        with torch.no_grad(), rounding_as(model.dtype):
             found.append(model(**given).logits[new.bool()])
     return found
 

@@ -15,7 +15,7 @@ from duotone.weights.rotation import keeping_mean, random_orthogonal
 from duotone.weights.streams import has_layer_norms, mean_is_read, rotate_stream
 from duotone.weights.structure import at
 
-from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, scramble
+from exactly import FP32, FP64, assert_same, exact_norms, relative_error, rounding_as, scramble
 from families import FAMILIES, IMAGE, inputs, tiny_model
 
 PROMPTS = [[3, "image", 5], [2, "image", 4, "image", 6]]
@@ -24,7 +24,7 @@ STEPS = {
     "values": Equivalences(stream=False, mlp_output=False),
     "mlp_output": Equivalences(stream=False, values=False),
     "mlp_signs": Equivalences(stream=False, values=False, random_signs=True),
-    "mlp_blocks": Equivalences(stream=False, values=False, policy="pad"),
+    "mlp_padded": Equivalences(stream=False, values=False, policy="pad"),
     "attention_output": Equivalences(False, False, False, attention_output=True),
     "all": Equivalences(attention_output=True, random_signs=True, seed=5),
 }
@@ -79,7 +79,7 @@ def made(name, dtype=torch.float64):
 
 def logits(model, given):
     """Logits at real tokens: padding has none that anybody reads."""
-    with torch.no_grad(), no_rounding():
+    with torch.no_grad(), rounding_as(model.dtype):
         out = model(**given).logits
     return out[given["attention_mask"].bool()]
 

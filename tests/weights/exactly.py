@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -25,17 +25,23 @@ def exact_norms(model: nn.Module) -> nn.Module:
     return model
 
 
+def rounding_as(dtype: torch.dtype) -> AbstractContextManager[None]:
+    """No rounding to float32 for float64 models; others run as they are."""
+    return no_rounding() if dtype == torch.float64 else nullcontext()
+
+
 @contextmanager
 def no_rounding() -> Iterator[None]:
-    """`x.float()` and `x.to(float32)` leave float64 as it is."""
+    """`x.float()` and `x.to(float32)` leave float64 as it is; integers become float64."""
     plain, plain_to, sample = Tensor.float, Tensor.to, F.grid_sample
+    narrow = (torch.float16, torch.bfloat16, torch.float32)
 
     def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         rounds = torch.float32 in (*args, kwargs.get("dtype")) and x.dtype == torch.float64
         return x if rounds else plain_to(x, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tensor, "float", lambda x: x if x.dtype == torch.float64 else plain(x))
+        patch.setattr(Tensor, "float", lambda x: plain(x) if x.dtype in narrow else x.double())
         patch.setattr(Tensor, "to", to)
         # GLM-4V samples its positions at coordinates that were made in float32.
         patch.setattr(F, "grid_sample", lambda x, at, **how: sample(x, at.type(x.dtype), **how))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from exactly import assert_same, exact_norms, no_rounding, scramble
+from exactly import assert_same, exact_norms, no_rounding, rounding_as, scramble
 
 
 def test_a_small_difference_is_seen():
@@ -17,9 +17,14 @@ def test_float64_stays_inside_and_not_outside():
     with no_rounding():
         assert x.float().dtype == torch.float64
         assert x.to(dtype=torch.float32).dtype == torch.float64
+        assert x.long().float().dtype == torch.float64
         assert x.half().float().dtype == torch.float32
         assert x.to(torch.float16).dtype == torch.float16
     assert x.float().dtype == torch.float32
+    with rounding_as(torch.float32):
+        assert x.float().dtype == torch.float32
+    with rounding_as(torch.float64):
+        assert x.float().dtype == torch.float64
 
 
 def test_norms_are_replaced_and_scrambled():
