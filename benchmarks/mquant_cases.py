@@ -192,6 +192,7 @@ PREFILL: dict[str, Row] = {
 CHAINS: dict[str, Row] = {
     "chain bf16": lambda c: F.linear(c.prepare_16(), c.dense),
     "chain static MSQ rows": lambda c: linear_int(c.prepare_static(c.rows), c.rows, c.w8),
+    "chain w4a8 static MSQ rows": lambda c: linear_int(c.prepare_static(c.rows), c.rows, c.w4),
     "chain static AIFS": lambda c: c.by_halves(c.prepare_static(c.scalar)),
     "chain static unfused": lambda c: linear_int(c.prepare_static_unfused(c.rows), c.rows, c.w8),
     "chain dynamic fused": lambda c: linear_int(*c.prepare_dynamic(), c.w8),

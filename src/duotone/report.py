@@ -11,6 +11,13 @@ from pathlib import Path
 
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.mquant_tables import (
+    decode_table,
+    paper_table,
+    prefill_table,
+    static_table,
+    step_table,
+)
 from duotone.throughput_tables import prediction_table, throughput_table
 from duotone.transform_tables import choices_table, cost_table, robustness_table, widths_table
 from duotone.tune_tables import tune_comparisons, tune_scores, tune_sensitivity, tune_table
@@ -198,6 +205,11 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-innerq": ("duotone.kernels/1", innerq_table),
     "kernels-packing": ("duotone.kernels/1", packing_table),
+    "mquant-prefill": ("duotone.mquant.speed/1", prefill_table),
+    "mquant-static": ("duotone.mquant.speed/1", static_table),
+    "mquant-decode": ("duotone.mquant.speed/1", decode_table),
+    "mquant-steps": ("duotone.mquant.speed/1", step_table),
+    "mquant-paper": ("duotone.mquant.speed/1", paper_table),
     "throughput": ("duotone.throughput/1", throughput_table),
     "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "transform-widths": ("duotone.transform.widths/1", widths_table),

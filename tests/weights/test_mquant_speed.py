@@ -52,8 +52,18 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mquant_speed, "REPEATS", 1)
 
 
-@pytest.mark.parametrize("name", ["qkv", "down"])
-@pytest.mark.parametrize("tokens", [1, 34])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("down", 1),
+        pytest.param("qkv", 1, marks=SLOW),
+        pytest.param("qkv", 34, marks=SLOW),
+        pytest.param("down", 34, marks=SLOW),
+    ],
+)
 def test_rows_run(name: str, tokens: int) -> None:
     row = mquant_speed.linear_row(name, tokens, Clock())
     assert set(row["us"]) == set(mquant_speed.rows_of(name, tokens))
@@ -62,7 +72,7 @@ def test_rows_run(name: str, tokens: int) -> None:
     assert "bf16" in mquant_speed.shown(row)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "w8a8", "w4a8"])
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("w8a8", marks=SLOW), "w4a8"])
 def test_a_step_runs(kind: str) -> None:
     make = lambda: mquant_step.Step(kind, 2, 8)  # noqa: E731
     row = mquant_speed.step_row("tiny", make, Clock())
@@ -71,6 +81,7 @@ def test_a_step_runs(kind: str) -> None:
     assert make()().shape == (2, 64)
 
 
+@SLOW
 def test_tuning_tries_and_compares() -> None:
     config = mquant_tune.GemvConfig(4, 16, 1)
     for trial in (

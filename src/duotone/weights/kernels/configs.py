@@ -19,6 +19,8 @@ MAX_FLOAT_SPLIT_TOKENS = 64
 # Programs of a split kernel that an H200 keeps busy: some per each of 132 SMs.
 _SPLIT_PROGRAMS = 132 * 4
 _MIN_SPLIT_INS = 512
+# Where other shapes of a program of the kernel for one token are faster.
+_MANY_OUTS, _MANY_INS = 16384, 8192
 
 
 def preferred(tokens: int, bits: int) -> tuple[str, ...]:
@@ -34,12 +36,17 @@ def gemm_config(tokens: int, shape: tuple[int, int]) -> GemmConfig:
     """Tiles of the W8A8 kernel. shape: (out, in)."""
     if tokens <= 256 or shape[0] < 256:
         return GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0)
-    return GemmConfig(128, 256, 128, warps=8, stages=3)
+    return GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
 
 
 def gemv_config(weight: PackedWeight) -> GemvConfig:
     """Rows and words per program of the kernel for one token."""
-    return GemvConfig(8, 512 if weight.bits == 4 else 256)
+    outs, ins = weight.shape
+    if weight.bits == 4:
+        return GemvConfig(8, 256, 2) if outs >= _MANY_OUTS else GemvConfig(4, 512, 4)
+    if outs >= _MANY_OUTS:
+        return GemvConfig(4, 512, 2)
+    return GemvConfig(8, 512, 8) if ins >= _MANY_INS else GemvConfig(4, 512, 4)
 
 
 def split_config(tokens: int, weight: PackedWeight, floating: bool = False) -> SplitConfig:
@@ -47,10 +54,15 @@ def split_config(tokens: int, weight: PackedWeight, floating: bool = False) -> S
     outs, ins = weight.shape
     tile = min(128, max(16, 1 << (tokens - 1).bit_length()))
     rows, warps = (64, 4) if tile <= 32 else (128, 8)
-    step = weight.group_size or 128
-    programs = math.ceil(outs / rows) * math.ceil(tokens / tile)
-    splits = max(1, min(_SPLIT_PROGRAMS // programs, ins // _MIN_SPLIT_INS))
-    stages = 4 if not floating else 3
+    step, stages, programs = weight.group_size or 128, 3 if floating else 4, _SPLIT_PROGRAMS
+    if weight.bits == 4 and not floating:
+        stages = 3
+        if tile <= 32:
+            step = 256
+        else:
+            tile, warps, programs = 64, 4, _SPLIT_PROGRAMS // 2
+    tiles = math.ceil(outs / rows) * math.ceil(tokens / tile)
+    splits = max(1, min(programs // tiles, ins // _MIN_SPLIT_INS))
     return SplitConfig(rows, tile, step, splits, warps, stages)
 
 

@@ -1,7 +1,7 @@
 """One token: 32-bit words of weights times words of x by dp4a.
 
 No splits and no tensor cores: a program holds a few rows and walks their columns in steps so long
-that loads of many bytes are in flight.
+that loads of many bytes are in flight, the first of them before the kernel ahead has ended.
 """
 
 # ruff: noqa: D103
@@ -14,6 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from duotone.weights.kernels.triton_overlap import (
+    fetch_to_l2,
+    fetches_ahead,
+    overlaps,
+    start_next,
+    wait_for_previous,
+)
 from duotone.weights.kernels.triton_unpack import ASM, dot4, even_and_odd_bytes
 from duotone.weights.packed_weight import PackedWeight
 
@@ -25,6 +32,26 @@ class GemvConfig:
     outs: int = 8
     words: int = 256
     warps: int = 4
+
+
+@triton.jit
+def _add_products(
+    b_w, x, o_word, m_word, sums, BN: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr
+):
+    # words b_w [BN, BW] times the words of x at o_word -> sums + [BN, BW]
+    BW: tl.constexpr = o_word.shape[0]
+    if BITS == 4:
+        b_first = tl.load(x + 2 * o_word, mask=m_word, other=0)
+        b_second = tl.load(x + 2 * o_word + 1, mask=m_word, other=0)
+        even, odd = even_and_odd_bytes(b_first, b_second, ASM)
+        # nibbles in the upper halves of bytes: codes times 16
+        low, high = (b_w << 4) & -0x0F0F0F10, b_w & -0x0F0F0F10
+        sums = dot4(low, tl.broadcast_to(even[None, :], [BN, BW]), sums, ASM)
+        sums = dot4(high, tl.broadcast_to(odd[None, :], [BN, BW]), sums, ASM)
+    else:
+        b_x = tl.load(x + o_word, mask=m_word, other=0)
+        sums = dot4(b_w, tl.broadcast_to(b_x[None, :], [BN, BW]), sums, ASM)
+    return sums
 
 
 @triton.jit
@@ -43,26 +70,29 @@ def gemv_kernel(
     BW: tl.constexpr,
     BITS: tl.constexpr,
     ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
+    start_next(OVERLAP)
     o_out = tl.program_id(0) * BN + tl.arange(0, BN)
     m_out = o_out < outs
     p_w = w + o_out.to(tl.int64)[:, None] * words
+    o_word = tl.arange(0, BW)
+    m_word = o_word < words
+    b_w = tl.load(p_w + o_word[None, :], mask=m_out[:, None] & m_word[None, :], other=0)
+    if AHEAD:
+        for first in range(BW, words, BW):
+            o_line = tl.minimum(first + tl.arange(0, BW // 32) * 32, words - 1)
+            o_row = tl.minimum(o_out, outs - 1).to(tl.int64)
+            fetch_to_l2(w + o_row[:, None] * words + o_line[None, :])
+    wait_for_previous(OVERLAP)
     sums = tl.zeros([BN, BW], tl.int32)
-    for first in range(0, words, BW):
+    sums = _add_products(b_w, x, o_word, m_word, sums, BN, BITS, ASM)
+    for first in range(BW, words, BW):
         o_word = first + tl.arange(0, BW)
         m_word = o_word < words
         b_w = tl.load(p_w + o_word[None, :], mask=m_out[:, None] & m_word[None, :], other=0)
-        if BITS == 4:
-            b_first = tl.load(x + 2 * o_word, mask=m_word, other=0)
-            b_second = tl.load(x + 2 * o_word + 1, mask=m_word, other=0)
-            even, odd = even_and_odd_bytes(b_first, b_second, ASM)
-            # nibbles in the upper halves of bytes: codes times 16
-            low, high = (b_w << 4) & -0x0F0F0F10, b_w & -0x0F0F0F10
-            sums = dot4(low, tl.broadcast_to(even[None, :], [BN, BW]), sums, ASM)
-            sums = dot4(high, tl.broadcast_to(odd[None, :], [BN, BW]), sums, ASM)
-        else:
-            b_x = tl.load(x + o_word, mask=m_word, other=0)
-            sums = dot4(b_w, tl.broadcast_to(b_x[None, :], [BN, BW]), sums, ASM)
+        sums = _add_products(b_w, x, o_word, m_word, sums, BN, BITS, ASM)
     factor: tl.constexpr = 0.0625 if BITS == 4 else 1.0
     b_y = (tl.sum(sums, 1).to(tl.float32) * factor) * tl.load(row_scale)
     b_y = b_y * tl.load(out_scale + o_out, mask=m_out, other=0.0)
@@ -87,6 +117,7 @@ def gemv(
     outs = len(weight.codes)
     y = torch.empty(1, outs, dtype=dtype, device=x_q.device)
     codes = weight.codes.view(torch.int32)
+    overlap = overlaps(x_q.device)
     gemv_kernel[(triton.cdiv(outs, config.outs),)](
         x_q.view(torch.int32),
         codes,
@@ -102,6 +133,9 @@ def gemv(
         BW=config.words,
         BITS=weight.bits,
         ASM=ASM,
+        OVERLAP=overlap,
+        AHEAD=fetches_ahead(x_q.device),
+        launch_pdl=overlap,
         num_warps=config.warps,
         enable_fp_fusion=False,
     )

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.weights.kernels.triton_activation import activated
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_rows import to_codes
 
 # Below, programs are too few for the device, and each takes as little as it can.
@@ -82,13 +83,16 @@ def hadamard_kernel(
     B: tl.constexpr,
     P: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     o_p = tl.arange(0, A * B)
     m_p = (o_p < P)[None, :]
     if M == 1:
         # R units (a block of a row each) at once
-        o_unit = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-        o_row, o_first = o_unit // blocks, o_unit % blocks * P
+        o_unit = tl.program_id(0) * R + tl.arange(0, R)
+        o_row, o_first = (o_unit // blocks).to(tl.int64), o_unit % blocks * P
         m_unit = o_unit < tokens * blocks
         m = m_unit[:, None] & m_p
         o = (o_row * x_stride + o_first)[:, None] + o_p[None, :]
@@ -96,8 +100,8 @@ def hadamard_kernel(
         b_y = rows_transformed(load_rows(x, up, o, m, ACTIVATION, o_up), R, A, B, P)
     else:
         # one unit: its matrix [M, P] in slices of R rows, each times R columns of the base
-        i_unit = tl.program_id(0).to(tl.int64)
-        i_row, i_first = i_unit // blocks, i_unit % blocks * (M * P)
+        i_unit = tl.program_id(0)
+        i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
         o_m = tl.arange(0, MP)
         b_y = tl.zeros([MP, A * B], tl.float32)
         precision: tl.constexpr = "ieee" if x.dtype.element_ty == tl.float32 else "tf32"
@@ -152,6 +156,7 @@ def hadamard_rows(
     rows = _units_at_once(units, a, b) if m == 1 else min(32, mp)
     base = None if base is None else base.contiguous()
     tile = (rows if m == 1 else mp) * a * b
+    overlap = overlaps(x.device)
     hadamard_kernel[(triton.cdiv(units, rows) if m == 1 else units,)](
         x,
         up,
@@ -172,6 +177,8 @@ def hadamard_rows(
         B=b,
         P=p,
         ACTIVATION=activation,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=4 if tile <= 8192 else 8,
     )
     return y, x0

@@ -1,7 +1,7 @@
 """Activations to int8 in Triton, with what comes before fused: norms, gates, activations.
 
 Static scales are known beforehand, so without a norm a row may be cut into pieces; a norm and a
-dynamic scale (the row's own maximum) need a whole row in one program.
+dynamic scale (the row's own maximum) need a whole row in one program, which reads a long one twice.
 """
 
 # ruff: noqa: D103
@@ -13,8 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.weights.kernels.triton_activation import activated
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 
 _PIECE = 4096
+# Longer rows outgrow the registers of a program.
+_LONG = 8192
 
 
 @triton.jit
@@ -44,7 +47,10 @@ def rows_kernel(
     NORM: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     i_row = tl.program_id(0).to(tl.int64)
     o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o_column < columns
@@ -80,6 +86,74 @@ def rows_kernel(
         tl.store(codes + p_out, to_codes(b_x, b_scale), mask=m)
 
 
+@triton.jit
+def gated(x, up, o_column, m, ACTIVATION: tl.constexpr):
+    # activation(x) * up of one row, fp32
+    b_x = activated(tl.load(x + o_column, mask=m, other=0.0).to(tl.float32), ACTIVATION)
+    if up is not None:
+        b_x *= tl.load(up + o_column, mask=m, other=0.0).to(tl.float32)
+    return b_x
+
+
+@triton.jit
+def long_rows_kernel(
+    x,
+    up,
+    codes,
+    found,
+    columns,
+    x_stride,
+    up_stride,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    # dynamic scales: a pass for the maximum, then one for the codes, which reads from caches
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    i_row = tl.program_id(0).to(tl.int64)
+    x += i_row * x_stride
+    if up is not None:
+        up += i_row * up_stride
+    most = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, columns, BLOCK):
+        o_column = first + tl.arange(0, BLOCK)
+        most = tl.maximum(most, tl.abs(gated(x, up, o_column, o_column < columns, ACTIVATION)))
+    largest = tl.max(most, 0)
+    b_scale = tl.where(largest > 0, tl.div_rn(largest, 127.0), 1.0)
+    tl.store(found + i_row, b_scale)
+    for first in range(0, columns, BLOCK):
+        o_column = first + tl.arange(0, BLOCK)
+        m = o_column < columns
+        b_x = gated(x, up, o_column, m, ACTIVATION)
+        tl.store(codes + i_row * columns + o_column, to_codes(b_x, b_scale), mask=m)
+
+
+def long_rows_quantize(
+    x: Tensor, up: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    """Launch for rows longer than one program should hold: (codes, scale per row)."""
+    tokens, columns = x.shape
+    codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    found = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    overlap = overlaps(x.device)
+    long_rows_kernel[(tokens,)](
+        x,
+        up,
+        codes,
+        found,
+        columns,
+        x.stride(0),
+        0 if up is None else up.stride(0),
+        ACTIVATION=activation,
+        BLOCK=_PIECE,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
+        num_warps=8,
+    )
+    return codes, found
+
+
 def rows_quantize(
     x: Tensor,
     scale: Tensor | None,
@@ -99,13 +173,16 @@ def rows_quantize(
     Returns (codes, scale per row if it was found here, dense result if asked for).
     """
     tokens, columns = x.shape
+    dynamic = quantize and scale is None
+    if dynamic and columns > _LONG and norm is None and residual is None and not dense:
+        return *long_rows_quantize(x, up, activation), None
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if quantize else None
     made = torch.empty(x.shape, dtype=x.dtype, device=x.device) if dense else None
-    dynamic = quantize and scale is None
     found = torch.empty(tokens, dtype=torch.float32, device=x.device) if dynamic else None
     whole = norm is not None or dynamic
     block = triton.next_power_of_2(columns)
     block = block if whole else min(block, _PIECE)
+    overlap = overlaps(x.device)
     rows_kernel[(tokens, triton.cdiv(columns, block))](
         x,
         up,
@@ -124,6 +201,8 @@ def rows_quantize(
         NORM=norm,
         ACTIVATION=activation,
         BLOCK=block,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=max(1, min(16, block // 512)),
     )
     return codes, found, made

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_unpack import ASM, as_bfloat16, times_16
 from duotone.weights.packed_weight import PackedWeight
 
@@ -99,8 +100,11 @@ def split_kernel(
     FLOAT: tl.constexpr,
     GROUPED: tl.constexpr,
     ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     # ins, split_ins, BK count elements of x and w as they are stored: bytes of packed weights.
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     i_n, i_split, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_out = i_n * BN + tl.arange(0, BN)
     o_row = i_t * BT + tl.arange(0, BT)
@@ -182,6 +186,7 @@ def split_linear(
         partial = scratch(x.device, "partial sums", count, torch.int32)
         partial = partial.view(torch.float32) if x.is_floating_point() else partial
         counters = scratch(x.device, "counters", tiles, torch.int32)
+    overlap = overlaps(x.device)
     if weight.bits == 4:
         x = x.view(torch.int32 if x.is_floating_point() else torch.int16)
     split_kernel[grid](
@@ -211,6 +216,8 @@ def split_linear(
         FLOAT=x.dtype == torch.int32 or x.is_floating_point(),
         GROUPED=weight.group_size is not None,
         ASM=ASM,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=config.warps,
         num_stages=config.stages,
         enable_fp_fusion=False,

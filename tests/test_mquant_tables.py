@@ -1,0 +1,85 @@
+"""Tables of made-up times of the linear kernels."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from duotone import mquant_tables, report
+
+SHAPES = {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
+CHAINS = {
+    "chain bf16": 220.0,
+    "chain static MSQ rows": 110.0,
+    "chain w4a8 static MSQ rows": 200.0,
+    "chain static unfused": 120.0,
+    "chain dynamic fused": 110.0,
+    "chain dynamic unfused": 150.0,
+}
+
+
+def linear(name: str, tokens: int, times: dict[str, float | str]) -> dict:
+    outs, ins = SHAPES[name]
+    return {"linear": name, "tokens": tokens, "out": outs, "in": ins, "us": times}
+
+
+@pytest.fixture
+def result() -> dict:
+    many = {"bf16": 200.0, "w8a8": 100.0, "w4a8 fused": "ValueError: no"} | CHAINS
+    rows = [linear(name, 8192, dict(many)) for name in SHAPES]
+    rows.append(linear("down", 1, {"bf16": 40.0, "w8a8": 20.0, "w4a8": 10.0}))
+    for step, ms, size in (("bf16 batch 1", 4.0, 14e9), ("w4a8 batch 1", 1.6, 4.4e9)):
+        rows.append({"step": step, "ms": ms, "weight_bytes": size})
+    rows.append({"failed": "RuntimeError: out of memory"})
+    return {
+        "schema": "duotone.mquant.speed/1",
+        "created": "2026-11-22T12:00:00+00:00",
+        "commit": "0123456789abcdef",
+        "versions": {"torch": "2.11.0"},
+        "device": "NVIDIA H200",
+        "copy_tb_per_s": 4.0,
+        "rows": rows,
+    }
+
+
+def test_products_show_times_and_speedups(result):
+    text = mquant_tables.prefill_table([result])
+    assert "| qkv (4,608 x 3,584) | 8,192 | 200.0 | 100.0 (2.00x) |  |  |  |  | failed |" in text
+    assert "copy 4.00 TB/s; NVIDIA H200" in text
+    decode = mquant_tables.decode_table([result])
+    assert "| down (3,584 x 18,944) | 1 | 40.0 | 20.0 (2.00x) | 10.0 (4.00x) |  |" in decode
+    assert "8,192" not in decode
+
+
+def test_static_saves_less_once_fused(result):
+    text = mquant_tables.static_table([result])
+    assert "| 110.0 | 120.0 | 110.0 | 150.0 | +20.0 % | +0.0 % |" in text
+    result["rows"][0]["us"]["chain dynamic fused"] = "OutOfMemoryError"
+    assert "| 110.0 | 120.0 |  | 150.0 |  |  |" in mquant_tables.static_table([result])
+
+
+def test_steps_are_compared_within_their_batch(result):
+    text = mquant_tables.step_table([result])
+    assert "| w4a8 batch 1 | 1.600 | 2.50 | 4.40 | 2.75 | 69 % |" in text
+
+
+def test_the_papers_numbers_stand_beside_ours(result):
+    text = mquant_tables.paper_table([result])
+    assert "| BF16 | 1.690 (1.00x) | 0.0246 (1.00x) |" in text
+    assert "| W4A8 MSQ | 1.085 (1.56x) | 0.0224 (1.10x) |" in text
+    assert "| W4A8 MSQ + AIFS, GEMV | 8.20 (2.13x) | 1.600 (2.50x) |" in text
+    assert "RTX 6000 Ada" in text
+    missing = copy.deepcopy(result)
+    del missing["rows"][0]["us"]["chain w4a8 static MSQ rows"]
+    assert "| W4A8 MSQ | 1.085 (1.56x) |  |" in mquant_tables.paper_table([missing])
+
+
+def test_every_marker_of_the_page_has_a_table():
+    page = (Path(__file__).parents[1] / "docs/mquant.md").read_text()
+    names = [name for name in report.RENDERERS if name.startswith("mquant-")]
+    assert len(names) == 5
+    for name in names:
+        assert (
+            page.count(f"<!-- duotone:{name} -->") == page.count(f"<!-- /duotone:{name} -->") == 1
+        )
+    assert report.update_text(page, dict.fromkeys(names, "| new |")).count("| new |") == 5

@@ -1,0 +1,50 @@
+"""Tiles by shape: what an H200 measured as the best (benchmarks/mquant_speed.py --tune)."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+from duotone.weights.kernels.configs import gemm_config, gemv_config, preferred, split_config
+from duotone.weights.kernels.triton_gemm import GemmConfig
+from duotone.weights.kernels.triton_gemv import GemvConfig
+from duotone.weights.kernels.triton_split import SplitConfig
+from duotone.weights.packed_weight import PackedWeight
+
+SHAPES = {"qkv": (4608, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
+
+
+def weight(name: str) -> PackedWeight:
+    outs, ins = SHAPES[name]
+    codes = torch.empty(outs, ins // 2, dtype=torch.uint8)
+    return PackedWeight(codes, 4, torch.ones(outs))
+
+
+def test_many_tokens() -> None:
+    best = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
+    assert all(gemm_config(8192, shape) == best for shape in SHAPES.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "sixteen"),
+    [
+        ("qkv", GemvConfig(4, 512, 4), SplitConfig(64, 16, 256, 7, 4, 3)),
+        ("gate_up", GemvConfig(8, 256, 2), SplitConfig(64, 16, 256, 1, 4, 3)),
+        ("down", GemvConfig(4, 512, 4), SplitConfig(64, 16, 256, 9, 4, 3)),
+    ],
+)
+def test_few_tokens(name: str, one: GemvConfig, sixteen: SplitConfig) -> None:
+    assert gemv_config(weight(name)) == one
+    assert split_config(16, weight(name)) == sixteen
+
+
+@pytest.mark.parametrize(("tokens", "splits"), [(64, 9), (256, 2), (512, 1)])
+def test_middle_numbers_of_tokens(tokens: int, splits: int) -> None:
+    assert split_config(tokens, weight("down")) == SplitConfig(128, 64, 128, splits, 4, 3)
+
+
+def test_order_of_preference() -> None:
+    assert preferred(1, 4)[0] == "gemv"
+    assert preferred(16, 8)[0] == "w8a8-split"
+    assert preferred(512, 4)[0] == "w4a8-fused"
+    assert preferred(513, 4)[0] == "w4a8-scratch"

@@ -1,0 +1,179 @@
+"""Linear kernels compile for Hopper without a GPU, which catches what the interpreter cannot.
+
+Compiling and interpreting exclude each other in one process, so this file runs itself as a script
+with the interpreter off, once for all variants.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+SPILLED = "ld.local"
+
+
+def launches() -> dict[str, Callable[[], Any]]:
+    """What is launched, as a model's decode step and a middle number of tokens would."""
+    from duotone.weights.kernels import triton_gemv, triton_hadamard, triton_rows, triton_split
+    from duotone.weights.kernels.configs import gemv_config, split_config
+
+    import mquant_attention
+    from linear_cases import random_problem, random_weight
+
+    def gemv(bits: int) -> None:
+        p = random_problem(1, 4608, 3584, bits)
+        triton_gemv.gemv(*p.arguments, torch.bfloat16, gemv_config(p.weight))
+
+    def split(tokens: int, bits: int) -> None:
+        p = random_problem(tokens, 256, 3584, bits)
+        config = split_config(tokens, p.weight)
+        triton_split.split_linear(*p.arguments, torch.bfloat16, config)
+
+    def grouped() -> None:
+        weight, x = random_weight(256, 3584, 4, group=128), torch.zeros(16, 3584).bfloat16()
+        config = split_config(16, weight, floating=True)
+        triton_split.split_linear(x, torch.ones(1), weight, None, None, torch.bfloat16, config)
+
+    def norm() -> None:
+        x = torch.zeros(1, 3584).bfloat16()
+        triton_rows.rows_quantize(x, torch.ones(1), norm="rms", eps=1e-6, residual=x)
+
+    def dynamic() -> None:
+        gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
+        triton_rows.rows_quantize(gate, None, up=up, activation="silu")
+
+    def hadamard() -> None:
+        gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
+        triton_hadamard.hadamard_rows(
+            gate, 37, None, 512, scale=torch.ones(1), up=up, activation="silu"
+        )
+
+    def attend() -> None:
+        cache, at = torch.zeros(2, 1, 4, 512, 128).bfloat16(), torch.zeros(1, dtype=torch.int32)
+        qkv = torch.zeros(1, 4608).bfloat16()
+        table = mquant_attention.rope_table(512, 128, torch.device("cpu"))
+        mquant_attention.attend(qkv, cache[0], cache[1], table, at, torch.ones(1))
+
+    return {
+        "gemv_kernel, 4 bits": lambda: gemv(4),
+        "gemv_kernel, 8 bits": lambda: gemv(8),
+        "split_kernel, 16 tokens, 4 bits": lambda: split(16, 4),
+        "split_kernel, 64 tokens, 4 bits": lambda: split(64, 4),
+        "split_kernel, 16 tokens, 8 bits": lambda: split(16, 8),
+        "split_kernel, W4A16": grouped,
+        "rows_kernel": norm,
+        "long_rows_kernel": dynamic,
+        "hadamard_kernel": hadamard,
+        "attend_kernel": attend,
+    }
+
+
+class Recorder:
+    """Stands for a kernel; keeps what it would be launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.named = kernel, {}
+
+    def __getitem__(self, grid: Any) -> Callable:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.named = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
+
+        return launch
+
+
+def compile_all() -> dict[str, dict[str, int]]:
+    """{launch: {cubin: bytes, waits, spills}}."""
+    from duotone.weights.kernels import triton_gemv, triton_hadamard, triton_rows, triton_split
+
+    import mquant_attention
+
+    modules = (triton_gemv, triton_split, triton_rows, triton_hadamard, mquant_attention)
+    found = {}
+    for name, run in launches().items():
+        kernel = name.split(",")[0]
+        module = next(m for m in modules if hasattr(m, kernel))
+        recorder = Recorder(getattr(module, kernel))
+        with (
+            mock.patch.object(module, kernel, recorder),
+            mock.patch.object(module, "overlaps", return_value=True),
+            mock.patch.object(triton_gemv, "fetches_ahead", return_value=True),
+        ):
+            run()
+        asm = compiled(recorder.kernel, recorder.named)
+        before, waits, after = asm["ptx"].partition("griddepcontrol.wait")
+        found[name] = {
+            "cubin": len(asm["cubin"]),
+            "waits": bool(waits),
+            "loads before": before.count("ld.global"),
+            "fetches before": before.count("prefetch.global.L2"),
+            "stores before": before.count("st.global"),
+            "spills": after.count(SPILLED),
+        }
+    return found
+
+
+def compiled(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """All stages of a kernel for sm_90."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constant = {p.name for p in kernel.params if p.is_constexpr}
+    constant |= {name for name, value in arguments.items() if value is None}
+    values = {name: arguments[name] for name in kernel.arg_names}
+    source = ASTSource(
+        kernel,
+        {n: "constexpr" if n in constant else type_name(v) for n, v in values.items()},
+        constexprs={n: v for n, v in values.items() if n in constant},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, (n, v) in enumerate(values.items())
+            if n not in constant
+            and (isinstance(v, torch.Tensor) or (isinstance(v, int) and v % 16 == 0))
+        },
+    )
+    options = {
+        n: arguments[n]
+        for n in ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
+        if n in arguments
+    }
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+
+def type_name(value: Any) -> str:
+    from triton.runtime.jit import type_canonicalisation_dict
+
+    if isinstance(value, torch.Tensor):
+        return "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def test_kernels_of_a_decode_step_compile_and_wait() -> None:
+    # The variable answers a deprecation warning of Triton 3.9; it changes nothing.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    run = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert all(one["cubin"] > 1000 for one in found.values())
+    assert all(one["waits"] and not one["stores before"] for one in found.values()), found
+    early = {name for name, one in found.items() if one["loads before"]}
+    # weights and the cache; everything else is read behind the wait
+    assert early == {"gemv_kernel, 4 bits", "gemv_kernel, 8 bits", "attend_kernel"}
+    assert found["gemv_kernel, 8 bits"]["fetches before"]
+    assert not any(one["spills"] for one in found.values()), found
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_all()))
