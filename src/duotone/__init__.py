@@ -22,6 +22,7 @@ from duotone.quant import schemes as schemes
 if TYPE_CHECKING:
     from duotone import attention as attention
     from duotone import cache as cache
+    from duotone import weights as weights
     from duotone.hf import QuantizedCache as QuantizedCache
     from duotone.hf import StaticQuantizedCache as StaticQuantizedCache
     from duotone.hf import enable as enable
@@ -33,6 +34,7 @@ __version__ = "0.1.0.dev0"
 _LAZY = {
     "attention": ("duotone.attention", None),
     "cache": ("duotone.cache", None),
+    "weights": ("duotone.weights", None),
     "QuantizedCache": ("duotone.hf", "QuantizedCache"),
     "StaticQuantizedCache": ("duotone.hf", "StaticQuantizedCache"),
     "enable": ("duotone.hf", "enable"),

@@ -210,6 +210,26 @@ def generate(
 
     stopping: more stopping criteria; those of `duotone.stopping` see the answers' tokens only.
     """
+    with visual_tokens_of(model, batch):
+        return _generate(model, batch, cache, max_new_tokens, timed, logits_processors, stopping)
+
+
+def visual_tokens_of(model: Any, batch: Batch) -> Any:
+    """A context in which a model with scales per modality knows the batch's visual tokens."""
+    from duotone.hf.modality import announced
+
+    return announced(model, batch.visual_mask)
+
+
+def _generate(
+    model: Any,
+    batch: Batch,
+    cache: Any,
+    max_new_tokens: int,
+    timed: bool,
+    logits_processors: Sequence[Any],
+    stopping: Sequence[Any],
+) -> Generated:
     if batch.pictures_end:
         _fill_with_pictures(model, batch, cache)
     clock = StepClock(batch.attention_mask.device)

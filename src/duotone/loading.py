@@ -54,15 +54,17 @@ def _resolve(name: str | None) -> str:
 
 def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, Any]:
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    from duotone.hf import quantized
 
     config = transformers.AutoConfig.from_pretrained(path)
-    if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=dtype)
-        of_processor = transformers.AutoProcessor
+    of_model = quantized.model_class(config)
+    if quantized.is_quantized_folder(path):
+        model = quantized.load(path, dtype)
     else:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        of_processor = transformers.AutoTokenizer
+        model = of_model.from_pretrained(path, dtype=dtype or torch.bfloat16)
+    takes_images = of_model is transformers.AutoModelForImageTextToText
+    of_processor = transformers.AutoProcessor if takes_images else transformers.AutoTokenizer
     return model, of_processor.from_pretrained(path) if with_processor else None
 
 
@@ -94,12 +96,13 @@ def load(
 ) -> Loaded:
     """Load `name` (None: the embedded model) onto `device`, in evaluation mode.
 
-    dtype: None is bfloat16, so that the cache of the unquantized model really has 16 bits.
+    A folder that `duotone quantize` wrote loads the same way.
+    dtype: None is bfloat16, so that the cache of the unquantized model really has 16 bits; a
+        quantized model comes in the one it was quantized in.
     with_processor: False where the data are token ids; a folder without tokenizer will then do.
     """
     path = _resolve(name)
     device = device or default_device()
-    dtype = dtype or torch.bfloat16
     try:
         model, processor = _from_pretrained(path, dtype, with_processor)
     except (OSError, ValueError, KeyError) as error:

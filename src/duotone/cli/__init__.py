@@ -10,6 +10,7 @@ from . import (
     generate,
     inspect,
     plan,
+    quantize,
     report,
     schemes,
     tune,
@@ -31,6 +32,7 @@ app.command("schemes")(schemes.command)
 app.command("evaluate")(evaluate.command)
 app.command("tune")(tune.command)
 app.command("calibrate")(calibrate.command)
+app.command("quantize")(quantize.command)
 app.command("inspect")(inspect.command)
 app.command("plan")(plan.command)
 app.add_typer(bench.app, name="bench")

@@ -177,6 +177,7 @@ def _answers(
     from duotone.compare import check_scheme_fits
     from duotone.evaluate import evaluate
     from duotone.evaluate.loader import Encoder
+    from duotone.mquant.disjoint import check_evaluation
     from duotone.tasks import get_task
 
     task = get_task(name, data)
@@ -185,6 +186,7 @@ def _answers(
     task.check_samples(samples)
     first = task.example(0, common["split"])
     loaded = _loaded(loading)
+    check_evaluation(loaded.model, task, samples, common["split"])
     for spec in schemes.values():
         check_scheme_fits(loaded, spec, has_images=bool(first.images))
     encoded = Encoder(loaded.processor, task.plain, loaded.takes_images)([first])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from duotone.inference import Batch, ask_later, generate, make_cache
+from duotone.inference import Batch, ask_later, generate, make_cache, visual_tokens_of
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,14 @@ def _prefill(model: Any, batch: Batch) -> Any:
     """The 16-bit cache of the whole prompt."""
     cache = make_cache(model, None, batch)
     positions = _positions(batch.attention_mask)
-    model(
-        **batch.model_inputs,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
+    with visual_tokens_of(model, batch):
+        model(
+            **batch.model_inputs,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
     return cache
 
 
@@ -136,14 +137,15 @@ def read_tail(
     for step in steps:
         here = slice(prefilled.read + step.start, prefilled.read + step.stop)
         keep = step.stop - max(step.start, wanted)
-        output = model(
-            **{name: tensor[:, step] for name, tensor in prefilled.tail.items()},
-            attention_mask=prefilled.mask[:, : here.stop],
-            position_ids=positions[:, here],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=max(keep, 1),
-        ).logits
+        with visual_tokens_of(model, prefilled.batch):
+            output = model(
+                **{name: tensor[:, step] for name, tensor in prefilled.tail.items()},
+                attention_mask=prefilled.mask[:, : here.stop],
+                position_ids=positions[:, here],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=max(keep, 1),
+            ).logits
         logits += [output[:, -keep:]] if keep > 0 else []
     return _without_suppressed(model, torch.cat(logits, 1)[prefilled.counted])
 

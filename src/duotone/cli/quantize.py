@@ -1,0 +1,120 @@
+"""`duotone quantize`: weights and activations of a whole model on 4 and 8 bits."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .calibrate import named_tasks
+from .common import (
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    error_console,
+    load_model,
+    megabytes,
+    print_json,
+    progress_bar,
+    user_errors,
+)
+
+PARTIAL = ".partial"
+FORMATS = ("duotone", "compressed-tensors")
+
+
+@user_errors
+def command(
+    model: ModelArgument = None,
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="mquant-w4a8, mquant-w8a8, w4a16-g128, ...")
+    ] = "mquant-w4a8",
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--calibration",
+            "-c",
+            help="captions, documents, ..., or a .jsonl file of your own; repeat for more.",
+            show_default="the embedded tasks",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", help="Per task.")] = 32,
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new folder.")] = Path("quantized"),
+    no_pad: Annotated[
+        bool, typer.Option("--no-pad", help="Refuse sizes that need zeros for a Hadamard matrix.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on where an interrupted run stopped, or begin again.")
+    ] = True,
+    form: Annotated[
+        str, typer.Option("--format", help="duotone, or compressed-tensors (loads in vLLM).")
+    ] = FORMATS[0],
+    batch_size: Annotated[int, typer.Option(min=1)] = 4,
+    device: DeviceOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Quantize vision tower, projector and language model; write a checkpoint that loads.
+
+    MQuant: norms folded and streams rotated, two static int8 scales per linear of the language
+    model (visual tokens, text), GPTQ weights. Calibration prompts run with their answers, so that
+    the text's scales have seen generated tokens.
+
+    Interrupted, the same command goes on with the layer it was at: finished ones are kept in
+    OUT.partial, which is removed at the end.
+
+    [bold]Examples[/bold]
+
+      duotone quantize -o tiny-w4a8
+
+      duotone quantize OpenGVLab/InternVL3-1B-hf -c mine.jsonl -n 64 -r mquant-w4a8 -o w4a8
+
+      duotone generate --model w4a8 --image photo.jpg "What is this?"
+    """
+    from duotone.hf import quantized
+    from duotone.hf.compressed_tensors import check_expressible, export
+    from duotone.mquant import calibration_set, quantize_model
+    from duotone.mquant.run import check
+    from duotone.weights.recipe import get_recipe
+
+    if form not in FORMATS:
+        raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
+    chosen = get_recipe(recipe).replace(pad=not no_pad)
+    quantized.check_new_folder(out)
+    tasks = named_tasks(calibration, model, samples)
+    loaded = load_model(model, device)
+    check(loaded.model, chosen)
+    if form != FORMATS[0]:
+        check_expressible(chosen)
+    data = calibration_set(loaded, tasks, samples, batch_size)
+    with progress_bar("quantizing") as progress:
+        report = quantize_model(
+            loaded.model,
+            chosen,
+            data,
+            name=loaded.name,
+            partial=out.with_name(out.name + PARTIAL),
+            resume=resume,
+            progress=progress,
+            say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
+        )
+    write = quantized.save if form == FORMATS[0] else export
+    write(loaded.model, out, loaded.processor)
+    if json_output:
+        print_json(report | {"folder": str(out)})
+    else:
+        _show(report, out)
+
+
+def _show(report: dict[str, Any], out: Path) -> None:
+    """Bytes by part, and what to do with the folder."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("part", "before", "after", "share")
+    before, after = report["bytes"]["before"], report["bytes"]["after"]
+    for part, count in before.items():
+        share = f"{after[part] / count:.0%}" if count else ""
+        table.add_row(part, megabytes(count), megabytes(after[part]), share)
+    console.print(table)
+    console.print(f"Written: {out}", soft_wrap=True)
+    console.print(f"Use it:  duotone compare --model {out}", soft_wrap=True)

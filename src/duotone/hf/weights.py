@@ -1,0 +1,101 @@
+"""The equivalences of `duotone.weights` on a transformers model: one call, the same function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from duotone.hf.weight_maps import weight_map
+from duotone.weights.hadamard import Policy, plan_hadamard
+from duotone.weights.online import (
+    is_rotated,
+    rotate_attention_output,
+    rotate_mlp_output,
+    rotate_values,
+)
+from duotone.weights.rotation import untie
+from duotone.weights.streams import rotate_branch_inputs, rotate_stream
+from duotone.weights.structure import Stream, WeightMap, at
+
+
+@dataclass(frozen=True)
+class Equivalences:
+    """Which ones to apply.
+
+    stream: fold norms and turn residual streams. values: turn V's heads. mlp_output: online
+    Hadamard at down_proj / fc2. attention_output: online Hadamard at o_proj. random_signs: in the
+    online transforms at down_proj / fc2. policy, pad: which transforms those may be.
+    """
+
+    stream: bool = True
+    values: bool = True
+    mlp_output: bool = True
+    attention_output: bool = False
+    random_signs: bool = False
+    policy: Policy = "auto"
+    pad: bool = True
+    seed: int = 0
+
+
+@torch.no_grad()
+def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = None) -> WeightMap:
+    """Rotate every stream of `model` in place; it computes the same function.
+
+    Everything is checked before a weight is touched. Errors: ValueError for an unknown family, a
+    model that is transformed already, a size that no allowed transform covers.
+    """
+    chosen = chosen or Equivalences()
+    if is_rotated(model):
+        raise ValueError("this model is rotated already; load it again to transform it anew.")
+    _check_not_quantized(model)
+    found = weight_map(model)
+    for stream in found.streams:
+        _check_sizes(model, stream, chosen)
+    if untie(at(model, found.embedding), at(model, found.head)):
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+    for stream in found.streams:
+        _apply(model, stream, chosen)
+    return found
+
+
+def _check_not_quantized(model: PreTrainedModel) -> None:
+    known = getattr(model.config, "quantization_config", None) is not None
+    packed = [name for name, p in model.named_parameters() if not p.is_floating_point()]
+    if known or packed:
+        raise ValueError(
+            "only 16- to 64-bit floating-point weights can be transformed; this "
+            f"{model.config.model_type!r} model is quantized already"
+            + (f" ({packed[0]} is packed)" if packed else "")
+            + ". Load the original checkpoint."
+        )
+
+
+def _check_sizes(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
+    """Plan every online transform once, so that what does not fit raises here."""
+    if chosen.stream and not stream.is_rotatable:
+        plan_hadamard(stream.channels, pad=False)
+    for block in stream.blocks:
+        if chosen.mlp_output:
+            plan_hadamard(at(model, block.mlp_output).in_features, chosen.policy, chosen.pad)
+        if chosen.attention_output:
+            plan_hadamard(at(model, block.attention_output).in_features, pad=False)
+
+
+def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
+    if chosen.stream and stream.is_rotatable:
+        rotate_stream(model, stream, seed=chosen.seed)
+    elif chosen.stream:
+        rotate_branch_inputs(model, stream)
+    for number, block in enumerate(stream.blocks):
+        if chosen.values:
+            rotate_values(model, block)
+        if chosen.mlp_output:
+            size = at(model, block.mlp_output).in_features
+            seed = chosen.seed + number if chosen.random_signs else None
+            plan = plan_hadamard(size, chosen.policy, chosen.pad)
+            rotate_mlp_output(model, block, plan, seed)
+        if chosen.attention_output:
+            rotate_attention_output(model, block)

@@ -1,0 +1,132 @@
+"""The units of a quantization that is not finished, in a folder beside its output.
+
+One file per unit, written once: a run that is interrupted loses the unit it was at and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from duotone.hf.fingerprint import fingerprint, weights_digest
+from duotone.tune.settings import differences
+from duotone.weights.modality import Modality
+from duotone.weights.recipe import Recipe
+from duotone.weights.records import made_of, record_of
+from duotone.weights.structure import at, put
+
+from .calibration import CalibrationSet
+
+# Of the files and of what they mean: a change of the arithmetic needs another one.
+FORMAT = 1
+
+
+def identity(model: Any, recipe: Recipe, calibration: CalibrationSet) -> dict[str, Any]:
+    """All that the units depend on, JSON-safe; of the model before anything is done to it."""
+    return {
+        "format": FORMAT,
+        "model": fingerprint(model),
+        "weights": weights_digest(model),
+        "recipe": recipe.to_dict(),
+        "batches": calibration.digest(),
+    }
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Finished units of a run with this identity; a folder of None keeps nothing."""
+
+    folder: Path | None
+
+    @classmethod
+    def open(cls, folder: Path | None, given: Mapping[str, Any], resume: bool = True) -> Partial:
+        """What an earlier run left, or a new beginning.
+
+        Errors: ValueError for a folder that belongs to something else.
+        """
+        if folder is None:
+            return cls(None)
+        if folder.exists() and not resume:
+            shutil.rmtree(folder)
+        if folder.exists():
+            _check(folder, given)
+        else:
+            folder.mkdir(parents=True)
+            (folder / "identity.json").write_text(json.dumps(given), encoding="utf-8")
+        return cls(folder)
+
+    def keep(self, number: int, made: Mapping[str, nn.Module], report: list[Any]) -> None:
+        """Write a finished unit: {path in the model: module} and its lines of the report."""
+        if self.folder is None:
+            return
+        from safetensors.torch import save_file
+
+        records = {path: record_of(module) for path, module in made.items()}
+        tensors = {
+            f"{path}.{name}": tensor.cpu().contiguous()
+            for path, module in made.items()
+            for name, tensor in module.state_dict().items()
+        }
+        path = self._file(number)
+        own = path.with_suffix(".writing")
+        save_file(tensors, own, metadata={"unit": json.dumps([records, report])})
+        own.replace(path)
+
+    def restore(self, number: int, model: nn.Module, modality: Modality) -> list[Any] | None:
+        """Put a finished unit's modules into the model; its report, or None if it is not there."""
+        if self.folder is None or not self._file(number).exists():
+            return None
+        from safetensors import safe_open
+        from safetensors.torch import load_file
+
+        with safe_open(self._file(number), "pt") as opened:
+            records, report = json.loads(opened.metadata()["unit"])
+        tensors = load_file(self._file(number))
+        for path, record in records.items():
+            put(model, path, _filled(at(model, path), record, path, tensors, modality))
+        return report
+
+    def remove(self) -> None:
+        """The quantization is finished."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"unit-{number:04d}.safetensors"
+
+
+def _check(folder: Path, given: Mapping[str, Any]) -> None:
+    try:
+        found = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"a partial folder must be what an interrupted quantization left, got {str(folder)!r}: "
+            f"{error}. Remove it to begin again, or give another --out"
+        ) from error
+    if found != given:
+        raise ValueError(
+            f"a quantization goes on with what it began with; {str(folder)!r} differs in "
+            f"{differences(found, dict(given))}. Give what it began with or another --out, or "
+            "--no-resume to begin again"
+        )
+
+
+def _filled(
+    before: nn.Module,
+    record: Mapping[str, Any],
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    modality: Modality,
+) -> nn.Module:
+    parameter = next(before.parameters())
+    module = made_of(record, parameter.dtype, modality)
+    own = {n.removeprefix(f"{path}."): t for n, t in tensors.items() if n.startswith(f"{path}.")}
+    module.load_state_dict(own, strict=True, assign=True)
+    return module.to(parameter.device)

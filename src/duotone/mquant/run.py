@@ -1,0 +1,213 @@
+"""From a model, a recipe and calibration data to a quantized model, unit by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from duotone.hf.fingerprint import fingerprint
+from duotone.hf.quantized import check_not_quantized, mark_quantized
+from duotone.hf.weight_maps import weight_map
+from duotone.hf.weights import Equivalences, apply_equivalences
+from duotone.weights.hadamard import plan_hadamard, transform_back
+from duotone.weights.modality import Modality
+from duotone.weights.observer import Linear, Observer, Wanted
+from duotone.weights.online import RotatedInput
+from duotone.weights.outlier_split import wants_split
+from duotone.weights.quantize import quantize_linear, wanted_by
+from duotone.weights.recipe import Recipe
+from duotone.weights.smooth import smooth
+from duotone.weights.structure import WeightMap, at, put
+
+from .calibration import CalibrationSet
+from .memory import part_bytes
+from .partial import Partial, identity
+from .running import Runs
+from .units import Unit, units_of
+
+Progress = Callable[[int, int], None]
+
+
+def quantize_model(
+    model: Any,
+    recipe: Recipe,
+    calibration: CalibrationSet,
+    *,
+    name: str | None = None,
+    partial: str | Path | None = None,
+    resume: bool = True,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    impl: str = "auto",
+) -> dict[str, Any]:
+    """Quantize `model` in place; the report, JSON-safe: a line per linear, bytes per part.
+
+    Every unit's statistics are of a model whose earlier units are quantized. name: of the model,
+    for the record. partial: a folder that finished units are kept in, and that a run with the same
+    arguments goes on from (resume) where one is interrupted; it is removed at the end.
+    progress: called with (units done, units in all). say: told in a sentence if this run goes on.
+    impl: of the linears, now and afterwards: "auto" or "reference".
+    Errors: ValueError for a model that is quantized already, a family without a module map, a size
+    that no Hadamard matrix covers, or a partial folder of something else, before the model runs.
+    """
+    found = check(model, recipe)
+    given = identity(model, recipe, calibration) if partial else {}
+    kept = Partial.open(Path(partial) if partial else None, given, resume)
+    before, base = part_bytes(model, found), fingerprint(model)
+    modality = Modality()
+    runs = Runs(model, calibration.batches, language_root(found), modality)
+    found = _prepared(model, found, recipe, runs)
+    units = units_of(model, found, recipe.parts)
+    runs.impl = impl
+    lines = _all_units(runs, units, recipe, kept, progress, say)
+    header = _header(name, base, recipe, calibration)
+    report = {**header, "bytes": {"before": before, "after": part_bytes(model, found)}}
+    mark_quantized(model, modality, report)
+    kept.remove()
+    return report | {"linears": lines}
+
+
+def check(model: Any, recipe: Recipe) -> WeightMap:
+    """The model's map. Errors: ValueError for a model that this recipe cannot quantize."""
+    check_not_quantized(model)
+    found = weight_map(model)
+    if recipe.online != "none":
+        for stream in found.streams:
+            for block in stream.blocks:
+                plan_hadamard(at(model, block.mlp_output).in_features, pad=recipe.pad)
+    return found
+
+
+def language_root(found: WeightMap) -> str:
+    """The path of the language model."""
+    return found.embedding.rsplit(".", 1)[0]
+
+
+def _header(
+    name: str | None, base: str, recipe: Recipe, calibration: CalibrationSet
+) -> dict[str, Any]:
+    from duotone.provenance import commit
+
+    return {
+        "recipe": recipe.to_dict(),
+        "base": {"name": name, "fingerprint": base},
+        "calibration": {"sources": calibration.sources, "hashes": calibration.hashes},
+        "commit": commit(),
+    }
+
+
+def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> WeightMap:
+    """The model with the recipe's equivalences, which do not change what it computes."""
+    if recipe.smooth is not None:
+        _smooth(found, recipe, runs)
+    if not recipe.rotation and recipe.online == "none":
+        return found
+    chosen = Equivalences(
+        stream=recipe.rotation,
+        values=recipe.rotation,
+        mlp_output=recipe.online != "none",
+        random_signs=recipe.online == "random-signs",
+        pad=recipe.pad,
+        seed=recipe.seed,
+    )
+    return apply_equivalences(model, chosen)
+
+
+def _smooth(found: WeightMap, recipe: Recipe, runs: Runs) -> None:
+    """SmoothQuant on all norms of blocks, from one pass through the model."""
+    branches = [
+        (branch, "language" if stream.name == "language" else "vision")
+        for stream in found.streams
+        for block in stream.blocks
+        for branch in block.branches
+        if branch.norm is not None
+    ]
+    model = runs.model
+    readers = {b.inputs[0]: at(model, b.inputs[0]) for b, part in branches if part in recipe.parts}
+    observer = Observer(readers, Wanted(largest=True))
+    with observer.watching():
+        for rows in runs.through_language(language_root(found)):
+            observer.rows = rows
+    vision = {path: at(model, path) for path in readers if path not in observer.leader}
+    seen = Observer(vision, Wanted(largest=True))
+    with seen.watching():
+        for rows in runs.through_vision(language_root(found)):
+            seen.rows = rows
+    for branch, part in branches:
+        if part in recipe.parts:
+            source = observer if branch.inputs[0] in observer.leader else seen
+            largest = source.of(branch.inputs[0]).largest
+            linears = [at(model, path) for path in branch.inputs]
+            smooth(at(model, branch.norm), linears, largest, recipe.smooth)
+    runs.forget()
+
+
+def _all_units(
+    runs: Runs,
+    units: Sequence[Unit],
+    recipe: Recipe,
+    kept: Partial,
+    progress: Progress | None,
+    say: Callable[[str], None] | None,
+) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    restored = 0
+    for number, unit in enumerate(units):
+        done = kept.restore(number, runs.model, runs.modality)
+        if done is None:
+            if restored == number and number and say:
+                say(f"going on from {kept.folder}: {number} of {len(units)} units are done")
+            made, done = _quantized(runs, unit, recipe)
+            kept.keep(number, made, done)
+        else:
+            restored += 1
+        lines += done
+        if progress:
+            progress(number + 1, len(units))
+    return lines
+
+
+def _split(unit: Unit, linears: Mapping[str, Linear], recipe: Recipe) -> frozenset[str]:
+    """Linears whose channel 0 stays floating point."""
+    if recipe.split != "eq8":
+        return unit.split if recipe.split == "always" else frozenset()
+    return frozenset(path for path in unit.split if _eq8_holds(linears[path]))
+
+
+def _eq8_holds(module: RotatedInput) -> bool:
+    """The criterion is about the weight before the transform."""
+    weight = module.linear.weight.double()
+    return wants_split(transform_back(weight, module.plan, module.signs))
+
+
+def _quantized(
+    runs: Runs, unit: Unit, recipe: Recipe
+) -> tuple[dict[str, nn.Module], list[dict[str, Any]]]:
+    """Observe and replace the linears of one unit: ({path: module}, report)."""
+    linears = unit.linears(runs.model)
+    split = _split(unit, linears, recipe)
+    observer = Observer(linears, wanted_by(recipe), split, runs.impl)
+    with observer.watching():
+        through = runs.through_language if unit.part == "language" else runs.through_vision
+        for rows in through(unit.path):
+            observer.rows = rows
+    made, lines = {}, []
+    two = recipe.modality_scales and unit.part == "language"
+    for path, module in linears.items():
+        whole = f"{unit.path}.{path}"
+        outcome = quantize_linear(
+            module,
+            observer.of(path),
+            recipe,
+            split=path in split,
+            two_scales=two,
+            modality=runs.modality,
+        )
+        outcome.linear.impl = runs.impl
+        put(runs.model, whole, outcome.linear)
+        made[whole] = outcome.linear
+        lines.append({"linear": whole, "part": unit.part, **outcome.report})
+    return made, lines

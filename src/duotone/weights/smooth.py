@@ -1,0 +1,45 @@
+"""SmoothQuant (Xiao et al. 2023): outlier channels of activations move into the weights.
+
+    s_j = max|x_j|^alpha / max|w_j|^(1 - alpha);   norm weight, bias / s;   linear columns * s
+
+Exact for the linears behind one norm; s is found over all of them together (eq. 4 there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+SMALLEST = 1e-5
+
+
+def smoothing_factors(activation: Tensor, weights: Sequence[Tensor], alpha: float) -> Tensor:
+    """s [in] from the largest |x_j| [in] and weights [out, in] of the linears that read x."""
+    of_weights = torch.stack([w.float().abs().amax(0) for w in weights]).amax(0)
+    strong = activation.float().clamp(min=SMALLEST).pow(alpha)
+    return (strong / of_weights.clamp(min=SMALLEST).pow(1 - alpha)).clamp(min=SMALLEST)
+
+
+@torch.no_grad()
+def smooth(
+    norm: nn.Module, linears: Sequence[nn.Linear], activation: Tensor, alpha: float = 0.5
+) -> None:
+    """Move outliers of x = norm(...) into the linears, in place; the model's function stays.
+
+    Errors: ValueError for a norm without weight, or maxima of another size.
+    """
+    weight = getattr(norm, "weight", None)
+    if weight is None or weight.shape != activation.shape:
+        found = None if weight is None else tuple(weight.shape)
+        raise ValueError(
+            "smoothing needs a norm with one weight per channel of its output, got weight "
+            f"{found} and {tuple(activation.shape)} maxima; was the norm folded already?"
+        )
+    factors = smoothing_factors(activation, [linear.weight for linear in linears], alpha)
+    for parameter in (weight, getattr(norm, "bias", None)):
+        if parameter is not None:
+            parameter.data.copy_(parameter.data.float() / factors)
+    for linear in linears:
+        linear.weight.data.copy_(linear.weight.data.float() * factors)
