@@ -38,7 +38,7 @@ class Step:
         batch: int = 1,
         context: int = 512,
         overlap: bool = True,
-        ahead: bool = True,
+        ahead: bool = False,
     ) -> None:
         self.kind, self.batch, self.context = kind, batch, context
         self.overlap, self.ahead = overlap, ahead
@@ -121,6 +121,6 @@ def steps() -> dict[str, Callable[[], Step]]:
         for kind in ("bf16", "w8a8", "w4a8")
     }
     return made | {
-        "w4a8 batch 1, no fetching": lambda: Step("w4a8", ahead=False),
+        "w4a8 batch 1, fetching": lambda: Step("w4a8", ahead=True),
         "w4a8 batch 1, no overlap": lambda: Step("w4a8", overlap=False),
     }

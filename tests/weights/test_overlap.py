@@ -19,9 +19,10 @@ def test_never_without_a_gpu() -> None:
 def test_switched_off_inside_and_on_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_overlap, "_able", lambda device: True)
     assert overlaps(CPU)
-    with overlap_if(True, ahead=False):
+    assert not fetches_ahead(CPU)
+    with overlap_if(True, ahead=True):
         assert overlaps(CPU)
-        assert not fetches_ahead(CPU)
+        assert fetches_ahead(CPU)
 
     def failing() -> None:
         with overlap_if(False):
@@ -29,6 +30,7 @@ def test_switched_off_inside_and_on_again_after_an_error(monkeypatch: pytest.Mon
             assert not fetches_ahead(CPU)
             raise RuntimeError
 
-    with pytest.raises(RuntimeError):
-        failing()
-    assert fetches_ahead(CPU)
+    with overlap_if(True, ahead=True):
+        with pytest.raises(RuntimeError):
+            failing()
+        assert fetches_ahead(CPU)

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from .calibrate import named_tasks
 from .common import (
     DeviceOption,
     JsonOption,
@@ -17,6 +16,7 @@ from .common import (
     progress_bar,
     user_errors,
 )
+from .samples import sampled_tasks
 
 PARTIAL = ".partial"
 FORMATS = ("duotone", "compressed-tensors")
@@ -79,7 +79,7 @@ def command(
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
     chosen = get_recipe(recipe).replace(pad=not no_pad)
     quantized.check_new_folder(out)
-    tasks = named_tasks(calibration, model, samples)
+    tasks = sampled_tasks(calibration, model, samples)
     loaded = load_model(model, device)
     check(loaded.model, chosen)
     if form != FORMATS[0]:
