@@ -1,0 +1,47 @@
+"""Tiny models of the real families: quantized whole, saved, loaded, near their base."""
+
+import copy
+
+import pytest
+import torch
+
+from duotone.hf.quantized import load, save
+from duotone.hf.weight_maps import FAMILIES as MAPPED
+from duotone.mquant import CalibrationSet, quantize_model
+from duotone.weights.quant_linear import QuantLinear
+from duotone.weights.recipe import get_recipe
+
+from families import FAMILIES, inputs, tiny_model
+
+KNOWN = [name for name in FAMILIES if name in MAPPED]
+
+
+def data_of(name, seed):
+    prompts = [[3, "image", 4], ["image", 2]] if FAMILIES[name].is_multimodal else [[7], [4]]
+    return inputs(name, prompts, seed)
+
+
+def logits(model, given):
+    with torch.no_grad():
+        found = model(**given).logits
+    return found[given["attention_mask"].bool()]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_part_is_quantized_and_comes_back(name, tmp_path):
+    plain = tiny_model(name)
+    model = copy.deepcopy(plain)
+    data = CalibrationSet([data_of(name, seed) for seed in (1, 2, 3)], {}, [])
+    report = quantize_model(model, get_recipe("mquant-w8a8"), data)
+    given = data_of(name, 1)
+    wanted, found = logits(plain, given), logits(model, given)
+    assert (found - wanted).norm() < 0.25 * wanted.norm()
+    parts = {line["part"] for line in report["linears"]}
+    assert parts == (
+        {"vision", "projector", "language"} if "pixel_values" in given else {"language"}
+    )
+    left = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    inside = {n for n, m in model.named_modules() if isinstance(m, QuantLinear)}
+    assert not [n for n in left if ".layers." in n and n not in inside]
+    again = load(save(model, tmp_path / "q"))
+    assert torch.equal(logits(again, given), found)
