@@ -32,6 +32,7 @@ from duotone.inference import decode_answers, generate, make_cache, prepare
 from duotone.loading import Loaded, load
 from duotone.mquant import CalibrationSet, calibration_set, check_disjoint, quantize_model
 from duotone.mquant.calibration import appended
+from duotone.mquant_quality_tables import quality_table
 from duotone.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import Score, confidence_interval, paired_difference
@@ -147,7 +148,7 @@ def result_of(
     """The file of one recipe."""
     tasks = {r.task.name: task_result(loaded, r, is_reference=name == "bf16") for r in runs}
     return {
-        "schema": "duotone.mquant-quality/1",
+        "schema": "duotone.mquant.quality/1",
         **stamp(loaded.model.device),
         "recipe": name,
         **about,
@@ -186,29 +187,8 @@ def show(result: dict[str, Any]) -> None:
 
 
 def table(folder: Path) -> str:
-    """The files of a folder as one Markdown table, bf16 first."""
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
-    order = {name: place for place, name in enumerate(("bf16", *RECIPES))}
-    results.sort(key=lambda result: order.get(result["recipe"], len(order)))
-    names = list(results[0]["tasks"])
-    lines = ["| recipe | " + " | ".join(names) + " | KL | MB |", "|---" * (len(names) + 3) + "|"]
-    for result in results:
-        cells = [_cell(result["tasks"][name]) for name in names]
-        kl = np.mean([result["tasks"][name]["metrics"]["kl"]["value"] for name in names])
-        size = result.get("bytes", {}).get("after", {}).get("total", 0) / 1e6
-        lines.append(f"| {result['recipe']} | " + " | ".join(cells) + f" | {kl:.4f} | {size:.1f} |")
-    return "\n".join(lines)
-
-
-def _cell(task: dict[str, Any]) -> str:
-    headline = task["headline"]
-    metric, difference = task["metrics"][headline], task["differences"].get(headline)
-    own = f"{metric['value']:.3f} [{metric['low']:.3f}, {metric['high']:.3f}]"
-    if difference is None:
-        return own
-    return (
-        f"{own}, {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-    )
+    """The files of a folder as Markdown."""
+    return quality_table([json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")])
 
 
 def chosen_recipes(arguments: argparse.Namespace) -> list[str]:

@@ -208,7 +208,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the JSON files")
     out = parser.parse_args().out
     for name, rows in TABLES.items():
-        path = write_new_json(out / f"{name}.json", {**stamp("cpu"), "rows": rows()})
+        path = write_new_json(
+            out / f"{name}.json",
+            {"schema": f"duotone.mquant.{name}/1", **stamp("cpu"), "rows": rows()},
+        )
         print(path, flush=True)
 
 

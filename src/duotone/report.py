@@ -11,6 +11,8 @@ from pathlib import Path
 
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.mquant_quality_tables import memory_table, modality_table, split_table
+from duotone.mquant_quality_tables import quality_table as mquant_quality_table
 from duotone.mquant_tables import (
     decode_table,
     paper_table,
@@ -218,6 +220,10 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "mquant-decode": ("duotone.mquant.speed/1", decode_table),
     "mquant-steps": ("duotone.mquant.speed/1", step_table),
     "mquant-paper": ("duotone.mquant.speed/1", paper_table),
+    "mquant-quality": ("duotone.mquant.quality/1", mquant_quality_table),
+    "mquant-split": ("duotone.mquant.split/1", split_table),
+    "mquant-memory": ("duotone.mquant.memory/1", memory_table),
+    "mquant-modality": ("duotone.mquant.modality/1", modality_table),
     "throughput": ("duotone.throughput/1", throughput_table),
     "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "transform-widths": ("duotone.transform.widths/1", widths_table),
