@@ -33,12 +33,18 @@ def test_quality_has_recipes_in_order_and_the_size_before():
 
 
 def test_split_names_the_transform():
-    row = {"model": "a", "size": 18944, "transform": "normalised", "padded": 18944, "base": 148}
+    row = {
+        "model": "a",
+        "size": 18944,
+        "transform": "sign-normalised",
+        "padded": 18944,
+        "base": 148,
+    }
     row |= {"split": True, "incoherence": 5.25, "channel0_share": 1.0, "sqnr_db": 15.8}
     plain = row | {"transform": "none", "split": False, "channel0_share": None}
     del plain["padded"], plain["base"]
     text = tables.split_table([HEADER | {"rows": [row, plain]}])
-    assert "| a | 18,944 | row 0 of ones | 18,944 | 148 | yes | 5.2 | 1.000 | 15.8 |" in text
+    assert "| a | 18,944 | sign-normalised | 18,944 | 148 | yes | 5.2 | 1.000 | 15.8 |" in text
     assert "| a | 18,944 | none |  |  | no | 5.2 |  | 15.8 |" in text
 
 

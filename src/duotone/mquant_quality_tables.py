@@ -10,7 +10,6 @@ REFERENCE = "bf16"
 # Best first, baselines after them; others follow by name.
 ORDER = (REFERENCE, "mquant", "static-msq-rotation", "static-msq-signs", "quarot", "static-msq")
 ORDER += ("static", "dynamic", "smoothquant", "rtn")
-WAYS = {"none": "none", "published": "as published", "normalised": "row 0 of ones"}
 MODALITIES = ("visual", "text")
 
 
@@ -79,7 +78,7 @@ def _split_row(row: Mapping[str, Any]) -> list[str]:
     return [
         row["model"],
         f"{row['size']:,}",
-        WAYS.get(row["transform"], row["transform"]),
+        row["transform"],
         f"{row['padded']:,}" if "padded" in row else "",
         str(row.get("base", "")),
         "yes" if row["split"] else "no",
