@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from duotone.weights import linear as door
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.linear import IMPLEMENTATIONS, linear_float, linear_int, unsupported
 
@@ -59,6 +60,20 @@ def test_16_bit_activations() -> None:
     wanted = linear_float(x, weight, impl="reference").float()
     y = linear_float(x, weight, impl="split").float()
     assert (y - wanted).norm() / wanted.norm() < 1e-2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run natively")
+def test_auto_leaves_the_interpreter_to_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_RUN", {})
+    monkeypatch.setattr(door, "_float_split", None)
+    problem = random_problem(1, 20, 1104, 4)
+    y = linear_int(*problem.arguments, dtype=torch.float32)
+    torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+    weight, x = random_weight(20, 256, 4, group=64), torch.randn(3, 256).bfloat16()
+    assert torch.equal(linear_float(x, weight), linear_float(x, weight, impl="reference"))
+    if has_kernels(DEVICE):
+        with pytest.raises(KeyError):
+            linear_int(*problem.arguments, impl="gemv")
 
 
 def test_clear_refusals() -> None:
