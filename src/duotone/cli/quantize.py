@@ -73,18 +73,23 @@ def command(
     from duotone.hf.compressed_tensors import check_expressible, export
     from duotone.mquant import calibration_set, quantize_model
     from duotone.mquant.run import check
+    from duotone.mquant.units import input_channels, units_of
     from duotone.weights.recipe import get_recipe
 
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
     chosen = get_recipe(recipe).replace(pad=not no_pad)
     quantized.check_new_folder(out)
-    tasks = sampled_tasks(calibration, model, samples)
-    loaded = load_model(model, device)
-    check(loaded.model, chosen)
     if form != FORMATS[0]:
         check_expressible(chosen)
+    tasks = sampled_tasks(calibration, model, samples)
+    loaded = load_model(model, device)
+    found = check(loaded.model, chosen)
+    if form != FORMATS[0]:
+        units = units_of(loaded.model, found, chosen.parts)
+        check_expressible(chosen, input_channels(loaded.model, units))
     data = calibration_set(loaded, tasks, samples, batch_size)
+    write = quantized.save if form == FORMATS[0] else export
     with progress_bar("quantizing") as progress:
         report = quantize_model(
             loaded.model,
@@ -94,10 +99,9 @@ def command(
             partial=out.with_name(out.name + PARTIAL),
             resume=resume,
             progress=progress,
+            finish=lambda: write(loaded.model, out, loaded.processor),
             say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
         )
-    write = quantized.save if form == FORMATS[0] else export
-    write(loaded.model, out, loaded.processor)
     if json_output:
         print_json(report | {"folder": str(out)})
     else:
