@@ -28,6 +28,14 @@ def test_the_reference_is_exact(bits: int, group: int | None) -> None:
         torch.testing.assert_close(y, x.float() @ weight.dequantized().T, rtol=1e-5, atol=1e-3)
 
 
+def test_the_reference_is_exact_under_autocast() -> None:
+    problem = random_problem(3, 9, 600, 8)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert (problem.x_q.float() @ problem.weight.codes.float().T).dtype == torch.bfloat16
+        y = linear_int(*problem.arguments, impl="reference", dtype=torch.float32)
+    torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     ("tokens", "impl"), [(1, "gemv"), (3, "w4a8-fused"), (3, "w8a8-split"), (19, "w8a8")]

@@ -46,7 +46,7 @@ def command(
         bool, typer.Option(help="Go on where an interrupted run stopped, or begin again.")
     ] = True,
     form: Annotated[
-        str, typer.Option("--format", help="duotone, or compressed-tensors (loads in vLLM).")
+        str, typer.Option("--format", help="duotone, or compressed-tensors (as vLLM reads).")
     ] = FORMATS[0],
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
@@ -105,10 +105,10 @@ def command(
     if json_output:
         print_json(report | {"folder": str(out)})
     else:
-        _show(report, out)
+        _show(report, out, form)
 
 
-def _show(report: dict[str, Any], out: Path) -> None:
+def _show(report: dict[str, Any], out: Path, form: str) -> None:
     """Bytes by part, and what to do with the folder."""
     from rich.console import Console
     from rich.table import Table
@@ -121,4 +121,5 @@ def _show(report: dict[str, Any], out: Path) -> None:
         table.add_row(part, megabytes(count), megabytes(after[part]), share)
     console.print(table)
     console.print(f"Written: {out}", soft_wrap=True)
-    console.print(f"Use it:  duotone compare --model {out}", soft_wrap=True)
+    if form == FORMATS[0]:
+        console.print(f"Use it:  duotone compare --model {out}", soft_wrap=True)

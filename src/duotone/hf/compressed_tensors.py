@@ -1,4 +1,4 @@
-"""Export to the compressed-tensors format, which vLLM and transformers load.
+"""Export to the compressed-tensors format, which vLLM and transformers read.
 
 That format can say: W8A8 with a static or dynamic scale (int-quantized), W4A16 and W4A8 with a
 scale per token (pack-quantized). It cannot say two scales per modality, a split channel or an
