@@ -34,6 +34,7 @@ ONE_OF = {
     "test_cuda_class_layout::test_records_are_an_exact_inverse": 7,
     "test_planning::test_a_plan_predicts_what_the_cache_holds": 3,
     "test_reference::test_packed_segment": 4,
+    "test_run::test_few_bit_caches_under_few_bit_weights": 2,
     "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
     # Products of model families and policies: each family has cases.
     "test_background::test_the_order_of_tokens_changes_nothing": 3,

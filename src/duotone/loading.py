@@ -26,8 +26,9 @@ class Loaded:
 
 def image_token_ids(config: Any) -> tuple[int, ...]:
     """Ids of the placeholders of visual tokens in the prompt; () for a text-only model."""
-    ids = (getattr(config, name, None) for name in ("image_token_id", "video_token_id"))
-    return tuple(token for token in ids if token is not None)
+    from duotone.hf.facts import visual_token_ids
+
+    return visual_token_ids(config)
 
 
 def default_device() -> str:

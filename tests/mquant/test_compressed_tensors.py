@@ -6,9 +6,10 @@ import pytest
 import torch
 import transformers
 
-from duotone.hf.compressed_tensors import SIDECAR, export
+from duotone.hf.compressed_tensors import SIDECAR, check_expressible, export
 from duotone.weights.int32_packing import pack_int32
 from duotone.weights.quant_linear import QuantLinear
+from duotone.weights.recipe import get_recipe
 
 from mquant_setups import quantized, tiny_loaded
 
@@ -72,6 +73,13 @@ def test_what_the_format_cannot_say_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match="compressed-tensors expresses"):
         export(loaded.model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_that_need_padding_are_refused_before_any_work():
+    recipe = get_recipe("w4a16-g128")
+    check_expressible(recipe, [256, 128])
+    with pytest.raises(ValueError, match="multiples of 128, got 96"):
+        check_expressible(recipe, [256, 96])
 
 
 def test_a_plain_model_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import transformers
 import duotone
 from duotone.hf.modality import announced
 from duotone.hf.quantized import load, quantization_of, save
+from duotone.hf.reorder import visual_first
 from duotone.inference import encode, generate, make_cache, prepare
 from duotone.mquant import quantize_model
 from duotone.weights.quant_linear import QuantLinear
@@ -77,6 +78,14 @@ def test_embeddings_and_ids_give_the_same_and_unannounced_ones_are_refused():
         logits(loaded.model, batch.model_inputs)
 
 
+def test_hidden_states_are_those_of_the_whole_model():
+    loaded, _ = quantized("mquant-w8a8")
+    inputs = prompt(loaded)
+    with torch.no_grad():
+        whole = loaded.model(**inputs, output_hidden_states=True).hidden_states[-1]
+        assert torch.equal(loaded.model.model(**inputs).last_hidden_state, whole)
+
+
 def test_a_turn_behind_a_cache_uses_its_own_part_of_the_mask():
     loaded, _ = quantized("mquant-w8a8")
     inputs = prompt(loaded)
@@ -94,6 +103,16 @@ def test_a_turn_behind_a_cache_uses_its_own_part_of_the_mask():
             position_ids=torch.arange(cut, ids.shape[1])[None].expand(len(ids), -1),
         ).logits
     torch.testing.assert_close(rest[1], whole[1, cut:], rtol=1e-4, atol=1e-4)
+
+
+def test_reordered_tokens_take_their_scales_along():
+    loaded, _ = quantized("mquant-w8a8")
+    inputs = prompt(loaded)
+    real = inputs["attention_mask"].bool()
+    wanted = logits(loaded.model, inputs)[real]
+    with visual_first(loaded.model):
+        found = logits(loaded.model, inputs)[real]
+    assert relative_error(found, wanted) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["mquant-w4a8", "smoothquant-w8a8", "w4a16-g128"])
@@ -192,8 +211,36 @@ def test_a_partial_folder_of_something_else_is_refused_or_begun_anew(tmp_path):
     quantize_model(other.model, changed, tiny_data(other), partial=kept, resume=False)
     (tmp_path / "broken").mkdir()
     third = tiny_loaded()
-    with pytest.raises(ValueError, match="Remove it to begin again"):
-        quantize_model(third.model, recipe, tiny_data(third), partial=tmp_path / "broken")
+    for resume in (True, False):
+        with pytest.raises(ValueError, match="Remove it to begin again"):
+            quantize_model(
+                third.model, recipe, tiny_data(third), partial=tmp_path / "broken", resume=resume
+            )
+    assert (tmp_path / "broken").is_dir()
+
+
+def test_a_model_that_cannot_be_saved_is_not_lost(tmp_path):
+    loaded, kept, recipe = tiny_loaded(), tmp_path / "partial", get_recipe("rtn-w8a8")
+
+    def full():
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        quantize_model(loaded.model, recipe, tiny_data(loaded), partial=kept, finish=full)
+    again, said = tiny_loaded(), []
+    quantize_model(
+        again.model,
+        recipe,
+        tiny_data(again),
+        partial=kept,
+        impl="reference",
+        finish=lambda: said.append(kept.exists()),
+    )
+    assert said == [True]
+    assert not kept.exists()
+    found = [m.impl for m in again.model.modules() if isinstance(m, QuantLinear)]
+    assert found == ["reference"] * len(found)
+    assert torch.equal(logits(again.model, prompt(again)), logits(loaded.model, prompt(again)))
 
 
 def test_what_cannot_be_quantized_is_refused_before_any_work():

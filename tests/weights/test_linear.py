@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from duotone.weights import linear as door
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.linear import IMPLEMENTATIONS, linear_float, linear_int, unsupported
 
@@ -25,6 +26,14 @@ def test_the_reference_is_exact(bits: int, group: int | None) -> None:
         x = torch.randint(-127, 128, (3, 1216), dtype=torch.int8, device=DEVICE)
         y = linear_int(x, torch.ones(1, device=DEVICE), weight, dtype=torch.float32)
         torch.testing.assert_close(y, x.float() @ weight.dequantized().T, rtol=1e-5, atol=1e-3)
+
+
+def test_the_reference_is_exact_under_autocast() -> None:
+    problem = random_problem(3, 9, 600, 8)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert (problem.x_q.float() @ problem.weight.codes.float().T).dtype == torch.bfloat16
+        y = linear_int(*problem.arguments, impl="reference", dtype=torch.float32)
+    torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
 @needs_kernels
@@ -59,6 +68,20 @@ def test_16_bit_activations() -> None:
     wanted = linear_float(x, weight, impl="reference").float()
     y = linear_float(x, weight, impl="split").float()
     assert (y - wanted).norm() / wanted.norm() < 1e-2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run natively")
+def test_auto_leaves_the_interpreter_to_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_RUN", {})
+    monkeypatch.setattr(door, "_float_split", None)
+    problem = random_problem(1, 20, 1104, 4)
+    y = linear_int(*problem.arguments, dtype=torch.float32)
+    torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+    weight, x = random_weight(20, 256, 4, group=64), torch.randn(3, 256).bfloat16()
+    assert torch.equal(linear_float(x, weight), linear_float(x, weight, impl="reference"))
+    if has_kernels(DEVICE):
+        with pytest.raises(KeyError):
+            linear_int(*problem.arguments, impl="gemv")
 
 
 def test_clear_refusals() -> None:

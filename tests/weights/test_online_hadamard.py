@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from duotone.weights.hadamard_bases import sylvester
 from duotone.weights.kernels.availability import has_kernels
-from duotone.weights.online_hadamard import hadamard, hadamard_quantize, sylvester
+from duotone.weights.online_hadamard import hadamard, hadamard_quantize
 
 from linear_cases import DEVICE
 

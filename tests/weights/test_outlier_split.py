@@ -6,7 +6,6 @@ from duotone.weights.outlier_split import (
     channel0_share,
     exceeds,
     incoherence,
-    peak_without_channel0,
     split_channel0,
     split_linear,
     wants_split,
@@ -75,10 +74,6 @@ def test_random_signs_leave_no_outlier():
     plan = plan_hadamard(1024)
     assert incoherence(transform(w, plan)) > 10
     assert incoherence(transform(w, plan, random_signs(1024))) < 7
-
-
-def test_the_activations_scale_leaves_channel_0_out():
-    assert peak_without_channel0(torch.tensor([[9.0, 1, -2], [-7, 0, 1]])) == 2
 
 
 def test_bad_weights_are_refused():

@@ -46,7 +46,7 @@ def command(
         bool, typer.Option(help="Go on where an interrupted run stopped, or begin again.")
     ] = True,
     form: Annotated[
-        str, typer.Option("--format", help="duotone, or compressed-tensors (loads in vLLM).")
+        str, typer.Option("--format", help="duotone, or compressed-tensors (as vLLM reads).")
     ] = FORMATS[0],
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
@@ -73,18 +73,23 @@ def command(
     from duotone.hf.compressed_tensors import check_expressible, export
     from duotone.mquant import calibration_set, quantize_model
     from duotone.mquant.run import check
+    from duotone.mquant.units import input_channels, units_of
     from duotone.weights.recipe import get_recipe
 
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
     chosen = get_recipe(recipe).replace(pad=not no_pad)
     quantized.check_new_folder(out)
-    tasks = sampled_tasks(calibration, model, samples)
-    loaded = load_model(model, device)
-    check(loaded.model, chosen)
     if form != FORMATS[0]:
         check_expressible(chosen)
+    tasks = sampled_tasks(calibration, model, samples)
+    loaded = load_model(model, device)
+    found = check(loaded.model, chosen)
+    if form != FORMATS[0]:
+        units = units_of(loaded.model, found, chosen.parts)
+        check_expressible(chosen, input_channels(loaded.model, units))
     data = calibration_set(loaded, tasks, samples, batch_size)
+    write = quantized.save if form == FORMATS[0] else export
     with progress_bar("quantizing") as progress:
         report = quantize_model(
             loaded.model,
@@ -94,17 +99,16 @@ def command(
             partial=out.with_name(out.name + PARTIAL),
             resume=resume,
             progress=progress,
+            finish=lambda: write(loaded.model, out, loaded.processor),
             say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
         )
-    write = quantized.save if form == FORMATS[0] else export
-    write(loaded.model, out, loaded.processor)
     if json_output:
         print_json(report | {"folder": str(out)})
     else:
-        _show(report, out)
+        _show(report, out, form)
 
 
-def _show(report: dict[str, Any], out: Path) -> None:
+def _show(report: dict[str, Any], out: Path, form: str) -> None:
     """Bytes by part, and what to do with the folder."""
     from rich.console import Console
     from rich.table import Table
@@ -117,4 +121,5 @@ def _show(report: dict[str, Any], out: Path) -> None:
         table.add_row(part, megabytes(count), megabytes(after[part]), share)
     console.print(table)
     console.print(f"Written: {out}", soft_wrap=True)
-    console.print(f"Use it:  duotone compare --model {out}", soft_wrap=True)
+    if form == FORMATS[0]:
+        console.print(f"Use it:  duotone compare --model {out}", soft_wrap=True)

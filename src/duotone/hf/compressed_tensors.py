@@ -1,4 +1,4 @@
-"""Export to the compressed-tensors format, which vLLM and transformers load.
+"""Export to the compressed-tensors format, which vLLM and transformers read.
 
 That format can say: W8A8 with a static or dynamic scale (int-quantized), W4A16 and W4A8 with a
 scale per token (pack-quantized). It cannot say two scales per modality, a split channel or an
@@ -8,6 +8,7 @@ online Hadamard of any size; what it lacks stands beside it in `duotone_export.j
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from duotone.hf.quantized import changes, check_new_folder, empty_model, quantization_of
+from duotone.hf.quantized import check_new_folder, empty_model, quantization_of
 from duotone.weights.int32_packing import pack_int32
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.recipe import Recipe
+from duotone.weights.records import changes
 
 EXPRESSIBLE = "compressed-tensors expresses W8A8, W4A16 and dynamic W4A8 of an unrotated model"
 REMEDY = (
@@ -55,11 +57,22 @@ def export(model: PreTrainedModel, folder: str | Path, processor: Any = None) ->
     return folder
 
 
-def check_expressible(recipe: Recipe) -> None:
-    """Raise ValueError, before any work, for a recipe whose models `export` would refuse."""
+def check_expressible(recipe: Recipe, channels: Iterable[int] = ()) -> None:
+    """Raise ValueError, before any work, for a recipe whose models `export` would refuse.
+
+    channels: numbers of inputs of the linears that shall be quantized; ours are padded where need
+    be, the format's are not.
+    """
     static4 = (recipe.bits, recipe.activation) == (4, "static")
     if recipe.rotation or recipe.online != "none" or static4:
         raise ValueError(f"{EXPRESSIBLE}, got {recipe}. {REMEDY}")
+    multiple = recipe.group or 2
+    odd = sorted({count for count in channels if count % multiple})
+    if odd:
+        raise ValueError(
+            "compressed-tensors has no padding: inputs of linears must be multiples of "
+            f"{multiple}, got {odd[0]}. Choose a recipe without groups, or keep our own format"
+        )
 
 
 def _check(model: PreTrainedModel, linears: dict[str, QuantLinear]) -> None:

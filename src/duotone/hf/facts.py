@@ -91,7 +91,7 @@ def model_facts(model_or_config: PreTrainedModel | PreTrainedConfig) -> ModelFac
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
         element_bytes=dtype.itemsize if dtype is not None else 2,
         sliding=_sliding_layers(text),
-        visual_token_ids=_visual_token_ids(config),
+        visual_token_ids=visual_token_ids(config),
     )
 
 
@@ -121,7 +121,8 @@ def _sliding_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
     return (window is not None,) * text.num_hidden_layers
 
 
-def _visual_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
+def visual_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Ids of the placeholders of visual tokens; () for a text-only model."""
     ids = (getattr(config, field, None) for field in VISUAL_TOKEN_FIELDS)
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
 

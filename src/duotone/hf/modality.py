@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from duotone.hf.facts import _visual_token_ids
+from duotone.hf.facts import visual_token_ids
 from duotone.weights.modality import Modality
 
 _WATCHED: weakref.WeakKeyDictionary[PreTrainedModel, VisualRows] = weakref.WeakKeyDictionary()
@@ -28,10 +28,12 @@ class VisualRows:
     def __init__(self, model: PreTrainedModel, modality: Modality) -> None:
         self.modality = modality
         self.announced: Tensor | None = None
-        self._ids = _visual_token_ids(model.config)
-        self._parameters = inspect.signature(model.forward)
-        model.register_forward_pre_hook(self._before, with_kwargs=True)
-        model.register_forward_hook(self._after, always_call=True)
+        self._ids = visual_token_ids(model.config)
+        # Without the head where that can be: whoever wants hidden states calls `model.model`.
+        root = model.base_model
+        self._parameters = inspect.signature(root.forward)
+        root.register_forward_pre_hook(self._before, with_kwargs=True)
+        root.register_forward_hook(self._after, always_call=True)
 
     @classmethod
     def attach(cls, model: PreTrainedModel, modality: Modality) -> VisualRows:

@@ -52,12 +52,15 @@ def mark_quantized(model: PreTrainedModel, modality: Modality, header: Mapping[s
     VisualRows.attach(model, modality)
 
 
-def check_not_quantized(model: nn.Module, name: str = "the model") -> None:
+def check_not_quantized(model: PreTrainedModel) -> None:
     """Raise ValueError for a model that is quantized, by us or by another library."""
-    foreign = getattr(getattr(model, "config", None), "quantization_config", None)
-    if foreign is not None or any(isinstance(m, QuantLinear) for m in model.modules()):
+    foreign = getattr(model.config, "quantization_config", None) is not None
+    packed = [name for name, p in model.named_parameters() if not p.is_floating_point()]
+    if foreign or packed or any(isinstance(m, QuantLinear) for m in model.modules()):
+        where = f" ({packed[0]} is packed)" if packed else ""
         raise ValueError(
-            f"{name} is quantized already, which cannot be undone; start from its 16-bit weights"
+            f"this {model.config.model_type!r} model is quantized already{where}, which cannot be "
+            "undone; start from its 16- to 64-bit weights"
         )
 
 

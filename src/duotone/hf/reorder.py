@@ -1,7 +1,8 @@
 """Run a transformers model with its visual tokens first (AIFS); its outputs stay as they were.
 
-Between two hooks on the language model, embeddings, position ids, mask and DeepStack's positions
-are in the new order, and so are the rows of the KV cache: each turn within itself. `order` keeps
+Between two hooks on the language model, embeddings, position ids, mask, DeepStack's positions and a
+quantized model's modalities are in the new order, and so are the rows of the KV cache: each turn
+within itself. `order` keeps
 which position every slot of the cache holds, so that masks are right in later turns.
 """
 
@@ -17,6 +18,8 @@ from transformers import PreTrainedModel
 
 from duotone.hf.facts import ModelFacts, model_facts
 from duotone.hf.masks import real_tokens, visual_tokens
+from duotone.hf.quantized import quantization_of
+from duotone.weights.modality import Modality
 from duotone.weights.reorder import inverse, take, take_mask, take_positions, visibility
 from duotone.weights.reorder import visual_first as visual_first_order
 
@@ -32,7 +35,9 @@ def visual_first(model: PreTrainedModel) -> Iterator[None]:
     """
     facts = model_facts(model)
     _check(model, facts)
-    hooks = _Hooks(facts, model.get_decoder().config)
+    known = quantization_of(model)
+    modality = Modality() if known is None else known.modality
+    hooks = _Hooks(facts, model.get_decoder().config, modality)
     handles = [
         model.register_forward_pre_hook(hooks.before_model, with_kwargs=True),
         model.get_decoder().register_forward_pre_hook(hooks.before_decoder, with_kwargs=True),
@@ -60,9 +65,10 @@ def _check(model: PreTrainedModel, facts: ModelFacts) -> None:
 class _Hooks:
     """What is known between the hooks of one forward, and of the cache between forwards."""
 
-    def __init__(self, facts: ModelFacts, text_config: Any):
+    def __init__(self, facts: ModelFacts, text_config: Any, modality: Modality):
         self.facts = facts
         self.config = text_config
+        self.modality = modality
         self.visual: Tensor | None = None
         self.order: Tensor | None = None
         self.slots: Tensor | None = None
@@ -89,6 +95,7 @@ class _Hooks:
         real = _real(mask, batch, past + tokens, embeds.device)
         self.order = visual_first_order(self.visual, real[:, past:])
         self.slots = torch.cat([self._past_slots(batch, past, embeds), self.order + past], dim=1)
+        self._move_modalities(batch, tokens)
         changed = dict(kwargs, inputs_embeds=take(embeds, self.order), input_ids=None)
         changed["position_ids"] = self._positions(kwargs.get("position_ids"), past)
         changed["attention_mask"] = self._masks(mask, real, past, embeds.dtype)
@@ -100,6 +107,12 @@ class _Hooks:
         """The last hidden state in the original order."""
         output.last_hidden_state = take(output.last_hidden_state, inverse(self.order))
         return output
+
+    def _move_modalities(self, batch: int, tokens: int) -> None:
+        """Rows of the linears: hooks on the model set them before a step and clear them after."""
+        visual = self.modality.visual
+        if visual is not None:
+            self.modality.visual = take(visual.view(batch, tokens), self.order).flatten()
 
     def _past_slots(self, batch: int, past: int, embeds: Tensor) -> Tensor:
         if past == 0:

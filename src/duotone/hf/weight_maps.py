@@ -34,17 +34,19 @@ def weight_map(model: PreTrainedModel) -> WeightMap:
 
 
 def _check(model: nn.Module, made: WeightMap) -> None:
+    paths = [made.embedding, made.head]
     for stream in made.streams:
-        blocks = [
-            path
-            for block in stream.blocks
-            for branch in block.branches
-            for path in (branch.norm, *branch.inputs, branch.output)
-        ]
-        readers = [path for r in stream.readers for path in (r.norm, *r.linears)]
-        for path in (*blocks, *readers, *stream.writers, *stream.tables, *stream.vectors):
-            if path is not None:
-                at(model, path)
+        for block in stream.blocks:
+            paths += [block.values.linear, block.up]
+            for branch in block.branches:
+                paths += [branch.norm, *branch.inputs, branch.output]
+                paths += [branch.output_norm, branch.scale]
+        paths += [path for r in stream.readers for path in (r.norm, *r.linears)]
+        paths += [*stream.writers, *stream.tables, *stream.vectors]
+        paths += [stream.entry_norm, *stream.outside]
+    for path in paths:
+        if path is not None:
+            at(model, path)
 
 
 def _count(model: nn.Module, path: str) -> range:

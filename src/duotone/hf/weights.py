@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from duotone.hf.quantized import check_not_quantized
 from duotone.hf.weight_maps import weight_map
 from duotone.weights.hadamard import Policy, plan_hadamard
 from duotone.weights.online import (
@@ -49,7 +50,7 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
     chosen = chosen or Equivalences()
     if is_rotated(model):
         raise ValueError("this model is rotated already; load it again to transform it anew.")
-    _check_not_quantized(model)
+    check_not_quantized(model)
     found = weight_map(model)
     for stream in found.streams:
         _check_sizes(model, stream, chosen)
@@ -59,18 +60,6 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
     for stream in found.streams:
         _apply(model, stream, chosen)
     return found
-
-
-def _check_not_quantized(model: PreTrainedModel) -> None:
-    known = getattr(model.config, "quantization_config", None) is not None
-    packed = [name for name, p in model.named_parameters() if not p.is_floating_point()]
-    if known or packed:
-        raise ValueError(
-            "only 16- to 64-bit floating-point weights can be transformed; this "
-            f"{model.config.model_type!r} model is quantized already"
-            + (f" ({packed[0]} is packed)" if packed else "")
-            + ". Load the original checkpoint."
-        )
 
 
 def _check_sizes(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:

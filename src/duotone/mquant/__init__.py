@@ -2,7 +2,8 @@
 
 recipe = duotone.weights.get_recipe("mquant-w4a8")
 calibration = calibration_set(loaded, tasks, samples=32)
-report = quantize_model(loaded.model, recipe, calibration, out="quantized")
+report = quantize_model(loaded.model, recipe, calibration)
+duotone.hf.quantized.save(loaded.model, "quantized", loaded.processor)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from torch import nn
 
 from duotone.weights.structure import WeightMap
 
-from .units import Unit, units_of
+from .units import units_of
 
 EMBEDDING, REST = "embedding and head", "rest"
 
@@ -29,14 +29,3 @@ def part_bytes(model: nn.Module, found: WeightMap) -> dict[str, int]:
 
 def _home(name: str, homes: Sequence[tuple[str, str]]) -> str:
     return next((part for path, part in homes if name.startswith(f"{path}.")), REST)
-
-
-def quantized_share(model: nn.Module, units: Sequence[Unit]) -> float:
-    """Of all parameters' numbers before quantization, those in the units' linears."""
-    inside = sum(
-        parameter.numel()
-        for unit in units
-        for linear in unit.linears(model).values()
-        for parameter in linear.parameters()
-    )
-    return inside / sum(parameter.numel() for parameter in model.parameters())

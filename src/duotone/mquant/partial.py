@@ -49,11 +49,12 @@ class Partial:
     def open(cls, folder: Path | None, given: Mapping[str, Any], resume: bool = True) -> Partial:
         """What an earlier run left, or a new beginning.
 
-        Errors: ValueError for a folder that belongs to something else.
+        Errors: ValueError for a folder that belongs to something else; it is never removed.
         """
         if folder is None:
             return cls(None)
         if folder.exists() and not resume:
+            _read(folder)
             shutil.rmtree(folder)
         if folder.exists():
             _check(folder, given)
@@ -79,7 +80,9 @@ class Partial:
         save_file(tensors, own, metadata={"unit": json.dumps([records, report])})
         own.replace(path)
 
-    def restore(self, number: int, model: nn.Module, modality: Modality) -> list[Any] | None:
+    def restore(
+        self, number: int, model: nn.Module, modality: Modality, impl: str = "auto"
+    ) -> list[Any] | None:
         """Put a finished unit's modules into the model; its report, or None if it is not there."""
         if self.folder is None or not self._file(number).exists():
             return None
@@ -90,7 +93,9 @@ class Partial:
             records, report = json.loads(opened.metadata()["unit"])
         tensors = load_file(self._file(number))
         for path, record in records.items():
-            put(model, path, _filled(at(model, path), record, path, tensors, modality))
+            module = _filled(at(model, path), record, path, tensors, modality)
+            module.impl = impl
+            put(model, path, module)
         return report
 
     def remove(self) -> None:
@@ -102,14 +107,19 @@ class Partial:
         return self.folder / f"unit-{number:04d}.safetensors"
 
 
-def _check(folder: Path, given: Mapping[str, Any]) -> None:
+def _read(folder: Path) -> dict[str, Any]:
+    """The identity of a partial folder. Errors: ValueError for any other folder."""
     try:
-        found = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
+        return json.loads((folder / "identity.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(
             f"a partial folder must be what an interrupted quantization left, got {str(folder)!r}: "
             f"{error}. Remove it to begin again, or give another --out"
         ) from error
+
+
+def _check(folder: Path, given: Mapping[str, Any]) -> None:
+    found = _read(folder)
     if found != given:
         raise ValueError(
             f"a quantization goes on with what it began with; {str(folder)!r} differs in "

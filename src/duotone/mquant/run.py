@@ -41,6 +41,7 @@ def quantize_model(
     resume: bool = True,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    finish: Callable[[], Any] | None = None,
     impl: str = "auto",
 ) -> dict[str, Any]:
     """Quantize `model` in place; the report, JSON-safe: a line per linear, bytes per part.
@@ -48,6 +49,7 @@ def quantize_model(
     Every unit's statistics are of a model whose earlier units are quantized. name: of the model,
     for the record. partial: a folder that finished units are kept in, and that a run with the same
     arguments goes on from (resume) where one is interrupted; it is removed at the end.
+    finish: called with the model complete and `partial` still there: what saves it.
     progress: called with (units done, units in all). say: told in a sentence if this run goes on.
     impl: of the linears, now and afterwards: "auto" or "reference".
     Errors: ValueError for a model that is quantized already, a family without a module map, a size
@@ -66,6 +68,8 @@ def quantize_model(
     header = _header(name, base, recipe, calibration)
     report = {**header, "bytes": {"before": before, "after": part_bytes(model, found)}}
     mark_quantized(model, modality, report)
+    if finish:
+        finish()
     kept.remove()
     return report | {"linears": lines}
 
@@ -134,7 +138,7 @@ def _smooth(found: WeightMap, recipe: Recipe, runs: Runs) -> None:
     vision = {path: at(model, path) for path in readers if path not in observer.leader}
     seen = Observer(vision, Wanted(largest=True))
     with seen.watching():
-        for rows in runs.through_vision(language_root(found)):
+        for rows in runs.through_vision(language_root(found)) if vision else ():
             seen.rows = rows
     for branch, part in branches:
         if part in recipe.parts:
@@ -156,7 +160,7 @@ def _all_units(
     lines: list[dict[str, Any]] = []
     restored = 0
     for number, unit in enumerate(units):
-        done = kept.restore(number, runs.model, runs.modality)
+        done = kept.restore(number, runs.model, runs.modality, runs.impl)
         if done is None:
             if restored == number and number and say:
                 say(f"going on from {kept.folder}: {number} of {len(units)} units are done")

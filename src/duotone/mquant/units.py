@@ -35,6 +35,11 @@ class Unit:
         return linears_of(at(model, self.path))
 
 
+def input_channels(model: nn.Module, units: Sequence[Unit]) -> set[int]:
+    """Numbers of inputs of the units' linears."""
+    return {linear.in_features for unit in units for linear in unit.linears(model).values()}
+
+
 def units_of(model: nn.Module, found: WeightMap, parts: Sequence[str]) -> list[Unit]:
     """All units of these parts, in the order in which data flow through them."""
     vision = [unit for s in found.streams if s.name == "vision" for unit in _blocks(s, "vision")]

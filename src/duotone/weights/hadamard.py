@@ -156,7 +156,7 @@ def _transformed(x: Tensor, plan: HadamardPlan, base_product: str) -> Tensor:
     """Base and butterflies over [..., padded]; they commute, so that T^T differs in the base."""
     x = x.unflatten(-1, (plan.blocks, plan.base, plan.power))
     if plan.base > 1:
-        x = torch.einsum(base_product, _base_at(plan.base, x.dtype, x.device), x)
+        x = torch.einsum(base_product, base_at(plan.base, x.dtype, x.device), x)
     return (_fast_walsh(x) / plan.block**0.5).flatten(-3)
 
 
@@ -165,8 +165,8 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 @cache
-def _base_at(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Kept per device: a copy from the host could not be part of a CUDA graph."""
+def base_at(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """H_m, kept per device: a copy from the host could not be part of a CUDA graph."""
     return base_matrix(m).to(dtype=dtype, device=device)
 
 

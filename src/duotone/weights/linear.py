@@ -46,14 +46,14 @@ def linear_int(
     impl: "reference" runs everywhere; the others are kernels and need a CUDA device (or
         TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
         columns are split over programs), "w8a8" (many), "w4a8-scratch" (unpack, then "w8a8"),
-        "int_mm" (cuBLASLt and an epilogue kernel). "auto" chooses by shape.
+        "int_mm" (cuBLASLt and an epilogue kernel). "auto" chooses by shape, on a CPU "reference".
     Returns [tokens, out].
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
     _check(x_q, row_scale, weight, x0, bias, dtype)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
-    chosen = choose(len(x_q), weight, has_kernels(x_q.device)) if impl == "auto" else impl
+    chosen = choose(len(x_q), weight, _has_fast(x_q)) if impl == "auto" else impl
     reason = unsupported(chosen, len(x_q), weight, has_kernels(x_q.device))
     if reason is not None:
         raise ValueError(f"impl={chosen!r} cannot run this: {reason}")
@@ -79,7 +79,8 @@ def linear_float(
     if impl not in ("auto", "reference", "split", "scratch"):
         raise ValueError(f"impl must be auto, reference, split or scratch; got {impl!r}")
     reason = _float_reason(x, weight)
-    if impl == "reference" or (impl == "auto" and reason is not None) or not len(x):
+    plain = impl == "auto" and (reason is not None or not _has_fast(x))
+    if impl == "reference" or plain or not len(x):
         return linear_float_reference(x, weight, bias)
     if reason is not None:
         raise ValueError(f"impl={impl!r} cannot run this: {reason}")
@@ -91,6 +92,11 @@ def linear_float(
     from duotone.weights.kernels.triton_scratch import dequantized
 
     return torch.nn.functional.linear(x, dequantized(weight, x.dtype), bias)
+
+
+def _has_fast(x: Tensor) -> bool:
+    """Whether kernels run natively: "auto" never takes the interpreter, which is for tests."""
+    return x.is_cuda and has_kernels(x.device)
 
 
 def choose(tokens: int, weight: PackedWeight, kernels: bool) -> str:

@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from duotone.weights.quantize_rows import Rows, _check, _chosen, activate, to_codes
+from duotone.weights.hadamard_bases import sylvester
+from duotone.weights.quantize_rows import Rows, activate, check_rows, chosen_impl, to_codes
 
 
 def hadamard(x: Tensor, blocks: int, base: Tensor | None, p: int, impl: str = "auto") -> Tensor:
@@ -21,9 +22,9 @@ def hadamard(x: Tensor, blocks: int, base: Tensor | None, p: int, impl: str = "a
     base: [m, m] of +-1 or None for m = 1. p: a power of two.
     Errors: ValueError for sizes that do not fit.
     """
-    _check(x, None, None, None)
+    check_rows(x, None, None, None)
     check_sizes(x.shape[1], blocks, base, p)
-    if _chosen(impl, x) == "reference" or not _fits(base, p):
+    if chosen_impl(impl, x) == "reference" or not _fits(base, p):
         return hadamard_reference(x.double(), blocks, base, p).to(x.dtype)
     from duotone.weights.kernels.triton_hadamard import hadamard_rows
 
@@ -47,9 +48,9 @@ def hadamard_quantize(
     scale: static, float32 [tokens], [1] or []. split: channel 0 of the result is returned in the
     dtype of x, [tokens], and has code 0.
     """
-    _check(x, scale, up, activation)
+    check_rows(x, scale, up, activation)
     check_sizes(x.shape[1], blocks, base, p)
-    if _chosen(impl, x) == "reference" or not _fits(base, p):
+    if chosen_impl(impl, x) == "reference" or not _fits(base, p):
         y = activate(x, activation, up).to(x.dtype).double()
         y = hadamard_reference(y, blocks, base, p).float()
         x0 = y[:, 0].to(x.dtype) if split else None
@@ -72,14 +73,6 @@ def hadamard_reference(x: Tensor, blocks: int, base: Tensor | None, p: int) -> T
         matrix = torch.kron(base.to(x).contiguous(), matrix)
     units = x.reshape(len(x), blocks, len(matrix))
     return (units @ matrix.T / math.sqrt(len(matrix))).reshape(x.shape)
-
-
-def sylvester(p: int) -> Tensor:
-    """H_p of Sylvester, float64 [p, p]: H_1 = 1, H_2n = [[H, H], [H, -H]]."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < p:
-        matrix = torch.cat((matrix.repeat(1, 2), torch.cat((matrix, -matrix), 1)))
-    return matrix
 
 
 def check_sizes(columns: int, blocks: int, base: Tensor | None, p: int) -> None:

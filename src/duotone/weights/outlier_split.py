@@ -12,7 +12,7 @@ which has the mean of a GELU's outputs and would set the static scale:
     y = W'[:, 1:] x'[1:] + w0 x'_0      the rank-1 term; W' and w0 = W'[:, 0] after the transform
 
 Cost: one multiply-add per output and token, and w0's bytes. With random signs in the transform
-there is no such column to begin with (`tables` compares them).
+there is no such column to begin with (`weights.split_tables` compares them).
 """
 
 from __future__ import annotations
@@ -84,8 +84,3 @@ def split_channel0(transformed: Tensor) -> Split:
 def split_linear(x: Tensor, split: Split, bias: Tensor | None = None) -> Tensor:
     """y of a transformed activation x [..., padded], in floating point: what the split keeps."""
     return F.linear(x, split.main, bias) + x[..., :1] * split.column
-
-
-def peak_without_channel0(x: Tensor) -> Tensor:
-    """max |x| over all channels but 0: what a static scale of a split linear covers."""
-    return x[..., 1:].abs().amax()

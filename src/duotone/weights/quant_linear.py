@@ -7,7 +7,6 @@ It is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
@@ -16,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from duotone.weights.hadamard import HadamardPlan, transform
-from duotone.weights.hadamard_bases import base_matrix
+from duotone.weights.hadamard import HadamardPlan, base_at, transform
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.linear import linear_float, linear_int
 from duotone.weights.modality import Modality
@@ -53,13 +51,8 @@ def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None, impl: str)
         return transform(x, plan, signs)
     x = x if signs is None else x * signs
     x = F.pad(x, (0, plan.padded - plan.size)).contiguous()
-    return hadamard(x, plan.blocks, _base(plan.base, x.device), plan.power)
-
-
-@functools.cache
-def _base(order: int, device: torch.device) -> Tensor | None:
-    """H_m on the device; None for m = 1."""
-    return None if order == 1 else base_matrix(order).to(device)
+    base = None if plan.base == 1 else base_at(plan.base, torch.int8, x.device)
+    return hadamard(x, plan.blocks, base, plan.power)
 
 
 class QuantLinear(nn.Module):

@@ -13,6 +13,7 @@ from duotone.weights.gptq import gptq
 from duotone.weights.modality import Modality
 from duotone.weights.observer import TEXT, VISUAL, Linear, Statistics, Wanted, plan_and_signs
 from duotone.weights.online import RotatedInput
+from duotone.weights.outlier_split import split_channel0
 from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.ranges import Magnitudes
@@ -53,7 +54,10 @@ def quantize_linear(
     """
     linear = module.linear if isinstance(module, RotatedInput) else module
     plan, signs = plan_and_signs(module)
-    weight, first = _without_first(_padded(linear.weight.detach(), recipe.group), split)
+    weight, first = _padded(linear.weight.detach(), recipe.group), None
+    if split:
+        apart = split_channel0(weight)
+        weight, first = apart.main, apart.column
     weights, report = _codes(weight, statistics, recipe, first)
     scales = _scales(statistics, recipe, two_scales)
     made = QuantLinear(
@@ -73,15 +77,6 @@ def _padded(weight: Tensor, group: int | None) -> Tensor:
     """Zero columns up to whole groups, and to an even number that int4 can be packed in."""
     multiple = group or 2
     return F.pad(weight, (0, -weight.shape[1] % multiple))
-
-
-def _without_first(weight: Tensor, split: bool) -> tuple[Tensor, Tensor | None]:
-    """(weight with column 0 zeroed, that column), or (weight, None)."""
-    if not split:
-        return weight, None
-    rest = weight.clone()
-    rest[:, 0] = 0
-    return rest, weight[:, 0].clone()
 
 
 def _codes(

@@ -48,8 +48,8 @@ def quantize(
     Errors: ValueError for shapes, dtypes, or an impl ("auto", "reference", "triton") that do not
     fit.
     """
-    _check(x, scale, up, activation)
-    if _chosen(impl, x) == "reference":
+    check_rows(x, scale, up, activation)
+    if chosen_impl(impl, x) == "reference":
         return _coded(activate(x, activation, up), scale)
     from duotone.weights.kernels.triton_rows import rows_quantize
 
@@ -73,10 +73,10 @@ def norm_quantize(
     x: [tokens, channels]. residual: [tokens, channels], contiguous, or None: then the norm of
     x + residual is taken, and `residual` becomes that sum (rounded to its dtype).
     """
-    _check(x, scale, residual, None)
+    check_rows(x, scale, residual, None)
     if kind not in ("rms", "layer"):
         raise ValueError(f"kind must be 'rms' or 'layer'; got {kind!r}")
-    if _chosen(impl, x) == "reference":
+    if chosen_impl(impl, x) == "reference":
         return _coded(normalized(x, eps, weight, bias, kind, residual), scale)
     from duotone.weights.kernels.triton_rows import rows_quantize
 
@@ -130,7 +130,8 @@ def _coded(values: Tensor, scale: Tensor | None) -> Rows:
     return Rows(to_codes(values, scale), scale)
 
 
-def _chosen(impl: str, x: Tensor) -> str:
+def chosen_impl(impl: str, x: Tensor) -> str:
+    """ "reference" or "triton"; "auto" takes kernels on a GPU. Errors: ValueError for others."""
     if impl not in ("auto", "reference", "triton"):
         raise ValueError(f"impl must be auto, reference or triton; got {impl!r}")
     if impl == "triton" and not has_kernels(x.device):
@@ -139,7 +140,10 @@ def _chosen(impl: str, x: Tensor) -> str:
     return "triton" if kernels and x.numel() else "reference"
 
 
-def _check(x: Tensor, scale: Tensor | None, other: Tensor | None, activation: str | None) -> None:
+def check_rows(
+    x: Tensor, scale: Tensor | None, other: Tensor | None, activation: str | None
+) -> None:
+    """Raise ValueError for arguments that do not fit; other: `up` or `residual`."""
     if x.dim() != 2 or not x.is_floating_point() or x.stride(1) != 1:
         raise ValueError(
             "x must be floating point [tokens, channels] with contiguous rows; got "

@@ -14,9 +14,11 @@ _EXACT_COLUMNS = (1 << 24) // (127 * 127)
 def integer_product(x_q: Tensor, codes: Tensor) -> Tensor:
     """x_q @ codes^T, exact: int8 [tokens, in] and int8 [out, in] -> int32 [tokens, out]."""
     total = x_q.new_zeros(len(x_q), len(codes), dtype=torch.int32)
-    for first in range(0, x_q.shape[1], _EXACT_COLUMNS):
-        part = slice(first, first + _EXACT_COLUMNS)
-        total += (x_q[:, part].float() @ codes[:, part].float().T).to(torch.int32)
+    # Autocast would round sums to 16 bit.
+    with torch.autocast(x_q.device.type, enabled=False):
+        for first in range(0, x_q.shape[1], _EXACT_COLUMNS):
+            part = slice(first, first + _EXACT_COLUMNS)
+            total += (x_q[:, part].float() @ codes[:, part].float().T).to(torch.int32)
     return total
 
 
