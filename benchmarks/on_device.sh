@@ -33,7 +33,7 @@ throughput() {
 # All files at once: most of their time is compilation.
 tests() {
   for file in tests/*/test_*_gpu.py; do
-    timeout 280 python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark \
+    timeout 420 python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark \
       -p no:cacheprovider -m gpu "$file" > "/tmp/results/$(basename "$file").log" 2>&1 &
   done
   wait
