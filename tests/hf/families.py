@@ -291,11 +291,6 @@ def tiny_model(name: str) -> PreTrainedModel:
     return model
 
 
-def own_model(name: str) -> PreTrainedModel:
-    """As `tiny_model`, and nobody else's: for what must be as it was before."""
-    return tiny_model.__wrapped__(name)
-
-
 def prompt(family: Family, parts: list[int | str]) -> list[int]:
     """Token ids: an int is that many text tokens, "image" / "video" a whole one with its marks."""
     ids: list[int] = []

@@ -17,7 +17,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache import layer as layer_module
 
-from families import IMAGE, LOGIT_TOLERANCE, inputs, logit_error, own_model, tiny_model
+from families import IMAGE, LOGIT_TOLERANCE, inputs, logit_error, tiny_model
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
 MIXED = VISUAL.replace(
@@ -162,7 +162,7 @@ def test_another_attention_function_gets_dequantized_states() -> None:
 
 
 def test_enable_restores_the_model_after_an_exception() -> None:
-    model = own_model("internvl")
+    model = tiny_model("internvl")
     before = model.config.get_text_config()._attn_implementation
     with pytest.raises(KeyError), duotone.enable(model, VISUAL):
         _fail_inside(model, before)
@@ -191,7 +191,7 @@ def test_enable_nests_and_leaves_user_caches_alone() -> None:
 
 
 def test_a_cache_frees_its_memory_and_its_model_at_once() -> None:
-    model = own_model("internvl")
+    model = tiny_model("internvl")
     gc.collect()
     gc.disable()
     try:

@@ -24,6 +24,7 @@ IMPLEMENTATIONS = (
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 # cuBLASLt's int8 product takes more than 16 rows and columns in eights.
 _INT_MM_ROWS, _INT_MM_COLUMNS = 17, 8
+_NO_KERNELS = "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
 
 
 def linear_int(
@@ -113,8 +114,6 @@ def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> 
     """Why `impl` cannot run this shape, or None."""
     if impl == "reference":
         return None
-    if not kernels:
-        return "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
     if weight.group_size is not None:
         return "groups of scales need impl='reference', or linear_float"
     columns = weight.shape[1]
@@ -129,7 +128,7 @@ def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> 
     odd = columns % _INT_MM_COLUMNS or weight.shape[0] % _INT_MM_COLUMNS
     if impl == "int_mm" and (tokens < _INT_MM_ROWS or odd):
         return f"it takes over 16 tokens, sizes in eights; got {tokens} of {weight.shape}"
-    return None
+    return None if kernels else _NO_KERNELS
 
 
 def _check(
@@ -170,8 +169,6 @@ def _check(
 
 
 def _float_reason(x: Tensor, weight: PackedWeight) -> str | None:
-    if not has_kernels(x.device):
-        return "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
     if x.dtype != torch.bfloat16 or weight.bits != 4:
         return f"it takes bfloat16 and 4 bits; got {x.dtype} and {weight.bits}"
     size = weight.group_size
@@ -179,7 +176,7 @@ def _float_reason(x: Tensor, weight: PackedWeight) -> str | None:
         return f"it takes groups in powers of two from 32 on; got {size}"
     if weight.w0 is not None:
         return "16-bit activations need no split column; got a weight with w0"
-    return None
+    return None if has_kernels(x.device) else _NO_KERNELS
 
 
 def _run_gemv(x_q: Tensor, *rest: Any) -> Tensor:
