@@ -200,8 +200,16 @@ def test_plan_says_how_many_sequences_fit(config_folder):
     assert f"{data['max_batch']:,} sequences fit into 1.00 GB" in " ".join(table.stdout.split())
 
 
+def test_plan_takes_quantized_weights_into_the_time(config_folder):
+    asked = ("plan", "--model", config_folder, "--json", "--weights")
+    steps = {w: json.loads(run(*asked, w).stdout)["decode"] for w in ("bf16", "w8a8")}
+    assert steps["w8a8"]["16-bit"] == steps["bf16"]["16-bit"]
+    assert steps["w8a8"]["scheme"]["step_s"] < steps["bf16"]["scheme"]["step_s"]
+
+
 def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):
     asked = ("plan", "--model", config_folder)
+    assert "bf16" in error_of(*asked, "--weights", "w3a3")
     assert "write e.g. 30GB" in error_of(*asked, "--budget", "much")
     assert "folder with a config.json" in error_of("plan", "--model", "./nowhere")
 

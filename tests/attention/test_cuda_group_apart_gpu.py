@@ -16,7 +16,7 @@ from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.static import StaticDecoder
 from duotone.bench.caches import PackedCache
 from duotone.cache.pair import PackedPair
-from duotone.capacity import DecoderShape, Load
+from duotone.decoder_shape import DecoderShape, Load
 from duotone.quant import KVSpec, TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference

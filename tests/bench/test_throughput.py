@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import typer
 from torch import Tensor
 from typer.testing import CliRunner
@@ -17,10 +18,12 @@ from duotone.bench.budget import attempt, check_budget, largest_batch
 from duotone.bench.caches import DenseCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop
 from duotone.bench.language import LanguageModel
-from duotone.bench.throughput import ROWS, Bench, Configuration, run
-from duotone.capacity import DecoderShape, Load, Machine, allocated_bytes, predict, predict_again
+from duotone.bench.throughput import ROWS, Bench, Configuration, Row, run
+from duotone.capacity import allocated_bytes, predict, predict_again
 from duotone.cli import bench_throughput
+from duotone.decoder_shape import SHAPES, DecoderShape, Load
 from duotone.paper_throughput import CALIBQUANT, tokens_per_s
+from duotone.step_time import WEIGHT_BITS, Machine
 
 CPU = torch.device("cpu")
 TINY = DecoderShape("tiny", 3, 32, 4, 2, 32, 64, 97, element_bytes=4)
@@ -58,6 +61,24 @@ def test_planned_bytes_are_allocated_bytes(spec: duotone.CacheSpec | None) -> No
         given = (load, 2, CPU, torch.float32)
         cache = DenseCache(TINY, *given) if spec is None else PackedCache(TINY, spec, *given)
         assert cache.nbytes == 2 * allocated_bytes(TINY, spec, load)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("weights", ["w8a8", "w4a8"])
+def test_integer_weights_say_what_their_dequantized_ones_say(weights: str) -> None:
+    """The same model in floating point: its codes times scales, its static quantizers kept."""
+    torch.manual_seed(1)
+    model = LanguageModel(TINY, CPU, LOAD.tokens, weights=weights)
+    prompt = torch.randint(TINY.vocab, (LOAD.visual,))
+    logits = []
+    model._most_likely = lambda normed: logits.append(F.linear(normed, model.head)) or torch.ones(1)
+    model.prefill(prompt, Growing().take)
+    model.linears.product = lambda codes, matrix: (
+        codes.float() * model.linears.scale @ matrix.dequantized().T
+    )
+    model.prefill(prompt, Growing().take)
+    assert logits[0].std() > 0.3
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-3)
 
 
 class Growing:
@@ -152,15 +173,17 @@ def test_largest_batch_is_found_from_any_guess() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
-    rows = {"16-bit": lambda: None, "mixed": lambda: SPECS["mixed"]}
+    rows = {"16-bit": Row(), "mixed": Row(SPECS["mixed"]), "whole": Row(SPECS["mixed"], "w8a8")}
     monkeypatch.setattr(throughput, "ROWS", rows)
 
 
 @pytest.mark.usefixtures("short")
 def test_measures_and_resumes(tmp_path: Path) -> None:
     bench = Bench(TINY, CPU, LOAD.tokens, Machine())
-    wanted = [Configuration(row, 70, 2_000_000, 20, 40) for row in ("16-bit", "mixed")]
+    wanted = [Configuration(row, 70, 2_000_000, 20, 40) for row in throughput.ROWS]
     results = [result for _, result in run(bench, wanted, tmp_path)]
+    assert [result["weights"] for result in results] == ["bf16", "bf16", "w8a8"]
+    assert results[2]["weight_bytes"] < 0.8 * results[0]["weight_bytes"]
     for at, result in zip(wanted, results, strict=True):
         assert json.loads(json.dumps(result)) == json.loads(at.path(tmp_path, "tiny").read_text())
         assert result["batch"] == result["predicted"]["max_batch"]
@@ -168,7 +191,7 @@ def test_measures_and_resumes(tmp_path: Path) -> None:
         assert needed <= 2_000_000 < needed * (result["batch"] + 2) / result["batch"]
         assert result["decode_tokens_per_s"] == pytest.approx(result["batch"] / result["step_s"])
     assert results[1]["batch"] > results[0]["batch"]
-    assert [result for _, result in run(bench, wanted, tmp_path)] == [None, None]
+    assert [result for _, result in run(bench, wanted, tmp_path)] == [None] * 3
     more = [Configuration("16-bit", 71, 2_000_000, 20, 40)]
     assert list(run(bench, more, tmp_path, minutes=0)) == []
 
@@ -235,7 +258,7 @@ def test_tables(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {"internvl2.5-8b": TINY}
-    monkeypatch.setattr("duotone.capacity.SHAPES", tiny)
+    monkeypatch.setattr("duotone.decoder_shape.SHAPES", tiny)
     monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
     app = typer.Typer()
     app.command()(bench_throughput.command)
@@ -257,10 +280,25 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_has_a_prediction(row: str) -> None:
-    shape = duotone.capacity.SHAPES["internvl2.5-8b"]
-    made = predict(shape, ROWS[row](), Load(3328, 128, 500), 30 * 10**9)
+    shape = SHAPES["internvl2.5-8b"]
+    given = (shape, ROWS[row].cache, Load(3328, 128, 500), 30 * 10**9)
+    made = predict(*given, weights=ROWS[row].weights)
     assert made.max_batch > 50
     assert made.roofline_s < made.step_s
+
+
+def test_fewer_bits_of_weights_take_less_time() -> None:
+    shape, load = SHAPES["internvl2.5-26b"], Load(3328, 128, 500)
+    at = {"spec": ROWS["1-bit visual"].cache, "load": load, "budget_bytes": 30 * 10**9}
+    few, many = (
+        {w: predict(shape, **at, batch=b, weights=w) for w in WEIGHT_BITS} for b in (8, 500)
+    )
+    for found in (few, many):
+        assert found["bf16"].step_s > found["w8a8"].step_s >= found["w4a8"].step_s
+        assert all(p.roofline_s < p.step_s for p in found.values())
+    # Few rows wait for weights, many for products, which are of the same integers.
+    assert few["w8a8"].roofline_s > 1.5 * few["w4a8"].roofline_s
+    assert many["w8a8"].roofline_s == many["w4a8"].roofline_s
 
 
 def test_the_papers_columns() -> None:

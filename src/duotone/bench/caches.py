@@ -17,7 +17,7 @@ from duotone.bench.dense_attention import fastest_attention
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
 from duotone.cache.places import flush_count
 from duotone.cache.sharing import share_layers
-from duotone.capacity import DecoderShape, Load
+from duotone.decoder_shape import DecoderShape, Load
 from duotone.quant import CacheSpec
 
 

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.capacity import PREFILL_TOKENS, DecoderShape
+from duotone.bench.linears import (
+    DenseLinears,
+    IntegerLinears,
+    Linears,
+    elementwise,
+    rms_norm,
+)
+from duotone.capacity import PREFILL_TOKENS
+from duotone.decoder_shape import DecoderShape
+from duotone.step_time import WEIGHT_BITS
 
 ROPE_BASE = 1e6
-EPSILON = 1e-5
 HEAD_MULTIPLE = 64
 
 
@@ -34,12 +41,12 @@ class StepCache(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer; qkv and gate_up are fused."""
+    """Weights of one layer, as `Linears` make them; qkv and gate_up are fused."""
 
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
+    qkv: Any
+    out: Any
+    gate_up: Any
+    down: Any
     norms: tuple[Tensor, Tensor]
 
 
@@ -47,33 +54,41 @@ class LanguageModel:
     """Random weights; every output of a layer has about the variance of its input.
 
     max_tokens: of a sequence, for the rotary tables. fuse: compile elementwise operations on a GPU.
+    weights: a key of WEIGHT_BITS, of the layers; embedding and head have 16 bit.
     """
 
     def __init__(
-        self, shape: DecoderShape, device: torch.device, max_tokens: int, fuse: bool = True
+        self,
+        shape: DecoderShape,
+        device: torch.device,
+        max_tokens: int,
+        fuse: bool = True,
+        weights: str = "bf16",
     ) -> None:
-        self.shape, self.device = shape, device
+        self.shape, self.device, self.weights = shape, device, weights
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        heads = shape.q_heads + 2 * shape.kv_heads
+        fused = fuse and device.type == "cuda"
+        self.rotate = elementwise(fused).rotate
+        self.dense = DenseLinears(device, self.dtype, fused)
+        self.linears: Linears = self.dense
+        if weights != "bf16":
+            self.linears = IntegerLinears(device, self.dtype, WEIGHT_BITS[weights], shape.mlp)
+        heads, matrix = shape.q_heads + 2 * shape.kv_heads, self.linears.matrix
         self.layers = [
             Layer(
-                qkv=self._matrix(heads * shape.head_dim, shape.hidden),
-                out=self._matrix(shape.hidden, shape.q_heads * shape.head_dim),
-                gate_up=self._matrix(2 * shape.mlp, shape.hidden),
-                down=self._matrix(shape.hidden, shape.mlp),
+                qkv=matrix(heads * shape.head_dim, shape.hidden),
+                out=matrix(shape.hidden, shape.q_heads * shape.head_dim),
+                gate_up=matrix(2 * shape.mlp, shape.hidden),
+                down=matrix(shape.hidden, shape.mlp),
                 norms=(self._ones(), self._ones()),
             )
             for _ in range(shape.layers)
         ]
-        self.norm, self.embedding = self._ones(), self._matrix(shape.vocab, shape.hidden)
+        self.norm, self.embedding = self._ones(), self.dense.matrix(shape.vocab, shape.hidden)
         # Rows that no product likes are filled up, as trained models do.
-        self.head = self._matrix(-(-shape.vocab // HEAD_MULTIPLE) * HEAD_MULTIPLE, shape.hidden)
+        rows = -(-shape.vocab // HEAD_MULTIPLE) * HEAD_MULTIPLE
+        self.head = self.dense.matrix(rows, shape.hidden)
         self.cos, self.sin = self._rotation(max_tokens)
-        self.ops = _elementwise(fuse and device.type == "cuda")
-
-    def _matrix(self, rows: int, columns: int) -> Tensor:
-        weights = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
-        return weights.normal_(std=columns**-0.5)
 
     def _ones(self) -> Tensor:
         return torch.ones(self.shape.hidden, dtype=self.dtype, device=self.device)
@@ -94,16 +109,19 @@ class LanguageModel:
         """The next tokens [batch] after `tokens` [batch] at `positions` [batch], by argmax."""
         x = F.embedding(tokens, self.embedding)
         angles = (self.cos[positions][:, None], self.sin[positions][:, None])
-        normed = self._normed(x, self.layers[0].norms[0])
-        following = [*(layer.norms[0] for layer in self.layers[1:]), self.norm]
+        entering = self.linears.norm(x, self.layers[0].norms[0])
+        # The head behind the last layer is 16 bit.
+        following = [(self.linears, layer.norms[0]) for layer in self.layers[1:]]
+        following.append((self.dense, self.norm))
         for index, layer in enumerate(self.layers):
-            query, key, value = self._heads(normed, layer, angles)
+            query, key, value = self._heads(entering, layer, angles)
             states = (t.unsqueeze(2) for t in (query, key, value))
             attended = cache.attend(index, *states, self.shape.head_dim**-0.5)
-            out = F.linear(attended.flatten(1), layer.out)
-            x, normed = self.ops.add_norm(x, out, layer.norms[1])
-            x, normed = self.ops.add_norm(x, self._mlp(normed, layer), following[index])
-        return self._most_likely(normed)
+            out = self._out(attended.flatten(1), layer)
+            x, entering = self.linears.add_norm(x, out, layer.norms[1])
+            linears, norm = following[index]
+            x, entering = linears.add_norm(x, self._mlp(entering, layer), norm)
+        return self._most_likely(entering)
 
     def prefill(self, tokens: Tensor, take: Callable[[int, Tensor, Tensor], None]) -> Tensor:
         """The next token [1] after a prompt `tokens` [n]; `take` gets K and V of each layer.
@@ -113,73 +131,37 @@ class LanguageModel:
         x = F.embedding(tokens, self.embedding)
         angles = (self.cos[: len(tokens), None], self.sin[: len(tokens), None])
         for index, layer in enumerate(self.layers):
-            normed = self._normed(x, layer.norms[0])
-            states = (t.transpose(0, 1)[None] for t in self._heads(normed, layer, angles))
+            entering = self.linears.norm(x, layer.norms[0])
+            states = (t.transpose(0, 1)[None] for t in self._heads(entering, layer, angles))
             query, key, value = states
             attended = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=True
             )
             take(index, key, value)
-            x = x + F.linear(attended[0].transpose(0, 1).flatten(1), layer.out)
+            x = x + self._out(attended[0].transpose(0, 1).flatten(1), layer)
             # In place: a second copy of a long prompt is what a small budget lacks.
             for part in x.split(PREFILL_TOKENS):
-                part += self._mlp(self._normed(part, layer.norms[1]), layer)
-        return self._most_likely(self._normed(x[-1:], self.norm))
+                part += self._mlp(self.linears.norm(part, layer.norms[1]), layer)
+        return self._most_likely(rms_norm(x[-1:], self.norm))
 
     def _most_likely(self, normed: Tensor) -> Tensor:
         return F.linear(normed, self.head)[:, : self.shape.vocab].argmax(-1)
 
     def _heads(
-        self, normed: Tensor, layer: Layer, angles: tuple[Tensor, Tensor]
+        self, entering: Tensor, layer: Layer, angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q, rotated k and v of rows [rows, hidden], each [rows, heads, head_dim]."""
         shape = self.shape
-        qkv = F.linear(normed, layer.qkv)
+        qkv = self.linears.product(entering, layer.qkv)
         qkv = qkv.unflatten(-1, (-1, shape.head_dim))
         rotated, value = qkv.split([shape.q_heads + shape.kv_heads, shape.kv_heads], 1)
-        rotated = self.ops.rotate(rotated, *angles)
+        rotated = self.rotate(rotated, *angles)
         query, key = rotated.split([shape.q_heads, shape.kv_heads], 1)
         return query, key, value
 
-    def _mlp(self, normed: Tensor, layer: Layer) -> Tensor:
-        return F.linear(self.ops.gate(F.linear(normed, layer.gate_up)), layer.down)
+    def _out(self, attended: Tensor, layer: Layer) -> Tensor:
+        return self.linears.product(self.linears.plain(attended), layer.out)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _norm(x, weight)
-
-
-@dataclass(frozen=True)
-class _Elementwise:
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-    gate: Callable[[Tensor], Tensor]
-    add_norm: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@cache
-def _elementwise(fused: bool) -> _Elementwise:
-    """Compiled they are one launch each instead of seven, two and two; for all caches alike."""
-    functions = (_rotate, _gate, _add_norm)
-    if not fused:
-        return _Elementwise(*functions)
-    return _Elementwise(*(torch.compile(f) for f in functions))
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding by halves. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def _add_norm(x: Tensor, more: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum, its RMS norm) of rows [rows, hidden]."""
-    total = x + more
-    return total, _norm(total, weight)
-
-
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
-
-
-def _gate(x: Tensor) -> Tensor:
-    gate, up = x.chunk(2, -1)
-    return F.silu(gate) * up
+    def _mlp(self, entering: Tensor, layer: Layer) -> Tensor:
+        between = self.linears.gate(self.linears.product(entering, layer.gate_up))
+        return self.linears.product(between, layer.down)

@@ -25,9 +25,11 @@ from duotone.bench.budget import check_budget, largest_batch, memory_limit, rele
 from duotone.bench.caches import BenchCache, DenseCache, NoCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop, wait
 from duotone.bench.language import LanguageModel
-from duotone.capacity import DecoderShape, Load, Machine, activation_bytes, predict, read_bytes
+from duotone.capacity import activation_bytes, predict, read_bytes
+from duotone.decoder_shape import DecoderShape, Load
 from duotone.provenance import stamp, write_new_json
 from duotone.quant import CacheSpec, scheme
+from duotone.step_time import Machine
 
 SCHEMA = "duotone.throughput/1"
 # Decode steps per point: a whole number of groups of 32, so that flushes count at their rate.
@@ -42,18 +44,28 @@ def _with_stream(bits: int) -> CacheSpec:
     return scheme("kivi", bits=2).replace(visual=scheme("minmax", bits=bits).visual)
 
 
-# What is compared: None is 16 bit. Rows that the papers have come first.
-ROWS: dict[str, Callable[[], CacheSpec | None]] = {
-    "16-bit": lambda: None,
-    "1-bit visual": lambda: scheme("minmax", bits=1),
-    "1-bit visual, 2-bit text": lambda: _with_stream(1),
-    "1-bit visual, calibrated": lambda: scheme("calibquant", bits=1),
-    "2-bit visual": lambda: scheme("minmax", bits=2),
-    "4-bit visual": lambda: scheme("minmax", bits=4),
-    "kivi-2": lambda: scheme("kivi", bits=2),
-    "xquant": lambda: scheme("xquant", kq=30, vq=2, km=32, vm=16),
+@dataclass(frozen=True)
+class Row:
+    """What is compared. cache: None is 16 bit. weights: a key of step_time.WEIGHT_BITS."""
+
+    cache: CacheSpec | None = None
+    weights: str = "bf16"
+
+
+# Rows that the papers have come first.
+ROWS = {
+    "16-bit": Row(),
+    "1-bit visual": Row(scheme("minmax", bits=1)),
+    "1-bit visual, 2-bit text": Row(_with_stream(1)),
+    "1-bit visual, calibrated": Row(scheme("calibquant", bits=1)),
+    "2-bit visual": Row(scheme("minmax", bits=2)),
+    "4-bit visual": Row(scheme("minmax", bits=4)),
+    "kivi-2": Row(scheme("kivi", bits=2)),
+    "xquant": Row(scheme("xquant", kq=30, vq=2, km=32, vm=16)),
+    "16-bit, W8A8": Row(weights="w8a8"),
+    "1-bit visual, 2-bit text, W8A8": Row(_with_stream(1), "w8a8"),
 }
-# Without the schemes that quantize everything, which one budget is enough for.
+# Without the schemes that quantize everything, which one budget is enough for, and MQuant's.
 MAIN_ROWS = tuple(ROWS)[:6]
 
 
@@ -95,28 +107,39 @@ class Bench:
         fuse: bool = True,
     ) -> None:
         self.shape, self.device, self.impl = shape, device, impl
+        self.max_tokens, self.fuse = max_tokens, fuse
         self.machine = machine or measured_machine(device)
-        self.model = LanguageModel(shape, device, max_tokens, fuse)
+        self.load("bf16")
+
+    def load(self, weights: str) -> None:
+        """From now on rows run with these weights; the ones before are let go of."""
+        self.model = None
         release()
-        on_gpu = device.type == "cuda"
+        self.model = LanguageModel(self.shape, self.device, self.max_tokens, self.fuse, weights)
+        release()
+        on_gpu = self.device.type == "cuda"
         # With what the allocator rounds up; later left-overs of rows come out of their budgets.
-        self.weights_bytes = torch.cuda.memory_reserved(device) if on_gpu else self.model.nbytes
+        reserved = torch.cuda.memory_reserved(self.device) if on_gpu else 0
+        self.weights_bytes = reserved or self.model.nbytes
 
     @torch.inference_mode()
     def measure(self, at: Configuration) -> dict[str, Any]:
         """The result file of one configuration. Errors: ValueError for an unknown row."""
         if at.row not in ROWS:
             raise ValueError(f"rows are {list(ROWS)}; got {at.row!r}.")
-        spec = ROWS[at.row]()
-        guess = predict(self.shape, spec, at.load, at.budget_bytes, self.machine)
+        row = ROWS[at.row]
+        if row.weights != self.model.weights:
+            self.load(row.weights)
+        given = (self.shape, row.cache, at.load, at.budget_bytes, self.machine)
+        guess = predict(*given, weights=row.weights)
         started = time.perf_counter()
         with memory_limit(self.device, self.weights_bytes, at.budget_bytes):
-            found = largest_batch(lambda batch: self._trial(at, spec, batch), guess.max_batch)
-        result = self._header(at, spec) | {"predicted": guess.to_dict()}
+            found = largest_batch(lambda batch: self._trial(at, row.cache, batch), guess.max_batch)
+        result = self._header(at, row.cache) | {"predicted": guess.to_dict()}
         if found is None:
             return result | {"batch": 0, "wall_s": time.perf_counter() - started}
         batch, measured = found
-        at_batch = predict(self.shape, spec, at.load, at.budget_bytes, self.machine, batch)
+        at_batch = predict(*given, batch, row.weights)
         result |= {"predicted_step_s": at_batch.step_s, "roofline_s": at_batch.roofline_s}
         result |= {"batch": batch, **measured, **_rates(at, batch, measured)}
         result["roofline_share"] = at_batch.roofline_s / measured["step_s"]
@@ -130,6 +153,7 @@ class Bench:
             "model": asdict(self.shape),
             "configuration": asdict(at),
             "spec": None if spec is None else spec.to_dict(),
+            "weights": self.model.weights,
             "machine": asdict(self.machine),
             "weight_bytes": self.model.nbytes,
             "sequence_bytes": read_bytes(self.shape, spec, at.load).total,
@@ -212,10 +236,16 @@ def measured_machine(device: torch.device) -> Machine:
     copied = 2 * source.nbytes
     del source, target
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
-    product_s = _device_seconds(lambda: a @ b)
-    del a, b
+    codes = [t.mul(30).round().clamp(-127, 127).to(torch.int8) for t in (a, b)]
+    seconds = _device_seconds(lambda: a @ b), _device_seconds(lambda: _int_product(*codes))
+    del a, b, codes
     release()
-    return Machine(copy_bytes_per_s=copied / copy_s, operations_per_s=2 * 8192**3 / product_s)
+    rates = [2 * 8192**3 / s for s in seconds]
+    return Machine(copied / copy_s, *rates)
+
+
+def _int_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch._int_mm(a, b.T)
 
 
 def _device_seconds(work: Callable[[], object], runs: int = 10) -> float:

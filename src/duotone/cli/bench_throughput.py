@@ -63,7 +63,7 @@ def command(
       duotone bench throughput --model internvl2.5-26b --n 3328 --row 16-bit --row "1-bit visual"
     """
     from duotone.bench.throughput import MAIN_ROWS, ROWS, Configuration
-    from duotone.capacity import SHAPES
+    from duotone.decoder_shape import SHAPES
 
     if model not in SHAPES:
         raise ValueError(f"--model must be one of {sorted(SHAPES)}, got {model!r}")

@@ -57,6 +57,9 @@ def command(
     new_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 500,
     images: Annotated[int, typer.Option(min=1, help="Pictures the visual tokens come in.")] = 1,
     budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
+    weights: Annotated[
+        str, typer.Option(help="Of the model beside the scheme: bf16, w8a8 or w4a8.")
+    ] = "bf16",
     json_output: JsonOption = False,
 ) -> None:
     """Say how many sequences fit into a memory budget and how fast they decode.
@@ -69,11 +72,16 @@ def command(
 
       duotone plan --model internvl2.5-8b --scheme minmax --budget 30GB
 
+      duotone plan --model internvl2.5-26b --weights w8a8
+
       duotone plan --scheme duotone --bits 2 --json
     """
     import duotone
-    from duotone.capacity import SHAPES, Load
+    from duotone.decoder_shape import SHAPES, Load
+    from duotone.step_time import WEIGHT_BITS
 
+    if weights not in WEIGHT_BITS:
+        raise ValueError(f"--weights must be one of {list(WEIGHT_BITS)}, got {weights!r}")
     spec, budget_bytes = scheme_spec(scheme, bits), parse_bytes(budget)
     shape = SHAPES.get(model or "")
     config = _config(model) if shape is None else shape.facts
@@ -87,18 +95,21 @@ def command(
         budget_bytes=budget_bytes,
     )
     load = Load(visual_tokens, text_tokens, new_tokens)
-    predictions = _predictions(shape or config, spec, load, budget_bytes)
+    predictions = _predictions(shape or config, spec, load, budget_bytes, weights)
     if json_output:
         times = {name: p and p.to_dict() for name, p in predictions.items()}
         print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict(), "decode": times})
     else:
         _show(plan, scheme)
-        _show_decode(predictions, scheme)
+        _show_decode(predictions, scheme if weights == "bf16" else f"{scheme}, {weights}")
 
 
-def _predictions(shape_or_config: Any, spec: Any, load: Any, budget_bytes: int) -> dict[str, Any]:
+def _predictions(
+    shape_or_config: Any, spec: Any, load: Any, budget_bytes: int, weights: str
+) -> dict[str, Any]:
     """Decoding with 16 bit and with the scheme on an H200; None for models of another structure."""
-    from duotone.capacity import DecoderShape, predict
+    from duotone.capacity import predict
+    from duotone.decoder_shape import DecoderShape
 
     try:
         is_shape = isinstance(shape_or_config, DecoderShape)
@@ -107,7 +118,7 @@ def _predictions(shape_or_config: Any, spec: Any, load: Any, budget_bytes: int) 
         return {"16-bit": None, "scheme": None}
     return {
         "16-bit": predict(shape, None, load, budget_bytes),
-        "scheme": predict(shape, spec, load, budget_bytes),
+        "scheme": predict(shape, spec, load, budget_bytes, weights=weights),
     }
 
 
