@@ -40,6 +40,13 @@ def test_measure_runs_every_buffer_and_knows_all_methods():
     assert ran[-3:] == [0, 1, 2]
 
 
+def test_clean_is_the_faster_of_a_call_and_its_graph():
+    for direct, graph in ((9.0, 4.0), (4.0, 9.0)):
+        clock = FakeClock()
+        clock.script = [direct] * 3 + [graph] * 3
+        assert measure([lambda: None], clock, 3)["clean"] == 4
+
+
 def test_without_room_for_a_second_buffer_nothing_is_rotated():
     assert measure([lambda: None], FakeClock(), repeats=2)["rotated"] is None
 

@@ -26,8 +26,8 @@ from duotone.provenance import stamp
 
 SCHEMA = "duotone.kernels/1"
 METHOD = (
-    "medians of captured CUDA graphs; do_bench: triton.testing.do_bench; clean: one launch, L2 "
-    "flushed by reading 512 MB; rotated: per launch of a graph over several buffers"
+    "medians; do_bench: triton.testing.do_bench of a captured graph; clean: one launch, direct or "
+    "as a graph, L2 flushed by reading; rotated: per launch of a graph over several buffers"
 )
 TABLES = ("decode", "innerq", "pack")
 
