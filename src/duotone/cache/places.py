@@ -93,11 +93,6 @@ class StaticPlaces:
         )
         return places, _fixed_first(valid, leaving)
 
-    @property
-    def changing(self) -> list[Tensor]:
-        """The tensors that a step or a flush writes."""
-        return [self.dense, self.stream, self.at, self.head]
-
     def is_due(self, step: int) -> bool:
         """Some sequence has full staged slots before step `step` (from 0): known on the host."""
         over = (m + step - self.recent - self.group for m in self.movable)

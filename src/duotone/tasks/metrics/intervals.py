@@ -25,11 +25,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether zero lies outside: for a difference, 'beyond the confidence interval'."""
-        return self.low > 0 or self.high < 0
-
     def to_dict(self) -> dict[str, float]:
         """JSON-safe fields."""
         return asdict(self)
