@@ -8,6 +8,9 @@ integers as static-msq, tests/weights/test_reorder.py). One new file per recipe 
     python benchmarks/mquant_quality.py --out results/mquant_quality
     python benchmarks/mquant_quality.py --out /tmp/try --n 4 --calibration 2 --recipes rtn-w8a8
 
+`--outliers 64` first puts outlier channels into the model, as large ones have them, without
+changing what it computes in 16 bit (outlier_channels.py): what static scales meet in practice.
+
 Decoding a small model is bound by launches: several processes share a GPU well.
 
     for part in 1/4 2/4 3/4 4/4; do
@@ -37,6 +40,8 @@ from duotone.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import Score, confidence_interval, paired_difference
 from duotone.weights.recipe import get_recipe
+
+from outlier_channels import grow_outliers
 
 TABLE_2 = ("rtn", "smoothquant", "quarot", "mquant")
 ABLATIONS = (
@@ -163,6 +168,8 @@ def quantized_result(
     """Quantize a fresh model by one recipe and score it."""
     started = time.monotonic()
     loaded = load(arguments.model, arguments.device)
+    if arguments.outliers > 1:
+        grow_outliers(loaded.model, data.batches, arguments.outliers)
     report = quantize_model(
         loaded.model, get_recipe(name), data, name=loaded.name, impl=arguments.impl
     )
@@ -173,6 +180,7 @@ def quantized_result(
     ]
     sources = report["calibration"]["sources"]
     about = {"settings": report["recipe"], "calibration": sources, "bytes": report["bytes"]}
+    about["outliers"] = arguments.outliers
     return result_of(loaded, runs, name, about | {"linears": lines}, started)
 
 
@@ -211,6 +219,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--calibration", type=int, default=32, help="samples per task")
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--part", default="1/1", help="I/N: every N-th recipe from the I-th on")
+    parser.add_argument("--outliers", type=float, default=1.0, help="factor of outlier channels")
     parser.add_argument("--impl", default="auto", help="of the linears: auto or reference")
     parser.add_argument("--model")
     parser.add_argument("--device")
@@ -236,7 +245,7 @@ def main() -> None:
     runs = [reference(loaded, task, arguments.n, arguments.batch_size) for task in tasks]
     log("calibration and held-out data are disjoint; bf16 answered")
     if arguments.part.startswith("1/"):
-        result = result_of(loaded, runs, "bf16", {}, started)
+        result = result_of(loaded, runs, "bf16", {"outliers": 1.0}, started)
         write_new_json(arguments.out / "bf16.json", result)
         show(result)
     for name in names:

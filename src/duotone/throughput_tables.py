@@ -63,7 +63,8 @@ def _line(result: Result, reference: Result | None) -> list[str]:
     speed = result["decode_tokens_per_s"]
     cells = [name, str(result["batch"]), f"{1e3 * result['step_s']:.2f}", f"{speed:,.0f}"]
     cells += _against(result, reference)
-    cells += [f"{100 * result['roofline_share']:.0f} %", f"{result['prefill_s']:.1f}"]
+    share = result.get("roofline_share")
+    cells += ["" if share is None else f"{100 * share:.0f} %", f"{result['prefill_s']:.1f}"]
     cells.append(f"{result['sequences_per_s']:.2f}")
     paper = CALIBQUANT.get((result["model"]["name"], at["visual"], PAPER_BITS.get(name, 0)), {})
     row = paper.get(round(at["budget_bytes"] / 1e9))
@@ -77,6 +78,8 @@ def _against(result: Result, reference: Result | None) -> list[str]:
     if reference is None or not reference["batch"]:
         return [""] * 4
     ratio = result["decode_tokens_per_s"] / reference["decode_tokens_per_s"]
+    if "roofline_s" not in result:
+        return [f"{ratio:.1f}", "", "", ""]
     by_bytes = result["dense_sequence_bytes"] / result["sequence_bytes"]
     rates = [r["batch"] / r["roofline_s"] for r in (result, reference)]
     ceiling = rates[0] / rates[1]
@@ -90,7 +93,7 @@ def prediction_table(results: Sequence[Result]) -> str:
     header = ["model", "n", "GB", "row", "batch", "predicted", "step, ms", "predicted", "error"]
     lines = []
     for result in results:
-        if not result["batch"]:
+        if not result["batch"] or "predicted" not in result:
             continue
         at = result["configuration"]
         again = predict_again(result)

@@ -26,6 +26,7 @@ class BenchCache(Protocol):
 
     attention: str
     has_stream: bool
+    captures: bool  # whether a step may be a CUDA graph
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +63,7 @@ class BenchCache(Protocol):
 class NoCache:
     """Attention that returns the query: what is left of a step is the model."""
 
-    attention, has_stream, nbytes = "none", False, 0
+    attention, has_stream, captures, nbytes = "none", False, True, 0
 
     def jump(self, generated: int) -> None:
         """Nothing is kept."""
@@ -94,7 +95,7 @@ class DenseCache:
     one for each. That favours this side: no mask, no unused slots, no device-side lengths.
     """
 
-    has_stream = False
+    has_stream, captures = False, True
 
     def __init__(
         self, shape: DecoderShape, load: Load, batch: int, device: torch.device, dtype: torch.dtype
@@ -148,6 +149,8 @@ class DenseCache:
 
 class PackedCache:
     """A scheme's stores, frozen behind the prompt."""
+
+    captures = True
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class DecodeLoop:
             self._flush()
             self._step()
         self.jump(generated)
-        if self.model.device.type != "cuda":
+        if self.model.device.type != "cuda" or not self.cache.captures:
             return
         # What the eager steps held is the graphs' to have.
         release()

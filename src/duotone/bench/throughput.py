@@ -25,10 +25,11 @@ from duotone.bench.budget import check_budget, largest_batch, memory_limit, rele
 from duotone.bench.caches import BenchCache, DenseCache, NoCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop, wait
 from duotone.bench.language import LanguageModel
+from duotone.bench.library_cache import LibraryCache
+from duotone.bench.throughput_rows import ROWS, Row
 from duotone.capacity import activation_bytes, predict, read_bytes
 from duotone.decoder_shape import DecoderShape, Load
 from duotone.provenance import stamp, write_new_json
-from duotone.quant import CacheSpec, scheme
 from duotone.step_time import Machine
 
 SCHEMA = "duotone.throughput/1"
@@ -37,36 +38,6 @@ STEPS = 32
 PREFILL_RUNS = 1
 PROMPT_TOKENS, NEW_TOKENS = 128, 500
 VISUAL_TOKENS = (3328, 8192)
-
-
-def _with_stream(bits: int) -> CacheSpec:
-    """`bits` for visual spans, KIVI's 2 bits with a window of 128 for text and generated tokens."""
-    return scheme("kivi", bits=2).replace(visual=scheme("minmax", bits=bits).visual)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is compared. cache: None is 16 bit. weights: a key of step_time.WEIGHT_BITS."""
-
-    cache: CacheSpec | None = None
-    weights: str = "bf16"
-
-
-# Rows that the papers have come first.
-ROWS = {
-    "16-bit": Row(),
-    "1-bit visual": Row(scheme("minmax", bits=1)),
-    "1-bit visual, 2-bit text": Row(_with_stream(1)),
-    "1-bit visual, calibrated": Row(scheme("calibquant", bits=1)),
-    "2-bit visual": Row(scheme("minmax", bits=2)),
-    "4-bit visual": Row(scheme("minmax", bits=4)),
-    "kivi-2": Row(scheme("kivi", bits=2)),
-    "xquant": Row(scheme("xquant", kq=30, vq=2, km=32, vm=16)),
-    "16-bit, W8A8": Row(weights="w8a8"),
-    "1-bit visual, 2-bit text, W8A8": Row(_with_stream(1), "w8a8"),
-}
-# Without the schemes that quantize everything, which one budget is enough for, and MQuant's.
-MAIN_ROWS = tuple(ROWS)[:6]
 
 
 @dataclass(frozen=True)
@@ -134,39 +105,44 @@ class Bench:
         guess = predict(*given, weights=row.weights)
         started = time.perf_counter()
         with memory_limit(self.device, self.weights_bytes, at.budget_bytes):
-            found = largest_batch(lambda batch: self._trial(at, row.cache, batch), guess.max_batch)
-        result = self._header(at, row.cache) | {"predicted": guess.to_dict()}
+            found = largest_batch(lambda batch: self._trial(at, row, batch), guess.max_batch)
+        result = self._header(at, row)
+        if row.library is None:
+            result["predicted"] = guess.to_dict()
         if found is None:
             return result | {"batch": 0, "wall_s": time.perf_counter() - started}
         batch, measured = found
-        at_batch = predict(*given, batch, row.weights)
-        result |= {"predicted_step_s": at_batch.step_s, "roofline_s": at_batch.roofline_s}
         result |= {"batch": batch, **measured, **_rates(at, batch, measured)}
-        result["roofline_share"] = at_batch.roofline_s / measured["step_s"]
+        if row.library is None:
+            at_batch = predict(*given, batch, row.weights)
+            result |= {"predicted_step_s": at_batch.step_s, "roofline_s": at_batch.roofline_s}
+            result["roofline_share"] = at_batch.roofline_s / measured["step_s"]
         return result | {"wall_s": time.perf_counter() - started}
 
-    def _header(self, at: Configuration, spec: CacheSpec | None) -> dict[str, Any]:
-        middle = read_bytes(self.shape, spec, replace(at.load, new=at.new // 2))
-        return {
+    def _header(self, at: Configuration, row: Row) -> dict[str, Any]:
+        header = {
             "schema": SCHEMA,
             **stamp(self.device),
             "model": asdict(self.shape),
             "configuration": asdict(at),
-            "spec": None if spec is None else spec.to_dict(),
+            "spec": None if row.cache is None else row.cache.to_dict(),
             "weights": self.model.weights,
             "machine": asdict(self.machine),
             "weight_bytes": self.model.nbytes,
-            "sequence_bytes": read_bytes(self.shape, spec, at.load).total,
             "dense_sequence_bytes": read_bytes(self.shape, None, at.load).total,
-            "read_bytes": asdict(middle),
         }
+        if row.library is not None:
+            return header
+        middle = read_bytes(self.shape, row.cache, replace(at.load, new=at.new // 2))
+        whole = read_bytes(self.shape, row.cache, at.load)
+        return header | {"sequence_bytes": whole.total, "read_bytes": asdict(middle)}
 
-    def _trial(self, at: Configuration, spec: CacheSpec | None, batch: int) -> dict[str, Any]:
+    def _trial(self, at: Configuration, row: Row, batch: int) -> dict[str, Any]:
         """Everything a batch needs, once; raises torch.OutOfMemoryError where it does not fit."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        cache = self._cache(at, spec, batch)
-        needed = cache.nbytes + activation_bytes(self.shape, spec, at.load, batch)
+        cache = self._cache(at, row, batch)
+        needed = cache.nbytes + activation_bytes(self.shape, row.cache, at.load, batch)
         check_budget(self.device, needed, at.budget_bytes)
         prefill_s = self._prefill_seconds(cache, at.load)
         release()
@@ -192,11 +168,13 @@ class Bench:
             "peak_bytes": _peak_bytes(self.device, self.weights_bytes),
         }
 
-    def _cache(self, at: Configuration, spec: CacheSpec | None, batch: int) -> BenchCache:
+    def _cache(self, at: Configuration, row: Row, batch: int) -> BenchCache:
         given = (at.load, batch, self.device, self.model.dtype)
-        if spec is None:
+        if row.library is not None:
+            return LibraryCache(self.shape, row.library, *given)
+        if row.cache is None:
             return DenseCache(self.shape, *given)
-        return PackedCache(self.shape, spec, *given, self.impl)
+        return PackedCache(self.shape, row.cache, *given, self.impl)
 
     def _prefill_seconds(self, cache: BenchCache, load: Load) -> float:
         """One sequence's, after one to warm up."""

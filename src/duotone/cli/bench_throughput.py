@@ -62,7 +62,8 @@ def command(
 
       duotone bench throughput --model internvl2.5-26b --n 3328 --row 16-bit --row "1-bit visual"
     """
-    from duotone.bench.throughput import MAIN_ROWS, ROWS, Configuration
+    from duotone.bench.throughput import Configuration
+    from duotone.bench.throughput_rows import MAIN_ROWS, ROWS
     from duotone.decoder_shape import SHAPES
 
     if model not in SHAPES:
