@@ -7,7 +7,7 @@ from torch import Tensor
 
 from duotone.weights.packed_weight import PackedWeight, pack_int4
 
-# With groups: relative RMS, and largest error over the largest |y|, of fp32 sums in another order.
+# fp32 sums of groups in another order: relative RMS, and the largest error over the largest |y|.
 GROUPED_RMS, GROUPED_LARGEST = 1e-6, 1e-5
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

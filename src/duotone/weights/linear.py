@@ -41,12 +41,12 @@ def linear_int(
     y = (x_q @ codes^T) * row_scale * weight.scale + x0 (x) weight.w0 + bias; the product is exact
     in int32, the rest fp32 in this order, so all implementations agree bit by bit.
 
-    With groups: y = (sum over groups g of (x_q_g @ codes_g^T) * scale_g) * row_scale + ...; each
-    group's product is exact in int32, products are scaled and added in fp32. The reference adds
-    groups in ascending order; kernels that share the columns out add theirs in other orders, each
-    always in the same. They agree with it to a relative RMS of 1e-6 and a largest error of 1e-5
-    of the largest |y|, before y is rounded to `dtype`; "w8a8" and "w4a8-scratch" bit by bit where
-    group_size <= 128.
+    With groups: y = (sum over groups g of (x_q_g @ codes_g^T) * scale_g) * row_scale + ...; a
+    group's product is exact in int32, what is scaled and added is fp32, in ascending order in the
+    reference, and in "w8a8" and "w4a8-scratch" up to 128 columns per group: these agree bit by
+    bit. The others share columns out and add in other orders, each always in its own. Before y is
+    rounded to `dtype` they differ from the reference by a relative RMS below 1e-6 on random data,
+    and always by less than n * 2^-23 * the sum of the magnitudes of the n scaled products.
 
     x_q: int8 [tokens, in]. row_scale: float32 [tokens] (MSQ: one of two values per row), or [] or
     [1]. x0: [tokens], what RMS keeps in floating point; to be given iff weight.w0 is.
