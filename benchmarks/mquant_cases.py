@@ -187,6 +187,7 @@ PREFILL: dict[str, Row] = {
     "w8a8 int_mm": lambda c: linear_int(c.codes, c.rows, c.w8, impl="int_mm"),
     "w4a8 scratch": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-scratch"),
     "w4a8 fused": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-fused"),
+    "w4a8 g128": lambda c: linear_int(c.codes, c.rows, c.w4_groups, impl="w4a8-scratch"),
 }
 # With what makes the input: does static still win over dynamic when both are fused?
 CHAINS: dict[str, Row] = {
@@ -214,5 +215,6 @@ DECODE: dict[str, Row] = {
     "w8a8": lambda c: linear_int(c.codes, c.rows, c.w8),
     "w4a8": lambda c: linear_int(c.codes, c.rows, c.w4),
     "w4a8 split": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-fused"),
+    "w4a8 g128": lambda c: linear_int(c.codes, c.rows, c.w4_groups),
     "w4a16 g128": lambda c: linear_float(c.input, c.w4_groups),
 }

@@ -55,6 +55,7 @@ ABLATIONS = (
 RECIPES = (
     *(f"{name}-w4a8" for name in (*TABLE_2, *ABLATIONS)),
     *(f"{name}-w8a8" for name in TABLE_2),
+    "mquant-w4a8-g128",
     "w4a16-g128",
 )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from duotone.provenance import stamp
 from duotone.weights.kernels.configs import one
 from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
 from duotone.weights.kernels.triton_gemv import GemvConfig, gemv
+from duotone.weights.kernels.triton_scratch import unpacked_times_16
 from duotone.weights.kernels.triton_split import SplitConfig, split_linear
 from duotone.weights.linear import linear_float, linear_int
+from duotone.weights.packed_weight import PackedWeight
 
 import mquant_cases as cases
 
@@ -40,26 +42,31 @@ class Trial:
 
 def launch(trial: Trial, c: cases.Linear) -> Tensor:
     """The kernel that is tried."""
+    weight, ends = weight_of(trial.kind, c), (None, None, torch.bfloat16, trial.config)
     if trial.kind == "w8a8":
-        return gemm_w8a8(
-            c.codes, c.rows, c.w8.codes, c.w8, None, None, torch.bfloat16, trial.config
-        )
+        return gemm_w8a8(c.codes, c.rows, weight.codes, weight, *ends)
+    if trial.kind == "w4a8 g128 scratch":
+        return gemm_w8a8(c.codes, c.rows, unpacked_times_16(weight), weight, *ends)
     if trial.kind == "w4a16 split":
-        scale = one(c.input.device)
-        return split_linear(c.input, scale, c.w4_groups, None, None, torch.bfloat16, trial.config)
+        return split_linear(c.input, one(c.input.device), weight, *ends)
     run_kernel = gemv if "gemv" in trial.kind else split_linear
-    weight = c.w8 if trial.kind.startswith("w8") else c.w4
-    return run_kernel(c.codes, c.rows, weight, None, None, torch.bfloat16, trial.config)
+    return run_kernel(c.codes, c.rows, weight, *ends)
+
+
+def weight_of(kind: str, c: cases.Linear) -> PackedWeight:
+    """The weight that this kind multiplies with."""
+    if "g128" in kind or kind.startswith("w4a16"):
+        return c.w4_groups
+    return c.w8 if kind.startswith("w8") else c.w4
 
 
 def reference(kind: str, c: cases.Linear) -> Tensor:
     """What it must give."""
+    weight = weight_of(kind, c)
     if kind == "w4a16 split":
-        return linear_float(c.input, c.w4_groups, impl="reference")
-    if kind == "w8a8":
-        return linear_int(c.codes, c.rows, c.w8, impl="int_mm")
-    weight = c.w8 if kind.startswith("w8") else c.w4
-    return linear_int(c.codes, c.rows, weight, impl="reference")
+        return linear_float(c.input, weight, impl="reference")
+    impl = "int_mm" if kind == "w8a8" else "reference"
+    return linear_int(c.codes, c.rows, weight, impl=impl)
 
 
 def gemm_trials() -> Iterator[Trial]:
@@ -84,9 +91,23 @@ def gemm_trials() -> Iterator[Trial]:
         yield Trial("w8a8", name, 8192, config)
 
 
-def gemv_trials() -> Iterator[Trial]:
+def grouped_gemm_trials() -> Iterator[Trial]:
+    """The same with groups of 128: two sums per output in registers."""
+    tiles = [
+        GemmConfig(64, 128, 128, warps=4, stages=3, per_sm=3, registers=168),
+        GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
+        GemmConfig(64, 256, 128, warps=8, stages=3),
+        GemmConfig(128, 128, 128, warps=8, stages=4),
+        GemmConfig(128, 64, 128, warps=4, stages=4, per_sm=2),
+        GemmConfig(64, 64, 128, warps=4, stages=4, per_sm=3),
+    ]
+    for config, name in product(tiles, NAMES):
+        yield Trial("w4a8 g128 scratch", name, 2048, config)
+
+
+def gemv_trials(kinds: Sequence[str] = ("w4a8 gemv", "w8a8 gemv")) -> Iterator[Trial]:
     """The kernel for one token."""
-    for kind in ("w4a8 gemv", "w8a8 gemv"):
+    for kind in kinds:
         for outs, words, warps in product((4, 8, 16), (256, 512, 1024), (2, 4, 8)):
             if 16 <= outs * words // (32 * warps) <= 64:
                 for name in NAMES:
@@ -106,10 +127,27 @@ def split_trials() -> Iterator[Trial]:
     ]
     groups = [(64, 128, 4, 3), (64, 128, 4, 5), (128, 128, 8, 3), (128, 128, 4, 4)]
     for kind, shapes in (("w4a8 split", codes), ("w4a16 split", groups), ("w8a8 split", codes)):
-        for (outs, ins, warps, stages), programs, name in product(shapes, (264, 528, 1056), NAMES):
-            rows, columns, _ = cases.LINEARS[name]
-            splits = max(1, min(programs * outs // rows, columns // (2 * ins)))
-            yield Trial(kind, name, 16, SplitConfig(outs, 16, ins, splits, warps, stages))
+        yield from split_trials_of(kind, shapes)
+
+
+def split_trials_of(kind: str, shapes: Sequence[tuple[int, int, int, int]]) -> Iterator[Trial]:
+    """Shapes are outs, ins, warps, stages."""
+    for (outs, ins, warps, stages), programs, name in product(shapes, (264, 528, 1056), NAMES):
+        rows, columns, _ = cases.LINEARS[name]
+        splits = max(1, min(programs * outs // rows, columns // (2 * ins)))
+        yield Trial(kind, name, 16, SplitConfig(outs, 16, ins, splits, warps, stages))
+
+
+def grouped_trials() -> Iterator[Trial]:
+    """Groups of 128: the kernels for one, few and many tokens in turn."""
+    deep = [(64, 128, 4, 5), (64, 128, 4, 4), (64, 128, 4, 3), (128, 128, 8, 4), (32, 128, 2, 5)]
+    families = (
+        grouped_gemm_trials(),
+        gemv_trials(("w4a8 g128 gemv",)),
+        split_trials_of("w4a8 g128 split", deep),
+    )
+    for trials in zip_longest(*families):
+        yield from (trial for trial in trials if trial is not None)
 
 
 def middle_trials() -> Iterator[Trial]:
@@ -132,7 +170,8 @@ def middle_trials() -> Iterator[Trial]:
 def run(seconds: float, folder: Path, clock: CudaClock) -> None:
     """Try, print and write; each family has its share of the time."""
     rows: list[dict[str, Any]] = []
-    families = ((gemm_trials, 0.4), (gemv_trials, 0.2), (split_trials, 0.25), (middle_trials, 0.15))
+    families = ((gemm_trials, 0.3), (grouped_trials, 0.3), (gemv_trials, 0.15))
+    families += ((split_trials, 0.15), (middle_trials, 0.1))
     for family, share in families:
         end = time.monotonic() + share * seconds
         kept: dict[tuple, Any] = {}

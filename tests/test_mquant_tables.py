@@ -26,8 +26,9 @@ def linear(name: str, tokens: int, times: dict[str, float | str]) -> dict:
 @pytest.fixture
 def result() -> dict:
     many = {"bf16": 200.0, "w8a8": 100.0, "w4a8 fused": "ValueError: no"} | CHAINS
+    few = {"bf16": 40.0, "w8a8": 20.0, "w4a8": 10.0}
     rows = [linear(name, 8192, dict(many)) for name in SHAPES]
-    rows.append(linear("down", 1, {"bf16": 40.0, "w8a8": 20.0, "w4a8": 10.0}))
+    rows += [linear("down", 1, few), linear("down", 16, few | {"w4a8 g128": 16.0})]
     for step, ms, size in (("bf16 batch 1", 4.0, 14e9), ("w4a8 batch 1", 1.6, 4.4e9)):
         rows.append({"step": step, "ms": ms, "weight_bytes": size})
     rows.append({"failed": "RuntimeError: out of memory"})
@@ -44,10 +45,13 @@ def result() -> dict:
 
 def test_products_show_times_and_speedups(result):
     text = mquant_tables.prefill_table([result])
-    assert "| qkv (4,608 x 3,584) | 8,192 | 200.0 | 100.0 (2.00x) |  |  |  |  | failed |" in text
+    assert "| linear | tokens | bf16, us | w8a8 | w4a8 fused |" in text
+    assert "| qkv (4,608 x 3,584) | 8,192 | 200.0 | 100.0 (2.00x) | failed |" in text
     assert "copy 4.00 TB/s; NVIDIA H200" in text
     decode = mquant_tables.decode_table([result])
+    assert "| w4a8 | w4a8 g128 |\n" in decode
     assert "| down (3,584 x 18,944) | 1 | 40.0 | 20.0 (2.00x) | 10.0 (4.00x) |  |" in decode
+    assert "| 16 | 40.0 | 20.0 (2.00x) | 10.0 (4.00x) | 16.0 (2.50x) |" in decode
     assert "8,192" not in decode
 
 

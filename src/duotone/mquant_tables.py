@@ -9,7 +9,8 @@ from duotone.markdown import Result, markdown_table, source
 
 LAYERS = 28
 PREFILL = ("w8a8", "w8a8 scalar scale", "w8a8 AIFS halves", "w8a8 int_mm")
-PREFILL += ("w4a8 scratch", "w4a8 fused")
+PREFILL += ("w4a8 scratch", "w4a8 fused", "w4a8 g128")
+DECODE = ("w8a8", "w4a8", "w4a8 g128", "w4a16 g128")
 # Paper's Table 7: the language model's linear layers in prefill, seconds, and our row.
 PAPER_LINEARS = (
     ("BF16", 1.690, "chain bf16"),
@@ -62,6 +63,8 @@ def _cell(row: Result, label: str, base: str) -> str:
 
 
 def _product_table(rows: Sequence[Result], labels: Sequence[str]) -> str:
+    """A column per label that some row has: results are older than the newest rows."""
+    labels = [label for label in labels if any(label in row["us"] for row in rows)]
     cells = (
         [_title(row), f"{row['tokens']:,}", f"{row['us']['bf16']:,.1f}"]
         + [_cell(row, label, "bf16") for label in labels]
@@ -85,10 +88,9 @@ def prefill_table(results: Sequence[Result]) -> str:
 
 def decode_table(results: Sequence[Result]) -> str:
     """Products of 1 and 16 tokens."""
-    labels = ("w8a8", "w4a8", "w4a16 g128")
     parts = []
     for result in results:
-        parts += _noted([_product_table(linear_rows(result, True), labels)], result)
+        parts += _noted([_product_table(linear_rows(result, True), DECODE)], result)
     return "\n\n".join(parts)
 
 

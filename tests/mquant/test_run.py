@@ -18,6 +18,7 @@ from mquant_setups import quantized, tiny_data, tiny_loaded
 SEEN = (
     "mquant-w8a8",
     "mquant-w4a8",
+    "mquant-w4a8-g128",
     "rtn-w8a8",
     "smoothquant-w8a8",
     "quarot-w8a8",
@@ -44,7 +45,7 @@ def relative_error(found, wanted):
 
 @pytest.mark.parametrize("name", SEEN)
 def test_a_quantized_model_is_near_its_base(name):
-    loaded, report = quantized(name, **({"group": 16} if name == "w4a16-g128" else {}))
+    loaded, report = quantized(name, **({"group": 16} if name.endswith("g128") else {}))
     inputs = prompt(loaded)
     real = inputs["attention_mask"].bool()
     wanted = logits(tiny_loaded().model, inputs)[real]
@@ -117,7 +118,7 @@ def test_reordered_tokens_take_their_scales_along():
 
 @pytest.mark.parametrize("name", ["mquant-w4a8", "smoothquant-w8a8", "w4a16-g128"])
 def test_a_checkpoint_loads_as_the_same_model(name, tmp_path):
-    loaded, report = quantized(name, **({"group": 16} if name == "w4a16-g128" else {}))
+    loaded, report = quantized(name, **({"group": 16} if name.endswith("g128") else {}))
     save(loaded.model, tmp_path / "q", loaded.processor)
     again = load(tmp_path / "q")
     inputs = prompt(loaded)

@@ -14,15 +14,27 @@ from duotone.weights.packed_weight import PackedWeight
 SHAPES = {"qkv": (4608, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
 
 
-def weight(name: str) -> PackedWeight:
+def weight(name: str, group: int | None = None) -> PackedWeight:
     outs, ins = SHAPES[name]
     codes = torch.empty(outs, ins // 2, dtype=torch.uint8)
-    return PackedWeight(codes, 4, torch.ones(outs))
+    scale = torch.ones((outs,) if group is None else (outs, ins // group))
+    return PackedWeight(codes, 4, scale, group)
 
 
 def test_many_tokens() -> None:
     best = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
-    assert all(gemm_config(8192, shape) == best for shape in SHAPES.values())
+    assert all(gemm_config(8192, weight(name)) == best for name in SHAPES)
+
+
+@pytest.mark.parametrize(("group", "step"), [(32, 32), (64, 64), (128, 128), (256, 128)])
+@pytest.mark.parametrize("floating", [False, True], ids=["int8", "bfloat16"])
+def test_steps_stay_within_groups(group: int, step: int, floating: bool) -> None:
+    grouped = weight("qkv", group)
+    assert gemm_config(8192, grouped).ins == step
+    for tokens in (1, 16, 64, 512):
+        config = split_config(tokens, grouped, floating)
+        assert config.ins == step
+        assert config.stages > 2
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,15 @@ def dense(plan):
     return torch.block_diag(*[block / plan.block**0.5] * plan.blocks)
 
 
+def test_it_keeps_its_precision_under_autocast():
+    plan = plan_hadamard(96, "exact")
+    assert plan.base > 1
+    x = torch.randn(3, 96)
+    wanted = transform(x, plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(transform(x, plan), wanted)
+
+
 @pytest.mark.parametrize("size", REAL)
 def test_sizes_of_real_models(size):
     plan = plan_hadamard(size)

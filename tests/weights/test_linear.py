@@ -5,34 +5,53 @@ import torch
 
 from duotone.weights import linear as door
 from duotone.weights.kernels.availability import has_kernels
-from duotone.weights.linear import IMPLEMENTATIONS, linear_float, linear_int, unsupported
+from duotone.weights.linear import (
+    IMPLEMENTATIONS,
+    choose,
+    linear_float,
+    linear_int,
+    unsupported,
+)
 
-from linear_cases import DEVICE, expected, random_problem, random_weight
+from linear_cases import (
+    DEVICE,
+    assert_grouped_close,
+    expected,
+    random_problem,
+    random_weight,
+)
 
 needs_kernels = pytest.mark.skipif(not has_kernels(DEVICE), reason="needs triton")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group", [None, 32])
+@pytest.mark.parametrize("group", [None, 48])
 def test_the_reference_is_exact(bits: int, group: int | None) -> None:
-    problem = random_problem(7, 9, 1200, bits, split=True, bias=True)
+    problem = random_problem(7, 9, 1200, bits, group=group, split=True, bias=True)
     y = linear_int(*problem.arguments, impl="reference", dtype=torch.float32)
     torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
     problem.weight.scale.mul_(2)
     y2 = linear_int(*problem.arguments, impl="reference", dtype=torch.float32)
     assert not torch.equal(y, y2)
-    if group is not None:
-        weight = random_weight(9, 1216, bits, group=group)
-        x = torch.randint(-127, 128, (3, 1216), dtype=torch.int8, device=DEVICE)
-        y = linear_int(x, torch.ones(1, device=DEVICE), weight, dtype=torch.float32)
-        torch.testing.assert_close(y, x.float() @ weight.dequantized().T, rtol=1e-5, atol=1e-3)
 
 
-def test_the_reference_is_exact_under_autocast() -> None:
-    problem = random_problem(3, 9, 600, 8)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_of_scales_are_those_of_the_weight(bits: int) -> None:
+    weight = random_weight(9, 1216, bits, group=32)
+    x = torch.randint(-127, 128, (3, 1216), dtype=torch.int8, device=DEVICE)
+    y = linear_int(x, torch.ones(1, device=DEVICE), weight, dtype=torch.float32)
+    torch.testing.assert_close(y, x.float() @ weight.dequantized().T, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("group", [None, 60])
+def test_the_references_are_exact_under_autocast(group: int | None) -> None:
+    problem = random_problem(3, 9, 600, 8, group=group)
+    x = torch.randn(3, 600, device=DEVICE)
+    wanted = linear_float(x, problem.weight, impl="reference")
     with torch.autocast(DEVICE.type, torch.bfloat16):
         assert (problem.x_q.float() @ problem.weight.codes.float().T).dtype == torch.bfloat16
         y = linear_int(*problem.arguments, impl="reference", dtype=torch.float32)
+        assert torch.equal(linear_float(x, problem.weight, impl="reference"), wanted)
     torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
@@ -59,6 +78,34 @@ def test_all_kernels_are_exact(impl: str, tokens: int) -> None:
             if unsupported(impl, tokens, problem.weight, True) is None:
                 y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
                 torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+
+
+def check_grouped(impl: str, tokens: int, outs: int, ins: int, group: int) -> None:
+    """Both widths where `impl` takes them; one that adds in the reference's order is exact."""
+    for bits in (4, 8):
+        problem = random_problem(tokens, outs, ins, bits, group=group, split=True, bias=True)
+        if unsupported(impl, tokens, problem.weight, True) is None:
+            y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
+            exact = impl in ("w8a8", "w4a8-scratch") and group <= 128
+            assert_grouped_close(y, expected(problem), exact)
+
+
+@needs_kernels
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(
+    ("tokens", "impl"), [(1, "gemv"), (3, "w4a8-fused"), (3, "w8a8-split"), (19, "w8a8")]
+)
+def test_kernels_take_groups(tokens: int, impl: str, group: int) -> None:
+    check_grouped(impl, tokens, 20, 1152, group)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [32, 64, 128, 256, 1024])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS[2:])
+@pytest.mark.parametrize("tokens", [1, 19, 40])
+def test_all_kernels_take_groups(impl: str, tokens: int, group: int) -> None:
+    check_grouped(impl, tokens, 137, 1152 if group <= 128 else 2048, group)
 
 
 @needs_kernels
@@ -97,3 +144,32 @@ def test_clear_refusals() -> None:
         linear_int(x, scale, weight, impl="w8a8-split")
     with pytest.raises(ValueError, match="impl must be"):
         linear_int(x, scale, weight, impl="fast")
+
+
+@pytest.mark.parametrize(
+    ("impl", "tokens", "bits", "group", "reason"),
+    [
+        ("gemv", 1, 4, 16, "powers of two from 32 on; got 16"),
+        ("w4a8-fused", 3, 4, 48, "powers of two from 32 on; got 48"),
+        ("w4a8-scratch", 3, 4, 96, "powers of two from 32 on; got 96"),
+        ("w8a8", 3, 8, 96, "powers of two from 32 on; got 96"),
+        ("int_mm", 19, 8, 32, "adds up whole rows; got groups of 32"),
+    ],
+)
+def test_groups_that_a_kernel_cannot_take(
+    impl: str, tokens: int, bits: int, group: int, reason: str
+) -> None:
+    problem = random_problem(tokens, 16, 960, bits, group=group)
+    with pytest.raises(ValueError, match=f"{impl}.*{reason}"):
+        linear_int(*problem.arguments, impl=impl)
+
+
+@needs_kernels
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_choice_for_groups(bits: int) -> None:
+    weights = {size: random_weight(16, 960, bits, group=size) for size in (32, 64, 48)}
+    ways = [
+        [choose(tokens, weight, True) for tokens in (1, 17, 1000)] for weight in weights.values()
+    ]
+    few, many = ("w4a8-fused", "w4a8-scratch") if bits == 4 else ("w8a8-split", "w8a8")
+    assert ways == [["gemv", few, many]] * 2 + [["reference"] * 3]

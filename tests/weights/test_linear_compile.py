@@ -6,8 +6,10 @@ with the interpreter off, once for all variants.
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,27 +19,57 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-SPILLED = "ld.local"
-
 
 def launches() -> dict[str, Callable[[], Any]]:
     """What is launched, as a model's decode step and a middle number of tokens would."""
-    from duotone.weights.kernels import triton_gemv, triton_hadamard, triton_rows, triton_split
-    from duotone.weights.kernels.configs import gemv_config, split_config
+    found = products() | steps()
+    for name in ("gemv_kernel, 4 bits", "split_kernel, 16 tokens, 4 bits", "gemm_kernel"):
+        found[f"{name}, groups of 128"] = products(128)[name]
+    # of 32, 16 bytes: a path of its own
+    found["split_kernel, groups of 32"] = products(32)["split_kernel, 16 tokens, 4 bits"]
+    return found
 
-    import mquant_attention
-    from linear_cases import random_problem, random_weight
+
+def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
+    """Integer products, with one scale per channel or per group."""
+    from duotone.weights.kernels import triton_gemm, triton_gemv, triton_split
+    from duotone.weights.kernels.configs import gemm_config, gemv_config, split_config
+
+    from linear_cases import random_problem
 
     def gemv(bits: int) -> None:
-        p = random_problem(1, 4608, 3584, bits)
+        p = random_problem(1, 4608, 3584, bits, group=group)
         triton_gemv.gemv(*p.arguments, torch.bfloat16, gemv_config(p.weight))
 
     def split(tokens: int, bits: int) -> None:
-        p = random_problem(tokens, 256, 3584, bits)
+        p = random_problem(tokens, 256, 3584, bits, group=group)
         config = split_config(tokens, p.weight)
         triton_split.split_linear(*p.arguments, torch.bfloat16, config)
 
-    def grouped() -> None:
+    def gemm() -> None:
+        p = random_problem(300, 256, 3584, 8, group=group)
+        given = (p.x_q, p.row_scale, p.weight.codes, p.weight, None, None, torch.bfloat16)
+        triton_gemm.gemm_w8a8(*given, gemm_config(300, p.weight))
+
+    return {
+        "gemv_kernel, 4 bits": lambda: gemv(4),
+        "gemv_kernel, 8 bits": lambda: gemv(8),
+        "split_kernel, 16 tokens, 4 bits": lambda: split(16, 4),
+        "split_kernel, 64 tokens, 4 bits": lambda: split(64, 4),
+        "split_kernel, 16 tokens, 8 bits": lambda: split(16, 8),
+        "gemm_kernel": gemm,
+    }
+
+
+def steps() -> dict[str, Callable[[], Any]]:
+    """What else a decode step runs."""
+    from duotone.weights.kernels import triton_hadamard, triton_rows, triton_split
+    from duotone.weights.kernels.configs import split_config
+
+    import mquant_attention
+    from linear_cases import random_weight
+
+    def w4a16() -> None:
         weight, x = random_weight(256, 3584, 4, group=128), torch.zeros(16, 3584).bfloat16()
         config = split_config(16, weight, floating=True)
         triton_split.split_linear(x, torch.ones(1), weight, None, None, torch.bfloat16, config)
@@ -63,12 +95,7 @@ def launches() -> dict[str, Callable[[], Any]]:
         mquant_attention.attend(qkv, cache[0], cache[1], table, at, torch.ones(1))
 
     return {
-        "gemv_kernel, 4 bits": lambda: gemv(4),
-        "gemv_kernel, 8 bits": lambda: gemv(8),
-        "split_kernel, 16 tokens, 4 bits": lambda: split(16, 4),
-        "split_kernel, 64 tokens, 4 bits": lambda: split(64, 4),
-        "split_kernel, 16 tokens, 8 bits": lambda: split(16, 8),
-        "split_kernel, W4A16": grouped,
+        "split_kernel, W4A16": w4a16,
         "rows_kernel": norm,
         "long_rows_kernel": dynamic,
         "hadamard_kernel": hadamard,
@@ -89,13 +116,20 @@ class Recorder:
         return launch
 
 
-def compile_all() -> dict[str, dict[str, int]]:
-    """{launch: {cubin: bytes, waits, spills}}."""
-    from duotone.weights.kernels import triton_gemv, triton_hadamard, triton_rows, triton_split
+def compile_all() -> dict[str, dict[str, Any]]:
+    """{launch: {cubin: bytes, overlaps, waits, spills: bytes, ...}}."""
+    from duotone.weights.kernels import (
+        triton_gemm,
+        triton_gemv,
+        triton_hadamard,
+        triton_rows,
+        triton_split,
+    )
 
     import mquant_attention
 
-    modules = (triton_gemv, triton_split, triton_rows, triton_hadamard, mquant_attention)
+    modules = (triton_gemm, triton_gemv, triton_split)
+    modules += (triton_rows, triton_hadamard, mquant_attention)
     found = {}
     for name, run in launches().items():
         kernel = name.split(",")[0]
@@ -103,19 +137,20 @@ def compile_all() -> dict[str, dict[str, int]]:
         recorder = Recorder(getattr(module, kernel))
         with (
             mock.patch.object(module, kernel, recorder),
-            mock.patch.object(module, "overlaps", return_value=True),
+            mock.patch.object(module, "overlaps", return_value=True, create=True),
             mock.patch.object(triton_gemv, "fetches_ahead", return_value=True),
         ):
             run()
         asm = compiled(recorder.kernel, recorder.named)
-        before, waits, after = asm["ptx"].partition("griddepcontrol.wait")
+        before, waits, _ = asm["ptx"].partition("griddepcontrol.wait")
         found[name] = {
             "cubin": len(asm["cubin"]),
+            "overlaps": recorder.named.get("launch_pdl", False),
             "waits": bool(waits),
             "loads before": before.count("ld.global"),
             "fetches before": before.count("prefetch.global.L2"),
             "stores before": before.count("st.global"),
-            "spills": after.count(SPILLED),
+            "spills": stack_bytes(asm["cubin"]),
         }
     return found
 
@@ -142,17 +177,32 @@ def compiled(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     )
     options = {
         n: arguments[n]
-        for n in ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
+        for n in ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl", "maxnreg")
         if n in arguments
     }
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
+def stack_bytes(cubin: bytes) -> int:
+    """Memory per thread that registers are spilled to, in bytes."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        shown = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", shown)[1])
+
+
 def type_name(value: Any) -> str:
     from triton.runtime.jit import type_canonicalisation_dict
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
-    if isinstance(value, torch.Tensor):
-        return "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]
+    tensor = value.base if isinstance(value, TensorDescriptor) else value
+    if isinstance(tensor, torch.Tensor):
+        kind = type_canonicalisation_dict[str(tensor.dtype).removeprefix("torch.")]
+        return f"*{kind}" if tensor is value else f"tensordesc<{kind}{value.block_shape}>"
     return "fp32" if isinstance(value, float) else "i32"
 
 
@@ -167,10 +217,12 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[-1])
     assert all(one["cubin"] > 1000 for one in found.values())
-    assert all(one["waits"] and not one["stores before"] for one in found.values()), found
-    early = {name for name, one in found.items() if one["loads before"]}
+    beside = {name: one for name, one in found.items() if one["overlaps"]}
+    assert {n.split(",")[0] for n in found} - {n.split(",")[0] for n in beside} == {"gemm_kernel"}
+    assert all(one["waits"] and not one["stores before"] for one in beside.values()), found
+    early = {name.split(",")[0] for name, one in beside.items() if one["loads before"]}
     # weights and the cache; everything else is read behind the wait
-    assert early == {"gemv_kernel, 4 bits", "gemv_kernel, 8 bits", "attend_kernel"}
+    assert early == {"gemv_kernel", "attend_kernel"}
     assert found["gemv_kernel, 8 bits"]["fetches before"]
     assert not any(one["spills"] for one in found.values()), found
 

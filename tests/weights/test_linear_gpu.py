@@ -1,11 +1,21 @@
-"""The linear kernels on a real GPU: exact on odd shapes, under graphs, for strided inputs."""
+"""The linear kernels on a real GPU: exact on odd shapes, under graphs, for strided inputs.
+
+With groups of scales fp32 sums are exact or within the tolerance that linear_int documents.
+"""
 
 import pytest
 import torch
 
-from duotone.weights.linear import IMPLEMENTATIONS, linear_float, linear_int, unsupported
+from duotone.weights.linear import (
+    IMPLEMENTATIONS,
+    choose,
+    linear_float,
+    linear_int,
+    unsupported,
+)
+from duotone.weights.quant_linear import QuantLinear
 
-from linear_cases import expected, random_problem, random_weight
+from linear_cases import assert_grouped_close, expected, random_problem, random_weight
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
@@ -28,6 +38,11 @@ SHAPES = [
     (1, 96, 3420),
     (9, 104, 3420),
 ]
+# tokens, outs, ins, columns of a group
+GROUPED_SHAPES = [
+    *((tokens, *size, 128) for tokens in (1, 7, 63, 300) for size in ((1160, 4352), (99, 18944))),
+    *((tokens, 1160, 4352, group) for tokens in (1, 16, 100) for group in (32, 64, 256)),
+]
 
 
 @pytest.mark.parametrize(
@@ -47,10 +62,43 @@ def test_exact(shape: tuple, bits: int, split: bool, bias: bool) -> None:
     assert ran
 
 
-@pytest.mark.parametrize("impl", KERNELS)
-def test_under_a_graph_and_again(impl: str) -> None:
+@pytest.mark.parametrize(("bits", "split", "bias"), [(4, True, True), (8, False, False)])
+@pytest.mark.parametrize("shape", GROUPED_SHAPES, ids=str)
+def test_groups(shape: tuple, bits: int, split: bool, bias: bool) -> None:
+    torch.manual_seed(sum(shape))
+    *sizes, group = shape
+    problem, ran = random_problem(*sizes, bits, group=group, split=split, bias=bias), 0
+    wanted = linear_int(*problem.arguments, impl="reference", dtype=torch.float32)
+    for impl in KERNELS:
+        if unsupported(impl, shape[0], problem.weight, True) is None:
+            y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
+            exact = impl in ("w8a8", "w4a8-scratch") and group <= 128
+            assert_grouped_close(y, wanted, exact)
+            ran += 1
+    assert ran >= 2
+
+
+@pytest.mark.parametrize("activation", ["static", "dynamic"])
+@pytest.mark.parametrize("tokens", [1, 17, 1000])
+def test_a_layer_with_groups_takes_kernels(tokens: int, activation: str) -> None:
+    weight = random_weight(1160, 4352, 4, group=128)
+    scales = torch.tensor([0.03], device="cuda") if activation == "static" else None
+    layer = QuantLinear(weight, activation=activation, scales=scales)
+    assert choose(tokens, weight, True) != "reference"
+    x = torch.randn(tokens, 4352, device="cuda")
+    rows, _ = layer.coded(x)
+    found = layer(x)
+    assert_grouped_close(
+        found, linear_int(rows.codes, rows.scale, weight, impl="reference", dtype=x.dtype), False
+    )
+
+
+@pytest.mark.parametrize(
+    ("impl", "group"), [(i, None) for i in KERNELS] + [(i, 128) for i in KERNELS if i != "int_mm"]
+)
+def test_under_a_graph_and_again(impl: str, group: int | None) -> None:
     bits = 4 if impl.startswith("w4") else 8
-    problem = random_problem(1 if impl == "gemv" else 40, 1152, 4096, bits)
+    problem = random_problem(1 if impl == "gemv" else 40, 1152, 4096, bits, group=group)
     linear_int(*problem.arguments, impl=impl)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -58,7 +106,7 @@ def test_under_a_graph_and_again(impl: str) -> None:
     for _ in range(3):
         problem.x_q.copy_(torch.randint_like(problem.x_q, -127, 128))
         graph.replay()
-        torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+        assert_grouped_close(y, expected(problem), group is None)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -81,6 +81,12 @@ def test_a_step_runs(kind: str) -> None:
     assert make()().shape == (2, 64)
 
 
+def test_every_family_of_groups_has_its_turn() -> None:
+    kinds = [trial.kind for trial in mquant_tune.grouped_trials()]
+    assert set(kinds) == set(kinds[:3])
+    assert len(set(kinds)) == 3
+
+
 @SLOW
 def test_tuning_tries_and_compares() -> None:
     config = mquant_tune.GemvConfig(4, 16, 1)
@@ -88,6 +94,9 @@ def test_tuning_tries_and_compares() -> None:
         mquant_tune.Trial("w4a8 gemv", "down", 1, config),
         mquant_tune.Trial("w8a8", "qkv", 32, mquant_tune.GemmConfig(32, 32, 32)),
         mquant_tune.Trial("w8a8 split", "o", 16, mquant_tune.SplitConfig(32, 16, 64, 2)),
+        mquant_tune.Trial("w4a8 g128 gemv", "down", 1, mquant_tune.GemvConfig(32, 32, 1)),
+        mquant_tune.Trial("w4a8 g128 scratch", "down", 32, mquant_tune.GemmConfig(32, 32, 128)),
+        mquant_tune.Trial("w4a8 g128 split", "o", 16, mquant_tune.SplitConfig(32, 16, 128, 2)),
     ):
         row = mquant_tune.tried(trial, {}, Clock())
         assert row["us"] == 10.0

@@ -7,7 +7,7 @@ import torch
 
 from duotone.weights.hadamard_bases import sylvester
 from duotone.weights.kernels.availability import has_kernels
-from duotone.weights.online_hadamard import hadamard, hadamard_quantize
+from duotone.weights.online_hadamard import hadamard, hadamard_quantize, hadamard_reference
 
 from linear_cases import DEVICE
 
@@ -22,6 +22,13 @@ def test_the_reference_is_the_kronecker_product() -> None:
     wanted = torch.cat([x[:, i : i + 48] @ matrix.T for i in (0, 48)], 1)
     torch.testing.assert_close(hadamard(x, 2, SIGNS, 4, "reference"), wanted)
     assert not torch.allclose(hadamard(x, 2, SIGNS.T.contiguous(), 4, "reference"), wanted)
+
+
+def test_the_reference_keeps_its_precision_under_autocast() -> None:
+    x = torch.randn(3, 96, device=DEVICE)
+    wanted = hadamard_reference(x, 2, SIGNS.to(DEVICE), 4)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert torch.equal(hadamard_reference(x, 2, SIGNS.to(DEVICE), 4), wanted)
 
 
 @needs_kernels

@@ -24,6 +24,10 @@ def test_what_does_not_fit_raises() -> None:
     codes = torch.zeros(4, 8, dtype=torch.int8)
     with pytest.raises(ValueError, match="scale"):
         PackedWeight(codes, 8, torch.ones(3))
+    with pytest.raises(ValueError, match="scale must be contiguous"):
+        PackedWeight(codes, 8, torch.ones(2, 4).T, 4)
+    with pytest.raises(ValueError, match="codes must be contiguous"):
+        PackedWeight(torch.zeros(8, 4, dtype=torch.int8).T, 8, torch.ones(4))
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, None), (4, 32), (8, None)])

@@ -96,6 +96,25 @@ def test_groups_are_padded_where_the_channels_do_not_come_out():
     assert relative_error(made(inputs()), linear()(inputs())) < 0.2
 
 
+@pytest.mark.parametrize("activation", ["static", "dynamic"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_with_integer_activations(bits, activation):
+    module, x = linear(columns=100), inputs(columns=100)
+    with torch.no_grad():
+        module.weight[:, 64:] *= 100
+    recipe = Recipe(bits=bits, method="rtn", activation=activation)
+    made, whole = (quantized(module, x, recipe.replace(group=g)) for g in (32, None))
+    assert made.packed.shape == (5, 128)
+    assert made.mode == f"w{bits}a8"
+    x[:, 64:] = 0
+    wanted = module(x)
+    # the small columns' scales are their own
+    assert relative_error(made(x), wanted) < min(0.2, relative_error(whole(x), wanted) / 4)
+    again = made_of(made.record(), torch.float32, Modality())
+    again.load_state_dict(made.state_dict(), assign=True)
+    assert torch.equal(again(x), made(x))
+
+
 def test_dynamic_scales_come_from_each_row():
     x = inputs() * torch.logspace(-3, 3, 37)[:, None]
     made = quantized(linear(bias=False), x, RTN8.replace(activation="dynamic"))

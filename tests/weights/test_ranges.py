@@ -59,6 +59,24 @@ def test_merging_into_nothing_and_nothing_into_something():
     assert merged.clip("minmax") == seen(normal()).clip("minmax")
 
 
+@pytest.mark.parametrize("method", ["percentile", "mse"])
+def test_zeros_seen_first_cost_no_resolution(method):
+    zeros, x = torch.zeros(5000), normal() / 1000
+    after, before = seen(zeros, x), seen(x, zeros)
+    assert after.numbers == 25000
+    assert after.clip(method) == before.clip(method)
+
+
+@pytest.mark.parametrize("zeros_first", [True, False], ids=["zeros first", "zeros last"])
+def test_zeros_merge(zeros_first):
+    zeros, some = seen(torch.zeros(9)), seen(normal() / 1000)
+    merged, other = (zeros, some) if zeros_first else (some, zeros)
+    merged.merge(other)
+    both = seen(normal() / 1000, torch.zeros(9))
+    assert merged.numbers == both.numbers
+    assert merged.clip("percentile") == pytest.approx(both.clip("percentile"), rel=1e-3)
+
+
 def test_zeros_give_a_scale_that_divides():
     assert seen(torch.zeros(9)).scale("mse") > 0
 

@@ -7,6 +7,7 @@ from duotone.weights.recipe import RECIPES, Recipe, get_recipe
 NAMED = (
     "mquant-w4a8",
     "mquant-w8a8",
+    "mquant-w4a8-g128",
     "w4a16-g128",
     "rtn-w4a8",
     "rtn-w8a8",
@@ -59,5 +60,6 @@ def test_what_has_no_meaning_is_refused(changes, message):
 def test_unknown_names_and_fields_are_refused():
     with pytest.raises(ValueError, match="did you mean mquant-w4a8"):
         get_recipe("mquant-w4")
+    assert get_recipe("mquant-w4a8-g128") == get_recipe("mquant-w4a8").replace(group=128)
     with pytest.raises(ValueError, match=r"got \['rank'\]"):
         Recipe.from_dict({"rank": 1})

@@ -156,7 +156,9 @@ def _transformed(x: Tensor, plan: HadamardPlan, base_product: str) -> Tensor:
     """Base and butterflies over [..., padded]; they commute, so that T^T differs in the base."""
     x = x.unflatten(-1, (plan.blocks, plan.base, plan.power))
     if plan.base > 1:
-        x = torch.einsum(base_product, base_at(plan.base, x.dtype, x.device), x)
+        # Autocast would round the products to 16 bit.
+        with torch.autocast(x.device.type, enabled=False):
+            x = torch.einsum(base_product, base_at(plan.base, x.dtype, x.device), x)
     return (_fast_walsh(x) / plan.block**0.5).flatten(-3)
 
 

@@ -72,7 +72,10 @@ def hadamard_reference(x: Tensor, blocks: int, base: Tensor | None, p: int) -> T
     if base is not None:
         matrix = torch.kron(base.to(x).contiguous(), matrix)
     units = x.reshape(len(x), blocks, len(matrix))
-    return (units @ matrix.T / math.sqrt(len(matrix))).reshape(x.shape)
+    # Autocast would round the products to 16 bit.
+    with torch.autocast(x.device.type, enabled=False):
+        y = units @ matrix.T
+    return (y / math.sqrt(len(matrix))).reshape(x.shape)
 
 
 def check_sizes(columns: int, blocks: int, base: Tensor | None, p: int) -> None:

@@ -22,7 +22,8 @@ class PackedWeight:
     scale: float32 [out], or [out, in / group_size] with groups along `in`; w ~ codes * scale.
     w0: [out] floating point or None: column 0 of the weight where RMS splits it off; the codes of
         that column are then 0.
-    Errors: ValueError for dtypes and shapes that do not fit together.
+    Errors: ValueError for dtypes and shapes that do not fit together, and for codes or scales that
+        are not contiguous.
     """
 
     codes: Tensor
@@ -41,6 +42,11 @@ class PackedWeight:
                 f"{tuple(self.codes.shape)} of {self.codes.dtype}"
             )
         self._check_scale()
+        for name in ("codes", "scale"):
+            if not getattr(self, name).is_contiguous():
+                raise ValueError(
+                    f"{name} must be contiguous, as kernels read it; call .contiguous()"
+                )
         if self.w0 is not None and self.w0.shape != self.codes.shape[:1]:
             raise ValueError(f"w0 must be [out] = [{len(self.codes)}]; got {tuple(self.w0.shape)}")
 

@@ -1,7 +1,7 @@
 """Static ranges of activations from a stream of tensors: a histogram of magnitudes that can widen.
 
-Memory does not grow with the data: BINS counts per tensor. Where a magnitude exceeds the range, the
-range doubles and neighbouring bins merge, so counts stay exact.
+Memory does not grow with the data: BINS counts per tensor. The first magnitude that is not 0 sets
+the range. Where one exceeds it, it doubles and neighbouring bins merge, so counts stay exact.
 
     minmax      clip = largest magnitude seen
     percentile  clip = magnitude that a share of PERCENTILE of all numbers does not exceed
@@ -27,7 +27,10 @@ METHODS = ("minmax", "percentile", "mse")
 
 
 class Magnitudes:
-    """Counts of |x| in BINS equal bins from 0 to `limit`, and the largest |x|."""
+    """Counts of |x| in BINS equal bins from 0 to `limit`, and the largest |x|.
+
+    limit: 0 while only zeros were seen, which are in bin 0 whatever it becomes.
+    """
 
     def __init__(self) -> None:
         self.counts: Tensor | None = None
@@ -48,18 +51,23 @@ class Magnitudes:
         if not math.isfinite(largest):
             raise ValueError("activations to calibrate on must be finite, got inf or nan")
         self._widen(largest, x.device)
-        places = (magnitude * (BINS / self.limit)).long().clamp_(max=BINS - 1)
-        self.counts += torch.bincount(places, minlength=BINS).double()
+        self.counts += torch.bincount(self._bins(magnitude), minlength=BINS).double()
         self.largest = max(self.largest, largest)
 
     def _widen(self, largest: float, device: torch.device) -> None:
         if self.counts is None:
             self.counts = torch.zeros(BINS, dtype=torch.float64, device=device)
-            self.limit = largest or 1.0
+        if self.limit == 0:
+            self.limit = largest
         while self.limit < largest:
             merged = self.counts.unflatten(0, (-1, 2)).sum(1)
             self.counts = torch.cat((merged, torch.zeros_like(merged)))
             self.limit *= 2
+
+    def _bins(self, magnitude: Tensor) -> Tensor:
+        if self.limit == 0:
+            return torch.zeros_like(magnitude, dtype=torch.long)
+        return (magnitude * (BINS / self.limit)).long().clamp_(max=BINS - 1)
 
     def merge(self, other: Magnitudes) -> None:
         """Add what another one has counted: its bins go to the bins of their centres."""
@@ -67,8 +75,7 @@ class Magnitudes:
             return
         self._widen(other.largest, other.counts.device)
         centre = (torch.arange(BINS, device=other.counts.device) + 0.5) * (other.limit / BINS)
-        places = (centre.clamp(max=self.limit) * (BINS / self.limit)).long().clamp_(max=BINS - 1)
-        self.counts.index_add_(0, places, other.counts)
+        self.counts.index_add_(0, self._bins(centre.clamp(max=self.limit)), other.counts)
         self.largest = max(self.largest, other.largest)
 
     def clip(self, method: Method) -> float:

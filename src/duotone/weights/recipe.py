@@ -142,7 +142,10 @@ def _family(bits: int) -> dict[str, Recipe]:
 
 RECIPES: dict[str, Recipe] = {
     f"{name}-w{bits}a8": recipe for bits in (4, 8) for name, recipe in _family(bits).items()
-} | {"w4a16-g128": Recipe(bits=4, group=128, clip=True, activation="none")}
+} | {
+    "mquant-w4a8-g128": _family(4)["mquant"].replace(group=128),
+    "w4a16-g128": Recipe(bits=4, group=128, clip=True, activation="none"),
+}
 
 
 def get_recipe(name: str) -> Recipe:

@@ -21,6 +21,9 @@ _SPLIT_PROGRAMS = 132 * 4
 _MIN_SPLIT_INS = 512
 # Where other shapes of a program of the kernel for one token are faster.
 _MANY_OUTS, _MANY_INS = 16384, 8192
+# Columns of a step with groups of scales: one group, or a part of a larger one.
+_MAX_GROUP_STEP = 128
+_MAX_STAGES = 8
 
 
 def preferred(tokens: int, bits: int) -> tuple[str, ...]:
@@ -32,9 +35,14 @@ def preferred(tokens: int, bits: int) -> tuple[str, ...]:
     return (few, many) if tokens <= MAX_SPLIT_TOKENS[bits] else (many, few)
 
 
-def gemm_config(tokens: int, shape: tuple[int, int]) -> GemmConfig:
-    """Tiles of the W8A8 kernel. shape: (out, in)."""
-    if tokens <= 256 or shape[0] < 256:
+def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:
+    """Tiles of the W8A8 kernel, which unpacked weights of 4 bits take too."""
+    if weight.group_size is not None:
+        # Two sums per output, so half the outputs; three programs on an SM, which registers just
+        # allow, take turns on tensor cores and on scales.
+        step, stages = _group_steps(weight.group_size, 128, 3)
+        return GemmConfig(64, 128, step, warps=4, stages=stages, per_sm=3, registers=168)
+    if tokens <= 256 or weight.shape[0] < 256:
         return GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0)
     return GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
 
@@ -54,16 +62,24 @@ def split_config(tokens: int, weight: PackedWeight, floating: bool = False) -> S
     outs, ins = weight.shape
     tile = min(128, max(16, 1 << (tokens - 1).bit_length()))
     rows, warps = (64, 4) if tile <= 32 else (128, 8)
-    step, stages, programs = weight.group_size or 128, 3 if floating else 4, _SPLIT_PROGRAMS
+    step, stages, programs = 128, 3 if floating else 4, _SPLIT_PROGRAMS
     if weight.bits == 4 and not floating:
         stages = 3
         if tile <= 32:
             step = 256
         else:
             tile, warps, programs = 64, 4, _SPLIT_PROGRAMS // 2
+    if weight.group_size is not None:
+        step, stages = _group_steps(weight.group_size, step, stages)
     tiles = math.ceil(outs / rows) * math.ceil(tokens / tile)
     splits = max(1, min(programs // tiles, ins // _MIN_SPLIT_INS))
     return SplitConfig(rows, tile, step, splits, warps, stages)
+
+
+def _group_steps(group_size: int, step: int, stages: int) -> tuple[int, int]:
+    """(Columns per step, stages) within groups: as many bytes in flight as longer steps have."""
+    within = min(group_size, _MAX_GROUP_STEP)
+    return within, min(_MAX_STAGES, 1 + (stages - 1) * step // within)
 
 
 @cache

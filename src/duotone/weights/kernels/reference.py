@@ -1,4 +1,7 @@
-"""Plain torch: the integer product and its epilogue, the same numbers as every kernel has."""
+"""Plain torch: the integer product and its epilogue, the same numbers as every kernel has.
+
+Autocast, which would round sums to 16 bit, is off in every product.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ _EXACT_COLUMNS = (1 << 24) // (127 * 127)
 def integer_product(x_q: Tensor, codes: Tensor) -> Tensor:
     """x_q @ codes^T, exact: int8 [tokens, in] and int8 [out, in] -> int32 [tokens, out]."""
     total = x_q.new_zeros(len(x_q), len(codes), dtype=torch.int32)
-    # Autocast would round sums to 16 bit.
     with torch.autocast(x_q.device.type, enabled=False):
         for first in range(0, x_q.shape[1], _EXACT_COLUMNS):
             part = slice(first, first + _EXACT_COLUMNS)
@@ -60,7 +62,7 @@ def linear_int_reference(
 
 
 def _grouped_sums(x_q: Tensor, weight: PackedWeight) -> Tensor:
-    """Sum over groups of (exact product * scale of the group): float32 [tokens, out]."""
+    """((p_0 s_0) + (p_1 s_1)) + ..., p_g exact products of group g: float32 [tokens, out]."""
     codes, size = weight.unpacked(), weight.group_size
     total = x_q.new_zeros(len(x_q), len(codes), dtype=torch.float32)
     for group, scale in enumerate(weight.scale.T):
@@ -71,5 +73,6 @@ def _grouped_sums(x_q: Tensor, weight: PackedWeight) -> Tensor:
 
 def linear_float_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """What `linear_float` computes: 16-bit activations, dequantized weights, sums in fp32."""
-    y = x.float() @ weight.dequantized().T
+    with torch.autocast(x.device.type, enabled=False):
+        y = x.float() @ weight.dequantized().T
     return (y if bias is None else y + bias.float()).to(x.dtype)

@@ -8,6 +8,12 @@ import triton.language as tl
 
 
 @triton.jit
+def group_scale(scale, o_out, i_group, outs, groups):
+    # scale [outs, groups] of one group -> [BN]
+    return tl.load(scale + o_out * groups + i_group, mask=o_out < outs, other=0.0)
+
+
+@triton.jit
 def epilogue(
     sums,
     o_row,

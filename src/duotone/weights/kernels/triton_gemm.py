@@ -3,6 +3,9 @@
 Programs walk over output tiles in groups of GROUP rows of tiles, so that what runs at one time
 shares its tiles in L2. Both operands have `in` as their contiguous axis, as Hopper's int8 WGMMA
 wants them.
+
+With groups of scales a step of `in` lies in one group; its product is scaled and added in fp32, in
+ascending order.
 """
 
 # ruff: noqa: D103
@@ -16,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from duotone.weights.kernels.triton_epilogue import epilogue
+from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
 from duotone.weights.packed_weight import PackedWeight
 
 # TMA wants rows that start at multiples of 16 bytes.
@@ -25,7 +28,10 @@ TMA_BYTES = 16
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """Tile sizes [tokens, outs, ins], tiles per group, warps, stages; programs per SM or 0: all."""
+    """Tile sizes [tokens, outs, ins], tiles per group, warps, stages; programs per SM or 0: all.
+
+    registers: the most per thread, None for as many as the compiler likes.
+    """
 
     tokens: int
     outs: int
@@ -35,6 +41,7 @@ class GemmConfig:
     stages: int = 4
     per_sm: int = 1
     flatten: bool = False
+    registers: int | None = None
 
 
 @triton.jit
@@ -58,7 +65,9 @@ def gemm_kernel(
     GROUP: tl.constexpr,
     FLATTEN: tl.constexpr,
     FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
+    # SIZE: columns that share a scale, a multiple of BK; None: all
     tiles_m, tiles_n = tl.cdiv(tokens, BM), tl.cdiv(outs, BN)
     for i_tile in tl.range(
         tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN
@@ -68,15 +77,32 @@ def gemm_kernel(
         size = tl.minimum(tiles_m - first, GROUP)
         i_m = first + i_tile % in_group % size
         i_n = i_tile % in_group // size
-        sums = tl.zeros([BM, BN], tl.int32)
+        o_row = i_m * BM + tl.arange(0, BM)
+        o_out = i_n * BN + tl.arange(0, BN)
+        sums = tl.zeros([BM, BN], tl.int32 if SIZE is None else tl.float32)
         for k in range(0, ins, BK):
             b_x = x.load([i_m * BM, k])
             b_w = w.load([i_n * BN, k])
-            sums = tl.dot(b_x, b_w.T, sums, out_dtype=tl.int32)
-        o_row = i_m * BM + tl.arange(0, BM)
-        o_out = i_n * BN + tl.arange(0, BN)
+            if SIZE is None:
+                sums = tl.dot(b_x, b_w.T, sums, out_dtype=tl.int32)
+            else:
+                # asked for before the product, behind which it is needed
+                b_s = group_scale(out_scale, o_out, k // SIZE, outs, ins // SIZE)
+                part = tl.dot(b_x, b_w.T, out_dtype=tl.int32)
+                sums += part.to(tl.float32) * b_s[None, :]
         b_y = epilogue(
-            sums, o_row, o_out, tokens, outs, row_scale, row_stride, out_scale, x0, w0, bias, FACTOR
+            sums,
+            o_row,
+            o_out,
+            tokens,
+            outs,
+            row_scale,
+            row_stride,
+            out_scale if SIZE is None else None,
+            x0,
+            w0,
+            bias,
+            FACTOR,
         )
         p_y = y + o_row.to(tl.int64)[:, None] * y_stride + o_out[None, :]
         m_y = (o_row < tokens)[:, None] & (o_out < outs)[None, :]
@@ -96,7 +122,7 @@ def gemm_w8a8(
     """Launch: int8 x_q [tokens, in] and codes [out, in], both contiguous, in % 16 == 0.
 
     weight: where scales and split column come from. codes: its own, or, of a weight of 4 bits, its
-    codes times 16.
+    codes times 16. With groups of scales config.ins divides their size.
     """
     tokens, ins = x_q.shape
     outs = len(codes)
@@ -126,8 +152,10 @@ def gemm_w8a8(
         GROUP=config.group,
         FLATTEN=config.flatten,
         FACTOR=1.0 if weight.bits == 8 else 0.0625,
+        SIZE=weight.group_size,
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers,
         enable_fp_fusion=False,
     )
     return y

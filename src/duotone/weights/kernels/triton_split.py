@@ -6,7 +6,8 @@ in registers. Even and odd columns of 4-bit weights are multiplied apart, so no 
 its place: x is read two values at a time and taken apart the same way.
 
 Splits write partial sums; the last one to come adds them in order, so the result does not depend on
-who was last. Integer sums are exact anyway.
+who was last. Integer sums are exact anyway; with groups of scales they are of a group, and what is
+added up is fp32.
 """
 
 # ruff: noqa: D103
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.weights.kernels.scratch import scratch
-from duotone.weights.kernels.triton_epilogue import epilogue
+from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
 from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_unpack import ASM, as_bfloat16, times_16
 from duotone.weights.packed_weight import PackedWeight
@@ -65,6 +66,11 @@ def _product(b_w, b_x, sums, BITS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.co
             low, high = as_bfloat16(b_w, ASM)
             sums = tl.dot(low, even.T, sums)
             sums = tl.dot(high, odd.T, sums)
+        elif b_w.shape[1] < 32:
+            # tensor cores take 32 int8 at least
+            low, high = times_16(b_w, ASM)
+            b_w, b_x = tl.interleave(low, high), tl.interleave(even, odd)
+            sums = tl.dot(b_w, b_x.T, sums, out_dtype=tl.int32)
         else:
             low, high = times_16(b_w, ASM)
             sums = tl.dot(low, even.T, sums, out_dtype=tl.int32)
@@ -90,7 +96,6 @@ def split_kernel(
     x_stride,
     y_stride,
     row_stride,
-    groups,
     split_ins,
     BN: tl.constexpr,
     BT: tl.constexpr,
@@ -98,11 +103,12 @@ def split_kernel(
     SPLITS: tl.constexpr,
     BITS: tl.constexpr,
     FLOAT: tl.constexpr,
-    GROUPED: tl.constexpr,
+    SIZE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    # ins, split_ins, BK count elements of x and w as they are stored: bytes of packed weights.
+    # ins, split_ins, BK count elements of x and w as they are stored: bytes of packed weights. So
+    # does SIZE, of a group of scales, a multiple of BK; None: one scale per channel.
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     i_n, i_split, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -112,20 +118,19 @@ def split_kernel(
     m_out, m_row = (o_out < outs)[:, None], (o_row < tokens)[:, None]
     p_w = w + o_out.to(tl.int64)[:, None] * ins
     p_x = x + o_row.to(tl.int64)[:, None] * x_stride
-    sums = tl.zeros([BN, BT], tl.float32 if FLOAT else tl.int32)
+    product_type: tl.constexpr = tl.float32 if FLOAT else tl.int32
+    sums = tl.zeros([BN, BT], product_type if SIZE is None else tl.float32)
     first = i_split * split_ins
     for k in range(first, tl.minimum(first + split_ins, ins), BK):
         m_in = (k + o_in < ins)[None, :]
         b_w = tl.load(p_w + (k + o_in)[None, :], mask=m_out & m_in, other=0)
         b_x = tl.load(p_x + (k + o_in)[None, :], mask=m_row & m_in, other=0)
-        if GROUPED:
-            # a step of BK is one group of the weight's scales
-            zero = tl.zeros([BN, BT], tl.float32)
-            part = _product(b_w, b_x, zero, BITS, FLOAT, ASM)
-            b_s = tl.load(out_scale + o_out * groups + k // BK, mask=o_out < outs, other=0.0)
-            sums += part * b_s[:, None]
-        else:
+        if SIZE is None:
             sums = _product(b_w, b_x, sums, BITS, FLOAT, ASM)
+        else:
+            b_s = group_scale(out_scale, o_out, k // SIZE, outs, ins // SIZE)
+            part = _product(b_w, b_x, tl.zeros([BN, BT], product_type), BITS, FLOAT, ASM)
+            sums += part.to(tl.float32) * b_s[:, None]
     mine = True
     if SPLITS > 1:
         tile = i_t * tl.num_programs(0) + i_n
@@ -150,7 +155,7 @@ def split_kernel(
             outs,
             row_scale,
             row_stride,
-            None if GROUPED else out_scale,
+            out_scale if SIZE is None else None,
             x0,
             w0,
             bias,
@@ -171,10 +176,12 @@ def split_linear(
 ) -> Tensor:
     """Launch: x int8 or bfloat16 [tokens, in], contiguous, `in` even for 4 bits.
 
-    Groups of scales need bfloat16 x and config.ins == group_size.
+    With groups of scales config.ins divides their size.
     """
     tokens, outs, per = len(x), len(weight.codes), 8 // weight.bits
     ins, step = weight.codes.shape[1], config.ins // per
+    size = None if weight.group_size is None else weight.group_size // per
+    floating = x.is_floating_point()
     split_ins = triton.cdiv(triton.cdiv(ins, step), config.splits) * step
     splits = triton.cdiv(ins, split_ins)
     grid = (triton.cdiv(outs, config.outs), splits, triton.cdiv(tokens, config.tokens))
@@ -184,11 +191,11 @@ def split_linear(
     if splits > 1:
         count = tiles * splits * config.outs * config.tokens
         partial = scratch(x.device, "partial sums", count, torch.int32)
-        partial = partial.view(torch.float32) if x.is_floating_point() else partial
+        partial = partial.view(torch.float32) if floating or size is not None else partial
         counters = scratch(x.device, "counters", tiles, torch.int32)
     overlap = overlaps(x.device)
     if weight.bits == 4:
-        x = x.view(torch.int32 if x.is_floating_point() else torch.int16)
+        x = x.view(torch.int32 if floating else torch.int16)
     split_kernel[grid](
         x,
         weight.codes,
@@ -206,15 +213,14 @@ def split_linear(
         x.stride(0),
         y.stride(0),
         0 if row_scale.numel() == 1 else 1,
-        1 if weight.group_size is None else weight.scale.shape[1],
         split_ins,
         BN=config.outs,
         BT=config.tokens,
         BK=step,
         SPLITS=splits,
         BITS=weight.bits,
-        FLOAT=x.dtype == torch.int32 or x.is_floating_point(),
-        GROUPED=weight.group_size is not None,
+        FLOAT=floating,
+        SIZE=size,
         ASM=ASM,
         OVERLAP=overlap,
         launch_pdl=overlap,
