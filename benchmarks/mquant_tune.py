@@ -89,6 +89,17 @@ def gemm_trials() -> Iterator[Trial]:
     ]
     for config, name in product(tiles, NAMES):
         yield Trial("w8a8", name, 8192, config)
+    # Where the last round counts.
+    few = [
+        GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2),
+        GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2, parts=2),
+        GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2, parts=4),
+        GemmConfig(128, 256, 128, warps=8, stages=3, parts=4),
+        GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
+        GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2, parts=4),
+    ]
+    for config, name, tokens in product(few, NAMES, (512, 2048)):
+        yield Trial("w8a8", name, tokens, config)
 
 
 def grouped_gemm_trials() -> Iterator[Trial]:

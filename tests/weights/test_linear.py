@@ -1,5 +1,7 @@
 """Products by every implementation, exact, at tiny odd sizes in the interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,6 +108,33 @@ def test_kernels_take_groups(tokens: int, impl: str, group: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 19, 40])
 def test_all_kernels_take_groups(impl: str, tokens: int, group: int) -> None:
     check_grouped(impl, tokens, 137, 1152 if group <= 128 else 2048, group)
+
+
+@needs_kernels
+def test_the_last_round_is_cut_where_programs_would_idle() -> None:
+    from duotone.weights.kernels.triton_gemm import GemmConfig, Rounds, rounds
+
+    config = GemmConfig(128, 128, 128, parts=4)
+    # Qwen2-VL-7B's qkv at 2,048 tokens on an H200: 48 tiles are left behind two rounds of 264.
+    assert rounds(576, 3584, 264, config) == Rounds(264, 528, 48, 4, 896)
+    assert rounds(448, 3584, 264, config) == Rounds(264, 448)  # 184 are left, none has two
+    assert rounds(528, 3584, 264, config) == rounds(528, 3584, 264, replace(config, parts=1))
+    assert rounds(7, 3584, 264, config) == Rounds(7, 7)
+    assert rounds(5, 300, 4, config) == Rounds(4, 4, 1, 3, 128)
+
+
+@needs_kernels
+@pytest.mark.skipif(torch.cuda.is_available(), reason="rounds are of four programs")
+@pytest.mark.parametrize("ins", [256, 400])
+def test_parts_of_tiles_add_up_exactly(ins: int) -> None:
+    from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
+
+    config = GemmConfig(32, 32, 64, warps=4, per_sm=4, parts=4)
+    for _ in range(2):  # counters and sums of the first run do not disturb the second
+        problem = random_problem(90, 70, ins, 8, split=True, bias=True)  # nine tiles
+        x, scale, weight, *rest = problem.arguments
+        y = gemm_w8a8(x, scale, weight.codes, weight, *rest, torch.float32, config)
+        torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
 @needs_kernels

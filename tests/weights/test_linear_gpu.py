@@ -45,6 +45,20 @@ GROUPED_SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("shape", [(2048, 4608, 3584), (1999, 4600, 1040)], ids=str)
+def test_parts_of_the_last_round_add_up_exactly(shape: tuple, parts: int) -> None:
+    from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
+
+    config = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2, parts=parts)
+    for _ in range(3):
+        problem = random_problem(*shape, 8, split=True, bias=True)
+        x, scale, weight, *rest = problem.arguments
+        y = gemm_w8a8(x, scale, weight.codes, weight, *rest, torch.float32, config)
+        wanted = linear_int(*problem.arguments, impl="int_mm", dtype=torch.float32)
+        torch.testing.assert_close(y, wanted, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("bits", "split", "bias"), [(4, False, True), (8, True, False), (4, True, True)]
 )

@@ -4,6 +4,9 @@ Programs walk over output tiles in groups of GROUP rows of tiles, so that what r
 shares its tiles in L2. Both operands have `in` as their contiguous axis, as Hopper's int8 WGMMA
 wants them.
 
+Where the last round of tiles would leave most programs idle, its tiles are cut along `in` (as
+stream-K does): the last program to finish a part adds up all of them, exact as integers are.
+
 With groups of scales a step of `in` lies in one group; its product is scaled and added in fp32, in
 ascending order.
 """
@@ -19,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
 from duotone.weights.packed_weight import PackedWeight
 
@@ -30,7 +34,8 @@ TMA_BYTES = 16
 class GemmConfig:
     """Tile sizes [tokens, outs, ins], tiles per group, warps, stages; programs per SM or 0: all.
 
-    registers: the most per thread, None for as many as the compiler likes.
+    registers: the most per thread, None for as many as the compiler likes. parts: the most that
+    tiles of the last round are cut into.
     """
 
     tokens: int
@@ -42,6 +47,47 @@ class GemmConfig:
     per_sm: int = 1
     flatten: bool = False
     registers: int | None = None
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How programs share tiles: `whole` ones, then `tail` ones in `parts` of `part_ins` columns."""
+
+    programs: int
+    whole: int
+    tail: int = 0
+    parts: int = 1
+    part_ins: int = 0
+
+
+def rounds(tiles: int, ins: int, slots: int, config: GemmConfig) -> Rounds:
+    """slots: programs that run at one time."""
+    programs = min(tiles, slots)
+    tail = tiles % programs
+    parts = min(config.parts, programs // tail, -(-ins // config.ins)) if tail else 1
+    if parts == 1:
+        return Rounds(programs, tiles)
+    part_ins = -(-ins // (parts * config.ins)) * config.ins
+    return Rounds(programs, tiles - tail, tail, -(-ins // part_ins), part_ins)
+
+
+@triton.jit
+def _add_parts(sums, partial, arrived, i_part, PARTS: tl.constexpr):
+    # (whether all parts of this tile have arrived, their sum). partial, arrived: of the tile
+    BM: tl.constexpr = sums.shape[0]
+    BN: tl.constexpr = sums.shape[1]
+    p_part = partial + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+    tl.store(p_part + i_part * (BM * BN), sums)
+    # all of this program's stores come before its arrival
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == PARTS - 1
+    if is_last:
+        for other in range(PARTS):
+            if other != i_part:
+                sums += tl.load(p_part + other * (BM * BN), cache_modifier=".cg")
+        tl.store(arrived, 0)
+    return is_last, sums
 
 
 @triton.jit
@@ -59,6 +105,11 @@ def gemm_kernel(
     ins,
     y_stride,
     row_stride,
+    partial,
+    arrived,
+    whole,
+    units,
+    part_ins,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -66,12 +117,17 @@ def gemm_kernel(
     FLATTEN: tl.constexpr,
     FACTOR: tl.constexpr,
     SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    # SIZE: columns that share a scale, a multiple of BK; None: all
+    # SIZE: columns that share a scale, a multiple of BK; None: all. units: whole tiles, then parts
     tiles_m, tiles_n = tl.cdiv(tokens, BM), tl.cdiv(outs, BN)
-    for i_tile in tl.range(
-        tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN
-    ):
+    for i_unit in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=FLATTEN):
+        i_tile, i_part, first_k, last_k = i_unit, 0, 0, ins
+        if PARTS > 1:
+            i_tail = tl.maximum(i_unit - whole, 0)
+            i_tile, i_part = tl.minimum(i_unit, whole) + i_tail // PARTS, i_tail % PARTS
+            first_k = i_part * part_ins
+            last_k = tl.where(i_unit < whole, ins, tl.minimum(first_k + part_ins, ins))
         in_group = GROUP * tiles_n
         first = i_tile // in_group * GROUP
         size = tl.minimum(tiles_m - first, GROUP)
@@ -80,7 +136,7 @@ def gemm_kernel(
         o_row = i_m * BM + tl.arange(0, BM)
         o_out = i_n * BN + tl.arange(0, BN)
         sums = tl.zeros([BM, BN], tl.int32 if SIZE is None else tl.float32)
-        for k in range(0, ins, BK):
+        for k in range(first_k, last_k, BK):
             b_x = x.load([i_m * BM, k])
             b_w = w.load([i_n * BN, k])
             if SIZE is None:
@@ -90,23 +146,31 @@ def gemm_kernel(
                 b_s = group_scale(out_scale, o_out, k // SIZE, outs, ins // SIZE)
                 part = tl.dot(b_x, b_w.T, out_dtype=tl.int32)
                 sums += part.to(tl.float32) * b_s[None, :]
-        b_y = epilogue(
-            sums,
-            o_row,
-            o_out,
-            tokens,
-            outs,
-            row_scale,
-            row_stride,
-            out_scale if SIZE is None else None,
-            x0,
-            w0,
-            bias,
-            FACTOR,
-        )
-        p_y = y + o_row.to(tl.int64)[:, None] * y_stride + o_out[None, :]
-        m_y = (o_row < tokens)[:, None] & (o_out < outs)[None, :]
-        tl.store(p_y, b_y.to(y.dtype.element_ty), mask=m_y)
+        is_last = True
+        if PARTS > 1:
+            is_last = i_unit < whole
+            if i_unit >= whole:
+                i_tail = i_tile - whole
+                p_partial = partial + i_tail.to(tl.int64) * (PARTS * BM * BN)
+                is_last, sums = _add_parts(sums, p_partial, arrived + i_tail, i_part, PARTS)
+        if is_last:
+            b_y = epilogue(
+                sums,
+                o_row,
+                o_out,
+                tokens,
+                outs,
+                row_scale,
+                row_stride,
+                out_scale if SIZE is None else None,
+                x0,
+                w0,
+                bias,
+                FACTOR,
+            )
+            p_y = y + o_row.to(tl.int64)[:, None] * y_stride + o_out[None, :]
+            m_y = (o_row < tokens)[:, None] & (o_out < outs)[None, :]
+            tl.store(p_y, b_y.to(y.dtype.element_ty), mask=m_y)
 
 
 def gemm_w8a8(
@@ -128,11 +192,13 @@ def gemm_w8a8(
     outs = len(codes)
     y = torch.empty(tokens, outs, dtype=dtype, device=x_q.device)
     tiles = triton.cdiv(tokens, config.tokens) * triton.cdiv(outs, config.outs)
-    programs = tiles
-    if config.per_sm and x_q.is_cuda:
-        sms = torch.cuda.get_device_properties(x_q.device).multi_processor_count
-        programs = min(tiles, sms * config.per_sm)
-    gemm_kernel[(programs,)](
+    cut = rounds(tiles, ins, config.per_sm * _multiprocessors(x_q.device) or tiles, config)
+    partial = arrived = None
+    if cut.parts > 1:
+        count = cut.tail * cut.parts * config.tokens * config.outs
+        partial = scratch(x_q.device, "tail sums", count, torch.int32)
+        arrived = scratch(x_q.device, "tail counters", cut.tail, torch.int32)
+    gemm_kernel[(cut.programs,)](
         TensorDescriptor.from_tensor(x_q, [config.tokens, config.ins]),
         TensorDescriptor.from_tensor(codes, [config.outs, config.ins]),
         y,
@@ -146,6 +212,11 @@ def gemm_w8a8(
         ins,
         y.stride(0),
         0 if row_scale.numel() == 1 else 1,
+        partial,
+        arrived,
+        cut.whole,
+        cut.whole + cut.tail * cut.parts,
+        cut.part_ins,
         BM=config.tokens,
         BN=config.outs,
         BK=config.ins,
@@ -153,9 +224,17 @@ def gemm_w8a8(
         FLATTEN=config.flatten,
         FACTOR=1.0 if weight.bits == 8 else 0.0625,
         SIZE=weight.group_size,
+        PARTS=cut.parts,
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=config.registers,
         enable_fp_fusion=False,
     )
     return y
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """1 where the interpreter runs one program after the other."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
