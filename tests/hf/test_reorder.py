@@ -203,6 +203,19 @@ def test_beams_write_the_same_tokens(scheme):
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "how", [{"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}]
+)
+def test_generate_with_masks_and_chunks_of_its_own(how, attention):
+    model, given = deepcopy(tiny_model("internvl")), inputs("internvl", [TURNS[0][0]], 0)
+    model.set_attn_implementation(attention)
+    wanted = model.generate(**given, max_new_tokens=6, do_sample=False)
+    with visual_first(model):
+        found = model.generate(**given, max_new_tokens=6, do_sample=False, **how)
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", ["internvl", "qwen3_vl", "gemma3"])
 def test_hidden_states_come_back_in_order(name, use_cache):

@@ -230,3 +230,15 @@ def test_calibration_is_that_of_row_scales(aifs, by_rows):
     ours, theirs = (loaded.model.state_dict() for loaded in (aifs, by_rows))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_are_those_of_row_scales_on_a_gpu(aifs, dtype):
+    model = copy.deepcopy(aifs.model).to("cuda", dtype)
+    given = {n: t.to("cuda") for n, t in prompt(aifs, 1).items()}
+    given["pixel_values"] = given["pixel_values"].to(dtype)
+    found, seen = told(model, given)
+    assert seen == {(True, int((given["input_ids"] == 2).sum()))}
+    assert relative_error(found, logits(in_sequence(model), given)) < 5 * NEAR

@@ -218,30 +218,29 @@ class Reordering:
         return take_positions(given, self._order)
 
     def _masks(self, mask: Any, cache: Cache | None, past: int, embeds: Tensor) -> Any:
+        kinds = getattr(self.config, "layer_types", None) or ()
         if isinstance(mask, dict):
-            return {kind: self._own_mask(m, cache) for kind, m in mask.items()}
-        if isinstance(mask, Tensor) and mask.dim() == 4:
-            return self._own_mask(mask, cache)
-        if "sliding_attention" in (getattr(self.config, "layer_types", None) or ()):
+            layers = {kind: kinds.index(kind) if kind in kinds else 0 for kind in mask}
+            return {k: self._mask(m, cache, past, embeds, layers[k]) for k, m in mask.items()}
+        if "sliding_attention" in kinds and (mask is None or mask.dim() != 4):
             raise _sliding(self.model_type)
-        return self._causal_mask(mask, cache, past, embeds)
+        return self._mask(mask, cache, past, embeds)
 
-    def _own_mask(self, mask: Tensor, cache: Cache | None) -> Tensor:
-        """The model's own mask; without a cache K and V are reordered as well."""
-        return take_mask(mask, self._order, self._order if cache is None else None)
-
-    def _causal_mask(
-        self, mask: Tensor | None, cache: Cache | None, past: int, embeds: Tensor
+    def _mask(
+        self, mask: Tensor | None, cache: Cache | None, past: int, embeds: Tensor, layer: int = 0
     ) -> Tensor:
-        """[batch, 1, queries, keys]: causal by positions; mask: [batch, past and new tokens]."""
+        """The model's own mask in the new order, or one that is causal by positions."""
+        if mask is not None and mask.dim() == 4:
+            # Without a cache K and V are reordered as well.
+            return take_mask(mask, self._order, self._order if cache is None else None)
         batch, tokens = embeds.shape[:2]
         real = real_tokens(mask, batch, past + tokens, embeds.device)
         keys = self._order
         if cache is not None:
-            slots, _ = cache.get_mask_sizes(tokens, 0)
+            slots, first = cache.get_mask_sizes(tokens, layer)
             # Slots of fixed buffers beyond this step are nobody's.
-            real = F.pad(real, (0, slots - real.shape[1]))
-            keys = torch.arange(slots, device=embeds.device).expand(batch, -1)
+            real = F.pad(real, (0, max(0, first + slots - past - tokens)))
+            keys = torch.arange(first, first + slots, device=embeds.device).expand(batch, -1)
         seen = visibility(self._order + past, keys, real.gather(1, keys))[:, None]
         if self.config._attn_implementation != "eager":
             return seen
