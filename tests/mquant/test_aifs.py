@@ -96,6 +96,18 @@ def test_a_padded_sequence_is_two_slices_too(aifs, by_rows):
     assert relative_error(found, logits(by_rows.model, given)) < NEAR
 
 
+def test_the_language_model_alone_can_be_told_once_for_several_steps(aifs):
+    given = prompt(aifs, 0)
+    batch = prepare(aifs.model, given)
+    decoder, modality = aifs.model.get_decoder(), aifs.model.duotone_quantization.modality
+    with torch.no_grad():
+        wanted = aifs.model.model(**given).last_hidden_state
+        with modality.rows(batch.visual_mask):
+            for _ in range(2):
+                found = decoder(inputs_embeds=batch.model_inputs["inputs_embeds"])
+                assert relative_error(found.last_hidden_state, wanted) < NEAR
+
+
 def test_text_alone_is_not_reordered(aifs, by_rows):
     given = {"input_ids": torch.tensor([[3, 5, 7, 9]]), "attention_mask": torch.ones(1, 4).long()}
     found, seen = told(aifs.model, given)

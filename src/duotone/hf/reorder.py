@@ -203,9 +203,12 @@ class Reordering:
         """Hidden states in the order of the prompt."""
         order = self._order
         self._forget()
-        if order is None or output is None:
+        if order is None:
             return None
         back = inverse(order)
+        self.modality.set(take(self.modality.visual.view(order.shape), back))
+        if output is None:
+            return None
         output.last_hidden_state = take(output.last_hidden_state, back)
         if output.get("hidden_states") is not None:
             output.hidden_states = tuple(take(x, back) for x in output.hidden_states)
