@@ -19,6 +19,7 @@ from duotone.weights.linear import linear_float, linear_int
 from duotone.weights.online_hadamard import hadamard_quantize
 from duotone.weights.packed_weight import PackedWeight, pack_int4
 from duotone.weights.quantize_rows import dynamic_quantize, norm_quantize, quantize, static_quantize
+from duotone.weights.slices import linear_by_slices
 
 # A CPU only runs tests of this file.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -106,9 +107,14 @@ class Linear:
     @cached_property
     def rows(self) -> Tensor:
         """MSQ: a scale per row, one of two, the first half visual."""
-        scale = torch.full((self.tokens,), 4.5 / 127, device=DEVICE)
-        scale[self.tokens // 2 :] *= 0.5
+        scale = self.scales[1].repeat(self.tokens)
+        scale[self.tokens // 2 :] = self.scales[0]
         return scale
+
+    @cached_property
+    def scales(self) -> Tensor:
+        """MSQ's two: of text, of visual tokens."""
+        return torch.tensor([0.5, 1.0], device=DEVICE) * 4.5 / 127
 
     def prepare_16(self) -> Tensor:
         """bf16: what the model computes before this product."""
@@ -160,13 +166,10 @@ class Linear:
         gate, up = self._halves()
         return quantize(gate, scale, activation="silu", up=up).codes
 
-    def by_halves(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """AIFS: visual rows first, a product with one scale for each modality."""
-        half = self.tokens // 2
-        return (
-            linear_int(codes[:half], self.scalar, self.w8, impl="w8a8"),
-            linear_int(codes[half:], self.scalar, self.w8, impl="w8a8"),
-        )
+    def by_halves(self, codes: Tensor, weight: PackedWeight) -> Tensor:
+        """AIFS: visual rows first, a product with one scale for each modality, one result."""
+        impl = "w8a8" if weight.bits == 8 else "w4a8-scratch"
+        return linear_by_slices(codes, self.scales, self.tokens // 2, weight, impl=impl)
 
     def _transformed(self) -> Tensor:
         if self.before != "gate":
@@ -183,7 +186,7 @@ PREFILL: dict[str, Row] = {
     "bf16": lambda c: F.linear(c.input, c.dense),
     "w8a8": lambda c: linear_int(c.codes, c.rows, c.w8, impl="w8a8"),
     "w8a8 scalar scale": lambda c: linear_int(c.codes, c.scalar, c.w8, impl="w8a8"),
-    "w8a8 AIFS halves": lambda c: c.by_halves(c.codes),
+    "w8a8 AIFS halves": lambda c: c.by_halves(c.codes, c.w8),
     "w8a8 int_mm": lambda c: linear_int(c.codes, c.rows, c.w8, impl="int_mm"),
     "w4a8 scratch": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-scratch"),
     "w4a8 fused": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-fused"),
@@ -194,7 +197,8 @@ CHAINS: dict[str, Row] = {
     "chain bf16": lambda c: F.linear(c.prepare_16(), c.dense),
     "chain static MSQ rows": lambda c: linear_int(c.prepare_static(c.rows), c.rows, c.w8),
     "chain w4a8 static MSQ rows": lambda c: linear_int(c.prepare_static(c.rows), c.rows, c.w4),
-    "chain static AIFS": lambda c: c.by_halves(c.prepare_static(c.scalar)),
+    "chain static AIFS": lambda c: c.by_halves(c.prepare_static(c.rows), c.w8),
+    "chain w4a8 static AIFS": lambda c: c.by_halves(c.prepare_static(c.rows), c.w4),
     "chain static unfused": lambda c: linear_int(c.prepare_static_unfused(c.rows), c.rows, c.w8),
     "chain dynamic fused": lambda c: linear_int(*c.prepare_dynamic(), c.w8),
     "chain dynamic unfused": lambda c: linear_int(*c.prepare_dynamic_unfused(), c.w8),

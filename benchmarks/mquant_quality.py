@@ -3,7 +3,7 @@
 For every recipe: quantize with the tasks' calibration split, answer held-out samples greedily, and
 measure KL(bf16 || quantized) per token of the bf16 model's answers. Scores come with bootstrap
 intervals and with paired differences to bf16 (MQuant's Tables 2, 7, 8 and 9; AIFS computes the same
-integers as static-msq, tests/weights/test_reorder.py). One new file per recipe in --out.
+numbers as static-msq, but for the order of attention's sums). One new file per recipe in --out.
 
     python benchmarks/mquant_quality.py --out results/mquant_quality
     python benchmarks/mquant_quality.py --out /tmp/try --n 4 --calibration 2 --recipes rtn-w8a8
@@ -47,6 +47,7 @@ TABLE_2 = ("rtn", "smoothquant", "quarot", "mquant")
 ABLATIONS = (
     "static",
     "static-msq",
+    "static-msq-aifs",
     "static-msq-rotation",
     "mquant-always-split",
     "static-msq-signs",

@@ -18,7 +18,7 @@ PAPER_LINEARS = (
     ("W4A8 per token, dynamic", 1.253, None),
     ("W4A8 per tensor, static", 1.016, None),
     ("W4A8 MSQ", 1.085, "chain w4a8 static MSQ rows"),
-    ("W4A8 MSQ + AIFS", 1.017, None),
+    ("W4A8 MSQ + AIFS", 1.017, "chain w4a8 static AIFS"),
     ("W8A8 per token, dynamic, unfused", None, "chain dynamic unfused"),
     ("W8A8 per token, dynamic, fused where it can be", None, "chain dynamic fused"),
     ("W8A8 MSQ by row scales", None, "chain static MSQ rows"),

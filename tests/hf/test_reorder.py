@@ -1,5 +1,6 @@
 """AIFS on whole models: two images at different places, padding, two turns with a KV cache."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
+import duotone
 import duotone.hf.reorder as door
-from duotone.hf.reorder import visual_first
+from duotone.hf.modality import announced
+from duotone.hf.reorder import reorder_always, visual_first
 
 from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, rounding_as
-from families import MULTIMODAL, inputs, tiny_model
+from families import IMAGE, MULTIMODAL, inputs, tiny_model
 
 TURNS = (
     [[3, "image", 5, "image", 2], [6, "image", 4]],
@@ -131,27 +134,155 @@ def test_what_cannot_be_reordered_is_refused():
         pass
 
 
-def cache_with(model, name, cache):
-    given = double(inputs(name, TURNS[1], 1))
+def last_logits(model, name, cache):
+    """Of a prompt of two rows, one padded, behind those that the cache holds."""
+    given = inputs(name, TURNS[1], 1)
+    real = given["attention_mask"]
+    turns = int(cache.get_seq_length()) // real.shape[1] + 1
+    given["attention_mask"] = real.repeat(1, turns)
     with torch.no_grad():
-        model(**given, past_key_values=cache, use_cache=True)
+        return model(**given, past_key_values=cache, use_cache=True).logits[real.bool()]
 
 
-@pytest.mark.parametrize("name", ["internvl", "gemma3"])
-def test_caches_that_do_not_just_grow_are_refused(name):
-    model = model_of(name)
+def caches_of(name):
+    model = tiny_model(name)
     text = model.config.get_text_config()
-    static = StaticCache(config=text, max_cache_len=64)
-    cache = DynamicCache(config=text) if name == "gemma3" else static
-    with visual_first(model), pytest.raises(ValueError, match="a cache that only grows"):
-        cache_with(model, name, cache)
+    # Visual tokens are among the judges, which weigh by their place.
+    evict = duotone.Eviction(keep=0.4, window=0.7, newest_weight=4)
+    evicts = duotone.scheme("vl-cache").replace(evict=evict)
+    return {
+        "grows": lambda: DynamicCache(),
+        "fixed size": lambda: StaticCache(config=text, max_cache_len=64),
+        "sliding": lambda: DynamicCache(config=text),
+        "few bits": lambda: duotone.QuantizedCache(model, duotone.scheme("kivi", bits=2)),
+        "evicts": lambda: duotone.QuantizedCache(model, evicts),
+    }
 
 
-def test_a_cache_from_elsewhere_is_refused():
-    model, cache = model_of("internvl"), DynamicCache()
-    cache_with(model, "internvl", cache)
-    with visual_first(model), pytest.raises(ValueError, match="are not those of the last step"):
-        cache_with(model, "internvl", cache)
+CACHES = [("internvl", kind) for kind in ("grows", "fixed size", "few bits", "evicts")]
+CACHES += [("gemma3", "sliding"), ("llava", "few bits")]
+
+
+@pytest.mark.parametrize(("name", "kind"), CACHES)
+def test_caches_hold_the_prompt_in_its_own_order(name, kind):
+    model, make = tiny_model(name), caches_of(name)[kind]
+    plain, ours = make(), make()
+    wanted = [last_logits(model, name, plain) for _ in range(2)]
+    with visual_first(model):
+        found = [last_logits(model, name, ours) for _ in range(2)]
+    for turn, kept in zip(found, wanted, strict=True):
+        assert_same(turn, kept, 1e-4)
+    # One went on where the other stopped, whatever the order inside each step.
+    assert_same(last_logits(model, name, ours), last_logits(model, name, plain), 1e-4)
+
+
+def test_a_cache_from_elsewhere_or_cut_is_continued():
+    model, wanted = tiny_model("internvl"), DynamicCache()
+    last_logits(model, "internvl", wanted)
+    length = wanted.get_seq_length()
+    second = last_logits(model, "internvl", wanted)
+    cache = DynamicCache()
+    last_logits(model, "internvl", cache)
+    with visual_first(model):
+        assert_same(last_logits(model, "internvl", cache), second, 1e-5)
+        cache.crop(-length)
+        assert cache.get_seq_length() == length
+        assert_same(last_logits(model, "internvl", cache), second, 1e-5)
+
+
+@pytest.mark.parametrize("scheme", [None, "kivi"])
+def test_beams_write_the_same_tokens(scheme):
+    model, given = tiny_model("internvl"), inputs("internvl", TURNS[0], 0)
+    how = dict(max_new_tokens=5, do_sample=False, num_beams=3)
+    spec = scheme and duotone.scheme(scheme, bits=2)
+    found = []
+    for order in (nullcontext(), visual_first(model)):
+        few = duotone.enable(model, spec) if spec else nullcontext()
+        with order, few:
+            found.append(model.generate(**given, **how))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "how", [{"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}]
+)
+def test_generate_with_masks_and_chunks_of_its_own(how, attention):
+    model, given = deepcopy(tiny_model("internvl")), inputs("internvl", [TURNS[0][0]], 0)
+    model.set_attn_implementation(attention)
+    wanted = model.generate(**given, max_new_tokens=6, do_sample=False)
+    with visual_first(model):
+        found = model.generate(**given, max_new_tokens=6, do_sample=False, **how)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("name", ["internvl", "qwen3_vl", "gemma3"])
+def test_hidden_states_come_back_in_order(name, use_cache):
+    model, given = tiny_model(name), inputs(name, TURNS[0], 0)
+    real = given["attention_mask"].bool()
+    how = dict(output_hidden_states=True, use_cache=use_cache)
+    with torch.no_grad():
+        wanted = model(**given, **how)
+        with visual_first(model):
+            found = model(**given, **how)
+    assert len(found.hidden_states) == len(wanted.hidden_states) == 4
+    for ours, theirs in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        assert_same(ours[real], theirs[real], 1e-4)
+    assert (found.past_key_values is None) == (wanted.past_key_values is None)
+
+
+def test_a_failed_step_leaves_the_cache_as_it_was():
+    model, cache = tiny_model("internvl"), DynamicCache()
+
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    with visual_first(model):
+        hook = model.get_decoder().layers[1].register_forward_pre_hook(fails)
+        try:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                last_logits(model, "internvl", cache)
+        finally:
+            hook.remove()
+        assert "update" not in vars(cache)
+
+
+def test_attention_weights_are_refused():
+    model = deepcopy(tiny_model("internvl"))
+    model.set_attn_implementation("eager")
+    with visual_first(model), pytest.raises(ValueError, match="in another order"):
+        model(**inputs("internvl", TURNS[1], 1), output_attentions=True)
+
+
+def test_embeddings_are_announced():
+    model, given = tiny_model("internvl"), inputs("internvl", TURNS[0], 0)
+    visual = given["input_ids"] == IMAGE
+    mask, real = given["attention_mask"], given["attention_mask"].bool()
+    with torch.no_grad():
+        wanted = model(**given).logits[real]
+        embeds = model.get_input_embeddings()(given["input_ids"])
+        pictures = model.get_image_features(pixel_values=given["pixel_values"]).pooler_output
+        embeds = embeds.masked_scatter(visual[..., None], pictures)
+        with visual_first(model):
+            with announced(model, visual):
+                found = model(inputs_embeds=embeds, attention_mask=mask).logits[real]
+            with pytest.raises(ValueError, match="must know its visual tokens"):
+                model(inputs_embeds=embeds, attention_mask=mask)
+    assert_same(found, wanted, 1e-4)
+
+
+def test_nothing_is_left_on_the_model():
+    model = deepcopy(tiny_model("internvl"))
+    parts = (model, model.base_model, model.get_decoder())
+
+    def state():
+        return [(len(m._forward_pre_hooks), len(m._forward_hooks), set(vars(m))) for m in parts]
+
+    before = state()
+    with visual_first(model), visual_first(model):
+        assert len(parts[2]._forward_pre_hooks) == before[2][0] + 1
+    assert state() == before
 
 
 def test_sliding_windows_without_a_mask_of_the_model_are_refused():
@@ -159,4 +290,6 @@ def test_sliding_windows_without_a_mask_of_the_model_are_refused():
     text = model.get_decoder().config
     text.layer_types = ["sliding_attention"] * 3
     with visual_first(model), pytest.raises(ValueError, match="sliding windows"):
-        cache_with(model, "internvl", DynamicCache())
+        last_logits(model, "internvl", DynamicCache())
+    with pytest.raises(ValueError, match="sliding windows"):
+        reorder_always(model)

@@ -1,12 +1,14 @@
 """`duotone quantize` on a tiny random model and samples of its own, and on the embedded one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from duotone.cli import app
+from duotone.hf.quantized import load, quantization_of
 
 from mquant_setups import quantized, tiny_loaded
 
@@ -108,10 +110,25 @@ def test_evaluation_on_calibration_data_is_refused(tmp_path, samples, tiny, monk
     assert "got 2 samples in both: row-1" in " ".join(result.output.split())
 
 
+def test_a_reordered_model_from_samples_to_answers(tmp_path, samples, tiny, monkeypatch):
+    made = run("quantize", "tiny", "-r", "static-msq-aifs-w4a8", "-c", samples, "-n", 2,
+               "-o", tmp_path / "q")  # fmt: skip
+    assert made.exit_code == 0, made.output
+    loaded = replace(tiny_loaded(), model=load(tmp_path / "q"))
+    assert quantization_of(loaded.model).header["recipe"]["visual_first"]
+    monkeypatch.setattr("duotone.loading.load", lambda *_, **__: loaded)
+    picture = tmp_path / "0.png"
+    asked = ("--image", picture, "--question", "what is this ?", "--max-new-tokens", 3, "--json")
+    result = run("compare", "--model", tmp_path / "q", "--scheme", "calibquant", *asked)
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["answers"]) == 1
+
+
 @pytest.mark.slow
-def test_the_embedded_model_answers_after_quantization(tmp_path):
+@pytest.mark.parametrize("recipe", ["rtn-w8a8", "static-msq-aifs-w4a8"])
+def test_the_embedded_model_answers_after_quantization(tmp_path, recipe):
     common = ("--device", "cpu")
-    made = run("quantize", "-r", "rtn-w8a8", "-n", 1, "-o", tmp_path / "q", *common)
+    made = run("quantize", "-r", recipe, "-n", 1, "-o", tmp_path / "q", *common)
     assert made.exit_code == 0, made.output
     result = run("evaluate", "documents", "-n", 2, "--model", tmp_path / "q", "--json", *common)
     assert result.exit_code == 0, result.output

@@ -75,6 +75,11 @@ def test_what_the_format_cannot_say_is_refused(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_order_of_tokens_is_refused_before_any_work():
+    with pytest.raises(ValueError, match=r"visual_first=True.*static-msq-w8a8"):
+        check_expressible(get_recipe("static-msq-aifs-w8a8"))
+
+
 def test_sizes_that_need_padding_are_refused_before_any_work():
     recipe = get_recipe("w4a16-g128")
     check_expressible(recipe, [256, 128])

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
 from duotone.hf.quantized import load, save
 from duotone.hf.weight_maps import FAMILIES as MAPPED
@@ -48,3 +49,55 @@ def test_every_part_is_quantized_and_comes_back(name, tmp_path):
     assert not [n for n in left if n != "lm_head" and not set(n.split(".")) & OUTSIDE]
     again = load(save(model, tmp_path / "q"))
     assert torch.equal(logits(again, given), found)
+
+
+def test_a_stream_that_no_hadamard_covers_is_refused_before_any_work(tmp_path):
+    """66 channels; GLM's sandwich norms need an online transform, which cannot be padded."""
+    config = FAMILIES["glm4v"].config()
+    config.text_config.update(
+        {"hidden_size": 66, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 22}
+    )
+    config.text_config.rope_parameters["mrope_section"] = [3, 4, 4]
+    config.vision_config.out_hidden_size = 66
+    model = AutoModelForImageTextToText.from_config(config)
+    data, kept = CalibrationSet([], {}, []), tmp_path / "partial"
+    with pytest.raises(ValueError, match=r"no Hadamard transform covers 66 = 33 \* 2"):
+        quantize_model(model, get_recipe("mquant-w4a8"), data, partial=kept)
+    assert not kept.exists()
+
+
+def tokens_seen(model, data):
+    """Rows that counted in the ranges of the vision tower's linears."""
+    recipe = get_recipe("rtn-w8a8").replace(parts=("vision",))
+    report = quantize_model(copy.deepcopy(model), recipe, CalibrationSet([data], {}, []))
+    return {line["linear"].split("layers.0.")[-1]: line["tokens"] for line in report["linears"]}
+
+
+def test_tiles_that_only_fill_up_a_batch_do_not_reach_the_tower():
+    """LLaVA-NeXT and -OneVision: two pictures, of two and of three tiles; the fourth is padding."""
+    config = FAMILIES["llava_onevision"].config()
+    config.image_grid_pinpoints = [[16, 16], [16, 32]]
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    pictures = torch.randn(2, 3, 3, 16, 16)
+    pictures[0, 2] = 1e4
+    # 16 features and 4 rows of 4 and a newline; 16 and 4 rows of 8 and a newline.
+    counts = (16 + 4 * 5, 16 + 4 * 9)
+    ids = [[0] * (counts[1] - n) + [3] + [290] * n + [4] for n in counts]
+    given = {
+        "input_ids": torch.tensor(ids),
+        "attention_mask": (torch.tensor(ids) != 0).long(),
+        "pixel_values": pictures,
+        "image_sizes": torch.tensor([[16, 16], [16, 32]]),
+    }
+    seen = tokens_seen(model, given)
+    assert {tuple(tokens.items()) for tokens in seen.values()} == {(("text", 5 * 16),)}
+
+
+def test_windows_of_qwen2_5_vl_are_ragged_and_hold_no_padding():
+    """12 x 4 patches in windows of 4 x 4 merged ones: three by one and a half."""
+    model = tiny_model("qwen2_5_vl")
+    given = inputs("qwen2_5_vl", [[3, "image", "image", "image"]], 1)
+    given["image_grid_thw"] = torch.tensor([[1, 12, 4]])
+    seen = tokens_seen(model, given)
+    assert {tokens["text"] for name, tokens in seen.items()} == {48}

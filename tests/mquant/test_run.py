@@ -256,5 +256,14 @@ def test_what_cannot_be_quantized_is_refused_before_any_work():
         quantize_model(unknown.model, get_recipe("rtn-w8a8"), tiny_data(unknown))
 
 
+def test_a_float64_model_is_refused_before_any_work(tmp_path):
+    loaded = tiny_loaded()
+    data = tiny_data(loaded)
+    loaded.model.double()
+    with pytest.raises(ValueError, match=r"got a model in torch\.float64; load it with dtype"):
+        quantize_model(loaded.model, get_recipe("rtn-w8a8"), data, partial=tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
 def test_all_recipes_name_what_exists():
     assert {"mquant-w4a8", "mquant-w8a8", "w4a16-g128"} <= set(RECIPES)

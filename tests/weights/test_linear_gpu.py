@@ -14,6 +14,7 @@ from duotone.weights.linear import (
     unsupported,
 )
 from duotone.weights.quant_linear import QuantLinear
+from duotone.weights.slices import linear_by_slices
 
 from linear_cases import assert_grouped_close, expected, random_problem, random_weight
 
@@ -121,6 +122,17 @@ def test_under_a_graph_and_again(impl: str, group: int | None) -> None:
         problem.x_q.copy_(torch.randint_like(problem.x_q, -127, 128))
         graph.replay()
         assert_grouped_close(y, expected(problem), group is None)
+
+
+@pytest.mark.parametrize("first", [0, 1, 37, 299, 300])
+@pytest.mark.parametrize(("bits", "outs"), [(4, 1152), (8, 1152), (4, 101), (8, 101)])
+def test_two_slices_are_a_scale_per_row(bits: int, outs: int, first: int) -> None:
+    problem = random_problem(300, outs, 4304, bits, split=bits == 4, bias=True)
+    scales = torch.tensor([0.031, 0.7], device="cuda")
+    problem.row_scale = scales[(torch.arange(300, device="cuda") < first).long()]
+    for dtype in (torch.float32, torch.bfloat16):
+        y = linear_by_slices(problem.x_q, scales, first, *problem.arguments[2:], dtype=dtype)
+        assert torch.equal(y, linear_int(*problem.arguments, dtype=dtype))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -17,6 +17,8 @@ NAMED = (
     "quarot-w8a8",
     "static-w4a8",
     "static-msq-w4a8",
+    "static-msq-aifs-w4a8",
+    "static-msq-aifs-w8a8",
     "static-msq-rotation-w4a8",
 )
 
@@ -47,6 +49,7 @@ def test_mquant_is_the_last_of_its_ablations():
         ({"smooth": 2.0}, "between 0 and 1"),
         ({"visual_weight": -1.0}, "visual_weight"),
         ({"activation": "dynamic", "modality_scales": True}, "need static activations"),
+        ({"visual_first": True}, "a way to apply modality_scales"),
         ({"split": "always"}, "needs an online transform"),
         ({"activation": "none", "online": "hadamard", "split": "eq8"}, "floating-point activation"),
         ({"smooth": 0.5, "rotation": True}, "rivals"),

@@ -104,6 +104,7 @@ def _importance(
         return seen.expand(len(query), -1, -1)
 
     weights = steps.selection.weights
+    weights = weights if steps.order is None else weights.gather(1, steps.order)
     return measure_importance(query, key.new, weights, visible, _scale(query, scaling))
 
 

@@ -166,6 +166,10 @@ class QuantizedCache(Cache):
         if self.steps.is_decode_step:
             self.commit()
 
+    def order_queries(self, order: Tensor) -> None:
+        """Hear that this step's queries come in another order [batch, tokens] than its tokens."""
+        self.steps.order = order
+
     def commit(self) -> None:
         """Quantize and store the states whose plans are known; their dense copies are released."""
         for index in self.steps.due():

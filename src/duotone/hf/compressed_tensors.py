@@ -64,7 +64,7 @@ def check_expressible(recipe: Recipe, channels: Iterable[int] = ()) -> None:
     be, the format's are not.
     """
     static4 = (recipe.bits, recipe.activation) == (4, "static")
-    if recipe.rotation or recipe.online != "none" or static4:
+    if recipe.rotation or recipe.online != "none" or static4 or recipe.visual_first:
         raise ValueError(f"{EXPRESSIBLE}, got {recipe}. {REMEDY}")
     multiple = recipe.group or 2
     odd = sorted({count for count in channels if count % multiple})

@@ -7,8 +7,7 @@ Positions come from the token ids. Who runs a model on embeddings says where the
 from __future__ import annotations
 
 import inspect
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +18,10 @@ from transformers import PreTrainedModel
 from duotone.hf.facts import visual_token_ids
 from duotone.weights.modality import Modality
 
-_WATCHED: weakref.WeakKeyDictionary[PreTrainedModel, VisualRows] = weakref.WeakKeyDictionary()
+# An attribute of the model, so that a deep copy of it has its own.
+ATTRIBUTE = "duotone_visual_rows"
+# What pictures come in, beside their tokens.
+PICTURES = ("pixel_values", "pixel_values_videos", "image_hidden_states", "mm_encoder_outputs")
 
 
 class VisualRows:
@@ -32,38 +34,56 @@ class VisualRows:
         # Without the head where that can be: whoever wants hidden states calls `model.model`.
         root = model.base_model
         self._parameters = inspect.signature(root.forward)
-        root.register_forward_pre_hook(self._before, with_kwargs=True)
-        root.register_forward_hook(self._after, always_call=True)
+        self._hooks = (
+            root.register_forward_pre_hook(self._before, with_kwargs=True),
+            root.register_forward_hook(self._after, always_call=True),
+        )
+
+    @classmethod
+    def of(cls, model: nn.Module) -> VisualRows | None:
+        """A model's, if it has one."""
+        return getattr(model, ATTRIBUTE, None)
 
     @classmethod
     def attach(cls, model: PreTrainedModel, modality: Modality) -> VisualRows:
-        """One per model, for as long as it lives."""
-        if model not in _WATCHED:
-            _WATCHED[model] = cls(model, modality)
-        return _WATCHED[model]
+        """One per model, until `detach`."""
+        if cls.of(model) is None:
+            setattr(model, ATTRIBUTE, cls(model, modality))
+        return cls.of(model)
+
+    def detach(self, model: PreTrainedModel) -> None:
+        """Leave the model as it was."""
+        delattr(model, ATTRIBUTE)
+        for hook in self._hooks:
+            hook.remove()
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = self._parameters.bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
-        ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
-        visual = None
-        if ids is not None:
-            visual = self._of_ids(ids)
-        elif embeds is not None and embeds.shape[1] > 1 and self._ids:
-            visual = self._of_embeddings(embeds, given.get("past_key_values"))
-        self.modality.visual = None if visual is None else visual.flatten()
+        self.modality.set(self._visual(given) if self._ids else None)
 
     def _after(self, *_: object) -> None:
-        self.modality.visual = None
+        self.modality.set(None)
 
-    def _of_ids(self, ids: Tensor) -> Tensor | None:
-        """A decode step has text only, and its scales are known without looking."""
-        if ids.shape[1] == 1 or not self._ids:
+    def _visual(self, given: Mapping[str, Any]) -> Tensor | None:
+        """[B, T], or None for text; nothing here asks the device."""
+        ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
+        if ids is not None:
+            return self._of_ids(ids) if ids.shape[1] > 1 or _brings_pictures(given) else None
+        cache = given.get("past_key_values")
+        if embeds is None or (embeds.shape[1] == 1 and not self._is_known(cache)):
             return None
+        return self._of_embeddings(embeds, cache)
+
+    def _of_ids(self, ids: Tensor) -> Tensor:
         visual = ids == self._ids[0]
         for token in self._ids[1:]:
             visual |= ids == token
         return visual
+
+    def _is_known(self, cache: Any) -> bool:
+        """Whether the place of a single embedding is: fixed-size caches have it on the device."""
+        return self.announced is not None and not getattr(cache, "is_compileable", False)
 
     def _of_embeddings(self, embeds: Tensor, cache: Any) -> Tensor:
         if self.announced is None:
@@ -80,13 +100,18 @@ class VisualRows:
         return torch.nn.functional.pad(mask, (0, tokens - mask.shape[1]))
 
 
+def _brings_pictures(given: Mapping[str, Any]) -> bool:
+    """Whether a single token can be visual: a placeholder that the model wrote has no picture."""
+    return any(given.get(name) is not None for name in PICTURES)
+
+
 @contextmanager
 def announced(model: PreTrainedModel, mask: Tensor | None) -> Iterator[None]:
     """Inside, steps on embeddings have their visual tokens where `mask` [B, T] says.
 
-    Does nothing for a model without modality scales.
+    Does nothing for a model that need not know: without modality scales, not reordered.
     """
-    watched = _WATCHED.get(model)
+    watched = VisualRows.of(model)
     if watched is None:
         yield
         return

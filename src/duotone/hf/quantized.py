@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from duotone.hf.modality import VisualRows
+from duotone.hf.reorder import reorder_always
 from duotone.weights.modality import Modality
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.records import changes, made_of
@@ -47,9 +48,15 @@ def quantization_of(model: nn.Module) -> Quantization | None:
 
 
 def mark_quantized(model: PreTrainedModel, modality: Modality, header: Mapping[str, Any]) -> None:
-    """From now on `model` tells its linears which rows are visual, and knows what it is."""
+    """From now on `model` tells its linears which rows are visual, and knows what it is.
+
+    By a recipe with `visual_first` it runs reordered, too.
+    """
     model.duotone_quantization = Quantization(modality, header)
     VisualRows.attach(model, modality)
+    # Checkpoints from before there was such a field have none.
+    if header["recipe"].get("visual_first", False):
+        reorder_always(model)
 
 
 def check_not_quantized(model: PreTrainedModel) -> None:

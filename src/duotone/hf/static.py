@@ -177,6 +177,11 @@ class StaticQuantizedCache(Cache):
             mask = padding_mask(attention_mask)
             self.growing.begin_step(input_ids, inputs_embeds, mask)
 
+    def order_queries(self, order: Tensor) -> None:
+        """As `QuantizedCache` hears it, of the prompt."""
+        if self.growing is not None:
+            self.growing.order_queries(order)
+
     def end_step(self) -> None:
         """Freeze behind the prompt."""
         if self.growing is not None:

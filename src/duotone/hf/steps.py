@@ -40,6 +40,7 @@ class Step:
 class Steps:
     """Ledgers and plans of all layers: one that all of them share, or one each where they evict.
 
+    order: of this step's queries, where it is another than that of its tokens (AIFS).
     selection: chooses what an evicted prompt keeps while it runs; None at any other time. Its plans
     follow from scores, so they come after the layer has attended, or after the last one has.
     """
@@ -49,6 +50,7 @@ class Steps:
         self.ledgers: list[Ledger] = []
         self.plans: list[AppendPlan | None] = [None] * depth
         self.step: Step | None = None
+        self.order: Tensor | None = None
         self.selection: Selection | None = None
         self._taken: set[int] = set()
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
@@ -79,7 +81,7 @@ class Steps:
                 f"of {batch}. Use a cache per batch, or batch_repeat_interleave."
             )
         self.step, self._taken = Step(visual, real, self.length), set()
-        self.selection, self.plans = None, [None] * self.depth
+        self.selection, self.plans, self.order = None, [None] * self.depth, None
         if self.spec.evict is not None and self.step.start == 0 and self.step.tokens > 1:
             self.selection = Selection(self.spec.evict, self.depth, visual, real)
             return

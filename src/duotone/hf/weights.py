@@ -52,8 +52,7 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
         raise ValueError("this model is rotated already; load it again to transform it anew.")
     check_not_quantized(model)
     found = weight_map(model)
-    for stream in found.streams:
-        _check_sizes(model, stream, chosen)
+    check_sizes(model, found, chosen)
     if untie(at(model, found.embedding), at(model, found.head)):
         for config in (model.config, model.config.get_text_config(decoder=True)):
             config.tie_word_embeddings = False
@@ -62,8 +61,13 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
     return found
 
 
-def _check_sizes(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
-    """Plan every online transform once, so that what does not fit raises here."""
+def check_sizes(model: PreTrainedModel, found: WeightMap, chosen: Equivalences) -> None:
+    """Plan every transform once. Errors: ValueError for a size that no allowed one covers."""
+    for stream in found.streams:
+        _check_stream(model, stream, chosen)
+
+
+def _check_stream(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
     if chosen.stream and not stream.is_rotatable:
         plan_hadamard(stream.channels, pad=False)
     for block in stream.blocks:

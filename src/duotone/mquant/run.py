@@ -10,9 +10,11 @@ from torch import nn
 
 from duotone.hf.fingerprint import fingerprint
 from duotone.hf.quantized import check_not_quantized, mark_quantized
+from duotone.hf.reorder import check_reorderable
 from duotone.hf.weight_maps import weight_map
-from duotone.hf.weights import Equivalences, apply_equivalences
-from duotone.weights.hadamard import plan_hadamard, transform_back
+from duotone.hf.weights import Equivalences, apply_equivalences, check_sizes
+from duotone.weights.hadamard import transform_back
+from duotone.weights.linear import OUTPUTS
 from duotone.weights.modality import Modality
 from duotone.weights.observer import Linear, Observer, Wanted
 from duotone.weights.online import RotatedInput
@@ -52,8 +54,9 @@ def quantize_model(
     finish: called with the model complete and `partial` still there: what saves it.
     progress: called with (units done, units in all). say: told in a sentence if this run goes on.
     impl: of the linears, now and afterwards: "auto" or "reference".
-    Errors: ValueError for a model that is quantized already, a family without a module map, a size
-    that no Hadamard matrix covers, or a partial folder of something else, before the model runs.
+    Errors: ValueError for a model that is quantized already or in float64, a family without a
+    module map, a size that no Hadamard matrix covers, a model that cannot run reordered where the
+    recipe says so, or a partial folder of something else, before the model runs.
     """
     found = check(model, recipe)
     given = identity(model, recipe, calibration) if partial else {}
@@ -78,10 +81,14 @@ def check(model: Any, recipe: Recipe) -> WeightMap:
     """The model's map. Errors: ValueError for a model that this recipe cannot quantize."""
     check_not_quantized(model)
     found = weight_map(model)
-    if recipe.online != "none":
-        for stream in found.streams:
-            for block in stream.blocks:
-                plan_hadamard(at(model, block.mlp_output).in_features, pad=recipe.pad)
+    if model.dtype not in OUTPUTS:
+        raise ValueError(
+            f"quantized linears compute in one of {OUTPUTS}, got a model in {model.dtype}; load it "
+            "with dtype=torch.float32"
+        )
+    check_sizes(model, found, _equivalences(recipe))
+    if recipe.visual_first:
+        check_reorderable(model)
     return found
 
 
@@ -109,7 +116,11 @@ def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> Weigh
         _smooth(found, recipe, runs)
     if not recipe.rotation and recipe.online == "none":
         return found
-    chosen = Equivalences(
+    return apply_equivalences(model, _equivalences(recipe))
+
+
+def _equivalences(recipe: Recipe) -> Equivalences:
+    return Equivalences(
         stream=recipe.rotation,
         values=recipe.rotation,
         mlp_output=recipe.online != "none",
@@ -117,7 +128,6 @@ def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> Weigh
         pad=recipe.pad,
         seed=recipe.seed,
     )
-    return apply_equivalences(model, chosen)
 
 
 def _smooth(found: WeightMap, recipe: Recipe, runs: Runs) -> None:

@@ -35,6 +35,7 @@ def linear_int(
     bias: Tensor | None = None,
     impl: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Integer activations times integer weights, scaled: W8A8 and W4A8.
 
@@ -50,7 +51,7 @@ def linear_int(
 
     x_q: int8 [tokens, in]. row_scale: float32 [tokens] (MSQ: one of two values per row), or [] or
     [1]. x0: [tokens], what RMS keeps in floating point; to be given iff weight.w0 is.
-    bias: [out]. dtype: of the result.
+    bias: [out]. dtype: of the result. out: [tokens, out] of that dtype, contiguous, to write it to.
     impl: "reference" runs everywhere; the others are kernels and need a CUDA device (or
         TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
         columns are split over programs), "w8a8" (many), "w4a8-scratch" (unpack, then "w8a8"),
@@ -59,15 +60,21 @@ def linear_int(
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
     _check(x_q, row_scale, weight, x0, bias, dtype)
+    _check_out(out, (len(x_q), weight.shape[0]), dtype, x_q.device)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
     chosen = choose(len(x_q), weight, _has_fast(x_q)) if impl == "auto" else impl
     reason = unsupported(chosen, len(x_q), weight, has_kernels(x_q.device))
     if reason is not None:
         raise ValueError(f"impl={chosen!r} cannot run this: {reason}")
+    given = (row_scale, weight, x0, bias, dtype)
     if chosen == "reference" or not len(x_q):
-        return linear_int_reference(x_q, row_scale, weight, x0, bias, dtype)
-    return _RUN[chosen](x_q.contiguous(), row_scale, weight, x0, bias, dtype)
+        y = linear_int_reference(x_q, *given)
+    elif chosen in _WRITES:
+        return _RUN[chosen](x_q.contiguous(), *given, out=out)
+    else:
+        y = _RUN[chosen](x_q.contiguous(), *given)
+    return y if out is None else out.copy_(y)
 
 
 def linear_float(
@@ -183,6 +190,16 @@ def _check(
         raise ValueError(f"everything must be on {x_q.device}, where x_q is; got {sorted(wrong)}")
 
 
+def _check_out(
+    out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    if out is None:
+        return
+    found = (tuple(out.shape), out.dtype, out.device)
+    if found != (shape, dtype, device) or not out.is_contiguous():
+        raise ValueError(f"out must be {dtype} {shape} on {device}, contiguous; got {found}")
+
+
 def _float_reason(x: Tensor, weight: PackedWeight) -> str | None:
     if x.dtype != torch.bfloat16 or weight.bits != 4:
         return f"it takes bfloat16 and 4 bits; got {x.dtype} and {weight.bits}"
@@ -213,21 +230,25 @@ def _float_split(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor
     return split_linear(x, configs.one(x.device), weight, None, bias, x.dtype, config)
 
 
-def _run_w8a8(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
+def _run_w8a8(
+    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, out: Tensor | None
+) -> Tensor:
     from duotone.weights.kernels import configs
     from duotone.weights.kernels.triton_gemm import gemm_w8a8
 
     config = configs.gemm_config(len(x_q), weight)
-    return gemm_w8a8(x_q, row_scale, weight.codes, weight, *rest, config)
+    return gemm_w8a8(x_q, row_scale, weight.codes, weight, *rest, config, out)
 
 
-def _run_scratch(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
+def _run_scratch(
+    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, out: Tensor | None
+) -> Tensor:
     from duotone.weights.kernels import configs
     from duotone.weights.kernels.triton_gemm import gemm_w8a8
     from duotone.weights.kernels.triton_scratch import unpacked_times_16
 
     config = configs.gemm_config(len(x_q), weight)
-    return gemm_w8a8(x_q, row_scale, unpacked_times_16(weight), weight, *rest, config)
+    return gemm_w8a8(x_q, row_scale, unpacked_times_16(weight), weight, *rest, config, out)
 
 
 def _run_int_mm(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
@@ -247,3 +268,5 @@ _RUN = {
     "w4a8-scratch": _run_scratch,
     "int_mm": _run_int_mm,
 }
+# Those for many tokens, whose results a copy would be seen of; the others' are copied to `out`.
+_WRITES = ("w8a8", "w4a8-scratch")

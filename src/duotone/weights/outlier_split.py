@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.weights.hadamard import HadamardPlan
@@ -79,8 +78,3 @@ def split_channel0(transformed: Tensor) -> Split:
     main = transformed.clone()
     main[:, 0] = 0
     return Split(main, transformed[:, 0].clone())
-
-
-def split_linear(x: Tensor, split: Split, bias: Tensor | None = None) -> Tensor:
-    """y of a transformed activation x [..., padded], in floating point: what the split keeps."""
-    return F.linear(x, split.main, bias) + x[..., :1] * split.column

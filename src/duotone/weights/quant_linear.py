@@ -22,6 +22,7 @@ from duotone.weights.modality import Modality
 from duotone.weights.online_hadamard import hadamard
 from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quantize_rows import Rows, quantize
+from duotone.weights.slices import linear_by_slices
 
 Activation = Literal["static", "dynamic", "none"]
 ACTIVATIONS = ("static", "dynamic", "none")
@@ -121,9 +122,14 @@ class QuantLinear(nn.Module):
             y = linear_float(rows.to(x.dtype), self.packed, self.bias, self.impl)
         else:
             codes, x0 = self.coded(rows)
-            given = (codes.codes, codes.scale, self.packed, x0, self.bias)
-            y = linear_int(*given, impl=self.impl, dtype=x.dtype)
+            y = self._product(codes, x0, x.dtype)
         return y.unflatten(0, x.shape[:-1])
+
+    def _product(self, codes: Rows, x0: Tensor | None, dtype: torch.dtype) -> Tensor:
+        rest, first = (self.packed, x0, self.bias, self.impl, dtype), self.modality.first
+        if first is not None and self.activation == "static" and len(self.scales) == 2:
+            return linear_by_slices(codes.codes, self.scales, first, *rest)
+        return linear_int(codes.codes, codes.scale, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
         # model.to(bfloat16) must not take precision from scales, which are float32 by definition.

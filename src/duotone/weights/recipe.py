@@ -29,7 +29,9 @@ class Recipe:
         second moments, text counts 1.
     activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
     modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
-        theirs; AIFS (`duotone.hf.reorder`) runs the same numbers in another order of tokens.
+        theirs.
+    visual_first: the language model runs with visual tokens first (AIFS, `duotone.hf.reorder`), so
+        that slices of rows have one scale each: the same integers.
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
     online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.
@@ -48,6 +50,7 @@ class Recipe:
     activation: Activation = "static"
     ranges: Method = "minmax"
     modality_scales: bool = False
+    visual_first: bool = False
     smooth: float | None = None
     rotation: bool = False
     online: Literal["none", "hadamard", "random-signs"] = "none"
@@ -91,6 +94,8 @@ class Recipe:
         wrong = {
             "modality_scales need static activations": self.modality_scales
             and self.activation != "static",
+            "visual_first is a way to apply modality_scales": self.visual_first
+            and not self.modality_scales,
             "split needs an online transform": self.split != "never" and self.online == "none",
             "split leaves a floating-point activation out of int8 ones": self.split != "never"
             and self.activation == "none",
@@ -132,6 +137,7 @@ def _family(bits: int) -> dict[str, Recipe]:
         "quarot": quarot,
         "static": static,
         "static-msq": msq,
+        "static-msq-aifs": msq.replace(visual_first=True),
         "static-msq-rotation": rotated,
         "mquant-always-split": rotated.replace(split="always"),
         "static-msq-signs": rotated.replace(online="random-signs"),

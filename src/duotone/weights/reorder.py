@@ -5,9 +5,9 @@ this rule for any number of images, turns and left-padded batches):
 
     j is visible to i  <=>  pos[j] <= pos[i], and j is no padding
 
-`order` is a permutation per row: slot s of the reordered batch holds token order[s]. Padding stays
-in front of everything and belongs to no modality. Where the GEMM takes a scale per row, MSQ needs
-none of this (`row_scales`).
+`order` is a permutation per row: slot s of the reordered batch holds token order[s]. Padding is no
+visual token, so it stays among the text, hidden by the mask. Where the GEMM takes a scale per row
+(`Modality.row_scale`), MSQ needs none of this.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ import torch
 from torch import Tensor
 
 
-def visual_first(visual: Tensor, real: Tensor | None = None) -> Tensor:
-    """order [batch, tokens] int64: padding, then visual tokens, then text, each in sequence.
+def visual_first(visual: Tensor) -> Tensor:
+    """order [batch, tokens] int64: visual tokens, then all others, each in sequence.
 
-    visual, real: [batch, tokens] bool; real None: no padding. Errors: ValueError for other shapes
-    or types.
+    visual: [batch, tokens] bool. Errors: ValueError for other shapes or types.
     """
-    real = torch.ones_like(visual) if real is None else real
-    if visual.dtype != torch.bool or visual.dim() != 2 or real.shape != visual.shape:
+    if visual.dtype != torch.bool or visual.dim() != 2:
         raise ValueError(
-            "visual and real must be boolean [batch, tokens]; got "
-            f"{visual.dtype} {tuple(visual.shape)} and {real.dtype} {tuple(real.shape)}."
+            f"visual must be boolean [batch, tokens]; got {visual.dtype} {tuple(visual.shape)}."
         )
-    rank = torch.where(real.bool(), torch.where(visual, 1, 2), 0)
-    return rank.argsort(dim=1, stable=True)
+    return (~visual).int().argsort(dim=1, stable=True)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -68,33 +64,18 @@ def visibility(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> Ten
     return (later & real[:, None]) | (keys[:, None] == queries[..., None])
 
 
-def take_mask(mask: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def take_mask(mask: Tensor, queries: Tensor, keys: Tensor | None = None) -> Tensor:
     """A model's own mask [batch or 1, heads, queries, keys] for reordered queries and keys.
 
-    M[perm][:, perm]: sliding windows and bidirectional images keep what they mean.
+    M[perm][:, perm]: sliding windows and bidirectional images keep what they mean. keys None: they
+    are where they were.
     """
-    shape = (len(queries), mask.shape[1], queries.shape[1], keys.shape[1])
-    if mask.dim() != 4 or mask.shape[2:] != shape[2:]:
+    shape = (len(queries), mask.shape[1], queries.shape[1], mask.shape[-1])
+    given = (*shape[:3], shape[3] if keys is None else keys.shape[1])
+    if mask.dim() != 4 or mask.shape[2:] != given[2:]:
         raise ValueError(
-            f"a mask of {shape[2]} queries and {shape[3]} keys is expected; "
+            f"a mask of {given[2]} queries and {given[3]} keys is expected; "
             f"got {tuple(mask.shape)}."
         )
-    rows = queries[:, None, :, None].expand(*shape[:3], mask.shape[3])
-    columns = keys[:, None, None, :].expand(shape)
-    return mask.expand(shape).gather(2, rows).gather(3, columns)
-
-
-def row_scales(visual: Tensor, visual_scale: float, text_scale: float) -> Tensor:
-    """MSQ without reordering: the static scale of each token [...] float32."""
-    scales = torch.tensor([text_scale, visual_scale], dtype=torch.float32, device=visual.device)
-    return scales[visual.long()]
-
-
-def slices(visual: Tensor, real: Tensor | None = None) -> tuple[Tensor, int]:
-    """All tokens of a batch as one list, visual ones first, and how many those are.
-
-    Rows of a batch have different numbers of visual tokens; a GEMM does not care which row a token
-    is from. -> (order [tokens of all rows], count); padding counts as text here.
-    """
-    flat = visual.flatten() if real is None else (visual & real).flatten()
-    return (~flat).long().argsort(stable=True), int(flat.sum())
+    moved = mask.expand(shape).gather(2, queries[:, None, :, None].expand(shape))
+    return moved if keys is None else moved.gather(3, keys[:, None, None, :].expand(shape))

@@ -182,6 +182,7 @@ def gemm_w8a8(
     bias: Tensor | None,
     dtype: torch.dtype,
     config: GemmConfig,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Launch: int8 x_q [tokens, in] and codes [out, in], both contiguous, in % 16 == 0.
 
@@ -190,7 +191,7 @@ def gemm_w8a8(
     """
     tokens, ins = x_q.shape
     outs = len(codes)
-    y = torch.empty(tokens, outs, dtype=dtype, device=x_q.device)
+    y = torch.empty(tokens, outs, dtype=dtype, device=x_q.device) if out is None else out
     tiles = triton.cdiv(tokens, config.tokens) * triton.cdiv(outs, config.outs)
     cut = rounds(tiles, ins, config.per_sm * _multiprocessors(x_q.device) or tiles, config)
     partial = arrived = None
