@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from duotone.hf.fusion import fuse
 from duotone.hf.modality import VisualRows
 from duotone.weights.modality import Modality
 from duotone.weights.quant_linear import QuantLinear
@@ -47,9 +48,13 @@ def quantization_of(model: nn.Module) -> Quantization | None:
 
 
 def mark_quantized(model: PreTrainedModel, modality: Modality, header: Mapping[str, Any]) -> None:
-    """From now on `model` tells its linears which rows are visual, and knows what it is."""
+    """From now on `model` tells its linears which rows are visual, and knows what it is.
+
+    Its modules hand codes on where they can (`duotone.hf.fusion`).
+    """
     model.duotone_quantization = Quantization(modality, header)
     VisualRows.attach(model, modality)
+    fuse(model)
 
 
 def check_not_quantized(model: PreTrainedModel) -> None:
