@@ -43,7 +43,8 @@ class VisualRows:
         return _WATCHED[model]
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = self._parameters.bind_partial(*args, **kwargs).arguments
+        # Models call each other by keyword, and a compiler cannot trace the other case.
+        given = self._parameters.bind_partial(*args, **kwargs).arguments if args else kwargs
         given = {**given, **given.get("kwargs", {})}
         ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
         visual = None
