@@ -1,4 +1,5 @@
-"""Tables of `benchmarks/mquant_speed.py` (schema duotone.mquant.speed/1), the paper's beside them.
+"""Tables of `benchmarks/mquant_speed.py` (schema duotone.mquant.speed/1) and `mquant_model.py`
+(duotone.mquant.model/1), the paper's beside them.
 
 The paper's numbers: MQuant (arXiv 2502.00425v1), Tables 3, 5 and 7; its GPU is named for Table 7.
 """
@@ -196,5 +197,40 @@ def _whole_line() -> str:
     return (
         "Their Table 3 times the whole model with its vision tower, bf16 -> MQuant in seconds ("
         + "; ".join(shown)
-        + "); nothing here compares to it."
+        + "); `benchmarks/mquant_model.py` times ours."
     )
+
+
+def model_table(results: Sequence[Result]) -> str:
+    """Whole models: milliseconds of a prefill with a picture and of a decode step, times bf16."""
+    return "\n\n".join(part for result in results for part in _model_parts(result))
+
+
+def _model_parts(result: Result) -> list[str]:
+    lengths = list(dict.fromkeys(p["tokens"] for row in result["rows"] for p in row["prefill"]))
+    base = next(row for row in result["rows"] if row["recipe"] == "bf16")
+    header = ["weights and activations", "modules fused", "weights, GB"]
+    header += [f"prefill, {count:,} tokens, ms" for count in lengths]
+    header += ["of it vision, ms", "decode step, ms"]
+    table = markdown_table(header, [_model_cells(row, base, lengths) for row in result["rows"]])
+    layers = "" if result["layers"] is None else f", {result['layers']} layers of each stack"
+    said = f"{result['model']}{layers}; vision at the longest prompt; a decode step behind "
+    said += f"{result['context']:,} tokens under a CUDA graph"
+    shown = (f"{side}² {their / ours:.2f}x" for side, their, ours in PAPER_WHOLE)
+    paper = ", ".join(shown)
+    paper = f"Their Table 3, the whole model by side of the picture: {paper}."
+    return [table, paper, f"*{said}; {source(result)}.*"]
+
+
+def _model_cells(row: Result, base: Result, lengths: Sequence[int]) -> list[str]:
+    fused = str(row["fused_modules"]) if row["fused"] else "none"
+    cells = [row["recipe"], fused, f"{row['weight_bytes'] / 1e9:.2f}"]
+    for count in lengths:
+        cells.append(_with_ratio(_prefill_ms(row, count), _prefill_ms(base, count), ",.1f"))
+    vision = next((p["vision_ms"] for p in reversed(row["prefill"])), None)
+    cells.append(_with_ratio(vision, None, ",.1f"))
+    return [*cells, _with_ratio(row.get("decode_ms"), base.get("decode_ms"), ".3f")]
+
+
+def _prefill_ms(row: Result, tokens: int) -> float | None:
+    return next((p["ms"] for p in row["prefill"] if p["tokens"] == tokens), None)

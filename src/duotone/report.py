@@ -15,6 +15,7 @@ from duotone.mquant_quality_tables import memory_table, modality_table, split_ta
 from duotone.mquant_quality_tables import quality_table as mquant_quality_table
 from duotone.mquant_tables import (
     decode_table,
+    model_table,
     paper_table,
     prefill_table,
     static_table,
@@ -219,6 +220,7 @@ RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "mquant-static": ("duotone.mquant.speed/1", static_table),
     "mquant-decode": ("duotone.mquant.speed/1", decode_table),
     "mquant-steps": ("duotone.mquant.speed/1", step_table),
+    "mquant-model": ("duotone.mquant.model/1", model_table),
     "mquant-paper": ("duotone.mquant.speed/1", paper_table),
     "mquant-quality": ("duotone.mquant.quality/1", mquant_quality_table),
     "mquant-split": ("duotone.mquant.split/1", split_table),

@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from duotone.hf.fusion import fuse, is_fused, unfused
 from duotone.hf.quantized import load, save
 from duotone.hf.weight_maps import FAMILIES as MAPPED
+from duotone.hf.weight_maps import weight_map
 from duotone.mquant import CalibrationSet, quantize_model
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.recipe import get_recipe
@@ -47,7 +49,15 @@ def test_every_part_is_quantized_and_comes_back(name, tmp_path):
     assert inside
     # What stays beside the head: a norm's D x D product, and pooling that nobody reads.
     assert not [n for n in left if n != "lm_head" and not set(n.split(".")) & OUTSIDE]
+    # Every norm in front of a branch and every MLP of a block hands codes on, and nothing changes.
+    blocks = [block for stream in weight_map(model).streams for block in stream.blocks]
+    fused = [(b.attention_norm, b.mlp_norm, b.mlp_output.rpartition(".")[0]) for b in blocks]
+    assert set(fuse(model)) == {path for paths in fused for path in paths}
+    with unfused(model):
+        assert not is_fused(model)
+        assert torch.equal(logits(model, given), found)
     again = load(save(model, tmp_path / "q"))
+    assert is_fused(again)
     assert torch.equal(logits(again, given), found)
 
 

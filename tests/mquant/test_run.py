@@ -5,6 +5,7 @@ import torch
 import transformers
 
 import duotone
+from duotone.hf.fusion import fuse, is_fused, unfuse, unfused
 from duotone.hf.modality import announced
 from duotone.hf.quantized import load, quantization_of, save
 from duotone.hf.reorder import visual_first
@@ -54,6 +55,8 @@ def test_a_quantized_model_is_near_its_base(name):
     assert relative_error(found, wanted) < limit
     linears = [m for m in loaded.model.modules() if isinstance(m, QuantLinear)]
     assert len(linears) == len(report["linears"]) == 6 + 2 + 3 * 7
+    with unfused(loaded.model):
+        assert torch.equal(logits(loaded.model, inputs)[real], found)
     before, after = report["bytes"]["before"], report["bytes"]["after"]
     assert after["language"] < before["language"] / 2
 
@@ -66,6 +69,50 @@ def test_text_and_pictures_have_their_own_scales_in_the_language_model_only():
         if isinstance(module, QuantLinear)
     }
     assert {n for n, c in counts.items() if c == 2} == {n for n in counts if "language" in n}
+
+
+def test_what_is_heard_or_has_scales_of_its_own_is_not_fused():
+    loaded, _ = quantized("mquant-w8a8")
+    inputs, layers = prompt(loaded), loaded.model.model.language_model.layers
+    wanted, whole = logits(loaded.model, inputs), fuse(loaded.model)
+    unfuse(loaded.model)
+    assert not is_fused(loaded.model)
+    heard = []
+    hook = layers[0].input_layernorm.register_forward_hook(lambda *given: heard.append(given[2]))
+    layers[0].mlp.register_forward_pre_hook(lambda *given: None)
+    layers[1].mlp.gate_proj.scales *= 1.5
+    root = "model.language_model.layers"
+    left = {f"{root}.0.input_layernorm", f"{root}.0.mlp", f"{root}.1.post_attention_layernorm"}
+    assert set(whole) - set(fuse(loaded.model)) == left
+    found = logits(loaded.model, inputs)
+    assert heard[0].is_floating_point()
+    assert 0 < relative_error(found, wanted) < 0.1
+    hook.remove()
+    layers[1].mlp.gate_proj.scales /= 1.5
+    with unfused(loaded.model):
+        torch.testing.assert_close(logits(loaded.model, inputs), wanted)
+
+
+def test_16_bit_activations_have_nothing_to_fuse():
+    loaded, _ = quantized("w4a16-g128", group=16)
+    assert fuse(loaded.model) == []
+    with unfused(loaded.model):
+        pass
+    assert not is_fused(loaded.model)
+
+
+def test_a_copy_of_a_fused_model_is_one():
+    loaded, _ = quantized("mquant-w8a8")
+    inputs = prompt(loaded)
+    wanted = logits(loaded.model, inputs)
+    again = copy.deepcopy(loaded.model)
+    assert is_fused(again)
+    for linear in (m for m in loaded.model.modules() if isinstance(m, QuantLinear)):
+        linear.weight_scale.zero_()
+    assert torch.equal(logits(again, inputs), wanted)
+    half = again.to(torch.bfloat16)
+    inputs["pixel_values"] = inputs["pixel_values"].bfloat16()
+    assert relative_error(logits(half, inputs).float(), wanted) < 0.3
 
 
 def test_embeddings_and_ids_give_the_same_and_unannounced_ones_are_refused():

@@ -92,6 +92,13 @@ def steps() -> dict[str, Callable[[], Any]]:
             gate, 37, None, 512, scale=torch.ones(1), up=up, activation="silu"
         )
 
+    def padded() -> None:
+        # 3,420 channels of Qwen2.5-VL's tower in 108 * 32, behind an activation with signs
+        x, signs = torch.zeros(1, 3420).bfloat16(), torch.ones(3420).bfloat16().expand(1, -1)
+        base = torch.ones(108, 108, dtype=torch.int8)
+        given = {"scale": torch.ones(1), "up": signs, "activation": "gelu_tanh", "split": True}
+        triton_hadamard.hadamard_rows(x, 1, base, 32, **given)
+
     def attend() -> None:
         cache, at = torch.zeros(2, 1, 4, 512, 128).bfloat16(), torch.zeros(1, dtype=torch.int32)
         qkv = torch.zeros(1, 4608).bfloat16()
@@ -103,6 +110,7 @@ def steps() -> dict[str, Callable[[], Any]]:
         "rows_kernel": norm,
         "long_rows_kernel": dynamic,
         "hadamard_kernel": hadamard,
+        "hadamard_kernel, padded": padded,
         "attend_kernel": attend,
     }
 

@@ -55,7 +55,9 @@ def test_clear_refusals() -> None:
     x = torch.randn(2, 48)
     with pytest.raises(ValueError, match="power of two"):
         hadamard(x, 1, None, 48)
-    with pytest.raises(ValueError, match="pad with zeros"):
+    with pytest.raises(ValueError, match="larger transform"):
         hadamard(x, 1, None, 32)
+    with pytest.raises(ValueError, match="pad with zeros"):
+        hadamard(x, 1, None, 64)
     with pytest.raises(ValueError, match="square"):
         hadamard(x, 1, SIGNS[:6], 4)

@@ -105,3 +105,22 @@ def test_hadamard(size: tuple, dtype: torch.dtype, tokens: int) -> None:
     away = (found.codes.int() - rows.codes.int()).abs()
     assert away.max() <= 1
     assert away.float().mean() < 2e-2
+
+
+@pytest.mark.parametrize("size", [(3420, 1, 108, 32), (4304, 1, 68, 64), (100, 1, 1, 128)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 130])
+def test_hadamard_of_padded_channels_with_signs(size: tuple, tokens: int) -> None:
+    channels, blocks, m, p = size
+    x = torch.randn(tokens, channels, device="cuda", dtype=BF16)
+    flips = torch.randn(channels, device="cuda").sign().to(BF16).expand(tokens, -1)
+    scale, base = torch.full((1,), 0.03, device="cuda"), signs(m)
+    given = {"activation": "gelu_tanh", "up": flips, "split": True}
+    (found, x0), (wanted, wanted_x0) = (
+        hadamard_quantize(x, scale, blocks, base, p, impl=impl, **given)
+        for impl in ("triton", "reference")
+    )
+    torch.testing.assert_close(x0, wanted_x0, rtol=1e-2, atol=1e-2)
+    away = (found.codes.int() - wanted.codes.int()).abs()
+    assert found.codes.shape == (tokens, blocks * m * p)
+    assert away.max() <= 1
+    assert away.float().mean() < 2e-2

@@ -58,7 +58,8 @@ class VisualRows:
             hook.remove()
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = self._parameters.bind_partial(*args, **kwargs).arguments
+        # Models call each other by keyword, and a compiler cannot trace the other case.
+        given = self._parameters.bind_partial(*args, **kwargs).arguments if args else kwargs
         given = {**given, **given.get("kwargs", {})}
         self.modality.set(self._visual(given) if self._ids else None)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from duotone.hf.fusion import fuse
 from duotone.hf.modality import VisualRows
 from duotone.hf.reorder import reorder_always
 from duotone.weights.modality import Modality
@@ -50,10 +51,12 @@ def quantization_of(model: nn.Module) -> Quantization | None:
 def mark_quantized(model: PreTrainedModel, modality: Modality, header: Mapping[str, Any]) -> None:
     """From now on `model` tells its linears which rows are visual, and knows what it is.
 
-    By a recipe with `visual_first` it runs reordered, too.
+    Its modules hand codes on where they can (`duotone.hf.fusion`); by a recipe with `visual_first`
+    it runs reordered, too.
     """
     model.duotone_quantization = Quantization(modality, header)
     VisualRows.attach(model, modality)
+    fuse(model)
     # Checkpoints from before there was such a field have none.
     if header["recipe"].get("visual_first", False):
         reorder_always(model)

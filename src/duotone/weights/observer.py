@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duotone.weights.encode import features
 from duotone.weights.online import RotatedInput
-from duotone.weights.quant_linear import features
 from duotone.weights.ranges import Magnitudes
 
 TEXT, VISUAL = "text", "visual"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.weights.hadamard_bases import sylvester
@@ -23,7 +24,8 @@ def hadamard(x: Tensor, blocks: int, base: Tensor | None, p: int, impl: str = "a
     Errors: ValueError for sizes that do not fit.
     """
     check_rows(x, None, None, None)
-    check_sizes(x.shape[1], blocks, base, p)
+    if missing_channels(x.shape[1], blocks, base, p):
+        raise ValueError(f"{_sizes_rule(x.shape[1], blocks, base, p)}; pad with zeros first")
     if chosen_impl(impl, x) == "reference" or not _fits(base, p):
         return hadamard_reference(x.double(), blocks, base, p).to(x.dtype)
     from duotone.weights.kernels.triton_hadamard import hadamard_rows
@@ -45,15 +47,16 @@ def hadamard_quantize(
 ) -> tuple[Rows, Tensor | None]:
     """Codes of the transform of activation(x) * up, which is rounded to the dtype of x before.
 
-    scale: static, float32 [tokens], [1] or []. split: channel 0 of the result is returned in the
-    dtype of x, [tokens], and has code 0.
+    x, up: [tokens, channels], rows may be strided; fewer channels than blocks * m * p are padded
+    with zeros. scale: static, float32 [tokens], [1] or []. split: channel 0 of the result is
+    returned in float32, [tokens], and has code 0.
     """
     check_rows(x, scale, up, activation)
-    check_sizes(x.shape[1], blocks, base, p)
+    missing = missing_channels(x.shape[1], blocks, base, p)
     if chosen_impl(impl, x) == "reference" or not _fits(base, p):
-        y = activate(x, activation, up).to(x.dtype).double()
+        y = F.pad(activate(x, activation, up).to(x.dtype).double(), (0, missing))
         y = hadamard_reference(y, blocks, base, p).float()
-        x0 = y[:, 0].to(x.dtype) if split else None
+        x0 = y[:, 0].contiguous() if split else None
         codes = to_codes(y, scale)
         if split:
             codes[:, 0] = 0
@@ -78,18 +81,24 @@ def hadamard_reference(x: Tensor, blocks: int, base: Tensor | None, p: int) -> T
     return (y / math.sqrt(len(matrix))).reshape(x.shape)
 
 
-def check_sizes(columns: int, blocks: int, base: Tensor | None, p: int) -> None:
-    """Errors: ValueError unless columns = blocks * m * p, p a power of two, base [m, m]."""
+def missing_channels(columns: int, blocks: int, base: Tensor | None, p: int) -> int:
+    """Zeros that make `columns` channels blocks * m * p, p a power of two, base [m, m].
+
+    Errors: ValueError for sizes that do not fit.
+    """
     if p < 1 or p & (p - 1):
         raise ValueError(f"p must be a power of two; got {p}")
     if base is not None and (base.dim() != 2 or base.shape[0] != base.shape[1]):
         raise ValueError(f"base must be a square matrix; got {tuple(base.shape)}")
+    missing = blocks * (1 if base is None else len(base)) * p - columns
+    if missing < 0:
+        raise ValueError(f"{_sizes_rule(columns, blocks, base, p)}; take a larger transform")
+    return missing
+
+
+def _sizes_rule(columns: int, blocks: int, base: Tensor | None, p: int) -> str:
     m = 1 if base is None else len(base)
-    if blocks * m * p != columns:
-        raise ValueError(
-            f"blocks * m * p must be the {columns} channels; got {blocks} * {m} * {p}; "
-            "pad with zeros first"
-        )
+    return f"blocks * m * p must be the {columns} channels; got {blocks} * {m} * {p}"
 
 
 def _fits(base: Tensor | None, p: int) -> bool:

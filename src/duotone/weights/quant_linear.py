@@ -2,7 +2,8 @@
 
     x -> features: signs, online Hadamard, zero padding -> [float channel 0] + int8 codes -> linear
 
-It is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict.
+It is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict. A module in front of it
+may make the codes and hand them over (`weights.fused`).
 """
 
 from __future__ import annotations
@@ -12,48 +13,17 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from duotone.weights.hadamard import HadamardPlan, base_at, transform
-from duotone.weights.kernels.availability import has_kernels
-from duotone.weights.linear import linear_float, linear_int
+from duotone.weights import opaque
+from duotone.weights.encode import Coded
+from duotone.weights.hadamard import HadamardPlan
 from duotone.weights.modality import Modality
-from duotone.weights.online_hadamard import hadamard
 from duotone.weights.packed_weight import PackedWeight
-from duotone.weights.quantize_rows import Rows, quantize
 from duotone.weights.slices import linear_by_slices
 
 Activation = Literal["static", "dynamic", "none"]
 ACTIVATIONS = ("static", "dynamic", "none")
-
-
-def features(
-    x: Tensor,
-    plan: HadamardPlan | None,
-    signs: Tensor | None,
-    columns: int | None = None,
-    impl: str = "auto",
-) -> Tensor:
-    """x [..., in] -> [rows, columns]: what the weight is multiplied with, fp32 behind a transform.
-
-    columns: more than there are: zeros are appended. impl: "auto" (a kernel where there is one) or
-    "reference".
-    """
-    rows = x.flatten(0, -2)
-    if plan is not None:
-        rows = _transformed(rows.float(), plan, signs, impl)
-    missing = (columns or rows.shape[1]) - rows.shape[1]
-    return (F.pad(rows, (0, missing)) if missing else rows).contiguous()
-
-
-def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None, impl: str) -> Tensor:
-    if impl == "reference" or not (x.is_cuda and has_kernels(x.device)):
-        return transform(x, plan, signs)
-    x = x if signs is None else x * signs
-    x = F.pad(x, (0, plan.padded - plan.size)).contiguous()
-    base = None if plan.base == 1 else base_at(plan.base, torch.int8, x.device)
-    return hadamard(x, plan.blocks, base, plan.power)
 
 
 class QuantLinear(nn.Module):
@@ -85,6 +55,7 @@ class QuantLinear(nn.Module):
         self.bits, self.group_size, self.activation = weight.bits, weight.group_size, activation
         self.modality = modality or Modality()
         self.impl = "auto"  # "reference": plain torch on any device, the same integers
+        self.handed: Coded | None = None  # codes that a fused module left here for the next call
         for name in ("codes", "scale", "w0"):
             self.register_buffer(f"weight_{name}", getattr(weight, name))
         self.register_buffer("signs", signs)
@@ -103,33 +74,60 @@ class QuantLinear(nn.Module):
         """w4a8, w8a8, w4a16 or w8a16."""
         return f"w{self.bits}a{16 if self.activation == 'none' else 8}"
 
-    def coded(self, rows: Tensor) -> tuple[Rows, Tensor | None]:
-        """(int8 codes of features [rows, columns] with their scales, channel 0 if it is split)."""
-        x0 = None
-        if self.weight_w0 is not None:
-            x0 = rows[:, 0].contiguous()
-            rows = rows.clone()
-            rows[:, 0] = 0
-        scale = None
-        if self.activation == "static":
-            scale = self.modality.row_scale(self.scales)
-        return quantize(rows, scale, impl=self.impl), x0
+    def row_scale(self) -> Tensor | None:
+        """float32 [rows] or [1] of the step that runs now; None where each row finds its own."""
+        return None if self.scales is None else self.modality.row_scale(self.scales)
+
+    def encode(self, x: Tensor, activation: str | None = None, up: Tensor | None = None) -> Coded:
+        """The codes of activation(x) * up; x, up: [..., in], floating point."""
+        rows, beside = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
+        split = self.weight_w0 is not None
+        given = (self.plan, self.signs, split, activation, beside, self.impl)
+        return opaque.encode(rows, self.row_scale(), self.columns, *given)
+
+    def product(self, coded: Coded) -> Tensor:
+        """Codes of this layer's input to [rows, out]."""
+        first = self.modality.first
+        # A compiled graph has one product, whose rows pick their scale: the same numbers.
+        if first is not None and self._has_two_scales and not torch.compiler.is_compiling():
+            x_q, _, x0, dtype = coded
+            given = (self.packed, x0, self.bias, self.impl, dtype)
+            return linear_by_slices(x_q, self.scales, first, *given)
+        return opaque.linear_int(coded, self._weight, self.bias, self.impl)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in x's type."""
-        rows = features(x, self.plan, self.signs, self.columns, self.impl)
-        if self.activation == "none":
-            y = linear_float(rows.to(x.dtype), self.packed, self.bias, self.impl)
+        """[..., in] -> [..., out], in x's type; int8 only as the codes that were handed over.
+
+        Errors: ValueError for other integers.
+        """
+        if not x.is_floating_point():
+            y = self.product(self._handed_over(x))
+        elif self.activation == "none":
+            given = (self.plan, self.signs, self._weight, self.bias, self.impl)
+            y = opaque.linear_float(x.flatten(0, -2), *given)
         else:
-            codes, x0 = self.coded(rows)
-            y = self._product(codes, x0, x.dtype)
+            y = self.product(self.encode(x))
         return y.unflatten(0, x.shape[:-1])
 
-    def _product(self, codes: Rows, x0: Tensor | None, dtype: torch.dtype) -> Tensor:
-        rest, first = (self.packed, x0, self.bias, self.impl, dtype), self.modality.first
-        if first is not None and self.activation == "static" and len(self.scales) == 2:
-            return linear_by_slices(codes.codes, self.scales, first, *rest)
-        return linear_int(codes.codes, codes.scale, *rest)
+    @property
+    def _has_two_scales(self) -> bool:
+        return self.scales is not None and len(self.scales) == 2
+
+    @property
+    def _weight(self) -> opaque.WeightFields:
+        """The fields of `packed`, which a compiler need not build."""
+        codes, scale, first = self.weight_codes, self.weight_scale, self.weight_w0
+        return codes, self.bits, scale, self.group_size, first
+
+    def _handed_over(self, x: Tensor) -> Coded:
+        coded, self.handed = self.handed, None
+        if coded is None or x.dtype != torch.int8 or x.numel() != coded.codes.numel():
+            raise ValueError(
+                "a quantized linear takes floating point, or once the int8 codes that a fused "
+                f"module in front of it made; got {x.dtype} {tuple(x.shape)}, which nobody handed "
+                "over. Undo the fusion (duotone.hf.fusion.unfuse) to call linears one by one"
+            )
+        return coded._replace(codes=x.reshape(-1, self.columns))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
         # model.to(bfloat16) must not take precision from scales, which are float32 by definition.

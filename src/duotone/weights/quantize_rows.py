@@ -98,6 +98,16 @@ def activate(x: Tensor, activation: str | None, up: Tensor | None = None) -> Ten
     return y if up is None else y * up.float()
 
 
+def activated_rows(x: Tensor, activation: str | None, up: Tensor | None, impl: str) -> Tensor:
+    """activation(x) * up in the dtype of x, rounded once. x, up: [tokens, channels]."""
+    check_rows(x, None, up, activation)
+    if chosen_impl(impl, x) == "reference":
+        return activate(x, activation, up).to(x.dtype)
+    from duotone.weights.kernels.triton_rows import rows_quantize
+
+    return rows_quantize(x, None, up=up, activation=activation, quantize=False, dense=True)[2]
+
+
 def normalized(
     x: Tensor,
     eps: float,
@@ -138,6 +148,11 @@ def chosen_impl(impl: str, x: Tensor) -> str:
         raise ValueError("impl='triton' needs triton and a CUDA device (or TRITON_INTERPRET=1)")
     kernels = impl == "triton" or (impl == "auto" and x.is_cuda and has_kernels(x.device))
     return "triton" if kernels and x.numel() else "reference"
+
+
+def takes_kernels(impl: str, x: Tensor) -> bool:
+    """Whether `chosen_impl` takes kernels."""
+    return chosen_impl(impl, x) == "triton"
 
 
 def check_rows(

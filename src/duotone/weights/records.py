@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from duotone.weights.fused import Fused
 from duotone.weights.hadamard import HadamardPlan
 from duotone.weights.modality import Modality
 from duotone.weights.norms import LayerNorm, RMSNorm
@@ -31,6 +32,7 @@ def changes(model: nn.Module, plain: nn.Module) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for name, child in model.named_children():
         before = getattr(plain, name, None)
+        child = child.original if isinstance(child, Fused) else child
         if _differs(child, before):
             found[name] = record_of(child, before)
         elif before is not None:

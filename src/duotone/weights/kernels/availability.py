@@ -7,8 +7,11 @@ import os
 
 import torch
 
+# Once: a compiler that traces a model cannot look for packages.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 
 def has_kernels(device: torch.device) -> bool:
     """Triton is there, and the device is its, or its interpreter is on."""
     able = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return able and importlib.util.find_spec("triton") is not None
+    return able and _HAS_TRITON

@@ -72,6 +72,7 @@ def hadamard_kernel(
     x0,
     tokens,
     blocks,
+    columns,
     x_stride,
     up_stride,
     scale_stride,
@@ -82,6 +83,7 @@ def hadamard_kernel(
     A: tl.constexpr,
     B: tl.constexpr,
     P: tl.constexpr,
+    PADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -95,9 +97,13 @@ def hadamard_kernel(
         o_row, o_first = (o_unit // blocks).to(tl.int64), o_unit % blocks * P
         m_unit = o_unit < tokens * blocks
         m = m_unit[:, None] & m_p
+        m_x = m
+        if PADDED:
+            # channels from `columns` on are zeros that nobody stored
+            m_x = m & (o_first[:, None] + o_p[None, :] < columns)
         o = (o_row * x_stride + o_first)[:, None] + o_p[None, :]
         o_up = (o_row * up_stride + o_first)[:, None] + o_p[None, :]
-        b_y = rows_transformed(load_rows(x, up, o, m, ACTIVATION, o_up), R, A, B, P)
+        b_y = rows_transformed(load_rows(x, up, o, m_x, ACTIVATION, o_up), R, A, B, P)
     else:
         # one unit: its matrix [M, P] in slices of R rows, each times R columns of the base
         i_unit = tl.program_id(0)
@@ -109,6 +115,8 @@ def hadamard_kernel(
             o_r = first + tl.arange(0, R)
             m_r = (o_r < M)[:, None] & m_p
             o = o_r[:, None] * P + o_p[None, :]
+            if PADDED:
+                m_r = m_r & (i_first + o < columns)
             o_x, o_up = i_row * x_stride + i_first + o, i_row * up_stride + i_first + o
             b_x = rows_transformed(load_rows(x, up, o_x, m_r, ACTIVATION, o_up), R, A, B, P)
             m_h = (o_m < M)[:, None] & (o_r < M)[None, :]
@@ -143,13 +151,14 @@ def hadamard_rows(
     activation: str | None = None,
     split: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Launch. x, up: [tokens, blocks * m * p], rows may be strided. base: [m, m] or None.
+    """Launch. x, up: [tokens, up to blocks * m * p], rows may be strided. base: [m, m] or None.
 
     Returns (int8 codes with a scale, else the transform in the dtype of x; channel 0 if split).
     """
-    tokens, m = len(x), 1 if base is None else len(base)
-    y = torch.empty(x.shape, dtype=x.dtype if scale is None else torch.int8, device=x.device)
-    x0 = torch.empty(tokens, dtype=x.dtype, device=x.device) if split else None
+    (tokens, columns), m = x.shape, 1 if base is None else len(base)
+    kind, padded = x.dtype if scale is None else torch.int8, blocks * m * p
+    y = torch.empty(tokens, padded, dtype=kind, device=x.device)
+    x0 = torch.empty(tokens, dtype=torch.float32, device=x.device) if split else None
     a, b = factors(p)
     mp = max(16, triton.next_power_of_2(m))
     units = tokens * blocks
@@ -166,6 +175,7 @@ def hadamard_rows(
         x0,
         tokens,
         blocks,
+        columns,
         x.stride(0),
         0 if up is None else up.stride(0),
         0 if scale is None or scale.numel() == 1 else 1,
@@ -176,6 +186,7 @@ def hadamard_rows(
         A=a,
         B=b,
         P=p,
+        PADDED=columns < padded,
         ACTIVATION=activation,
         OVERLAP=overlap,
         launch_pdl=overlap,
