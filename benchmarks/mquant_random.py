@@ -8,6 +8,7 @@ of the recipe; channel 0 is split off wherever a transform is, which is the dear
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def model(given: Any, recipe: str | None, device: torch.device) -> Any:
     _fill(made, device)
     made = made.to(device).eval()
     if recipe is not None:
-        mark_quantized(made, modality, {"recipe": recipe})
+        mark_quantized(made, modality, {"recipe": asdict(get_recipe(recipe))})
     return made
 
 
