@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from duotone.weights.hadamard import base_at, plan_hadamard
 from duotone.weights.kernels.triton_hadamard import hadamard_rows
 from duotone.weights.kernels.triton_rows import rows_quantize
 from duotone.weights.linear import linear_float, linear_int
@@ -32,9 +33,15 @@ LINEARS = {
     "gate_up": (2 * INTERMEDIATE, HIDDEN, "norm"),
     "down": (HIDDEN, INTERMEDIATE, "gate"),
 }
-# 18944 = 37 * 512: no Hadamard matrix of 37 or 148 is in the tables, so blocks of 512.
-BLOCKS, BLOCK = 37, 512
 EPSILON = 1e-6
+
+
+@cache
+def transform(channels: int) -> tuple[int, Tensor | None, int]:
+    """(blocks, base, power) of the Hadamard transform that `duotone quantize` puts there."""
+    plan = plan_hadamard(channels)
+    base = None if plan.base == 1 else base_at(plan.base, torch.int8, DEVICE)
+    return plan.blocks, base, plan.power
 
 
 def gaussian_codes(outs: int, ins: int, bits: int) -> Tensor:
@@ -135,9 +142,8 @@ class Linear:
             return norm_quantize(self.x, scale, eps=EPSILON).codes
         if self.before == "gate":
             gate, up = self._halves()
-            return hadamard_quantize(gate, scale, BLOCKS, None, BLOCK, activation="silu", up=up)[
-                0
-            ].codes
+            given = (scale, *transform(self.ins))
+            return hadamard_quantize(gate, *given, activation="silu", up=up)[0].codes
         return static_quantize(self.x, scale)
 
     def prepare_static_unfused(self, scale: Tensor) -> Tensor:
@@ -175,7 +181,7 @@ class Linear:
         if self.before != "gate":
             return self.prepare_16()
         gate, up = self._halves()
-        return hadamard_rows(gate, BLOCKS, None, BLOCK, activation="silu", up=up)[0]
+        return hadamard_rows(gate, *transform(self.ins), activation="silu", up=up)[0]
 
     def _halves(self) -> tuple[Tensor, Tensor]:
         return self.x[:, : self.ins], self.x[:, -self.ins :]

@@ -103,9 +103,8 @@ class Step:
             return rows_quantize(gate, None, up=up, activation="silu", quantize=False, dense=True)[
                 2
             ]
-        return hadamard_quantize(
-            gate, self.scale, cases.BLOCKS, None, cases.BLOCK, activation="silu", up=up
-        )[0].codes
+        given = (self.scale, *cases.transform(gate.shape[1]))
+        return hadamard_quantize(gate, *given, activation="silu", up=up)[0].codes
 
     def _attend(self, index: int, qkv: Tensor) -> Tensor:
         keys, values = self.cache[0, index], self.cache[1, index]

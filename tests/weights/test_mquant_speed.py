@@ -46,7 +46,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         "down": (128, 256, "gate"),
     }
     sizes = dict(LINEARS=linears, HIDDEN=128, INTERMEDIATE=256, LAYERS=1, VOCABULARY=64)
-    heads = dict(Q_HEADS=4, KV_HEADS=1, HEAD_DIM=32, BLOCKS=8, BLOCK=32)
+    heads = dict(Q_HEADS=4, KV_HEADS=1, HEAD_DIM=32)
     for name, value in (sizes | heads).items():
         monkeypatch.setattr(mquant_cases, name, value)
     monkeypatch.setattr(mquant_speed, "REPEATS", 1)

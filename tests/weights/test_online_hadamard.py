@@ -32,7 +32,9 @@ def test_the_reference_keeps_its_precision_under_autocast() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("blocks", "m", "p"), [(3, 1, 256), (2, 12, 32), (3, 1, 4)])
+@pytest.mark.parametrize(
+    ("blocks", "m", "p"), [(3, 1, 256), (2, 12, 32), (3, 1, 4), (1, 12, 128), (2, 4, 512)]
+)
 def test_the_kernel(blocks: int, m: int, p: int) -> None:
     base = None if m == 1 else SIGNS.to(torch.int8).to(DEVICE)
     gate, up = torch.randn(2, 2 * blocks * m * p, device=DEVICE).chunk(2, 1)

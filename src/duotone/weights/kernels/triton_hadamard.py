@@ -21,12 +21,15 @@ from duotone.weights.kernels.triton_rows import to_codes
 
 # Below, programs are too few for the device, and each takes as little as it can.
 _FEW_UNITS = 4096
+# Programs that share the columns of few large units: two on each of 132 SMs, 16 columns at least.
+_SLICED_PROGRAMS, _SLICE = 264, 16
 
 
 @triton.jit
-def sylvester(N: tl.constexpr, USED: tl.constexpr):
-    # [N, N] of the Sylvester matrix of size USED in a corner, zeros elsewhere: (-1)^popcount(i & j)
-    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+def sylvester(N: tl.constexpr, USED: tl.constexpr, first, W: tl.constexpr):
+    # [N, W], from column `first` on, of the Sylvester matrix of size USED in a corner, zeros
+    # elsewhere: (-1)^popcount(i & j)
+    i, j = tl.arange(0, N)[:, None], first + tl.arange(0, W)[None, :]
     parity = i & j
     parity ^= parity >> 8
     parity ^= parity >> 4
@@ -37,16 +40,19 @@ def sylvester(N: tl.constexpr, USED: tl.constexpr):
 
 
 @triton.jit
-def rows_transformed(b_x, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr, P: tl.constexpr):
-    # [R, A * B] in its own dtype -> b_x (H_A (x) H_B), fp32; with A == 1, B is P filled up to 16
+def rows_transformed(
+    b_x, first, R: tl.constexpr, A: tl.constexpr, B: tl.constexpr, P: tl.constexpr, W: tl.constexpr
+):
+    # [R, A * B] in its own dtype -> b_x (H_A (x) H_B), fp32, of it the columns a * B + first + w:
+    # [R, A * W]; with A == 1, B is P filled up to 16
     USED: tl.constexpr = P if A == 1 else B
     precision: tl.constexpr = "ieee" if b_x.dtype == tl.float32 else "tf32"
-    h_b = sylvester(B, USED).to(b_x.dtype)
+    h_b = sylvester(B, USED, first, W).to(b_x.dtype)
     b_y = tl.dot(tl.reshape(b_x, [R * A, B]), h_b, input_precision=precision)
     if A > 1:
-        b_y = tl.permute(tl.reshape(b_y, [R, A, B]), [0, 2, 1])
-        b_y = tl.dot(tl.reshape(b_y, [R * B, A]), sylvester(A, A), input_precision=precision)
-        b_y = tl.reshape(tl.permute(tl.reshape(b_y, [R, B, A]), [0, 2, 1]), [R, A * B])
+        b_y = tl.permute(tl.reshape(b_y, [R, A, W]), [0, 2, 1])
+        b_y = tl.dot(tl.reshape(b_y, [R * W, A]), sylvester(A, A, 0, A), input_precision=precision)
+        b_y = tl.reshape(tl.permute(tl.reshape(b_y, [R, W, A]), [0, 2, 1]), [R, A * W])
     return b_y
 
 
@@ -83,33 +89,39 @@ def hadamard_kernel(
     A: tl.constexpr,
     B: tl.constexpr,
     P: tl.constexpr,
+    W: tl.constexpr,
     PADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    # W: of the B columns of H_B, those of one program; below B with M > 1 alone
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     o_p = tl.arange(0, A * B)
     m_p = (o_p < P)[None, :]
+    # of what is stored: of every H_B its columns from `first_w` on
+    first_w, o_q = tl.program_id(1) * W, tl.arange(0, A * W)
+    o_q = o_q // W * B + first_w + o_q % W
+    m_q = (o_q < P)[None, :]
     if M == 1:
         # R units (a block of a row each) at once
         o_unit = tl.program_id(0) * R + tl.arange(0, R)
         o_row, o_first = (o_unit // blocks).to(tl.int64), o_unit % blocks * P
         m_unit = o_unit < tokens * blocks
-        m = m_unit[:, None] & m_p
-        m_x = m
+        m_x = m_unit[:, None] & m_p
         if PADDED:
             # channels from `columns` on are zeros that nobody stored
-            m_x = m & (o_first[:, None] + o_p[None, :] < columns)
+            m_x = m_x & (o_first[:, None] + o_p[None, :] < columns)
         o = (o_row * x_stride + o_first)[:, None] + o_p[None, :]
         o_up = (o_row * up_stride + o_first)[:, None] + o_p[None, :]
-        b_y = rows_transformed(load_rows(x, up, o, m_x, ACTIVATION, o_up), R, A, B, P)
+        b_x = load_rows(x, up, o, m_x, ACTIVATION, o_up)
+        b_y = rows_transformed(b_x, first_w, R, A, B, P, W)
     else:
         # one unit: its matrix [M, P] in slices of R rows, each times R columns of the base
         i_unit = tl.program_id(0)
         i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
         o_m = tl.arange(0, MP)
-        b_y = tl.zeros([MP, A * B], tl.float32)
+        b_y = tl.zeros([MP, A * W], tl.float32)
         precision: tl.constexpr = "ieee" if x.dtype.element_ty == tl.float32 else "tf32"
         for first in range(0, M, R):
             o_r = first + tl.arange(0, R)
@@ -118,20 +130,21 @@ def hadamard_kernel(
             if PADDED:
                 m_r = m_r & (i_first + o < columns)
             o_x, o_up = i_row * x_stride + i_first + o, i_row * up_stride + i_first + o
-            b_x = rows_transformed(load_rows(x, up, o_x, m_r, ACTIVATION, o_up), R, A, B, P)
+            b_x = load_rows(x, up, o_x, m_r, ACTIVATION, o_up)
+            b_x = rows_transformed(b_x, first_w, R, A, B, P, W)
             m_h = (o_m < M)[:, None] & (o_r < M)[None, :]
             b_h = tl.load(base + o_m[:, None] * M + o_r[None, :], mask=m_h, other=0.0)
             b_y = tl.dot(b_h.to(tl.float32), b_x, b_y, input_precision=precision)
         o_row = i_row + tl.zeros([MP], tl.int64)
         o_first = i_first + o_m * P
-        m = (o_m < M)[:, None] & m_p
         m_unit = o_m < M
+    m = m_unit[:, None] & m_q
     b_y = b_y * norm
-    o_y = (o_row * (blocks * M * P) + o_first)[:, None] + o_p[None, :]
+    o_y = (o_row * (blocks * M * P) + o_first)[:, None] + o_q[None, :]
     if x0 is not None:
         # channel 0 of a row stays out of the codes
-        is_0 = (o_first == 0)[:, None] & (o_p == 0)[None, :]
-        tl.store(x0 + o_row[:, None] + tl.zeros_like(o_p)[None, :], b_y, mask=m & is_0)
+        is_0 = (o_first == 0)[:, None] & (o_q == 0)[None, :]
+        tl.store(x0 + o_row[:, None] + tl.zeros_like(o_q)[None, :], b_y, mask=m & is_0)
         b_y = tl.where(is_0, 0.0, b_y)
     if scale is not None:
         b_scale = tl.load(scale + o_row * scale_stride, mask=m_unit, other=1.0)
@@ -164,9 +177,10 @@ def hadamard_rows(
     units = tokens * blocks
     rows = _units_at_once(units, a, b) if m == 1 else min(32, mp)
     base = None if base is None else base.contiguous()
-    tile = (rows if m == 1 else mp) * a * b
+    slices = 1 if m == 1 else _slices(units, b)
+    tile = (rows if m == 1 else mp) * a * b // slices
     overlap = overlaps(x.device)
-    hadamard_kernel[(triton.cdiv(units, rows) if m == 1 else units,)](
+    hadamard_kernel[(triton.cdiv(units, rows) if m == 1 else units, slices)](
         x,
         up,
         base,
@@ -186,6 +200,7 @@ def hadamard_rows(
         A=a,
         B=b,
         P=p,
+        W=b // slices,
         PADDED=columns < padded,
         ACTIVATION=activation,
         OVERLAP=overlap,
@@ -199,6 +214,14 @@ def _units_at_once(units: int, a: int, b: int) -> int:
     """Rows of a tile: a product has 16 at least, of which a and b make up some."""
     least = 1 if a > 1 else 16
     return least if units < _FEW_UNITS else max(least, min(32, 4096 // (a * b)))
+
+
+def _slices(units: int, b: int) -> int:
+    """Programs per unit with a base: each reads all of it and stores a share of its columns."""
+    slices = b // _SLICE
+    while slices > 1 and units * slices > _SLICED_PROGRAMS:
+        slices //= 2
+    return slices
 
 
 def factors(p: int) -> tuple[int, int]:
