@@ -43,7 +43,7 @@ from duotone.weights.recipe import get_recipe
 
 from outlier_channels import grow_outliers
 
-TABLE_2 = ("rtn", "smoothquant", "quarot", "mquant")
+TABLE_2 = ("rtn", "smoothquant", "awq", "quarot", "mquant")
 ABLATIONS = (
     "static",
     "static-msq",
@@ -58,7 +58,10 @@ RECIPES = (
     *(f"{name}-w8a8" for name in TABLE_2),
     "mquant-w4a8-g128",
     "w4a16-g128",
+    "awq-w4a16-g128",
 )
+
+LINE = ("linear", "scales", "damping", "alpha", "error", "error_rtn")
 
 
 def log(*words: Any) -> None:
@@ -176,10 +179,7 @@ def quantized_result(
         loaded.model, get_recipe(name), data, name=loaded.name, impl=arguments.impl
     )
     log(name, f"quantized in {time.monotonic() - started:.1f} s")
-    lines = [
-        {k: line[k] for k in ("linear", "scales", "damping", "error", "error_rtn") if k in line}
-        for line in report["linears"]
-    ]
+    lines = [{k: line[k] for k in LINE if k in line} for line in report["linears"]]
     sources = report["calibration"]["sources"]
     about = {"settings": report["recipe"], "calibration": sources, "bytes": report["bytes"]}
     about["outliers"] = arguments.outliers

@@ -38,6 +38,8 @@ ONE_OF = {
     "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
     # Products of model families and policies: each family has cases.
     "test_background::test_the_order_of_tokens_changes_nothing": 3,
+    "test_compressed_tensors::test_every_family_comes_back_with_its_logits": 5,
+    "test_compressed_tensors::test_its_own_loader_finds_the_same_weights": 5,
     "test_bases::test_8_bit_tokens_agree": 2,
     "test_bases::test_a_change_of_basis_changes_nothing": 2,
     "test_eviction::test_what_stays_is_quantized_by_any_scheme": 2,

@@ -9,7 +9,7 @@ from duotone.markdown import Result, markdown_table, source, with_interval
 REFERENCE = "bf16"
 # Best first, baselines after them; others follow by name.
 ORDER = (REFERENCE, "mquant", "static-msq-rotation", "static-msq-signs", "quarot", "static-msq")
-ORDER += ("static-msq-aifs", "static", "dynamic", "smoothquant", "rtn")
+ORDER += ("static-msq-aifs", "static", "dynamic", "awq", "smoothquant", "rtn")
 MODALITIES = ("visual", "text")
 
 

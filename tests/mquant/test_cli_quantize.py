@@ -50,6 +50,14 @@ def test_from_samples_to_a_checkpoint(tmp_path, samples, tiny):
     assert not (tmp_path / "q.partial").exists()
 
 
+def test_parts_that_are_not_named_stay_16_bit(tmp_path, samples, tiny):
+    common = ("-r", "rtn-w8a8", "-c", samples, "-n", 2, "-o", tmp_path / "q")
+    result = run("quantize", "tiny", *common, "--part", "language", "--part", "projector")
+    assert result.exit_code == 0, result.output
+    modules = json.loads((tmp_path / "q" / "duotone_weights.json").read_text())["modules"]
+    assert {name.split(".")[1] for name in modules} == {"language_model", "multi_modal_projector"}
+
+
 def test_bad_input_is_refused_before_any_work(tmp_path, samples, tiny):
     blind = written(tmp_path / "blind.jsonl", [{"question": "is this ?", "answers": ["no"]}] * 3)
     (tmp_path / "full").mkdir()
@@ -61,6 +69,7 @@ def test_bad_input_is_refused_before_any_work(tmp_path, samples, tiny):
         (("-o", tmp_path / "full"), "needs a new or empty folder"),
         (("-c", "nothing"), "a task must be one of"),
         (("--format", "gguf"), "--format must be one of"),
+        (("--part", "audio"), "a recipe's parts must be some of"),
         (("--format", "compressed-tensors"), "expresses W8A8, W4A16 and dynamic W4A8"),
     ]
     for arguments, message in cases:

@@ -26,6 +26,8 @@ SEEN = (
     "static-msq-signs-w8a8",
     "dynamic-w8a8",
     "w4a16-g128",
+    "awq-w4a8",
+    "awq-w4a16-g128",
 )
 
 
@@ -163,7 +165,7 @@ def test_reordered_tokens_take_their_scales_along():
     assert relative_error(found, wanted) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["mquant-w4a8", "smoothquant-w8a8", "w4a16-g128"])
+@pytest.mark.parametrize("name", ["mquant-w4a8", "smoothquant-w8a8", "awq-w4a16-g128"])
 def test_a_checkpoint_loads_as_the_same_model(name, tmp_path):
     loaded, report = quantized(name, **({"group": 16} if name.endswith("g128") else {}))
     save(loaded.model, tmp_path / "q", loaded.processor)
@@ -219,9 +221,10 @@ def stop_after(units):
     return progress
 
 
-def test_an_interrupted_run_goes_on_with_the_unit_it_was_at(tmp_path):
-    recipe, said, seen = get_recipe("mquant-w4a8"), [], []
-    wanted, report = quantized("mquant-w4a8")
+@pytest.mark.parametrize("name", ["mquant-w4a8", "awq-w4a8"])
+def test_an_interrupted_run_goes_on_with_the_unit_it_was_at(name, tmp_path):
+    recipe, said, seen = get_recipe(name), [], []
+    wanted, report = quantized(name)
     loaded = tiny_loaded()
     kept = tmp_path / "partial"
     with pytest.raises(_Stop):

@@ -20,6 +20,8 @@ NAMED = (
     "static-msq-aifs-w4a8",
     "static-msq-aifs-w8a8",
     "static-msq-rotation-w4a8",
+    "awq-w4a8",
+    "awq-w4a16-g128",
 )
 
 
@@ -38,7 +40,7 @@ def test_mquant_is_the_last_of_its_ablations():
     ("changes", "message"),
     [
         ({"bits": 5}, "bits must be one of"),
-        ({"method": "awq"}, "method must be one of"),
+        ({"method": "hqq"}, "method must be one of"),
         ({"activation": "fp8"}, "activation must be one of"),
         ({"ranges": "median"}, "ranges must be one of"),
         ({"online": "fourier"}, "online must be one of"),
@@ -53,6 +55,9 @@ def test_mquant_is_the_last_of_its_ablations():
         ({"split": "always"}, "needs an online transform"),
         ({"activation": "none", "online": "hadamard", "split": "eq8"}, "floating-point activation"),
         ({"smooth": 0.5, "rotation": True}, "rivals"),
+        ({"method": "awq", "smooth": 0.5}, "awq finds scales of its own"),
+        ({"method": "awq", "rotation": True}, "awq finds scales of its own"),
+        ({"method": "awq", "online": "hadamard"}, "awq finds scales of its own"),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, message):

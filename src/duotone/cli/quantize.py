@@ -26,7 +26,7 @@ FORMATS = ("duotone", "compressed-tensors")
 def command(
     model: ModelArgument = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="mquant-w4a8, mquant-w8a8, w4a16-g128, ...")
+        str, typer.Option("--recipe", "-r", help="mquant-w4a8, mquant-w8a8, awq-w4a8, ...")
     ] = "mquant-w4a8",
     calibration: Annotated[
         list[str] | None,
@@ -39,6 +39,14 @@ def command(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", help="Per task.")] = 32,
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder.")] = Path("quantized"),
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--part",
+            help="vision, projector, language; repeat for more. Others stay 16 bit.",
+            show_default="all",
+        ),
+    ] = None,
     no_pad: Annotated[
         bool, typer.Option("--no-pad", help="Refuse sizes that need zeros for a Hadamard matrix.")
     ] = False,
@@ -67,6 +75,9 @@ def command(
 
       duotone quantize OpenGVLab/InternVL3-1B-hf -c mine.jsonl -n 64 -r mquant-w4a8 -o w4a8
 
+      duotone quantize Qwen/Qwen2-VL-7B-Instruct -c mine.jsonl -r w4a16-g128 --part language
+      --format compressed-tensors -o w4a16
+
       duotone generate --model w4a8 --image photo.jpg "What is this?"
     """
     from duotone.hf import quantized
@@ -78,7 +89,7 @@ def command(
 
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
-    chosen = get_recipe(recipe).replace(pad=not no_pad)
+    chosen = get_recipe(recipe).replace(pad=not no_pad, **({"parts": tuple(part)} if part else {}))
     quantized.check_new_folder(out)
     if form != FORMATS[0]:
         check_expressible(chosen)

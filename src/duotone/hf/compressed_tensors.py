@@ -3,6 +3,10 @@
 That format can say: W8A8 with a static or dynamic scale (int-quantized), W4A16 and W4A8 with a
 scale per token (pack-quantized). It cannot say two scales per modality, a split channel or an
 online Hadamard of any size; what it lacks stands beside it in `duotone_export.json`, or is refused.
+
+Weights come back bit for bit, and static int8 codes too, but for the lowest: ours end at -127, the
+format's at -128. A scale per token is max|x| / 127 here and in vLLM; the compressed-tensors library
+divides by 127.5. Scales are written in float32; loaders may round them to the model's type.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ from duotone.weights.records import changes
 
 EXPRESSIBLE = "compressed-tensors expresses W8A8, W4A16 and dynamic W4A8 of an unrotated model"
 REMEDY = (
-    "Quantize with rtn-w8a8, smoothquant-w8a8, static-msq-w8a8, dynamic-w4a8 or w4a16-g128, or "
-    "keep our own format"
+    "Quantize with rtn-w8a8, smoothquant-w8a8, static-msq-w8a8, dynamic-w4a8, w4a16-g128 or "
+    "awq-w4a16-g128, or keep our own format"
 )
 SIDECAR = "duotone_export.json"
 
@@ -50,8 +54,8 @@ def export(model: PreTrainedModel, folder: str | Path, processor: Any = None) ->
     model.generation_config.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)
-    config = model.config.to_dict() | {"quantization_config": quantization_config(model, linears)}
-    (folder / "config.json").write_text(json.dumps(config, indent=1, default=str) + "\n")
+    config = json.dumps(_config(model, linears), indent=1) + "\n"
+    (folder / "config.json").write_text(config, encoding="utf-8")
     sidecar = known.header | {"modality_scales": _modality_scales(linears)}
     (folder / SIDECAR).write_text(json.dumps(sidecar, indent=1) + "\n", encoding="utf-8")
     return folder
@@ -87,6 +91,14 @@ def _check(model: PreTrainedModel, linears: dict[str, QuantLinear]) -> None:
             f"{EXPRESSIBLE}, got {wrong[0]!r} and {len(wrong) - 1} more with other modules, "
             f"transforms, padding or static W4A8. {REMEDY}"
         )
+
+
+def _config(model: PreTrainedModel, linears: dict[str, QuantLinear]) -> dict[str, Any]:
+    """config.json. A model that was not loaded from a folder has no architecture in its own."""
+    return json.loads(model.config.to_json_string()) | {
+        "architectures": [type(model).__name__],
+        "quantization_config": quantization_config(model, linears),
+    }
 
 
 def quantization_config(model: nn.Module, linears: dict[str, QuantLinear]) -> dict[str, Any]:

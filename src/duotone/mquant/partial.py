@@ -20,12 +20,12 @@ from duotone.tune.settings import differences
 from duotone.weights.modality import Modality
 from duotone.weights.recipe import Recipe
 from duotone.weights.records import made_of, record_of
-from duotone.weights.structure import at, put
+from duotone.weights.structure import at, put, set_data
 
 from .calibration import CalibrationSet
 
 # Of the files and of what they mean: a change of the arithmetic needs another one.
-FORMAT = 1
+FORMAT = 2
 
 
 def identity(model: Any, recipe: Recipe, calibration: CalibrationSet) -> dict[str, Any]:
@@ -63,8 +63,17 @@ class Partial:
             (folder / "identity.json").write_text(json.dumps(given), encoding="utf-8")
         return cls(folder)
 
-    def keep(self, number: int, made: Mapping[str, nn.Module], report: list[Any]) -> None:
-        """Write a finished unit: {path in the model: module} and its lines of the report."""
+    def keep(
+        self,
+        number: int,
+        made: Mapping[str, nn.Module],
+        report: list[Any],
+        others: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Write a finished unit: {path in the model: module} and its lines of the report.
+
+        others: {name in the model: parameter} that changed and stay what they are.
+        """
         if self.folder is None:
             return
         from safetensors.torch import save_file
@@ -75,9 +84,11 @@ class Partial:
             for path, module in made.items()
             for name, tensor in module.state_dict().items()
         }
+        tensors |= {name: tensor.cpu().contiguous() for name, tensor in others.items()}
         path = self._file(number)
         own = path.with_suffix(".writing")
-        save_file(tensors, own, metadata={"unit": json.dumps([records, report])})
+        unit = json.dumps([records, report, list(others)])
+        save_file(tensors, own, metadata={"unit": unit})
         own.replace(path)
 
     def restore(
@@ -90,12 +101,14 @@ class Partial:
         from safetensors.torch import load_file
 
         with safe_open(self._file(number), "pt") as opened:
-            records, report = json.loads(opened.metadata()["unit"])
+            records, report, others = json.loads(opened.metadata()["unit"])
         tensors = load_file(self._file(number))
         for path, record in records.items():
             module = _filled(at(model, path), record, path, tensors, modality)
             module.impl = impl
             put(model, path, module)
+        for name in others:
+            set_data(at(model, name), tensors[name])
         return report
 
     def remove(self) -> None:

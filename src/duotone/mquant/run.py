@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from duotone.hf.fingerprint import fingerprint
 from duotone.hf.quantized import check_not_quantized, mark_quantized
@@ -27,7 +27,8 @@ from duotone.weights.structure import WeightMap, at, put
 from .calibration import CalibrationSet
 from .memory import part_bytes
 from .partial import Partial, identity
-from .running import Runs
+from .running import Runs, observe
+from .scaling import Scaled, scale_unit
 from .units import Unit, units_of
 
 Progress = Callable[[int, int], None]
@@ -174,8 +175,8 @@ def _all_units(
         if done is None:
             if restored == number and number and say:
                 say(f"going on from {kept.folder}: {number} of {len(units)} units are done")
-            made, done = _quantized(runs, unit, recipe)
-            kept.keep(number, made, done)
+            made, done, tensors = _quantized(runs, unit, recipe)
+            kept.keep(number, made, done, tensors)
         else:
             restored += 1
         lines += done
@@ -199,15 +200,16 @@ def _eq8_holds(module: RotatedInput) -> bool:
 
 def _quantized(
     runs: Runs, unit: Unit, recipe: Recipe
-) -> tuple[dict[str, nn.Module], list[dict[str, Any]]]:
-    """Observe and replace the linears of one unit: ({path: module}, report)."""
+) -> tuple[dict[str, nn.Module], list[dict[str, Any]], dict[str, Tensor]]:
+    """Observe and replace the linears of one unit.
+
+    ({path: module}, report, {name: tensor} of norms that changed).
+    """
+    scaled = scale_unit(runs, unit, recipe) if recipe.method == "awq" else Scaled()
     linears = unit.linears(runs.model)
     split = _split(unit, linears, recipe)
     observer = Observer(linears, wanted_by(recipe), split, runs.impl)
-    with observer.watching():
-        through = runs.through_language if unit.part == "language" else runs.through_vision
-        for rows in through(unit.path):
-            observer.rows = rows
+    observe(runs, observer, unit.part, unit.path)
     made, lines = {}, []
     two = recipe.modality_scales and unit.part == "language"
     for path, module in linears.items():
@@ -223,5 +225,6 @@ def _quantized(
         outcome.linear.impl = runs.impl
         put(runs.model, whole, outcome.linear)
         made[whole] = outcome.linear
-        lines.append({"linear": whole, "part": unit.part, **outcome.report})
-    return made, lines
+        extra = scaled.lines.get(whole, {})
+        lines.append({"linear": whole, "part": unit.part, **outcome.report, **extra})
+    return made, lines, scaled.tensors

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from duotone.weights.modality import Modality
-from duotone.weights.observer import Rows
+from duotone.weights.observer import Observer, Rows
 from duotone.weights.structure import at
 
 from .calibration import Tensors, visual_mask
@@ -87,6 +87,14 @@ class Runs:
 
     def _on_device(self, data: Any) -> Any:
         return _moved(data, self.device)
+
+
+def observe(runs: Runs, observer: Observer, part: str, path: str) -> None:
+    """Show all batches to an observer of linears of the module at `path`."""
+    through = runs.through_language if part == "language" else runs.through_vision
+    with observer.watching():
+        for rows in through(path):
+            observer.rows = rows
 
 
 def _moved(data: Any, device: torch.device) -> Any:

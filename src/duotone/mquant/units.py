@@ -24,11 +24,13 @@ class Unit:
     """A module whose linears are calibrated and quantized together.
 
     split: paths of linears, relative to the module, behind an online transform of the MLP.
+    block: None for a projector.
     """
 
     part: Part
     path: str
     split: frozenset[str] = frozenset()
+    block: Block | None = None
 
     def linears(self, model: nn.Module) -> dict[str, Linear]:
         """{path relative to the module: linear}."""
@@ -56,7 +58,7 @@ def _blocks(stream: Stream, part: Part) -> list[Unit]:
 def _block(block: Block, part: Part) -> Unit:
     linears = (*block.attention_inputs, block.attention_output, *block.mlp_inputs, block.mlp_output)
     path = _common(linears)
-    return Unit(part, path, frozenset({block.mlp_output.removeprefix(f"{path}.")}))
+    return Unit(part, path, frozenset({block.mlp_output.removeprefix(f"{path}.")}), block)
 
 
 def _common(paths: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from duotone.weights.rtn import rounded, weight_scale
+from duotone.weights.rtn import column_scales, rounded, weight_scale
 
 BLOCK = 128
 DAMPING = 0.01
@@ -54,20 +54,24 @@ def gptq(
     Errors: ValueError for shapes that do not fit, a Hessian that is not finite, or one that has no
     factor with damping MOST_DAMPING.
     """
-    _check(weight, hessian)
+    check_moments(weight, hessian)
     weight, hessian = weight.float(), hessian.double()
     scale = weight_scale(weight, bits, group, clip)
     order = _order(hessian, act_order)
     factor, used = _inverse_factor(hessian[order][:, order], damping)
-    columns = _column_scales(scale, weight.shape[1])[:, order]
+    columns = column_scales(scale, weight.shape[1])[:, order]
     codes = torch.empty_like(weight)
     codes[:, order] = _rounded_in_order(weight[:, order], columns, factor.float(), bits)
-    plain = rounded(weight, _column_scales(scale, weight.shape[1]), bits)
-    errors = [_output_error(weight, c, scale, hessian) for c in (codes, plain)]
+    plain = rounded(weight, column_scales(scale, weight.shape[1]), bits)
+    errors = [
+        output_error(weight, c * column_scales(scale, weight.shape[1]), hessian)
+        for c in (codes, plain)
+    ]
     return GptqResult(codes, scale, used, *errors)
 
 
-def _check(weight: Tensor, hessian: Tensor) -> None:
+def check_moments(weight: Tensor, hessian: Tensor) -> None:
+    """Raise ValueError for second moments [in, in] that do not fit a weight [out, in]."""
     columns = weight.shape[1]
     if hessian.shape != (columns, columns):
         raise ValueError(
@@ -107,13 +111,6 @@ def _inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
     )
 
 
-def _column_scales(scale: Tensor, columns: int) -> Tensor:
-    """Scales [out] or [out, groups] -> [out, in]."""
-    if scale.dim() == 1:
-        return scale[:, None].expand(-1, columns)
-    return scale.repeat_interleave(columns // scale.shape[1], 1)
-
-
 def _rounded_in_order(weight: Tensor, scale: Tensor, factor: Tensor, bits: int) -> Tensor:
     """Codes of columns in the order they lie; `weight` is changed."""
     codes = torch.empty_like(weight)
@@ -131,6 +128,7 @@ def _rounded_in_order(weight: Tensor, scale: Tensor, factor: Tensor, bits: int) 
     return codes
 
 
-def _output_error(weight: Tensor, codes: Tensor, scale: Tensor, hessian: Tensor) -> float:
-    wrong = weight - codes * _column_scales(scale, weight.shape[1])
+def output_error(weight: Tensor, restored: Tensor, hessian: Tensor) -> float:
+    """|| (W - Q) X ||^2 of a weight [out, in] and what its codes stand for."""
+    wrong = weight - restored
     return float(((wrong @ hessian.float()) * wrong).sum())

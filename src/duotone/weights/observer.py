@@ -47,21 +47,34 @@ class Rows:
 
 @dataclass
 class Statistics:
-    """Of one input: magnitudes by modality, X^T X [columns, columns] float32, tokens."""
+    """Of one input: magnitudes by modality, X^T X [columns, columns] float32, tokens.
+
+    largest, absolute: max |x| and sum |x| [columns], float32.
+    """
 
     magnitudes: dict[str, Magnitudes] = field(default_factory=dict)
     moments: Tensor | None = None
     largest: Tensor | None = None
+    absolute: Tensor | None = None
     tokens: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def average(self) -> Tensor:
+        """Mean |x| [columns]."""
+        return self.absolute / max(sum(self.tokens.values()), 1)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to gather. visual_weight: what visual tokens count in `moments`; text counts 1."""
+    """What to gather; absolute: sums of |x|.
+
+    visual_weight: what visual tokens count in `moments`; text counts 1.
+    """
 
     magnitudes: bool = False
     moments: bool = False
     largest: bool = False
+    absolute: bool = False
     visual_weight: float = 1.0
 
 
@@ -141,6 +154,9 @@ class Observer:
             if self.wanted.largest and len(part):
                 found = part.abs().amax(0).float()
                 into.largest = found if into.largest is None else into.largest.maximum(found)
+            if self.wanted.absolute:
+                found = part.float().abs().sum(0)
+                into.absolute = found if into.absolute is None else into.absolute.add_(found)
 
     def _add_moments(self, into: Statistics, part: Tensor, name: str) -> None:
         weight = self.wanted.visual_weight if name == VISUAL else 1.0

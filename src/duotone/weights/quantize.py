@@ -18,14 +18,14 @@ from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.ranges import Magnitudes
 from duotone.weights.recipe import Recipe
-from duotone.weights.rtn import packed, round_to_nearest
+from duotone.weights.rtn import packed, padded, round_to_nearest
 
 
 def wanted_by(recipe: Recipe) -> Wanted:
     """What a recipe needs to know of a linear's inputs."""
     return Wanted(
         magnitudes=recipe.activation == "static",
-        moments=recipe.method == "gptq",
+        moments=recipe.method != "rtn",
         visual_weight=recipe.visual_weight,
     )
 
@@ -54,7 +54,7 @@ def quantize_linear(
     """
     linear = module.linear if isinstance(module, RotatedInput) else module
     plan, signs = plan_and_signs(module)
-    weight, first = _padded(linear.weight.detach(), recipe.group), None
+    weight, first = padded(linear.weight.detach(), recipe.group), None
     if split:
         apart = split_channel0(weight)
         weight, first = apart.main, apart.column
@@ -73,12 +73,6 @@ def quantize_linear(
     return Outcome(made, report | _range_report(statistics, scales))
 
 
-def _padded(weight: Tensor, group: int | None) -> Tensor:
-    """Zero columns up to whole groups, and to an even number that int4 can be packed in."""
-    multiple = group or 2
-    return F.pad(weight, (0, -weight.shape[1] % multiple))
-
-
 def _codes(
     weight: Tensor, statistics: Statistics, recipe: Recipe, first: Tensor | None
 ) -> tuple[PackedWeight, dict[str, Any]]:
@@ -86,6 +80,9 @@ def _codes(
         codes, scale = round_to_nearest(weight, recipe.bits, recipe.group, recipe.clip)
         return packed(codes, scale, recipe.bits, first), {}
     moments = _fitted_moments(statistics, weight.shape[1], first is not None)
+    if recipe.method == "awq":
+        given = (weight, recipe.bits, recipe.group, recipe.clip, moments)
+        return packed(*round_to_nearest(*given), recipe.bits, first), {}
     found = gptq(weight, moments, recipe.bits, recipe.group, clip=recipe.clip)
     report = {"damping": found.damping, "error": found.error, "error_rtn": found.error_rtn}
     return packed(found.codes, found.scale, recipe.bits, first), report
@@ -94,7 +91,9 @@ def _codes(
 def _fitted_moments(statistics: Statistics, columns: int, split: bool) -> Tensor:
     """Moments of the padded weight's columns; the split one makes no error, so none to mend."""
     if statistics.moments is None:
-        raise ValueError("GPTQ needs second moments of the inputs, got none; observe them first")
+        raise ValueError(
+            "GPTQ and AWQ need second moments of the inputs, got none; observe them first"
+        )
     missing = columns - len(statistics.moments)
     moments = F.pad(statistics.moments, (0, missing, 0, missing))
     if split:

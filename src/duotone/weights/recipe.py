@@ -17,7 +17,7 @@ from duotone.weights.ranges import METHODS, Method
 PARTS = ("vision", "projector", "language")
 ONLINE = ("none", "hadamard", "random-signs")
 SPLITS = ("never", "eq8", "always")
-WEIGHT_METHODS = ("rtn", "gptq")
+WEIGHT_METHODS = ("rtn", "gptq", "awq")
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Recipe:
     """One way to quantize a model.
 
     bits, group, method, clip: of weights; group None is one scale per output channel; clip
-        searches the range of least error. visual_weight: what a visual token counts in GPTQ's
-        second moments, text counts 1.
+        searches the range of least error, of the weight ("rtn", "gptq") or of the output ("awq",
+        which scales input channels before it rounds: `weights.awq`). visual_weight: what a visual
+        token counts in the second moments of GPTQ and AWQ, text counts 1.
     activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
     modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
         theirs.
@@ -44,7 +45,7 @@ class Recipe:
 
     bits: int = 4
     group: int | None = None
-    method: Literal["rtn", "gptq"] = "gptq"
+    method: Literal["rtn", "gptq", "awq"] = "gptq"
     clip: bool = False
     visual_weight: float = 1.0
     activation: Activation = "static"
@@ -100,6 +101,10 @@ class Recipe:
             "split leaves a floating-point activation out of int8 ones": self.split != "never"
             and self.activation == "none",
             "smooth and rotation are rivals": self.smooth is not None and self.rotation,
+            "awq finds scales of its own, for inputs that are neither smoothed nor rotated": (
+                self.method == "awq"
+                and (self.smooth is not None or self.rotation or self.online != "none")
+            ),
         }
         for rule, broken in wrong.items():
             if broken:
@@ -134,6 +139,7 @@ def _family(bits: int) -> dict[str, Recipe]:
         "mquant": rotated.replace(split="eq8"),
         "rtn": rtn,
         "smoothquant": rtn.replace(smooth=0.5),
+        "awq": static.replace(method="awq"),
         "quarot": quarot,
         "static": static,
         "static-msq": msq,
@@ -146,11 +152,14 @@ def _family(bits: int) -> dict[str, Recipe]:
     }
 
 
+W4A16 = Recipe(bits=4, group=128, clip=True, activation="none")
+
 RECIPES: dict[str, Recipe] = {
     f"{name}-w{bits}a8": recipe for bits in (4, 8) for name, recipe in _family(bits).items()
 } | {
     "mquant-w4a8-g128": _family(4)["mquant"].replace(group=128),
-    "w4a16-g128": Recipe(bits=4, group=128, clip=True, activation="none"),
+    "w4a16-g128": W4A16,
+    "awq-w4a16-g128": W4A16.replace(method="awq"),
 }
 
 

@@ -38,8 +38,23 @@ def smooth(
             f"{found} and {tuple(activation.shape)} maxima; was the norm folded already?"
         )
     factors = smoothing_factors(activation, [linear.weight for linear in linears], alpha)
-    for parameter in (weight, getattr(norm, "bias", None)):
+    fold(norm, linears, factors)
+
+
+@torch.no_grad()
+def fold(
+    source: nn.Module,
+    linears: Sequence[nn.Linear],
+    factors: Tensor,
+    rows: slice = slice(None),
+) -> None:
+    """Divide outputs `rows` of a norm or a linear by factors [in], multiply its readers' columns.
+
+    In place; the function stays.
+    """
+    for parameter in (source.weight, getattr(source, "bias", None)):
         if parameter is not None:
-            parameter.data.copy_(parameter.data.float() / factors)
+            part = parameter.data[rows]
+            part.copy_(part.float() / (factors if part.dim() == 1 else factors[:, None]))
     for linear in linears:
         linear.weight.data.copy_(linear.weight.data.float() * factors)
