@@ -246,7 +246,7 @@ def main() -> None:
         check_disjoint(data.hashes, [task.example(i) for i in range(arguments.n)])
     runs = [reference(loaded, task, arguments.n, arguments.batch_size) for task in tasks]
     log("calibration and held-out data are disjoint; bf16 answered")
-    if arguments.part.startswith("1/"):
+    if arguments.part.startswith("1/") and arguments.outliers == 1:
         result = result_of(loaded, runs, "bf16", {"outliers": 1.0}, started)
         write_new_json(arguments.out / "bf16.json", result)
         show(result)

@@ -4,6 +4,8 @@
 #
 #   benchmarks/on_device.sh kernels            decode, packing and InnerQ tables
 #   benchmarks/on_device.sh throughput 8b      one model, all budgets; 26b: the other one
+#   benchmarks/on_device.sh mquant             linears, decode steps, whole models, tile sizes
+#   benchmarks/on_device.sh quality 96 24      recipes on the held-out tasks: samples, calibration
 #   benchmarks/on_device.sh tests              the GPU tier
 export PYTHONPATH=src
 mkdir -p /tmp/results "$OUT"
@@ -21,13 +23,35 @@ kernels() {
 throughput() {
   for budget in 5 30 15 10 20 25; do
     python -m duotone bench throughput --model "internvl2.5-$1" --budget $budget \
-      --row 16-bit --row "1-bit visual" --row "1-bit visual, 2-bit text" --out /tmp/results/throughput
+      --row 16-bit --row "1-bit visual" --row "1-bit visual, 2-bit text" --row "16-bit, W8A8" \
+      --row "1-bit visual, 2-bit text, W8A8" --out /tmp/results/throughput
     keep
   done
   python -m duotone bench throughput --model "internvl2.5-$1" --n 3328 --budget 15 \
     --row "1-bit visual, calibrated" --row "2-bit visual" --row "4-bit visual" --row kivi-2 \
     --row xquant --out /tmp/results/throughput
   keep
+}
+
+mquant() {
+  python benchmarks/mquant_speed.py --out /tmp/results/mquant
+  keep
+  python benchmarks/mquant_model.py --out /tmp/results/mquant
+  keep
+  python benchmarks/mquant_speed.py --out /tmp/results/mquant --tune 60
+  keep
+}
+
+# pycocoevalcap, which scores captions, may have been carried along.
+quality() {
+  for factor in 1 64; do
+    for part in 1/4 2/4 3/4 4/4; do
+      PYTHONPATH=src:.carry python benchmarks/mquant_quality.py --part $part --n "$1" \
+        --calibration "$2" --outliers $factor --out "/tmp/results/quality-$factor" &
+    done
+    wait
+    keep
+  done
 }
 
 # All files at once: most of their time is compilation.

@@ -32,6 +32,18 @@ def test_quality_has_recipes_in_order_and_the_size_before():
     assert "64 held-out and 24 calibration samples" in lines[-1]
 
 
+def test_outlier_channels_have_a_table_of_their_own():
+    rows = [recipe("bf16", 0.9, 0.0), recipe("static-w4a8", 0.8, 0.3, -0.1)]
+    rows.append(recipe("static-w4a8", 0.5, 0.9, -0.4) | {"outliers": 64.0})
+    plain, grown = tables.quality_table(rows).split("**With outlier channels, 64 times as large**")
+    assert "| bf16 |" in plain
+    assert "0.800 ±" in plain
+    assert "0.500" not in plain
+    assert "| bf16 |" in grown
+    assert "0.500 ±" in grown
+    assert "0.800 ±" not in grown
+
+
 def test_split_names_the_transform():
     row = {
         "model": "a",

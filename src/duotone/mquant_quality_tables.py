@@ -14,7 +14,24 @@ MODALITIES = ("visual", "text")
 
 
 def quality_table(results: Sequence[Result]) -> str:
-    """A row per recipe: headline scores, their paired difference to bf16, KL, megabytes."""
+    """A row per recipe: headline scores, their paired difference to bf16, KL, megabytes.
+
+    Results with outlier channels have a table of their own, by factor.
+    """
+    factors = sorted({_outliers(result) for result in results})
+    parts = []
+    for factor in factors:
+        rows = [r for r in results if _outliers(r) == factor or r["recipe"] == REFERENCE]
+        title = f"**With outlier channels, {factor:g} times as large**\n\n" if factor > 1 else ""
+        parts.append(title + _quality_table(rows))
+    return "\n\n".join(parts)
+
+
+def _outliers(result: Result) -> float:
+    return result.get("outliers", 1.0)
+
+
+def _quality_table(results: Sequence[Result]) -> str:
     ordered = sorted(results, key=lambda result: _place(result["recipe"]))
     tasks = list(ordered[0]["tasks"])
     header = ["recipe", "MB"]

@@ -246,7 +246,8 @@ def run(
     begun is finished.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    for at in configurations:
+    # Those with the same weights follow each other.
+    for at in sorted(configurations, key=lambda one: ROWS[one.row].weights):
         path = at.path(folder, bench.shape.name)
         if path.exists():
             yield at, None
