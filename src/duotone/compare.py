@@ -127,11 +127,11 @@ class Comparison:
 
 def check_scheme_fits(loaded: Loaded, spec: Any, has_images: bool) -> None:
     """Raise where a scheme does not fit the model, or would find no visual tokens to work on."""
-    from duotone.hf.facts import check_spec, model_facts
+    from duotone.hf.fitting import fitting_facts
 
     if spec.text == "dense" and spec.visual != "dense":
         _check_pictures(loaded, has_images)
-    check_spec(model_facts(loaded.model), spec)
+    fitting_facts(loaded.model, spec)
 
 
 def _check_pictures(loaded: Loaded, has_images: bool) -> None:

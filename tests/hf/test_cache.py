@@ -92,6 +92,9 @@ def test_load_rejects_other_files(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="not a saved duotone cache"):
         QuantizedCache.load(tmp_path / "x.safetensors", tiny_model("internvl"))
+    (tmp_path / "x.txt").write_text("no tensors")
+    with pytest.raises(ValueError, match="not a saved duotone cache"):
+        QuantizedCache.load(tmp_path / "x.txt", tiny_model("internvl"))
 
 
 @pytest.mark.usefixtures("exact_codec")
