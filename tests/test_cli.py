@@ -63,8 +63,13 @@ def test_help_has_an_example(command):
 
 
 def test_the_command_line_is_lean():
-    code = "import duotone.cli, sys; assert not {'transformers', 'triton'} & set(sys.modules)"
+    heavy = {"torch", "transformers", "triton"}
+    code = f"import duotone.cli, sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").output == f"duotone {duotone.__version__}\n"
 
 
 def test_python_dash_m_runs_it():

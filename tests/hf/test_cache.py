@@ -222,6 +222,18 @@ def test_memory_counts_every_byte() -> None:
     assert report.total_bytes - report.index_bytes == sum(t.nbytes for t in held)
 
 
+def test_a_printed_report_says_what_was_saved() -> None:
+    cache, _ = filled(tiny_model("internvl"), MIXED)
+    report = cache.memory()
+    lines = str(report).splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names == ["cache", "visual", "codes", "params", "dense", "index"]
+    assert f"{report.total_bytes:,} bytes instead of {report.dense_equivalent_bytes:,}" in lines[0]
+    assert f"{report.visual_bits_per_element:.2f} true bits" in lines[1]
+    parts = [int(line.split()[1].replace(",", "")) for line in lines[2:]]
+    assert sum(parts) == report.total_bytes
+
+
 def tensors_of(store: layer_module.LayerStore) -> list[Tensor]:
     pairs = [pair for pair in (store.visual, store.stream) if pair is not None]
     packed = [t for pair in pairs for t in (pair.key, pair.value)]
