@@ -89,7 +89,7 @@ def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
     asked = ("--image", picture, "-q", "what is this ?", "-q", "how many red ?")
     result = run("compare", *asked, "--scheme", "minmax", "--max-new-tokens", 5)
     assert result.exit_code == 0, result.output
-    for part in ("noise.png", "16-bit answer", "1-bit answer", "same?", "time per token"):
+    for part in ("noise.png", "16-bit answer", "1-bit answer", "time per token (cpu"):
         assert part in result.stdout
     assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
 
@@ -102,6 +102,15 @@ def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
     assert (data["scheme"], data["beside"]["scheme"]) == ("dense", "minmax")
     assert data["answers"][0]["reference"] == data["beside"]["answers"][0]["reference"]
     assert "another scheme" in error_of("compare", "-s", "minmax", "--beside", "minmax")
+
+
+def test_compare_says_only_what_differs_and_no_numbers_of_nothing(tiny, picture):
+    """Under a scheme of the whole stream pictures are no spans that could be counted apart."""
+    asked = ("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 3)
+    shown = run(*asked, "-s", "dense").stdout
+    assert "the same" in shown
+    assert "pictures' cache" not in shown
+    assert "visual number" not in shown
 
 
 def test_compare_json_is_pure(tiny, picture):
