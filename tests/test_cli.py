@@ -295,6 +295,13 @@ def test_out_of_memory_says_what_would_fit(tiny, picture, monkeypatch):
     assert (seen["visual_tokens"], seen["text_tokens"], seen["new_tokens"]) == (16, 8, 7)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.model, "generate", None)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "--out must be a folder" in error_of("evaluate", "documents", "--out", out)
+
+
 def test_debugging_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("DUOTONE_DEBUG", "1")
     assert isinstance(run("compare", "-s", "calibqant").exception, ValueError)

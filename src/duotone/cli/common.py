@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,7 +165,17 @@ def megabytes(count: float) -> str:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """An output folder that can be made."""
-    if path is not None and path.exists() and not path.is_dir():
+    """An output folder, made now if need be: hours later it is too late to find that it cannot."""
+    if path is None:
+        return None
+    if path.exists() and not path.is_dir():
         raise ValueError(f"--out must be a folder, got the file {str(path)!r}; name another")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--out must be a folder to write to, got {str(path)!r}: {error}"
+        ) from error
     return path

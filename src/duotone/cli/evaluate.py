@@ -70,6 +70,7 @@ def command(
     context: Annotated[
         int | None,
         typer.Option(
+            min=2,
             help="Tokens of a window of text (perplexity).",
             show_default="2048, or what the model takes",
         ),
