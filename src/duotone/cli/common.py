@@ -165,14 +165,14 @@ def megabytes(count: float) -> str:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """An output folder, made now if need be: hours later it is too late to find that it cannot."""
+    """An output folder that can be made and written; afterwards, work would be lost."""
     if path is None:
         return None
     if path.exists() and not path.is_dir():
         raise ValueError(f"--out must be a folder, got the file {str(path)!r}; name another")
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise ValueError(

@@ -79,7 +79,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for one JSON per scheme; finished ones are not run again."),
+        typer.Option(
+            help="Folder for one JSON per scheme, written at the end; what is there is not run again."
+        ),
     ] = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,
