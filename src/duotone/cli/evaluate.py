@@ -80,7 +80,7 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for one JSON per scheme, written at the end; what is there is not run again."
+            help="Folder for one JSON per scheme, written at the end; what is there is kept."
         ),
     ] = None,
     device: DeviceOption = None,
