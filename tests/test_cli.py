@@ -63,8 +63,13 @@ def test_help_has_an_example(command):
 
 
 def test_the_command_line_is_lean():
-    code = "import duotone.cli, sys; assert not {'transformers', 'triton'} & set(sys.modules)"
+    heavy = {"torch", "transformers", "triton"}
+    code = f"import duotone.cli, sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").output == f"duotone {duotone.__version__}\n"
 
 
 def test_python_dash_m_runs_it():
@@ -84,7 +89,7 @@ def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
     asked = ("--image", picture, "-q", "what is this ?", "-q", "how many red ?")
     result = run("compare", *asked, "--scheme", "minmax", "--max-new-tokens", 5)
     assert result.exit_code == 0, result.output
-    for part in ("noise.png", "16-bit answer", "1-bit answer", "same?", "time per token"):
+    for part in ("noise.png", "16-bit answer", "1-bit answer", "time per token (cpu"):
         assert part in result.stdout
     assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
 
@@ -97,6 +102,15 @@ def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
     assert (data["scheme"], data["beside"]["scheme"]) == ("dense", "minmax")
     assert data["answers"][0]["reference"] == data["beside"]["answers"][0]["reference"]
     assert "another scheme" in error_of("compare", "-s", "minmax", "--beside", "minmax")
+
+
+def test_compare_says_only_what_differs_and_no_numbers_of_nothing(tiny, picture):
+    """Under a scheme of the whole stream pictures are no spans that could be counted apart."""
+    asked = ("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 3)
+    shown = run(*asked, "-s", "dense").stdout
+    assert "the same" in shown
+    assert "pictures' cache" not in shown
+    assert "visual number" not in shown
 
 
 def test_compare_json_is_pure(tiny, picture):
@@ -287,6 +301,13 @@ def test_out_of_memory_says_what_would_fit(tiny, picture, monkeypatch):
     message = error_of("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 7)
     assert "takes 2.50 GB of cache, so 3 fit into the free 8.00 GB" in message
     assert (seen["visual_tokens"], seen["text_tokens"], seen["new_tokens"]) == (16, 8, 7)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.model, "generate", None)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "--out must be a folder" in error_of("evaluate", "documents", "--out", out)
 
 
 def test_debugging_shows_the_traceback(monkeypatch):

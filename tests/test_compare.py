@@ -6,6 +6,7 @@ from PIL import Image
 
 import duotone
 from duotone import compare as comparing
+from duotone import inference
 from duotone.loading import Loaded
 from tiny_vlm import TinyProcessor, tiny_model
 
@@ -50,6 +51,31 @@ def test_asking_later_disturbs_more_than_asking_at_once(loaded, prompts):
         outcome = comparing.compare(loaded, prompts, spec, "x", 1, later_question=later)
         first_words.append(outcome.same_answers)
     assert first_words[0] == 4 > first_words[1]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
+def test_what_schemes_and_questions_share_is_computed_once(loaded, prompts, monkeypatch, later):
+    specs = {name: duotone.scheme(name) for name in ("minmax", "calibquant")}
+    alone = {
+        name: [
+            comparing.compare(loaded, [prompt], spec, name, 5, later_question=later).answers[0]
+            for prompt in prompts
+        ]
+        for name, spec in specs.items()
+    }
+    calls = []
+    features, read = loaded.model.get_image_features, inference._read_pictures
+    monkeypatch.setattr(
+        loaded.model, "get_image_features", lambda **g: calls.append("seen") or features(**g)
+    )
+    monkeypatch.setattr(
+        inference, "_read_pictures", lambda *given: calls.append("read") or read(*given)
+    )
+    outcomes = comparing.compare_schemes(loaded, prompts, specs, 5, later_question=later)
+    assert {o.scheme: o.answers for o in outcomes} == alone
+    pictures = len({prompt.picture for prompt in prompts})
+    assert calls.count("seen") == pictures < len(prompts)
+    assert calls.count("read") == (pictures if later else 0)
 
 
 def test_json_carries_every_number(loaded, prompts):

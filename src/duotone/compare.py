@@ -1,19 +1,21 @@
 """The main job: the same questions through a 16-bit and a few-bit cache, side by side."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from duotone.inference import (
     Batch,
+    SeenPictures,
     ask_later,
     decode_answers,
     encode,
     generate,
     make_cache,
     prepare,
+    share_pictures,
 )
 from duotone.loading import Loaded
 from duotone.tasks import open_picture
@@ -76,10 +78,11 @@ class Comparison:
     """All answers and what they cost.
 
     memory: the few-bit caches of all answers summed (fields of MemoryReport).
-    ms_per_token: median over answers of the time between tokens, prefill left out.
+    ms_per_token: median over answers of the time between tokens, prefill left out; on `device`.
     """
 
     model: str
+    device: str
     scheme: str
     spec: dict[str, Any]
     later_question: bool
@@ -127,11 +130,11 @@ class Comparison:
 
 def check_scheme_fits(loaded: Loaded, spec: Any, has_images: bool) -> None:
     """Raise where a scheme does not fit the model, or would find no visual tokens to work on."""
-    from duotone.hf.facts import check_spec, model_facts
+    from duotone.hf.fitting import fitting_facts
 
     if spec.text == "dense" and spec.visual != "dense":
         _check_pictures(loaded, has_images)
-    check_spec(model_facts(loaded.model), spec)
+    fitting_facts(loaded.model, spec)
 
 
 def _check_pictures(loaded: Loaded, has_images: bool) -> None:
@@ -157,16 +160,17 @@ class _Side:
 
     def __init__(self, loaded: Loaded, spec: Any, max_new_tokens: int):
         self.loaded, self.spec, self.max_new_tokens = loaded, spec, max_new_tokens
+        self.texts: list[str] = []
         self.times_ms: list[float | None] = []
         self.memory: list[dict[str, float]] = []
 
-    def answer(self, batch: Batch) -> str:
-        """The answer to a batch of one."""
+    def answer(self, batch: Batch) -> None:
+        """Answer a batch of one."""
         cache = make_cache(self.loaded.model, self.spec, batch)
         done = generate(self.loaded.model, batch, cache, self.max_new_tokens, timed=True)
         self.times_ms.append(done.ms_per_token)
         self.memory.append(cache_memory(cache))
-        return decode_answers(self.loaded.processor, done.token_ids)[0]
+        self.texts += decode_answers(self.loaded.processor, done.token_ids)
 
 
 def compare(
@@ -184,26 +188,62 @@ def compare(
     progress: called with (prompts done, prompts in all).
     later_question: read the question after the pictures' cache was quantized (`ask_later`).
     """
+    settings = {"progress": progress, "later_question": later_question}
+    return compare_schemes(loaded, prompts, {scheme: spec}, max_new_tokens, **settings)[0]
+
+
+def compare_schemes(
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    specs: Mapping[str, Any],
+    max_new_tokens: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    later_question: bool = False,
+) -> list[Comparison]:
+    """`compare` with several schemes, {name: spec}; the 16-bit cache answers once for all."""
     if not prompts:
         raise ValueError("compare needs at least one prompt, got none; give a picture")
-    check_scheme_fits(loaded, spec, all(prompt.images for prompt in prompts))
-    conversations = [prompt.messages() for prompt in prompts]
+    for spec in specs.values():
+        check_scheme_fits(loaded, spec, all(prompt.images for prompt in prompts))
     reference = _Side(loaded, None, max_new_tokens)
-    quantized = _Side(loaded, spec, max_new_tokens)
-    answers = []
-    for done, (prompt, messages) in enumerate(zip(prompts, conversations, strict=True), start=1):
-        batch = prepare(loaded.model, encode(loaded.processor, [messages]))
-        batch = ask_later(batch) if later_question else batch
-        texts = reference.answer(batch), quantized.answer(batch)
-        answers.append(Answer(prompt.picture, prompt.question, *texts))
+    sides = {name: _Side(loaded, spec, max_new_tokens) for name, spec in specs.items()}
+    batches = _batches(loaded, prompts, later_question)
+    for done, batch in enumerate(batches, start=1):
+        for side in (reference, *sides.values()):
+            side.answer(batch)
         if progress:
             progress(done, len(prompts))
+    return [
+        _comparison(name, prompts, reference, side, later_question) for name, side in sides.items()
+    ]
+
+
+def _batches(loaded: Loaded, prompts: Sequence[Prompt], later_question: bool) -> Iterator[Batch]:
+    """Batches of one. What questions about the same pictures share is computed once."""
+    seen, previous = SeenPictures(), None
+    for messages in [prompt.messages() for prompt in prompts]:
+        batch = prepare(loaded.model, encode(loaded.processor, [messages]), seen)
+        if later_question:
+            batch = previous = share_pictures(ask_later(batch), previous)
+        yield batch
+
+
+def _comparison(
+    scheme: str,
+    prompts: Sequence[Prompt],
+    reference: _Side,
+    quantized: _Side,
+    later_question: bool,
+) -> Comparison:
+    texts = zip(prompts, reference.texts, quantized.texts, strict=True)
     return Comparison(
-        model=loaded.name,
+        model=quantized.loaded.name,
+        device=quantized.loaded.model.device.type,
         scheme=scheme,
-        spec=spec.to_dict(),
+        spec=quantized.spec.to_dict(),
         later_question=later_question,
-        answers=answers,
+        answers=[Answer(p.picture, p.question, theirs, ours) for p, theirs, ours in texts],
         memory=total_memory(quantized.memory),
         reference_ms_per_token=_median(reference.times_ms),
         ms_per_token=_median(quantized.times_ms),

@@ -5,7 +5,7 @@ tower) runs once. Knows nothing about tasks, scores or files.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,13 +53,31 @@ class Batch:
         return "inputs_embeds" in self.model_inputs
 
 
-def _embed(model: Any, inputs: dict[str, torch.Tensor], visual_mask: torch.Tensor) -> torch.Tensor:
+class SeenPictures:
+    """The features of the last pictures, so that several questions about them encode them once."""
+
+    def __init__(self) -> None:
+        self._pixels, self._features = torch.empty(0), torch.empty(0)
+
+    def features(self, model: Any, pixels: torch.Tensor) -> torch.Tensor:
+        """The model's features of the pictures, as its vision tower gives them."""
+        if pixels.device != self._pixels.device or not torch.equal(pixels, self._pixels):
+            found = model.get_image_features(pixel_values=pixels, return_dict=True)
+            self._pixels, self._features = pixels, found.pooler_output
+        return self._features
+
+
+def _embed(
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    visual_mask: torch.Tensor,
+    seen: SeenPictures,
+) -> torch.Tensor:
     """Input embeddings [B, T, hidden] with the visual ones in place."""
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     if "pixel_values" not in inputs:
         return embeds
-    features = model.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True)
-    features = features.pooler_output.to(embeds)
+    features = seen.features(model, inputs["pixel_values"]).to(embeds)
     if features.numel() != int(visual_mask.sum()) * embeds.shape[-1]:
         raise ValueError(
             f"every visual token of the prompt needs one feature, got {int(visual_mask.sum())} "
@@ -69,8 +87,13 @@ def _embed(model: Any, inputs: dict[str, torch.Tensor], visual_mask: torch.Tenso
 
 
 @torch.inference_mode()
-def prepare(model: Any, encoded: dict[str, torch.Tensor]) -> Batch:
-    """Move an encoded batch to the model and, where the family allows, encode its pictures."""
+def prepare(
+    model: Any, encoded: dict[str, torch.Tensor], seen: SeenPictures | None = None
+) -> Batch:
+    """Move an encoded batch to the model and, where the family allows, encode its pictures.
+
+    seen: remembers them for the next call with the same model.
+    """
     inputs = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     ids = inputs["input_ids"]
     visual_mask = torch.zeros_like(ids, dtype=torch.bool)
@@ -78,7 +101,7 @@ def prepare(model: Any, encoded: dict[str, torch.Tensor]) -> Batch:
         visual_mask |= ids == token
     attention_mask = inputs["attention_mask"]
     if model.config.model_type in EMBEDDABLE_FAMILIES:
-        embeds = _embed(model, inputs, visual_mask)
+        embeds = _embed(model, inputs, visual_mask, seen or SeenPictures())
         inputs = {"inputs_embeds": embeds, "attention_mask": attention_mask}
     return Batch(inputs, visual_mask, attention_mask)
 
@@ -138,6 +161,20 @@ def ask_later(batch: Batch) -> Batch:
     embeds = moved(batch.model_inputs["inputs_embeds"])
     inputs = {"inputs_embeds": embeds, "attention_mask": attention_mask}
     return Batch(inputs, moved(batch.visual_mask), attention_mask, pictures_end=first)
+
+
+def share_pictures(batch: Batch, previous: Batch | None) -> Batch:
+    """`batch`, which does not read again the pictures that `previous` has read (`ask_later`)."""
+    end = batch.pictures_end
+    if previous is None or not end or end != previous.pictures_end:
+        return batch
+    for one, other in (
+        (batch.attention_mask, previous.attention_mask),
+        (batch.model_inputs["inputs_embeds"], previous.model_inputs["inputs_embeds"]),
+    ):
+        if not torch.equal(one[:, :end], other[:, :end]):
+            return batch
+    return replace(batch, pictures_read=previous.pictures_read)
 
 
 def _read_pictures(model: Any, batch: Batch, cache: Any) -> None:

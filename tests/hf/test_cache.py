@@ -92,6 +92,9 @@ def test_load_rejects_other_files(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="not a saved duotone cache"):
         QuantizedCache.load(tmp_path / "x.safetensors", tiny_model("internvl"))
+    (tmp_path / "x.txt").write_text("no tensors")
+    with pytest.raises(ValueError, match="not a saved duotone cache"):
+        QuantizedCache.load(tmp_path / "x.txt", tiny_model("internvl"))
 
 
 @pytest.mark.usefixtures("exact_codec")
@@ -217,6 +220,18 @@ def test_memory_counts_every_byte() -> None:
     assert report.total_bytes == parts
     held = [t for layer in cache.layers for t in tensors_of(layer.store)]
     assert report.total_bytes - report.index_bytes == sum(t.nbytes for t in held)
+
+
+def test_a_printed_report_says_what_was_saved() -> None:
+    cache, _ = filled(tiny_model("internvl"), MIXED)
+    report = cache.memory()
+    lines = str(report).splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names == ["cache", "visual", "codes", "params", "dense", "index"]
+    assert f"{report.total_bytes:,} bytes instead of {report.dense_equivalent_bytes:,}" in lines[0]
+    assert f"{report.visual_bits_per_element:.2f} true bits" in lines[1]
+    parts = [int(line.split()[1].replace(",", "")) for line in lines[2:]]
+    assert sum(parts) == report.total_bytes
 
 
 def tensors_of(store: layer_module.LayerStore) -> list[Tensor]:

@@ -38,6 +38,17 @@ def test_unsupported_models_raise_by_name(config: object, word: str) -> None:
         duotone.hf.model_facts(config)
 
 
+def test_a_name_is_no_model() -> None:
+    with pytest.raises(ValueError, match=r"got a str.*load_config"):
+        duotone.plan("OpenGVLab/InternVL3-8B-hf", VISUAL, visual_tokens=1)
+
+
+def test_bases_of_the_embedded_model_explain_themselves_first() -> None:
+    """Not by the layers that they name and a shallower model does not have."""
+    with pytest.raises(ValueError, match=r"belong to a model.*duotone calibrate"):
+        QuantizedCache(tiny_model("internvl"), duotone.scheme("duotone-klt"))
+
+
 def test_encoder_decoder_model_raises_before_any_change() -> None:
     config = T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8, vocab_size=50)
     model = T5ForConditionalGeneration(config)

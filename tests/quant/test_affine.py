@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from duotone.quant import Quantized, TensorSpec, bits_per_element, pack, quantize
-from duotone.quant.affine import expand_parameter
+from duotone.quant.affine import check_finite, expand_parameter
 from duotone.quant.ranges import nearest_code
 
 ALL_SPECS = [
@@ -219,6 +219,11 @@ def test_a_2_bit_symmetric_group_has_7_levels() -> None:
     x = torch.linspace(-3, 3, 32)[:, None]
     q = quantize(x, TensorSpec(2, group=32, mapping="symmetric"))
     assert sorted(set(q.dequantize().flatten().tolist())) == [-3, -2, -1, 0, 1, 2, 3]
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got torch\.int64"):
+        check_finite(torch.arange(4))
 
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (1, 5, 3)])

@@ -137,8 +137,17 @@ def test_innerq_takes_the_papers_mappings(mapping: str, fields: tuple[str, str])
 
 
 def test_importing_duotone_is_lean() -> None:
-    code = "import duotone, sys; assert not {'triton', 'transformers'} & set(sys.modules)"
+    heavy = {"torch", "transformers", "triton"}
+    code = f"import duotone, sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_of_the_package_is_there() -> None:
+    code = "import duotone; assert all(hasattr(duotone, name) for name in dir(duotone))"
+    subprocess.run(
+        [sys.executable, "-c", code + "; duotone.models.duotone_tiny_path()"], check=True
+    )
+    assert {"CacheSpec", "QuantizedCache", "enable", "plan", "scheme"} < set(dir(duotone))
 
 
 def test_unknown_attributes_of_the_package_raise() -> None:

@@ -72,8 +72,16 @@ def test_folder_task_takes_other_metrics(folder):
         ([ROW | {"answers": "red"}], "each line must be"),
         (["[1]"], "each line must be"),
         ([""], "at least one line"),
+        (
+            [{"image": "pictures/a.png", "question": "?", "answers": ["red"]}],
+            r"got 'image' in mine\.jsonl line 1; did you mean 'images'",
+        ),
+        ([ROW, ROW | {"images": ["gone.png"]}], r"gone\.png' in mine\.jsonl line 2"),
     ],
-    ids=["broken", "missing", "no answers", "text for list", "no object", "empty"],
+    ids=[
+        *("broken", "missing", "no answers", "text for list", "no object", "empty"),
+        *("misspelt", "no picture"),
+    ],
 )
 def test_bad_rows_say_which_line(folder, lines, message):
     with pytest.raises(ValueError, match=message):
@@ -83,9 +91,18 @@ def test_bad_rows_say_which_line(folder, lines, message):
 def test_missing_files_are_named(folder):
     with pytest.raises(ValueError, match=r"nowhere\.jsonl"):
         get_task(str(folder / "nowhere.jsonl"))
-    task = get_task(str(written(folder, ROW | {"images": ["gone.png"]})))
-    with pytest.raises(ValueError, match=r"gone\.png"):
-        task.example(0)
+
+
+def test_other_fields_and_ends_of_lines_inside_texts_are_fine(folder):
+    row = ROW | {"id": 7, "question": "one\u2028two"}
+    task = folder_task(written(folder, json.dumps(row, ensure_ascii=False)))
+    assert task.example(0).question == "one\u2028two"
+
+
+def test_other_encodings_are_refused_by_the_files_name(folder):
+    (folder / "latin.jsonl").write_bytes(b'{"question": "\xfc"}')
+    with pytest.raises(ValueError, match=r"must be UTF-8, got .*latin\.jsonl"):
+        folder_task(folder / "latin.jsonl")
 
 
 def test_a_file_that_is_no_picture_is_named(folder):

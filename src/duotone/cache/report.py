@@ -45,6 +45,21 @@ class MemoryReport:
         """Plain JSON-safe data."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        """What a person asks first: a line for the whole, for pictures, and for its parts."""
+        whole = self.total_bytes, self.dense_equivalent_bytes, self.bits_per_element
+        lines = [_line("cache", *whole)]
+        if self.visual_bytes:
+            visual = self.visual_bytes, self.visual_dense_equivalent_bytes
+            lines.append(_line("  visual tokens", *visual, self.visual_bits_per_element))
+        for name in ("codes", "params", "dense", "index"):
+            lines.append(f"{'  ' + name:<16}{getattr(self, name + '_bytes'):>15,} bytes")
+        return "\n".join(lines)
+
+
+def _line(name: str, stored: int, dense: int, bits: float) -> str:
+    return f"{name:<16}{stored:>15,} bytes instead of {dense:,}, {bits:.2f} true bits per number"
+
 
 def memory_report(
     stores: Iterable[LayerStore], states: Sequence[LedgerState], nominal_bits: float

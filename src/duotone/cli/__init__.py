@@ -1,6 +1,10 @@
 """The command line: one file per command. Heavy imports happen inside the commands."""
 
+from typing import Annotated
+
 import typer
+
+from duotone import __version__
 
 from . import (
     bench,
@@ -25,6 +29,25 @@ app = typer.Typer(
     help="Multimodal LLMs on few bits: 1-bit visual KV caches on Hugging Face transformers.\n\n"
     "Start with [bold]duotone compare[/bold]: it needs no arguments and no network.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"duotone {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
 
 app.command("compare")(compare.command)
 app.command("generate")(generate.command)

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,7 +165,17 @@ def megabytes(count: float) -> str:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """An output folder that can be made."""
-    if path is not None and path.exists() and not path.is_dir():
+    """An output folder that can be made and written; afterwards, work would be lost."""
+    if path is None:
+        return None
+    if path.exists() and not path.is_dir():
         raise ValueError(f"--out must be a folder, got the file {str(path)!r}; name another")
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--out must be a folder to write to, got {str(path)!r}: {error}"
+        ) from error
     return path

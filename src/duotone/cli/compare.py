@@ -80,22 +80,13 @@ def command(
         comparing.check_scheme_fits(loaded, spec, has_images=True)
     encoded = encode(loaded.processor, conversations[:1])
     counts = token_counts(loaded.model, encoded, max_new_tokens)
-    outcomes = []
-    for name, spec in specs.items():
-        with (
-            progress_bar(f"answering, {name}") as progress,
-            explained_out_of_memory(loaded.model, spec, counts),
-        ):
-            one = comparing.compare(
-                loaded,
-                chosen,
-                spec,
-                name,
-                max_new_tokens,
-                progress,
-                later_question=later_question,
-            )
-        outcomes.append(one)
+    with (
+        progress_bar("answering") as progress,
+        explained_out_of_memory(loaded.model, specs[scheme], counts),
+    ):
+        outcomes = comparing.compare_schemes(
+            loaded, chosen, specs, max_new_tokens, progress, later_question=later_question
+        )
     if json_output:
         others = {"beside": outcomes[1].to_dict()} if beside is not None else {}
         print_json(outcomes[0].to_dict() | others)
@@ -130,28 +121,31 @@ def _answers_table(outcomes: Sequence[Any]) -> Any:
     first, names = outcomes[0], " and ".join(outcome.scheme for outcome in outcomes)
     table = Table(title=f"{first.model}: 16-bit cache and {names}", title_justify="left")
     headers = [("picture", "cyan"), ("question", ""), ("16-bit answer", "")]
-    for outcome in outcomes:
-        headers += [(_answers_header(outcome, outcomes), ""), ("same?", "")]
+    headers += [(_answers_header(outcome, outcomes), "") for outcome in outcomes]
     for header, style in headers:
         table.add_column(header, style=style, overflow="fold")
     rows = zip(*(outcome.answers for outcome in outcomes), strict=True)
     for picture, group in groupby(rows, key=lambda row: row[0].picture):
         for name, row in zip(chain([picture], repeat("")), group, strict=False):
             texts = map(escape, (name, row[0].question, row[0].reference))
-            table.add_row(*texts, *(cell for answer in row for cell in _cells(answer)))
+            table.add_row(*texts, *map(_cell, row))
         table.add_section()
     return table
 
 
 def _answers_header(outcome: Any, outcomes: Sequence[Any]) -> str:
-    name = "" if len(outcomes) == 1 else f"{outcome.scheme}, "
+    name = "" if len(outcomes) == 1 else f"{outcome.scheme}\n"
     return f"{name}{outcome.bits:.3g}-bit answer"
 
 
-def _cells(answer: Any) -> tuple[Any, str]:
-    """The answer, and whether it is that of 16 bit."""
-    same = "[green]yes[/]" if answer.same else "[yellow]no[/]"
-    return _marked(answer.answer, answer.reference), same
+def _cell(answer: Any) -> Any:
+    """The answer, unless it is that of 16 bit."""
+    return "[green]the same[/]" if answer.same else _marked(answer.answer, answer.reference)
+
+
+def _on(device: str) -> str:
+    """The kernels are CUDA's; elsewhere a step says nothing about them."""
+    return "" if device == "cuda" else f" ({device}, no kernels)"
 
 
 def _times(milliseconds: float | None) -> str:
@@ -163,16 +157,18 @@ def _summary_table(outcome: Any) -> Any:
 
     memory = outcome.memory
     table = Table("", "16 bit", f"{outcome.scheme}, {outcome.bits:.3g} bit", "ratio")
-    for name, part, dense in (
-        ("pictures' cache", "visual_bytes", "visual_dense_equivalent_bytes"),
-        ("whole cache", "total_bytes", "dense_equivalent_bytes"),
-    ):
+    visual = ("pictures' cache", "visual_bytes", "visual_dense_equivalent_bytes")
+    # Where pictures are no spans of their own they are part of the whole, like text.
+    parts = [visual] if memory["visual_bytes"] else []
+    for name, part, dense in (*parts, ("whole cache", "total_bytes", "dense_equivalent_bytes")):
         ratio = outcome.ratio(part.removesuffix("_bytes"))
         table.add_row(name, megabytes(memory[dense]), megabytes(memory[part]), f"{ratio:.1f}x")
-    visual_bits = f"{memory['visual_bits_per_element']:.3f}"
-    table.add_row("true bits per visual number", "16", visual_bits, "")
+    for of, kind in (("visual number", "visual_bits"), ("number", "bits")):
+        bits = memory[f"{kind}_per_element"]
+        if bits:
+            table.add_row(f"true bits per {of}", "16", f"{bits:.3f}", "")
     reference, quantized = outcome.reference_ms_per_token, outcome.ms_per_token
-    table.add_row("time per token", _times(reference), _times(quantized), "")
+    table.add_row(f"time per token{_on(outcome.device)}", _times(reference), _times(quantized), "")
     agreement = f"{outcome.same_answers} of {len(outcome.answers)}"
     table.add_row("same answers", "", agreement, "")
     return table

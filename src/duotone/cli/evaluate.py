@@ -70,6 +70,7 @@ def command(
     context: Annotated[
         int | None,
         typer.Option(
+            min=2,
             help="Tokens of a window of text (perplexity).",
             show_default="2048, or what the model takes",
         ),
@@ -78,7 +79,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for one JSON per scheme; finished ones are not run again."),
+        typer.Option(
+            help="Folder for one JSON per scheme, written at the end; what is there is kept."
+        ),
     ] = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,

@@ -1,14 +1,15 @@
 """The tie between a model instance and duotone: attention implementation and input hook.
 
 Attached while an `enable` block or a `QuantizedCache` lives, then undone. While attached, calls
-without a quantized cache run through sdpa as before.
+without a quantized cache run through sdpa as before. Nothing of a step is kept here: threads may
+run one model with a cache each.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,68 +19,89 @@ from transformers import PreTrainedModel
 from duotone.hf.attention import NAME, register
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
+# Reentrant: collecting a cache releases its hold, and that can happen anywhere.
+_LOCK = threading.RLock()
 
 
 class Attachment:
-    """Counted: the last `release` restores the model."""
+    """Counted: the first `acquire` ties the model, the last `release` restores it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        register()
         self._model = weakref.ref(model)
         self._holders = 0
+
+    @classmethod
+    def to(cls, model: PreTrainedModel) -> Attachment:
+        """The model's attachment; counts one more holder."""
+        with _LOCK:
+            attachment = _ATTACHED.get(model)
+            if attachment is None:
+                attachment = _ATTACHED[model] = cls(model)
+            return attachment.acquire()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        # A copy of the model takes its hooks along. They stay this attachment's, and idle.
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a model cannot be pickled while duotone is attached to it; leave the enable block "
+            "and delete its quantized caches, or save model.state_dict()."
+        )
+
+    def acquire(self) -> Attachment:
+        """Count one more holder."""
+        with _LOCK:
+            if self._holders == 0:
+                self._attach(self._model())
+            self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Count one holder less; the last one restores the model."""
+        with _LOCK:
+            self._holders -= 1
+            model = self._model()
+            if self._holders == 0 and model is not None:
+                for hook in self._hooks:
+                    hook.remove()
+                set_text_implementation(model, self._previous)
+
+    def _attach(self, model: PreTrainedModel) -> None:
+        register()
         self._parameters = inspect.signature(model.forward)
         self._previous = text_implementation(model)
         set_text_implementation(model, NAME)
         self._hooks = (
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             # Also after a forward pass that raised.
-            model.register_forward_hook(self._after_forward, always_call=True),
+            model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         )
-        self._end_step: Callable[[], None] | None = None
 
-    @classmethod
-    def to(cls, model: PreTrainedModel) -> Attachment:
-        """The model's attachment, made on first use; counts one more holder."""
-        attachment = _ATTACHED.get(model)
-        if attachment is None:
-            attachment = _ATTACHED[model] = cls(model)
-        return attachment.acquire()
-
-    def acquire(self) -> Attachment:
-        """Count one more holder."""
-        self._holders += 1
-        return self
-
-    def release(self) -> None:
-        """Count one holder less; the last one restores the model."""
-        self._holders -= 1
-        model = self._model()
-        if self._holders == 0 and model is not None:
-            _ATTACHED.pop(model, None)
-            for hook in self._hooks:
-                hook.remove()
-            set_text_implementation(model, self._previous)
+    def _inputs(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the model was given, by name, if one of our caches is among it."""
+        # A compiled decode step, of a static cache, needs no announcement.
+        if torch.compiler.is_compiling() or model is not self._model():
+            return {}
+        given = self._parameters.bind_partial(*args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        return given if hasattr(given.get("past_key_values"), "begin_step") else {}
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if torch.compiler.is_compiling():
-            return  # a static cache, whose decode steps need no announcement
-        given = self._parameters.bind_partial(*args, **kwargs).arguments
-        given = {**given, **given.get("kwargs", {})}
-        cache = given.get("past_key_values")
-        if hasattr(cache, "begin_step"):
-            self._end_step = cache.end_step
-            cache.begin_step(
+        if given := self._inputs(model, args, kwargs):
+            given["past_key_values"].begin_step(
                 given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
             )
 
-    def _after_forward(self, *_: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        end_step, self._end_step = self._end_step, None
-        if end_step is not None:
-            end_step()
+    def _after_forward(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object
+    ) -> None:
+        if given := self._inputs(model, args, kwargs):
+            given["past_key_values"].end_step()
 
 
 def text_implementation(model: PreTrainedModel) -> str:

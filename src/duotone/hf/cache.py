@@ -16,8 +16,8 @@ from duotone.attention import code_layouts
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.sharing import share_layers
 from duotone.hf.attachment import Attachment
-from duotone.hf.calibrated import check_bases
-from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.facts import ModelFacts
+from duotone.hf.fitting import check_visual_mask, fitting_facts
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
@@ -50,9 +50,8 @@ class QuantizedCache(Cache):
         visual_mask: Tensor | None = None,
         impl: str = "auto",
     ) -> None:
-        self.facts: ModelFacts = model_facts(model)
-        check_spec(self.facts, spec)
-        check_bases(model, self.facts, spec)
+        self.facts: ModelFacts = fitting_facts(model, spec)
+        check_visual_mask(visual_mask)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
         self._device = model.device
         self.steps = Steps(spec, self.facts.layers)
@@ -91,6 +90,12 @@ class QuantizedCache(Cache):
         clone._hold(self._attachment.acquire())
         return clone
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a QuantizedCache is tied to its model and cannot be pickled; use cache.save(path) and "
+            "QuantizedCache.load(path, model)."
+        )
+
     def begin_step(
         self,
         input_ids: Tensor | None,
@@ -105,7 +110,7 @@ class QuantizedCache(Cache):
         visual = visual_tokens(
             self.facts, input_ids, inputs_embeds, self.visual_mask, slice(seen, seen + tokens)
         )
-        self._begin(visual, real_tokens(attention_mask, batch, tokens, given.device))
+        self._begin(visual, real_tokens(attention_mask, batch, tokens, given.device, seen))
 
     def _begin(self, visual: Tensor, real: Tensor) -> None:
         self.steps.begin(visual, real)

@@ -74,6 +74,11 @@ class ModelFacts:
 def model_facts(model_or_config: PreTrainedModel | PreTrainedConfig) -> ModelFacts:
     """Read and check a model's config. Errors: ValueError naming what is unsupported."""
     config = getattr(model_or_config, "config", model_or_config)
+    if not isinstance(config, PreTrainedConfig):
+        raise ValueError(
+            f"expected a transformers model or its config; got a {type(config).__name__}. "
+            "By name: duotone.loading.load_config(name)."
+        )
     text = config.get_text_config(decoder=True)
     _check_supported(config, text)
     if config.model_type not in TESTED_FAMILIES:

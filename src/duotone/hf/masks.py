@@ -53,9 +53,9 @@ def _explicit_part(explicit: Tensor, none: Tensor, span: slice) -> Tensor:
 
 
 def real_tokens(
-    attention_mask: Tensor | None, batch: int, tokens: int, device: torch.device
+    attention_mask: Tensor | None, batch: int, tokens: int, device: torch.device, seen: int = 0
 ) -> Tensor:
-    """[batch, tokens] False at padding. The model's mask covers the past and this step."""
+    """[batch, tokens] False at padding. The model's mask covers the past, `seen`, and this step."""
     if attention_mask is None:
         return torch.ones(batch, tokens, dtype=torch.bool, device=device)
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
@@ -64,10 +64,11 @@ def real_tokens(
             f"attention_mask must be the 2-D padding mask [batch, tokens]; got {shape}. "
             "Custom 4-D masks are not supported by quantized caches."
         )
-    if attention_mask.shape[1] < tokens or attention_mask.shape[0] != batch:
+    # Of another width, its last columns would be other tokens' than this step's.
+    if tuple(attention_mask.shape) != (batch, seen + tokens):
         raise ValueError(
-            f"attention_mask must cover {batch} x {tokens} new tokens; "
-            f"got {tuple(attention_mask.shape)}."
+            f"attention_mask must cover {batch} x ({seen} cached + {tokens} new) tokens; got "
+            f"{tuple(attention_mask.shape)}. Give only new input_ids, and keep use_cache on."
         )
     return attention_mask[:, -tokens:].to(device).bool()
 

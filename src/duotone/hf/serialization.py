@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -100,9 +100,7 @@ def load_cache(
     cls: type[QuantizedCache], path: str | Path, model: PreTrainedModel
 ) -> QuantizedCache:
     """Read a cache back onto the model's device."""
-    with safe_open(path, "pt", device=str(model.device)) as file:
-        header = json.loads((file.metadata() or {}).get("duotone", "{}"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header, tensors = _read(path, str(model.device))
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved duotone cache (format {FORMAT}).")
     cache = cls(model, CacheSpec.from_dict(header["spec"]))
@@ -136,6 +134,16 @@ def load_cache(
                 setattr(layer.store, name, PackedPair(*parts))
                 layer.store.lay_out(name)
     return cache
+
+
+def _read(path: str | Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header that we wrote, {} in others' files, and all tensors."""
+    try:
+        with safe_open(path, "pt", device=device) as file:
+            header = json.loads((file.metadata() or {}).get("duotone", "{}"))
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a saved duotone cache: {error}.") from error
 
 
 def _ledger(

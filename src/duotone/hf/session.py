@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,22 +16,72 @@ from transformers import PreTrainedModel
 from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
-from duotone.hf.calibrated import check_bases
-from duotone.hf.facts import check_spec, model_facts
+from duotone.hf.fitting import check_visual_mask, fitting_facts
 from duotone.quant import CacheSpec
 
 
 class Session:
     """What `enable` yields: the cache of the last `generate` call and its memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: CacheSpec, visual_mask: Tensor | None, impl: str) -> None:
         self.cache: QuantizedCache | None = None
+        self._spec, self._visual_mask, self._impl = spec, visual_mask, impl
+        self._caches: weakref.WeakSet[QuantizedCache] = weakref.WeakSet()
+        self._thread = threading.get_ident()
 
     def memory(self) -> MemoryReport:
         """Memory of the last `generate` call. Errors: ValueError before the first one."""
         if self.cache is None:
-            raise ValueError("no cache yet; call model.generate inside the block first.")
+            raise ValueError(
+                "no cache yet; call model.generate inside the block first, with use_cache."
+            )
         return self.cache.memory()
+
+    def _with_cache(self, model: PreTrainedModel, args: tuple, kwargs: dict) -> dict[str, Any]:
+        """The arguments of `generate` with a fresh cache, unless they ask for none."""
+        if kwargs.get("past_key_values") is not None or _asked("use_cache", args, kwargs) is False:
+            return kwargs
+        _check_implementation(_asked("cache_implementation", args, kwargs))
+        _check_width(self._visual_mask, args, kwargs)
+        mask, impl = self._visual_mask, self._impl
+        self.cache = QuantizedCache(model, self._spec, visual_mask=mask, impl=impl)
+        self._caches.add(self.cache)
+        # What the model's own generation config says of caches gives way: a cache that is given
+        # but not used would be read as if it held other tokens.
+        own = model.generation_config
+        kwargs = {**kwargs, "past_key_values": self.cache}
+        if own.use_cache is False:
+            kwargs["use_cache"] = True
+        if own.cache_implementation is not None:
+            kwargs["cache_implementation"] = None
+        return kwargs
+
+    def _detach(self) -> None:
+        for cache in self._caches:
+            cache.detach()
+
+
+class _Enabled:
+    """A model's open sessions, and the `generate` that it had before the first."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        own = model.__dict__.get("generate")
+        ours = _wrapped(type(model).generate)
+        # A copy that was made inside a block brings ours along.
+        self.own = None if getattr(own, "__func__", None) is ours else own
+        self.sessions: list[Session] = []
+
+    def current(self) -> Session:
+        """The last one that this thread opened, else the last one of all.
+
+        Threads may so enable schemes of their own, or run `generate` of a block around them.
+        """
+        mine = [s for s in self.sessions if s._thread == threading.get_ident()]
+        return (mine or self.sessions)[-1]
+
+
+_ENABLED: weakref.WeakKeyDictionary[PreTrainedModel, _Enabled] = weakref.WeakKeyDictionary()
+_LOCK = threading.RLock()
 
 
 @contextmanager
@@ -42,34 +94,92 @@ def enable(
 ) -> Iterator[Session]:
     """Inside the block, `model.generate` uses a fresh `QuantizedCache(model, spec)` per call.
 
-    A cache passed as `past_key_values` and `use_cache=False` still win. One model instance is
-    changed, and restored on exit, also after an exception.
+    A cache passed as `past_key_values` and a call's `use_cache=False` still win. One model instance
+    is changed, and restored on exit, also after an exception. Of nested blocks the inner one
+    counts, of blocks in several threads each thread's own.
+    visual_mask: [batch, tokens] of the prompt, as `QuantizedCache` has it.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
-    facts = model_facts(model)
-    check_spec(facts, spec)
-    check_bases(model, facts, spec)
-    session = Session()
-    caches: weakref.WeakSet[QuantizedCache] = weakref.WeakSet()
+    fitting_facts(model, spec)
+    check_visual_mask(visual_mask)
+    if not model.can_generate():
+        raise ValueError(
+            f"enable changes model.generate; {type(model).__name__} has none. Give the model with "
+            "its language head, or pass a QuantizedCache to the forward pass."
+        )
+    session = Session(spec, visual_mask, impl)
     attachment = Attachment.to(model)
-    own = model.__dict__.get("generate")
-    plain = model.generate
-
-    @functools.wraps(plain)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is None and kwargs.get("use_cache", True):
-            session.cache = QuantizedCache(model, spec, visual_mask=visual_mask, impl=impl)
-            caches.add(session.cache)
-            kwargs["past_key_values"] = session.cache
-        return plain(*args, **kwargs)
-
-    model.generate = generate  # type: ignore[method-assign]
+    _open(model, session)
     try:
         yield session
     finally:
-        del model.generate
-        if own is not None:
-            model.generate = own  # type: ignore[method-assign]
-        for cache in caches:
-            cache.detach()
+        _close(model, session)
+        session._detach()
         attachment.release()
+
+
+def _open(model: PreTrainedModel, session: Session) -> None:
+    with _LOCK:
+        if model not in _ENABLED:
+            _ENABLED[model] = _Enabled(model)
+            # Bound, so that a deep copy of the model runs itself and not this one.
+            model.generate = types.MethodType(_wrapped(type(model).generate), model)
+        _ENABLED[model].sessions.append(session)
+
+
+def _close(model: PreTrainedModel, session: Session) -> None:
+    with _LOCK:
+        enabled = _ENABLED[model]
+        enabled.sessions.remove(session)
+        if enabled.sessions:
+            return
+        del _ENABLED[model], model.generate
+        if enabled.own is not None:
+            model.generate = enabled.own  # type: ignore[method-assign]
+
+
+@functools.cache
+def _wrapped(plain: Callable) -> Callable:
+    """`generate` of a class, which looks for the model's sessions."""
+
+    @functools.wraps(plain)
+    def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        with _LOCK:
+            enabled = _ENABLED.get(model)
+            session = None if enabled is None else enabled.current()
+        if session is None:  # a copy that was made inside a block
+            return plain(model, *args, **kwargs)
+        kwargs = session._with_cache(model, args, kwargs)
+        own = enabled.own
+        return own(*args, **kwargs) if own is not None else plain(model, *args, **kwargs)
+
+    return generate
+
+
+def _asked(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What the call itself says of a setting of its generation config; None: nothing."""
+    if kwargs.get(name) is not None:
+        return kwargs[name]
+    given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+    return getattr(given, name, None)
+
+
+def _check_implementation(name: str | None) -> None:
+    # "hybrid" is in many configs on the hub; transformers takes it for None.
+    if name not in (None, "hybrid"):
+        raise ValueError(
+            "inside duotone.enable, generate uses duotone's cache; got "
+            f"cache_implementation={name!r}. Leave it out. For fixed buffers pass a "
+            "StaticQuantizedCache as past_key_values."
+        )
+
+
+def _check_width(mask: Tensor | None, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A mask of another width would mark other tokens."""
+    given = [kwargs.get(name) for name in ("inputs_embeds", "input_ids", "inputs")] + [*args[:1]]
+    prompt = next((tensor for tensor in given if tensor is not None), None)
+    if mask is not None and prompt is not None and prompt.shape[1] != mask.shape[1]:
+        raise ValueError(
+            f"visual_mask must cover the prompt, {prompt.shape[1]} tokens with padding; got "
+            f"{tuple(mask.shape)}. Make it of the same input_ids."
+        )

@@ -103,9 +103,10 @@ class Steps:
         """Hold one layer's states of the current step until its plan is known."""
         if self.step is None or index in self._taken:
             raise RuntimeError(
-                f"layer {index} was updated outside a step that the cache has heard of. "
-                "Call the model that the cache was made for, not one of its inner modules, "
-                "and pass the cache as `past_key_values`."
+                f"layer {index} was updated outside a step that the cache has heard of. Pass the "
+                "cache as `past_key_values` to the model that it was made for, not to a copy, a "
+                "wrapper or an inner module. A cache of duotone.enable ends with its block: to go "
+                "on afterwards, make a QuantizedCache."
             )
         self._taken.add(index)
         self._waiting[index] = (key, value)

@@ -70,7 +70,12 @@ def expand_parameter(parameter: Tensor, spec: TensorSpec, tokens: int, channels:
 
 
 def check_finite(x: Tensor, mask: Tensor | None = None) -> None:
-    """Raise ValueError naming the first non-finite element of x that the mask does not exclude."""
+    """Raise ValueError naming the first non-finite element of x that the mask does not exclude.
+
+    Integers are refused: they would be decoded to integers.
+    """
+    if not x.is_floating_point():
+        raise ValueError(f"floating point numbers can be quantized; got {x.dtype}. E.g. x.float().")
     if not checked():
         return
     bad = ~torch.isfinite(x)

@@ -95,6 +95,10 @@ def get_task(name: str, data: str | Path | None = None) -> Task:
     )
 
 
+# Fields of a row of a .jsonl file.
+FIELDS = ("images", "question", "answers")
+
+
 @dataclass(frozen=True)
 class FolderSource:
     """Rows of a JSONL file; every split is the same rows."""
@@ -113,7 +117,8 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-def _parse_row(line: str, where: str) -> dict[str, Any]:
+def _parse_row(line: str, where: str, folder: Path) -> dict[str, Any]:
+    """One line's row. Errors: ValueError, also for a picture that is not there."""
     rule = 'each line must be {"images": [paths], "question": text, "answers": [texts]}'
     try:
         row = json.loads(line)
@@ -123,7 +128,24 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
     images_ok = answers_ok and _is_texts(row.get("images", []))
     if not (images_ok and isinstance(row.get("question"), str)):
         raise ValueError(f"{rule} with at least one answer, got {line.strip()[:200]} in {where}")
+    for key in row.keys() - set(FIELDS):
+        # Other fields may stand in a row, but one that is misspelt would be left out in silence.
+        if near := difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.8):
+            raise ValueError(f"{rule}, got {key!r} in {where}; did you mean {near[0]!r}?")
+    for image in row.get("images", ()):
+        if not (folder / image).is_file():
+            raise ValueError(
+                f"a picture must be an existing file, got {image!r} in {where} (looked in "
+                f"{folder.resolve()}); paths are relative to the .jsonl file"
+            )
     return row
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"task data must be UTF-8, got {str(path)!r}: {error}") from error
 
 
 def _headline(metrics: Sequence[str]) -> str:
@@ -141,10 +163,11 @@ def folder_task(
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"task data must be an existing JSONL file, got {str(path)!r}")
-    text = path.read_text(encoding="utf-8")
+    text = _read_text(path)
     rows = tuple(
-        _parse_row(line, f"{path.name} line {number}")
-        for number, line in enumerate(text.splitlines(), start=1)
+        _parse_row(line, f"{path.name} line {number}", path.parent)
+        # Not splitlines: JSON strings may hold what Unicode counts as a line's end.
+        for number, line in enumerate(text.split("\n"), start=1)
         if line.strip()
     )
     if not rows:

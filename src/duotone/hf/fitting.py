@@ -1,0 +1,46 @@
+"""Whether a model and a spec go together, before any work is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from duotone.hf.calibrated import check_bases
+from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.quant import CacheSpec
+
+
+def fitting_facts(model: PreTrainedModel, spec: CacheSpec) -> ModelFacts:
+    """The model's facts. Errors: ValueError for anything but a model that `spec` fits."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model must be a transformers model; got {_shown(model)}. "
+            "Of a wrapper (PEFT, torch.compile, DDP), give the model inside."
+        )
+    if not isinstance(spec, CacheSpec):
+        raise ValueError(
+            f"spec must be a CacheSpec; got {_shown(spec)}. E.g. duotone.scheme('duotone', bits=1)."
+        )
+    facts = model_facts(model)
+    # First: another model's bases explain why nothing else fits.
+    check_bases(model, facts, spec)
+    check_spec(facts, spec)
+    return facts
+
+
+def check_visual_mask(mask: Any) -> None:
+    """Raise ValueError for what is no mask [batch, tokens]."""
+    if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
+        return
+    got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else _shown(mask)
+    raise ValueError(
+        f"visual_mask must be a tensor [batch, tokens], True at visual tokens; got {got}."
+    )
+
+
+def _shown(thing: Any) -> str:
+    """A short text as it is, of anything else the type."""
+    is_short = isinstance(thing, str) and len(thing) < 50
+    return repr(thing) if thing is None or is_short else f"a {type(thing).__name__}"
