@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from duotone.hf.facts import visual_token_ids
+from duotone.hf.turns import Turns
 from duotone.weights.modality import Modality
 
 # An attribute of the model, so that a deep copy of it has its own.
@@ -25,11 +26,15 @@ PICTURES = ("pixel_values", "pixel_values_videos", "image_hidden_states", "mm_en
 
 
 class VisualRows:
-    """The hooks on one model that set its `Modality` before each step and clear it afterwards."""
+    """The hooks on one model that set its `Modality` before each step and clear it afterwards.
+
+    Threads that run the model wait for each other.
+    """
 
     def __init__(self, model: PreTrainedModel, modality: Modality) -> None:
         self.modality = modality
         self.announced: Tensor | None = None
+        self._turns = Turns()
         self._ids = visual_token_ids(model.config)
         # Without the head where that can be: whoever wants hidden states calls `model.model`.
         root = model.base_model
@@ -58,13 +63,19 @@ class VisualRows:
             hook.remove()
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():
+            self._turns.begin(model)
         # Models call each other by keyword, and a compiler cannot trace the other case.
         given = self._parameters.bind_partial(*args, **kwargs).arguments if args else kwargs
         given = {**given, **given.get("kwargs", {})}
         self.modality.set(self._visual(given) if self._ids else None)
 
     def _after(self, *_: object) -> None:
-        self.modality.set(None)
+        if torch.compiler.is_compiling():
+            self.modality.set(None)
+        elif self._turns.is_mine:  # else a hook before ours raised
+            self.modality.set(None)
+            self._turns.end()
 
     def _visual(self, given: Mapping[str, Any]) -> Tensor | None:
         """[B, T], or None for text; nothing here asks the device."""
