@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,25 @@ def test_evaluate_perplexity_of_a_file(words_only, tmp_path, name, content):
     assert results["kivi-2bit"]["metrics"]["perplexity"]["value"] > 1
     assert (results["16-bit"]["samples"], results["16-bit"]["configuration"]["context"]) == (2, 16)
     assert "perplexity, 2 samples" in run(*asked).stdout
+
+
+def test_an_interrupted_evaluation_says_how_to_go_on(words_only, tmp_path, monkeypatch):
+    @contextmanager
+    def interrupted(_):
+        yield lambda done, total: (_ for _ in ()).throw(KeyboardInterrupt)
+
+    (tmp_path / "text.txt").write_text("once upon a time")
+    asked = ("evaluate", "perplexity", "--data", tmp_path / "text.txt", "--out", tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr("duotone.cli.evaluate.progress_bar", interrupted)
+        cut = run(*asked)
+    (kept,) = (tmp_path / "out").iterdir()
+    assert cut.exit_code not in (0, 2)
+    assert f"1 finished batch kept in {kept}; the same command goes on there" in cut.stderr
+    again = run(*asked)
+    assert again.exit_code == 0, again.output
+    assert f"going on from {kept}, behind 1 finished batch" in again.stderr
+    assert not kept.exists()
 
 
 def test_evaluate_a_text_task(words_only, tmp_path):
