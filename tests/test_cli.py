@@ -241,8 +241,19 @@ def test_plan_takes_quantized_weights_into_the_time(config_folder):
     assert steps["w8a8"]["scheme"]["step_s"] < steps["bf16"]["scheme"]["step_s"]
 
 
+def test_both_tables_of_a_plan_know_of_the_images():
+    asked = ("plan", "--model", "internvl2.5-8b", "--visual-tokens", 8192, "--json", "--images")
+    one, many = (json.loads(run(*asked, images).stdout) for images in (1, 32))
+    more = many["bytes_per_sequence"] - one["bytes_per_sequence"]
+    held = [plan["decode"]["scheme"]["bytes_per_sequence"] for plan in (one, many)]
+    assert held[1] - held[0] == more > 0
+    assert many["decode"]["16-bit"] == one["decode"]["16-bit"]
+
+
 def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):
     asked = ("plan", "--model", config_folder)
+    assert "write 30GB, or 30B" in error_of(*asked, "--budget", "30")
+    assert "10 images of 9 visual tokens" in error_of(*asked, "--visual-tokens", 9, "--images", 10)
     assert "bf16" in error_of(*asked, "--weights", "w3a3")
     assert "write e.g. 30GB" in error_of(*asked, "--budget", "much")
     assert "folder with a config.json" in error_of("plan", "--model", "./nowhere")
@@ -337,10 +348,22 @@ def test_debugging_shows_the_traceback(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("30GB", 30 * 10**9), ("1.5 gib", 3 * 2**29), ("512", 512), ("20kB", 20_000)],
+    [
+        ("30GB", 30 * 10**9),
+        ("1.5 gib", 3 * 2**29),
+        ("512B", 512),
+        ("2000000", 2_000_000),
+        ("20kB", 20_000),
+    ],
 )
 def test_parse_bytes(text, count):
     assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["30", "1.5", "999999"])
+def test_a_budget_without_its_unit_is_refused(text):
+    with pytest.raises(ValueError, match=rf"at least 1,000,000, got '{text}'; write {text}GB, or"):
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["30 apples", "-1GB", "", "0GB", "GB"])
