@@ -103,8 +103,8 @@ def user_errors(command: Callable) -> Callable:
 
 
 def say(line: str) -> None:
-    """A sentence on stderr, as it is."""
-    error_console().print(line, markup=False, soft_wrap=True)
+    """A sentence on stderr, as it is; above a progress bar, which listens to the stream."""
+    print(line, file=sys.stderr)
 
 
 @contextmanager
