@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -172,6 +173,25 @@ def test_evaluate_perplexity_of_a_file(words_only, tmp_path, name, content):
     assert "perplexity, 2 samples" in run(*asked).stdout
 
 
+def test_an_interrupted_evaluation_says_how_to_go_on(words_only, tmp_path, monkeypatch):
+    @contextmanager
+    def interrupted(_):
+        yield lambda done, total: (_ for _ in ()).throw(KeyboardInterrupt)
+
+    (tmp_path / "text.txt").write_text("once upon a time")
+    asked = ("evaluate", "perplexity", "--data", tmp_path / "text.txt", "--out", tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr("duotone.cli.evaluate.progress_bar", interrupted)
+        cut = run(*asked)
+    (kept,) = (tmp_path / "out").iterdir()
+    assert cut.exit_code not in (0, 2)
+    assert f"1 finished batch kept in {kept}; the same command goes on there" in cut.stderr
+    again = run(*asked)
+    assert again.exit_code == 0, again.output
+    assert f"going on from {kept}, behind 1 finished batch" in again.stderr
+    assert not kept.exists()
+
+
 def test_evaluate_a_text_task(words_only, tmp_path):
     row = {"question": "how many eggs", "answer": "#### 18"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
@@ -221,8 +241,19 @@ def test_plan_takes_quantized_weights_into_the_time(config_folder):
     assert steps["w8a8"]["scheme"]["step_s"] < steps["bf16"]["scheme"]["step_s"]
 
 
+def test_both_tables_of_a_plan_know_of_the_images():
+    asked = ("plan", "--model", "internvl2.5-8b", "--visual-tokens", 8192, "--json", "--images")
+    one, many = (json.loads(run(*asked, images).stdout) for images in (1, 32))
+    more = many["bytes_per_sequence"] - one["bytes_per_sequence"]
+    held = [plan["decode"]["scheme"]["bytes_per_sequence"] for plan in (one, many)]
+    assert held[1] - held[0] == more > 0
+    assert many["decode"]["16-bit"] == one["decode"]["16-bit"]
+
+
 def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):
     asked = ("plan", "--model", config_folder)
+    assert "write 30GB, or 30B" in error_of(*asked, "--budget", "30")
+    assert "10 images of 9 visual tokens" in error_of(*asked, "--visual-tokens", 9, "--images", 10)
     assert "bf16" in error_of(*asked, "--weights", "w3a3")
     assert "write e.g. 30GB" in error_of(*asked, "--budget", "much")
     assert "folder with a config.json" in error_of("plan", "--model", "./nowhere")
@@ -317,10 +348,22 @@ def test_debugging_shows_the_traceback(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("30GB", 30 * 10**9), ("1.5 gib", 3 * 2**29), ("512", 512), ("20kB", 20_000)],
+    [
+        ("30GB", 30 * 10**9),
+        ("1.5 gib", 3 * 2**29),
+        ("512B", 512),
+        ("2000000", 2_000_000),
+        ("20kB", 20_000),
+    ],
 )
 def test_parse_bytes(text, count):
     assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["30", "1.5", "999999"])
+def test_a_budget_without_its_unit_is_refused(text):
+    with pytest.raises(ValueError, match=rf"at least 1,000,000, got '{text}'; write {text}GB, or"):
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["30 apples", "-1GB", "", "0GB", "GB"])

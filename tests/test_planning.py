@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,8 @@ from transformers import InternVLConfig
 
 import duotone
 from duotone import SCHEMES, QuantizedCache
+from duotone.capacity import allocated_bytes, read_bytes
+from duotone.decoder_shape import SHAPES, Load
 from duotone.loading import load_config
 
 from families import inputs, tiny_model
@@ -80,6 +83,22 @@ def test_the_readme_opens_with_what_a_plan_says() -> None:
     assert f"{planned.bytes_per_sequence / 1e6:.0f} MB" in readme
 
 
+@pytest.mark.parametrize("images", [1, 7, 63])
+@pytest.mark.parametrize("name", ["minmax", "duotone", "duotone-mixed", "kivi"])
+def test_capacity_counts_the_ranges_of_all_images(name: str, images: int) -> None:
+    shape, spec = SHAPES["internvl2.5-8b"], duotone.scheme(name).replace(ranges="run")
+    load = Load(visual=1001, prompt=111, new=63, images=images)
+    counts = {"visual_tokens": load.visual, "text_tokens": load.prompt, "new_tokens": load.new}
+    planned = duotone.plan(shape.facts, spec, **counts, images=images)
+    assert read_bytes(shape, spec, load).total == planned.bytes_per_sequence
+    one = duotone.plan(shape.facts, spec, **counts)
+    more = allocated_bytes(shape, spec, load) - allocated_bytes(
+        shape, spec, replace(load, images=1)
+    )
+    assert more == planned.bytes_per_sequence - one.bytes_per_sequence
+    assert (more > 0) == (images > 1 and spec.visual != "text")
+
+
 @pytest.mark.parametrize(
     ("counts", "rule"),
     [
@@ -87,6 +106,8 @@ def test_the_readme_opens_with_what_a_plan_says() -> None:
         ({"visual_tokens": -1}, "integer >= 0"),
         ({"text_tokens": 2.5}, "integer >= 0"),
         ({"visual_tokens": 5, "images": 0}, "at least one image"),
+        ({"visual_tokens": 5, "images": 6}, "6 images of 5 visual tokens"),
+        ({"text_tokens": 5, "images": 2}, "2 images of 0 visual tokens"),
     ],
 )
 def test_bad_counts_raise(counts: dict[str, int], rule: str) -> None:

@@ -96,7 +96,7 @@ def allocated_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> 
     if spec is None:
         return load.tokens * token_bytes
     check_spec(shape.facts, spec)
-    counted = {"visual_tokens": load.visual, "text_tokens": load.prompt}
+    counted = {"visual_tokens": load.visual, "text_tokens": load.prompt, "images": load.images}
     if not isinstance(spec.text, KVSpec):
         return plan(shape.facts, spec, **counted, new_tokens=load.new).bytes_per_sequence
     group = spec.flush_tokens
@@ -139,10 +139,11 @@ def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> StepB
         visual_tokens=load.visual,
         text_tokens=load.prompt,
         new_tokens=load.new,
+        images=load.images,
     )
     packed, span = everything.codes_bytes + everything.params_bytes, 0
     if isinstance(spec.visual, KVSpec) and load.visual:
-        alone = plan(shape.facts, spec, visual_tokens=load.visual)
+        alone = plan(shape.facts, spec, visual_tokens=load.visual, images=load.images)
         span = alone.codes_bytes + alone.params_bytes
     return StepBytes(span, packed - span, everything.dense_bytes)
 

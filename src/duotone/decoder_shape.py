@@ -85,11 +85,15 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens of every sequence: visual and text ones of the prompt, generated ones."""
+    """Tokens of every sequence: visual and text ones of the prompt, generated ones.
+
+    images: equal runs that the visual tokens come in, as `duotone.plan` takes them.
+    """
 
     visual: int
     prompt: int
     new: int
+    images: int = 1
 
     @property
     def tokens(self) -> int:

@@ -77,7 +77,8 @@ def plan(
     visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: equal
     runs that the visual tokens come in; it matters where a scheme has a range per run.
     budget_bytes: memory for caches alone, without weights.
-    Errors: ValueError for negative counts, no tokens, or an unsupported model.
+    Errors: ValueError for negative counts, no tokens, more images than visual tokens, or an
+    unsupported model.
     """
     counts = {
         "visual_tokens": visual_tokens,
@@ -131,6 +132,12 @@ def _check_counts(counts: dict[str, int]) -> None:
         raise ValueError("a plan needs tokens; got 0 visual, 0 text and 0 new ones.")
     if counts["visual_tokens"] and counts["images"] < 1:
         raise ValueError("visual tokens come in at least one image; got images=0.")
+    if counts["images"] > max(1, counts["visual_tokens"]):
+        raise ValueError(
+            "an image has at least one visual token; got "
+            f"{counts['images']} images of {counts['visual_tokens']} visual tokens. Give the "
+            "visual tokens of all images of a sequence together, or fewer images."
+        )
 
 
 def _elements_per_token(facts: ModelFacts) -> int:

@@ -43,7 +43,7 @@ def whole(pictured, batches):
 
 @pytest.fixture
 def every_batch(monkeypatch):
-    monkeypatch.setattr(partial, "SECONDS", 0.0)
+    monkeypatch.setattr(partial, "PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -154,14 +154,44 @@ def test_a_write_that_was_cut_off_leaves_the_last_one(left, pictured, batches, w
     assert sorted(path.name for path in left.parent.iterdir()) == ["mine.json", "mine.safetensors"]
 
 
-def test_sums_are_written_now_and_then_and_after_each_pass(pictured, batches, tmp_path):
-    path = tmp_path / "mine.partial.safetensors"
-    until(2, pictured, batches, path)
-    assert not path.exists()
-    until(BATCHES, pictured, batches, path)
-    first = path.read_bytes()
-    until(BATCHES + 2, pictured, batches, path)
-    assert path.read_bytes() == first
+def note_of(stop, *given):
+    """What an interrupt behind so many batches says."""
+
+    def progress(done, _):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        calibrate(*given[:2], SETTINGS, partial=given[2], progress=progress)
+    return caught.value.__notes__[0]
+
+
+def test_large_sums_are_written_now_and_then_and_after_each_pass(
+    pictured, batches, tmp_path, monkeypatch
+):
+    """The first batch always; then a write that took long is not soon followed by another."""
+    monkeypatch.setattr(partial, "PAUSE", 1e9)
+    given = (pictured, batches, tmp_path / "mine.partial.safetensors")
+    end = f"kept in {given[2]}; the same command goes on there"
+    lost = end.replace(";", ", later ones (1) are lost;")
+    assert note_of(1, *given) == f"interrupted: 1 of 6 batches are {end}"
+    given[2].unlink()
+    assert note_of(2, *given) == f"interrupted: 1 of 6 batches are {lost}"
+    given[2].unlink()
+    assert note_of(BATCHES, *given) == f"interrupted: 3 of 6 batches are {end}"
+
+
+def test_an_interrupt_before_the_first_batch_is_done_says_so(
+    pictured, batches, tmp_path, monkeypatch
+):
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moments, "query_sums", cut)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        calibrate(pictured, batches, SETTINGS, partial=tmp_path / "mine.partial.safetensors")
+    assert "nothing is kept yet" in caught.value.__notes__[0]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_file_does_not_grow_with_the_batches(left, pictured, batches):

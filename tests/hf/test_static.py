@@ -1,5 +1,6 @@
 """`StaticQuantizedCache` decodes exactly what `QuantizedCache` decodes, eager and compiled."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -155,6 +156,35 @@ def test_counts_every_byte() -> None:
     assert cache.nbytes + tables == sum(held.values())
 
 
+REPORTED = SPECS | {
+    "shared": WINDOWS["shared codes"],
+    "normalised": WINDOWS["normalised keys"],
+    "background": duotone.scheme("duotone"),
+    "evicting": duotone.scheme("vl-cache"),
+}
+
+
+@pytest.mark.parametrize("policy", REPORTED)
+def test_memory_is_what_the_growing_cache_says_but_for_spare_slots(policy: str) -> None:
+    model, given = tiny_model("internvl"), batch_of("internvl")
+    growing = QuantizedCache(model, REPORTED[policy])
+    static = StaticQuantizedCache(model, REPORTED[policy], max_new_tokens=NEW)
+    with pytest.raises(ValueError, match="empty"):
+        static.memory()
+    for cache in (growing, static):
+        run(model, given, cache)
+    ours, theirs = static.memory(), growing.memory()
+    same = ("dense_equivalent_bytes", "visual_dense_equivalent_bytes", "nominal_bits")
+    assert all(getattr(ours, name) == getattr(theirs, name) for name in same)
+    parts = (ours.codes_bytes, ours.params_bytes, ours.dense_bytes)
+    assert sum(parts) == static.nbytes == ours.total_bytes - ours.index_bytes
+    assert ours.codes_bytes >= theirs.codes_bytes
+    packed = [pair for s in static.decoder.stores for pair in (s.visual, s.background) if pair]
+    data = sum(pair.codes_bytes + pair.params_bytes for pair in packed)
+    assert data <= ours.visual_bytes
+    assert bool(data) == bool(ours.visual_bytes)
+
+
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
@@ -197,10 +227,65 @@ def test_short_prompts_have_no_norm_yet() -> None:
         model(**inputs("llama", [[9]]), past_key_values=cache)
 
 
-def test_too_many_tokens_do_not_pass() -> None:
+FULL = r"room for, {} per sequence; got one more\. Give it a larger max_new_tokens"
+
+
+@pytest.mark.parametrize("policy", SPECS)
+@pytest.mark.parametrize("room", [1, 7])
+def test_too_many_tokens_do_not_pass(policy: str, room: int) -> None:
+    model, given = tiny_model("internvl"), batch_of("internvl")
+    cache = StaticQuantizedCache(model, SPECS[policy], max_new_tokens=room)
+    with pytest.raises(ValueError, match=FULL.format(room)):
+        run(model, given, cache)
+    assert int(cache.get_seq_length()) == given["input_ids"].shape[1] + room
+
+
+def test_a_compiled_step_refuses_too_many_tokens() -> None:
+    torch._dynamo.reset()
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True
     model, given = tiny_model("llama"), inputs("llama", [[9]])
-    with pytest.raises((IndexError, RuntimeError)):
-        run(model, given, StaticQuantizedCache(model, STREAM, max_new_tokens=1))
+    cache = StaticQuantizedCache(model, STREAM, max_new_tokens=5)
+    with pytest.raises(ValueError, match=FULL.format(5)):
+        run(model, given, cache, compile_config=config)
+
+
+def next_logits(model: PreTrainedModel, cache: Cache, token: int) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.full((2, 1), token), past_key_values=cache).logits
+
+
+@pytest.mark.parametrize("before", [0, 1, 9])
+def test_a_deep_copy_goes_its_own_way(before: int) -> None:
+    """Groups of 4 leave a window of 3: nine tokens behind the prompt some have left."""
+    model, prompt = tiny_model("llama"), inputs("llama", [[13], [13]])["input_ids"]
+
+    def begun() -> StaticQuantizedCache:
+        cache = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
+        with torch.no_grad():
+            model(input_ids=prompt, past_key_values=cache)
+        for token in range(before):
+            next_logits(model, cache, token)
+        return cache
+
+    cache = begun()
+    clone, alone, other = copy.deepcopy(cache), begun(), begun()
+    for token in range(5):
+        assert torch.equal(next_logits(model, clone, 7), next_logits(model, other, 7))
+        assert torch.equal(next_logits(model, cache, token), next_logits(model, alone, token))
+    assert clone.memory() == other.memory()
+
+
+def test_a_copy_of_an_empty_cache_holds_the_model_too() -> None:
+    model, given = tiny_model("qwen2"), inputs("qwen2", [[9]])
+    attention = model.config._attn_implementation
+    cache = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
+    clone = copy.deepcopy(cache)
+    ours = run(model, given, cache)
+    del cache
+    assert_same(run(model, given, clone), ours)
+    del clone
+    assert model.config._attn_implementation == attention
 
 
 def test_releases_the_model() -> None:

@@ -32,6 +32,7 @@ class StaticDecoder:
         # Steps so far; None once a graph was captured, whose replays nobody counts.
         self.steps: int | None = 0
         self.places = list({id(s.places): s.places for s in self.stores}.values())
+        self.room = min(places.new_tokens for places in self.places)
 
     @property
     def has_stream(self) -> bool:
@@ -52,7 +53,10 @@ class StaticDecoder:
         The host knows when something is due. While a graph is captured, and ever after, the flush
         is launched at every step instead, and the device decides; also at the first step, so that
         its kernels are compiled before somebody captures one.
+        Errors: ValueError for a step beyond the buffers' room. Of a captured graph nobody counts
+        the replays: there the device stops where a write would leave its buffer.
         """
+        self._check_room()
         device = self.stores[0].key.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.steps = None
@@ -61,6 +65,14 @@ class StaticDecoder:
         self.advance()
         if self.steps is not None:
             self.steps += 1
+
+    def _check_room(self) -> None:
+        if self.steps is not None and self.steps >= self.room:
+            raise ValueError(
+                f"a static cache takes as many tokens after the prompt as it has room for, "
+                f"{self.room} per sequence; got one more. Give it a larger max_new_tokens, or use "
+                "QuantizedCache, which grows."
+            )
 
     def advance(self) -> None:
         """Make room for one token per sequence, in all layers."""

@@ -15,6 +15,7 @@ from duotone.cache.pair import PackedPair as PackedPair
 from duotone.cache.places import StaticPlaces as StaticPlaces
 from duotone.cache.report import MemoryReport as MemoryReport
 from duotone.cache.report import memory_report as memory_report
+from duotone.cache.report import static_memory_report as static_memory_report
 from duotone.cache.segments import DenseSegment as DenseSegment
 from duotone.cache.segments import PackedSegment as PackedSegment
 from duotone.cache.segments import Segment as Segment

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from duotone.cache.ragged import Lengths, Move, valid_mask
-from duotone.cache.rolls import LedgerState
+from duotone.cache.rolls import Evicted, LedgerState
 from duotone.quant import CacheSpec, KVSpec
 
 
@@ -32,7 +32,8 @@ class StaticPlaces:
     visual, background: packed visual tokens, constant. recent, group: sizes of ring and staging;
     group 0: no token ever leaves. dense_tokens, stream_tokens: what is allocated. movable: tokens
     of each sequence that were in ring and staging at the start, on the host (below 0: missing
-    sinks).
+    sinks). new_tokens: per sequence, that there is room for. evicted: tokens of the prompt that are
+    stored nowhere.
     """
 
     dense: Lengths
@@ -47,6 +48,8 @@ class StaticPlaces:
     dense_tokens: int
     stream_tokens: int
     movable: tuple[int, ...]
+    new_tokens: int
+    evicted: Evicted
 
     @classmethod
     def of(cls, state: LedgerState, spec: CacheSpec, new_tokens: int) -> tuple[StaticPlaces, Move]:
@@ -90,8 +93,16 @@ class StaticPlaces:
             dense_tokens=max(room),
             stream_tokens=max(p + group * n for p, n in zip(packed, flushes, strict=True)),
             movable=tuple(movable),
+            new_tokens=new_tokens,
+            evicted=state.evicted,
         )
         return places, _fixed_first(valid, leaving)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of this bookkeeping."""
+        own = (self.dense, self.stream, self.at, self.fixed, self.head)
+        return sum(x.nbytes for x in (*own, self.visual, self.background))
 
     def is_due(self, step: int) -> bool:
         """Some sequence has full staged slots before step `step` (from 0): known on the host."""

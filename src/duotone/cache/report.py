@@ -8,8 +8,11 @@ from typing import Any
 
 from duotone.cache.layer import LayerStore
 from duotone.cache.pair import PackedPair
+from duotone.cache.places import StaticPlaces
 from duotone.cache.rolls import STORES, LedgerState, Roll
+from duotone.cache.static import StaticStore
 
+Store = LayerStore | StaticStore
 # The stores of visual tokens.
 SPANS = ("visual", "background")
 
@@ -69,25 +72,54 @@ def memory_report(
     states: one per layer; where layers share a ledger, the same object.
     """
     pairs = [pair for pair in zip(stores, states, strict=True) if pair[0].key is not None]
-    stores = [store for store, _ in pairs]
     ledgers = {id(state): state for _, state in pairs}.values()
+    spans = [getattr(state, name) for state in ledgers for name in SPANS]
+    return _counted(
+        [(store, _tokens(state), _visual_tokens(state)) for store, state in pairs],
+        index_bytes=sum(_index_bytes(state) for state in ledgers),
+        visual_index_bytes=sum(roll.index_bytes for roll in spans),
+        nominal_bits=nominal_bits,
+    )
+
+
+def static_memory_report(stores: Sequence[StaticStore], nominal_bits: float) -> MemoryReport:
+    """The same of a cache with fixed buffers, one store per layer: slots to come are counted.
+
+    Asks the device for the lengths: not for a step that is captured.
+    """
+    places = {id(store.places): store.places for store in stores}.values()
+    slots = sum(store.index_bytes for store in stores)
+    return _counted(
+        [(store, _placed(store.places), _placed_visual(store.places)) for store in stores],
+        index_bytes=sum(p.index_bytes for p in places) + slots,
+        visual_index_bytes=sum(p.visual.nbytes + p.background.nbytes for p in places),
+        nominal_bits=nominal_bits,
+    )
+
+
+def _counted(
+    layers: Sequence[tuple[Store, int, int]],
+    *,
+    index_bytes: int,
+    visual_index_bytes: int,
+    nominal_bits: float,
+) -> MemoryReport:
+    """layers: (store, tokens, visual ones among them). The indices come without block tables."""
+    stores = [store for store, _, _ in layers]
     visual = _pairs(stores, SPANS)
     packed = visual + _pairs(stores, ("stream",))
-    dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
     codes_bytes = sum(pair.codes_bytes for pair in packed)
     params_bytes = sum(pair.params_bytes for pair in packed)
     params_bytes += sum(store.norm_bytes for store in stores)
-    index_bytes = sum(_index_bytes(state) for state in ledgers) + _table_bytes(packed)
+    dense_bytes = sum(store.key.nbytes + store.value.nbytes for store in stores)
+    index_bytes += _table_bytes(packed)
     total_bytes = codes_bytes + params_bytes + dense_bytes + index_bytes
-    element_bytes = stores[0].key.element_size() if stores else 0
-    elements = sum(_tokens(state) * _elements_per_token(store) for store, state in pairs)
-    visual_elements = sum(
-        _visual_tokens(state) * _elements_per_token(store) for store, state in pairs
-    )
     visual_bytes = sum(pair.codes_bytes + pair.params_bytes for pair in visual)
     if visual:
-        rolls = [getattr(state, name) for state in ledgers for name in SPANS]
-        visual_bytes += sum(roll.index_bytes for roll in rolls) + _table_bytes(visual)
+        visual_bytes += visual_index_bytes + _table_bytes(visual)
+    elements = sum(tokens * _elements_per_token(store) for store, tokens, _ in layers)
+    visual_elements = sum(tokens * _elements_per_token(store) for store, _, tokens in layers)
+    element_bytes = stores[0].key.element_size() if stores else 0
     return MemoryReport(
         codes_bytes=codes_bytes,
         params_bytes=params_bytes,
@@ -103,7 +135,7 @@ def memory_report(
     )
 
 
-def _pairs(stores: Iterable[LayerStore], names: Sequence[str]) -> list[PackedPair]:
+def _pairs(stores: Iterable[Store], names: Sequence[str]) -> list[PackedPair]:
     found = [getattr(store, name) for name in names for store in stores]
     return [pair for pair in found if pair is not None]
 
@@ -130,7 +162,16 @@ def _index_bytes(state: LedgerState) -> int:
     return sum(roll.index_bytes for roll in _rolls(state))
 
 
-def _elements_per_token(store: LayerStore) -> int:
+def _placed(places: StaticPlaces) -> int:
+    lengths = (places.dense, places.stream, places.visual, places.background)
+    return sum(int(x.sum()) for x in (*lengths, places.evicted.tokens))
+
+
+def _placed_visual(places: StaticPlaces) -> int:
+    return sum(int(x.sum()) for x in (places.visual, places.background, places.evicted.visual))
+
+
+def _elements_per_token(store: Store) -> int:
     return store.key.shape[1] * (store.key.shape[3] + store.value.shape[3])
 
 

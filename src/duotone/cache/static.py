@@ -105,8 +105,17 @@ class StaticStore:
         """Bytes of all buffers, spare slots included; codes count where they are kept."""
         pairs = [pair for name in STORES if (pair := getattr(self, name)) is not None]
         packed = sum(pair.codes_bytes + pair.params_bytes for pair in pairs)
-        norm = 0 if self.key_norm is None else self.key_norm.nbytes
-        return packed + norm + self.key.nbytes + self.value.nbytes
+        return packed + self.norm_bytes + self.key.nbytes + self.value.nbytes
+
+    @property
+    def norm_bytes(self) -> int:
+        """Bytes of the key normalisation."""
+        return 0 if self.key_norm is None else self.key_norm.nbytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what says where `write` puts a token, beside `places`."""
+        return sum(index.nbytes for index in self._at)
 
     def write(self, key: Tensor, value: Tensor) -> None:
         """Enter the current step's K and V, [batch, kv_heads, 1, channels], at `places.at`."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -26,7 +27,9 @@ from .transform import Name
 
 # Of the file and of what its numbers mean: other sums under the same name need another one.
 FORMAT = 2
-SECONDS = 30.0  # between two writes
+# Seconds between two writes, per second that the last one took: a twentieth of the time at most is
+# spent on it, and where sums are small hardly a batch is lost.
+PAUSE = 20.0
 MATRICES = ("key", "value", "query", "output")
 NUMBERS = ("sm_scale", "groups", "tokens", "queries")
 
@@ -39,6 +42,11 @@ class Sums:
     profiles: ProfileSums = field(default_factory=ProfileSums)
     moments_batches: int = 0
     profiles_batches: int = 0
+
+    @property
+    def batches(self) -> int:
+        """Of both passes."""
+        return self.moments_batches + self.profiles_batches
 
     def tensors(self) -> dict[str, Tensor]:
         """All sums on the CPU, by the names they have in the file."""
@@ -110,7 +118,9 @@ class Partial:
     path: Path | None
     identity: Mapping[str, Any]
     sums: Sums
+    kept_batches: int = 0  # of both passes, those in the file
     written: float = field(default_factory=monotonic)
+    pause: float = 0.0
 
     @classmethod
     def open(cls, path: str | Path | None, identity: Mapping[str, Any]) -> Partial:
@@ -127,11 +137,13 @@ class Partial:
                 f"{differences(header['identity'], identity)}. Give what it began with or another "
                 "--out, or remove the file to begin again"
             )
-        return cls(path, identity, Sums.restored(header, _tensors(path)))
+        sums = Sums.restored(header, _tensors(path))
+        return cls(path, identity, sums, sums.batches)
 
     def keep(self, now: bool = False) -> None:
         """Write the sums if the last time is long ago, or at once; a reader sees all or nothing."""
-        if self.path is None or not (now or monotonic() - self.written >= SECONDS):
+        began = monotonic()
+        if self.path is None or not (now or began - self.written >= self.pause):
             return
         from safetensors.torch import save_file
 
@@ -139,7 +151,28 @@ class Partial:
         own = _unfinished(self.path)
         save_file(self.sums.tensors(), own, metadata={"duotone.partial": json.dumps(header)})
         own.replace(self.path)
-        self.written = monotonic()
+        self.written, self.kept_batches = monotonic(), self.sums.batches
+        self.pause = PAUSE * (self.written - began)
+
+    @contextmanager
+    def noted(self, total: int) -> Iterator[None]:
+        """Work on `total` batches whose interruption carries a note of what is kept."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if self.path is not None:
+                interrupt.add_note(f"interrupted: {self._what_is_kept(total)}")
+            raise
+
+    def _what_is_kept(self, total: int) -> str:
+        if not self.kept_batches:
+            return "nothing is kept yet, the first batch was not done"
+        lost = self.sums.batches - self.kept_batches
+        later = f", later ones ({lost}) are lost" if lost else ""
+        return (
+            f"{self.kept_batches} of {total} batches are kept in {self.path}{later}; the same "
+            "command goes on there"
+        )
 
 
 def remove_partial(path: Path) -> None:

@@ -103,10 +103,24 @@ def learn(
         raise ValueError("an audience must see all batches, so it goes without a partial file")
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
-    model, group = loaded.model, settings.group
-    kept = Partial.open(partial, identity(model, batches, settings) if partial else {})
-    sums, passes = kept.sums, _Passes(len(batches), progress, kept)
+    kept = Partial.open(partial, identity(loaded.model, batches, settings) if partial else {})
+    passes = _Passes(len(batches), progress, kept)
     passes.begin(say)
+    with kept.noted(passes.total):
+        return _learned(loaded, facts, batches, settings, data, audience, passes)
+
+
+def _learned(
+    loaded: Loaded,
+    facts: ModelFacts,
+    batches: Sequence[CalibrationBatch],
+    settings: Settings,
+    data: Sequence[Mapping[str, Any]],
+    audience: Audience | None,
+    passes: _Passes,
+) -> Learned:
+    """Both passes: bases from the first, spectra from the second."""
+    model, group, sums = loaded.model, settings.group, passes.kept.sums
     begun = (sums.moments, sums.moments_batches)
     moments = gather_moments(model, batches, group, passes.first, audience, *begun)
     _check_moments(moments, facts)
@@ -128,9 +142,8 @@ class _Passes:
     kept: Partial
 
     def begin(self, say: Callable[[str], None] | None) -> None:
-        done, total = self._done, 2 * self.batches
-        if done and say:
-            say(f"going on from {self.kept.path}: {done} of {total} batches are done")
+        if (done := self.kept.sums.batches) and say:
+            say(f"going on from {self.kept.path}: {done} of {self.total} batches are done")
 
     def first(self, done: int) -> None:
         self.kept.sums.moments_batches = done
@@ -143,11 +156,12 @@ class _Passes:
     def _after(self, done: int) -> None:
         self.kept.keep(now=done == self.batches)
         if self.progress:
-            self.progress(self._done, 2 * self.batches)
+            self.progress(self.kept.sums.batches, self.total)
 
     @property
-    def _done(self) -> int:
-        return self.kept.sums.moments_batches + self.kept.sums.profiles_batches
+    def total(self) -> int:
+        """Batches of both passes."""
+        return 2 * self.batches
 
 
 def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectrum:

@@ -11,9 +11,9 @@ from .common import (
     ModelArgument,
     SamplesOption,
     TasksOption,
-    error_console,
     print_json,
     progress_bar,
+    say,
     user_errors,
 )
 from .samples import load_with_data, sampled_tasks
@@ -95,7 +95,7 @@ def command(
             data=data.sources,
             progress=progress,
             partial=partial_of(out),
-            say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
+            say=say,
         )
     write(bases, spec, out)
     if json_output:

@@ -80,7 +80,7 @@ def error_console() -> Console:
 
 
 def user_errors(command: Callable) -> Callable:
-    """Turn what the user can mend into one message and exit code 2.
+    """Turn what the user can mend into one message and exit code 2; say what an interrupt leaves.
 
     DUOTONE_DEBUG=1 shows the traceback instead.
     """
@@ -94,8 +94,17 @@ def user_errors(command: Callable) -> Callable:
                 raise
             error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(USER_ERROR) from error
+        except KeyboardInterrupt as interrupt:
+            for note in getattr(interrupt, "__notes__", ()):
+                say(note)
+            raise
 
     return wrapped
+
+
+def say(line: str) -> None:
+    """A sentence on stderr, as it is; above a progress bar, which listens to the stream."""
+    print(line, file=sys.stderr)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from .common import (
     load_model,
     print_json,
     progress_bar,
+    say,
     scheme_spec,
     user_errors,
 )
@@ -80,7 +81,8 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for one JSON per scheme, written at the end; what is there is kept."
+            help="Folder for one JSON per scheme; what is there is kept. Interrupted, the same "
+            "command goes on."
         ),
     ] = None,
     device: DeviceOption = None,
@@ -96,6 +98,9 @@ def command(
 
     GSM8K, TruthfulQA and LongBench read the data sets' own .jsonl files, or the hub's.
 
+    Results are written at the end. Until then --out keeps every finished batch in a .partial.jsonl
+    file: interrupted, the same command goes on behind them.
+
     [bold]Examples[/bold]
 
       duotone evaluate documents -s duotone -s calibquant -b 1 -b 2 -n 100
@@ -109,7 +114,7 @@ def command(
     name = _one_task(task, task_option)
     check_folder(out)
     loading = {"model": model, "device": device, "dtype": _dtype(dtype)}
-    common = {"out": out, "batch_size": batch_size, "seed": seed}
+    common = {"out": out, "batch_size": batch_size, "seed": seed, "say": say}
     if name == PERPLEXITY:
         refused = {"--kl": kl, "--later-question": later_question, "--split": split != "heldout"}
         _refuse(refused, "perplexity reads text by teacher forcing already")

@@ -16,17 +16,24 @@ from .common import (
 )
 
 _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+# Less than this in bytes is a unit forgotten: not even one token of most models fits.
+_LEAST_BARE_BYTES = 1e6
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_bytes(text: str) -> int:
-    """'30GB' -> 30_000_000_000, '24GiB' -> 24 * 2**30; a bare number is bytes."""
+    """'30GB' -> 30_000_000_000, '24GiB' -> 24 * 2**30; bare numbers are bytes, from 1 MB on."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match and _UNITS.get(match[2].upper() or "B")
     if not unit or float(match[1]) <= 0:
         raise ValueError(
             f"a budget must be a positive number with B, kB, MB, GB, TB or KiB..TiB, got {text!r}; "
             "write e.g. 30GB"
+        )
+    if not match[2] and float(match[1]) < _LEAST_BARE_BYTES:
+        raise ValueError(
+            f"a budget without a unit is in bytes and must be at least {_LEAST_BARE_BYTES:,.0f}, "
+            f"got {text!r}; write {match[1]}GB, or {match[1]}B if bytes are meant"
         )
     return int(float(match[1]) * unit)
 
@@ -55,7 +62,9 @@ def command(
     visual_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 3328,
     text_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 500,
-    images: Annotated[int, typer.Option(min=1, help="Pictures the visual tokens come in.")] = 1,
+    images: Annotated[
+        int, typer.Option(min=1, help="Pictures the visual tokens come in, all together.")
+    ] = 1,
     budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
     weights: Annotated[
         str, typer.Option(help="Of the model beside the scheme: bf16, w8a8 or w4a8.")
@@ -94,7 +103,7 @@ def command(
         images=images,
         budget_bytes=budget_bytes,
     )
-    load = Load(visual_tokens, text_tokens, new_tokens)
+    load = Load(visual_tokens, text_tokens, new_tokens, images)
     predictions = _predictions(shape or config, spec, load, budget_bytes, weights)
     if json_output:
         times = {name: p and p.to_dict() for name, p in predictions.items()}

@@ -9,11 +9,11 @@ from .common import (
     DeviceOption,
     JsonOption,
     ModelArgument,
-    error_console,
     load_model,
     megabytes,
     print_json,
     progress_bar,
+    say,
     user_errors,
 )
 from .samples import sampled_tasks
@@ -111,7 +111,7 @@ def command(
             resume=resume,
             progress=progress,
             finish=lambda: write(loaded.model, out, loaded.processor),
-            say=lambda line: error_console().print(line, markup=False, soft_wrap=True),
+            say=say,
         )
     if json_output:
         print_json(report | {"folder": str(out)})

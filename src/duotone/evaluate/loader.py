@@ -15,17 +15,18 @@ from duotone.tasks import Example, Task
 
 @dataclass(frozen=True)
 class _Rendered(torch.utils.data.Dataset):
-    """Examples 0..samples-1 of a split, rendered on access."""
+    """Examples first..samples-1 of a split, rendered on access."""
 
     task: Task
     split: str
+    first: int
     samples: int
 
     def __len__(self) -> int:
-        return self.samples
+        return self.samples - self.first
 
     def __getitem__(self, index: int) -> Example:
-        return self.task.example(index, self.split)
+        return self.task.example(self.first + index, self.split)
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,17 @@ def default_workers(device: torch.device) -> int:
 
 
 def load_batches(
-    task: Task, encoder: Encoder, split: str, samples: int, batch_size: int, workers: int
+    task: Task,
+    encoder: Encoder,
+    split: str,
+    samples: int,
+    batch_size: int,
+    workers: int,
+    first: int = 0,
 ) -> Iterator[tuple[list[Example], dict[str, torch.Tensor]]]:
-    """Batches in order; with workers > 0 they are made in parallel."""
+    """Batches in order, from example `first` on; with workers > 0 they are made in parallel."""
     loader = torch.utils.data.DataLoader(
-        _Rendered(task, split, samples),
+        _Rendered(task, split, first, samples),
         batch_size=batch_size,
         num_workers=workers,
         collate_fn=_Collate(encoder),

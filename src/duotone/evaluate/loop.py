@@ -3,7 +3,7 @@
 import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -19,8 +19,9 @@ from duotone.totals import cache_memory
 
 from .forcing import LogitsRecorder, forced_agreement
 from .loader import Encoder, default_workers, load_batches
+from .partial import Partial, Say, identity
 from .records import REFERENCE, check_schemes, describe, finished, resolve_schemes, write_result
-from .run import Run, result_of
+from .run import Answered, Run, result_of
 
 Progress = Callable[[int, int], None]
 
@@ -99,8 +100,8 @@ class _Evaluator:
         minutes = self.settings.minutes
         return minutes is not None and monotonic() - self.started > 60 * minutes
 
-    def batches(self):
-        """Examples and encoded tensors, batch by batch."""
+    def batches(self, first: int = 0):
+        """Examples and encoded tensors, batch by batch, from example `first` on."""
         workers = self.settings.workers
         if workers is None:
             workers = default_workers(self.model.device)
@@ -112,6 +113,7 @@ class _Evaluator:
             settings.samples,
             settings.batch_size,
             workers,
+            first,
         )
 
     def prepared(self, encoded) -> Batch:
@@ -119,8 +121,8 @@ class _Evaluator:
         batch = prepare(self.model, encoded)
         return ask_later(batch) if self.settings.later_question else batch
 
-    def answer(self, run: Run, batch: Batch, processors: Sequence = ()) -> list[list[int]]:
-        """Let one scheme answer one batch and note what it did."""
+    def answer(self, run: Run, batch: Batch, processors: Sequence = ()) -> Answered:
+        """Let one scheme answer one batch."""
         started = perf_counter()
         cache = make_cache(self.model, run.spec, batch, self.settings.impl)
         stops = self._stop_texts(batch)
@@ -132,12 +134,10 @@ class _Evaluator:
             logits_processors=processors,
             stopping=[stops] if stops.stops else [],
         )
-        run.seconds += perf_counter() - started
+        seconds = perf_counter() - started
         token_ids = stops.trim(generated.token_ids)
-        run.token_ids += token_ids
-        run.texts += map(self.task.until_stop, self._decode(token_ids))
-        run.memory.append(cache_memory(cache))
-        return token_ids
+        texts = [self.task.until_stop(text) for text in self._decode(token_ids)]
+        return Answered(token_ids, texts, cache_memory(cache), seconds)
 
     def _decode(self, token_ids: list[list[int]]) -> list[str]:
         return decode_answers(self.processor, token_ids, strip=not self.task.plain)
@@ -146,18 +146,19 @@ class _Evaluator:
         prompt_tokens = 0 if batch.is_embedded else batch.attention_mask.shape[1]
         return StopTexts(self.task.stop, self._decode, prompt_tokens)
 
-    def all_schemes(self, runs: Sequence[Run], batch: Batch) -> None:
+    def all_schemes(self, runs: Sequence[Run], batch: Batch) -> dict[str, Answered]:
         """The reference answers first; every scheme is compared along its answers."""
         recorder = LogitsRecorder()
         reference, *others = runs
         answers = self.answer(reference, batch, [recorder] if self.settings.kl else [])
+        done = {reference.label: answers}
         for run in others:
-            self.answer(run, batch)
+            done[run.label] = self.answer(run, batch)
             if self.settings.kl:
-                rows = forced_agreement(
-                    self.model, batch, run.spec, answers, recorder.logits, self.settings.impl
-                )
-                run.forced.append(rows)
+                given = (answers.token_ids, recorder.logits, self.settings.impl)
+                rows = forced_agreement(self.model, batch, run.spec, *given)
+                done[run.label] = replace(done[run.label], forced=rows.tolist())
+        return done
 
 
 def evaluate(
@@ -171,15 +172,20 @@ def evaluate(
     out: str | Path | None = None,
     predictions: bool = True,
     progress: Progress | None = None,
+    say: Say | None = None,
     **settings: Any,
 ) -> Evaluation:
     """Score every scheme on the first `samples` examples of a task, against the 16-bit cache.
 
     schemes: names, specs or {label: spec}; the 16-bit reference is always among them.
     out: folder for one new JSON per scheme, with a .jsonl of answers beside it if `predictions`;
-        schemes whose file is there already are read and not run again.
+        schemes whose file is there already are read and not run again. Until they are written, a
+        partial file there keeps every finished batch, and a run with the same arguments goes on
+        behind them.
     settings: the other fields of `Settings` (batch_size, seed, kl, ...).
     progress: called with (samples done, samples in all) after every batch.
+    say: told in a sentence if this run goes on from a partial file. An interrupt carries a note of
+        what it leaves.
     """
     chosen = Settings(samples=samples, **settings)
     task.check_samples(samples)
@@ -195,28 +201,47 @@ def evaluate(
     if pending:
         runs = [Run(label, specs[label]) for label in dict.fromkeys([REFERENCE, *pending])]
         evaluator = _Evaluator(model, processor, task, chosen)
-        evaluation.examples = _run_batches(evaluator, runs, progress)
         header = stamp(model.device)
-        for run in runs:
-            _conclude(evaluation, run, runs[0], task, header, configurations[run.label])
-            if out is not None and run.label in pending:
-                rows = _rows(evaluation.examples, run, runs[0]) if predictions else ()
-                write_result(out, evaluation.results[run.label], rows)
+        labels = [run.label for run in runs]
+        kept = Partial.open(out, identity(configurations, header), labels, say)
+        with kept.noted():
+            evaluation.examples = _run_batches(evaluator, runs, kept, progress)
+            for run in runs:
+                _conclude(evaluation, run, runs[0], task, header, configurations[run.label])
+                if out is not None and run.label in pending:
+                    rows = _rows(evaluation.examples, run, runs[0]) if predictions else ()
+                    write_result(out, evaluation.results[run.label], rows)
+        if len(evaluation.examples) == samples:
+            kept.remove()
     return evaluation
 
 
-def _run_batches(evaluator: _Evaluator, runs: Sequence[Run], progress: Progress | None):
-    examples: list[Example] = []
-    for batch_examples, encoded in evaluator.batches():
-        evaluator.all_schemes(runs, evaluator.prepared(encoded))
+def _run_batches(
+    evaluator: _Evaluator, runs: Sequence[Run], kept: Partial, progress: Progress | None
+) -> list[Example]:
+    """The examples of all batches, those of an earlier run among them, without pictures."""
+    for batch in kept.batches:
+        _note(runs, {run.label: Answered(**batch[run.label]) for run in runs})
+    split, samples = evaluator.settings.split, evaluator.settings.samples
+    indices = range(len(runs[0].texts))
+    examples = [evaluator.task.example(i, split).without_images() for i in indices]
+    for batch_examples, encoded in evaluator.batches(len(examples)):
+        answered = evaluator.all_schemes(runs, evaluator.prepared(encoded))
         # A cache and its layers refer to each other: without this their memory lingers.
         gc.collect()
+        _note(runs, answered)
+        kept.keep({label: asdict(one) for label, one in answered.items()})
         examples += batch_examples
         if progress:
-            progress(len(examples), evaluator.settings.samples)
+            progress(len(examples), samples)
         if evaluator.time_is_over():
             break
     return examples
+
+
+def _note(runs: Sequence[Run], answered: Mapping[str, Answered]) -> None:
+    for run in runs:
+        run.add(answered[run.label])
 
 
 def _conclude(

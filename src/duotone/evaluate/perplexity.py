@@ -30,6 +30,7 @@ from duotone.tasks.metrics.score import ratio_of_sums
 from duotone.totals import cache_memory
 
 from .loop import Evaluation, Progress
+from .partial import Partial, Say, identity
 from .records import check_schemes, describe, finished, resolve_schemes, result_data, write_result
 
 # Bounds the logits of one step, [B, chunk, vocabulary]; has no influence on the result.
@@ -158,15 +159,20 @@ class _Reading:
     memory: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def read(self, model: Any, windows: Sequence[Any], owners: Sequence[int], impl: str) -> None:
-        """Add a batch of windows to the documents that own them."""
+    def read(self, model: Any, windows: Sequence[Any], impl: str) -> dict[str, Any]:
+        """Read a batch of windows; sums [windows, 2], bytes and time, JSON-safe."""
         started = perf_counter()
         losses, cache = token_losses(model, windows, self.spec, impl=impl)
-        nats = losses.double().sum(1).cpu().numpy()
-        self.seconds += perf_counter() - started
-        tokens = [len(window) - 1 for window in windows]
-        np.add.at(self.rows, list(owners), np.stack([nats, tokens], 1))
-        self.memory.append(cache_memory(cache))
+        nats = losses.double().sum(1).tolist()
+        seconds = perf_counter() - started
+        sums = [[n, len(window) - 1] for n, window in zip(nats, windows, strict=True)]
+        return {"sums": sums, "memory": cache_memory(cache), "seconds": seconds}
+
+    def add(self, owners: Sequence[int], found: Mapping[str, Any]) -> None:
+        """Add what was read to the documents that own the windows."""
+        np.add.at(self.rows, list(owners), np.asarray(found["sums"]))
+        self.memory.append(found["memory"])
+        self.seconds += found["seconds"]
 
 
 def _batches(passages: Passages, settings: PerplexitySettings) -> list[list[tuple[int, Any]]]:
@@ -216,12 +222,14 @@ def evaluate_perplexity(
     model_name: str | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    say: Say | None = None,
     **settings: Any,
 ) -> Evaluation:
     """Perplexity of every scheme on the first `samples` documents (None: all), and of 16 bit.
 
-    schemes, out: as for `evaluate`; the .jsonl beside a result has nats and tokens per document.
-    settings: the other fields of `PerplexitySettings`. progress: called with (windows, in all).
+    schemes, out, say: as for `evaluate`; the .jsonl beside a result has a document's nats and
+    tokens per line. settings: the other fields of `PerplexitySettings`. progress: called with
+    (windows, in all).
     """
     chosen = PerplexitySettings(samples or len(passages.documents), **settings)
     passages.check_documents(chosen.samples)
@@ -238,10 +246,14 @@ def evaluate_perplexity(
     out = Path(out) if out is not None else None
     evaluation = Evaluation(results=finished(out, configurations))
     pending = {k: v for k, v in specs.items() if k not in evaluation.results}
-    readings = _run(model, passages, pending, chosen, progress)
-    header = stamp(model.device)
-    for label, reading in readings.items():
-        _conclude(evaluation, label, reading, header, configurations[label], out)
+    if pending:
+        header = stamp(model.device)
+        kept = Partial.open(out, identity(configurations, header), pending, say)
+        with kept.noted():
+            readings = _run(model, passages, pending, chosen, kept, progress)
+            for label, reading in readings.items():
+                _conclude(evaluation, label, reading, header, configurations[label], out)
+        kept.remove()
     return evaluation
 
 
@@ -250,15 +262,18 @@ def _run(
     passages: Passages,
     specs: Mapping[str, CacheSpec | None],
     settings: PerplexitySettings,
+    kept: Partial,
     progress: Progress | None,
 ) -> dict[str, _Reading]:
     readings = {k: _Reading(spec, np.zeros((settings.samples, 2))) for k, spec in specs.items()}
-    batches = _batches(passages, settings) if readings else []
+    batches = _batches(passages, settings)
     done, total = 0, sum(map(len, batches))
-    for batch in batches:
+    for number, batch in enumerate(batches):
         owners, windows = zip(*batch, strict=True)
-        for reading in readings.values():
-            reading.read(model, windows, owners, settings.impl)
+        if number == len(kept.batches):
+            kept.keep({k: r.read(model, windows, settings.impl) for k, r in readings.items()})
+        for label, reading in readings.items():
+            reading.add(owners, kept.batches[number][label])
         done += len(batch)
         if progress:
             progress(done, total)

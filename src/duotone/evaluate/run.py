@@ -13,6 +13,20 @@ from .forcing import forced_scores
 from .records import result_data
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What one scheme did with one batch, JSON-safe: answers, bytes, time.
+
+    forced: rows [samples, 3] of `forced_agreement`, where measured.
+    """
+
+    token_ids: list[list[int]]
+    texts: list[str]
+    memory: dict[str, float]
+    seconds: float
+    forced: list[list[float]] | None = None
+
+
 @dataclass
 class Run:
     """Answers, bytes and time of one scheme, batch by batch."""
@@ -24,6 +38,15 @@ class Run:
     memory: list[dict[str, float]] = field(default_factory=list)
     forced: list[np.ndarray] = field(default_factory=list)
     seconds: float = 0.0
+
+    def add(self, answered: Answered) -> None:
+        """One more batch."""
+        self.token_ids += answered.token_ids
+        self.texts += answered.texts
+        self.memory.append(answered.memory)
+        self.seconds += answered.seconds
+        if answered.forced is not None:
+            self.forced.append(np.asarray(answered.forced))
 
     def scores(self, task: Task, examples: Sequence[Example], reference: "Run") -> dict[str, Score]:
         """Task metrics, agreement with the reference, and forced scores where measured."""

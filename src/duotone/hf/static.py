@@ -12,6 +12,7 @@ that of the data: each layer's query depends on the layer before.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from typing import Any
@@ -22,9 +23,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from duotone.attention.static import StaticDecoder
-from duotone.cache import StaticPlaces, StaticStore
+from duotone.cache import MemoryReport, StaticPlaces, StaticStore, static_memory_report
+from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
 from duotone.hf.handle import StaticStates
+from duotone.hf.masks import padding_mask
 from duotone.quant import CacheSpec
 
 _KEYS = itertools.count()
@@ -126,7 +129,9 @@ class StaticQuantizedCache(Cache):
     Pass it as `past_key_values`: the first forward pass (the prompt) runs as with `QuantizedCache`,
     later ones take one token per sequence. On CUDA, `generate` compiles them by itself.
 
-    max_new_tokens: tokens after the prompt; one more raises, or stops the device.
+    max_new_tokens: tokens after the prompt; one more is a ValueError. Only the replays of a CUDA
+        graph that you captured yourself are not counted: there the device stops (a CUDA error that
+        ends the process's context) where a token would be written outside its buffer.
     Other arguments: as `QuantizedCache` has them.
     Errors: ValueError for models with sliding windows (they need the model's masks) and for
     averaged codes (XQuant's weights); NotImplementedError for crop, beams and later turns.
@@ -159,9 +164,23 @@ class StaticQuantizedCache(Cache):
         self.facts, self.spec, self.max_new_tokens = cache.facts, cache.spec, max_new_tokens
         self.growing: QuantizedCache | None = cache
         self.decoder: StaticDecoder | None = None
-        attachment = cache._attachment.acquire()
-        self._release = weakref.finalize(self, attachment.release)
+        self._hold(cache._attachment.acquire())
         Cache.__init__(self, layers=[StaticLayer(cache, i) for i in range(self.facts.layers)])
+
+    def _hold(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._release = weakref.finalize(self, attachment.release)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StaticQuantizedCache:
+        clone = self.__class__.__new__(self.__class__)
+        memo[id(self)] = clone
+        own = {k: v for k, v in self.__dict__.items() if k not in ("_attachment", "_release")}
+        clone.__dict__.update(copy.deepcopy(own, memo))
+        clone._hold(self._attachment.acquire())
+        if clone.decoder is not None:
+            # Layers know their decoder by a number; the copy's must not write to the original.
+            clone._freeze_layers(clone.layers[0].seen, clone.layers[0].most)
+        return clone
 
     def detach(self) -> None:
         """Let go of the model; it is restored once nothing else holds it."""
@@ -194,15 +213,24 @@ class StaticQuantizedCache(Cache):
         growing._finish_step()
         stores = static_stores(growing, self.max_new_tokens)
         self.decoder = StaticDecoder(stores, self.spec.tau, growing.impl)
-        key, length = next(_KEYS), growing.steps.length
-        _DECODERS[key] = self.decoder
+        length = growing.steps.length
         seen = torch.full((), length, dtype=torch.long, device=stores[0].key.device)
-        torch._dynamo.mark_static_address(seen)
-        last = len(self.layers) - 1
-        for layer in self.layers:
-            layer.freeze(key, seen, length + self.max_new_tokens, layer.index == last)
+        self._freeze_layers(seen, length + self.max_new_tokens)
         self.growing = None
         growing.detach()
+
+    def _freeze_layers(self, seen: Tensor, most: int) -> None:
+        key, last = next(_KEYS), len(self.layers) - 1
+        _DECODERS[key] = self.decoder
+        torch._dynamo.mark_static_address(seen)
+        for layer in self.layers:
+            layer.freeze(key, seen, most, layer.index == last)
+
+    def memory(self) -> MemoryReport:
+        """As of a `QuantizedCache`, spare slots included. Errors: ValueError before the prompt."""
+        if self.growing is not None:
+            return self.growing.memory()
+        return static_memory_report(self.decoder.stores, self.spec.nominal_bits(self.facts.layers))
 
     @property
     def nbytes(self) -> int:
@@ -252,20 +280,6 @@ def static_stores(cache: QuantizedCache, new_tokens: int) -> list[StaticStore]:
         }
         stores[index].share(sources)
     return stores
-
-
-def padding_mask(mask: Any) -> Tensor | None:
-    """[batch, tokens] True at real tokens, from any mask that a model prepares for its prompt.
-
-    With caches that compile, `generate` hands models 4-D masks, by layer type where they differ:
-    what the last query of full attention sees is what is no padding.
-    """
-    if isinstance(mask, dict):
-        mask = mask.get("full_attention")
-    if not isinstance(mask, Tensor) or mask.dim() != 4:
-        return mask
-    last = mask[:, 0, -1]
-    return last if last.dtype == torch.bool else last == 0
 
 
 def _check(cache: QuantizedCache, max_new_tokens: int) -> None:

@@ -1,0 +1,149 @@
+"""The batches of an evaluation that is not finished, in a file beside its results.
+
+One line per batch, added when every scheme has done it: a run that is interrupted loses the batch
+it was at and no more. Numbers come back bit by bit, so results are those of a run in one go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Of the file and of what its numbers mean: other arithmetic needs another one.
+FORMAT = 1
+SUFFIX = ".partial.jsonl"
+Say = Callable[[str], None]
+
+
+def identity(configurations: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
+    """All that batches depend on, JSON-safe.
+
+    configurations: by scheme. header: `provenance.stamp`; a result names one device and one set of
+    versions, so batches of others cannot go into it. Whether the tree is dirty says nothing: a new
+    result file may be what makes it so.
+    """
+    commit = (header["commit"] or "").removesuffix("+dirty")
+    made_by = {"commit": commit, "versions": header["versions"], "device": header["device"]}
+    return json.loads(json.dumps({"format": FORMAT, **made_by, "configurations": configurations}))
+
+
+@dataclass
+class Partial:
+    """Finished batches of a run with this identity; a path of None keeps nothing.
+
+    batches: {scheme: what it did}, one per batch, in order.
+    """
+
+    path: Path | None
+    identity: Mapping[str, Any]
+    batches: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path | None,
+        identity: Mapping[str, Any],
+        schemes: Iterable[str],
+        say: Say | None = None,
+    ) -> Partial:
+        """What an earlier run of `schemes` left in `folder`, or a new beginning; told to `say`.
+
+        Errors: ValueError for a file that is not what such a run leaves.
+        """
+        if folder is None:
+            return cls(None, identity)
+        path = folder / _file_name(identity)
+        kept = cls(path, identity, _read(path, identity, set(schemes)) if path.exists() else [])
+        if say and kept.batches:
+            say(f"going on from {path}, behind {_batches(len(kept.batches))}")
+        elif say and (others := _others(folder, path)):
+            say(
+                f"beginning anew: {others[0]} is of other schemes, settings, weights or versions. "
+                "Give what it began with to go on with it, or remove it"
+            )
+        return kept
+
+    def keep(self, batch: Mapping[str, Any]) -> None:
+        """Add a finished batch to the file."""
+        if self.path is not None:
+            self._write({"batch": len(self.batches) + 1, "schemes": batch})
+        self.batches.append(dict(batch))
+
+    def _write(self, *lines: Mapping[str, Any]) -> None:
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lines = (self.identity, *lines)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def remove(self) -> None:
+        """The results are written."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Work whose interruption carries a note of what is kept."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"interrupted: {self._what_is_kept()}")
+            raise
+
+    def _what_is_kept(self) -> str:
+        done = _batches(len(self.batches))
+        if self.path is None:
+            return f"{done} lost; with --out FOLDER they are kept, and the same command goes on"
+        if not self.batches:
+            return "nothing is kept yet, the first batch was not done"
+        return f"{done} kept in {self.path}; the same command goes on there"
+
+
+def _batches(count: int) -> str:
+    return f"{count} finished {'batch' if count == 1 else 'batches'}"
+
+
+def _file_name(identity: Mapping[str, Any]) -> str:
+    task = next(iter(identity["configurations"].values()))["task"]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    return f"{task}-{digest}{SUFFIX}"
+
+
+def _others(folder: Path, path: Path) -> list[Path]:
+    """Partial files of the same task that belong to something else."""
+    task = path.name.removesuffix(SUFFIX).rpartition("-")[0]
+    return sorted(folder.glob(f"{task}-{'?' * 10}{SUFFIX}"))
+
+
+def _read(path: Path, identity: Mapping[str, Any], schemes: set[str]) -> list[dict[str, Any]]:
+    """The whole batches; what a write that was cut off has left is taken off the file."""
+    whole = path.read_bytes()
+    whole = whole[: whole.rfind(b"\n") + 1]
+    try:
+        found, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
+        in_order = [line["batch"] for line in lines] == list(range(1, len(lines) + 1))
+        batches = [line["schemes"] for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _refusal(path, f"a line that cannot be read ({error})") from error
+    if not whole:
+        path.unlink()
+        return []
+    if found != identity or not in_order:
+        raise _refusal(path, "lines of another run")
+    if missing := sorted(schemes.difference(*batches[:1])) if batches else []:
+        raise _refusal(path, f"no batches of {missing[0]!r}, whose result was there when it began")
+    with path.open("r+b") as file:
+        file.truncate(len(whole))
+    return batches
+
+
+def _refusal(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"a partial file must be what an interrupted evaluation left, got {str(path)!r} with "
+        f"{reason}. Remove it to begin again, or give another --out"
+    )
