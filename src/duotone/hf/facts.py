@@ -21,6 +21,8 @@ logger = logging.get_logger(__name__)
 
 # Families that the test suite runs end to end. Others pass the structural checks below or raise.
 TESTED_FAMILIES = (
+    "chameleon",
+    "emu3",
     "gemma3",
     "gemma3_text",
     "glm4v",

@@ -98,6 +98,5 @@ def check_window(model: PreTrainedModel) -> None:
     if not hasattr(module, "create_sliding_window_causal_mask"):
         raise ValueError(
             f"{model.config.model_type!r} has a sliding window but makes no mask for it: its own "
-            "cache forgets old tokens, and a quantized cache keeps them. Use the model's own "
-            "cache, or set config.sliding_window = None before loading to attend to everything."
+            "cache forgets old tokens, and a quantized cache keeps them. Use the model's own cache."
         )
