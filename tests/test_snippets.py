@@ -36,11 +36,13 @@ def run(page: str, smaller: dict[str, str] | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where both pages run: a model of the embedded one's kind, two layers deep, and two samples."""
+    """Where both pages run: a model of the embedded one's kind, and two samples."""
     home = tmp_path_factory.mktemp("snippets")
     config = transformers.AutoConfig.from_pretrained(duotone_tiny_path())
-    config.text_config.num_hidden_layers = config.vision_config.num_hidden_layers = 1
-    config.text_config.layer_types = config.text_config.layer_types[:1]
+    text, vision = config.text_config, config.vision_config
+    text.num_hidden_layers, text.layer_types = 2, text.layer_types[:2]
+    vision.num_hidden_layers, vision.num_attention_heads = 1, 2
+    text.intermediate_size = vision.hidden_size = vision.intermediate_size = 64
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(home / "small")
@@ -69,7 +71,7 @@ def test_quantize_md(quantized: Path) -> None:
 def test_enable_md(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(quantized)
     assert len(blocks("enable.md")) > 10
-    run("enable.md")
+    run("enable.md", {"load()": 'load("small")'})
 
 
 def test_a_broken_snippet_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
