@@ -1,11 +1,16 @@
 """What cannot be right raises, by name, and before any work is lost."""
 
+import copy
+
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     Gemma2Config,
+    GitConfig,
+    MoshiConfig,
+    PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -62,6 +67,98 @@ def test_linear_attention_layers_raise() -> None:
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         duotone.hf.model_facts(config)
+
+
+def test_a_window_without_a_mask_raises() -> None:
+    """Moshi's own cache forgets old tokens, and nothing else hides them."""
+    fields = {
+        k: v for k, v in TEXT.items() if k not in ("intermediate_size", "num_key_value_heads")
+    }
+    model = AutoModelForCausalLM.from_config(
+        MoshiConfig(**fields, ffn_dim=96, sliding_window=8, audio_encoder_config={})
+    )
+    with pytest.raises(ValueError, match="'moshi' has a sliding window but makes no mask"):
+        QuantizedCache(model, CacheSpec(visual="dense", text="dense"))
+
+
+@pytest.fixture
+def without_ids() -> PreTrainedModel:
+    """A model whose config does not name its placeholders."""
+    model = copy.deepcopy(tiny_model("internvl"))
+    vars(model.config)["image_token_id"] = None  # past the check of its type
+    return model
+
+
+@pytest.mark.parametrize("spec", ["duotone-mixed", "kivi", "duotone", "dense"])
+def test_pictures_at_unknown_places_raise(without_ids: PreTrainedModel, spec: str) -> None:
+    given = {"model": without_ids, "spec": duotone.scheme(spec)}
+    with pytest.raises(ValueError, match=r"'internvl' takes pictures.*visual_mask"):
+        QuantizedCache(**given)
+    with pytest.raises(ValueError, match=r"'internvl' takes pictures"), duotone.enable(**given):
+        pass
+
+
+def test_a_mask_says_where_pictures_are(without_ids: PreTrainedModel) -> None:
+    given = inputs("internvl", [[3, "image", 9], ["image", 12]])
+    places = given["input_ids"] == IMAGE
+    embeds = {
+        "inputs_embeds": without_ids.get_input_embeddings()(given["input_ids"]),
+        "attention_mask": given["attention_mask"],
+    }
+    cache = QuantizedCache(without_ids, VISUAL, visual_mask=places)
+    without_ids(**embeds, past_key_values=cache)
+    assert cache.ledger.state.visual.lengths.tolist() == [4, 4]
+    question = torch.tensor([[5, 6, 7]] * 2)
+    with pytest.raises(ValueError, match=r"tokens 18 to 20 lie behind.*cache\.visual_mask"):
+        without_ids(question, past_key_values=cache)
+    cache.visual_mask = torch.cat([places, torch.zeros(2, 3, dtype=torch.bool)], 1)
+    without_ids(question, past_key_values=cache)
+    assert cache.get_seq_length() == 21
+
+
+def test_a_mask_that_ends_within_a_step_raises() -> None:
+    model = tiny_model("internvl")
+    given = inputs("internvl", [[3, "image", 9]])
+    cache = QuantizedCache(model, VISUAL, visual_mask=given["input_ids"][:, :5] == IMAGE)
+    with pytest.raises(ValueError, match="cover every step that it begins in, tokens 0 to 17"):
+        model(**given, past_key_values=cache)
+
+
+def test_pictures_beside_the_ids_raise() -> None:
+    """GIT puts a picture's tokens in front of the text's, and no id stands for them."""
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    vision |= dict(num_attention_heads=2, image_size=16, patch_size=4)
+    fields = {k: v for k, v in TEXT.items() if k != "num_key_value_heads"}
+    model = AutoModelForCausalLM.from_config(GitConfig(vision_config=vision, **fields))
+    ids = torch.tensor([[5, 6, 7]])
+    cache = QuantizedCache(
+        model, CacheSpec(visual="dense", text="dense"), visual_mask=torch.zeros_like(ids)
+    )
+    with pytest.raises(ValueError, match="a step of 3 tokens must give each of them one K and V"):
+        model(ids, pixel_values=torch.randn(1, 3, 16, 16), past_key_values=cache)
+
+
+def test_values_that_a_model_changes_after_its_cache_raise() -> None:
+    from duotone.hf.attention import duotone_attention
+    from duotone.hf.lazy import LazyStates
+
+    model = tiny_model("internvl")
+    cache = QuantizedCache(model, VISUAL)
+    states = torch.zeros(3, 2, 1, 16)
+    lazy = LazyStates(cache.layers[0], "key", states)
+    for key, value in ((lazy, states), (states, lazy)):
+        with pytest.raises(NotImplementedError, match="changes K or V between"):
+            duotone_attention(model, torch.zeros(3, 4, 1, 16), key, value, None)
+
+
+def test_another_attention_does_not_calibrate_scores() -> None:
+    model = tiny_model("internvl")
+    given = inputs("internvl", [[3, "image", 9]])
+    cache = QuantizedCache(model, VISUAL.replace(tau=(0.0, 1.0)))
+    model(**given, past_key_values=cache)
+    states = torch.zeros(1, 2, 1, 16)
+    with pytest.raises(NotImplementedError, match="calibrates scores"):
+        cache.layers[0].materialize("key", states)
 
 
 def test_custom_4d_mask_raises() -> None:

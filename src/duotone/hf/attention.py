@@ -49,6 +49,7 @@ def duotone_attention(
         sm_scale = _scale(query, scaling)
         output = key.layer.decode(query, key.new, value.new, sm_scale)
         return output.transpose(1, 2).contiguous(), None
+    _check_pair(module, key, value)
     if not isinstance(key, LazyStates):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -70,6 +71,15 @@ def duotone_attention(
     if not steps.is_stored(key.layer.index):
         cache.commit()
     return output.transpose(1, 2).contiguous(), None
+
+
+def _check_pair(module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
+    """A model that computes with K or V between cache and attention has only one of them left."""
+    if isinstance(key, LazyStates) != isinstance(value, LazyStates):
+        raise NotImplementedError(
+            f"{type(module).__name__} changes K or V between the cache and its attention, which "
+            "packed codes cannot follow. Use the model's own cache."
+        )
 
 
 def _check_arguments(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:

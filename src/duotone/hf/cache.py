@@ -17,7 +17,7 @@ from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.sharing import share_layers
 from duotone.hf.attachment import Attachment
 from duotone.hf.facts import ModelFacts
-from duotone.hf.fitting import check_visual_mask, fitting_facts
+from duotone.hf.fitting import fitting_facts
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
@@ -50,8 +50,7 @@ class QuantizedCache(Cache):
         visual_mask: Tensor | None = None,
         impl: str = "auto",
     ) -> None:
-        self.facts: ModelFacts = fitting_facts(model, spec)
-        check_visual_mask(visual_mask)
+        self.facts: ModelFacts = fitting_facts(model, spec, visual_mask)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
         self._device = model.device
         self.steps = Steps(spec, self.facts.layers)
@@ -267,6 +266,13 @@ class QuantizedCache(Cache):
         save_cache(self, path)
 
     @classmethod
-    def load(cls, path: str | Path, model: PreTrainedModel) -> QuantizedCache:
-        """Read a saved cache back. Errors: ValueError if it was made for another model."""
-        return load_cache(cls, path, model)
+    def load(
+        cls, path: str | Path, model: PreTrainedModel, *, visual_mask: Tensor | None = None
+    ) -> QuantizedCache:
+        """Read a saved cache back.
+
+        visual_mask: [batch, tokens] of the whole conversation, for later turns whose visual tokens
+            the ids do not tell.
+        Errors: ValueError if it was made for another model.
+        """
+        return load_cache(cls, path, model, visual_mask)

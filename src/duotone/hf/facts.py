@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from duotone.hf.support import check_supported, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 
@@ -19,6 +21,8 @@ logger = logging.get_logger(__name__)
 
 # Families that the test suite runs end to end. Others pass the structural checks below or raise.
 TESTED_FAMILIES = (
+    "chameleon",
+    "emu3",
     "gemma3",
     "gemma3_text",
     "glm4v",
@@ -34,22 +38,16 @@ TESTED_FAMILIES = (
     "qwen3_vl",
     "smolvlm",
 )
-LAYER_TYPES = ("full_attention", "sliding_attention")
 VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
-# Config fields of attention that a key-value cache of this kind cannot represent, and why.
-UNSUPPORTED_FIELDS = {
-    "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
-    "attn_logit_softcapping": "softcapped scores are not a plain softmax(q K)",
-    "num_kv_shared_layers": "layers that share K and V of other layers",
-    "kv_sharing_modes": "layers that share K and V of other layers",
-    "attention_chunk_size": "chunked local attention",
-    "cross_attention_layers": "visual tokens in cross attention, outside the cache",
-}
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The shape of a model's cache and the ids of its visual tokens."""
+    """The shape of a model's cache and the ids of its visual tokens.
+
+    takes_pictures: a part of the model looks at pictures; without ids only the caller's
+        `visual_mask` says where their tokens are.
+    """
 
     model_type: str
     layers: int
@@ -59,11 +57,12 @@ class ModelFacts:
     element_bytes: int
     sliding: tuple[bool, ...]
     visual_token_ids: tuple[int, ...]
+    takes_pictures: bool = False
 
     @property
     def is_multimodal(self) -> bool:
-        """Some token ids stand for visual tokens."""
-        return bool(self.visual_token_ids)
+        """Some tokens may be visual."""
+        return self.takes_pictures or bool(self.visual_token_ids)
 
     def signature(self) -> dict[str, Any]:
         """What a saved cache must agree on with the model that loads it."""
@@ -71,8 +70,15 @@ class ModelFacts:
         return {k: facts[k] for k in ("model_type", "layers", "kv_heads", "head_dim")}
 
 
-def model_facts(model_or_config: PreTrainedModel | PreTrainedConfig) -> ModelFacts:
-    """Read and check a model's config. Errors: ValueError naming what is unsupported."""
+def model_facts(
+    model_or_config: PreTrainedModel | PreTrainedConfig, *, visual_mask: Tensor | None = None
+) -> ModelFacts:
+    """Read and check a model's config.
+
+    visual_mask: what the caller says of visual tokens, if anything.
+    Errors: ValueError naming what is unsupported, and for a model that takes pictures where
+    neither its config nor a mask tells which tokens are theirs.
+    """
     config = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, PreTrainedConfig):
         raise ValueError(
@@ -80,7 +86,10 @@ def model_facts(model_or_config: PreTrainedModel | PreTrainedConfig) -> ModelFac
             "By name: duotone.loading.load_config(name)."
         )
     text = config.get_text_config(decoder=True)
-    _check_supported(config, text)
+    check_supported(config, text)
+    ids, pictures = visual_token_ids(config), takes_pictures(model_or_config)
+    if pictures and not ids and visual_mask is None:
+        raise _unknown_places(config.model_type)
     if config.model_type not in TESTED_FAMILIES:
         logger.warning_once(
             f"duotone's tests do not cover model_type {config.model_type!r}; its config passes "
@@ -92,30 +101,27 @@ def model_facts(model_or_config: PreTrainedModel | PreTrainedConfig) -> ModelFac
         model_type=config.model_type,
         layers=text.num_hidden_layers,
         q_heads=q_heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or q_heads,
+        kv_heads=_kv_heads(text),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
         element_bytes=dtype.itemsize if dtype is not None else 2,
         sliding=_sliding_layers(text),
-        visual_token_ids=visual_token_ids(config),
+        visual_token_ids=ids,
+        takes_pictures=pictures,
     )
 
 
-def _check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
-    name = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"decoder-only models are supported; {name!r} is an encoder-decoder, whose cross "
-            "attention has a cache of its own."
-        )
-    for field, why in UNSUPPORTED_FIELDS.items():
-        if getattr(text, field, None):
-            raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
-    odd = sorted(set(getattr(text, "layer_types", None) or ()) - set(LAYER_TYPES))
-    if odd:
-        raise ValueError(
-            f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
-            "Use the model's own cache."
-        )
+def _unknown_places(name: str) -> ValueError:
+    return ValueError(
+        f"{name!r} takes pictures, but its config has none of {VISUAL_TOKEN_FIELDS}, so its "
+        "visual tokens would pass for text. Set the field, or give "
+        "visual_mask=[batch, tokens] to enable or QuantizedCache (all False: no pictures)."
+    )
+
+
+def _kv_heads(text: PreTrainedConfig) -> int:
+    if getattr(text, "multi_query", False):
+        return 1
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
 def _sliding_layers(text: PreTrainedConfig) -> tuple[bool, ...]:

@@ -9,10 +9,13 @@ from transformers import PreTrainedModel
 
 from duotone.hf.calibrated import check_bases
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.support import check_window
 from duotone.quant import CacheSpec
 
 
-def fitting_facts(model: PreTrainedModel, spec: CacheSpec) -> ModelFacts:
+def fitting_facts(
+    model: PreTrainedModel, spec: CacheSpec, visual_mask: Tensor | None = None
+) -> ModelFacts:
     """The model's facts. Errors: ValueError for anything but a model that `spec` fits."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
@@ -23,7 +26,10 @@ def fitting_facts(model: PreTrainedModel, spec: CacheSpec) -> ModelFacts:
         raise ValueError(
             f"spec must be a CacheSpec; got {_shown(spec)}. E.g. duotone.scheme('duotone', bits=1)."
         )
-    facts = model_facts(model)
+    check_visual_mask(visual_mask)
+    facts = model_facts(model, visual_mask=visual_mask)
+    if any(facts.sliding):
+        check_window(model)
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)
     check_spec(facts, spec)

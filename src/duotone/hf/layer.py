@@ -62,11 +62,14 @@ class QuantizedLayer(CacheLayerMixin):
     def materialize(self, which: Literal["key", "value"], new: Tensor) -> Tensor:
         """K or V of all tokens in logical order, dequantized; zeros at padding.
 
-        Errors: NotImplementedError where tokens are evicted: no mask would hide their zeros.
+        Errors: NotImplementedError where tokens are evicted (no mask would hide their zeros) and
+        where scores are calibrated (another function would not do it).
         """
-        if self.cache.spec.evict is not None:
+        spec = self.cache.spec
+        if spec.evict is not None or spec.tau is not None:
+            what = "evicts tokens" if spec.evict is not None else "calibrates scores (tau)"
             raise NotImplementedError(
-                "a cache that evicts tokens needs duotone's own attention; another function asked "
+                f"a cache that {what} needs duotone's own attention; another function asked "
                 "for dense K and V. Leave the model's attention implementation as it is."
             )
         steps = self.cache.steps

@@ -30,27 +30,38 @@ def visual_tokens(
         return _explicit_part(explicit, none, span)
     if tokens == 1 and span.start:
         return none
-    if input_ids is not None:
+    if not facts.is_multimodal:
+        return none
+    if input_ids is not None and facts.visual_token_ids:
         ids = torch.tensor(facts.visual_token_ids, device=input_ids.device, dtype=input_ids.dtype)
-        return torch.isin(input_ids, ids) if facts.is_multimodal else none
-    if facts.is_multimodal and tokens > 1:
+        return torch.isin(input_ids, ids)
+    if tokens == 1:
+        return none
+    if input_ids is None:
         raise ValueError(
             "with inputs_embeds the positions of visual tokens are unknown; pass "
             "visual_mask=[batch, tokens] to QuantizedCache or enable (all False: no image)."
         )
-    return none
+    raise ValueError(
+        f"{facts.model_type!r} has no ids of visual tokens, and this step's tokens "
+        f"{span.start} to {span.stop - 1} lie behind its visual_mask; set cache.visual_mask to a "
+        "mask [batch, tokens] of the whole conversation first."
+    )
 
 
 def _explicit_part(explicit: Tensor, none: Tensor, span: slice) -> Tensor:
-    batch, tokens = none.shape
-    rows = explicit.shape[0]
+    batch, rows = len(none), len(explicit)
     if explicit.dim() != 2 or batch % rows:
         raise ValueError(
             f"visual_mask must be [batch, tokens] with a batch that divides {batch}; "
             f"got {tuple(explicit.shape)}."
         )
+    if span.stop > explicit.shape[1]:
+        raise ValueError(
+            f"visual_mask must cover every step that it begins in, tokens {span.start} to "
+            f"{span.stop - 1} here; got {tuple(explicit.shape)}. Make it of all input_ids."
+        )
     part = explicit[:, span].to(device=none.device, dtype=torch.bool)
-    part = torch.nn.functional.pad(part, (0, tokens - part.shape[1]))
     return part.repeat_interleave(batch // rows, 0)
 
 

@@ -86,6 +86,12 @@ def _check_model(model: PreTrainedModel, facts: ModelFacts) -> None:
             f"{facts.model_type!r} has no visual tokens; there is nothing to reorder. To quantize "
             f"it, {REMEDY}."
         )
+    if model.get_decoder() is model.base_model:
+        # Pictures join inside the decoder: there is no step between them to reorder at.
+        raise ValueError(
+            f"{facts.model_type!r} has no decoder apart from the module that takes its pictures; "
+            f"{REMEDY}."
+        )
     _check_attention(model.get_decoder().config)
 
 

@@ -97,13 +97,16 @@ def _collect_pair(
 
 
 def load_cache(
-    cls: type[QuantizedCache], path: str | Path, model: PreTrainedModel
+    cls: type[QuantizedCache],
+    path: str | Path,
+    model: PreTrainedModel,
+    visual_mask: Tensor | None = None,
 ) -> QuantizedCache:
     """Read a cache back onto the model's device."""
     header, tensors = _read(path, str(model.device))
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved duotone cache (format {FORMAT}).")
-    cache = cls(model, CacheSpec.from_dict(header["spec"]))
+    cache = cls(model, CacheSpec.from_dict(header["spec"]), visual_mask=visual_mask)
     signature = cache.facts.signature()
     if signature != header["model"]:
         raise ValueError(f"{path} was saved for {header['model']}; this model is {signature}.")

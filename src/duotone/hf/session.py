@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
-from duotone.hf.fitting import check_visual_mask, fitting_facts
+from duotone.hf.fitting import fitting_facts
 from duotone.quant import CacheSpec
 
 
@@ -100,8 +100,7 @@ def enable(
     visual_mask: [batch, tokens] of the prompt, as `QuantizedCache` has it.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
-    fitting_facts(model, spec)
-    check_visual_mask(visual_mask)
+    fitting_facts(model, spec, visual_mask)
     if not model.can_generate():
         raise ValueError(
             f"enable changes model.generate; {type(model).__name__} has none. Give the model with "

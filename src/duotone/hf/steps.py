@@ -108,6 +108,12 @@ class Steps:
                 "wrapper or an inner module. A cache of duotone.enable ends with its block: to go "
                 "on afterwards, make a QuantizedCache."
             )
+        if key.shape[2] != self.step.tokens:
+            raise ValueError(
+                f"a step of {self.step.tokens} tokens must give each of them one K and V; layer "
+                f"{index} got {key.shape[2]}. A model that puts a picture's tokens beside its ids "
+                "cannot have a quantized cache: use the model's own."
+            )
         self._taken.add(index)
         self._waiting[index] = (key, value)
 

@@ -1,0 +1,90 @@
+"""Every model type that transformers knows with a language head, judged by its config alone."""
+
+import re
+
+import pytest
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+import duotone
+from duotone.hf.facts import TESTED_FAMILIES, ModelFacts
+
+MODEL_TYPES = sorted(
+    {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+)
+# Which token stands for a picture's is in the vocabulary, which a default config has not.
+NEED_A_VOCABULARY = {"chameleon", "emu3"}
+
+
+def default_config(model_type: str) -> PreTrainedConfig | None:
+    """The type's config as its class has it, if it can be made of nothing."""
+    try:
+        return CONFIG_MAPPING[model_type]()
+    except Exception:  # transformers' own validation, whose errors differ by version
+        return None
+
+
+def verdict(config: PreTrainedConfig) -> ModelFacts | str:
+    """The facts, or the words of a refusal; any other exception is the test's."""
+    try:
+        return duotone.hf.model_facts(config)
+    except ValueError as refusal:
+        return str(refusal)
+
+
+def test_each_is_supported_or_refused_by_name() -> None:
+    configs = [config for name in MODEL_TYPES if (config := default_config(name)) is not None]
+    assert len(configs) > 0.95 * len(MODEL_TYPES)
+    refused = set()
+    for config in configs:
+        found, name = verdict(config), config.model_type
+        if isinstance(found, str):
+            assert repr(name) in found
+            refused.add(name)
+        else:
+            assert min(found.layers, found.q_heads, found.kv_heads, found.head_dim) >= 1, name
+            assert found.visual_token_ids or not found.takes_pictures, name
+    assert refused & set(TESTED_FAMILIES) == NEED_A_VOCABULARY
+    assert refused >= {"blip-2", "git", "idefics", "kosmos-2"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("diffllama", "differential attention"),
+        ("idefics", "visual tokens in cross attention"),
+        ("pi0", r"has no \['num_hidden_layers', 'num_attention_heads'"),
+        ("rwkv", r"has no \['num_attention_heads'\]"),
+        ("chameleon", r"none of \('image_token_id', 'video_token_id'\).*visual_mask"),
+        ("git", r"takes pictures.*visual_mask"),
+    ],
+)
+def test_what_rules_a_model_out_is_said(model_type: str, why: str) -> None:
+    refusal = verdict(CONFIG_MAPPING[model_type]())
+    assert isinstance(refusal, str)
+    assert re.search(why, refusal)
+
+
+def test_attributes_that_vary_by_layer_are_refused() -> None:
+    """As such configs raise: at the first read, and no AttributeError."""
+
+    class ByLayer(CONFIG_MAPPING["llama"]):
+        per_layer_attributes = frozenset({"head_dim", "intermediate_size"})
+
+        def __getattribute__(self, name: str) -> object:
+            if name == "head_dim":
+                raise RuntimeError("ambiguous")
+            return super().__getattribute__(name)
+
+    config = object.__new__(ByLayer)
+    config.__dict__.update(vars(CONFIG_MAPPING["llama"]()))
+    with pytest.raises(ValueError, match=r"'llama' these vary by layer: \['head_dim'\]"):
+        duotone.hf.model_facts(config)
+
+
+def test_one_head_of_keys_is_one() -> None:
+    config = CONFIG_MAPPING["gpt_bigcode"](multi_query=True)
+    assert duotone.hf.model_facts(config).kv_heads == 1
