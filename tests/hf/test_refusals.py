@@ -17,6 +17,7 @@ from transformers import (
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.hf.lazy import LazyStates
 
 from families import IMAGE, TEXT, inputs, tiny_model
 
@@ -140,7 +141,6 @@ def test_pictures_beside_the_ids_raise() -> None:
 
 def test_values_that_a_model_changes_after_its_cache_raise() -> None:
     from duotone.hf.attention import duotone_attention
-    from duotone.hf.lazy import LazyStates
 
     model = tiny_model("internvl")
     cache = QuantizedCache(model, VISUAL)
@@ -156,9 +156,9 @@ def test_another_attention_does_not_calibrate_scores() -> None:
     given = inputs("internvl", [[3, "image", 9]])
     cache = QuantizedCache(model, VISUAL.replace(tau=(0.0, 1.0)))
     model(**given, past_key_values=cache)
-    states = torch.zeros(1, 2, 1, 16)
+    states = LazyStates(cache.layers[0], "key", torch.zeros(1, 2, 1, 16))
     with pytest.raises(NotImplementedError, match="calibrates scores"):
-        cache.layers[0].materialize("key", states)
+        states + 0
 
 
 def test_custom_4d_mask_raises() -> None:
@@ -195,7 +195,6 @@ def _fail(*_: object) -> None:
 
 def test_softcap_raises_inside_the_model() -> None:
     from duotone.hf.attention import duotone_attention
-    from duotone.hf.lazy import LazyStates
 
     model = tiny_model("internvl")
     cache = QuantizedCache(model, VISUAL)

@@ -62,16 +62,10 @@ class QuantizedLayer(CacheLayerMixin):
     def materialize(self, which: Literal["key", "value"], new: Tensor) -> Tensor:
         """K or V of all tokens in logical order, dequantized; zeros at padding.
 
-        Errors: NotImplementedError where tokens are evicted (no mask would hide their zeros) and
-        where scores are calibrated (another function would not do it).
+        Errors: NotImplementedError where tokens are evicted (no mask would hide their zeros).
         """
-        spec = self.cache.spec
-        if spec.evict is not None or spec.tau is not None:
-            what = "evicts tokens" if spec.evict is not None else "calibrates scores (tau)"
-            raise NotImplementedError(
-                f"a cache that {what} needs duotone's own attention; another function asked "
-                "for dense K and V. Leave the model's attention implementation as it is."
-            )
+        if self.cache.spec.evict is not None:
+            raise _foreign("evicts tokens")
         steps = self.cache.steps
         stored = steps.is_stored(self.index)
         out = new.new_zeros(*new.shape[:2], steps.step.end, new.shape[3])
@@ -81,6 +75,15 @@ class QuantizedLayer(CacheLayerMixin):
         if not stored:
             out[:, :, steps.step.start :] = new
         return out
+
+    def for_foreign(self, which: Literal["key", "value"], new: Tensor) -> Tensor:
+        """`materialize` for an attention function that is not ours.
+
+        Errors: NotImplementedError also where scores are calibrated: it would not do that.
+        """
+        if self.cache.spec.tau is not None:
+            raise _foreign("calibrates scores (tau)")
+        return self.materialize(which, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(logical length after `query_length` more tokens, offset 0)."""
@@ -101,3 +104,10 @@ class QuantizedLayer(CacheLayerMixin):
 def _scatter(out: Tensor, states: Tensor, positions: Tensor, lengths: Tensor) -> None:
     for b, n in enumerate(lengths.tolist()):
         out[b, :, positions[b, :n].long()] = states[b, :, :n].to(out.dtype)
+
+
+def _foreign(what: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"a cache that {what} needs duotone's own attention; another function asked for dense K "
+        "and V. Leave the model's attention implementation as it is."
+    )

@@ -47,7 +47,7 @@ class LazyStates(Tensor):
         def dense(value: Any) -> Any:
             if not isinstance(value, LazyStates):
                 return value
-            return value.layer.materialize(value.which, value.new)
+            return value.layer.for_foreign(value.which, value.new)
 
         with torch.no_grad():
             args, kwargs = tree_map(dense, (args, kwargs or {}))
