@@ -6,141 +6,29 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 import typer
-from torch import Tensor
 from transformers import LlamaConfig, QuantizedCache
 from typer.testing import CliRunner
 
-import duotone
 from duotone import report
 from duotone.bench import throughput
 from duotone.bench.budget import attempt, check_budget, largest_batch
-from duotone.bench.caches import DenseCache, PackedCache
-from duotone.bench.decode_loop import DecodeLoop
-from duotone.bench.language import LanguageModel
 from duotone.bench.library_cache import LibraryCache, kept_bytes
 from duotone.bench.throughput import Bench, Configuration, run
 from duotone.bench.throughput_rows import ROWS, Row
-from duotone.capacity import allocated_bytes, predict, predict_again
+from duotone.capacity import predict, predict_again
 from duotone.cli import bench_throughput
-from duotone.decoder_shape import SHAPES, DecoderShape, Load
+from duotone.decoder_shape import SHAPES, Load
 from duotone.paper_throughput import CALIBQUANT, tokens_per_s
 from duotone.step_time import WEIGHT_BITS, Machine
 
-CPU = torch.device("cpu")
-TINY = DecoderShape("tiny", 3, 32, 4, 2, 32, 64, 97, element_bytes=4)
-LOAD = Load(visual=70, prompt=20, new=90)
-SPECS = {
-    "minmax": duotone.scheme("minmax", bits=1),
-    "calibquant": duotone.scheme("calibquant"),
-    "kivi": duotone.scheme("kivi", bits=2).replace(recent=16),
-    "mixed": duotone.scheme("kivi", bits=2).replace(
-        recent=16, visual=duotone.scheme("minmax").visual
-    ),
-    "sinks": duotone.scheme("innerq").replace(recent=16, sink=4),
-    "xquant": duotone.scheme("xquant", km=1, vm=1).replace(recent=16),
-    "dense containers": duotone.scheme("dense"),
-}
+from tiny_decoder import CPU, LOAD, SPECS, TINY
 
 
 @pytest.fixture(autouse=True)
 def _no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full collection per attempt takes a second in a process that has loaded everything."""
     monkeypatch.setattr("duotone.bench.budget.gc.collect", lambda: 0)
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    torch.manual_seed(0)
-    return LanguageModel(TINY, CPU, LOAD.tokens)
-
-
-@pytest.mark.parametrize("spec", [None, *SPECS.values()], ids=["16-bit", *SPECS])
-def test_planned_bytes_are_allocated_bytes(spec: duotone.CacheSpec | None) -> None:
-    for load in (LOAD, Load(70, 20, 1), Load(40, 3, 9), Load(33, 60, 200)):
-        if spec is not None and spec.key_norm and load.prompt + load.visual < 60:
-            continue  # too short a prompt to be normalised
-        given = (load, 2, CPU, torch.float32)
-        cache = DenseCache(TINY, *given) if spec is None else PackedCache(TINY, spec, *given)
-        assert cache.nbytes == 2 * allocated_bytes(TINY, spec, load)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("weights", ["w8a8", "w4a8"])
-def test_integer_weights_say_what_their_dequantized_ones_say(weights: str) -> None:
-    """The same model in floating point: its codes times scales, its static quantizers kept."""
-    torch.manual_seed(1)
-    model = LanguageModel(TINY, CPU, LOAD.tokens, weights=weights)
-    prompt = torch.randint(TINY.vocab, (LOAD.visual,))
-    logits = []
-    model._most_likely = lambda normed: logits.append(F.linear(normed, model.head)) or torch.ones(1)
-    model.prefill(prompt, Growing().take)
-    model.linears.product = lambda codes, matrix: (
-        codes.float() * model.linears.scale @ matrix.dequantized().T
-    )
-    model.prefill(prompt, Growing().take)
-    assert logits[0].std() > 0.3
-    torch.testing.assert_close(*logits, rtol=0, atol=1e-3)
-
-
-class Growing:
-    """The same attention by concatenation and softmax: what a cache of 16 bit must equal."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def take(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.states[layer] = (key.clone(), value.clone())
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
-    ) -> Tensor:
-        new = zip(self.states[layer], (key, value), strict=True)
-        self.states[layer] = tuple(torch.cat(pair, 2) for pair in new)
-        key, value = (t.repeat_interleave(2, 1) for t in self.states[layer])
-        return (query @ key.transpose(-1, -2) * sm_scale).softmax(-1) @ value
-
-
-@torch.inference_mode()
-def test_steps_continue_the_prefill(model: LanguageModel) -> None:
-    prompt = torch.randint(TINY.vocab, (LOAD.visual + LOAD.prompt,))
-    reference = Growing()
-    first = model.prefill(prompt, reference.take)
-    cache = DenseCache(TINY, LOAD, 1, CPU, torch.float32)
-    assert torch.equal(first, model.prefill(prompt, cache.take_prompt))
-    ours = theirs = first
-    for step in range(6):
-        cache.jump(step)
-        position = torch.tensor([len(prompt) + step])
-        ours, theirs = model.step(ours, position, cache), model.step(theirs, position, reference)
-        assert torch.equal(ours, theirs)
-    longer = torch.cat([prompt, first])
-    again = Growing()
-    assert torch.equal(model.prefill(longer, again.take), _second(model, prompt, first))
-
-
-def _second(model: LanguageModel, prompt: Tensor, first: Tensor) -> Tensor:
-    reference = Growing()
-    model.prefill(prompt, reference.take)
-    return model.step(first, torch.tensor([len(prompt)]), reference)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", SPECS)
-def test_loop_follows_the_schedule(name: str, model: LanguageModel) -> None:
-    cache = PackedCache(TINY, SPECS[name], LOAD, 2, CPU, torch.float32)
-    query = torch.randn(2, TINY.q_heads, 1, TINY.head_dim)
-    state = torch.randn(2, 2, TINY.kv_heads, 1, TINY.head_dim)
-    assert cache.attend(0, query, *state, 0.1).isfinite().all()
-    loop = DecodeLoop(model, cache, 2, LOAD.visual + LOAD.prompt)
-    loop.capture(0)
-    loop.run(0, 70)
-    walked = [t.clone() for t in (cache.places.dense, cache.places.stream)]
-    assert loop.positions.tolist() == [LOAD.visual + LOAD.prompt + 70] * 2
-    cache.jump(70)
-    for here, there in zip(walked, (cache.places.dense, cache.places.stream), strict=True):
-        assert torch.equal(here, there)
 
 
 def test_largest_batch_is_found_from_any_guess() -> None:

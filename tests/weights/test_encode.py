@@ -21,7 +21,7 @@ def halves(size, rows=7):
     return torch.randn(rows, 2 * size, device=DEVICE).chunk(2, 1)
 
 
-def near(found, wanted, share=2e-2):
+def assert_near(found, wanted, share=2e-2):
     away = (found.codes.int() - wanted.codes.int()).abs()
     assert away.max() <= 1
     assert away.float().mean() < share
@@ -30,6 +30,20 @@ def near(found, wanted, share=2e-2):
         assert found.x0 is None
     else:
         torch.testing.assert_close(found.x0, wanted.x0, rtol=1e-3, atol=1e-3)
+
+
+def test_wrong_codes_are_not_near():
+    right = encode(halves(48)[0], SCALE, 48, plan_hadamard(48), split=True, impl="reference")
+    assert_near(right, right)
+    for name, wrong in (
+        ("codes", right.codes.neg()),
+        ("codes", right.codes.roll(1, 0)),
+        ("codes", right.codes.clamp(max=126) + 1),
+        ("scale", right.scale * 1.1),
+        ("x0", right.x0 + 0.1),
+    ):
+        with pytest.raises(AssertionError):
+            assert_near(right._replace(**{name: wrong}), right)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -53,7 +67,7 @@ def test_one_launch_behind_a_padded_transform(size, signs, split):
     plan = plan_hadamard(size, "pad")
     flips = random_signs(size).float().to(DEVICE) if signs else None
     given = (SCALE, plan.padded, plan, flips, split, "gelu", None if signs else up)
-    near(encode(gate, *given, "triton"), encode(gate, *given, "reference"))
+    assert_near(encode(gate, *given, "triton"), encode(gate, *given, "reference"))
 
 
 @needs_kernels
@@ -63,7 +77,7 @@ def test_one_launch_without_a_transform_and_with_padding(dynamic):
     scale = None if dynamic else SCALE
     given = (scale, 64, None, None, False, "silu", up)
     found = encode(gate, *given, "triton")
-    near(found, encode(gate, *given, "reference"), 5e-3)
+    assert_near(found, encode(gate, *given, "reference"), 5e-3)
     assert found.codes.shape == (7, 64)
     assert not found.codes[:, 63].any()
 
@@ -74,14 +88,14 @@ def test_dynamic_scales_behind_a_transform(split):
     gate, up = halves(48)
     plan = plan_hadamard(48)
     given = (None, 48, plan, None, split, "silu", up)
-    near(encode(gate, *given, "triton"), encode(gate, *given, "reference"))
+    assert_near(encode(gate, *given, "triton"), encode(gate, *given, "reference"))
 
 
 @needs_kernels
 def test_channels_that_are_not_neighbours():
     x = halves(48)[0].T.contiguous().T
     given = (SCALE, 48, plan_hadamard(48))
-    near(encode(x, *given, impl="triton"), encode(x, *given, impl="reference"))
+    assert_near(encode(x, *given, impl="triton"), encode(x, *given, impl="reference"))
 
 
 def test_features_are_padded_to_the_columns():

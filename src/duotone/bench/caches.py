@@ -60,13 +60,10 @@ class BenchCache(Protocol):
         ...
 
 
-class NoCache:
-    """Attention that returns the query: what is left of a step is the model."""
+class Steady:
+    """A cache in which nothing happens between steps."""
 
-    attention, has_stream, captures, nbytes = "none", False, True, 0
-
-    def jump(self, generated: int) -> None:
-        """Nothing is kept."""
+    has_stream, captures = False, True
 
     def is_due(self, step: int) -> bool:
         """Never."""
@@ -76,6 +73,15 @@ class NoCache:
         """Nothing leaves."""
 
     def advance(self) -> None:
+        """A length belongs to a captured graph, or to the cache itself."""
+
+
+class NoCache(Steady):
+    """Attention that returns the query: what is left of a step is the model."""
+
+    attention, nbytes = "none", 0
+
+    def jump(self, generated: int) -> None:
         """Nothing is kept."""
 
     def attend(
@@ -88,14 +94,12 @@ class NoCache:
         """Nothing is kept."""
 
 
-class DenseCache:
+class DenseCache(Steady):
     """16 bit, preallocated; attention reads the tokens that exist and nothing else.
 
     `jump` fixes the length that the next capture sees: one graph per length, as if a server kept
     one for each. That favours this side: no mask, no unused slots, no device-side lengths.
     """
-
-    has_stream, captures = False, True
 
     def __init__(
         self, shape: DecoderShape, load: Load, batch: int, device: torch.device, dtype: torch.dtype
@@ -122,16 +126,6 @@ class DenseCache:
         """The next step writes and reads token `generated` behind the prompt."""
         self.length = self.prompt + generated + 1
         self.at.fill_(self.length - 1)
-
-    def is_due(self, step: int) -> bool:
-        """Never."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing leaves."""
-
-    def advance(self) -> None:
-        """Nothing: the length belongs to the captured graph."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float

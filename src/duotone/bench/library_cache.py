@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duotone.bench.caches import Steady
 from duotone.bench.dense_attention import fastest_attention
 from duotone.decoder_shape import DecoderShape, Load
 
@@ -18,7 +19,7 @@ from duotone.decoder_shape import DecoderShape, Load
 BACKENDS: dict[str, dict[str, int]] = {"quanto": {"nbits": 2}, "fp8": {}}
 
 
-class LibraryCache:
+class LibraryCache(Steady):
     """`transformers.QuantizedCache` of a batch in the middle of its generation, where it stays.
 
     It quantizes everything anew whenever its window is full, each 128 tokens; steps between that
@@ -26,7 +27,7 @@ class LibraryCache:
     Errors: ValueError for a backend that is not in BACKENDS; ImportError if it is not installed.
     """
 
-    has_stream, captures = False, False
+    captures = False
 
     def __init__(
         self,
@@ -71,16 +72,6 @@ class LibraryCache:
 
     def jump(self, generated: int) -> None:
         """It stays where it is."""
-
-    def is_due(self, step: int) -> bool:
-        """Never: it requantizes by itself."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing leaves."""
-
-    def advance(self) -> None:
-        """It grows by itself."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
