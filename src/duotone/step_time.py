@@ -37,7 +37,8 @@ class Machine:
     shared_share: of packed groups whose codes layers share, which come in pieces.
     wide_share: what is left of span and segment where kv heads have more than four q heads.
 
-    Fitted to the measurements in results/throughput, of one H200.
+    Fitted to the measurements in results/throughput, of one H200; but the two of integers are
+    estimates, until rows with quantized weights have been measured.
     """
 
     copy_bytes_per_s: float = 4.25e12
