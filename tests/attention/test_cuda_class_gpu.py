@@ -220,6 +220,10 @@ TINY = {
 }
 
 
+# Relative RMS: kernels find levels but for a last bit, and of turned values a code may flip.
+LEVEL_ERROR, TURNED_ERROR = 1e-3, 2e-2
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_a_cache_lays_them_out_and_does_what_caches_do(name) -> None:
     loaded = load(None, "cuda", torch.float32)
@@ -240,6 +244,7 @@ def test_a_cache_lays_them_out_and_does_what_caches_do(name) -> None:
             got, expected = (
                 getattr(x.store.visual.canonical(), which).dequantize() for x in (ours, theirs)
             )
-            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+            error = float((got - expected).norm() / expected.norm())
+            assert error < (TURNED_ERROR if name == "rotated" else LEVEL_ERROR), error
     used, plain = (caches[impl].memory().total_bytes for impl in ("cuda", "reference"))
     assert used <= 1.2 * plain
