@@ -1,0 +1,327 @@
+"""The online Hadamard with a base matrix H_m on tensor cores, to codes or dense.
+
+A unit, one block of m * p channels of a row, is a matrix X [m, p] and becomes H_m X H_p. Powers of
+two above 128 are folded into the base, H_m (x) H_(p / 128), so that p <= 128. The base is a table
+on the device, padded with zeros, so that nothing about it needs masks.
+
+Matrices of +-1 are exact in 16 bit, and sums are fp32. What lies between the two products is
+rounded: to fp16 in units of the code, 11 bits, or to a sum of bf16 parts, 8 bits each.
+"""
+
+# ruff: noqa: D103
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from duotone.weights.hadamard_bases import sylvester as sylvester_matrix
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
+from duotone.weights.kernels.triton_rows import rounded_codes
+from duotone.weights.kernels.triton_sylvester import dot, dot_in_parts, load_rows, sylvester
+from duotone.weights.kernels.triton_unpack import ASM
+
+# Columns of the second product, at most; more are folded into the base.
+_MOST_COLUMNS = 128
+# Rows of a tile, as a warp group's product has.
+_TILE = 64
+_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """One launch: warps; stages of the base's tiles in flight; programs per multiprocessor."""
+
+    warps: int = 8
+    stages: int = 1
+    per_sm: int = 2
+
+
+@dataclass(frozen=True)
+class ColumnsConfig:
+    """Behind a launch of Sylvester's part: columns and warps of a program."""
+
+    columns: int = 16
+    warps: int = 4
+
+
+@triton.jit
+def _load_tile(
+    x,
+    up,
+    first,
+    left,
+    T: tl.constexpr,
+    M: tl.constexpr,
+    B: tl.constexpr,
+    P: tl.constexpr,
+    PADDED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    # rows first ... first + T of the unit [M, P] at x, [T, B]; left: channels from there on
+    o_m, o_p = first + tl.arange(0, T), tl.arange(0, B)
+    o = o_m[:, None] * P + o_p[None, :]
+    m = (o_m < M)[:, None] & (o_p < P)[None, :]
+    if PADDED:
+        # channels that are not left are zeros that nobody stored
+        m = m & (o < left)
+    return load_rows(x, up, o, m, ACTIVATION, o)
+
+
+@triton.jit
+def _base_product(
+    base, b_x, b_y, o_t, chunk, T: tl.constexpr, K: tl.constexpr, ASM: tl.constexpr
+):
+    # adds what rows chunk * T ... of the unit give
+    o_k = chunk * T + tl.arange(0, T)
+    return dot(tl.load(base + o_t[:, None] * K + o_k[None, :]), b_x, b_y, ASM)
+
+
+@triton.jit
+def _store(b_y, y, x0, i_row, o, length, m, b_scale, CODES: tl.constexpr):
+    # b_y: of a row of `length` channels those at o, divided by b_scale
+    if x0 is not None:
+        # channel 0 of a row stays out of the codes
+        is_0 = o == 0
+        tl.store(x0 + i_row + tl.zeros_like(o), b_y * b_scale, mask=m & is_0)
+        b_y = tl.where(is_0, 0.0, b_y)
+    p_y = y + i_row * length + o
+    if CODES:
+        tl.store(p_y, rounded_codes(b_y), mask=m)
+    else:
+        tl.store(p_y, b_y.to(y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def base_kernel(
+    x,
+    up,
+    base,
+    scale,
+    y,
+    x0,
+    units,
+    blocks,
+    columns,
+    x_stride,
+    up_stride,
+    scale_stride,
+    norm,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    TILES: tl.constexpr,
+    T: tl.constexpr,
+    B: tl.constexpr,
+    P: tl.constexpr,
+    PADDED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    h_p = sylvester(B, P).to(tl.bfloat16 if scale is None else tl.float16)
+    o_p = tl.arange(0, B)
+    for i_unit in tl.range(tl.program_id(0), units, tl.num_programs(0), num_stages=1):
+        i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
+        left, x_unit, up_unit = columns - i_first, x + i_row * x_stride + i_first, up
+        if up is not None:
+            up_unit = up + i_row * up_stride + i_first
+        b_x0 = _load_tile(x_unit, up_unit, 0, left, T, M, B, P, PADDED, ACTIVATION)
+        if TILES > 1:
+            b_x1 = _load_tile(x_unit, up_unit, T, left, T, M, B, P, PADDED, ACTIVATION)
+        if TILES > 2:
+            b_x2 = _load_tile(x_unit, up_unit, 2 * T, left, T, M, B, P, PADDED, ACTIVATION)
+        if TILES > 3:
+            b_x3 = _load_tile(x_unit, up_unit, 3 * T, left, T, M, B, P, PADDED, ACTIVATION)
+        b_scale = 1.0 if scale is None else tl.load(scale + i_row * scale_stride)
+        for i_tile in tl.range(0, TILES, num_stages=STAGES):
+            o_t = i_tile * T + tl.arange(0, T)
+            b_0 = tl.zeros([T, B], tl.float32)
+            b_y = _base_product(base, b_x0, b_0, o_t, 0, T, K, ASM)
+            if TILES > 1:
+                b_y = _base_product(base, b_x1, b_y, o_t, 1, T, K, ASM)
+            if TILES > 2:
+                b_y = _base_product(base, b_x2, b_y, o_t, 2, T, K, ASM)
+            if TILES > 3:
+                b_y = _base_product(base, b_x3, b_y, o_t, 3, T, K, ASM)
+            if scale is None:
+                b_y = dot_in_parts(b_y * norm, h_p, 2, False, ASM)
+            else:
+                # beyond that range all codes of these sums are at their ends anyway
+                b_y = tl.minimum(tl.maximum(b_y * (norm / b_scale), -60000.0), 60000.0)
+                b_y = dot(b_y.to(tl.float16), h_p, b_0, ASM)
+            o = i_first + o_t[:, None] * P + o_p[None, :]
+            m = (o_t < M)[:, None] & (o_p < P)[None, :]
+            length = blocks * (M * P)
+            _store(b_y, y, x0, i_row, o, length, m, b_scale, scale is not None)
+
+
+@triton.jit
+def columns_kernel(
+    x,
+    base,
+    scale,
+    y,
+    x0,
+    blocks,
+    scale_stride,
+    norm,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    T: tl.constexpr,
+    P: tl.constexpr,
+    W: tl.constexpr,
+    PARTS: tl.constexpr,
+    ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    # W columns of a tile of T rows of a unit, whose columns are transformed already
+    start_next(OVERLAP)
+    o_t, o_k = tl.program_id(1) * T + tl.arange(0, T), tl.arange(0, K)
+    b_h = tl.load(base + o_t[:, None] * K + o_k[None, :])
+    wait_for_previous(OVERLAP)
+    i_unit, o_p = tl.program_id(0), tl.program_id(2) * W + tl.arange(0, W)
+    i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
+    x += i_unit.to(tl.int64) * (M * P)
+    m_x = (o_k < M)[:, None] & (o_p < P)[None, :]
+    b_x = tl.load(x + o_k[:, None] * P + o_p[None, :], mask=m_x, other=0.0)
+    b_scale = 1.0 if scale is None else tl.load(scale + i_row * scale_stride)
+    b_y = dot_in_parts(b_x, b_h, PARTS, True, ASM) * (norm / b_scale)
+    o = i_first + o_t[:, None] * P + o_p[None, :]
+    m = (o_t < M)[:, None] & (o_p < P)[None, :]
+    _store(b_y, y, x0, i_row, o, blocks * (M * P), m, b_scale, scale is not None)
+
+
+def base_units(
+    x: Tensor,
+    y: Tensor,
+    x0: Tensor | None,
+    blocks: int,
+    base: Tensor,
+    rows: int,
+    p: int,
+    norm: float,
+    scale: Tensor | None,
+    config: BaseConfig,
+    *,
+    up: Tensor | None = None,
+    activation: str | None = None,
+) -> None:
+    """Launch of x [tokens, up to blocks * rows * p], 16 bit, `rows` and p as `folded` gives them.
+
+    y [tokens, blocks * rows * p]: codes with a scale, else in a floating type.
+    """
+    (tokens, columns), units = x.shape, len(x) * blocks
+    table = base_table(base, rows, x.dtype)
+    overlap = overlaps(x.device)
+    base_kernel[(min(units, config.per_sm * _multiprocessors(x.device)),)](
+        x,
+        up,
+        table,
+        scale,
+        y,
+        x0,
+        units,
+        blocks,
+        columns,
+        x.stride(0),
+        0 if up is None else up.stride(0),
+        0 if scale is None or scale.numel() == 1 else 1,
+        norm,
+        M=rows,
+        K=table.shape[1],
+        TILES=len(table) // _TILE,
+        T=_TILE,
+        B=max(16, p),
+        P=p,
+        PADDED=columns < y.shape[1],
+        ACTIVATION=activation,
+        STAGES=config.stages,
+        ASM=ASM,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
+        num_warps=config.warps,
+    )
+
+
+def base_columns(
+    x: Tensor,
+    y: Tensor,
+    x0: Tensor | None,
+    blocks: int,
+    base: Tensor,
+    rows: int,
+    p: int,
+    norm: float,
+    scale: Tensor | None,
+    parts: int,
+    config: ColumnsConfig,
+) -> None:
+    """Launch of the base's part alone: x fp32 [tokens, blocks * rows * p], contiguous.
+
+    parts: of 8 bits each, that x is rounded to.
+    """
+    table = base_table(base, rows, torch.bfloat16)
+    overlap = overlaps(x.device)
+    grid = len(x) * blocks, len(table) // _TILE, triton.cdiv(p, config.columns)
+    columns_kernel[grid](
+        x,
+        table,
+        scale,
+        y,
+        x0,
+        blocks,
+        0 if scale is None or scale.numel() == 1 else 1,
+        norm,
+        M=rows,
+        K=table.shape[1],
+        T=_TILE,
+        P=p,
+        W=config.columns,
+        PARTS=parts,
+        ASM=ASM,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
+        num_warps=config.warps,
+    )
+
+
+def folded(m: int, p: int) -> tuple[int, int]:
+    """(rows, p): the unit [m, p] as a matrix of at most 128 columns; both hold the same order."""
+    columns = min(p, _MOST_COLUMNS)
+    return m * (p // columns), columns
+
+
+def base_table(base: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """H_m (x) H_(rows / m), in whole tiles of rows and a power of two of columns, zeros beyond.
+
+    Kept as long as `base` [m, m] is. Errors: RuntimeError if it is new while a CUDA graph is
+    captured.
+    """
+    kept = _tables.setdefault(base, {})
+    if (rows, dtype) not in kept:
+        if base.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"the table of a Hadamard base [{rows}, {rows}] must exist before a CUDA graph is "
+                "captured; run the same call once before the capture"
+            )
+        power = sylvester_matrix(rows // len(base)).to(base.device)
+        whole = torch.kron(base.to(power), power)
+        size = triton.cdiv(rows, _TILE) * _TILE, max(_TILE, triton.next_power_of_2(rows))
+        made = torch.zeros(size, dtype=dtype, device=base.device)
+        made[:rows, :rows] = whole
+        kept[rows, dtype] = made
+    return kept[rows, dtype]
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """A CPU interprets programs one by one."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
