@@ -36,9 +36,9 @@ _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class BaseConfig:
     """One launch: warps; stages of the base's tiles in flight; programs per multiprocessor."""
 
-    warps: int = 8
+    warps: int = 4
     stages: int = 1
-    per_sm: int = 2
+    per_sm: int = 3
 
 
 @dataclass(frozen=True)
@@ -73,27 +73,48 @@ def _load_tile(
 
 
 @triton.jit
-def _base_product(
-    base, b_x, b_y, o_t, chunk, T: tl.constexpr, K: tl.constexpr, ASM: tl.constexpr
-):
+def _base_product(base, b_x, b_y, o_t, chunk, T: tl.constexpr, K: tl.constexpr, ASM: tl.constexpr):
     # adds what rows chunk * T ... of the unit give
     o_k = chunk * T + tl.arange(0, T)
     return dot(tl.load(base + o_t[:, None] * K + o_k[None, :]), b_x, b_y, ASM)
 
 
 @triton.jit
-def _store(b_y, y, x0, i_row, o, length, m, b_scale, CODES: tl.constexpr):
-    # b_y: of a row of `length` channels those at o, divided by b_scale
+def _store(b_y, y, x0, i_row, first, o, length, m, b_scale, CODES: tl.constexpr):
+    # b_y: of a row of `length` channels those at first + o, divided by b_scale
+    o += first
     if x0 is not None:
         # channel 0 of a row stays out of the codes
         is_0 = o == 0
-        tl.store(x0 + i_row + tl.zeros_like(o), b_y * b_scale, mask=m & is_0)
+        if first == 0:
+            b_0 = tl.sum(tl.sum(tl.where(is_0, b_y, 0.0), 1), 0)
+            tl.store(x0 + i_row, b_0 * b_scale)
         b_y = tl.where(is_0, 0.0, b_y)
     p_y = y + i_row * length + o
     if CODES:
         tl.store(p_y, rounded_codes(b_y), mask=m)
     else:
         tl.store(p_y, b_y.to(y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _halves(b_y, H: tl.constexpr):
+    # columns [.., 2, H / 2] -> sum and difference of the two, [T, H] each
+    T: tl.constexpr = b_y.shape[0]
+    b_y = tl.permute(tl.reshape(b_y, [T, 2, 2, H // 2]), [0, 1, 3, 2])
+    first, second = tl.split(tl.reshape(b_y, [T, H, 2]))
+    return first + second, first - second
+
+
+@triton.jit
+def _second_product(b_y, h_p, CODES: tl.constexpr, ASM: tl.constexpr):
+    if CODES:
+        # beyond that range all codes of these sums are at their ends anyway
+        b_y = tl.minimum(tl.maximum(b_y, -60000.0), 60000.0).to(tl.float16)
+        b_y = dot(b_y, h_p, tl.zeros([b_y.shape[0], h_p.shape[1]], tl.float32), ASM)
+    else:
+        b_y = dot_in_parts(b_y, h_p, 2, False, ASM)
+    return b_y
 
 
 @triton.jit
@@ -125,8 +146,13 @@ def base_kernel(
 ):
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
-    h_p = sylvester(B, P).to(tl.bfloat16 if scale is None else tl.float16)
-    o_p = tl.arange(0, B)
+    # of 128 columns one factor of 2 is a sum and a difference, which need no tensor core
+    CODES: tl.constexpr = scale is not None
+    H: tl.constexpr = min(B, 64)
+    h_p = sylvester(H, min(P, H)).to(tl.float16 if CODES else tl.bfloat16)
+    o_h = tl.arange(0, H)
+    if B == 2 * H:
+        o_h += o_h // (H // 2) * (H // 2)
     for i_unit in tl.range(tl.program_id(0), units, tl.num_programs(0), num_stages=1):
         i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
         left, x_unit, up_unit = columns - i_first, x + i_row * x_stride + i_first, up
@@ -150,16 +176,17 @@ def base_kernel(
                 b_y = _base_product(base, b_x2, b_y, o_t, 2, T, K, ASM)
             if TILES > 3:
                 b_y = _base_product(base, b_x3, b_y, o_t, 3, T, K, ASM)
-            if scale is None:
-                b_y = dot_in_parts(b_y * norm, h_p, 2, False, ASM)
-            else:
-                # beyond that range all codes of these sums are at their ends anyway
-                b_y = tl.minimum(tl.maximum(b_y * (norm / b_scale), -60000.0), 60000.0)
-                b_y = dot(b_y.to(tl.float16), h_p, b_0, ASM)
-            o = i_first + o_t[:, None] * P + o_p[None, :]
-            m = (o_t < M)[:, None] & (o_p < P)[None, :]
+            b_y *= norm / b_scale
             length = blocks * (M * P)
-            _store(b_y, y, x0, i_row, o, length, m, b_scale, scale is not None)
+            m_t = (o_t < M)[:, None] & (o_h < P)[None, :]
+            first = i_first + i_tile * (T * P)
+            o = tl.arange(0, T)[:, None] * P + o_h[None, :]
+            if B == 2 * H:
+                b_y, b_z = _halves(b_y, H)
+                b_z = _second_product(b_z, h_p, CODES, ASM)
+                _store(b_z, y, None, i_row, first, o + H // 2, length, m_t, b_scale, CODES)
+            b_y = _second_product(b_y, h_p, CODES, ASM)
+            _store(b_y, y, x0, i_row, first, o, length, m_t, b_scale, CODES)
 
 
 @triton.jit
@@ -193,9 +220,10 @@ def columns_kernel(
     b_x = tl.load(x + o_k[:, None] * P + o_p[None, :], mask=m_x, other=0.0)
     b_scale = 1.0 if scale is None else tl.load(scale + i_row * scale_stride)
     b_y = dot_in_parts(b_x, b_h, PARTS, True, ASM) * (norm / b_scale)
-    o = i_first + o_t[:, None] * P + o_p[None, :]
+    first = i_first + tl.program_id(1) * (T * P) + tl.program_id(2) * W
+    o = tl.arange(0, T)[:, None] * P + tl.arange(0, W)[None, :]
     m = (o_t < M)[:, None] & (o_p < P)[None, :]
-    _store(b_y, y, x0, i_row, o, blocks * (M * P), m, b_scale, scale is not None)
+    _store(b_y, y, x0, i_row, first, o, blocks * (M * P), m, b_scale, scale is not None)
 
 
 def base_units(

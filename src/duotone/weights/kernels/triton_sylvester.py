@@ -167,6 +167,9 @@ def sylvester_rows(
     a, b = factors(p)
     units = tokens * blocks
     rows = _units_at_once(units, a, b)
+    if x.dtype == torch.float32 and a == 1:
+        # a warp group's product reads H_b, for all parts of x, from shared memory
+        rows = 64
     overlap = overlaps(x.device)
     sylvester_kernel[(triton.cdiv(units, rows),)](
         x,
@@ -190,7 +193,7 @@ def sylvester_rows(
         ASM=ASM,
         OVERLAP=overlap,
         launch_pdl=overlap,
-        num_warps=4 if rows * a * b <= 8192 else 8,
+        num_warps=4 if rows * a * b * x.element_size() <= 16384 else 8,
     )
 
 
