@@ -98,7 +98,7 @@ def test_both_ways_of_a_base(size: tuple, few: bool) -> None:
     [(torch.float32, 1e-6), (torch.float16, 4e-4), (torch.bfloat16, 4e-3)],
     ids=["fp32", "fp16", "bf16"],
 )
-@pytest.mark.parametrize("tokens", [1, 100])
+@pytest.mark.parametrize("tokens", [1, 65])
 def test_the_dense_transform_is_rounded_once(
     dtype: torch.dtype, tolerance: float, tokens: int
 ) -> None:
@@ -122,23 +122,6 @@ def test_values_far_beyond_the_scale_saturate() -> None:
     codes, _ = hadamard_rows(x, 1, base, 16, **given)
     wanted = hadamard_reference(x.double(), 1, base, 16).sign() * 127
     assert torch.equal(codes.double(), wanted)
-
-
-@needs_kernels
-def test_a_table_lives_as_long_as_its_base() -> None:
-    from duotone.weights.kernels import triton_hadamard_base as module
-
-    base = random_signs(12)
-    table = module.base_table(base, 24, torch.float16)
-    assert module.base_table(base, 24, torch.float16) is table
-    assert table.shape == (64, 64)
-    assert not table[24:].any()
-    assert not table[:, 24:].any()
-    assert torch.equal(table[:24, :24].cpu(), torch.kron(base.cpu(), sylvester(2)).half())
-    # as large, at what may be the same address
-    kept = len(module._tables)
-    del base
-    assert len(module._tables) == kept - 1
 
 
 def test_clear_refusals() -> None:

@@ -9,17 +9,17 @@ in many small programs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from duotone.weights.kernels.hadamard_table import folded
 from duotone.weights.kernels.triton_hadamard_base import (
     BaseConfig,
     ColumnsConfig,
     base_columns,
     base_units,
-    folded,
 )
 from duotone.weights.kernels.triton_sylvester import sylvester_rows
 
@@ -29,8 +29,8 @@ class HadamardConfig:
     """few_units: up to how many (a block of a row each) two launches are faster than one."""
 
     few_units: int = 64
-    many: BaseConfig = BaseConfig()
-    few: ColumnsConfig = ColumnsConfig()
+    many: BaseConfig = field(default_factory=BaseConfig)
+    few: ColumnsConfig = field(default_factory=ColumnsConfig)
 
 
 DEFAULT = HadamardConfig()

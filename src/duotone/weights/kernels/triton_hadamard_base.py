@@ -17,19 +17,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
-from duotone.weights.hadamard_bases import sylvester as sylvester_matrix
+from duotone.weights.kernels.hadamard_table import TILE, base_table
 from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_rows import rounded_codes
 from duotone.weights.kernels.triton_sylvester import dot, dot_in_parts, load_rows, sylvester
 from duotone.weights.kernels.triton_unpack import ASM
-
-# Columns of the second product, at most; more are folded into the base.
-_MOST_COLUMNS = 128
-# Rows of a tile, as a warp group's product has.
-_TILE = 64
-_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -245,7 +238,7 @@ def base_units(
 
     y [tokens, blocks * rows * p]: codes with a scale, else in a floating type.
     """
-    (tokens, columns), units = x.shape, len(x) * blocks
+    columns, units = x.shape[1], len(x) * blocks
     table = base_table(base, rows, x.dtype)
     overlap = overlaps(x.device)
     base_kernel[(min(units, config.per_sm * _multiprocessors(x.device)),)](
@@ -264,8 +257,8 @@ def base_units(
         norm,
         M=rows,
         K=table.shape[1],
-        TILES=len(table) // _TILE,
-        T=_TILE,
+        TILES=len(table) // TILE,
+        T=TILE,
         B=max(16, p),
         P=p,
         PADDED=columns < y.shape[1],
@@ -297,7 +290,7 @@ def base_columns(
     """
     table = base_table(base, rows, torch.bfloat16)
     overlap = overlaps(x.device)
-    grid = len(x) * blocks, len(table) // _TILE, triton.cdiv(p, config.columns)
+    grid = len(x) * blocks, len(table) // TILE, triton.cdiv(p, config.columns)
     columns_kernel[grid](
         x,
         table,
@@ -309,7 +302,7 @@ def base_columns(
         norm,
         M=rows,
         K=table.shape[1],
-        T=_TILE,
+        T=TILE,
         P=p,
         W=config.columns,
         PARTS=parts,
@@ -318,34 +311,6 @@ def base_columns(
         launch_pdl=overlap,
         num_warps=config.warps,
     )
-
-
-def folded(m: int, p: int) -> tuple[int, int]:
-    """(rows, p): the unit [m, p] as a matrix of at most 128 columns; both hold the same order."""
-    columns = min(p, _MOST_COLUMNS)
-    return m * (p // columns), columns
-
-
-def base_table(base: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """H_m (x) H_(rows / m), in whole tiles of rows and a power of two of columns, zeros beyond.
-
-    Kept as long as `base` [m, m] is. Errors: RuntimeError if it is new while a CUDA graph is
-    captured.
-    """
-    kept = _tables.setdefault(base, {})
-    if (rows, dtype) not in kept:
-        if base.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"the table of a Hadamard base [{rows}, {rows}] must exist before a CUDA graph is "
-                "captured; run the same call once before the capture"
-            )
-        power = sylvester_matrix(rows // len(base)).to(base.device)
-        whole = torch.kron(base.to(power), power)
-        size = triton.cdiv(rows, _TILE) * _TILE, max(_TILE, triton.next_power_of_2(rows))
-        made = torch.zeros(size, dtype=dtype, device=base.device)
-        made[:rows, :rows] = whole
-        kept[rows, dtype] = made
-    return kept[rows, dtype]
 
 
 def _multiprocessors(device: torch.device) -> int:
