@@ -20,7 +20,8 @@ from duotone.weights.kernels.configs import one
 from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
 from duotone.weights.kernels.triton_gemv import GemvConfig, gemv
 from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
-from duotone.weights.kernels.triton_hadamard_base import BaseConfig, ColumnsConfig
+from duotone.weights.kernels.triton_hadamard_base import BaseConfig
+from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig
 from duotone.weights.kernels.triton_scratch import unpacked_times_16
 from duotone.weights.kernels.triton_split import SplitConfig, split_linear
 from duotone.weights.linear import linear_float, linear_int

@@ -156,6 +156,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
         triton_gemm,
         triton_gemv,
         triton_hadamard_base,
+        triton_hadamard_columns,
         triton_rows,
         triton_split,
         triton_sylvester,
@@ -164,7 +165,8 @@ def compile_all() -> dict[str, dict[str, Any]]:
     import mquant_attention
 
     modules = (triton_gemm, triton_gemv, triton_split)
-    modules += (triton_rows, triton_sylvester, triton_hadamard_base, mquant_attention)
+    modules += (triton_rows, triton_sylvester, triton_hadamard_base, triton_hadamard_columns)
+    modules += (mquant_attention,)
     found = {}
     for name, run in launches().items():
         kernel = name.split(",")[0]

@@ -124,6 +124,12 @@ def test_values_far_beyond_the_scale_saturate() -> None:
     assert torch.equal(codes.double(), wanted)
 
 
+@needs_kernels
+def test_a_base_without_a_kernel_takes_the_reference() -> None:
+    base, x = random_signs(260), torch.randn(2, 1040, device=DEVICE)
+    assert torch.equal(hadamard(x, 1, base, 4, "triton"), hadamard(x, 1, base, 4, "reference"))
+
+
 def test_clear_refusals() -> None:
     x = torch.randn(2, 48)
     with pytest.raises(ValueError, match="power of two"):

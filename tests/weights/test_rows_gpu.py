@@ -9,7 +9,8 @@ from duotone.weights.quantize_rows import ACTIVATIONS, norm_quantize, quantize, 
 pytest.importorskip("triton", reason="the kernels need triton")
 
 from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
-from duotone.weights.kernels.triton_hadamard_base import BaseConfig, ColumnsConfig
+from duotone.weights.kernels.triton_hadamard_base import BaseConfig
+from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,12 +15,8 @@ import torch
 from torch import Tensor
 
 from duotone.weights.kernels.hadamard_table import folded
-from duotone.weights.kernels.triton_hadamard_base import (
-    BaseConfig,
-    ColumnsConfig,
-    base_columns,
-    base_units,
-)
+from duotone.weights.kernels.triton_hadamard_base import BaseConfig, base_units
+from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig, base_columns
 from duotone.weights.kernels.triton_sylvester import sylvester_rows
 
 

@@ -34,14 +34,6 @@ class BaseConfig:
     per_sm: int = 3
 
 
-@dataclass(frozen=True)
-class ColumnsConfig:
-    """Behind a launch of Sylvester's part: columns and warps of a program."""
-
-    columns: int = 16
-    warps: int = 4
-
-
 @triton.jit
 def _load_tile(
     x,
@@ -73,7 +65,7 @@ def _base_product(base, b_x, b_y, o_t, chunk, T: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def _store(b_y, y, x0, i_row, first, o, length, m, b_scale, CODES: tl.constexpr):
+def store_result(b_y, y, x0, i_row, first, o, length, m, b_scale, CODES: tl.constexpr):
     # b_y: of a row of `length` channels those at first + o, divided by b_scale
     o += first
     if x0 is not None:
@@ -177,46 +169,9 @@ def base_kernel(
             if B == 2 * H:
                 b_y, b_z = _halves(b_y, H)
                 b_z = _second_product(b_z, h_p, CODES, ASM)
-                _store(b_z, y, None, i_row, first, o + H // 2, length, m_t, b_scale, CODES)
+                store_result(b_z, y, None, i_row, first, o + H // 2, length, m_t, b_scale, CODES)
             b_y = _second_product(b_y, h_p, CODES, ASM)
-            _store(b_y, y, x0, i_row, first, o, length, m_t, b_scale, CODES)
-
-
-@triton.jit
-def columns_kernel(
-    x,
-    base,
-    scale,
-    y,
-    x0,
-    blocks,
-    scale_stride,
-    norm,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    T: tl.constexpr,
-    P: tl.constexpr,
-    W: tl.constexpr,
-    PARTS: tl.constexpr,
-    ASM: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    # W columns of a tile of T rows of a unit, whose columns are transformed already
-    start_next(OVERLAP)
-    o_t, o_k = tl.program_id(1) * T + tl.arange(0, T), tl.arange(0, K)
-    b_h = tl.load(base + o_t[:, None] * K + o_k[None, :])
-    wait_for_previous(OVERLAP)
-    i_unit, o_p = tl.program_id(0), tl.program_id(2) * W + tl.arange(0, W)
-    i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
-    x += i_unit.to(tl.int64) * (M * P)
-    m_x = (o_k < M)[:, None] & (o_p < P)[None, :]
-    b_x = tl.load(x + o_k[:, None] * P + o_p[None, :], mask=m_x, other=0.0)
-    b_scale = 1.0 if scale is None else tl.load(scale + i_row * scale_stride)
-    b_y = dot_in_parts(b_x, b_h, PARTS, True, ASM) * (norm / b_scale)
-    first = i_first + tl.program_id(1) * (T * P) + tl.program_id(2) * W
-    o = tl.arange(0, T)[:, None] * P + tl.arange(0, W)[None, :]
-    m = (o_t < M)[:, None] & (o_p < P)[None, :]
-    _store(b_y, y, x0, i_row, first, o, blocks * (M * P), m, b_scale, scale is not None)
+            store_result(b_y, y, x0, i_row, first, o, length, m_t, b_scale, CODES)
 
 
 def base_units(
@@ -264,48 +219,6 @@ def base_units(
         PADDED=columns < y.shape[1],
         ACTIVATION=activation,
         STAGES=config.stages,
-        ASM=ASM,
-        OVERLAP=overlap,
-        launch_pdl=overlap,
-        num_warps=config.warps,
-    )
-
-
-def base_columns(
-    x: Tensor,
-    y: Tensor,
-    x0: Tensor | None,
-    blocks: int,
-    base: Tensor,
-    rows: int,
-    p: int,
-    norm: float,
-    scale: Tensor | None,
-    parts: int,
-    config: ColumnsConfig,
-) -> None:
-    """Launch of the base's part alone: x fp32 [tokens, blocks * rows * p], contiguous.
-
-    parts: of 8 bits each, that x is rounded to.
-    """
-    table = base_table(base, rows, torch.bfloat16)
-    overlap = overlaps(x.device)
-    grid = len(x) * blocks, len(table) // TILE, triton.cdiv(p, config.columns)
-    columns_kernel[grid](
-        x,
-        table,
-        scale,
-        y,
-        x0,
-        blocks,
-        0 if scale is None or scale.numel() == 1 else 1,
-        norm,
-        M=rows,
-        K=table.shape[1],
-        T=TILE,
-        P=p,
-        W=config.columns,
-        PARTS=parts,
         ASM=ASM,
         OVERLAP=overlap,
         launch_pdl=overlap,
