@@ -98,8 +98,8 @@ def reference(kind: str, c: cases.Linear) -> Tensor:
 
 def hadamard_trials() -> Iterator[Trial]:
     """Activation, online Hadamard and codes: one launch, or two of small programs."""
-    many = [(4, 1, 3), (8, 1, 2), (4, 2, 2), (8, 1, 1), (4, 1, 2), (8, 2, 1), (4, 3, 1)]
-    few = [(16, 4), (32, 4), (16, 2), (32, 8), (64, 4)]
+    many = [(4, 1, 3), (8, 1, 2), (4, 2, 2), (4, 1, 4), (8, 1, 1), (4, 1, 2), (8, 2, 1), (4, 3, 1)]
+    few = [(16, 4), (32, 4), (32, 8), (64, 4), (16, 8)]
     one_launch = [HadamardConfig(0, many=BaseConfig(*each)) for each in many]
     two = [HadamardConfig(1 << 30, few=ColumnsConfig(*each)) for each in few]
     for single, double in zip_longest(one_launch, two):
