@@ -19,15 +19,22 @@ from duotone.provenance import stamp
 from duotone.weights.kernels.configs import one
 from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
 from duotone.weights.kernels.triton_gemv import GemvConfig, gemv
+from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
+from duotone.weights.kernels.triton_hadamard_base import BaseConfig
+from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig
 from duotone.weights.kernels.triton_scratch import unpacked_times_16
 from duotone.weights.kernels.triton_split import SplitConfig, split_linear
 from duotone.weights.linear import linear_float, linear_int
+from duotone.weights.online_hadamard import hadamard_quantize
 from duotone.weights.packed_weight import PackedWeight
 
 import mquant_cases as cases
 
 REPEATS = 5
 NAMES = ("gate_up", "down", "qkv")
+# fc2 of Qwen2-VL's vision tower: no gate before it.
+FC2 = (1280, 5120, "quick_gelu")
+PREPARE = "prepare static"
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,16 @@ class Trial:
     config: Any
 
 
+def shape_of(name: str) -> tuple[int, int, str]:
+    """(out, in) of a linear, and what makes its input."""
+    return FC2 if name == "fc2" else cases.LINEARS[name]
+
+
 def launch(trial: Trial, c: cases.Linear) -> Tensor:
     """The kernel that is tried."""
+    if trial.kind == PREPARE:
+        x, given = before_hadamard(c)
+        return hadamard_rows(x, *cases.transform(c.ins), config=trial.config, **given)[0]
     weight, ends = weight_of(trial.kind, c), (None, None, torch.bfloat16, trial.config)
     if trial.kind == "w8a8":
         return gemm_w8a8(c.codes, c.rows, weight.codes, weight, *ends)
@@ -53,6 +68,14 @@ def launch(trial: Trial, c: cases.Linear) -> Tensor:
     return run_kernel(c.codes, c.rows, weight, *ends)
 
 
+def before_hadamard(c: cases.Linear) -> tuple[Tensor, dict[str, Any]]:
+    """What stands before the codes of a transformed input."""
+    if c.before != "gate":
+        return c.x, {"scale": c.rows, "activation": c.before}
+    gate, up = c.x.chunk(2, 1)
+    return gate, {"scale": c.rows, "activation": "silu", "up": up}
+
+
 def weight_of(kind: str, c: cases.Linear) -> PackedWeight:
     """The weight that this kind multiplies with."""
     if "g128" in kind or kind.startswith("w4a16"):
@@ -62,11 +85,29 @@ def weight_of(kind: str, c: cases.Linear) -> PackedWeight:
 
 def reference(kind: str, c: cases.Linear) -> Tensor:
     """What it must give."""
+    if kind == PREPARE:
+        x, given = before_hadamard(c)
+        sizes = cases.transform(c.ins)
+        return hadamard_quantize(x, given.pop("scale"), *sizes, impl="reference", **given)[0].codes
     weight = weight_of(kind, c)
     if kind == "w4a16 split":
         return linear_float(c.input, weight, impl="reference")
     impl = "int_mm" if kind == "w8a8" else "reference"
     return linear_int(c.codes, c.rows, weight, impl=impl)
+
+
+def hadamard_trials() -> Iterator[Trial]:
+    """Activation, online Hadamard and codes: one launch, or two of small programs."""
+    many = [(4, 1, 3), (8, 1, 2), (4, 2, 2), (4, 1, 4), (8, 1, 1), (4, 1, 2), (8, 2, 1), (4, 3, 1)]
+    few = [(16, 4), (32, 4), (32, 8), (64, 4), (16, 8)]
+    one_launch = [HadamardConfig(0, many=BaseConfig(*each)) for each in many]
+    two = [HadamardConfig(1 << 30, few=ColumnsConfig(*each)) for each in few]
+    for single, double in zip_longest(one_launch, two):
+        for name, tokens in product(("down", "fc2"), (1, 16, 64, 256, 2048, 8192)):
+            if tokens >= 16 and single is not None:
+                yield Trial(PREPARE, name, tokens, single)
+            if tokens <= 2048 and double is not None:
+                yield Trial(PREPARE, name, tokens, double)
 
 
 def gemm_trials() -> Iterator[Trial]:
@@ -181,8 +222,8 @@ def middle_trials() -> Iterator[Trial]:
 def run(seconds: float, folder: Path, clock: CudaClock) -> None:
     """Try, print and write; each family has its share of the time."""
     rows: list[dict[str, Any]] = []
-    families = ((gemm_trials, 0.3), (grouped_trials, 0.3), (gemv_trials, 0.15))
-    families += ((split_trials, 0.15), (middle_trials, 0.1))
+    families = ((hadamard_trials, 0.3), (gemm_trials, 0.2), (grouped_trials, 0.2))
+    families += ((gemv_trials, 0.1), (split_trials, 0.1), (middle_trials, 0.1))
     for family, share in families:
         end = time.monotonic() + share * seconds
         kept: dict[tuple, Any] = {}
@@ -208,7 +249,9 @@ def tried(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> dict[str, A
         us = rotated_us(clock.capture(work), len(work), clock, REPEATS)
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
-    outs, ins, _ = cases.LINEARS[trial.linear]
+    outs, ins, _ = shape_of(trial.linear)
+    if trial.kind == PREPARE:
+        return row | {"us": round(us, 2), "max_error": error}
     tops = 2 * trial.tokens * outs * ins / us / 1e6
     return row | {"us": round(us, 2), "tops": round(tops, 1), "max_error": error}
 
@@ -217,8 +260,9 @@ def problems(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> tuple[li
     """Buffers of this shape, made once per family, and the result of the first."""
     key = trial.kind, trial.linear, trial.tokens
     if key not in kept:
-        outs, ins, before = cases.LINEARS[trial.linear]
-        large = trial.tokens > 512
+        outs, ins, before = shape_of(trial.linear)
+        # what a Hadamard reads was written just before
+        large = trial.tokens > 512 or trial.kind == PREPARE
         count = 2 if large else rotated_count(outs * ins // 2, clock.free_bytes())
         linears = [cases.Linear(outs, ins, before, trial.tokens) for _ in range(count)]
         kept[key] = linears, reference(trial.kind, linears[0])

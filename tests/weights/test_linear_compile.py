@@ -23,7 +23,7 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 def launches() -> dict[str, Callable[[], Any]]:
     """What is launched, as a model's decode step and a middle number of tokens would."""
-    found = products() | steps()
+    found = products() | steps() | transforms()
     for name in ("gemv_kernel, 4 bits", "split_kernel, 16 tokens, 4 bits", "gemm_kernel"):
         found[f"{name}, groups of 128"] = products(128)[name]
     # of 32, 16 bytes: a path of its own
@@ -67,7 +67,7 @@ def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
 
 def steps() -> dict[str, Callable[[], Any]]:
     """What else a decode step runs."""
-    from duotone.weights.kernels import triton_hadamard, triton_rows, triton_split
+    from duotone.weights.kernels import triton_rows, triton_split
     from duotone.weights.kernels.configs import split_config
 
     import mquant_attention
@@ -86,19 +86,6 @@ def steps() -> dict[str, Callable[[], Any]]:
         gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
         triton_rows.rows_quantize(gate, None, up=up, activation="silu")
 
-    def hadamard() -> None:
-        gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
-        triton_hadamard.hadamard_rows(
-            gate, 37, None, 512, scale=torch.ones(1), up=up, activation="silu"
-        )
-
-    def padded() -> None:
-        # 3,420 channels of Qwen2.5-VL's tower in 108 * 32, behind an activation with signs
-        x, signs = torch.zeros(1, 3420).bfloat16(), torch.ones(3420).bfloat16().expand(1, -1)
-        base = torch.ones(108, 108, dtype=torch.int8)
-        given = {"scale": torch.ones(1), "up": signs, "activation": "gelu_tanh", "split": True}
-        triton_hadamard.hadamard_rows(x, 1, base, 32, **given)
-
     def attend() -> None:
         cache, at = torch.zeros(2, 1, 4, 512, 128).bfloat16(), torch.zeros(1, dtype=torch.int32)
         qkv = torch.zeros(1, 4608).bfloat16()
@@ -109,9 +96,44 @@ def steps() -> dict[str, Callable[[], Any]]:
         "split_kernel, W4A16": w4a16,
         "rows_kernel": norm,
         "long_rows_kernel": dynamic,
-        "hadamard_kernel": hadamard,
-        "hadamard_kernel, padded": padded,
         "attend_kernel": attend,
+    }
+
+
+def transforms() -> dict[str, Callable[[], Any]]:
+    """Online Hadamards without a base, and with one of few and of many rows."""
+    from duotone.weights.kernels.triton_hadamard import hadamard_rows
+
+    def gated(tokens: int, blocks: int, m: int, p: int, split: bool = False) -> None:
+        gate, up = torch.zeros(tokens, 2 * blocks * m * p).bfloat16().chunk(2, 1)
+        base = None if m == 1 else torch.ones(m, m, dtype=torch.int8)
+        given = {"scale": torch.ones(1), "up": up, "activation": "silu", "split": split}
+        hadamard_rows(gate, blocks, base, p, **given)
+
+    def dense(m: int, p: int, dtype: torch.dtype) -> None:
+        base = torch.ones(m, m, dtype=torch.int8)
+        hadamard_rows(torch.zeros(300, m * p, dtype=dtype), 1, base, p)
+
+    def padded(tokens: int) -> None:
+        # 3,420 channels of Qwen2.5-VL's tower in 108 * 32, behind an activation with signs
+        x = torch.zeros(tokens, 3420).bfloat16()
+        signs = torch.ones(3420).bfloat16().expand(tokens, -1)
+        base = torch.ones(108, 108, dtype=torch.int8)
+        given = {"scale": torch.ones(1), "up": signs, "activation": "gelu_tanh", "split": True}
+        hadamard_rows(x, 1, base, 32, **given)
+
+    return {
+        "sylvester_kernel": lambda: gated(1, 37, 1, 512),
+        "sylvester_kernel, before a base": lambda: gated(1, 1, 148, 128),
+        "sylvester_kernel, fp32": lambda: dense(148, 128, torch.float32),
+        "columns_kernel": lambda: gated(1, 1, 148, 128),
+        "columns_kernel, fp32": lambda: dense(148, 128, torch.float32),
+        "columns_kernel, padded": lambda: padded(1),
+        "base_kernel": lambda: gated(300, 1, 148, 128),
+        "base_kernel, split": lambda: gated(300, 1, 148, 128, split=True),
+        "base_kernel, four tiles": lambda: gated(300, 1, 28, 1024),
+        "base_kernel, dense": lambda: dense(28, 1024, torch.bfloat16),
+        "base_kernel, padded": lambda: padded(300),
     }
 
 
@@ -133,15 +155,18 @@ def compile_all() -> dict[str, dict[str, Any]]:
     from duotone.weights.kernels import (
         triton_gemm,
         triton_gemv,
-        triton_hadamard,
+        triton_hadamard_base,
+        triton_hadamard_columns,
         triton_rows,
         triton_split,
+        triton_sylvester,
     )
 
     import mquant_attention
 
     modules = (triton_gemm, triton_gemv, triton_split)
-    modules += (triton_rows, triton_hadamard, mquant_attention)
+    modules += (triton_rows, triton_sylvester, triton_hadamard_base, triton_hadamard_columns)
+    modules += (mquant_attention,)
     found = {}
     for name, run in launches().items():
         kernel = name.split(",")[0]
@@ -151,6 +176,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
             mock.patch.object(module, kernel, recorder),
             mock.patch.object(module, "overlaps", return_value=True, create=True),
             mock.patch.object(triton_gemv, "fetches_ahead", return_value=True),
+            beside(module, triton_sylvester),
         ):
             run()
         asm = compiled(recorder.kernel, recorder.named)
@@ -164,8 +190,18 @@ def compile_all() -> dict[str, dict[str, Any]]:
             "stores before": before.count("st.global"),
             "spills": stack_bytes(asm["cubin"]),
             "parts": recorder.named.get("PARTS"),
+            "bytes loaded singly": len(re.findall(r"ld\.global\S*\.[bsu]8\b", asm["ptx"])),
+            "tensor cores of a warp group": "wgmma.mma_async" in asm["ptx"],
         }
     return found
+
+
+def beside(module: Any, other: Any) -> Any:
+    """Of the two launches of a Hadamard only the one that is looked at may happen."""
+    from duotone.weights.kernels import triton_hadamard
+
+    name = "base_columns" if module is other else "sylvester_rows"
+    return mock.patch.object(triton_hadamard, name)
 
 
 def compiled(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -230,14 +266,17 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout.splitlines()[-1])
     assert all(one["cubin"] > 1000 for one in found.values())
-    beside = {name: one for name, one in found.items() if one["overlaps"]}
-    assert {n.split(",")[0] for n in found} - {n.split(",")[0] for n in beside} == {"gemm_kernel"}
-    assert all(one["waits"] and not one["stores before"] for one in beside.values()), found
-    early = {name.split(",")[0] for name, one in beside.items() if one["loads before"]}
-    # weights and the cache; everything else is read behind the wait
-    assert early == {"gemv_kernel", "attend_kernel"}
+    waiting = {name: one for name, one in found.items() if one["overlaps"]}
+    assert {n.split(",")[0] for n in found} - {n.split(",")[0] for n in waiting} == {"gemm_kernel"}
+    assert all(one["waits"] and not one["stores before"] for one in waiting.values()), found
+    early = {name.split(",")[0] for name, one in waiting.items() if one["loads before"]}
+    # weights, tables and the cache; everything else is read behind the wait
+    assert early == {"gemv_kernel", "attend_kernel", "columns_kernel"}
     assert found["gemv_kernel, 8 bits"]["fetches before"]
     assert found["gemm_kernel, parts"]["parts"] == 2
+    bases = [one for name, one in found.items() if name.startswith(("base_", "columns_"))]
+    assert all(one["tensor cores of a warp group"] for one in bases), found
+    assert not any(one["bytes loaded singly"] for one in bases), found
     # Who adds up parts holds two tiles of sums for a moment, behind the loop.
     spilling = {name for name, one in found.items() if one["spills"]}
     assert spilling <= {"gemm_kernel, parts"}, found

@@ -87,6 +87,27 @@ def test_every_family_of_groups_has_its_turn() -> None:
     assert len(set(kinds)) == 3
 
 
+def test_both_ways_of_a_hadamard_have_their_turn() -> None:
+    trials = list(mquant_tune.hadamard_trials())
+    ways = {(t.linear, t.tokens): set() for t in trials}
+    for trial in trials:
+        ways[trial.linear, trial.tokens].add(trial.config.few_units > 0)
+    assert all(ways[name, 64] == {True, False} for name in ("down", "fc2"))
+
+
+@pytest.mark.parametrize("few_units", [0, 3])
+@pytest.mark.parametrize("name", ["down", "fc2"])
+def test_tuning_tries_hadamards(name: str, few_units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    linears = {"down": (64, 320, "gate")}
+    monkeypatch.setattr(mquant_cases, "LINEARS", linears)
+    monkeypatch.setattr(mquant_tune, "FC2", (64, 192, "quick_gelu"))
+    config = mquant_tune.HadamardConfig(few_units)
+    row = mquant_tune.tried(mquant_tune.Trial(mquant_tune.PREPARE, name, 3, config), {}, Clock())
+    # two copies of the input
+    assert row["us"] == 5.0
+    assert row["max_error"] <= 1
+
+
 @SLOW
 def test_tuning_tries_and_compares() -> None:
     config = mquant_tune.GemvConfig(4, 16, 1)

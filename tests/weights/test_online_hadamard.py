@@ -53,6 +53,83 @@ def test_the_kernel(blocks: int, m: int, p: int) -> None:
     assert not found.codes[:, 0].any()
 
 
+# tokens, blocks, m, p, channels that are stored; both ways where a base is wide enough for either
+BASES = {
+    "one tile": (3, 2, 12, 32, 768),
+    "padded, p of 16": (2, 1, 28, 16, 441),
+    "p below a product's least": (2, 3, 20, 4, 240),
+    "folded powers": (2, 1, 4, 512, 2048),
+    "two tiles, odd": (2, 1, 68, 64, 4304),
+    "three tiles": (1, 1, 148, 16, 2368),
+    "four tiles": (1, 1, 244, 16, 3904),
+}
+
+
+def random_signs(m: int) -> torch.Tensor:
+    return (torch.randint(0, 2, (m, m)) * 2 - 1).to(torch.int8).to(DEVICE)
+
+
+@needs_kernels
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@pytest.mark.parametrize("size", BASES.values(), ids=BASES)
+def test_both_ways_of_a_base(size: tuple, few: bool) -> None:
+    from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
+
+    tokens, blocks, m, p, channels = size
+    torch.manual_seed(0)
+    base, n = random_signs(m), blocks * m * p
+    # strided rows, scales by row
+    x, up = torch.randn(tokens, 2 * channels + 7, device=DEVICE).half()[:, 7:].chunk(2, 1)
+    scale = torch.linspace(0.02, 0.04, tokens, device=DEVICE)
+    config = HadamardConfig(few_units=tokens * blocks if few else 0)
+    given = {"up": up, "activation": "silu", "split": True}
+    wanted, wanted_x0 = hadamard_quantize(x, scale, blocks, base, p, impl="reference", **given)
+    codes, x0 = hadamard_rows(x, blocks, base, p, scale=scale, config=config, **given)
+    assert codes.shape == (tokens, n)
+    torch.testing.assert_close(x0, wanted_x0, rtol=2e-3, atol=2e-3)
+    away = (codes.int() - wanted.codes.int()).abs()
+    assert away.max() <= 1
+    assert away.float().mean() < 1e-2
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-6), (torch.float16, 4e-4), (torch.bfloat16, 4e-3)],
+    ids=["fp32", "fp16", "bf16"],
+)
+@pytest.mark.parametrize("tokens", [1, 65])
+def test_the_dense_transform_is_rounded_once(
+    dtype: torch.dtype, tolerance: float, tokens: int
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(tokens, 12 * 16, device=DEVICE).to(dtype)
+    base = SIGNS.to(torch.int8).to(DEVICE)
+    found = hadamard(x, 1, base, 16, "triton").double()
+    wanted = hadamard_reference(x.double(), 1, base, 16)
+    assert (found - wanted).norm() < tolerance * wanted.norm()
+
+
+@needs_kernels
+def test_values_far_beyond_the_scale_saturate() -> None:
+    """Sums of codes' units outgrow fp16: their codes stay at the ends, with the right sign."""
+    from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
+
+    x = torch.zeros(1, 12 * 16, device=DEVICE, dtype=torch.float16)
+    x[0, 5] = 6e4
+    given = {"scale": torch.full((1,), 1e-3, device=DEVICE), "config": HadamardConfig(few_units=0)}
+    base = SIGNS.to(torch.int8).to(DEVICE)
+    codes, _ = hadamard_rows(x, 1, base, 16, **given)
+    wanted = hadamard_reference(x.double(), 1, base, 16).sign() * 127
+    assert torch.equal(codes.double(), wanted)
+
+
+@needs_kernels
+def test_a_base_without_a_kernel_takes_the_reference() -> None:
+    base, x = random_signs(260), torch.randn(2, 1040, device=DEVICE)
+    assert torch.equal(hadamard(x, 1, base, 4, "triton"), hadamard(x, 1, base, 4, "reference"))
+
+
 def test_clear_refusals() -> None:
     x = torch.randn(2, 48)
     with pytest.raises(ValueError, match="power of two"):

@@ -1,7 +1,7 @@
 """Modules that make the int8 input of quantized linears once, in the launch of what stands before.
 
     norm -> codes -> q, k, v          CodedNorm: its output is the codes, [..., columns] int8
-    gate, up -> codes -> down         FusedMLP: activation * up, Hadamard, codes in one launch
+    gate, up -> codes -> down         FusedMLP: activation * up, Hadamard, codes in one or two
 
 A producer hands its codes to each reader (`QuantLinear.handed`), which takes them at its next call
 and refuses integers that nobody handed over. Nothing of this is part of a checkpoint: a fused

@@ -102,6 +102,7 @@ def _sizes_rule(columns: int, blocks: int, base: Tensor | None, p: int) -> str:
 
 
 def _fits(base: Tensor | None, p: int) -> bool:
-    """A block is small enough for one program of the kernel."""
-    m = 1 if base is None else max(16, 1 << (len(base) - 1).bit_length())
-    return m * max(16, p) <= 32768 and p <= 16384
+    """The kernels have room for it: powers of two above 128 are folded into the base."""
+    if base is None:
+        return p <= 16384
+    return len(base) * max(1, p // 128) <= 256

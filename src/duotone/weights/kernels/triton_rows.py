@@ -21,11 +21,15 @@ _LONG = 8192
 
 
 @triton.jit
-def to_codes(values, scale):
-    # round half to even by adding 1.5 * 2^23, after the clamp: exact for |v| < 2^22
-    scaled = tl.div_rn(values, scale)
+def rounded_codes(scaled):
+    # adding 1.5 * 2^23 after the clamp rounds half to even; the lowest byte of the sum is the code
     scaled = tl.minimum(tl.maximum(scaled, -127.0), 127.0)
-    return ((scaled + 12582912.0) - 12582912.0).to(tl.int8)
+    return (scaled + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def to_codes(values, scale):
+    return rounded_codes(tl.div_rn(values, scale))
 
 
 @triton.jit
