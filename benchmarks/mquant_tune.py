@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product, zip_longest
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.bench.timing import CudaClock, rotated_count, rotated_us
@@ -25,9 +26,12 @@ from duotone.weights.linear import linear_float, linear_int
 from duotone.weights.packed_weight import PackedWeight
 
 import mquant_cases as cases
+import mquant_tune_batch as batch
 
 REPEATS = 5
 NAMES = ("gate_up", "down", "qkv")
+# Products of libraries, for comparison.
+COMPARED = ("bf16", "int_mm")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Trial:
 
 def launch(trial: Trial, c: cases.Linear) -> Tensor:
     """The kernel that is tried."""
+    if trial.kind == "bf16":
+        return F.linear(c.input, c.dense)
+    if trial.kind == "int_mm":
+        return torch._int_mm(c.codes, c.w8.codes.T)
     weight, ends = weight_of(trial.kind, c), (None, None, torch.bfloat16, trial.config)
     if trial.kind == "w8a8":
         return gemm_w8a8(c.codes, c.rows, weight.codes, weight, *ends)
@@ -62,11 +70,19 @@ def weight_of(kind: str, c: cases.Linear) -> PackedWeight:
 
 def reference(kind: str, c: cases.Linear) -> Tensor:
     """What it must give."""
+    if kind in COMPARED:
+        return launch(Trial(kind, "", 0, None), c)
     weight = weight_of(kind, c)
     if kind == "w4a16 split":
         return linear_float(c.input, weight, impl="reference")
-    impl = "int_mm" if kind == "w8a8" else "reference"
+    takes = kind.startswith("w8a8") and c.tokens >= batch.INT_MM_TOKENS
+    impl = "int_mm" if takes else "reference"
     return linear_int(c.codes, c.rows, weight, impl=impl)
+
+
+def batch_trials() -> Iterator[Trial]:
+    """W8A8 at 2 to 512 tokens."""
+    yield from (Trial(*given) for given in batch.candidates())
 
 
 def gemm_trials() -> Iterator[Trial]:
@@ -178,15 +194,33 @@ def middle_trials() -> Iterator[Trial]:
         yield Trial("w4a8 middle", "down", count, config)
 
 
-def run(seconds: float, folder: Path, clock: CudaClock) -> None:
-    """Try, print and write; each family has its share of the time."""
+# Trials and their share of the time, in the order in which they are tried.
+FAMILIES: dict[str, tuple[Callable[[], Iterator[Trial]], float]] = {
+    "batch": (batch_trials, 2.0),
+    "gemm": (gemm_trials, 0.3),
+    "groups": (grouped_trials, 0.3),
+    "gemv": (gemv_trials, 0.15),
+    "split": (split_trials, 0.15),
+    "middle": (middle_trials, 0.1),
+}
+
+
+def run(
+    seconds: float, folder: Path, clock: CudaClock, names: Sequence[str] = tuple(FAMILIES)
+) -> None:
+    """Try, print and write; each family of `names` has its share of the time."""
     rows: list[dict[str, Any]] = []
-    families = ((gemm_trials, 0.3), (grouped_trials, 0.3), (gemv_trials, 0.15))
-    families += ((split_trials, 0.15), (middle_trials, 0.1))
-    for family, share in families:
-        end = time.monotonic() + share * seconds
+    total = sum(FAMILIES[name][1] for name in names)
+    for name in names:
+        family, share = FAMILIES[name]
+        end = time.monotonic() + share / total * seconds
         kept: dict[tuple, Any] = {}
-        for trial in family():
+        trials = list(family())
+        if name == "batch":
+            batch.compile_all(
+                [partial(launch, t, problems(t, kept, clock)[0][0]) for t in trials if t.config]
+            )
+        for trial in trials:
             if time.monotonic() > end:
                 break
             rows.append(tried(trial, kept, clock))
@@ -208,7 +242,7 @@ def tried(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> dict[str, A
         us = rotated_us(clock.capture(work), len(work), clock, REPEATS)
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
-    outs, ins, _ = cases.LINEARS[trial.linear]
+    outs, ins, _ = cases.shape_of(trial.linear)
     tops = 2 * trial.tokens * outs * ins / us / 1e6
     return row | {"us": round(us, 2), "tops": round(tops, 1), "max_error": error}
 
@@ -217,12 +251,31 @@ def problems(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> tuple[li
     """Buffers of this shape, made once per family, and the result of the first."""
     key = trial.kind, trial.linear, trial.tokens
     if key not in kept:
-        outs, ins, before = cases.LINEARS[trial.linear]
-        large = trial.tokens > 512
-        count = 2 if large else rotated_count(outs * ins // 2, clock.free_bytes())
+        outs, ins, before = cases.shape_of(trial.linear)
+        large = trial.tokens > 2048
+        nbytes = int(outs * ins * weight_bytes(trial.kind))
+        count = 2 if large else rotated_count(nbytes, clock.free_bytes())
         linears = [cases.Linear(outs, ins, before, trial.tokens) for _ in range(count)]
+        share_weights(trial, linears, kept)
         kept[key] = linears, reference(trial.kind, linears[0])
     return kept[key]
+
+
+def weight_bytes(kind: str) -> float:
+    """Of a weight's element, without scales."""
+    if kind == "bf16":
+        return 2.0
+    return 1.0 if kind.startswith(("w8", "int_mm")) else 0.5
+
+
+def share_weights(trial: Trial, linears: list[cases.Linear], kept: dict[tuple, Any]) -> None:
+    """Weights of 8 and 16 bits are made once for all kinds and numbers of tokens."""
+    if weight_bytes(trial.kind) == 0.5:
+        return
+    name = "dense" if trial.kind == "bf16" else "w8"
+    first = kept.setdefault((name, trial.linear), linears)
+    for linear, other in zip(linears, first, strict=False):
+        setattr(linear, name, getattr(other, name))
 
 
 def write(folder: Path, rows: list[dict[str, Any]], clock: CudaClock) -> None:
