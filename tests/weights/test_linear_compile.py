@@ -56,7 +56,7 @@ def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
         p = random_problem(300, 256, 3584, 8, group=group)
         given = (p.x_q, p.row_scale, p.weight.codes, p.weight, None, None, torch.bfloat16)
         # six tiles in rounds of four: two are left
-        with mock.patch.object(triton_gemm, "_multiprocessors", return_value=2):
+        with mock.patch.object(triton_gemm, "_multiprocessors", return_value=4):
             triton_gemm.gemm_w8a8(*given, replace(gemm_config(300, p.weight), parts=parts))
 
     return {
@@ -183,6 +183,7 @@ def compiled(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     constant = {p.name for p in kernel.params if p.is_constexpr}
     constant |= {name for name, value in arguments.items() if value is None}
     values = {name: arguments[name] for name in kernel.arg_names}
+    plain = {p.name for p in kernel.params if p.do_not_specialize}
     source = ASTSource(
         kernel,
         {n: "constexpr" if n in constant else type_name(v) for n, v in values.items()},
@@ -190,7 +191,7 @@ def compiled(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, (n, v) in enumerate(values.items())
-            if n not in constant
+            if n not in constant | plain
             and (isinstance(v, torch.Tensor) or (isinstance(v, int) and v % 16 == 0))
         },
     )

@@ -89,14 +89,16 @@ def _add_parts(sums, partial, arrived, m_row, i_part, parts):
     is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1
     if is_last:
         for i_other in range(1, parts):
-            # every part but this program's own
+            # every part but this program's own, which stays in registers: bringing the others to
+            # where it lies keeps all loads of a part in flight at one time
             p_other = p_part + (i_part + i_other) % parts * (BM * BN)
             sums += tl.load(p_other, mask=m_part, other=0, cache_modifier=".cg")
         tl.store(arrived, 0)
     return is_last, sums
 
 
-@triton.jit
+# one compilation for all numbers of tokens and tiles
+@triton.jit(do_not_specialize=["tokens", "whole", "units", "parts"])
 def gemm_kernel(
     x,
     w,

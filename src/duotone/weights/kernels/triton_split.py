@@ -97,7 +97,8 @@ def _fetch_steps(w, o_out, outs, ins, first, BK: tl.constexpr, STEPS: tl.constex
         fetch_to_l2(p_row + tl.minimum(o_line, ins - 1)[None, :])
 
 
-@triton.jit
+# one compilation for all numbers of tokens of a tile
+@triton.jit(do_not_specialize=["tokens"])
 def split_kernel(
     x,
     w,
