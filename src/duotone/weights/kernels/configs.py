@@ -17,15 +17,22 @@ from duotone.weights.packed_weight import PackedWeight
 MAX_SPLIT_TOKENS = {4: 512, 8: 64}
 MAX_FLOAT_SPLIT_TOKENS = 64
 _MULTIPROCESSORS = 132
-# Programs of a split kernel that an H200 keeps busy, and tokens of a tile up to which its shared
-# memory holds so many; of larger tiles it holds fewer.
-_SPLIT_PROGRAMS, _SMALL_TILE = _MULTIPROCESSORS * 4, 32
+# Programs of a split kernel that an H200 keeps busy.
+_SPLIT_PROGRAMS = _MULTIPROCESSORS * 4
 _MIN_SPLIT_INS = 512
 # Where other shapes of a program of the kernel for one token are faster.
 _MANY_OUTS, _MANY_INS = 16384, 8192
 # Columns of a step with groups of scales: one group, or a part of a larger one.
 _MAX_GROUP_STEP = 128
 _MAX_STAGES = 8
+# W8A8 in splits, by a tile's tokens: its outs, ins, warps, stages, and programs at one time on a
+# multiprocessor, as many as its shared memory holds.
+_SPLIT_TILES = {
+    16: (64, 128, 4, 4, 4),
+    32: (64, 128, 4, 4, 4),
+    64: (128, 128, 8, 4, 2),
+    128: (128, 128, 8, 4, 1),
+}
 _MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
 # W8A8's tiles: up to so many tokens; where every multiprocessor has a tile at most (parts of them
 # then fill all, and few programs need many bytes in flight each); where there are more tiles.
@@ -87,8 +94,9 @@ def split_config(tokens: int, weight: PackedWeight, floating: bool = False) -> S
             step = 256
         else:
             tile, warps, programs = 64, 4, _SPLIT_PROGRAMS // 2
-    if weight.bits == 8 and tile > _SMALL_TILE:
-        programs = programs * _SMALL_TILE // tile
+    if weight.bits == 8:
+        rows, step, warps, stages, per_sm = _SPLIT_TILES[tile]
+        programs = _MULTIPROCESSORS * per_sm
     if weight.group_size is not None:
         step, stages = _group_steps(weight.group_size, step, stages)
     tiles = math.ceil(outs / rows) * math.ceil(tokens / tile)
