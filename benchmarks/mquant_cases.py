@@ -33,7 +33,21 @@ LINEARS = {
     "gate_up": (2 * INTERMEDIATE, HIDDEN, "norm"),
     "down": (HIDDEN, INTERMEDIATE, "gate"),
 }
+# InternVL2.5-8B's language model, for decode steps of many sequences.
+BATCH_LINEARS = {
+    "8b gate_up": (28672, 4096, "norm"),
+    "8b down": (4096, 14336, "gate"),
+    "8b qkv": (6144, 4096, "norm"),
+    "8b o": (4096, 4096, "plain"),
+}
+# Of Qwen2-VL's vision tower: no gate before it.
+FC2 = {"fc2": (1280, 5120, "quick_gelu")}
 EPSILON = 1e-6
+
+
+def shape_of(name: str) -> tuple[int, int, str]:
+    """(out, in, what makes the input) of a linear of any model here."""
+    return (LINEARS | BATCH_LINEARS | FC2)[name]
 
 
 @cache

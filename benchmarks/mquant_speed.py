@@ -3,6 +3,8 @@
     python benchmarks/mquant_speed.py --out DIR            mquant_speed.json, under 90 s
     python benchmarks/mquant_speed.py --out DIR --quick    fewer shapes, under 60 s
     python benchmarks/mquant_speed.py --out DIR --tune 60  tile sizes tried for 60 s: tune.json
+    python benchmarks/mquant_speed.py --out DIR --tune 120 --families batch    only of W8A8 at 2 to
+                                                           512 tokens, beside cuBLAS
 
 Times are medians of replayed CUDA graphs of launches on different buffers (`rotated` in
 duotone.bench.timing): microseconds per launch, as in a model whose layers follow each other.
@@ -139,12 +141,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tune", type=float, metavar="SECONDS")
+    parser.add_argument("--families", default=",".join(mquant_tune.FAMILIES))
     arguments = parser.parse_args()
+    names = arguments.families.split(",")
+    if unknown := [name for name in names if name not in mquant_tune.FAMILIES]:
+        parser.error(f"--families are of {', '.join(mquant_tune.FAMILIES)}; got {unknown}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     clock = CudaClock()
     torch.manual_seed(0)
     if arguments.tune:
-        mquant_tune.run(arguments.tune, arguments.out, clock)
+        mquant_tune.run(arguments.tune, arguments.out, clock, names)
     else:
         run(arguments.quick, arguments.out, clock)
 

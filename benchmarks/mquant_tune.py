@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product, zip_longest
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.bench.timing import CudaClock, rotated_count, rotated_us
@@ -29,12 +30,13 @@ from duotone.weights.online_hadamard import hadamard_quantize
 from duotone.weights.packed_weight import PackedWeight
 
 import mquant_cases as cases
+import mquant_tune_batch as batch
 
 REPEATS = 5
 NAMES = ("gate_up", "down", "qkv")
-# fc2 of Qwen2-VL's vision tower: no gate before it.
-FC2 = (1280, 5120, "quick_gelu")
 PREPARE = "prepare static"
+# Products of libraries, for comparison.
+COMPARED = ("bf16", "int_mm")
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,15 @@ class Trial:
     config: Any
 
 
-def shape_of(name: str) -> tuple[int, int, str]:
-    """(out, in) of a linear, and what makes its input."""
-    return FC2 if name == "fc2" else cases.LINEARS[name]
-
-
 def launch(trial: Trial, c: cases.Linear) -> Tensor:
     """The kernel that is tried."""
     if trial.kind == PREPARE:
         x, given = before_hadamard(c)
         return hadamard_rows(x, *cases.transform(c.ins), config=trial.config, **given)[0]
+    if trial.kind == "bf16":
+        return F.linear(c.input, c.dense)
+    if trial.kind == "int_mm":
+        return torch._int_mm(c.codes, c.w8.codes.T)
     weight, ends = weight_of(trial.kind, c), (None, None, torch.bfloat16, trial.config)
     if trial.kind == "w8a8":
         return gemm_w8a8(c.codes, c.rows, weight.codes, weight, *ends)
@@ -89,10 +90,13 @@ def reference(kind: str, c: cases.Linear) -> Tensor:
         x, given = before_hadamard(c)
         sizes = cases.transform(c.ins)
         return hadamard_quantize(x, given.pop("scale"), *sizes, impl="reference", **given)[0].codes
+    if kind in COMPARED:
+        return launch(Trial(kind, "", 0, None), c)
     weight = weight_of(kind, c)
     if kind == "w4a16 split":
         return linear_float(c.input, weight, impl="reference")
-    impl = "int_mm" if kind == "w8a8" else "reference"
+    takes = kind.startswith("w8a8") and c.tokens >= batch.INT_MM_TOKENS
+    impl = "int_mm" if takes else "reference"
     return linear_int(c.codes, c.rows, weight, impl=impl)
 
 
@@ -108,6 +112,11 @@ def hadamard_trials() -> Iterator[Trial]:
                 yield Trial(PREPARE, name, tokens, single)
             if tokens <= 2048 and double is not None:
                 yield Trial(PREPARE, name, tokens, double)
+
+
+def batch_trials() -> Iterator[Trial]:
+    """W8A8 at 2 to 512 tokens."""
+    yield from (Trial(*given) for given in batch.candidates())
 
 
 def gemm_trials() -> Iterator[Trial]:
@@ -219,15 +228,34 @@ def middle_trials() -> Iterator[Trial]:
         yield Trial("w4a8 middle", "down", count, config)
 
 
-def run(seconds: float, folder: Path, clock: CudaClock) -> None:
-    """Try, print and write; each family has its share of the time."""
+# Trials and their share of the time, in the order in which they are tried.
+FAMILIES: dict[str, tuple[Callable[[], Iterator[Trial]], float]] = {
+    "hadamard": (hadamard_trials, 0.6),
+    "batch": (batch_trials, 2.0),
+    "gemm": (gemm_trials, 0.3),
+    "groups": (grouped_trials, 0.3),
+    "gemv": (gemv_trials, 0.15),
+    "split": (split_trials, 0.15),
+    "middle": (middle_trials, 0.1),
+}
+
+
+def run(
+    seconds: float, folder: Path, clock: CudaClock, names: Sequence[str] = tuple(FAMILIES)
+) -> None:
+    """Try, print and write; each family of `names` has its share of the time."""
     rows: list[dict[str, Any]] = []
-    families = ((hadamard_trials, 0.3), (gemm_trials, 0.2), (grouped_trials, 0.2))
-    families += ((gemv_trials, 0.1), (split_trials, 0.1), (middle_trials, 0.1))
-    for family, share in families:
-        end = time.monotonic() + share * seconds
+    total = sum(FAMILIES[name][1] for name in names)
+    for name in names:
+        family, share = FAMILIES[name]
+        end = time.monotonic() + share / total * seconds
         kept: dict[tuple, Any] = {}
-        for trial in family():
+        trials = list(family())
+        if name == "batch":
+            batch.compile_all(
+                [partial(launch, t, problems(t, kept, clock)[0][0]) for t in trials if t.config]
+            )
+        for trial in trials:
             if time.monotonic() > end:
                 break
             rows.append(tried(trial, kept, clock))
@@ -249,7 +277,7 @@ def tried(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> dict[str, A
         us = rotated_us(clock.capture(work), len(work), clock, REPEATS)
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
-    outs, ins, _ = shape_of(trial.linear)
+    outs, ins, _ = cases.shape_of(trial.linear)
     if trial.kind == PREPARE:
         return row | {"us": round(us, 2), "max_error": error}
     tops = 2 * trial.tokens * outs * ins / us / 1e6
@@ -260,13 +288,32 @@ def problems(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> tuple[li
     """Buffers of this shape, made once per family, and the result of the first."""
     key = trial.kind, trial.linear, trial.tokens
     if key not in kept:
-        outs, ins, before = shape_of(trial.linear)
+        outs, ins, before = cases.shape_of(trial.linear)
         # what a Hadamard reads was written just before
-        large = trial.tokens > 512 or trial.kind == PREPARE
-        count = 2 if large else rotated_count(outs * ins // 2, clock.free_bytes())
+        large = trial.tokens > 2048 or trial.kind == PREPARE
+        nbytes = int(outs * ins * weight_bytes(trial.kind))
+        count = 2 if large else rotated_count(nbytes, clock.free_bytes())
         linears = [cases.Linear(outs, ins, before, trial.tokens) for _ in range(count)]
+        share_weights(trial, linears, kept)
         kept[key] = linears, reference(trial.kind, linears[0])
     return kept[key]
+
+
+def weight_bytes(kind: str) -> float:
+    """Of a weight's element, without scales."""
+    if kind == "bf16":
+        return 2.0
+    return 1.0 if kind.startswith(("w8", "int_mm")) else 0.5
+
+
+def share_weights(trial: Trial, linears: list[cases.Linear], kept: dict[tuple, Any]) -> None:
+    """Weights of 8 and 16 bits are made once for all kinds and numbers of tokens."""
+    if weight_bytes(trial.kind) == 0.5:
+        return
+    name = "dense" if trial.kind == "bf16" else "w8"
+    first = kept.setdefault((name, trial.linear), linears)
+    for linear, other in zip(linears, first, strict=False):
+        setattr(linear, name, getattr(other, name))
 
 
 def write(folder: Path, rows: list[dict[str, Any]], clock: CudaClock) -> None:

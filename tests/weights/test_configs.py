@@ -6,12 +6,16 @@ import torch
 pytest.importorskip("triton", reason="the kernels need triton")
 
 from duotone.weights.kernels.configs import gemm_config, gemv_config, preferred, split_config
-from duotone.weights.kernels.triton_gemm import GemmConfig
+from duotone.weights.kernels.triton_gemm import GemmConfig, rounds
 from duotone.weights.kernels.triton_gemv import GemvConfig
 from duotone.weights.kernels.triton_split import SplitConfig
 from duotone.weights.packed_weight import PackedWeight
 
 SHAPES = {"qkv": (4608, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
+
+
+def eight_bits(outs: int, ins: int) -> PackedWeight:
+    return PackedWeight(torch.empty(outs, ins, dtype=torch.int8), 8, torch.ones(outs))
 
 
 def weight(name: str, group: int | None = None) -> PackedWeight:
@@ -53,6 +57,26 @@ def test_few_tokens(name: str, one: GemvConfig, sixteen: SplitConfig) -> None:
 @pytest.mark.parametrize(("tokens", "splits"), [(64, 9), (256, 2), (512, 1)])
 def test_middle_numbers_of_tokens(tokens: int, splits: int) -> None:
     assert split_config(tokens, weight("down")) == SplitConfig(128, 64, 128, splits, 4, 3)
+
+
+@pytest.mark.parametrize("tokens", [8, 33, 64, 70, 128, 256, 467, 512])
+def test_a_batch_occupies_the_gpu_in_one_round_or_more(tokens: int) -> None:
+    """Products of few tiles are cut so that most multiprocessors work, and fit shared memory."""
+    for outs, ins in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)):
+        config = gemm_config(tokens, eight_bits(outs, ins))
+        stage_bytes = (config.tokens + config.outs) * config.ins
+        assert config.per_sm * config.stages * stage_bytes <= 227 * 1024
+        tiles = -(-tokens // config.tokens) * -(-outs // config.outs)
+        assert rounds(tiles, ins, config.per_sm * 132, config).programs >= 132 * 0.7
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 32, 64, 100, 512])
+def test_splits_of_8_bits_run_at_one_time(tokens: int) -> None:
+    config = split_config(tokens, eight_bits(4096, 14336))
+    shared_bytes = (config.outs + config.tokens) * config.ins * config.stages
+    programs = 132 * (227 * 1024 // shared_bytes)
+    tiles = 4096 // config.outs * -(-tokens // config.tokens)
+    assert programs * 0.7 < tiles * config.splits <= programs
 
 
 def test_order_of_preference() -> None:

@@ -119,21 +119,64 @@ def test_the_last_round_is_cut_where_programs_would_idle() -> None:
     assert rounds(576, 3584, 264, config) == Rounds(264, 528, 48, 4, 896)
     assert rounds(448, 3584, 264, config) == Rounds(264, 448)  # 184 are left, none has two
     assert rounds(528, 3584, 264, config) == rounds(528, 3584, 264, replace(config, parts=1))
-    assert rounds(7, 3584, 264, config) == Rounds(7, 7)
     assert rounds(5, 300, 4, config) == Rounds(4, 4, 1, 3, 128)
 
 
 @needs_kernels
+def test_too_few_tiles_for_all_programs_are_all_cut() -> None:
+    from duotone.weights.kernels.triton_gemm import GemmConfig, Rounds, rounds
+
+    config = GemmConfig(128, 128, 128, parts=8)
+    # InternVL2.5-8B's o at 70 tokens on an H200
+    assert rounds(32, 4096, 132, config) == Rounds(128, 0, 32, 4, 1024)
+    assert rounds(32, 4096, 264, config) == Rounds(256, 0, 32, 8, 512)
+    assert rounds(7, 300, 132, config) == Rounds(21, 0, 7, 3, 128)  # no part without columns
+    assert rounds(1, 1100, 132, config) == Rounds(5, 0, 1, 5, 256)  # 9 steps: 2, 2, 2, 2, 1
+    assert rounds(67, 4096, 132, config) == Rounds(67, 67)  # none has two programs
+    assert rounds(7, 128, 132, config) == Rounds(7, 7)  # one step
+    assert rounds(7, 4096, 7, config) == Rounds(7, 7)  # a program per tile, as per_sm=0 has it
+    assert rounds(7, 4096, 132, replace(config, parts=1)) == Rounds(7, 7)
+
+
+@needs_kernels
 @pytest.mark.skipif(torch.cuda.is_available(), reason="rounds are of four programs")
-@pytest.mark.parametrize("ins", [256, 400])
-def test_parts_of_tiles_add_up_exactly(ins: int) -> None:
+@pytest.mark.parametrize(
+    ("per_sm", "tokens", "ins"),
+    [(4, 90, 256), (4, 90, 400), (100, 63, 400), (100, 1, 1008)],
+    ids=["last-round", "last-round-odd", "all-tiles", "one-token"],
+)
+def test_parts_of_tiles_add_up_exactly(per_sm: int, tokens: int, ins: int) -> None:
     from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
 
-    config = GemmConfig(32, 32, 64, warps=4, per_sm=4, parts=4)
+    config = GemmConfig(32, 32, 64, warps=4, per_sm=per_sm, parts=4)
     for _ in range(2):  # counters and sums of the first run do not disturb the second
-        problem = random_problem(90, 70, ins, 8, split=True, bias=True)  # nine tiles
+        problem = random_problem(tokens, 70, ins, 8, split=True, bias=True)
         x, scale, weight, *rest = problem.arguments
         y = gemm_w8a8(x, scale, weight.codes, weight, *rest, torch.float32, config)
+        torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+
+
+@needs_kernels
+def test_tiles_with_groups_of_scales_stay_whole() -> None:
+    from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
+
+    # sums of fp32 in parts would depend on who comes last
+    config = GemmConfig(32, 32, 64, warps=4, per_sm=100, parts=4)
+    problem = random_problem(19, 40, 512, 8, group=64)
+    x, scale, weight, *rest = problem.arguments
+    y = gemm_w8a8(x, scale, weight.codes, weight, *rest, torch.float32, config)
+    assert_grouped_close(y, expected(problem), True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("tokens", [1, 9, 40])
+def test_splits_write_only_the_rows_there_are(tokens: int) -> None:
+    from duotone.weights.kernels.triton_split import SplitConfig, split_linear
+
+    config = SplitConfig(32, 32, 64, splits=5, ahead=2)
+    for _ in range(2):
+        problem = random_problem(tokens, 70, 1104, 8, split=True, bias=True)
+        y = split_linear(*problem.arguments, torch.float32, config)
         torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 

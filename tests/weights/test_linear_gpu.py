@@ -47,8 +47,13 @@ GROUPED_SHAPES = [
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-@pytest.mark.parametrize("shape", [(2048, 4608, 3584), (1999, 4600, 1040)], ids=str)
-def test_parts_of_the_last_round_add_up_exactly(shape: tuple, parts: int) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    # tiles are left behind whole rounds; there are fewer than multiprocessors
+    [(2048, 4608, 3584), (1999, 4600, 1040), (70, 4096, 14336), (310, 4096, 4096), (17, 104, 1040)],
+    ids=str,
+)
+def test_parts_of_tiles_add_up_exactly(shape: tuple, parts: int) -> None:
     from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
 
     config = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2, parts=parts)
@@ -58,6 +63,26 @@ def test_parts_of_the_last_round_add_up_exactly(shape: tuple, parts: int) -> Non
         y = gemm_w8a8(x, scale, weight.codes, weight, *rest, torch.float32, config)
         wanted = linear_int(*problem.arguments, impl="int_mm", dtype=torch.float32)
         torch.testing.assert_close(y, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tokens", [8, 70, 128])
+@pytest.mark.parametrize("impl", ["w8a8", "w8a8-split"])
+def test_layers_of_a_graph_share_sums_and_counters(impl: str, tokens: int) -> None:
+    """Launches overlap, and each finds the counters of the one before it at zero."""
+    problems = [random_problem(tokens, 1024, ins, 8) for ins in (4096, 1040, 4096)]
+    run = lambda: [  # noqa: E731
+        linear_int(*p.arguments, impl=impl, dtype=torch.float32) for p in problems
+    ]
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(3):
+        for y in found:
+            y.zero_()
+        graph.replay()
+        for y, problem in zip(found, problems, strict=True):
+            torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """The benchmark's rows in the interpreter, at tiny sizes, under a clock that invents times."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ import mquant_speed
 import mquant_cases
 import mquant_step
 import mquant_tune
+import mquant_tune_batch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 
@@ -100,12 +104,40 @@ def test_both_ways_of_a_hadamard_have_their_turn() -> None:
 def test_tuning_tries_hadamards(name: str, few_units: int, monkeypatch: pytest.MonkeyPatch) -> None:
     linears = {"down": (64, 320, "gate")}
     monkeypatch.setattr(mquant_cases, "LINEARS", linears)
-    monkeypatch.setattr(mquant_tune, "FC2", (64, 192, "quick_gelu"))
+    monkeypatch.setattr(mquant_cases, "FC2", {"fc2": (64, 192, "quick_gelu")})
     config = mquant_tune.HadamardConfig(few_units)
     row = mquant_tune.tried(mquant_tune.Trial(mquant_tune.PREPARE, name, 3, config), {}, Clock())
     # two copies of the input
     assert row["us"] == 5.0
     assert row["max_error"] <= 1
+
+
+def test_batches_try_every_shape_and_fit_shared_memory() -> None:
+    trials = list(mquant_tune.batch_trials())
+    assert len(set(trials)) == len(trials)
+    shapes = mquant_tune_batch.SHAPES
+    assert [(t.kind, t.linear, t.tokens) for t in trials[: len(shapes)]] == [
+        ("bf16", *shape) for shape in shapes
+    ]
+    for trial in trials:
+        config = trial.config
+        if config is None:
+            continue
+        stage_bytes = (config.tokens + config.outs) * config.ins
+        programs = config.per_sm if trial.kind == "w8a8" else 1
+        assert programs * config.stages * stage_bytes <= 227 * 1024, trial
+    kinds = {t.kind for t in trials if t.tokens == 467}
+    assert kinds == {"bf16", "int_mm", "w8a8"}
+
+
+def test_chosen_families_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trials = [mquant_tune.Trial("bf16", "qkv", 3, None), mquant_tune.Trial("int_mm", "o", 19, None)]
+    families = {"batch": (lambda: iter(trials), 1.0), "gemv": (mquant_tune.gemv_trials, 1.0)}
+    monkeypatch.setattr(mquant_tune, "FAMILIES", families)
+    mquant_tune.run(60, tmp_path, Clock(), ["batch"])
+    written = json.loads((tmp_path / "tune.json").read_text())
+    assert set(written["best"]) == {"bf16 qkv 3", "int_mm o 19"}
+    assert all(row["max_error"] == 0 for row in written["rows"])
 
 
 @SLOW
@@ -114,6 +146,7 @@ def test_tuning_tries_and_compares() -> None:
     for trial in (
         mquant_tune.Trial("w4a8 gemv", "down", 1, config),
         mquant_tune.Trial("w8a8", "qkv", 32, mquant_tune.GemmConfig(32, 32, 32)),
+        mquant_tune.Trial("w8a8", "o", 5, mquant_tune.GemmConfig(32, 32, 32, per_sm=9, parts=2)),
         mquant_tune.Trial("w8a8 split", "o", 16, mquant_tune.SplitConfig(32, 16, 64, 2)),
         mquant_tune.Trial("w4a8 g128 gemv", "down", 1, mquant_tune.GemvConfig(32, 32, 1)),
         mquant_tune.Trial("w4a8 g128 scratch", "down", 32, mquant_tune.GemmConfig(32, 32, 128)),

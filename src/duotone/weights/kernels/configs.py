@@ -16,14 +16,34 @@ from duotone.weights.packed_weight import PackedWeight
 # Up to how many tokens the weight is read in splits, by bits; above, tiles of a full product.
 MAX_SPLIT_TOKENS = {4: 512, 8: 64}
 MAX_FLOAT_SPLIT_TOKENS = 64
-# Programs of a split kernel that an H200 keeps busy: some per each of 132 SMs.
-_SPLIT_PROGRAMS = 132 * 4
+_MULTIPROCESSORS = 132
+# Programs of a split kernel that an H200 keeps busy.
+_SPLIT_PROGRAMS = _MULTIPROCESSORS * 4
 _MIN_SPLIT_INS = 512
 # Where other shapes of a program of the kernel for one token are faster.
 _MANY_OUTS, _MANY_INS = 16384, 8192
 # Columns of a step with groups of scales: one group, or a part of a larger one.
 _MAX_GROUP_STEP = 128
 _MAX_STAGES = 8
+# W8A8 in splits, by a tile's tokens: its outs, ins, warps, stages, and programs at one time on a
+# multiprocessor, as many as its shared memory holds.
+_SPLIT_TILES = {
+    16: (64, 128, 4, 4, 4),
+    32: (64, 128, 4, 4, 4),
+    64: (128, 128, 8, 4, 2),
+    128: (128, 128, 8, 4, 1),
+}
+_MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
+# W8A8's tiles: up to so many tokens; where every multiprocessor has a tile at most (parts of them
+# then fill all, and few programs need many bytes in flight each); where there are more tiles.
+_GEMM_TILES = (
+    (
+        64,
+        GemmConfig(64, 128, 256, warps=4, stages=4, per_sm=1, parts=4),
+        GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
+    ),
+    (512, GemmConfig(128, 128, 128, warps=8, stages=6, per_sm=1, parts=4), _MANY_TOKENS),
+)
 
 
 def preferred(tokens: int, bits: int) -> tuple[str, ...]:
@@ -42,9 +62,14 @@ def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:
         # allow, take turns on tensor cores and on scales.
         step, stages = _group_steps(weight.group_size, 128, 3)
         return GemmConfig(64, 128, step, warps=4, stages=stages, per_sm=3, registers=168)
-    if tokens <= 256 or weight.shape[0] < 256:
+    outs = weight.shape[0]
+    for most, few_tiles, many_tiles in _GEMM_TILES:
+        if tokens <= most:
+            tiles = math.ceil(tokens / few_tiles.tokens) * math.ceil(outs / few_tiles.outs)
+            return few_tiles if tiles <= _MULTIPROCESSORS else many_tiles
+    if outs < 256:
         return GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0)
-    return GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
+    return _MANY_TOKENS
 
 
 def gemv_config(weight: PackedWeight) -> GemvConfig:
@@ -69,6 +94,9 @@ def split_config(tokens: int, weight: PackedWeight, floating: bool = False) -> S
             step = 256
         else:
             tile, warps, programs = 64, 4, _SPLIT_PROGRAMS // 2
+    if weight.bits == 8:
+        rows, step, warps, stages, per_sm = _SPLIT_TILES[tile]
+        programs = _MULTIPROCESSORS * per_sm
     if weight.group_size is not None:
         step, stages = _group_steps(weight.group_size, step, stages)
     tiles = math.ceil(outs / rows) * math.ceil(tokens / tile)

@@ -4,17 +4,18 @@ Programs walk over output tiles in groups of GROUP rows of tiles, so that what r
 shares its tiles in L2. Both operands have `in` as their contiguous axis, as Hopper's int8 WGMMA
 wants them.
 
-Where the last round of tiles would leave most programs idle, its tiles are cut along `in` (as
-stream-K does): the last program to finish a part adds up all of them, exact as integers are.
+Where tiles are too few, all of them or those of the last round, programs would idle: such tiles are
+cut along `in` (as stream-K does). The last program to finish a part adds up all of them, exact as
+integers are.
 
 With groups of scales a step of `in` lies in one group; its product is scaled and added in fp32, in
-ascending order.
+ascending order. Such sums depend on their order, so tiles stay whole.
 """
 
 # ruff: noqa: D103
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.packed_weight import PackedWeight
 
 # TMA wants rows that start at multiples of 16 bytes.
@@ -35,7 +37,7 @@ class GemmConfig:
     """Tile sizes [tokens, outs, ins], tiles per group, warps, stages; programs per SM or 0: all.
 
     registers: the most per thread, None for as many as the compiler likes. parts: the most that
-    tiles of the last round are cut into.
+    tiles are cut into where they are too few for all programs; not with groups of scales.
     """
 
     tokens: int
@@ -63,34 +65,40 @@ class Rounds:
 
 def rounds(tiles: int, ins: int, slots: int, config: GemmConfig) -> Rounds:
     """slots: programs that run at one time."""
-    programs = min(tiles, slots)
-    tail = tiles % programs
-    parts = min(config.parts, programs // tail, -(-ins // config.ins)) if tail else 1
+    tail = tiles % slots
+    parts = min(config.parts, slots // tail, -(-ins // config.ins)) if tail else 1
     if parts == 1:
-        return Rounds(programs, tiles)
+        return Rounds(min(tiles, slots), tiles)
     part_ins = -(-ins // (parts * config.ins)) * config.ins
-    return Rounds(programs, tiles - tail, tail, -(-ins // part_ins), part_ins)
+    # as long as steps are whole, fewer parts may do
+    parts = -(-ins // part_ins)
+    whole = tiles - tail
+    return Rounds(min(whole + tail * parts, slots), whole, tail, parts, part_ins)
 
 
 @triton.jit
-def _add_parts(sums, partial, arrived, i_part, PARTS: tl.constexpr):
+def _add_parts(sums, partial, arrived, m_row, i_part, parts):
     # (whether all parts of this tile have arrived, their sum). partial, arrived: of the tile
     BM: tl.constexpr = sums.shape[0]
     BN: tl.constexpr = sums.shape[1]
     p_part = partial + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-    tl.store(p_part + i_part * (BM * BN), sums)
+    m_part = m_row[:, None]
+    tl.store(p_part + i_part * (BM * BN), sums, mask=m_part)
     # all of this program's stores come before its arrival
     tl.debug_barrier()
-    is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == PARTS - 1
+    is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1
     if is_last:
-        for other in range(PARTS):
-            if other != i_part:
-                sums += tl.load(p_part + other * (BM * BN), cache_modifier=".cg")
+        for i_other in range(1, parts):
+            # every part but this program's own, which stays in registers: bringing the others to
+            # where it lies keeps all loads of a part in flight at one time
+            p_other = p_part + (i_part + i_other) % parts * (BM * BN)
+            sums += tl.load(p_other, mask=m_part, other=0, cache_modifier=".cg")
         tl.store(arrived, 0)
     return is_last, sums
 
 
-@triton.jit
+# one compilation for all numbers of tokens and tiles
+@triton.jit(do_not_specialize=["tokens", "whole", "units", "parts"])
 def gemm_kernel(
     x,
     w,
@@ -109,6 +117,7 @@ def gemm_kernel(
     arrived,
     whole,
     units,
+    parts,
     part_ins,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -117,15 +126,19 @@ def gemm_kernel(
     FLATTEN: tl.constexpr,
     FACTOR: tl.constexpr,
     SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
+    CUT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    # SIZE: columns that share a scale, a multiple of BK; None: all. units: whole tiles, then parts
+    # SIZE: columns that share a scale, a multiple of BK; None: all. units: whole tiles, then, if
+    # CUT, parts
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     tiles_m, tiles_n = tl.cdiv(tokens, BM), tl.cdiv(outs, BN)
     for i_unit in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=FLATTEN):
         i_tile, i_part, first_k, last_k = i_unit, 0, 0, ins
-        if PARTS > 1:
+        if CUT:
             i_tail = tl.maximum(i_unit - whole, 0)
-            i_tile, i_part = tl.minimum(i_unit, whole) + i_tail // PARTS, i_tail % PARTS
+            i_tile, i_part = tl.minimum(i_unit, whole) + i_tail // parts, i_tail % parts
             first_k = i_part * part_ins
             last_k = tl.where(i_unit < whole, ins, tl.minimum(first_k + part_ins, ins))
         in_group = GROUP * tiles_n
@@ -147,12 +160,14 @@ def gemm_kernel(
                 part = tl.dot(b_x, b_w.T, out_dtype=tl.int32)
                 sums += part.to(tl.float32) * b_s[None, :]
         is_last = True
-        if PARTS > 1:
+        if CUT:
             is_last = i_unit < whole
             if i_unit >= whole:
                 i_tail = i_tile - whole
-                p_partial = partial + i_tail.to(tl.int64) * (PARTS * BM * BN)
-                is_last, sums = _add_parts(sums, p_partial, arrived + i_tail, i_part, PARTS)
+                p_partial = partial + i_tail.to(tl.int64) * (parts * BM * BN)
+                is_last, sums = _add_parts(
+                    sums, p_partial, arrived + i_tail, o_row < tokens, i_part, parts
+                )
         if is_last:
             b_y = epilogue(
                 sums,
@@ -193,12 +208,15 @@ def gemm_w8a8(
     outs = len(codes)
     y = torch.empty(tokens, outs, dtype=dtype, device=x_q.device) if out is None else out
     tiles = triton.cdiv(tokens, config.tokens) * triton.cdiv(outs, config.outs)
+    if weight.group_size is not None:
+        config = replace(config, parts=1)
     cut = rounds(tiles, ins, config.per_sm * _multiprocessors(x_q.device) or tiles, config)
     partial = arrived = None
     if cut.parts > 1:
         count = cut.tail * cut.parts * config.tokens * config.outs
         partial = scratch(x_q.device, "tail sums", count, torch.int32)
         arrived = scratch(x_q.device, "tail counters", cut.tail, torch.int32)
+    overlap = overlaps(x_q.device)
     gemm_kernel[(cut.programs,)](
         TensorDescriptor.from_tensor(x_q, [config.tokens, config.ins]),
         TensorDescriptor.from_tensor(codes, [config.outs, config.ins]),
@@ -217,6 +235,7 @@ def gemm_w8a8(
         arrived,
         cut.whole,
         cut.whole + cut.tail * cut.parts,
+        cut.parts,
         cut.part_ins,
         BM=config.tokens,
         BN=config.outs,
@@ -225,7 +244,9 @@ def gemm_w8a8(
         FLATTEN=config.flatten,
         FACTOR=1.0 if weight.bits == 8 else 0.0625,
         SIZE=weight.group_size,
-        PARTS=cut.parts,
+        CUT=cut.parts > 1,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=config.registers,

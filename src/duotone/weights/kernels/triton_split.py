@@ -22,14 +22,22 @@ from torch import Tensor
 
 from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
-from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
+from duotone.weights.kernels.triton_overlap import (
+    fetch_to_l2,
+    overlaps,
+    start_next,
+    wait_for_previous,
+)
 from duotone.weights.kernels.triton_unpack import ASM, as_bfloat16, times_16
 from duotone.weights.packed_weight import PackedWeight
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Tile sizes [outs, tokens, ins], splits of `in`, warps, stages."""
+    """Tile sizes [outs, tokens, ins], splits of `in`, warps, stages.
+
+    ahead: steps whose weights are asked for, into L2, while the kernel before still runs.
+    """
 
     outs: int
     tokens: int
@@ -37,6 +45,7 @@ class SplitConfig:
     splits: int
     warps: int = 4
     stages: int = 4
+    ahead: int = 0
 
 
 @triton.jit
@@ -79,6 +88,17 @@ def _product(b_w, b_x, sums, BITS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.co
 
 
 @triton.jit
+def _fetch_steps(w, o_out, outs, ins, first, BK: tl.constexpr, STEPS: tl.constexpr):
+    # into L2, lines of 128 bytes of rows o_out from column `first` on
+    LINES: tl.constexpr = max(1, BK // 128)
+    p_row = w + tl.minimum(o_out, outs - 1).to(tl.int64)[:, None] * ins
+    for step in tl.static_range(STEPS):
+        o_line = first + step * BK + tl.arange(0, LINES) * 128
+        fetch_to_l2(p_row + tl.minimum(o_line, ins - 1)[None, :])
+
+
+# one compilation for all numbers of tokens of a tile
+@triton.jit(do_not_specialize=["tokens"])
 def split_kernel(
     x,
     w,
@@ -106,13 +126,17 @@ def split_kernel(
     SIZE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     # ins, split_ins, BK count elements of x and w as they are stored: bytes of packed weights. So
     # does SIZE, of a group of scales, a multiple of BK; None: one scale per channel.
     start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
     i_n, i_split, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_out = i_n * BN + tl.arange(0, BN)
+    first = i_split * split_ins
+    if OVERLAP and AHEAD > 0:
+        _fetch_steps(w, o_out, outs, ins, first, BK, AHEAD)
+    wait_for_previous(OVERLAP)
     o_row = i_t * BT + tl.arange(0, BT)
     o_in = tl.arange(0, BK)
     m_out, m_row = (o_out < outs)[:, None], (o_row < tokens)[:, None]
@@ -120,7 +144,6 @@ def split_kernel(
     p_x = x + o_row.to(tl.int64)[:, None] * x_stride
     product_type: tl.constexpr = tl.float32 if FLOAT else tl.int32
     sums = tl.zeros([BN, BT], product_type if SIZE is None else tl.float32)
-    first = i_split * split_ins
     for k in range(first, tl.minimum(first + split_ins, ins), BK):
         m_in = (k + o_in < ins)[None, :]
         b_w = tl.load(p_w + (k + o_in)[None, :], mask=m_out & m_in, other=0)
@@ -132,23 +155,26 @@ def split_kernel(
             part = _product(b_w, b_x, tl.zeros([BN, BT], product_type), BITS, FLOAT, ASM)
             sums += part.to(tl.float32) * b_s[:, None]
     mine = True
+    sums = sums.T
     if SPLITS > 1:
         tile = i_t * tl.num_programs(0) + i_n
-        o_tile = tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
-        p_tile = partial + tile.to(tl.int64) * (SPLITS * BN * BT) + o_tile
-        tl.store(p_tile + i_split * (BN * BT), sums)
+        p_tile = partial + tile.to(tl.int64) * (SPLITS * BN * BT)
+        p_tile += tl.arange(0, BT)[:, None] * BN + tl.arange(0, BN)[None, :]
+        tl.store(p_tile + i_split * (BN * BT), sums, mask=m_row)
         # all of this program's stores come before its arrival
         tl.debug_barrier()
         mine = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
         if mine:
-            sums = tl.load(p_tile, cache_modifier=".cg")
+            # in order, whoever adds; unrolled, so that all loads are in flight at one time
+            sums = tl.load(p_tile, mask=m_row, other=0, cache_modifier=".cg")
             for other in range(1, SPLITS):
-                sums += tl.load(p_tile + other * (BN * BT), cache_modifier=".cg")
+                p_other = p_tile + other * (BN * BT)
+                sums += tl.load(p_other, mask=m_row, other=0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
     if mine:
         factor: tl.constexpr = 0.0625 if BITS == 4 and not FLOAT else 1.0
         b_y = epilogue(
-            sums.T,
+            sums,
             o_row,
             o_out,
             tokens,
@@ -223,6 +249,7 @@ def split_linear(
         SIZE=size,
         ASM=ASM,
         OVERLAP=overlap,
+        AHEAD=config.ahead,
         launch_pdl=overlap,
         num_warps=config.warps,
         num_stages=config.stages,
