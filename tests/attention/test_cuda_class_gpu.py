@@ -220,8 +220,8 @@ TINY = {
 }
 
 
-# Relative RMS: kernels find levels but for a last bit, and of turned values a code may flip.
-LEVEL_ERROR, TURNED_ERROR = 1e-3, 2e-2
+# Relative RMS: kernels find levels but for last bits and ties; codes of turned values may flip.
+LEVEL_ERROR, TURNED_ERROR = 1e-2, 2e-2
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -55,9 +55,10 @@ def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
     def gemm(parts: int) -> None:
         p = random_problem(300, 256, 3584, 8, group=group)
         given = (p.x_q, p.row_scale, p.weight.codes, p.weight, None, None, torch.bfloat16)
-        # six tiles in rounds of four: two are left
-        with mock.patch.object(triton_gemm, "_multiprocessors", return_value=4):
-            triton_gemm.gemm_w8a8(*given, replace(gemm_config(300, p.weight), parts=parts))
+        config = replace(gemm_config(1024 if parts == 1 else 300, p.weight), parts=parts)
+        # twelve tiles of 128 x 64 in rounds of five: two are left
+        with mock.patch.object(triton_gemm, "_multiprocessors", return_value=5):
+            triton_gemm.gemm_w8a8(*given, config)
 
     return {
         "gemv_kernel, 4 bits": lambda: gemv(4),
@@ -284,9 +285,7 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     bases = [one for name, one in found.items() if name.startswith(("base_", "columns_"))]
     assert all(one["tensor cores of a warp group"] for one in bases), found
     assert not any(one["bytes loaded singly"] for one in bases), found
-    # Who adds up parts holds two tiles of sums for a moment, behind the loop.
-    spilling = {name for name, one in found.items() if one["spills"]}
-    assert spilling <= {"gemm_kernel, parts"}, found
+    assert not [name for name, one in found.items() if one["spills"]], found
 
 
 if __name__ == "__main__":

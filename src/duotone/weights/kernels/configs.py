@@ -14,7 +14,7 @@ from duotone.weights.kernels.triton_split import SplitConfig
 from duotone.weights.packed_weight import PackedWeight
 
 # Up to how many tokens the weight is read in splits, by bits; above, tiles of a full product.
-MAX_SPLIT_TOKENS = {4: 512, 8: 64}
+MAX_SPLIT_TOKENS = {4: 512, 8: 127}
 MAX_FLOAT_SPLIT_TOKENS = 64
 _MULTIPROCESSORS = 132
 # Programs of a split kernel that an H200 keeps busy.
@@ -26,24 +26,28 @@ _MANY_OUTS, _MANY_INS = 16384, 8192
 _MAX_GROUP_STEP = 128
 _MAX_STAGES = 8
 # W8A8 in splits, by a tile's tokens: its outs, ins, warps, stages, and programs at one time on a
-# multiprocessor, as many as its shared memory holds.
+# multiprocessor.
 _SPLIT_TILES = {
-    16: (64, 128, 4, 4, 4),
-    32: (64, 128, 4, 4, 4),
-    64: (128, 128, 8, 4, 2),
-    128: (128, 128, 8, 4, 1),
+    16: (128, 256, 8, 3, 1),
+    32: (128, 256, 8, 3, 1),
+    64: (128, 256, 8, 3, 1),
+    128: (64, 128, 4, 4, 2),
 }
 _MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
-# W8A8's tiles: up to so many tokens; where every multiprocessor has a tile at most (parts of them
-# then fill all, and few programs need many bytes in flight each); where there are more tiles.
-_GEMM_TILES = (
-    (
-        64,
-        GemmConfig(64, 128, 256, warps=4, stages=4, per_sm=1, parts=4),
+# W8A8's tiles, up to so many tokens: the first that all run at one time; few of them are cut into
+# parts, and have many bytes in flight each.
+_FULL_TILE = 64
+_ONE_ROUND = {
+    _FULL_TILE: (
+        GemmConfig(64, 32, 256, warps=4, stages=4, per_sm=2, parts=2),
         GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
     ),
-    (512, GemmConfig(128, 128, 128, warps=8, stages=6, per_sm=1, parts=4), _MANY_TOKENS),
-)
+    512: (
+        GemmConfig(128, 64, 256, warps=4, stages=4, per_sm=1, parts=2),
+        GemmConfig(128, 128, 128, warps=8, stages=6, per_sm=1, parts=4),
+        GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
+    ),
+}
 
 
 def preferred(tokens: int, bits: int) -> tuple[str, ...]:
@@ -52,7 +56,9 @@ def preferred(tokens: int, bits: int) -> tuple[str, ...]:
     many = "w4a8-scratch" if bits == 4 else "w8a8"
     if tokens == 1:
         return ("gemv", few, many)
-    return (few, many) if tokens <= MAX_SPLIT_TOKENS[bits] else (many, few)
+    # TMA is slow where rows are missing: tiles pay from the first that is full
+    full = bits == 8 and tokens == _FULL_TILE
+    return (many, few) if full or tokens > MAX_SPLIT_TOKENS[bits] else (few, many)
 
 
 def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:
@@ -63,10 +69,10 @@ def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:
         step, stages = _group_steps(weight.group_size, 128, 3)
         return GemmConfig(64, 128, step, warps=4, stages=stages, per_sm=3, registers=168)
     outs = weight.shape[0]
-    for most, few_tiles, many_tiles in _GEMM_TILES:
-        if tokens <= most:
-            tiles = math.ceil(tokens / few_tiles.tokens) * math.ceil(outs / few_tiles.outs)
-            return few_tiles if tiles <= _MULTIPROCESSORS else many_tiles
+    for config in next((each for most, each in _ONE_ROUND.items() if tokens <= most), ()):
+        tiles = math.ceil(tokens / config.tokens) * math.ceil(outs / config.outs)
+        if tiles <= config.per_sm * _MULTIPROCESSORS:
+            return config
     if outs < 256:
         return GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0)
     return _MANY_TOKENS

@@ -146,11 +146,14 @@ def gemm_kernel(
         size = tl.minimum(tiles_m - first, GROUP)
         i_m = first + i_tile % in_group % size
         i_n = i_tile % in_group // size
-        o_row = i_m * BM + tl.arange(0, BM)
+        # the last tile of rows starts where it ends with them: rows beyond the tensor cost TMA more
+        # than real ones, and those of two tiles get the same numbers twice
+        first_row = tl.minimum(i_m * BM, tl.maximum(tokens - BM, 0))
+        o_row = first_row + tl.arange(0, BM)
         o_out = i_n * BN + tl.arange(0, BN)
         sums = tl.zeros([BM, BN], tl.int32 if SIZE is None else tl.float32)
         for k in range(first_k, last_k, BK):
-            b_x = x.load([i_m * BM, k])
+            b_x = x.load([first_row, k])
             b_w = w.load([i_n * BN, k])
             if SIZE is None:
                 sums = tl.dot(b_x, b_w.T, sums, out_dtype=tl.int32)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duotone.weights.kernels.hadamard_table import folded
+from duotone.weights.kernels.hadamard_table import TILE, folded
 from duotone.weights.kernels.triton_hadamard_base import BaseConfig, base_units
 from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig, base_columns
 from duotone.weights.kernels.triton_sylvester import sylvester_rows
@@ -22,14 +22,19 @@ from duotone.weights.kernels.triton_sylvester import sylvester_rows
 
 @dataclass(frozen=True)
 class HadamardConfig:
-    """few_units: up to how many (a block of a row each) two launches are faster than one."""
+    """few_units: up to how many (a block of a row each) two launches are faster than one.
 
-    few_units: int = 64
-    many: BaseConfig = field(default_factory=BaseConfig)
+    many: None for what the number of units asks for.
+    """
+
+    few_units: int = 15
+    many: BaseConfig | None = None
     few: ColumnsConfig = field(default_factory=ColumnsConfig)
 
 
 DEFAULT = HadamardConfig()
+# Up to so many units latency counts: tiles of the base are fetched ahead. Beyond, programs hide it.
+_MIDDLE_UNITS = 512
 
 
 def hadamard_rows(
@@ -59,7 +64,8 @@ def hadamard_rows(
         return y, x0
     rows, p = folded(m, p)
     if tokens * blocks > config.few_units and x.dtype != torch.float32:
-        base_units(x, y, x0, blocks, base, rows, p, norm, scale, config.many, **given)
+        many = config.many or _base_config(tokens * blocks, rows)
+        base_units(x, y, x0, blocks, base, rows, p, norm, scale, many, **given)
         return y, x0
     half = torch.empty(tokens, padded, dtype=torch.float32, device=x.device)
     sylvester_rows(x, half, blocks * rows, p, 1.0, **given)
@@ -67,3 +73,9 @@ def hadamard_rows(
     parts = 3 if x.dtype == torch.float32 else 2
     base_columns(half, y, x0, blocks, base, rows, p, norm, scale, parts, config.few)
     return y, x0
+
+
+def _base_config(units: int, rows: int) -> BaseConfig:
+    if units <= _MIDDLE_UNITS:
+        return BaseConfig(stages=2, per_sm=2)
+    return BaseConfig(per_sm=4 if rows <= TILE else 3)
