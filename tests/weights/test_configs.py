@@ -5,7 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-from duotone.weights.kernels.configs import gemm_config, gemv_config, preferred, split_config
+from duotone.weights.kernels.configs import (
+    gemm_config,
+    gemm_pieces,
+    gemv_config,
+    preferred,
+    split_config,
+)
 from duotone.weights.kernels.triton_gemm import GemmConfig, rounds
 from duotone.weights.kernels.triton_gemv import GemvConfig
 from duotone.weights.kernels.triton_split import SplitConfig
@@ -28,6 +34,30 @@ def weight(name: str, group: int | None = None) -> PackedWeight:
 def test_many_tokens() -> None:
     best = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
     assert all(gemm_config(8192, weight(name)) == best for name in SHAPES)
+
+
+def test_a_round_that_would_be_near_empty_is_a_product_of_smaller_tiles() -> None:
+    # 576 tiles of 128 x 128, 264 at one time: 48 are left
+    outs, ins = SHAPES["qkv"]
+    (first, large), (second, small) = gemm_pieces(2048, eight_bits(outs, ins))
+    assert (first, second) == (slice(4224), slice(4224, 4608))
+    assert 4224 // large.outs * 2048 // large.tokens == 2 * 264
+    assert 384 // small.outs * 2048 // small.tokens <= small.per_sm * 132
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outs"), [(2048, 37888), (8192, 4608), (2048, 3584), (300, 100), (70, 4096)]
+)
+def test_other_products_are_in_one_piece(tokens: int, outs: int) -> None:
+    assert [part for part, _ in gemm_pieces(tokens, eight_bits(outs, 512))] == [slice(outs)]
+
+
+@pytest.mark.parametrize(("tokens", "outs"), [(1024, 4608), (2100, 4700), (1500, 5000)])
+def test_pieces_are_all_channels_once(tokens: int, outs: int) -> None:
+    pieces = gemm_pieces(tokens, eight_bits(outs, 512))
+    covered = [i for part, _ in pieces for i in range(outs)[part]]
+    assert covered == list(range(outs))
+    assert all(part.stop > (part.start or 0) for part, _ in pieces)
 
 
 @pytest.mark.parametrize(("group", "step"), [(32, 32), (64, 64), (128, 128), (256, 128)])

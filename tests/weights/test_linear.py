@@ -84,6 +84,21 @@ def test_all_kernels_are_exact(impl: str, tokens: int) -> None:
                 torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
+@needs_kernels
+@pytest.mark.parametrize(("bits", "impl"), [(8, "w8a8"), (4, "w4a8-scratch")])
+def test_products_in_pieces_are_exact(
+    bits: int, impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from duotone.weights.kernels import configs
+
+    monkeypatch.setattr(configs, "_MULTIPROCESSORS", 10)
+    problem = random_problem(530, 640, 128, bits, split=True, bias=True)
+    # 5 x 5 tiles, twenty at one time: five are left
+    assert len(configs.gemm_pieces(530, problem.weight)) == 2
+    y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
+    torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+
+
 def check_grouped(impl: str, tokens: int, outs: int, ins: int, group: int) -> None:
     """Both widths where `impl` takes them; one that adds in the reference's order is exact."""
     for bits in (4, 8):

@@ -231,24 +231,40 @@ def _float_split(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor
 
 
 def _run_w8a8(
-    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, out: Tensor | None
+    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
 ) -> Tensor:
-    from duotone.weights.kernels import configs
-    from duotone.weights.kernels.triton_gemm import gemm_w8a8
-
-    config = configs.gemm_config(len(x_q), weight)
-    return gemm_w8a8(x_q, row_scale, weight.codes, weight, *rest, config, out)
+    return _tiled(x_q, row_scale, weight.codes, weight, *rest, **out)
 
 
 def _run_scratch(
-    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, out: Tensor | None
+    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
 ) -> Tensor:
-    from duotone.weights.kernels import configs
-    from duotone.weights.kernels.triton_gemm import gemm_w8a8
     from duotone.weights.kernels.triton_scratch import unpacked_times_16
 
-    config = configs.gemm_config(len(x_q), weight)
-    return gemm_w8a8(x_q, row_scale, unpacked_times_16(weight), weight, *rest, config, out)
+    return _tiled(x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
+
+
+def _tiled(
+    x_q: Tensor,
+    row_scale: Tensor,
+    codes: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    out: Tensor | None,
+) -> Tensor:
+    """By tiles of int8 `codes`, which may be the weight's times 16."""
+    from duotone.weights.kernels import configs
+    from duotone.weights.kernels.triton_gemm import gemm_w8a8
+
+    if out is None:
+        out = torch.empty(len(x_q), len(codes), dtype=dtype, device=x_q.device)
+    for part, config in configs.gemm_pieces(len(x_q), weight):
+        own = None if bias is None else bias[part]
+        given = (codes[part], weight.rows(part), x0, own, dtype, config, out[:, part])
+        gemm_w8a8(x_q, row_scale, *given)
+    return out
 
 
 def _run_int_mm(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:

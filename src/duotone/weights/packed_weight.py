@@ -71,6 +71,11 @@ class PackedWeight:
         rows, columns = self.codes.shape
         return rows, columns * 8 // self.bits
 
+    def rows(self, part: slice) -> PackedWeight:
+        """The channels of `part`, a view."""
+        w0 = None if self.w0 is None else self.w0[part]
+        return replace(self, codes=self.codes[part], scale=self.scale[part], w0=w0)
+
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and the split column."""

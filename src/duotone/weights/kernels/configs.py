@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -37,6 +38,8 @@ _MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
 # W8A8's tiles, up to so many tokens: the first that all run at one time; few of them are cut into
 # parts, and have many bytes in flight each.
 _FULL_TILE = 64
+# Behind more rounds of tiles a last one that is near empty does not matter.
+_FEW_ROUNDS = 4
 _ONE_ROUND = {
     _FULL_TILE: (
         GemmConfig(64, 32, 256, warps=4, stages=4, per_sm=2, parts=2),
@@ -69,13 +72,41 @@ def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:
         step, stages = _group_steps(weight.group_size, 128, 3)
         return GemmConfig(64, 128, step, warps=4, stages=stages, per_sm=3, registers=168)
     outs = weight.shape[0]
-    for config in next((each for most, each in _ONE_ROUND.items() if tokens <= most), ()):
-        tiles = math.ceil(tokens / config.tokens) * math.ceil(outs / config.outs)
-        if tiles <= config.per_sm * _MULTIPROCESSORS:
-            return config
+    for most, configs in _ONE_ROUND.items():
+        if tokens <= most:
+            found = _first_of_one_round(configs, tokens, outs)
+            if found is not None:
+                return found
+            break
     if outs < 256:
         return GemmConfig(128, 128, 128, warps=4, stages=4, per_sm=0)
     return _MANY_TOKENS
+
+
+def gemm_pieces(tokens: int, weight: PackedWeight) -> list[tuple[slice, GemmConfig]]:
+    """(Channels of the weight, tiles) of one product, or of two where a round would be near empty.
+
+    The first of two has whole rounds of large tiles, the other, of smaller ones, runs at one time.
+    """
+    config, outs = gemm_config(tokens, weight), weight.shape[0]
+    tiles_m, tiles_n = math.ceil(tokens / config.tokens), math.ceil(outs / config.outs)
+    slots = config.per_sm * _MULTIPROCESSORS
+    whole, tail = divmod(tiles_m * tiles_n, slots) if slots else (0, 0)
+    if 1 <= whole <= _FEW_ROUNDS and 0 < tail <= slots // 4 and weight.group_size is None:
+        cut = whole * slots // tiles_m * config.outs
+        smaller = _first_of_one_round(_ONE_ROUND[512], tokens, outs - cut)
+        if cut and smaller is not None:
+            return [(slice(cut), config), (slice(cut, outs), smaller)]
+    return [(slice(outs), config)]
+
+
+def _first_of_one_round(configs: Iterable[GemmConfig], tokens: int, outs: int) -> GemmConfig | None:
+    """The first whose tiles all run at one time."""
+    for config in configs:
+        tiles = math.ceil(tokens / config.tokens) * math.ceil(outs / config.outs)
+        if tiles <= config.per_sm * _MULTIPROCESSORS:
+            return config
+    return None
 
 
 def gemv_config(weight: PackedWeight) -> GemvConfig:
