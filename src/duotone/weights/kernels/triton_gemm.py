@@ -30,6 +30,9 @@ from duotone.weights.packed_weight import PackedWeight
 
 # TMA wants rows that start at multiples of 16 bytes.
 TMA_BYTES = 16
+# Beyond, programs that are there before their input cost more than the gap between launches: chains
+# of a row kernel and a product took 10 to 17 % longer (LOG.md, W8A8 for batches).
+OVERLAP_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ def gemm_w8a8(
         count = cut.tail * cut.parts * config.tokens * config.outs
         partial = scratch(x_q.device, "tail sums", count, torch.int32)
         arrived = scratch(x_q.device, "tail counters", cut.tail, torch.int32)
-    overlap = overlaps(x_q.device)
+    overlap = tokens <= OVERLAP_TOKENS and overlaps(x_q.device)
     gemm_kernel[(cut.programs,)](
         TensorDescriptor.from_tensor(x_q, [config.tokens, config.ins]),
         TensorDescriptor.from_tensor(codes, [config.outs, config.ins]),
