@@ -10,6 +10,9 @@ integers are.
 
 With groups of scales a step of `in` lies in one group; its product is scaled and added in fp32, in
 ascending order. Such sums depend on their order, so tiles stay whole.
+
+Its programs fill the device, and being there before their input is costs more than the gap between
+launches: unlike those for few tokens, it does not overlap the launch ahead (LOG.md).
 """
 
 # ruff: noqa: D103
@@ -25,14 +28,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
-from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.packed_weight import PackedWeight
 
 # TMA wants rows that start at multiples of 16 bytes.
 TMA_BYTES = 16
-# Beyond, programs that are there before their input cost more than the gap between launches: chains
-# of a row kernel and a product took 10 to 17 % longer (LOG.md, W8A8 for batches).
-OVERLAP_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,9 @@ def gemm_kernel(
     FACTOR: tl.constexpr,
     SIZE: tl.constexpr,
     CUT: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     # SIZE: columns that share a scale, a multiple of BK; None: all. units: whole tiles, then, if
     # CUT, parts
-    start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
     tiles_m, tiles_n = tl.cdiv(tokens, BM), tl.cdiv(outs, BN)
     for i_unit in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=FLATTEN):
         i_tile, i_part, first_k, last_k = i_unit, 0, 0, ins
@@ -222,7 +218,6 @@ def gemm_w8a8(
         count = cut.tail * cut.parts * config.tokens * config.outs
         partial = scratch(x_q.device, "tail sums", count, torch.int32)
         arrived = scratch(x_q.device, "tail counters", cut.tail, torch.int32)
-    overlap = tokens <= OVERLAP_TOKENS and overlaps(x_q.device)
     gemm_kernel[(cut.programs,)](
         TensorDescriptor.from_tensor(x_q, [config.tokens, config.ins]),
         TensorDescriptor.from_tensor(codes, [config.outs, config.ins]),
@@ -251,8 +246,6 @@ def gemm_w8a8(
         FACTOR=1.0 if weight.bits == 8 else 0.0625,
         SIZE=weight.group_size,
         CUT=cut.parts > 1,
-        OVERLAP=overlap,
-        launch_pdl=overlap,
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=config.registers,
