@@ -185,11 +185,15 @@ def test_the_throughput_in_the_readme_is_that_of_its_files():
         at = result["configuration"]
         key = (result["model"]["name"], at["visual"], at["budget_bytes"])
         speeds.setdefault(key, {})[at["row"]] = result["decode_tokens_per_s"]
-    ratios = [
-        speed / rows["16-bit"]
-        for rows in speeds.values()
-        for row, speed in rows.items()
-        if row in ("1-bit visual", "1-bit visual, 2-bit text")
-    ]
+
+    def ratios_of(*names: str) -> list[float]:
+        found = (
+            (row, speed / rows["16-bit"]) for rows in speeds.values() for row, speed in rows.items()
+        )
+        return [ratio for row, ratio in found if row in names]
+
+    ratios = ratios_of("1-bit visual", "1-bit visual, 2-bit text")
+    integer = ratios_of("1-bit visual, 2-bit text, W8A8")
     readme = " ".join((home / "README.md").read_text().split())
     assert f"decodes {min(ratios):.1f} to {max(ratios):.0f} times the tokens per second" in readme
+    assert f"with W8A8 weights too {min(integer):.1f} to {max(integer):.0f} times" in readme

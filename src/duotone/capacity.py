@@ -18,7 +18,7 @@ PREFILL_TOKENS = 2048
 # What the allocator rounds up, the workspaces of matrix products, and what graphs keep.
 WORKSPACE_BYTES = 300 << 20
 # Of `Machine`, what `duotone bench throughput` measures itself.
-MEASURED_RATES = ("copy_bytes_per_s", "operations_per_s", "integer_operations_per_s")
+MEASURED_RATES = ("copy_bytes_per_s", "operations_per_s")
 
 
 @dataclass(frozen=True)

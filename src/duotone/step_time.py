@@ -26,8 +26,9 @@ WEIGHT_BITS = {"bf16": 16, "w8a8": 8, "w4a8": 4}
 class Machine:
     """Rates of one GPU, and what a step costs beside them.
 
-    copy_bytes_per_s, operations_per_s, integer_operations_per_s: measured by a large copy, a large
-    product in bfloat16 and one in int8.
+    copy_bytes_per_s, operations_per_s: measured by a large copy and a large product in bfloat16.
+    integer_operations_per_s: the most that int8 products of ours reach (docs/mquant.md), which is
+        more than cuBLASLt's.
     product_share, integer_share: of the latter two, what products with a batch's few rows reach.
     layer_s: time per layer that neither bytes nor operations explain (small kernels, tails).
     dense_layer_s, segment_s: the same of attention to a 16-bit cache, and to each segment of a
@@ -37,15 +38,14 @@ class Machine:
     shared_share: of packed groups whose codes layers share, which come in pieces.
     wide_share: what is left of span and segment where kv heads have more than four q heads.
 
-    Fitted to the measurements in results/throughput, of one H200; but the two of integers are
-    estimates, until rows with quantized weights have been measured.
+    Fitted to the measurements in results/throughput, of one H200.
     """
 
     copy_bytes_per_s: float = 4.25e12
     operations_per_s: float = 800e12
-    integer_operations_per_s: float = 1500e12
+    integer_operations_per_s: float = 1450e12
     product_share: float = 0.74
-    integer_share: float = 0.6
+    integer_share: float = 0.5
     layer_s: float = 26e-6
     dense_layer_s: float = 17e-6
     segment_s: float = 12.5e-6
