@@ -249,6 +249,26 @@ def test_an_interrupted_run_goes_on_with_the_unit_it_was_at(name, tmp_path):
     assert torch.equal(logits(again.model, inputs), logits(wanted.model, inputs))
 
 
+def test_an_interruption_says_what_is_kept(tmp_path):
+    loaded, kept = tiny_loaded(), tmp_path / "partial"
+
+    def interrupt(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quantize_model(
+            loaded.model,
+            get_recipe("rtn-w8a8"),
+            tiny_data(loaded),
+            partial=kept,
+            progress=interrupt,
+        )
+    (note,) = caught.value.__notes__
+    assert note.startswith("interrupted: 2 of ")
+    assert f"units are kept in {kept}; the same command goes on there" in note
+
+
 def test_a_partial_folder_of_something_else_is_refused_or_begun_anew(tmp_path):
     loaded, kept = tiny_loaded(), tmp_path / "partial"
     recipe = get_recipe("rtn-w8a8")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,19 @@ class Partial:
         """The quantization is finished."""
         if self.folder is not None:
             shutil.rmtree(self.folder)
+
+    @contextmanager
+    def noted(self, total: int) -> Iterator[None]:
+        """Work on `total` units whose interruption carries a note of what is kept."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if self.folder is not None:
+                interrupt.add_note(
+                    f"interrupted: {len(list(self.folder.glob('unit-*.safetensors')))} of {total} "
+                    f"units are kept in {self.folder}; the same command goes on there"
+                )
+            raise
 
     def _file(self, number: int) -> Path:
         return self.folder / f"unit-{number:04d}.safetensors"

@@ -68,7 +68,8 @@ def quantize_model(
     found = _prepared(model, found, recipe, runs)
     units = units_of(model, found, recipe.parts)
     runs.impl = impl
-    lines = _all_units(runs, units, recipe, kept, progress, say)
+    with kept.noted(len(units)):
+        lines = _all_units(runs, units, recipe, kept, progress, say)
     header = _header(name, base, recipe, calibration)
     report = {**header, "bytes": {"before": before, "after": part_bytes(model, found)}}
     mark_quantized(model, modality, report)

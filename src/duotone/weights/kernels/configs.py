@@ -35,21 +35,22 @@ _SPLIT_TILES = {
     128: (64, 128, 4, 4, 2),
 }
 _MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
-# W8A8's tiles, up to so many tokens: the first that all run at one time; few of them are cut into
-# parts, and have many bytes in flight each.
 _FULL_TILE = 64
 # Behind more rounds of tiles a last one that is near empty does not matter.
 _FEW_ROUNDS = 4
+# W8A8's tiles, up to so many tokens: the first that all run at one time; few of them are cut into
+# parts, and have many bytes in flight each.
+_FEW_TILES = (
+    GemmConfig(128, 64, 256, warps=4, stages=4, per_sm=1, parts=2),
+    GemmConfig(128, 128, 128, warps=8, stages=6, per_sm=1, parts=4),
+    GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
+)
 _ONE_ROUND = {
     _FULL_TILE: (
         GemmConfig(64, 32, 256, warps=4, stages=4, per_sm=2, parts=2),
         GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
     ),
-    512: (
-        GemmConfig(128, 64, 256, warps=4, stages=4, per_sm=1, parts=2),
-        GemmConfig(128, 128, 128, warps=8, stages=6, per_sm=1, parts=4),
-        GemmConfig(64, 128, 128, warps=4, stages=4, per_sm=2),
-    ),
+    512: _FEW_TILES,
 }
 
 
@@ -94,7 +95,7 @@ def gemm_pieces(tokens: int, weight: PackedWeight) -> list[tuple[slice, GemmConf
     whole, tail = divmod(tiles_m * tiles_n, slots) if slots else (0, 0)
     if 1 <= whole <= _FEW_ROUNDS and 0 < tail <= slots // 4 and weight.group_size is None:
         cut = whole * slots // tiles_m * config.outs
-        smaller = _first_of_one_round(_ONE_ROUND[512], tokens, outs - cut)
+        smaller = _first_of_one_round(_FEW_TILES, tokens, outs - cut)
         if cut and smaller is not None:
             return [(slice(cut), config), (slice(cut, outs), smaller)]
     return [(slice(outs), config)]
