@@ -1,6 +1,6 @@
 """Speed of the whole Qwen2-VL-7B with random weights, transformers' modules: MQuant's Table 3.
 
-    python benchmarks/mquant_model.py --out DIR                     model.json, two to three minutes
+    python benchmarks/mquant_model.py --out DIR                     model.json, under two minutes
     python benchmarks/mquant_model.py --out DIR --layers 2 --tokens 2048
     python benchmarks/mquant_model.py --out DIR --tiny              a CPU will do: does it run?
 

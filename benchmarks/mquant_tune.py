@@ -20,21 +20,17 @@ from duotone.provenance import stamp
 from duotone.weights.kernels.configs import one
 from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
 from duotone.weights.kernels.triton_gemv import GemvConfig, gemv
-from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
-from duotone.weights.kernels.triton_hadamard_base import BaseConfig
-from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig
 from duotone.weights.kernels.triton_scratch import unpacked_times_16
 from duotone.weights.kernels.triton_split import SplitConfig, split_linear
 from duotone.weights.linear import linear_float, linear_int
-from duotone.weights.online_hadamard import hadamard_quantize
 from duotone.weights.packed_weight import PackedWeight
 
 import mquant_cases as cases
 import mquant_tune_batch as batch
+import mquant_tune_hadamard as hadamard
 
 REPEATS = 5
 NAMES = ("gate_up", "down", "qkv")
-PREPARE = "prepare static"
 # Products of libraries, for comparison.
 COMPARED = ("bf16", "int_mm")
 
@@ -51,9 +47,8 @@ class Trial:
 
 def launch(trial: Trial, c: cases.Linear) -> Tensor:
     """The kernel that is tried."""
-    if trial.kind == PREPARE:
-        x, given = before_hadamard(c)
-        return hadamard_rows(x, *cases.transform(c.ins), config=trial.config, **given)[0]
+    if trial.kind == hadamard.KIND:
+        return hadamard.codes(c, trial.config)
     if trial.kind == "bf16":
         return F.linear(c.input, c.dense)
     if trial.kind == "int_mm":
@@ -69,14 +64,6 @@ def launch(trial: Trial, c: cases.Linear) -> Tensor:
     return run_kernel(c.codes, c.rows, weight, *ends)
 
 
-def before_hadamard(c: cases.Linear) -> tuple[Tensor, dict[str, Any]]:
-    """What stands before the codes of a transformed input."""
-    if c.before != "gate":
-        return c.x, {"scale": c.rows, "activation": c.before}
-    gate, up = c.x.chunk(2, 1)
-    return gate, {"scale": c.rows, "activation": "silu", "up": up}
-
-
 def weight_of(kind: str, c: cases.Linear) -> PackedWeight:
     """The weight that this kind multiplies with."""
     if "g128" in kind or kind.startswith("w4a16"):
@@ -86,10 +73,8 @@ def weight_of(kind: str, c: cases.Linear) -> PackedWeight:
 
 def reference(kind: str, c: cases.Linear) -> Tensor:
     """What it must give."""
-    if kind == PREPARE:
-        x, given = before_hadamard(c)
-        sizes = cases.transform(c.ins)
-        return hadamard_quantize(x, given.pop("scale"), *sizes, impl="reference", **given)[0].codes
+    if kind == hadamard.KIND:
+        return hadamard.reference(c)
     if kind in COMPARED:
         return launch(Trial(kind, "", 0, None), c)
     weight = weight_of(kind, c)
@@ -101,17 +86,8 @@ def reference(kind: str, c: cases.Linear) -> Tensor:
 
 
 def hadamard_trials() -> Iterator[Trial]:
-    """Activation, online Hadamard and codes: one launch, or two of small programs."""
-    many = [(4, 1, 3), (8, 1, 2), (4, 2, 2), (4, 1, 4), (8, 1, 1), (4, 1, 2), (8, 2, 1), (4, 3, 1)]
-    few = [(16, 4), (32, 4), (32, 8), (64, 4), (16, 8)]
-    one_launch = [HadamardConfig(0, many=BaseConfig(*each)) for each in many]
-    two = [HadamardConfig(1 << 30, few=ColumnsConfig(*each)) for each in few]
-    for single, double in zip_longest(one_launch, two):
-        for name, tokens in product(("down", "fc2"), (1, 16, 64, 256, 2048, 8192)):
-            if tokens >= 16 and single is not None:
-                yield Trial(PREPARE, name, tokens, single)
-            if tokens <= 2048 and double is not None:
-                yield Trial(PREPARE, name, tokens, double)
+    """Activation, online Hadamard and codes."""
+    yield from (Trial(*given) for given in hadamard.candidates())
 
 
 def batch_trials() -> Iterator[Trial]:
@@ -278,7 +254,7 @@ def tried(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> dict[str, A
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {error}"[:200]}
     outs, ins, _ = cases.shape_of(trial.linear)
-    if trial.kind == PREPARE:
+    if trial.kind == hadamard.KIND:
         return row | {"us": round(us, 2), "max_error": error}
     tops = 2 * trial.tokens * outs * ins / us / 1e6
     return row | {"us": round(us, 2), "tops": round(tops, 1), "max_error": error}
@@ -290,7 +266,7 @@ def problems(trial: Trial, kept: dict[tuple, Any], clock: CudaClock) -> tuple[li
     if key not in kept:
         outs, ins, before = cases.shape_of(trial.linear)
         # what a Hadamard reads was written just before
-        large = trial.tokens > 2048 or trial.kind == PREPARE
+        large = trial.tokens > 2048 or trial.kind == hadamard.KIND
         nbytes = int(outs * ins * weight_bytes(trial.kind))
         count = 2 if large else rotated_count(nbytes, clock.free_bytes())
         linears = [cases.Linear(outs, ins, before, trial.tokens) for _ in range(count)]

@@ -102,17 +102,17 @@ def gemm_configs(name: str, tokens: int) -> list[GemmConfig]:
 
 
 def split_configs(name: str, tokens: int) -> list[SplitConfig]:
-    """Tiles with about two, four and one programs per multiprocessor; fetching ahead last."""
+    """Tiles with about two, four and one programs per multiprocessor."""
     if tokens > max(SPLIT_TILES):
         return []
     outs, ins, _ = cases.shape_of(name)
     tile = max(16, 1 << (tokens - 1).bit_length())
     found = {}
-    for per_sm, ahead in ((2, 0), (4, 0), (1, 0), (4, 4), (2, 4)):
+    for per_sm in (2, 4, 1):
         for rows, step, warps, stages in SPLIT_TILES[tile]:
             most = min(per_sm * MULTIPROCESSORS // -(-outs // rows), ins // max(MIN_INS, 2 * step))
             splits = max((s for s in SPLITS if s <= most), default=1)
-            found[SplitConfig(rows, tile, step, splits, warps, stages, ahead)] = None
+            found[SplitConfig(rows, tile, step, splits, warps, stages)] = None
     return list(found)
 
 

@@ -38,7 +38,7 @@ mquant() {
   keep
   python benchmarks/mquant_model.py --out /tmp/results/mquant
   keep
-  python benchmarks/mquant_speed.py --out /tmp/results/mquant --tune 60
+  python benchmarks/mquant_speed.py --out /tmp/results/mquant --tune 200
   keep
 }
 

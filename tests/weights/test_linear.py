@@ -190,7 +190,7 @@ def test_tiles_with_groups_of_scales_stay_whole() -> None:
 def test_splits_write_only_the_rows_there_are(tokens: int) -> None:
     from duotone.weights.kernels.triton_split import SplitConfig, split_linear
 
-    config = SplitConfig(32, 32, 64, splits=5, ahead=2)
+    config = SplitConfig(32, 32, 64, splits=5)
     for _ in range(2):
         problem = random_problem(tokens, 70, 1104, 8, split=True, bias=True)
         y = split_linear(*problem.arguments, torch.float32, config)

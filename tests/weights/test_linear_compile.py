@@ -47,17 +47,12 @@ def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
         config = split_config(tokens, p.weight)
         triton_split.split_linear(*p.arguments, torch.bfloat16, config)
 
-    def ahead() -> None:
-        p = random_problem(16, 256, 3584, 8)
-        config = replace(split_config(16, p.weight), ahead=3)
-        triton_split.split_linear(*p.arguments, torch.bfloat16, config)
-
     def gemm(parts: int) -> None:
         p = random_problem(300, 256, 3584, 8, group=group)
         given = (p.x_q, p.row_scale, p.weight.codes, p.weight, None, None, torch.bfloat16)
         config = replace(gemm_config(1024 if parts == 1 else 300, p.weight), parts=parts)
         # twelve tiles of 128 x 64 in rounds of five: two are left
-        with mock.patch.object(triton_gemm, "_multiprocessors", return_value=5):
+        with mock.patch.object(triton_gemm, "multiprocessors", return_value=5):
             triton_gemm.gemm_w8a8(*given, config)
 
     return {
@@ -66,7 +61,6 @@ def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
         "split_kernel, 16 tokens, 4 bits": lambda: split(16, 4),
         "split_kernel, 64 tokens, 4 bits": lambda: split(64, 4),
         "split_kernel, 16 tokens, 8 bits": lambda: split(16, 8),
-        "split_kernel, ahead": ahead,
         "gemm_kernel": lambda: gemm(1),
         "gemm_kernel, parts": lambda: gemm(4),
     }
@@ -281,7 +275,6 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     # weights, tables and the cache; everything else is read behind the wait
     assert early == {"gemv_kernel", "attend_kernel", "columns_kernel"}
     assert found["gemv_kernel, 8 bits"]["fetches before"]
-    assert found["split_kernel, ahead"]["fetches before"] == 3
     assert found["gemm_kernel, parts"]["parts"] == 2
     bases = [one for name, one in found.items() if name.startswith(("base_", "columns_"))]
     assert all(one["tensor cores of a warp group"] for one in bases), found

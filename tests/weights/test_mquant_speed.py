@@ -10,10 +10,13 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 import mquant_speed
 
+from duotone.weights.kernels.triton_hadamard import HadamardConfig
+
 import mquant_cases
 import mquant_step
 import mquant_tune
 import mquant_tune_batch
+import mquant_tune_hadamard
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 
@@ -105,8 +108,10 @@ def test_tuning_tries_hadamards(name: str, few_units: int, monkeypatch: pytest.M
     linears = {"down": (64, 320, "gate")}
     monkeypatch.setattr(mquant_cases, "LINEARS", linears)
     monkeypatch.setattr(mquant_cases, "FC2", {"fc2": (64, 192, "quick_gelu")})
-    config = mquant_tune.HadamardConfig(few_units)
-    row = mquant_tune.tried(mquant_tune.Trial(mquant_tune.PREPARE, name, 3, config), {}, Clock())
+    config = HadamardConfig(few_units)
+    row = mquant_tune.tried(
+        mquant_tune.Trial(mquant_tune_hadamard.KIND, name, 3, config), {}, Clock()
+    )
     # two copies of the input
     assert row["us"] == 5.0
     assert row["max_error"] <= 1

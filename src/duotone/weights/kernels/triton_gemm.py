@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from duotone.weights.kernels.availability import multiprocessors
 from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
 from duotone.weights.packed_weight import PackedWeight
@@ -212,7 +213,7 @@ def gemm_w8a8(
     tiles = triton.cdiv(tokens, config.tokens) * triton.cdiv(outs, config.outs)
     if weight.group_size is not None:
         config = replace(config, parts=1)
-    cut = rounds(tiles, ins, config.per_sm * _multiprocessors(x_q.device) or tiles, config)
+    cut = rounds(tiles, ins, config.per_sm * multiprocessors(x_q.device) or tiles, config)
     partial = arrived = None
     if cut.parts > 1:
         count = cut.tail * cut.parts * config.tokens * config.outs
@@ -252,10 +253,3 @@ def gemm_w8a8(
         enable_fp_fusion=False,
     )
     return y
-
-
-def _multiprocessors(device: torch.device) -> int:
-    """1 where the interpreter runs one program after the other."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from duotone.weights.kernels.availability import multiprocessors
 from duotone.weights.kernels.hadamard_table import TILE, base_table
 from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_rows import rounded_codes
@@ -196,7 +196,7 @@ def base_units(
     columns, units = x.shape[1], len(x) * blocks
     table = base_table(base, rows, x.dtype)
     overlap = overlaps(x.device)
-    base_kernel[(min(units, config.per_sm * _multiprocessors(x.device)),)](
+    base_kernel[(min(units, config.per_sm * multiprocessors(x.device)),)](
         x,
         up,
         table,
@@ -224,10 +224,3 @@ def base_units(
         launch_pdl=overlap,
         num_warps=config.warps,
     )
-
-
-def _multiprocessors(device: torch.device) -> int:
-    """A CPU interprets programs one by one."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -22,22 +22,14 @@ from torch import Tensor
 
 from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton_epilogue import epilogue, group_scale
-from duotone.weights.kernels.triton_overlap import (
-    fetch_to_l2,
-    overlaps,
-    start_next,
-    wait_for_previous,
-)
+from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_unpack import ASM, as_bfloat16, times_16
 from duotone.weights.packed_weight import PackedWeight
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Tile sizes [outs, tokens, ins], splits of `in`, warps, stages.
-
-    ahead: steps whose weights are asked for, into L2, while the kernel before still runs.
-    """
+    """Tile sizes [outs, tokens, ins], splits of `in`, warps, stages."""
 
     outs: int
     tokens: int
@@ -45,7 +37,6 @@ class SplitConfig:
     splits: int
     warps: int = 4
     stages: int = 4
-    ahead: int = 0
 
 
 @triton.jit
@@ -87,16 +78,6 @@ def _product(b_w, b_x, sums, BITS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.co
     return sums
 
 
-@triton.jit
-def _fetch_steps(w, o_out, outs, ins, first, BK: tl.constexpr, STEPS: tl.constexpr):
-    # into L2, lines of 128 bytes of rows o_out from column `first` on
-    LINES: tl.constexpr = max(1, BK // 128)
-    p_row = w + tl.minimum(o_out, outs - 1).to(tl.int64)[:, None] * ins
-    for step in tl.static_range(STEPS):
-        o_line = first + step * BK + tl.arange(0, LINES) * 128
-        fetch_to_l2(p_row + tl.minimum(o_line, ins - 1)[None, :])
-
-
 # one compilation for all numbers of tokens of a tile
 @triton.jit(do_not_specialize=["tokens"])
 def split_kernel(
@@ -126,17 +107,13 @@ def split_kernel(
     SIZE: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     # ins, split_ins, BK count elements of x and w as they are stored: bytes of packed weights. So
     # does SIZE, of a group of scales, a multiple of BK; None: one scale per channel.
     start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     i_n, i_split, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_out = i_n * BN + tl.arange(0, BN)
-    first = i_split * split_ins
-    if OVERLAP and AHEAD > 0:
-        _fetch_steps(w, o_out, outs, ins, first, BK, AHEAD)
-    wait_for_previous(OVERLAP)
     o_row = i_t * BT + tl.arange(0, BT)
     o_in = tl.arange(0, BK)
     m_out, m_row = (o_out < outs)[:, None], (o_row < tokens)[:, None]
@@ -144,6 +121,7 @@ def split_kernel(
     p_x = x + o_row.to(tl.int64)[:, None] * x_stride
     product_type: tl.constexpr = tl.float32 if FLOAT else tl.int32
     sums = tl.zeros([BN, BT], product_type if SIZE is None else tl.float32)
+    first = i_split * split_ins
     for k in range(first, tl.minimum(first + split_ins, ins), BK):
         m_in = (k + o_in < ins)[None, :]
         b_w = tl.load(p_w + (k + o_in)[None, :], mask=m_out & m_in, other=0)
@@ -249,7 +227,6 @@ def split_linear(
         SIZE=size,
         ASM=ASM,
         OVERLAP=overlap,
-        AHEAD=config.ahead,
         launch_pdl=overlap,
         num_warps=config.warps,
         num_stages=config.stages,
