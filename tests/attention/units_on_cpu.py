@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from duotone import nvrtc
 from duotone.attention.cuda import runtime
 from duotone.attention.cuda.work import Call
 
@@ -177,7 +178,7 @@ def compiled(
 ) -> Callable[[Call, int, int], None]:
     """A function of a file of its name, or of `kernel`, as one of arguments, blocks, threads."""
     text = runtime.source_text(f"{name}.cu") if name in FILES else kernel
-    text = runtime.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
+    text = nvrtc.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
     text = STATEMENT.sub(_in_cpp, text)
     text = re.sub(r"^ *(#pragma unroll|extern __shared__).*$", "", text, flags=re.M)
     header = Path(__file__).with_name("cuda_on_cpu.h").read_text()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duotone.weights.kernels import wgmma_gemm
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference, scaled
 from duotone.weights.packed_weight import PackedWeight
@@ -19,6 +20,7 @@ IMPLEMENTATIONS = (
     "w4a8-scratch",
     "w8a8-split",
     "w8a8",
+    "w8a8-wgmma",
     "int_mm",
 )
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -54,8 +56,9 @@ def linear_int(
     bias: [out]. dtype: of the result. out: [tokens, out] of that dtype, contiguous, to write it to.
     impl: "reference" runs everywhere; the others are kernels and need a CUDA device (or
         TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
-        columns are split over programs), "w8a8" (many), "w4a8-scratch" (unpack, then "w8a8"),
-        "int_mm" (cuBLASLt and an epilogue kernel). "auto" chooses by shape, on a CPU "reference".
+        columns are split over programs), "w8a8" (many), "w8a8-wgmma" (the same in CUDA for
+        Hopper, with duotone[cuda]), "w4a8-scratch" (unpack, then one of both), "int_mm" (cuBLASLt
+        and an epilogue kernel). "auto" chooses by shape, on a CPU "reference".
     Returns [tokens, out].
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
@@ -129,6 +132,8 @@ def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> 
     if impl == "reference":
         return None
     columns = weight.shape[1]
+    if impl == "w8a8-wgmma" and weight.bits == 8:
+        return wgmma_gemm.unsupported(weight) or wgmma_gemm.missing(weight.codes.device)
     if impl.startswith("w4a8") and weight.bits != 4:
         return f"it takes weights of 4 bits; got {weight.bits}"
     if impl.startswith(("w8a8", "int_mm")) and weight.bits != 8:
@@ -236,12 +241,36 @@ def _run_w8a8(
     return _tiled(x_q, row_scale, weight.codes, weight, *rest, **out)
 
 
+def _run_wgmma(
+    x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
+) -> Tensor:
+    return _by_wgmma(x_q, row_scale, weight.codes, weight, *rest, **out)
+
+
 def _run_scratch(
     x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
 ) -> Tensor:
+    from duotone.weights.kernels import configs
     from duotone.weights.kernels.triton_scratch import unpacked_times_16
 
-    return _tiled(x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
+    able = wgmma_gemm.unsupported(weight) is None and wgmma_gemm.missing(x_q.device) is None
+    run = _by_wgmma if able and configs.takes_wgmma(len(x_q)) else _tiled
+    return run(x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
+
+
+def _by_wgmma(
+    x_q: Tensor,
+    row_scale: Tensor,
+    codes: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
+) -> Tensor:
+    if out is None:
+        out = torch.empty(len(x_q), len(codes), dtype=dtype, device=x_q.device)
+    return wgmma_gemm.gemm_wgmma(x_q, row_scale, codes, weight, x0, bias, out)
 
 
 def _tiled(
@@ -281,8 +310,9 @@ _RUN = {
     "w4a8-fused": _run_split,
     "w8a8-split": _run_split,
     "w8a8": _run_w8a8,
+    "w8a8-wgmma": _run_wgmma,
     "w4a8-scratch": _run_scratch,
     "int_mm": _run_int_mm,
 }
 # Those for many tokens, whose results a copy would be seen of; the others' are copied to `out`.
-_WRITES = ("w8a8", "w4a8-scratch")
+_WRITES = ("w8a8", "w8a8-wgmma", "w4a8-scratch")

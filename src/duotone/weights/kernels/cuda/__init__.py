@@ -1,0 +1,1 @@
+"""CUDA C++ for integer products, compiled at the user's by NVRTC."""

@@ -1,0 +1,173 @@
+"""W8A8 by Hopper's warpgroup products: launches of cuda/wgmma_gemm.cu."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from duotone.nvrtc import Launch, Sources, has_compiler
+from duotone.weights.kernels.availability import multiprocessors
+from duotone.weights.kernels.wgmma_tiles import GROUP_OUTS, STEP, WgmmaTile, best_tile
+from duotone.weights.packed_weight import PackedWeight
+
+SOURCE = "wgmma_gemm.cu"
+# Its products exist on this capability alone.
+CAPABILITY, FEATURES = (9, 0), "a"
+TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+NO_TYPE = 3
+MAP_BYTES, ALIGNMENT_BYTES = 128, 64
+GROUP_THREADS = 128
+# Registers of a thread that multiplies, by warpgroups that do.
+REGISTERS = {1: 240, 2: 240, 3: 160}
+# TMA wants rows of multiples of 16 bytes, and eight outs are stored at one time.
+IN_MULTIPLE, OUT_MULTIPLE = 16, 8
+# Descriptions that are kept: of all weights of a model and of the buffers of its inputs.
+_MAX_MAPS = 1 << 14
+_sources = Sources("duotone.weights.kernels.cuda")
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of wgmma_gemm.cu, filled up to its alignment."""
+
+    _fields_ = (
+        *((name, ctypes.c_ubyte * MAP_BYTES) for name in ("w", "x")),
+        *((name, ctypes.c_void_p) for name in ("y", "row_scale", "out_scale", "x0", "w0", "bias")),
+        *((name, ctypes.c_int) for name in (
+            "tokens", "outs", "steps", "tiles_t", "tiles", "x_bytes",
+        )),
+        ("factor", ctypes.c_float),
+        ("filling", ctypes.c_ubyte * 52),
+    )  # fmt: skip
+
+
+def missing(device: torch.device) -> str | None:
+    """Why these kernels cannot run there, or None."""
+    if device.type != "cuda":
+        return f"warpgroup products need a CUDA device; got {device}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability != CAPABILITY:
+        return f"warpgroup products are of compute capability {CAPABILITY}; got {capability}"
+    return None if has_compiler() else "they need `pip install duotone[cuda]` (cuda-core)"
+
+
+def unsupported(weight: PackedWeight) -> str | None:
+    """Why this weight's codes cannot be multiplied so, or None."""
+    outs, ins = weight.shape
+    if ins % IN_MULTIPLE or outs % OUT_MULTIPLE or outs < GROUP_OUTS:
+        return (
+            f"it takes columns in multiples of {IN_MULTIPLE}, channels in multiples of "
+            f"{OUT_MULTIPLE}, {GROUP_OUTS} at least; got [{outs}, {ins}]"
+        )
+    return None if weight.group_size is None else "it adds up whole rows; got groups of columns"
+
+
+def gemm_wgmma(
+    x_q: Tensor,
+    row_scale: Tensor,
+    codes: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: WgmmaTile | None = None,
+) -> Tensor:
+    """Launch: int8 x_q [tokens, in] and codes [out, in], contiguous; fills `out` and returns it.
+
+    weight: where scales and split column come from. codes: its own, or, of a weight of 4 bits, its
+    codes times 16. tile: the best by prediction if None.
+    """
+    tokens, ins = x_q.shape
+    outs, device = len(codes), x_q.device
+    sms = multiprocessors(device)
+    tile = tile or best_tile(tokens, outs, ins, sms)
+    rows = min(tokens, tile.tokens)
+    optional = {"x0": x0, "w0": weight.w0, "bias": bias}
+    given = Arguments(
+        w=_tensor_map(codes, tile.outs),
+        x=_tensor_map(x_q, rows),
+        y=out.data_ptr(),
+        row_scale=row_scale.data_ptr(),
+        out_scale=weight.scale.data_ptr(),
+        **{name: None if t is None else t.data_ptr() for name, t in optional.items()},
+        tokens=tokens,
+        outs=outs,
+        steps=-(-ins // STEP),
+        tiles_t=-(-tokens // tile.tokens),
+        tiles=tile.count(tokens, outs),
+        x_bytes=rows * STEP,
+        factor=1.0 if weight.bits == 8 else 0.0625,
+    )
+    types = {name: NO_TYPE if t is None else TYPES[t.dtype] for name, t in optional.items()}
+    macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, **types)
+    launch = Launch(
+        min(given.tiles, sms),
+        (tile.groups + 1) * GROUP_THREADS,
+        tile.stages * tile.step_bytes,
+        overlap=True,
+    )
+    name = SOURCE.removesuffix(".cu")
+    _sources.kernel(SOURCE, name, tuple(macros.items()), device, FEATURES)(launch, given)
+    return out
+
+
+def macros_of(
+    tile: WgmmaTile,
+    out: int = TYPES[torch.bfloat16],
+    per_row: bool = False,
+    x0: int = NO_TYPE,
+    w0: int = NO_TYPE,
+    bias: int = NO_TYPE,
+) -> dict[str, int]:
+    """What the source is compiled with; out, x0, w0, bias: numbers of TYPES."""
+    registers = tile.tokens // 2
+    return {
+        "N": tile.tokens,
+        "SIXTEENS": tile.tokens // 16,
+        "A_OPERAND": registers,
+        "B_OPERAND": registers + 1,
+        "D_OPERAND": registers + 2,
+        "WGS": tile.groups,
+        "TEAMS": tile.teams,
+        "ROWS": tile.rows,
+        "STAGES": tile.stages,
+        "REGISTERS": REGISTERS[tile.groups],
+        "OUT": out,
+        "X0": x0,
+        "W0": w0,
+        "BIAS": bias,
+        "PER_ROW": int(per_row),
+        "OVERLAP": 1,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+    }
+
+
+def _tensor_map(codes: Tensor, box_rows: int) -> ctypes.Array[ctypes.c_ubyte]:
+    encoded = _encoded(codes.data_ptr(), *codes.shape, box_rows)
+    return (ctypes.c_ubyte * MAP_BYTES).from_buffer_copy(encoded)
+
+
+@lru_cache(maxsize=_MAX_MAPS)
+def _encoded(address: int, rows: int, columns: int, box_rows: int) -> bytes:
+    """TMA's description of int8 [rows, columns] in swizzled boxes of [box_rows, STEP]."""
+    from cuda.bindings import driver
+
+    size, side = driver.cuuint64_t, driver.cuuint32_t
+    error, found = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        2,
+        address,
+        [size(columns), size(rows)],
+        [size(columns)],
+        [side(STEP), side(box_rows)],
+        [side(1), side(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if int(error) != 0:
+        raise RuntimeError(f"cuTensorMapEncodeTiled failed: {error}.")
+    return ctypes.string_at(found.getPtr(), MAP_BYTES)
