@@ -111,6 +111,23 @@ def test_the_dense_transform_is_rounded_once(
 
 
 @needs_kernels
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@pytest.mark.parametrize("p", [8192, 16384])
+def test_large_powers_of_two_are_folded_into_a_base_of_one(p: int, few: bool) -> None:
+    from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
+
+    channels, columns = torch.tensor([0, 1, 77, 128, p // 2 + 5, p - 1]), torch.arange(p)
+    x = torch.zeros(len(channels), p, dtype=torch.float16, device=DEVICE)
+    x[torch.arange(len(channels)), channels] = 1
+    scale = torch.full((1,), 0.01 / math.sqrt(p), device=DEVICE)
+    config = HadamardConfig(few_units=len(channels) if few else 0)
+    codes, _ = hadamard_rows(x, 1, None, p, scale=scale, config=config)
+    shared = channels[:, None] & columns
+    ones = sum((shared >> bit) & 1 for bit in range(p.bit_length()))
+    assert torch.equal(codes.cpu().long(), 100 * (1 - 2 * (ones % 2)))
+
+
+@needs_kernels
 def test_values_far_beyond_the_scale_saturate() -> None:
     """Sums of codes' units outgrow fp16: their codes stay at the ends, with the right sign."""
     from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows

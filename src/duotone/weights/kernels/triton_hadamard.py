@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duotone.weights.kernels.hadamard_table import TILE, folded
+from duotone.weights.kernels.hadamard_table import ONE, folded
 from duotone.weights.kernels.triton_hadamard_base import BaseConfig, base_units
 from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig, base_columns
 from duotone.weights.kernels.triton_sylvester import sylvester_rows
@@ -33,8 +33,11 @@ class HadamardConfig:
 
 
 DEFAULT = HadamardConfig()
-# Up to so many units latency counts: tiles of the base are fetched ahead. Beyond, programs hide it.
-_MIDDLE_UNITS = 512
+# Sylvester's matrices of this order and above are products with a base too, of 1: whole rows of
+# 128 columns at a time, where `sylvester_kernel` has room for one program on a multiprocessor.
+_FOLDED = 8192
+# Up to so many units a multiprocessor has two at most, and latency counts: more warps each.
+_FEW_UNITS = 264
 
 
 def hadamard_rows(
@@ -53,6 +56,8 @@ def hadamard_rows(
 
     Returns (int8 codes with a scale, else the transform in the dtype of x; channel 0 if split).
     """
+    if base is None and p >= _FOLDED and x.dtype != torch.float32:
+        base = ONE
     tokens, m = len(x), 1 if base is None else len(base)
     kind, padded = x.dtype if scale is None else torch.int8, blocks * m * p
     y = torch.empty(tokens, padded, dtype=kind, device=x.device)
@@ -64,7 +69,7 @@ def hadamard_rows(
         return y, x0
     rows, p = folded(m, p)
     if tokens * blocks > config.few_units and x.dtype != torch.float32:
-        many = config.many or _base_config(tokens * blocks, rows)
+        many = config.many or _base_config(tokens * blocks)
         base_units(x, y, x0, blocks, base, rows, p, norm, scale, many, **given)
         return y, x0
     half = torch.empty(tokens, padded, dtype=torch.float32, device=x.device)
@@ -75,7 +80,5 @@ def hadamard_rows(
     return y, x0
 
 
-def _base_config(units: int, rows: int) -> BaseConfig:
-    if units <= _MIDDLE_UNITS:
-        return BaseConfig(stages=2, per_sm=2)
-    return BaseConfig(per_sm=4 if rows <= TILE else 3)
+def _base_config(units: int) -> BaseConfig:
+    return BaseConfig(warps=8) if units <= _FEW_UNITS else BaseConfig()

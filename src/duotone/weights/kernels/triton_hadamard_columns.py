@@ -82,7 +82,7 @@ def base_columns(
 
     parts: of 8 bits each, that x is rounded to.
     """
-    table = base_table(base, rows, torch.bfloat16)
+    table = base_table(base, rows, torch.bfloat16, x.device)
     overlap = overlaps(x.device)
     grid = len(x) * blocks, len(table) // TILE, triton.cdiv(p, config.columns)
     columns_kernel[grid](

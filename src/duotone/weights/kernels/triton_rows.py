@@ -22,14 +22,24 @@ _LONG = 8192
 
 @triton.jit
 def rounded_codes(scaled):
-    # adding 1.5 * 2^23 after the clamp rounds half to even; the lowest byte of the sum is the code
-    scaled = tl.minimum(tl.maximum(scaled, -127.0), 127.0)
+    return _rounded(tl.minimum(tl.maximum(scaled, -127.0), 127.0))
+
+
+@triton.jit
+def _rounded(scaled):
+    # adding 1.5 * 2^23 rounds half to even; the lowest byte of the sum is the code
     return (scaled + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
 def to_codes(values, scale):
-    return rounded_codes(tl.div_rn(values, scale))
+    # as if divided, correctly rounded: the product with the reciprocal, mended by its remainder
+    # (Markstein). A division each has branches; that of a zero takes the slow one.
+    most = scale * 127.0
+    values = tl.minimum(tl.maximum(values, -most), most)
+    inverse = tl.div_rn(1.0, scale)
+    near = values * inverse
+    return _rounded(tl.fma(tl.fma(-near, scale, values), inverse, near))
 
 
 @triton.jit
@@ -53,11 +63,20 @@ def rows_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    # all loads come first: behind the reduction each would wait for memory once more
     start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
     i_row = tl.program_id(0).to(tl.int64)
     o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o_column < columns
+    if weight is not None:
+        b_weight = tl.load(weight + o_column, mask=m, other=0.0)
+    if bias is not None:
+        b_bias = tl.load(bias + o_column, mask=m, other=0.0)
+    wait_for_previous(OVERLAP)
+    if scale is not None:
+        b_scale = tl.load(scale + i_row * scale_stride)
+    if up is not None:
+        b_up = tl.load(up + i_row * up_stride + o_column, mask=m, other=0.0)
     b_x = tl.load(x + i_row * x_stride + o_column, mask=m, other=0.0).to(tl.float32)
     if residual is not None:
         # the sum replaces the residual, rounded as the model rounds it
@@ -71,12 +90,12 @@ def rows_kernel(
     if NORM is not None:
         b_x = b_x * (1.0 / tl.sqrt_rn(tl.sum(b_x * b_x, 0) / columns + eps))
         if weight is not None:
-            b_x = b_x * tl.load(weight + o_column, mask=m, other=0.0).to(tl.float32)
+            b_x = b_x * b_weight.to(tl.float32)
         if bias is not None:
-            b_x = b_x + tl.load(bias + o_column, mask=m, other=0.0).to(tl.float32)
+            b_x = b_x + b_bias.to(tl.float32)
     b_x = activated(b_x, ACTIVATION)
     if up is not None:
-        b_x *= tl.load(up + i_row * up_stride + o_column, mask=m, other=0.0).to(tl.float32)
+        b_x *= b_up.to(tl.float32)
     p_out = i_row * columns + o_column
     if dense is not None:
         tl.store(dense + p_out, b_x.to(dense.dtype.element_ty), mask=m)
@@ -85,8 +104,6 @@ def rows_kernel(
             most = tl.max(tl.abs(b_x), 0)
             b_scale = tl.where(most > 0, tl.div_rn(most, 127.0), 1.0)
             tl.store(found + i_row, b_scale)
-        else:
-            b_scale = tl.load(scale + i_row * scale_stride)
         tl.store(codes + p_out, to_codes(b_x, b_scale), mask=m)
 
 
