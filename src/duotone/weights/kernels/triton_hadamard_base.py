@@ -35,6 +35,7 @@ class BaseConfig:
     warps: int = 4
     stages: int = 1
     registers: int | None = None
+    tile: int = TILE
 
 
 @triton.jit
@@ -242,8 +243,8 @@ def base_units(
         M=rows,
         K=table.shape[1],
         L=power.shape[1],
-        TILES=len(table) // TILE,
-        T=TILE,
+        TILES=len(table) // config.tile,
+        T=config.tile,
         B=max(16, p),
         P=p,
         PADDED=columns < y.shape[1],

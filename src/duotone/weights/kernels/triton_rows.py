@@ -33,11 +33,15 @@ def _rounded(scaled):
 
 @triton.jit
 def to_codes(values, scale):
-    # as if divided, correctly rounded: the product with the reciprocal, mended by its remainder
+    return divided_codes(values, scale, tl.div_rn(1.0, scale))
+
+
+@triton.jit
+def divided_codes(values, scale, inverse):
+    # values / scale, correctly rounded: the product with the reciprocal, mended by its remainder
     # (Markstein). A division each has branches; that of a zero takes the slow one.
     most = scale * 127.0
     values = tl.minimum(tl.maximum(values, -most), most)
-    inverse = tl.div_rn(1.0, scale)
     near = values * inverse
     return _rounded(tl.fma(tl.fma(-near, scale, values), inverse, near))
 
@@ -56,8 +60,8 @@ def rows_kernel(
     columns,
     x_stride,
     up_stride,
-    scale_stride,
     eps,
+    SCALES: tl.constexpr,
     NORM: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -73,16 +77,19 @@ def rows_kernel(
     if bias is not None:
         b_bias = tl.load(bias + o_column, mask=m, other=0.0)
     wait_for_previous(OVERLAP)
-    if scale is not None:
-        b_scale = tl.load(scale + i_row * scale_stride)
+    b_x = tl.load(x + i_row * x_stride + o_column, mask=m, other=0.0)
+    if residual is not None:
+        p_residual = residual + i_row * columns + o_column
+        b_residual = tl.load(p_residual, mask=m, other=0.0)
     if up is not None:
         b_up = tl.load(up + i_row * up_stride + o_column, mask=m, other=0.0)
-    b_x = tl.load(x + i_row * x_stride + o_column, mask=m, other=0.0).to(tl.float32)
+    if scale is not None:
+        b_scale = tl.load(scale + i_row if SCALES else scale)
+        b_inverse = tl.div_rn(1.0, b_scale)
+    b_x = b_x.to(tl.float32)
     if residual is not None:
         # the sum replaces the residual, rounded as the model rounds it
-        p_residual = residual + i_row * columns + o_column
-        b_sum = b_x + tl.load(p_residual, mask=m, other=0.0).to(tl.float32)
-        b_sum = b_sum.to(residual.dtype.element_ty)
+        b_sum = (b_x + b_residual.to(tl.float32)).to(residual.dtype.element_ty)
         tl.store(p_residual, b_sum, mask=m)
         b_x = b_sum.to(tl.float32)
     if NORM == "layer":
@@ -103,8 +110,9 @@ def rows_kernel(
         if scale is None:
             most = tl.max(tl.abs(b_x), 0)
             b_scale = tl.where(most > 0, tl.div_rn(most, 127.0), 1.0)
+            b_inverse = tl.div_rn(1.0, b_scale)
             tl.store(found + i_row, b_scale)
-        tl.store(codes + p_out, to_codes(b_x, b_scale), mask=m)
+        tl.store(codes + p_out, divided_codes(b_x, b_scale, b_inverse), mask=m)
 
 
 @triton.jit
@@ -217,8 +225,8 @@ def rows_quantize(
         columns,
         x.stride(0),
         0 if up is None else up.stride(0),
-        0 if scale is None or scale.numel() == 1 else 1,
         eps,
+        SCALES=scale is not None and scale.numel() > 1,
         NORM=norm,
         ACTIVATION=activation,
         BLOCK=block,
