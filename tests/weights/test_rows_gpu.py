@@ -131,15 +131,17 @@ def test_hadamard(size: tuple, dtype: torch.dtype, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("warps", [4, 8])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("registers", [None, 168])
 @pytest.mark.parametrize("columns", [16, 32])
 @pytest.mark.parametrize("m", [20, 100, 148, 172, 244])
-def test_every_configuration_gives_the_same(warps: int, stages: int, columns: int, m: int) -> None:
+def test_every_configuration_gives_the_same(
+    warps: int, registers: int | None, columns: int, m: int
+) -> None:
     x = torch.randn(200, m * 128, device="cuda", dtype=BF16)
     base, scale = signs(m), torch.rand(200, device="cuda") * 0.03 + 0.02
     wanted, wanted_x0 = hadamard_quantize(x, scale, 1, base, 128, split=True, impl="reference")
     for few in (0, 200):
-        config = HadamardConfig(few, BaseConfig(warps, stages), ColumnsConfig(columns, warps))
+        config = HadamardConfig(few, BaseConfig(warps, registers), ColumnsConfig(columns, warps))
         codes, x0 = hadamard_rows(x, 1, base, 128, scale=scale, split=True, config=config)
         torch.testing.assert_close(x0, wanted_x0, rtol=1e-2, atol=1e-2)
         near(codes, wanted.codes, share=1e-2)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duotone.weights.hadamard_bases import sylvester
 
-# Rows of a tile, as a warp group's product has; a unit of a kernel has up to four.
+# Rows of a tile, as the product of a warp group of four has; a unit of a kernel has up to four.
 TILE = 64
 # Columns of the product with Sylvester's matrix, at most.
 _MOST_COLUMNS = 128
@@ -26,7 +24,7 @@ def folded(m: int, p: int) -> tuple[int, int]:
 
 
 def base_table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """H_m (x) H_(rows / m), in whole tiles of rows and a power of two of columns, zeros beyond.
+    """H_m (x) H_(rows / m) in a corner, zeros beyond; the size is a power of two, TILE at least.
 
     Kept as long as `base` [m, m] is. Errors: RuntimeError if it is new while a CUDA graph is
     captured.
@@ -40,8 +38,8 @@ def base_table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device
             )
         power = sylvester(rows // len(base)).to(device)
         whole = torch.kron(base.to(power), power)
-        size = math.ceil(rows / TILE) * TILE, max(TILE, 1 << (rows - 1).bit_length())
-        made = torch.zeros(size, dtype=dtype, device=device)
+        size = max(TILE, 1 << (rows - 1).bit_length())
+        made = torch.zeros(size, size, dtype=dtype, device=device)
         made[:rows, :rows] = whole
         kept[rows, dtype, device] = made
     return kept[rows, dtype, device]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duotone.weights.kernels.hadamard_table import ONE, folded
+from duotone.weights.kernels.hadamard_table import ONE, TILE, folded
 from duotone.weights.kernels.triton_hadamard_base import BaseConfig, base_units
 from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig, base_columns
 from duotone.weights.kernels.triton_sylvester import sylvester_rows
@@ -36,8 +36,8 @@ DEFAULT = HadamardConfig()
 # Sylvester's matrices of this order and above are products with a base too, of 1: whole rows of
 # 128 columns at a time, where `sylvester_kernel` has room for one program on a multiprocessor.
 _FOLDED = 8192
-# Up to so many units a multiprocessor has two at most, and latency counts: more warps each.
-_FEW_UNITS = 264
+# Up to so many units an H200's multiprocessor has two at most, and latency counts: more warps each.
+_MIDDLE_UNITS = 264
 
 
 def hadamard_rows(
@@ -69,7 +69,7 @@ def hadamard_rows(
         return y, x0
     rows, p = folded(m, p)
     if tokens * blocks > config.few_units and x.dtype != torch.float32:
-        many = config.many or _base_config(tokens * blocks)
+        many = config.many or _base_config(tokens * blocks, rows)
         base_units(x, y, x0, blocks, base, rows, p, norm, scale, many, **given)
         return y, x0
     half = torch.empty(tokens, padded, dtype=torch.float32, device=x.device)
@@ -80,5 +80,8 @@ def hadamard_rows(
     return y, x0
 
 
-def _base_config(units: int) -> BaseConfig:
-    return BaseConfig(warps=8) if units <= _FEW_UNITS else BaseConfig()
+def _base_config(units: int, rows: int) -> BaseConfig:
+    """As measured on an H200; of two tiles eight warps take both at once."""
+    if not TILE < rows <= 2 * TILE:
+        return BaseConfig()
+    return BaseConfig(warps=8) if units <= _MIDDLE_UNITS else BaseConfig(registers=128)

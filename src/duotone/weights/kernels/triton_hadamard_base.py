@@ -27,15 +27,13 @@ from duotone.weights.kernels.triton_unpack import ASM
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """A program per unit: its warps; stages of the base's tiles in flight; registers of a thread.
+    """A program per unit: its warps, 16 rows of a tile each; registers of a thread.
 
     registers: at most, so that more programs fit on a multiprocessor; None for what it takes.
     """
 
     warps: int = 4
-    stages: int = 1
     registers: int | None = None
-    tile: int = TILE
 
 
 @triton.jit
@@ -146,7 +144,6 @@ def base_kernel(
     P: tl.constexpr,
     PADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    STAGES: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -179,7 +176,7 @@ def base_kernel(
     if TILES > 3:
         b_x3, b_up3 = _load_tile(x_unit, up_unit, 3 * T, left, T, M, B, P, PADDED)
         b_x3 = gated_rows(b_x3, b_up3, GATED, ACTIVATION)
-    for i_tile in tl.range(0, TILES, num_stages=STAGES):
+    for i_tile in tl.range(0, TILES, num_stages=1):
         o_t = i_tile * T + tl.arange(0, T)
         b_0 = tl.zeros([T, B], tl.float32)
         b_y = _base_product(base, b_x0, b_0, o_t, 0, T, K, ASM)
@@ -223,6 +220,7 @@ def base_units(
     """
     columns = x.shape[1]
     table = base_table(base, rows, x.dtype, x.device)
+    tile = min(16 * config.warps, len(table))
     middle = torch.bfloat16 if scale is None else torch.float16
     power = base_table(ONE, min(p, TILE), middle, x.device)
     overlap = overlaps(x.device)
@@ -241,15 +239,14 @@ def base_units(
         0 if scale is None or scale.numel() == 1 else 1,
         norm,
         M=rows,
-        K=table.shape[1],
-        L=power.shape[1],
-        TILES=len(table) // config.tile,
-        T=config.tile,
+        K=len(table),
+        L=len(power),
+        TILES=triton.cdiv(rows, tile),
+        T=tile,
         B=max(16, p),
         P=p,
         PADDED=columns < y.shape[1],
         ACTIVATION=activation,
-        STAGES=config.stages,
         ASM=ASM,
         OVERLAP=overlap,
         launch_pdl=overlap,

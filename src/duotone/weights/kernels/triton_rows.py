@@ -15,7 +15,8 @@ from torch import Tensor
 from duotone.weights.kernels.triton_activation import activated
 from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 
-_PIECE = 4096
+# Columns of a program: static codes; a pass of dynamic ones.
+_PIECE, _LONG_PIECE = 2048, 4096
 # Longer rows outgrow the registers of a program.
 _LONG = 8192
 
@@ -175,7 +176,7 @@ def long_rows_quantize(
         x.stride(0),
         0 if up is None else up.stride(0),
         ACTIVATION=activation,
-        BLOCK=_PIECE,
+        BLOCK=_LONG_PIECE,
         OVERLAP=overlap,
         launch_pdl=overlap,
         num_warps=8,
@@ -232,6 +233,11 @@ def rows_quantize(
         BLOCK=block,
         OVERLAP=overlap,
         launch_pdl=overlap,
-        num_warps=max(1, min(16, block // 512)),
+        num_warps=_warps(block),
     )
     return codes, found, made
+
+
+def _warps(block: int) -> int:
+    """Measured at 70 to 477 rows: of 6,144 columns, 8 warps take a tenth less time than 16."""
+    return 16 if block > _LONG else max(1, min(8, block // 512))
