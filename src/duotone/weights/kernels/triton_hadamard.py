@@ -1,7 +1,8 @@
 """Which kernels make an online Hadamard transform of how many rows.
 
-No base: one kernel (`triton_sylvester`). A base, many rows of 16 bit: one kernel, a program per
-unit (`triton_hadamard_base.base_kernel`). Few rows, which leave most of the device idle that way,
+No base: one kernel (`triton_sylvester`), but for large powers of two, which are folded into a base
+of one. A base, many rows of 16 bit: one kernel, a program per unit
+(`triton_hadamard_base.base_kernel`). Few rows, which leave most of the device idle that way,
 and fp32, whose products need more room: Sylvester's part into fp32 memory, then the base's, each
 in many small programs.
 """
