@@ -20,7 +20,7 @@ KIND = "prepare static"
 
 def candidates() -> Iterator[tuple[str, str, int, Any]]:
     """(kind, linear, tokens, config): one launch, and two of small programs."""
-    many = [(4, 1, 3), (8, 1, 2), (4, 2, 2), (4, 1, 4), (8, 1, 1), (4, 1, 2), (8, 2, 1), (4, 3, 1)]
+    many = [(4,), (4, 128), (8,), (4, 168), (8, 128)]
     few = [(16, 4), (32, 4), (32, 8), (64, 4), (16, 8)]
     one_launch = [HadamardConfig(0, many=BaseConfig(*each)) for each in many]
     two = [HadamardConfig(1 << 30, few=ColumnsConfig(*each)) for each in few]

@@ -81,7 +81,8 @@ def steps() -> dict[str, Callable[[], Any]]:
 
     def norm() -> None:
         x = torch.zeros(1, 3584).bfloat16()
-        triton_rows.rows_quantize(x, torch.ones(1), norm="rms", eps=1e-6, residual=x)
+        given = {"norm": "rms", "eps": 1e-6, "weight": torch.ones(3584), "residual": x}
+        triton_rows.rows_quantize(x, torch.ones(1), **given)
 
     def dynamic() -> None:
         gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
@@ -133,6 +134,8 @@ def transforms() -> dict[str, Callable[[], Any]]:
         "base_kernel": lambda: gated(300, 1, 148, 128),
         "base_kernel, split": lambda: gated(300, 1, 148, 128, split=True),
         "base_kernel, four tiles": lambda: gated(300, 1, 28, 1024),
+        "base_kernel, a power of two": lambda: gated(300, 1, 1, 16384),
+        "base_kernel, few rows": lambda: gated(150, 1, 28, 512),
         "base_kernel, dense": lambda: dense(28, 1024, torch.bfloat16),
         "base_kernel, padded": lambda: padded(300),
     }
@@ -273,7 +276,7 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     assert all(one["waits"] and not one["stores before"] for one in waiting.values()), found
     early = {name.split(",")[0] for name, one in waiting.items() if one["loads before"]}
     # weights, tables and the cache; everything else is read behind the wait
-    assert early == {"gemv_kernel", "attend_kernel", "columns_kernel"}
+    assert early == {"gemv_kernel", "attend_kernel", "columns_kernel", "rows_kernel"}
     assert found["gemv_kernel, 8 bits"]["fetches before"]
     assert found["gemm_kernel, parts"]["parts"] == 2
     bases = [one for name, one in found.items() if name.startswith(("base_", "columns_"))]

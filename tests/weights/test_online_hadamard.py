@@ -70,10 +70,11 @@ def random_signs(m: int) -> torch.Tensor:
 
 
 @needs_kernels
-@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@pytest.mark.parametrize("warps", [None, 4, 8], ids=["few", "four warps", "eight warps"])
 @pytest.mark.parametrize("size", BASES.values(), ids=BASES)
-def test_both_ways_of_a_base(size: tuple, few: bool) -> None:
+def test_all_ways_of_a_base(size: tuple, warps: int | None) -> None:
     from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
+    from duotone.weights.kernels.triton_hadamard_base import BaseConfig
 
     tokens, blocks, m, p, channels = size
     torch.manual_seed(0)
@@ -81,7 +82,7 @@ def test_both_ways_of_a_base(size: tuple, few: bool) -> None:
     # strided rows, scales by row
     x, up = torch.randn(tokens, 2 * channels + 7, device=DEVICE).half()[:, 7:].chunk(2, 1)
     scale = torch.linspace(0.02, 0.04, tokens, device=DEVICE)
-    config = HadamardConfig(few_units=tokens * blocks if few else 0)
+    config = HadamardConfig(0, BaseConfig(warps)) if warps else HadamardConfig(tokens * blocks)
     given = {"up": up, "activation": "silu", "split": True}
     wanted, wanted_x0 = hadamard_quantize(x, scale, blocks, base, p, impl="reference", **given)
     codes, x0 = hadamard_rows(x, blocks, base, p, scale=scale, config=config, **given)
@@ -108,6 +109,23 @@ def test_the_dense_transform_is_rounded_once(
     found = hadamard(x, 1, base, 16, "triton").double()
     wanted = hadamard_reference(x.double(), 1, base, 16)
     assert (found - wanted).norm() < tolerance * wanted.norm()
+
+
+@needs_kernels
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@pytest.mark.parametrize("p", [8192, 16384])
+def test_large_powers_of_two_are_folded_into_a_base_of_one(p: int, few: bool) -> None:
+    from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
+
+    channels, columns = torch.tensor([0, 1, 77, 128, p // 2 + 5, p - 1]), torch.arange(p)
+    x = torch.zeros(len(channels), p, dtype=torch.float16, device=DEVICE)
+    x[torch.arange(len(channels)), channels] = 1
+    scale = torch.full((1,), 0.01 / math.sqrt(p), device=DEVICE)
+    config = HadamardConfig(few_units=len(channels) if few else 0)
+    codes, _ = hadamard_rows(x, 1, None, p, scale=scale, config=config)
+    shared = channels[:, None] & columns
+    ones = sum((shared >> bit) & 1 for bit in range(p.bit_length()))
+    assert torch.equal(codes.cpu().long(), 100 * (1 - 2 * (ones % 2)))
 
 
 @needs_kernels

@@ -11,9 +11,11 @@ from linear_cases import DEVICE
 needs_kernels = pytest.mark.skipif(not has_kernels(DEVICE), reason="needs triton")
 
 
-def test_half_goes_to_even_and_ends_are_clamped() -> None:
-    x = torch.tensor([[0.5, 1.5, -2.5, 200.0, -200.0]])
-    assert static_quantize(x, torch.ones(1)).tolist() == [[0, 2, -2, 127, -127]]
+@pytest.mark.parametrize("impl", ["reference", pytest.param("triton", marks=needs_kernels)])
+def test_half_goes_to_even_and_ends_are_clamped(impl: str) -> None:
+    x = torch.tensor([[0.5, 1.5, -2.5, 200.0, -200.0, 1e30, -3e38, 0.0]], device=DEVICE)
+    codes = static_quantize(x, torch.ones(1, device=DEVICE), impl)
+    assert codes.tolist() == [[0, 2, -2, 127, -127, 127, -127, 0]]
 
 
 def near(codes: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -36,6 +36,7 @@ SIZES = [
     (3, 44, 4),
     (1, 52, 512),
     (1, 1, 4096),
+    (1, 1, 8192),
     (27, 1, 128),
     (3, 1, 32),
     (269, 1, 16),
@@ -57,6 +58,16 @@ def test_static_codes_are_exact(dtype: torch.dtype, tokens: int) -> None:
     scale = torch.rand(tokens, device="cuda") * 0.03 + 0.003
     for one in (scale, scale[:1], scale[0]):
         assert torch.equal(static_quantize(x, one), static_quantize(x, one, "reference"))
+
+
+@pytest.mark.parametrize("scale", [1e-20, 3e-4, 0.0354, 7.0, 1e20])
+def test_codes_next_to_a_half_are_exact(scale: float) -> None:
+    """A quotient that is off by one bit would fall to the other side."""
+    s = torch.full((1,), scale, device="cuda")
+    halves = (torch.arange(-140, 140, device="cuda").double() + 0.5) * s.double()
+    x = torch.stack([halves.float().view(torch.int32) + i for i in range(-3, 4)])
+    x = x.view(torch.float32)
+    assert torch.equal(static_quantize(x, s), static_quantize(x, s, "reference"))
 
 
 def near(codes: torch.Tensor, wanted: torch.Tensor, share: float = 2e-3) -> None:
@@ -120,15 +131,17 @@ def test_hadamard(size: tuple, dtype: torch.dtype, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("warps", [4, 8])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("registers", [None, 168])
 @pytest.mark.parametrize("columns", [16, 32])
 @pytest.mark.parametrize("m", [20, 100, 148, 172, 244])
-def test_every_configuration_gives_the_same(warps: int, stages: int, columns: int, m: int) -> None:
+def test_every_configuration_gives_the_same(
+    warps: int, registers: int | None, columns: int, m: int
+) -> None:
     x = torch.randn(200, m * 128, device="cuda", dtype=BF16)
     base, scale = signs(m), torch.rand(200, device="cuda") * 0.03 + 0.02
     wanted, wanted_x0 = hadamard_quantize(x, scale, 1, base, 128, split=True, impl="reference")
     for few in (0, 200):
-        config = HadamardConfig(few, BaseConfig(warps, stages), ColumnsConfig(columns, warps))
+        config = HadamardConfig(few, BaseConfig(warps, registers), ColumnsConfig(columns, warps))
         codes, x0 = hadamard_rows(x, 1, base, 128, scale=scale, split=True, config=config)
         torch.testing.assert_close(x0, wanted_x0, rtol=1e-2, atol=1e-2)
         near(codes, wanted.codes, share=1e-2)
@@ -146,6 +159,16 @@ def test_a_captured_transform_gives_the_same() -> None:
         codes.zero_()
         graph.replay()
         assert torch.equal(codes, wanted)
+
+
+def test_values_far_beyond_the_scale_saturate() -> None:
+    """Sums of codes' units outgrow fp16: their codes stay at the ends, with the right sign."""
+    x, base = torch.zeros(1, 12 * 16, device="cuda", dtype=FP16), signs(12)
+    x[0, 5] = 6e4
+    scale = torch.full((1,), 1e-3, device="cuda")
+    codes, _ = hadamard_rows(x, 1, base, 16, scale=scale, config=HadamardConfig(few_units=0))
+    wanted = hadamard(x.double(), 1, base, 16, "reference").sign() * 127
+    assert torch.equal(codes.double(), wanted)
 
 
 @pytest.mark.parametrize("size", [(3420, 1, 108, 32), (4304, 1, 68, 64), (100, 1, 1, 128)], ids=str)

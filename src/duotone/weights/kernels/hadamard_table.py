@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duotone.weights.hadamard_bases import sylvester
 
-# Rows of a tile, as a warp group's product has; a unit of a kernel has up to four.
+# Rows of a tile, as the product of a warp group of four has; a unit of a kernel has up to four.
 TILE = 64
 # Columns of the product with Sylvester's matrix, at most.
 _MOST_COLUMNS = 128
+# The base of Sylvester's matrices. On the host: a CUDA graph's capture cannot leave it unwritten.
+ONE = torch.ones(1, 1, dtype=torch.int8)
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -23,23 +23,23 @@ def folded(m: int, p: int) -> tuple[int, int]:
     return m * (p // columns), columns
 
 
-def base_table(base: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """H_m (x) H_(rows / m), in whole tiles of rows and a power of two of columns, zeros beyond.
+def base_table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """H_m (x) H_(rows / m) in a corner, zeros beyond; the size is a power of two, TILE at least.
 
     Kept as long as `base` [m, m] is. Errors: RuntimeError if it is new while a CUDA graph is
     captured.
     """
     kept = _tables.setdefault(base, {})
-    if (rows, dtype) not in kept:
-        if base.is_cuda and torch.cuda.is_current_stream_capturing():
+    if (rows, dtype, device) not in kept:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"the table of a Hadamard base [{rows}, {rows}] must exist before a CUDA graph is "
                 "captured; run the same call once before the capture"
             )
-        power = sylvester(rows // len(base)).to(base.device)
+        power = sylvester(rows // len(base)).to(device)
         whole = torch.kron(base.to(power), power)
-        size = math.ceil(rows / TILE) * TILE, max(TILE, 1 << (rows - 1).bit_length())
-        made = torch.zeros(size, dtype=dtype, device=base.device)
+        size = max(TILE, 1 << (rows - 1).bit_length())
+        made = torch.zeros(size, size, dtype=dtype, device=device)
         made[:rows, :rows] = whole
-        kept[rows, dtype] = made
-    return kept[rows, dtype]
+        kept[rows, dtype, device] = made
+    return kept[rows, dtype, device]

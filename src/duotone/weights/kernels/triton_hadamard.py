@@ -1,7 +1,8 @@
 """Which kernels make an online Hadamard transform of how many rows.
 
-No base: one kernel (`triton_sylvester`). A base, many rows of 16 bit: one kernel, a program per
-unit (`triton_hadamard_base.base_kernel`). Few rows, which leave most of the device idle that way,
+No base: one kernel (`triton_sylvester`), but for large powers of two, which are folded into a base
+of one. A base, many rows of 16 bit: one kernel, a program per unit
+(`triton_hadamard_base.base_kernel`). Few rows, which leave most of the device idle that way,
 and fp32, whose products need more room: Sylvester's part into fp32 memory, then the base's, each
 in many small programs.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duotone.weights.kernels.hadamard_table import TILE, folded
+from duotone.weights.kernels.hadamard_table import ONE, TILE, folded
 from duotone.weights.kernels.triton_hadamard_base import BaseConfig, base_units
 from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig, base_columns
 from duotone.weights.kernels.triton_sylvester import sylvester_rows
@@ -33,8 +34,11 @@ class HadamardConfig:
 
 
 DEFAULT = HadamardConfig()
-# Up to so many units latency counts: tiles of the base are fetched ahead. Beyond, programs hide it.
-_MIDDLE_UNITS = 512
+# Sylvester's matrices of this order and above are products with a base too, of 1: whole rows of
+# 128 columns at a time, where `sylvester_kernel` has room for one program on a multiprocessor.
+_FOLDED = 8192
+# Up to so many units an H200's multiprocessor has two at most, and latency counts: more warps each.
+_MIDDLE_UNITS = 264
 
 
 def hadamard_rows(
@@ -53,6 +57,8 @@ def hadamard_rows(
 
     Returns (int8 codes with a scale, else the transform in the dtype of x; channel 0 if split).
     """
+    if base is None and p >= _FOLDED and x.dtype != torch.float32:
+        base = ONE
     tokens, m = len(x), 1 if base is None else len(base)
     kind, padded = x.dtype if scale is None else torch.int8, blocks * m * p
     y = torch.empty(tokens, padded, dtype=kind, device=x.device)
@@ -76,6 +82,7 @@ def hadamard_rows(
 
 
 def _base_config(units: int, rows: int) -> BaseConfig:
-    if units <= _MIDDLE_UNITS:
-        return BaseConfig(stages=2, per_sm=2)
-    return BaseConfig(per_sm=4 if rows <= TILE else 3)
+    """As measured on an H200; of two tiles eight warps take both at once."""
+    if not TILE < rows <= 2 * TILE:
+        return BaseConfig()
+    return BaseConfig(warps=8) if units <= _MIDDLE_UNITS else BaseConfig(registers=128)

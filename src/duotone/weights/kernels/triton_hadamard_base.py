@@ -13,25 +13,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from duotone.weights.kernels.availability import multiprocessors
-from duotone.weights.kernels.hadamard_table import TILE, base_table
+from duotone.weights.kernels.hadamard_table import ONE, TILE, base_table
 from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
 from duotone.weights.kernels.triton_rows import rounded_codes
-from duotone.weights.kernels.triton_sylvester import dot, dot_in_parts, load_rows, sylvester
+from duotone.weights.kernels.triton_sylvester import dot, dot_in_parts, gated_rows, load_both
 from duotone.weights.kernels.triton_unpack import ASM
 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """One launch: warps; stages of the base's tiles in flight; programs per multiprocessor."""
+    """A program per unit: its warps, 16 rows of a tile each; registers of a thread.
+
+    registers: at most, so that more programs fit on a multiprocessor; None for what it takes.
+    """
 
     warps: int = 4
-    stages: int = 1
-    per_sm: int = 3
+    registers: int | None = None
 
 
 @triton.jit
@@ -45,16 +47,15 @@ def _load_tile(
     B: tl.constexpr,
     P: tl.constexpr,
     PADDED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
 ):
-    # rows first ... first + T of the unit [M, P] at x, [T, B]; left: channels from there on
+    # rows first ... first + T of the unit [M, P] at x and up, [T, B]; left: channels from there on
     o_m, o_p = first + tl.arange(0, T), tl.arange(0, B)
     o = o_m[:, None] * P + o_p[None, :]
     m = (o_m < M)[:, None] & (o_p < P)[None, :]
     if PADDED:
         # channels that are not left are zeros that nobody stored
         m = m & (o < left)
-    return load_rows(x, up, o, m, ACTIVATION, o)
+    return load_both(x, up, o, m, o)
 
 
 @triton.jit
@@ -92,11 +93,28 @@ def _halves(b_y, H: tl.constexpr):
 
 
 @triton.jit
+def _saturated(b_y, ASM: tl.constexpr):
+    # fp32 -> fp16, at most its largest: codes of sums beyond are at their ends anyway
+    if ASM:
+        b_y = tl.inline_asm_elementwise(
+            "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [b_y],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        b_y = tl.minimum(tl.maximum(b_y, -65504.0), 65504.0).to(tl.float16)
+    return b_y
+
+
+@triton.jit
 def _second_product(b_y, h_p, CODES: tl.constexpr, ASM: tl.constexpr):
     if CODES:
-        # beyond that range all codes of these sums are at their ends anyway
-        b_y = tl.minimum(tl.maximum(b_y, -60000.0), 60000.0).to(tl.float16)
-        b_y = dot(b_y, h_p, tl.zeros([b_y.shape[0], h_p.shape[1]], tl.float32), ASM)
+        b_y = dot(
+            _saturated(b_y, ASM), h_p, tl.zeros([b_y.shape[0], h_p.shape[1]], tl.float32), ASM
+        )
     else:
         b_y = dot_in_parts(b_y, h_p, 2, False, ASM)
     return b_y
@@ -107,10 +125,10 @@ def base_kernel(
     x,
     up,
     base,
+    power,
     scale,
     y,
     x0,
-    units,
     blocks,
     columns,
     x_stride,
@@ -119,59 +137,66 @@ def base_kernel(
     norm,
     M: tl.constexpr,
     K: tl.constexpr,
+    L: tl.constexpr,
     TILES: tl.constexpr,
     T: tl.constexpr,
     B: tl.constexpr,
     P: tl.constexpr,
     PADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    STAGES: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
     # of 128 columns one factor of 2 is a sum and a difference, which need no tensor core
     CODES: tl.constexpr = scale is not None
     H: tl.constexpr = min(B, 64)
-    h_p = sylvester(H, min(P, H)).to(tl.float16 if CODES else tl.bfloat16)
     o_h = tl.arange(0, H)
+    o_power = o_h[:, None] * L + o_h[None, :]
     if B == 2 * H:
         o_h += o_h // (H // 2) * (H // 2)
-    for i_unit in tl.range(tl.program_id(0), units, tl.num_programs(0), num_stages=1):
-        i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
-        left, x_unit, up_unit = columns - i_first, x + i_row * x_stride + i_first, up
-        if up is not None:
-            up_unit = up + i_row * up_stride + i_first
-        b_x0 = _load_tile(x_unit, up_unit, 0, left, T, M, B, P, PADDED, ACTIVATION)
+    wait_for_previous(OVERLAP)
+    i_unit = tl.program_id(0)
+    i_row, i_first = (i_unit // blocks).to(tl.int64), i_unit % blocks * (M * P)
+    left, x_unit, up_unit = columns - i_first, x + i_row * x_stride + i_first, up
+    if up is not None:
+        up_unit = up + i_row * up_stride + i_first
+    b_scale = 1.0 if scale is None else tl.load(scale + i_row * scale_stride)
+    GATED: tl.constexpr = up is not None
+    b_x0, b_up0 = _load_tile(x_unit, up_unit, 0, left, T, M, B, P, PADDED)
+    # not before: who stores it to shared memory waits for it
+    h_p = tl.load(power + o_power)
+    b_x0 = gated_rows(b_x0, b_up0, GATED, ACTIVATION)
+    if TILES > 1:
+        b_x1, b_up1 = _load_tile(x_unit, up_unit, T, left, T, M, B, P, PADDED)
+        b_x1 = gated_rows(b_x1, b_up1, GATED, ACTIVATION)
+    if TILES > 2:
+        b_x2, b_up2 = _load_tile(x_unit, up_unit, 2 * T, left, T, M, B, P, PADDED)
+        b_x2 = gated_rows(b_x2, b_up2, GATED, ACTIVATION)
+    if TILES > 3:
+        b_x3, b_up3 = _load_tile(x_unit, up_unit, 3 * T, left, T, M, B, P, PADDED)
+        b_x3 = gated_rows(b_x3, b_up3, GATED, ACTIVATION)
+    for i_tile in tl.range(0, TILES, num_stages=1):
+        o_t = i_tile * T + tl.arange(0, T)
+        b_0 = tl.zeros([T, B], tl.float32)
+        b_y = _base_product(base, b_x0, b_0, o_t, 0, T, K, ASM)
         if TILES > 1:
-            b_x1 = _load_tile(x_unit, up_unit, T, left, T, M, B, P, PADDED, ACTIVATION)
+            b_y = _base_product(base, b_x1, b_y, o_t, 1, T, K, ASM)
         if TILES > 2:
-            b_x2 = _load_tile(x_unit, up_unit, 2 * T, left, T, M, B, P, PADDED, ACTIVATION)
+            b_y = _base_product(base, b_x2, b_y, o_t, 2, T, K, ASM)
         if TILES > 3:
-            b_x3 = _load_tile(x_unit, up_unit, 3 * T, left, T, M, B, P, PADDED, ACTIVATION)
-        b_scale = 1.0 if scale is None else tl.load(scale + i_row * scale_stride)
-        for i_tile in tl.range(0, TILES, num_stages=STAGES):
-            o_t = i_tile * T + tl.arange(0, T)
-            b_0 = tl.zeros([T, B], tl.float32)
-            b_y = _base_product(base, b_x0, b_0, o_t, 0, T, K, ASM)
-            if TILES > 1:
-                b_y = _base_product(base, b_x1, b_y, o_t, 1, T, K, ASM)
-            if TILES > 2:
-                b_y = _base_product(base, b_x2, b_y, o_t, 2, T, K, ASM)
-            if TILES > 3:
-                b_y = _base_product(base, b_x3, b_y, o_t, 3, T, K, ASM)
-            b_y *= norm / b_scale
-            length = blocks * (M * P)
-            m_t = (o_t < M)[:, None] & (o_h < P)[None, :]
-            first = i_first + i_tile * (T * P)
-            o = tl.arange(0, T)[:, None] * P + o_h[None, :]
-            if B == 2 * H:
-                b_y, b_z = _halves(b_y, H)
-                b_z = _second_product(b_z, h_p, CODES, ASM)
-                store_result(b_z, y, None, i_row, first, o + H // 2, length, m_t, b_scale, CODES)
-            b_y = _second_product(b_y, h_p, CODES, ASM)
-            store_result(b_y, y, x0, i_row, first, o, length, m_t, b_scale, CODES)
+            b_y = _base_product(base, b_x3, b_y, o_t, 3, T, K, ASM)
+        b_y *= norm / b_scale
+        length = blocks * (M * P)
+        m_t = (o_t < M)[:, None] & (o_h < P)[None, :]
+        first = i_first + i_tile * (T * P)
+        o = tl.arange(0, T)[:, None] * P + o_h[None, :]
+        if B == 2 * H:
+            b_y, b_z = _halves(b_y, H)
+            b_z = _second_product(b_z, h_p, CODES, ASM)
+            store_result(b_z, y, None, i_row, first, o + H // 2, length, m_t, b_scale, CODES)
+        b_y = _second_product(b_y, h_p, CODES, ASM)
+        store_result(b_y, y, x0, i_row, first, o, length, m_t, b_scale, CODES)
 
 
 def base_units(
@@ -193,17 +218,20 @@ def base_units(
 
     y [tokens, blocks * rows * p]: codes with a scale, else in a floating type.
     """
-    columns, units = x.shape[1], len(x) * blocks
-    table = base_table(base, rows, x.dtype)
+    columns = x.shape[1]
+    table = base_table(base, rows, x.dtype, x.device)
+    tile = min(16 * config.warps, len(table))
+    middle = torch.bfloat16 if scale is None else torch.float16
+    power = base_table(ONE, min(p, TILE), middle, x.device)
     overlap = overlaps(x.device)
-    base_kernel[(min(units, config.per_sm * multiprocessors(x.device)),)](
+    base_kernel[(len(x) * blocks,)](
         x,
         up,
         table,
+        power,
         scale,
         y,
         x0,
-        units,
         blocks,
         columns,
         x.stride(0),
@@ -211,16 +239,17 @@ def base_units(
         0 if scale is None or scale.numel() == 1 else 1,
         norm,
         M=rows,
-        K=table.shape[1],
-        TILES=len(table) // TILE,
-        T=TILE,
+        K=len(table),
+        L=len(power),
+        TILES=triton.cdiv(rows, tile),
+        T=tile,
         B=max(16, p),
         P=p,
         PADDED=columns < y.shape[1],
         ACTIVATION=activation,
-        STAGES=config.stages,
         ASM=ASM,
         OVERLAP=overlap,
         launch_pdl=overlap,
         num_warps=config.warps,
+        maxnreg=config.registers,
     )

@@ -82,9 +82,9 @@ def base_columns(
 
     parts: of 8 bits each, that x is rounded to.
     """
-    table = base_table(base, rows, torch.bfloat16)
+    table = base_table(base, rows, torch.bfloat16, x.device)
     overlap = overlaps(x.device)
-    grid = len(x) * blocks, len(table) // TILE, triton.cdiv(p, config.columns)
+    grid = len(x) * blocks, triton.cdiv(rows, TILE), triton.cdiv(p, config.columns)
     columns_kernel[grid](
         x,
         table,
@@ -95,7 +95,7 @@ def base_columns(
         0 if scale is None or scale.numel() == 1 else 1,
         norm,
         M=rows,
-        K=table.shape[1],
+        K=len(table),
         T=TILE,
         P=p,
         W=config.columns,

@@ -84,12 +84,28 @@ def rows_transformed(
 
 @triton.jit
 def load_rows(x, up, o, m, ACTIVATION: tl.constexpr, o_up):
-    # what is to be transformed, rounded to the dtype of x as the model rounds it
+    # what is to be transformed
+    b_x, b_up = load_both(x, up, o, m, o_up)
+    return gated_rows(b_x, b_up, up is not None, ACTIVATION)
+
+
+@triton.jit
+def load_both(x, up, o, m, o_up):
+    # without `up`, x stands for it
     b_x = tl.load(x + o, mask=m, other=0.0)
-    if ACTIVATION is not None or up is not None:
+    b_up = b_x
+    if up is not None:
+        b_up = tl.load(up + o_up, mask=m, other=0.0)
+    return b_x, b_up
+
+
+@triton.jit
+def gated_rows(b_x, b_up, GATED: tl.constexpr, ACTIVATION: tl.constexpr):
+    # rounded to the dtype of x as the model rounds it
+    if ACTIVATION is not None or GATED:
         b_y = activated(b_x.to(tl.float32), ACTIVATION)
-        if up is not None:
-            b_y *= tl.load(up + o_up, mask=m, other=0.0).to(tl.float32)
+        if GATED:
+            b_y *= b_up.to(tl.float32)
         b_x = b_y.to(b_x.dtype)
     return b_x
 
