@@ -1,4 +1,4 @@
-"""Rings, splits, tickets, a last launch that merges or one behind it give the mean of all records."""
+"""Rings, splits, tickets and launches that merge give the mean of all records."""
 
 import ctypes
 

@@ -34,8 +34,8 @@ from duotone.attention.cuda.work import MAX_GROUP, Call, Task, Work
 
 SOURCE = "group_decode.cu"
 # Blocks per multiprocessor where heads take all places of four. What a warp does around its records
-# is as much as two of them, and warps of a block merge their sums: a head whose stream is short takes
-# least in a single warp, as long as there are other heads beside it.
+# is as much as two of them, and warps of a block merge their sums: a head whose stream is short
+# takes least in a single warp, as long as there are other heads beside it.
 MANY_PER_SM = (1, 2, 4, 8, 16)
 
 

@@ -20,8 +20,8 @@ from duotone.attention.cuda.work import QUERY_TYPES, Call, Fields, Task, Work
 LOG2E = 1.4426950408889634
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
-# kv heads per multiprocessor from which on the last task or a launch behind it merges the parts of a
-# call, instead of the block of a head that ends last: a ticket costs every part some 2 us.
+# kv heads per multiprocessor from which on the last task or a launch behind it merges the parts of
+# a call, instead of the block of a head that ends last: a ticket costs every part some 2 us.
 HEADS_PER_SM_TO_MERGE = 2
 MERGE_SOURCE, MERGE_WARPS = "merge_parts.cu", 4
 
