@@ -49,10 +49,11 @@ __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
   u.tid = threadIdx.x, u.warp = u.tid >> 5;
   u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
   const int unit = blockIdx.x;
-  // Divisions cost as much as a tile of keys: none where there is one part.
-  const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
-  u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
-  const int block = at.splits == 1 ? u.part : u.part / at.splits,
+  // Divisions cost as much as a tile of keys: one where there is one part.
+  const int parts = at.blocks * at.splits;
+  u.head = parts == 1 ? unit : (u32)unit / parts, u.part = unit - u.head * parts;
+  const int sequence = (u32)u.head / at.kv_heads;
+  const int block = at.splits == 1 ? u.part : (u32)u.part / at.splits,
             split = u.part - block * at.splits;
   u.row = u.head * at.blocks + block;
 #ifdef ONE_RUN
