@@ -55,12 +55,10 @@ PIECES = {"k": (1, 0), "v": (0, 2), "k and v": (2, 1)}
 MERGES = {"one part": 0, "tickets": 1, "launch": 2}
 WAYS = {name: (merge, (0, 0)) for name, merge in MERGES.items()}
 WAYS |= {f"{name} apart": (1, keys) for name, keys in PIECES.items()}
-# A deep ring has records in one piece.
 CASES = [
     pytest.param(*ring, *way, id="-".join((*map(str, ring), name)))
     for ring in RINGS
     for name, way in WAYS.items()
-    if not ring[3] or way[1] == (0, 0)
 ]
 
 

@@ -29,11 +29,11 @@ struct Unit {
     return source + (size_t)record * RECORD_BYTES;
   }
 #endif
-  // Copies what a pass reads of a record: its first BYTES. Kernels whose records lie in several
-  // pieces have a unit of their own that copies those.
-  template <int BYTES, class Slot>
+  // Copies what a pass reads of a record: BYTES of it, from byte FROM on. Kernels whose records lie
+  // in several pieces have a unit of their own that copies those.
+  template <int BYTES, int FROM = 0, class Slot>
   __device__ __forceinline__ void copy_record(int record, const Slot& slot) const {
-    const char* from = at(record);
+    const char* from = at(record) + FROM;
     slot.template expect<BYTES>();
     slot.template put<BYTES>(0, from);
   }
