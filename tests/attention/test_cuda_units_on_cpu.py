@@ -59,6 +59,7 @@ CASES = [
     pytest.param(*ring, *way, id="-".join((*map(str, ring), name)))
     for ring in RINGS
     for name, way in WAYS.items()
+    if ring[3] in (0, 2) or way[1] == (0, 0)  # streams have two records under way
 ]
 
 
