@@ -114,6 +114,16 @@ def test_group_decode_compiles(form, group, records_per_page) -> None:
     assert runtime.compiled(group_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize(("arch", "merge"), [("sm_80", 3), ("sm_90", 2), ("sm_90", 3)])
+@pytest.mark.parametrize(("form", "group"), [GROUPS[0], GROUPS[4]], ids=str)
+def test_group_decode_compiles_with_a_warp_for_a_head(form, group, arch, merge) -> None:
+    at = group_decode.geometry(form, group, 132 * 14, 12, 132, RINGS["sm_80"])
+    assert at.warps == 1
+    macros = common(form, group, at.warps, Call) | group_decode.macros_of(form, group)
+    macros |= {"MERGE": merge, "OVERLAP": 2, "PER_SM": at.per_sm}
+    assert runtime.compiled(group_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("form", "group"), APART, ids=str)
 def test_group_decode_compiles_for_codes_apart(form, group, arch) -> None:
@@ -142,12 +152,14 @@ def test_records_of_codes_apart_hold_the_rest() -> None:
     assert GroupFormat(32, small, small).tiles <= APART_TILES
 
 
-@pytest.mark.parametrize(("arch", "overlap"), [("sm_80", 1), ("sm_90", 1), ("sm_90", 2)])
+@pytest.mark.parametrize(
+    ("arch", "overlap", "merge"), [("sm_80", 1, 3), ("sm_90", 1, 1), ("sm_90", 2, 3)]
+)
 @pytest.mark.parametrize(("head_dim", "group", "query", "kv"), DENSE)
-def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap) -> None:
+def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap, merge) -> None:
     form = dense_decode.DenseFormat(head_dim)
     macros = common(form, group, dense_decode.WARPS, dense_decode.Arguments)
-    macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "KV": kv}
+    macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "KV": kv, "MERGE": merge}
     assert runtime.compiled(dense_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
@@ -183,7 +195,7 @@ def test_turns_compile(arch, head_dim, dtype, sms) -> None:
         assert runtime.compiled(module.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
-@pytest.mark.parametrize("merge", [0, 2], ids=["one part", "launch"])
+@pytest.mark.parametrize("merge", [0, 2, 3], ids=["one part", "launch", "task"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_units_that_take_no_tickets_compile(arch, merge) -> None:
     form, group = SPANS[0][:2]

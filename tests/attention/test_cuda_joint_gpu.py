@@ -9,9 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
 from duotone.attention import decode_attention
-from duotone.attention.cuda import launch
+from duotone.attention.cuda import dense_decode, launch
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.dense_decode import dense_reason
+from duotone.attention.cuda.geometry import Geometry
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.layout import span_layout
 from duotone.attention.cuda.window_append import appends, window_append, window_move
@@ -140,7 +141,7 @@ def attend_all(case: Case, kv, query):
 def test_more_units_than_places(case: Case, macros) -> None:
     query, kv = build(case)
     out = attend_all(case, kv, query)
-    assert [x.get("MERGE") for x in macros] == [2, 2, None]
+    assert [x.get("MERGE") for x in macros] == [2, 3]
     assert_near(out, reference(case, query, kv))
 
 
@@ -154,7 +155,8 @@ def test_more_units_than_places_of_three_kinds(macros) -> None:
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
         out = attend_all(case, [kv[i] for i in order], query)
         assert_near(out, expected)
-    assert len(macros) == 12
+    assert [x["MERGE"] for x in macros] == [2, 2, 3] * 3
+    assert {x["WARPS"] for x in macros if "K_ALONG_K" in x} == {2}
 
 
 @pytest.mark.parametrize(("heads", "merge"), [(1, 2), (-1, 1)], ids=["launch", "tickets"])
@@ -169,12 +171,17 @@ def test_the_rule_for_merging_changes_no_result(heads: int, merge: int, macros) 
     assert_near(out, reference(case, query, kv))
 
 
-@pytest.fixture
-def a_launch_merges(monkeypatch) -> None:
-    monkeypatch.setattr(launch, "HEADS_PER_SM_TO_MERGE", 0)
+@pytest.fixture(params=[launch.MergedBy.LAUNCH, launch.MergedBy.TASK], ids=["behind", "task"])
+def merges(request, monkeypatch) -> list:
+    """What the two tasks of a call and the launch behind them merge, if there is one."""
+    monkeypatch.setattr(launch, "merged_by", lambda tasks: request.param)
+    if request.param is launch.MergedBy.LAUNCH:
+        return [2, 2, None]
+    monkeypatch.setattr(dense_decode, "geometry", lambda *a: Geometry(2, 1, 1))
+    return [2, 3]
 
 
-@pytest.mark.usefixtures("poison", "a_launch_merges")
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize(
     "case",
     [
@@ -183,27 +190,27 @@ def a_launch_merges(monkeypatch) -> None:
     ],
     ids=str,
 )
-def test_a_launch_that_merges_matches_the_reference(case: Case, macros) -> None:
+def test_a_launch_that_merges_matches_the_reference(case: Case, merges, macros) -> None:
     query, kv = build(case)
     assert_near_half(attend_all(case, kv, query), reference(case, query, kv))
-    assert [x.get("MERGE") for x in macros] == [2, 2, None]
+    assert [x.get("MERGE") for x in macros] == merges
 
 
-@pytest.mark.usefixtures("poison", "a_launch_merges")
+@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("specs", [tuple(CLASSES.values()), CALIBRATED], ids=["groups", "spans"])
 @pytest.mark.parametrize("spans", [1, 3])
-def test_classes_and_windows_are_merged_by_a_launch(spans: int, specs, macros) -> None:
+def test_classes_and_windows_are_merged_by_a_launch(spans: int, specs, merges, macros) -> None:
     case = Case(ODD, *specs, spans=spans, dense=WINDOWS, kv_heads=4, head_dim=128, dtype=BF16)
     query, kv = build(case)
     first, *rest = poisoned(kv)
     pair = PackedPair(first.key, first.value).laid_out(class_layout)
     first = replace(first, key=pair.key, value=pair.value, records=pair.records)
     out = decode_attention(query, [first, *rest], sm_scale=case.sm_scale, impl="cuda")
-    assert macros[0]["MERGE"] == 2
+    assert [x.get("MERGE") for x in macros] == merges
     assert_near(out, reference(case, query, kv))
 
 
-@pytest.mark.usefixtures("a_launch_merges")
+@pytest.mark.usefixtures("merges")
 def test_a_launch_that_merges_follows_lengths_in_a_graph() -> None:
     assert_a_graph_follows_lengths()
 

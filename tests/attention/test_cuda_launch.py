@@ -19,6 +19,7 @@ from duotone.attention.cuda import (
 )
 from duotone.attention.cuda.class_layout import class_layout
 from duotone.attention.cuda.geometry import RING_BYTES, Geometry
+from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.work import Call
@@ -257,6 +258,33 @@ def test_many_heads_are_merged_by_a_launch_of_its_own(caught, monkeypatch) -> No
         assert one.given.units == 4 * one.given.blocks * one.given.splits
 
 
+def test_the_last_task_merges_where_it_has_one_part(caught, monkeypatch) -> None:
+    monkeypatch.setattr(dense_decode, "geometry", lambda *a: Geometry(2, 6, 1))
+    attend_joined(monkeypatch, sms_of_rule=2)
+    span, dense = caught
+    assert (span.source, dense.source) == ("span_decode.cu", "dense_decode.cu")
+    assert (span.macros["MERGE"], dense.macros["MERGE"]) == (2, 3)
+    assert dense.given.first_part == dense.given.all_parts - 1 == span.given.splits
+    assert (dense.macros["OVERLAP"], dense.at.blocks) == (2, 4)
+
+
+@pytest.mark.parametrize("heads", [560, 800, 1848, 3816])
+def test_short_windows_of_many_heads_are_not_split(heads) -> None:
+    form = dense_decode.DenseFormat(128)
+    assert dense_decode.geometry(form, heads, 11, 132) == Geometry(2, 6, 1)
+    assert dense_decode.geometry(form, 560, 600, 132).splits > 1
+
+
+def test_rows_that_cannot_be_read_four_at_a_time_are_refused(caught) -> None:
+    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
+    room = query.new_empty(query.numel() + 1)
+    apart = room[1:].view(query.shape).copy_(query)
+    for given, out in ((apart, torch.empty_like(query)), (query, apart)):
+        with pytest.raises(ValueError, match="must be aligned to 8 bytes"):
+            span_decode.span_decode(given, span_of(segment), 0.1, None, out)
+    assert not caught
+
+
 def test_few_heads_take_tickets(caught, monkeypatch) -> None:
     attend_joined(monkeypatch, sms_of_rule=3)
     assert [one.macros["MERGE"] for one in caught] == [1, 1]
@@ -316,6 +344,23 @@ def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
     assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
     mask = torch.ones(1, 1, 12, dtype=torch.bool)
     assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("heads", "records", "at"),
+    [
+        (256, 256, Geometry(8, 2, 1)),
+        (512, 16, Geometry(4, 4, 1)),
+        (560, 16, Geometry(2, 8, 1)),
+        (3816, 16, Geometry(1, 16, 1)),
+        (1200, 104, Geometry(8, 2, 1)),
+    ],
+    ids=["long", "no more than places", "short", "many", "not so short"],
+)
+def test_short_streams_of_many_heads_have_fewer_warps(heads, records, at) -> None:
+    operand = Operand(2, False, 32, False)
+    form = GroupFormat(128, operand, operand)
+    assert group_decode.geometry(form, 4, heads, records, 132, RING_BYTES) == at
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rings, splits, tickets and the merging launch give the mean of all records."""
+"""Rings, splits, tickets and launches that merge give the mean of all records."""
 
 import ctypes
 
@@ -55,12 +55,11 @@ PIECES = {"k": (1, 0), "v": (0, 2), "k and v": (2, 1)}
 MERGES = {"one part": 0, "tickets": 1, "launch": 2}
 WAYS = {name: (merge, (0, 0)) for name, merge in MERGES.items()}
 WAYS |= {f"{name} apart": (1, keys) for name, keys in PIECES.items()}
-# A deep ring has records in one piece.
 CASES = [
     pytest.param(*ring, *way, id="-".join((*map(str, ring), name)))
     for ring in RINGS
     for name, way in WAYS.items()
-    if not ring[3] or way[1] == (0, 0)
+    if ring[3] in (0, 2) or way[1] == (0, 0)  # streams have two records under way
 ]
 
 
@@ -106,3 +105,37 @@ def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder)
     tokens = LENGTHS.repeat_interleave(KV_HEADS * GROUP)
     torch.testing.assert_close(lse, tokens.float().log2(), rtol=1e-4, atol=1e-4)
     assert not counters.any()
+
+
+@pytest.mark.parametrize("earlier", [(1,), (2, 3)], ids=["one part", "five parts"])
+def test_the_last_launch_merges_what_others_left(earlier, folder) -> None:
+    torch.manual_seed(0)
+    heads, parts = len(LENGTHS) * KV_HEADS, sum(earlier) + 1
+    query = torch.randn(heads * GROUP, CHANNELS)
+    rows = heads * parts * GROUP
+    out, lse = torch.full((heads * GROUP, CHANNELS), torch.nan), torch.empty(heads * GROUP)
+    partial, weights = torch.full((rows, CHANNELS), torch.nan), torch.full((rows, 2), torch.nan)
+    sums, count, first = torch.zeros(heads, CHANNELS), torch.zeros(heads, 1), 0
+    # Each launch has other tokens; the first one has some of every sequence.
+    for number, splits in enumerate((*earlier, 1)):
+        lengths = (LENGTHS.roll(number) if number else LENGTHS * 0 + 7).contiguous()
+        records = -(-int(lengths.max()) // KEYS)
+        data = torch.randn(heads, records * KEYS, CHANNELS)
+        there = torch.arange(records * KEYS) < lengths.repeat_interleave(KV_HEADS)[:, None]
+        sums, count = sums + (data * there[..., None]).sum(1), count + there.sum(1, keepdim=True)
+        given = Arguments(
+            query=query.data_ptr(), records=data.data_ptr(), tokens=lengths.data_ptr(),
+            partial=partial.data_ptr(), weights=weights.data_ptr(), out=out.data_ptr(),
+            lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1, kv_heads=KV_HEADS, blocks=1,
+            records_per_head=records, splits=splits, first_part=first, all_parts=parts,
+            units=heads * splits, sm_scale=1.0,
+        )  # fmt: skip
+        merge = 3 if first + splits == parts else 2
+        add = compiled("add_records", macros(900, 3, MERGE=merge), folder)
+        add(given, heads * splits, WARPS * 32)
+        first += splits
+    factor = query[::GROUP, 0, None] * torch.arange(1, GROUP + 1)
+    expected = ((sums / count)[:, None] * factor[..., None]).flatten(0, 1)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    tokens = count.flatten().repeat_interleave(GROUP)
+    torch.testing.assert_close(lse, tokens.log2(), rtol=1e-4, atol=1e-4)

@@ -50,7 +50,7 @@ void add_records(const Arguments& at) {
 #endif
   ring.make(u, shared, barriers, &drawn);
 #if DEEP
-  ring.start<RECORD_BYTES, 0>(u);
+  ring.start<PIECES_BYTES, 0>(u);
 #else
   ring.start<PIECES_BYTES>(u);
 #endif
@@ -67,7 +67,7 @@ void add_records(const Arguments& at) {
     const float* here = (const float*)at_shared(ring.take_current());
     if (before) sum += sum_of(before, u.lane, left_before);
     __syncwarp();
-    next = ring.refill<RECORD_BYTES, 0>(u);
+    next = ring.refill<PIECES_BYTES, 0>(u);
     ring.advance(next);
 #else
     const float* here = (const float*)at_shared(ring.take<SLOT_BYTES>(u, next));
@@ -96,7 +96,6 @@ ASSEMBLY = {
     "mbarrier.try_wait": "while (!passed(barrier, phase)) yield();",
     "mbarrier.arrive": "wait_for_bytes(BYTES, barrier);",
     "cp.async.bulk.shared": "copy(address + offset, source, BYTES, barrier);",
-    "memory + where": "copy(memory + where * SLOT_BYTES + at, source + at, 16, 0);",
     "cp.async.cg": "copy(address + offset + at, source + at, 16, 0);",
     "wait_group": "arrive(0);",
     "atom.acq_rel": "before = (*counter)++;",

@@ -9,6 +9,7 @@ import duotone
 from duotone.bench.caches import DenseCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop
 from duotone.bench.language import LanguageModel
+from duotone.bench.linears import elementwise
 from duotone.capacity import allocated_bytes
 from duotone.decoder_shape import Load
 
@@ -47,6 +48,17 @@ def test_integer_weights_say_what_their_dequantized_ones_say(weights: str) -> No
     model.prefill(prompt, Growing().take)
     assert logits[0].std() > 0.3
     torch.testing.assert_close(*logits, rtol=0, atol=1e-3)
+
+
+def test_rotated_queries_and_keys_are_apart() -> None:
+    x = torch.randn(3, 7, 10)[:, :5]
+    angles = torch.rand(3, 1, 5)
+    query, key = elementwise(False).rotate(x, angles.cos(), angles.sin(), 4)
+    assert query.is_contiguous()
+    assert key.is_contiguous()
+    turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1)) * torch.exp(1j * angles)
+    expected = torch.cat([turned.real, turned.imag], -1)
+    torch.testing.assert_close(torch.cat([query, key], 1), expected)
 
 
 class Growing:

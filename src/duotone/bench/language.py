@@ -155,8 +155,7 @@ class LanguageModel:
         qkv = self.linears.product(entering, layer.qkv)
         qkv = qkv.unflatten(-1, (-1, shape.head_dim))
         rotated, value = qkv.split([shape.q_heads + shape.kv_heads, shape.kv_heads], 1)
-        rotated = self.rotate(rotated, *angles)
-        query, key = rotated.split([shape.q_heads, shape.kv_heads], 1)
+        query, key = self.rotate(rotated, *angles, shape.q_heads)
         return query, key, value
 
     def _out(self, attended: Tensor, layer: Layer) -> Tensor:

@@ -132,7 +132,7 @@ class IntegerLinears:
 class Elementwise:
     """Operations between products, as functions of tensors."""
 
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
     gate: Callable[[Tensor], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -151,8 +151,19 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding by halves. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim / 2]."""
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, q_heads: int) -> tuple[Tensor, Tensor]:
+    """Rotary embedding of q and k by halves, each contiguous: attention kernels need q so.
+
+    x [rows, heads, head_dim], the first heads are q's; cos, sin [rows, 1, head_dim / 2]. Both are
+    parts of one tensor, which one compiled launch writes.
+    """
+    shapes = [part.shape for part in x.tensor_split([q_heads], 1)]
+    parts = (_rotated(part, cos, sin).flatten() for part in x.tensor_split([q_heads], 1))
+    query, key = torch.cat([*parts]).split([shape.numel() for shape in shapes])
+    return query.view(shapes[0]), key.view(shapes[1])
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 

@@ -81,8 +81,8 @@ __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
 // was there before, and waits before it reads what that one writes. The first launch of a call
 // waits for q, and lets the next one begin only then, which so finds q and need not wait for sums
 // that it does not read; it waits before it ends, so that its end says that all have ended. So does
-// merge_parts.cu or merge_turned.cu, the last launch of some calls, before it reads what the others
-// left. head_turn.cu, ahead of a call, is like a first launch: whoever comes behind the next one
+// the launch that merges, the last one of some calls, before it reads what the others left: their
+// blocks all have their places by then, so that nobody waits for one that waits for a place. head_turn.cu, ahead of a call, is like a first launch: whoever comes behind the next one
 // finds what it wrote.
 __device__ __forceinline__ void begin() {
 #if OVERLAP == 2 && __CUDA_ARCH__ >= 900
@@ -114,7 +114,7 @@ struct Call {
   float* partial;            // sums of each kv head's parts, [batch * kv_heads, parts, G, CHANNELS]
   float2* weights;           // and their maximum and weight, [batch * kv_heads, parts, G]
   int* counters;             // [batch * kv_heads, 2], zero before and after; null without tickets
-  out_t* out;                // rows of q heads
+  out_t* out;                // rows of q heads, aligned to four numbers
   float* lse;                // log2, or null
   long long out_stride, lse_stride;  // elements between q heads
   int kv_heads, blocks, records_per_head, splits, pages_per_sequence;
@@ -123,10 +123,17 @@ struct Call {
   float sm_scale;             // times log2(e)
 };
 
-// m: log2 of what a weight of 1 stands for.
+struct __align__(4 * sizeof(out_t)) FourOut {
+  out_t x[4];
+};
+// Channels c to c + 3 of a q head. m: log2 of what a weight of 1 stands for.
 __device__ __forceinline__ void write_out(const Call& at, int head, int h, int c, float m, float l,
-                                          float sum) {
+                                          const float* sums) {
   const size_t row = (size_t)head * G + h;
-  at.out[row * at.out_stride + c] = float_to_out(l > 0.f ? sum / l : 0.f);
+  const float by = 1.f / l;
+  FourOut y;
+#pragma unroll
+  for (int j = 0; j < 4; j++) y.x[j] = float_to_out(l > 0.f ? sums[j] * by : 0.f);
+  *(FourOut*)(at.out + row * at.out_stride + c) = y;
   if (at.lse && c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m + __log2f(l) : MINUS_INFINITY;
 }

@@ -5,7 +5,8 @@
 //   PAGED    records per page, or 0 where a sequence's records lie in one piece
 //   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
 //   MERGE    0: kv heads have one part, the output; 1: the block that ends last merges all parts of
-//            a kv head; 2: merge_parts.cu does
+//            a kv head; 2: a later launch does; 3: this one does, the last of a call, whose blocks
+//            have the last part of a kv head each
 #include "call.cuh"
 #include "merged.cuh"
 
@@ -28,11 +29,11 @@ struct Unit {
     return source + (size_t)record * RECORD_BYTES;
   }
 #endif
-  // Copies what a pass reads of a record: its first BYTES. Kernels whose records lie in several
-  // pieces have a unit of their own that copies those.
-  template <int BYTES, class Slot>
+  // Copies what a pass reads of a record: BYTES of it, from byte FROM on. Kernels whose records lie
+  // in several pieces have a unit of their own that copies those.
+  template <int BYTES, int FROM = 0, class Slot>
   __device__ __forceinline__ void copy_record(int record, const Slot& slot) const {
-    const char* from = at(record);
+    const char* from = at(record) + FROM;
     slot.template expect<BYTES>();
     slot.template put<BYTES>(0, from);
   }
@@ -48,10 +49,11 @@ __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
   u.tid = threadIdx.x, u.warp = u.tid >> 5;
   u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
   const int unit = blockIdx.x;
-  // Divisions cost as much as a tile of keys: none where there is one part.
-  const int parts = at.blocks * at.splits, sequence = unit / parts / at.kv_heads;
-  u.head = parts == 1 ? unit : unit / parts, u.part = unit - u.head * parts;
-  const int block = at.splits == 1 ? u.part : u.part / at.splits,
+  // Divisions cost as much as a tile of keys: one where there is one part.
+  const int parts = at.blocks * at.splits;
+  u.head = parts == 1 ? unit : (u32)unit / parts, u.part = unit - u.head * parts;
+  const int sequence = (u32)u.head / at.kv_heads;
+  const int block = at.splits == 1 ? u.part : (u32)u.part / at.splits,
             split = u.part - block * at.splits;
   u.row = u.head * at.blocks + block;
 #ifdef ONE_RUN
@@ -105,13 +107,34 @@ __device__ __forceinline__ float* sums_of(char* shared, int w) {
   return (float*)(shared + w * (STAGES * SLOT_BYTES));
 }
 
+// What a thread merges of a block's sums: four channels at a time of all q heads.
+#define ROUNDS ((G * CHANNELS + WARPS * 128 - 1) / (WARPS * 128))
+
+// The parts that other launches have left of those channels.
+struct Earlier {
+  Merged parts[ROUNDS];
+
+  // All rounds ask for two parts each before any of them waits.
+  __device__ __forceinline__ void read(const Call& at, const Unit& u) {
+    const size_t row = (size_t)u.head * at.all_parts * G;
+    for (int s = 0; s < at.first_part; s += 2)
+#pragma unroll
+      for (int round = 0; round < ROUNDS; round++) {
+        const int i = (round * WARPS * 32 + u.tid) * 4;
+        if (i < G * CHANNELS)
+          merge<2>(parts[round], at.weights + row + s * G + i / CHANNELS,
+                   at.partial + (row + s * G) * CHANNELS + i, at.first_part - s);
+      }
+  }
+};
+
 // Merges the sums of a block's warps: the output, or a part of it where there are several.
-// ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of
+// earlier: what else is in the output, with MERGE 3. ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of
 // what a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
 template <class F>
-__device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, char* shared,
-                                            float (*ml)[HEADS][2], float (*whole)[2],
-                                            float weight_top, F value) {
+__device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earlier& earlier,
+                                            char* shared, float (*ml)[HEADS][2],
+                                            float (*whole)[2], float weight_top, F value) {
   __syncthreads();
   if (u.tid < G) {  // each warp's maximum becomes its factor
     float m = -1e30f, l = 0.f;
@@ -127,8 +150,10 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, char*
   }
   __syncthreads();
   const size_t part = (size_t)u.head * at.all_parts + at.first_part + u.part;
-  for (int i = u.tid * 4; i < G * CHANNELS; i += WARPS * 128) {
-    const int h = i / CHANNELS, c = i % CHANNELS;
+#pragma unroll(MERGE == 3 ? ROUNDS : 4)
+  for (int round = 0; round < ROUNDS; round++) {
+    const int i = (round * WARPS * 32 + u.tid) * 4, h = i / CHANNELS, c = i % CHANNELS;
+    if (i >= G * CHANNELS) break;
     const float m = whole[h][0], l = whole[h][1];
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -142,8 +167,12 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, char*
     for (int j = 0; j < 4; j++)
       sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f;  // scales of an empty block may be anything
     if (MERGE == 0) {
-#pragma unroll
-      for (int j = 0; j < 4; j++) write_out(at, u.head, h, c + j, m, l, sum[j]);
+      write_out(at, u.head, h, c, m, l, sum);
+    } else if (MERGE == 3) {
+      Merged& all = earlier.parts[round];
+      all.raise(fmaxf(all.m, m));
+      all.add(make_float2(m, l), make_float4(sum[0], sum[1], sum[2], sum[3]));
+      write_out(at, u.head, h, c, all.m, all.l, all.sum);
     } else {
       __stcg((float4*)(at.partial + (part * G + h) * CHANNELS + c),
              make_float4(sum[0], sum[1], sum[2], sum[3]));
@@ -163,7 +192,12 @@ template <class F>
 __device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        float (*ml)[HEADS][2], float (*whole)[2], int* flag,
                                        float weight_top, F value) {
-  merge_warps(at, u, shared, ml, whole, weight_top, value);
+  Earlier earlier;
+  if (MERGE == 3) {
+    wait_for_all();
+    earlier.read(at, u);
+  }
+  merge_warps(at, u, earlier, shared, ml, whole, weight_top, value);
   if (MERGE == 1 && arrive_last(at, u, flag)) merge_parts(at, u);
-  wait_for_all();
+  if (MERGE != 3) wait_for_all();
 }

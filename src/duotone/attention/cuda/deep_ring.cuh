@@ -16,8 +16,8 @@ struct DeepRing : Ring {
     return slot + by >= STAGES ? slot + by - STAGES : slot + by;
   }
   // Asks for the first records of a pass: BYTES of each, from byte FROM on.
-  template <int BYTES, int FROM>
-  __device__ __forceinline__ void start(const Unit& u) {
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void start(const U& u) {
     current = u.first + u.warp;
 #pragma unroll
     for (int n = 0; n < UNDER_WAY; n++) {
@@ -31,8 +31,8 @@ struct DeepRing : Ring {
   }
   // Waits for the current record, and asks for one more, lane 0's `next`, where the record before
   // lay or was followed by a free slot: all lanes must have read what lay there.
-  template <int BYTES, int FROM>
-  __device__ __forceinline__ u32 take(const Unit& u, int& next) {
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ u32 take(const U& u, int& next) {
     const u32 here = take_current();
     next = refill<BYTES, FROM>(u);
     return here;
@@ -47,8 +47,8 @@ struct DeepRing : Ring {
 #endif
     return here;
   }
-  template <int BYTES, int FROM>
-  __device__ __forceinline__ int refill(const Unit& u) {
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ int refill(const U& u) {
     int next = 0;
     if (u.lane == 0) next = draw();
 #if !BULK_COPIES
@@ -65,23 +65,18 @@ struct DeepRing : Ring {
   }
 
 #if BULK_COPIES
-  template <int BYTES, int FROM>
-  __device__ __forceinline__ void ask_into(const Unit& u, int record, int where) {
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void ask_into(const U& u, int record, int where) {
     if (u.lane == 0 && record < u.last)
-      fill<BYTES>(barrier + 8 * where, memory + where * SLOT_BYTES, u.at(record) + FROM);
+      u.template copy_record<BYTES, FROM>(record,
+                                          Slot{barrier + 8 * where, memory + where * SLOT_BYTES});
   }
   __device__ __forceinline__ void wait_for_older() { wait(); }
 #else
-  template <int BYTES, int FROM>
-  __device__ __forceinline__ void ask_into(const Unit& u, int record, int where) {
-    if (record < u.last) {
-      const char* source = u.at(record) + FROM;
-      for (int at = u.lane * 16; at < BYTES; at += 512)
-        asm volatile(
-            "cp.async.cg.shared.global [%0],[%1],16;" ::"r"(memory + where * SLOT_BYTES + at),
-            "l"(source + at)
-            : "memory");
-    }
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void ask_into(const U& u, int record, int where) {
+    const Slot there = {memory + where * SLOT_BYTES, u.lane};
+    if (record < u.last) u.template copy_record<BYTES, FROM>(record, there);
     asm volatile("cp.async.commit_group;" ::: "memory");  // also an empty one, so that they count
   }
   __device__ __forceinline__ void wait_for_older() {

@@ -38,7 +38,7 @@ struct DenseRing : Ring {
   const char *keys, *values;
 
   __device__ __forceinline__ void aim(const Arguments& at, const Unit& u) {
-    const int sequence = u.head / at.kv_heads, head = u.head - sequence * at.kv_heads;
+    const int sequence = (u32)u.head / at.kv_heads, head = u.head - sequence * at.kv_heads;
     keys = at.key + sequence * at.key_batch + head * at.key_head;
     values = at.value + sequence * at.value_batch + head * at.value_head;
   }

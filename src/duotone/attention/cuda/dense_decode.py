@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.geometry import Geometry, cut, multiprocessors, shared_bytes
+from duotone.attention.cuda.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
 from duotone.cache.segments import DenseSegment
 
@@ -22,6 +22,9 @@ SOURCE = "dense_decode.cu"
 # Warps per block and blocks per SM; smaller blocks where there are many.
 WARPS, PER_SM = 4, 3
 MANY_WARPS, MANY_PER_SM = 2, 6
+# What parts of a head cost there beside `cut`'s times, in us: a launch that merges, since this one,
+# the last of most calls, cannot.
+MANY_SPLITS_US = 8.0
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 ALIGNMENT_BYTES = 16
 
@@ -87,9 +90,12 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
 @cache
 def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    warps, per_sm = (MANY_WARPS, MANY_PER_SM) if heads > PER_SM * sms else (WARPS, PER_SM)
+    many = heads > PER_SM * sms
+    warps, per_sm = (MANY_WARPS, MANY_PER_SM) if many else (WARPS, PER_SM)
     per_sm = per_sm if form.head_dim <= 128 else 1
-    return cut(form, warps * per_sm, heads, records, sms, per_sm=(per_sm,))
+    options = cuts(form, warps * per_sm, heads, records, sms, per_sm=(per_sm,))
+    splits_us = MANY_SPLITS_US if many else 0.0
+    return min(options, key=lambda at: options[at] + (at.splits > 1) * splits_us)
 
 
 def dense_task(query: Tensor, segment: DenseSegment) -> Task:

@@ -115,12 +115,16 @@ def cuts(
     sms: int,
     max_unit_tokens: int | None = None,
     per_sm: tuple[int, ...] = (1, 2, 4),
+    min_warps: int = MIN_WARPS,
 ) -> dict[Geometry, float]:
-    """The predicted time, in us, of all cuts worth a thought; arguments as `cut` has them."""
+    """The predicted time, in us, of all cuts worth a thought; arguments as `cut` has them.
+
+    min_warps: of a block, where a multiprocessor holds several.
+    """
     work_us = records * form.nbytes / SM_BYTES_PER_US
     least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
     options = {}
-    for blocks in (n for n in per_sm if n == min(per_sm) or warps >= MIN_WARPS * n):
+    for blocks in (n for n in per_sm if n == min(per_sm) or warps >= min_warps * n):
         fill = max(1, min(records, max(least, sms * blocks // heads)))
         for splits in {least, fill, *range(least, min(least + MORE_SPLITS, records))}:
             waves = -(-heads * splits // (blocks * sms))

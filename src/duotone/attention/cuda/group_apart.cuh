@@ -23,9 +23,9 @@ struct GroupUnit : Unit {
     k_codes = at.key.data + head * at.key.head_bytes;
     v_codes = at.value.data + head * at.value.head_bytes;
   }
-  template <int BYTES, class Slot>
+  template <int BYTES, int FROM = 0, class Slot>
   __device__ __forceinline__ void copy_record(int record, const Slot& slot) const {
-    static_assert(BYTES == PIECES_BYTES, "a pass reads all of it");
+    static_assert(BYTES == PIECES_BYTES && FROM == 0, "a pass reads all of it");
     slot.template expect<BYTES>();
     slot.template put<RECORD_BYTES>(0, at(record));
     if constexpr (K_APART_BYTES > 0)

@@ -41,6 +41,7 @@
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f  // how far above 1 the largest weight enters
 
+#include "deep_ring.cuh"
 #include "group_apart.cuh"
 #include "group_numbers.cuh"
 #include "group_along_k.cuh"
@@ -68,9 +69,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   wait_for_query();  // lengths, too, may have changed
   GroupUnit u;
   u.find(at);
-  Ring ring;
+  DeepRing ring;
   ring.make(u, shared, barriers, &drawn);
-  ring.start<PIECES_BYTES>(u);
+  ring.start<PIECES_BYTES, 0>(u);
   ring.reset(u);
   Query q;
   q.load(at, u);
@@ -79,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   sums.clear();
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<PIECES_BYTES>(u, next);
+    const u32 here = ring.take<PIECES_BYTES, 0>(u, next);
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       values.load(v_codes, u.lane);
       values.multiply(sums.acc, p, p_sums, v_params, u.g, u.t);
     }
-    ring.current = __shfl_sync(FULL, next, 0);
+    ring.advance(next);
   }
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);

@@ -21,6 +21,7 @@ from duotone.attention.cuda.geometry import (
     RING_BYTES,
     Geometry,
     cut,
+    cuts,
     multiprocessors,
     ring_bytes,
     slot_bytes,
@@ -32,6 +33,10 @@ from duotone.attention.cuda.launch import run
 from duotone.attention.cuda.work import MAX_GROUP, Call, Task, Work
 
 SOURCE = "group_decode.cu"
+# Blocks per multiprocessor where heads take all places of four. What a warp does around its records
+# is as much as two of them, and warps of a block merge their sums: a head whose stream is short
+# takes least in a single warp, as long as there are other heads beside it.
+MANY_PER_SM = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,11 @@ def geometry(
     form: GroupFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
 ) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
-    return cut(form, warps_of(form, group, ring_bytes), heads, records, sms)
+    warps = warps_of(form, group, ring_bytes)
+    if heads <= 4 * sms:
+        return cut(form, warps, heads, records, sms)
+    options = cuts(form, warps, heads, records, sms, per_sm=MANY_PER_SM, min_warps=1)
+    return min((at for at in options if at.splits == 1), key=options.__getitem__)
 
 
 def group_decode(

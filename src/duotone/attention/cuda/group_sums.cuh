@@ -1,4 +1,7 @@
 // q in B, the softmax, and the sums over V of one warp.
+struct __align__(2 * sizeof(query_t)) QueryPair {
+  query_t x[2];
+};
 // q as the B operand, scaled to fp16, and what undoes it for q heads 8 h + 2 t and 8 h + 2 t + 1.
 struct Query {
   u32 b[KC][HT][2];
@@ -15,8 +18,11 @@ struct Query {
       for (int k = 0; k < KC; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const int c = 16 * k + 2 * u.t + (i & 1) + (i >> 1) * 8;
-          x[k][i] = mine < G && c < CHANNELS ? query_to_float(query[c]) : 0.f;
+          if (i % 2 == 0) {
+            const int c = 16 * k + 2 * u.t + i * 4;
+            const QueryPair pair = mine < G && c < CHANNELS ? *(const QueryPair*)(query + c) : QueryPair{};
+            x[k][i] = query_to_float(pair.x[0]), x[k][i + 1] = query_to_float(pair.x[1]);
+          }
           top = fmaxf(top, fabsf(x[k][i]));
         }
       top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));

@@ -1,4 +1,4 @@
-"""Launch the tasks of a call, and merge their parts: by tickets, or by a last launch."""
+"""Launch the tasks of a call, and merge their parts: by tickets, in the last one, or behind it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from duotone.attention.cuda.work import QUERY_TYPES, Call, Fields, Task, Work
 LOG2E = 1.4426950408889634
 # Whether a launch begins while the kernel ahead of it in the stream ends.
 OVERLAP = True
-# kv heads per multiprocessor from which on a last launch merges the parts of a call, instead of
-# the block of a head that ends last: a ticket costs every part some 2 us, a launch a call some 4.
+# kv heads per multiprocessor from which on the last task or a launch behind it merges the parts of
+# a call, instead of the block of a head that ends last: a ticket costs every part some 2 us.
 HEADS_PER_SM_TO_MERGE = 2
 MERGE_SOURCE, MERGE_WARPS = "merge_parts.cu", 4
 
 
 class MergedBy(Enum):
     """MERGE of common.cuh: nobody, where a part is the output; the block of a kv head that ends
-    last, by tickets; a last launch.
+    last, by tickets; a launch behind the tasks; the last task, whose blocks have one part each.
     """
 
-    NOBODY, TICKETS, LAUNCH = range(3)
+    NOBODY, TICKETS, LAUNCH, TASK = range(4)
 
 
 @dataclass
@@ -92,13 +92,27 @@ def run(
     them may be cooperative then.
     """
     work, parts = tasks[0].work, sum(task.parts for task in tasks)
+    _check_aligned("query", work.query)
+    _check_aligned("out", out)
     by = merged_by(tasks) if merging is None else MergedBy.LAUNCH
     merge = _Merge.of(work, parts, by, out=out, lse=lse, sm_scale=sm_scale)
     for number, task in enumerate(tasks):
-        _launch(task, merge, overlap=0 if not OVERLAP else 1 if number == 0 else 2)
+        overlap = 0 if not OVERLAP else 1 if number == 0 else 2
+        leaves = by is MergedBy.TASK and number < len(tasks) - 1
+        _launch(task, merge, overlap, MergedBy.LAUNCH if leaves else by)
         merge.first_part += task.parts
     if merge.by is MergedBy.LAUNCH:
         (merging or _merge_parts)(work, out, merge.arguments())
+
+
+def _check_aligned(name: str, rows: Tensor) -> None:
+    """Kernels read and write up to four numbers at once; head_dim is a multiple of four."""
+    unit_bytes = 4 * rows.element_size()
+    if rows.data_ptr() % unit_bytes or rows.stride(1) % 4:
+        raise ValueError(
+            f"rows of {name} must be aligned to {unit_bytes} bytes; got one at "
+            f"{rows.data_ptr():#x}, strides {rows.stride()}. Use {name}.clone()."
+        )
 
 
 def merged_by(tasks: Sequence[Task]) -> MergedBy:
@@ -109,7 +123,9 @@ def merged_by(tasks: Sequence[Task]) -> MergedBy:
     # Calibration over several parts counts them anyway.
     together = any(task.cooperative for task in tasks)
     few = work.heads < HEADS_PER_SM_TO_MERGE * multiprocessors(work.query.device)
-    return MergedBy.TICKETS if few or together else MergedBy.LAUNCH
+    if few or together:
+        return MergedBy.TICKETS
+    return MergedBy.TASK if tasks[-1].parts == 1 else MergedBy.LAUNCH
 
 
 def _merge_parts(work: Work, out: Tensor, fields: Fields) -> None:
@@ -137,7 +153,7 @@ def launch_merging(
     kernel(source, function, tuple(all_macros.items()), out.device)(at, given)
 
 
-def _launch(task: Task, merge: _Merge, overlap: int) -> None:
+def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
     at, form = task.at, task.work.format
     given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
@@ -151,7 +167,7 @@ def _launch(task: Task, merge: _Merge, overlap: int) -> None:
     own = {
         "OVERLAP": overlap,
         "OUT": QUERY_TYPES[merge.out.dtype],
-        "MERGE": merge.by.value,
+        "MERGE": by.value,
     }
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = task.source.removesuffix(".cu")

@@ -86,11 +86,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row = i / COLUMNS, column = tile.first_column + i % COLUMNS;
     if (!tile.has(row)) continue;
     const float4 x = all_slices(sums, row, i % COLUMNS);
-    const float turned[4] = {x.x, x.y, x.z, x.w};
+    const float4 y = *(const float4*)&all->plain[row][column];
+    const float both[4] = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
     const float2 weight = all->weights[row];
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-      write_out(at, tile.head(row), tile.q_head(row), column + j, weight.x, weight.y,
-                turned[j] + all->plain[row][column + j]);
+    write_out(at, tile.head(row), tile.q_head(row), column, weight.x, weight.y, both);
   }
 }

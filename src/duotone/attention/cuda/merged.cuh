@@ -1,5 +1,5 @@
-// Merges the parts of a kv head: what the block that ends last, merge_parts.cu and merge_turned.cu
-// do. Expects call.cuh.
+// Merges the parts of a kv head: what the block that ends last, the last launch of a call,
+// merge_parts.cu and merge_turned.cu do. Expects call.cuh.
 static_assert(CHANNELS % 4 == 0, "lanes read four channels");
 
 // Four channels of a q head: the sum of its parts under the largest of their maxima.
@@ -60,6 +60,5 @@ __device__ __forceinline__ Merged merged(const Call& at, int head, int h, int c,
 template <int AT_ONCE>
 __device__ __forceinline__ void merge_row(const Call& at, int head, int h, int c) {
   const Merged all = merged<AT_ONCE>(at, head, h, c, 0, at.all_parts);
-#pragma unroll
-  for (int j = 0; j < 4; j++) write_out(at, head, h, c + j, all.m, all.l, all.sum[j]);
+  write_out(at, head, h, c, all.m, all.l, all.sum);
 }

@@ -39,12 +39,6 @@ struct Slot {
         : "memory");
   }
 };
-template <int BYTES>
-__device__ __forceinline__ void fill(u32 barrier, u32 slot, const char* source) {
-  const Slot here = {barrier, slot};
-  here.expect<BYTES>();
-  here.put<BYTES>(0, source);
-}
 #else
 // Where a record goes, for all lanes.
 struct Slot {
