@@ -250,11 +250,10 @@ def _run_wgmma(
 def _run_scratch(
     x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
 ) -> Tensor:
-    from duotone.weights.kernels import configs
     from duotone.weights.kernels.triton_scratch import unpacked_times_16
 
     able = wgmma_gemm.unsupported(weight) is None and wgmma_gemm.missing(x_q.device) is None
-    run = _by_wgmma if able and configs.takes_wgmma(len(x_q)) else _tiled
+    run = _by_wgmma if able else _tiled
     return run(x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
 
 

@@ -18,8 +18,6 @@ from duotone.weights.packed_weight import PackedWeight
 MAX_SPLIT_TOKENS = {4: 512, 8: 127}
 MAX_FLOAT_SPLIT_TOKENS = 64
 _MULTIPROCESSORS = 132
-# Tokens for which Hopper's warpgroup products are the fastest, where they can run.
-_WGMMA_TOKENS = range(33, 513)
 # Programs of a split kernel that an H200 keeps busy.
 _SPLIT_PROGRAMS = _MULTIPROCESSORS * 4
 _MIN_SPLIT_INS = 512
@@ -65,12 +63,7 @@ def preferred(tokens: int, bits: int) -> tuple[str, ...]:
     # TMA is slow where rows are missing: tiles pay from the first that is full
     full = bits == 8 and tokens == _FULL_TILE
     found = (many, few) if full or tokens > MAX_SPLIT_TOKENS[bits] else (few, many)
-    return ("w8a8-wgmma", *found) if bits == 8 and takes_wgmma(tokens) else found
-
-
-def takes_wgmma(tokens: int) -> bool:
-    """Whether warpgroup products are the fastest for this many tokens."""
-    return tokens in _WGMMA_TOKENS
+    return ("w8a8-wgmma", *found) if bits == 8 else found
 
 
 def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:

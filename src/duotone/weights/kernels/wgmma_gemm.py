@@ -36,10 +36,10 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_ubyte * MAP_BYTES) for name in ("w", "x")),
         *((name, ctypes.c_void_p) for name in ("y", "row_scale", "out_scale", "x0", "w0", "bias")),
         *((name, ctypes.c_int) for name in (
-            "tokens", "outs", "steps", "tiles_t", "tiles", "x_bytes",
+            "tokens", "outs", "steps", "tiles_t", "tiles_o", "tiles", "x_bytes",
         )),
         ("factor", ctypes.c_float),
-        ("filling", ctypes.c_ubyte * 52),
+        ("filling", ctypes.c_ubyte * 48),
     )  # fmt: skip
 
 
@@ -84,6 +84,7 @@ def gemm_wgmma(
     sms = multiprocessors(device)
     tile = tile or best_tile(tokens, outs, ins, sms)
     rows = min(tokens, tile.tokens)
+    tiles_t, tiles_o = -(-tokens // tile.tokens), -(-outs // tile.outs)
     optional = {"x0": x0, "w0": weight.w0, "bias": bias}
     given = Arguments(
         w=_tensor_map(codes, tile.outs),
@@ -95,8 +96,9 @@ def gemm_wgmma(
         tokens=tokens,
         outs=outs,
         steps=-(-ins // STEP),
-        tiles_t=-(-tokens // tile.tokens),
-        tiles=tile.count(tokens, outs),
+        tiles_t=tiles_t,
+        tiles_o=tiles_o,
+        tiles=tiles_t * tiles_o,
         x_bytes=rows * STEP,
         factor=1.0 if weight.bits == 8 else 0.0625,
     )

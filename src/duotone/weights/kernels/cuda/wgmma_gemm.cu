@@ -25,6 +25,7 @@ typedef unsigned long long u64;
 #define OUTS (64 * TEAM_GROUPS * ROWS)
 #define THREADS (128 * WGS)
 #define STEP 128
+#define BAND 12
 #define W_BYTES (OUTS * STEP)
 #define X_BYTES (N * STEP)
 #define STAGE_BYTES (W_BYTES + X_BYTES)
@@ -41,7 +42,7 @@ struct Arguments {
   void* y;
   const float *row_scale, *out_scale;
   const void *x0, *w0, *bias;
-  int tokens, outs, steps, tiles_t, tiles, x_bytes;
+  int tokens, outs, steps, tiles_t, tiles_o, tiles, x_bytes;
   float factor;  // of every sum: codes may be kept as multiples
 };
 
@@ -84,15 +85,18 @@ __device__ __forceinline__ void wait_for_launch_ahead() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Where a tile begins.
+// Where a tile begins. Tiles that run at one time share their rows of w and of x in L2: they follow
+// each other along tokens, in bands of BAND.
 struct Tile {
   int out, token;
 
   __device__ __forceinline__ void find(const Arguments& at, int i) {
+    const int band = i / (BAND * at.tiles_o), first = band * BAND;
+    const int wide = min(BAND, at.tiles_t - first), within = i - first * at.tiles_o;
     // The last tile starts where it ends with the rows: none is beyond the tensor, but where there
     // are fewer tokens than columns.
-    out = min(i / at.tiles_t * OUTS, at.outs - OUTS);
-    token = max(0, min(i % at.tiles_t * N, at.tokens - N));
+    out = min(within / wide * OUTS, at.outs - OUTS);
+    token = max(0, min((first + within % wide) * N, at.tokens - N));
   }
 };
 
