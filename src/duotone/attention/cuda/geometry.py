@@ -96,14 +96,15 @@ def cut(
     sms: int,
     max_unit_tokens: int | None = None,
     per_sm: tuple[int, ...] = (1, 2, 4),
+    min_warps: int = MIN_WARPS,
 ) -> Geometry:
     """The cut with the least predicted time.
 
     warps: of a multiprocessor. heads: batch * kv_heads * blocks of tokens. records: of each of
     them, at most. max_unit_tokens: what one split may hold at most. per_sm: blocks that a
-    multiprocessor may hold.
+    multiprocessor may hold. min_warps: of a block, where there are several.
     """
-    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm)
+    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm, min_warps)
     return min(options, key=lambda option: options[option])
 
 
@@ -115,12 +116,13 @@ def cuts(
     sms: int,
     max_unit_tokens: int | None = None,
     per_sm: tuple[int, ...] = (1, 2, 4),
+    min_warps: int = MIN_WARPS,
 ) -> dict[Geometry, float]:
     """The predicted time, in us, of all cuts worth a thought; arguments as `cut` has them."""
     work_us = records * form.nbytes / SM_BYTES_PER_US
     least = -(-records * form.tokens // (max_unit_tokens or records * form.tokens or 1)) or 1
     options = {}
-    for blocks in (n for n in per_sm if n == min(per_sm) or warps >= MIN_WARPS * n):
+    for blocks in (n for n in per_sm if n == min(per_sm) or warps >= min_warps * n):
         fill = max(1, min(records, max(least, sms * blocks // heads)))
         for splits in {least, fill, *range(least, min(least + MORE_SPLITS, records))}:
             waves = -(-heads * splits // (blocks * sms))
