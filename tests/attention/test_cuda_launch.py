@@ -358,3 +358,20 @@ def test_long_launches_with_two_tiles_of_heads_have_12_warps(
     heads, records = 8 * batch, -(-3328 // form.tokens)
     at = span_decode.geometry(form, group, heads, records, 132, ring_kib << 10, calibrate)
     assert at.warps * at.per_sm == warps
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "at"),
+    [
+        (315, 3328, Geometry(2, 6, 1)),
+        (203, 3328, Geometry(2, 6, 1)),
+        (187, 8192, Geometry(2, 6, 1)),
+        (200, 32769, Geometry(2, 6, 2)),
+        (80, 3328, Geometry(2, 6, 1)),
+        (100, 3328, Geometry(4, 3, 1)),
+    ],
+)
+def test_12_warps_are_blocks_of_two_where_kv_heads_are_many(batch, tokens, at) -> None:
+    form = RecordFormat(128, 1, 1)
+    records = -(-tokens // form.tokens)
+    assert span_decode.geometry(form, 6, 8 * batch, records, 132, RING_BYTES) == at

@@ -41,11 +41,12 @@ MAX_UNIT_TOKENS = 32768
 # hide more. There 1 bit takes more time for instructions than for bytes: a second record under way
 # gains nothing and makes the first one come later. With 2 bits and more it is bytes that count.
 LONG_RECORDS = 96
-# Long launches with two tiles of q heads (5 to 8 of them) take more time for products than for bytes.
-# 168 registers hold what they need of few bits: 12 warps, in blocks of two at best, because what a
-# warp does before its first record and behind its last one takes time, too.
+# Two tiles of q heads (5 to 8 of them) take more time for products than for bytes in long launches.
+# 168 registers hold what they need of few bits: 12 warps. What a warp does before its first record
+# and behind its last one takes time, too: blocks of two warps, where kv heads fill the device's
+# places this many times; below, they would leave it half empty in the end.
 TWO_TILES_WARPS, TWO_TILES_BITS = 12, 2
-TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS = (1, 2, 3, 6), 2
+TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS, TWO_TILES_WAVES = (1, 2, 3, 6), 2, 1.5
 
 
 class Arguments(Call):
@@ -100,14 +101,20 @@ def geometry(
 ) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
     if is_long(heads * records, sms) and not calibrate and _has_12_warps(form, group, ring_bytes):
-        blocks, least = TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS
-        return cut(
-            form, TWO_TILES_WARPS, heads, records, sms, MAX_UNIT_TOKENS, blocks, min_warps=least
-        )
+        return _cut_12_warps(form, heads, records, sms)
     at = cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
     if at.warps == MAX_WARPS and not is_long(heads * records, sms):
         return Geometry(MAX_WARPS // 2, 2 * at.per_sm, at.splits)
     return at
+
+
+def _cut_12_warps(form: RecordFormat, heads: int, records: int, sms: int) -> Geometry:
+    per_sm, most = TWO_TILES_PER_SM, max(TWO_TILES_PER_SM)
+    if heads >= TWO_TILES_WAVES * most * sms:
+        splits = -(-records * form.tokens // MAX_UNIT_TOKENS)
+        return Geometry(TWO_TILES_WARPS // most, most, splits)
+    warps, least = TWO_TILES_WARPS, TWO_TILES_MIN_WARPS
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, per_sm, min_warps=least)
 
 
 def _has_12_warps(form: RecordFormat, group: int, ring_bytes: int) -> bool:
