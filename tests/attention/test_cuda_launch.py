@@ -381,3 +381,42 @@ def test_short_launches_have_fewer_warps_and_more_under_way(
     records = tokens // form.tokens
     assert span_decode.geometry(form, 4, heads, records, sms, RING_BYTES) == at
     assert span_decode.records_under_way(form, heads * records, sms) == under_way
+
+
+@pytest.mark.parametrize(
+    ("form", "group", "batch", "ring_kib", "calibrate", "warps"),
+    [
+        (RecordFormat(128, 1, 1), 6, 315, 208, False, 12),
+        (RecordFormat(112, 1, 2), 8, 315, 144, False, 12),
+        (RecordFormat(128, 1, 1), 6, 315, 80, False, 4),
+        (RecordFormat(128, 1, 1), 6, 315, 208, True, 8),
+        (RecordFormat(128, 1, 1), 6, 16, 208, False, 8),
+        (RecordFormat(128, 4, 1), 6, 315, 208, False, 8),
+        (RecordFormat(256, 1, 1), 6, 315, 208, False, 8),
+        (RecordFormat(128, 1, 1), 9, 315, 208, False, 8),
+        (RecordFormat(128, 1, 1), 4, 315, 208, False, 16),
+    ],
+)
+def test_long_launches_with_two_tiles_of_heads_have_12_warps(
+    form, group, batch, ring_kib, calibrate, warps
+) -> None:
+    heads, records = 8 * batch, -(-3328 // form.tokens)
+    at = span_decode.geometry(form, group, heads, records, 132, ring_kib << 10, calibrate)
+    assert at.warps * at.per_sm == warps
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "at"),
+    [
+        (315, 3328, Geometry(2, 6, 1)),
+        (203, 3328, Geometry(2, 6, 1)),
+        (187, 8192, Geometry(2, 6, 1)),
+        (200, 32769, Geometry(2, 6, 2)),
+        (80, 3328, Geometry(2, 6, 1)),
+        (100, 3328, Geometry(4, 3, 1)),
+    ],
+)
+def test_12_warps_are_blocks_of_two_where_kv_heads_are_many(batch, tokens, at) -> None:
+    form = RecordFormat(128, 1, 1)
+    records = -(-tokens // form.tokens)
+    assert span_decode.geometry(form, 6, 8 * batch, records, 132, RING_BYTES) == at

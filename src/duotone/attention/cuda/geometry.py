@@ -96,14 +96,15 @@ def cut(
     sms: int,
     max_unit_tokens: int | None = None,
     per_sm: tuple[int, ...] = (1, 2, 4),
+    min_warps: int = MIN_WARPS,
 ) -> Geometry:
     """The cut with the least predicted time.
 
     warps: of a multiprocessor. heads: batch * kv_heads * blocks of tokens. records: of each of
     them, at most. max_unit_tokens: what one split may hold at most. per_sm: blocks that a
-    multiprocessor may hold.
+    multiprocessor may hold. min_warps: of a block, where there are several.
     """
-    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm)
+    options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm, min_warps)
     return min(options, key=lambda option: options[option])
 
 

@@ -32,7 +32,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #ifdef CLUSTER
   __shared__ float agreed[HEADS][2];
 #endif
-  __shared__ __align__(16) int ones[4];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   char* behind_rings = shared + WARPS * STAGES * SLOT_BYTES;
@@ -48,7 +47,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   q.fold(at, u, prologue);
   KeptScores kept;
   kept.set(prologue, u, behind_rings);
-  if (u.tid < 4) ones[u.tid] = prologue.ones[u.tid];
   float v_scale[OF_A_THREAD], v_zero[OF_A_THREAD];
 #pragma unroll
   for (int i = 0; i < OF_A_THREAD; i++) {
@@ -73,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   calibrate(at, u, q, range);
 
   Sums sums;
-  sums.clear(ones);
+  sums.clear(q, ml[u.warp]);
   sums.fix(q, most);
   if (ring.current < u.last) {
     u32 pi[HT][8];

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   q.fold(at, u, prologue);
 #endif
   Sums sums;
-  sums.clear(prologue.ones);
+  sums.clear(q, ml[u.warp]);
   // V of the tile before: its probabilities arrive while this tile's scores are computed.
   u32 before = ring.memory + TILES * K_BYTES;
   bool any = false;
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       float f[HT][8];
-      u32 pi[HT][8], v[VWORDS], over = 0;
+      u32 pi[HT][8], v[VWORDS];
       load_words<VWORDS>(v, before, u.lane);
       if (tile == 0) {
         if (STAGES == UNDER_WAY + 1) __syncwarp();  // nobody needs the record before any more
@@ -62,11 +62,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       q.dot(f, here + tile * K_BYTES, u.lane);
       before = here + TILES * K_BYTES + tile * V_BYTES;
       if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
-#pragma unroll
-      for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
+      u32 over = sums.exponentials(f, q, pi, 0);
       sums.add(v);  // nothing yet in the first tile: p is 0
-      if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
-      sums.to_operand(pi);
+      // One tile of heads after the other: fewer registers.
+#pragma unroll
+      for (int h = 0; h < HT; h++) {
+        if (h > 0) over = sums.exponentials(f, q, pi, h);
+        if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi, h);
+        sums.to_operand(pi, h);
+      }
     }
     any = true;
     ring.advance(next);

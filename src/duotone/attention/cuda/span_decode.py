@@ -41,6 +41,12 @@ MAX_UNIT_TOKENS = 32768
 # hide more. There 1 bit takes more time for instructions than for bytes: a second record under way
 # gains nothing and makes the first one come later. With 2 bits and more it is bytes that count.
 LONG_RECORDS = 96
+# Two tiles of q heads (5 to 8 of them) take more time for products than for bytes in long launches.
+# 168 registers hold what they need of few bits: 12 warps. What a warp does before its first record
+# and behind its last one takes time, too: blocks of two warps, where kv heads fill the device's
+# places this many times; below, they would leave it half empty in the end.
+TWO_TILES_WARPS, TWO_TILES_BITS = 12, 2
+TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS, TWO_TILES_WAVES = (1, 2, 3, 6), 2, 1.5
 
 
 class Arguments(Call):
@@ -85,13 +91,37 @@ def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
 
 @cache
 def geometry(
-    form: RecordFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+    form: RecordFormat,
+    group: int,
+    heads: int,
+    records: int,
+    sms: int,
+    ring_bytes: int,
+    calibrate: bool = False,
 ) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
+    if is_long(heads * records, sms) and not calibrate and _has_12_warps(form, group, ring_bytes):
+        return _cut_12_warps(form, heads, records, sms)
     at = cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
     if at.warps == MAX_WARPS and not is_long(heads * records, sms):
         return Geometry(MAX_WARPS // 2, 2 * at.per_sm, at.splits)
     return at
+
+
+def _cut_12_warps(form: RecordFormat, heads: int, records: int, sms: int) -> Geometry:
+    per_sm, most = TWO_TILES_PER_SM, max(TWO_TILES_PER_SM)
+    if heads >= TWO_TILES_WAVES * most * sms:
+        splits = -(-records * form.tokens // MAX_UNIT_TOKENS)
+        return Geometry(TWO_TILES_WARPS // most, most, splits)
+    warps, least = TWO_TILES_WARPS, TWO_TILES_MIN_WARPS
+    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, per_sm, min_warps=least)
+
+
+def _has_12_warps(form: RecordFormat, group: int, ring_bytes: int) -> bool:
+    """Two tiles of q heads do with 168 registers, and their rings find room."""
+    is_small = form.channels <= 128 and max(form.key_bits, form.value_bits) <= TWO_TILES_BITS
+    rings_bytes = TWO_TILES_WARPS * form.stages * form.nbytes
+    return 4 < group <= 8 and is_small and rings_bytes <= ring_bytes
 
 
 def is_long(records: int, sms: int) -> bool:
@@ -130,7 +160,7 @@ def span_task(
     """
     work = _work(query, span, pages)
     kept = None if tau is None else _kept_geometry(work)
-    at = kept or _geometry(work)
+    at = kept or _geometry(work, calibrate=tau is not None)
     parts = work.blocks * at.splits
     ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
     tau1, tau2 = tau or (0.0, 0.0)
@@ -167,7 +197,7 @@ def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
     work = _work(query, span, pages)
     if _kept_geometry(work) is not None:
         return True
-    at, form = _geometry(work), work.format
+    at, form = _geometry(work, calibrate=True), work.format
     parts = work.blocks * at.splits
     # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
     beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
@@ -197,10 +227,10 @@ def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
     return Work.of_records(query, records.format, records.data, span.tokens, records.first, pages)
 
 
-def _geometry(work: Work) -> Geometry:
+def _geometry(work: Work, calibrate: bool) -> Geometry:
     device, heads = work.query.device, work.heads * work.blocks
     sms, rings = multiprocessors(device), ring_bytes(device)
-    return geometry(work.format, work.group, heads, work.records, sms, rings)
+    return geometry(work.format, work.group, heads, work.records, sms, rings, calibrate)
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:

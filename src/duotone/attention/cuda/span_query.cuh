@@ -2,7 +2,7 @@
 // What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   int query[HEADS][D];  // integers in the low bits, above BIAS_BITS
-  int bias[4], ones[4];
+  int bias[4];
   float heads[HEADS][2], v_scale[D], v_zero[D];
 #ifdef KEPT_SCORES
   float sums[HEADS][2];  // of the negative and of the positive channels, in units of the largest
@@ -80,8 +80,7 @@ struct Query {
       if (u.lane == 0) p.sums[h][0] = low / top, p.sums[h][1] = high / top;
 #endif
     }
-    if (u.tid < 4)
-      p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS, p.ones[u.tid] = 0x01010101;
+    if (u.tid < 4) p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS;
 #pragma unroll
     for (int i = 0; i < OF_A_THREAD; i++) {
       const int c = i * WARPS * 32 + u.tid;

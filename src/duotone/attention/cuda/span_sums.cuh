@@ -1,21 +1,23 @@
 // The softmax and the sums over V of one warp.
 // softmax(q K^T) V of a unit: integer sums of p * code, p in 16 bits under a running maximum.
 struct Sums {
-  int acc[HT][MT][4], total[HT][4];
-  float top[HT], shift[HT];
-  u32 p[HT][2][2], ones[4];
+  int acc[HT][MT][4];
+  u32 total[HT];  // of p's digits that this lane has: of column g, the high ones in even columns
+  float shift[HT];
+  // In shared memory, since raising the maxima is rare: maximum and offset of q head 4 h + t.
+  float (*heads)[2];
+  u32 p[HT][2][2];
 
-  __device__ __forceinline__ void clear(const int* four_ones) {
-    asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
-                 : "=r"(ones[0]), "=r"(ones[1]), "=r"(ones[2]), "=r"(ones[3])
-                 : "r"(shared_address(four_ones)));
+  // ml: maximum and weight of each head in the end.
+  __device__ __forceinline__ void clear(const Query& q, float (*ml)[2]) {
+    heads = ml + (threadIdx.x & 3);
 #pragma unroll
     for (int h = 0; h < HT; h++) {
 #pragma unroll
       for (int m = 0; m < MT; m++) acc[h][m][0] = acc[h][m][1] = acc[h][m][2] = acc[h][m][3] = 0;
-      total[h][0] = total[h][1] = total[h][2] = total[h][3] = 0;
+      total[h] = 0;
       p[h][0][0] = p[h][0][1] = p[h][1][0] = p[h][1][1] = 0;
-      top[h] = -1e30f, shift[h] = 1e30f;
+      heads[h * 4][0] = -1e30f, heads[h * 4][1] = q.offset[h], shift[h] = 1e30f;
     }
   }
 #ifdef KEPT_SCORES
@@ -28,13 +30,15 @@ struct Sums {
       if (!(highest[h] > MINUS_INFINITY)) continue;  // no keys
       const float unbiased = -P_BIAS * q.scale[h], whole = q.offset[h] + P_TOP;
       shift[h] = unbiased + (whole - fmaf(highest[h] + 1.f, q.scale[h], q.offset[h]));
-      top[h] = whole - (shift[h] - unbiased);
+      heads[h * 4][0] = whole - (shift[h] - unbiased);
     }
   }
 #endif
   __device__ __forceinline__ void add(const u32* v) {
 #pragma unroll
-    for (int h = 0; h < HT; h++) mma_v(total[h], ones, p[h][0]), mma_v(total[h], ones, p[h][1]);
+    for (int h = 0; h < HT; h++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[h] = __dp4a(p[h][i >> 1][i & 1], 0x01010101u, total[h]);
     VDot<0, 0>::run(acc, v, p);
     VDot<1, 0>::run(acc, v, p);
   }
@@ -48,34 +52,46 @@ struct Sums {
     }
     return over;
   }
-  // Some p needs more than 16 bits: raise the maxima and shift what was summed so far.
-  __device__ __forceinline__ void raise(const float (*f)[8], const Query& q, u32 (*pi)[8]) {
+  // The sum of a head's p so far, in the lanes of its two columns: of head 4 h + lane / 8.
+  __device__ __forceinline__ u32 whole_total(int h) const {
+    u32 sum = total[h] << ((threadIdx.x & 4) ? 0 : 8);
 #pragma unroll
-    for (int h = 0; h < HT; h++) {
-      float a = f[h][0];
+    for (int o = 1; o < 8; o <<= 1) sum += __shfl_xor_sync(FULL, sum, o);
+    return sum;
+  }
+  // Some p of q heads 4 h to 4 h + 3 needs more than 16 bits: raise their maxima and shift what was
+  // summed so far.
+  __device__ __forceinline__ void raise(const float (*f)[8], const Query& q, u32 (*pi)[8], int h) {
+    float a = f[h][0];
 #pragma unroll
-      for (int x = 1; x < 8; x++) a = fmaxf(a, f[h][x]);
+    for (int x = 1; x < 8; x++) a = fmaxf(a, f[h][x]);
 #pragma unroll
-      for (int o = 4; o < 32; o <<= 1) a = fmaxf(a, __shfl_xor_sync(FULL, a, o));
-      const float score = fmaf(a - BIAS, q.scale[h], q.offset[h]);
-      const float raised = score > top[h] - 1.f ? floorf(score) + LIFT : top[h];
-      const int by = (int)fminf(raised - top[h], 31.f);
-      top[h] = raised;
-      shift[h] = fmaf(-BIAS, q.scale[h], q.offset[h] + P_TOP - raised);
+    for (int o = 4; o < 32; o <<= 1) a = fmaxf(a, __shfl_xor_sync(FULL, a, o));
+    const float top = heads[h * 4][0], offset = heads[h * 4][1];
+    const float score = fmaf(a - BIAS, q.scale[h], offset);
+    const float raised = score > top - 1.f ? floorf(score) + LIFT : top;
+    const int by = (int)fminf(raised - top, 31.f);
+    __syncwarp();
+    heads[h * 4][0] = raised;
+    shift[h] = fmaf(-BIAS, q.scale[h], offset + P_TOP - raised);
+    if (__any_sync(FULL, top > -1e30f)) {  // there are sums
 #pragma unroll
       for (int m = 0; m < MT; m++) shift_digits(acc[h][m], by);
-      shift_digits(total[h], by);
-      exponentials(f, q, pi, h);
+      const u32 whole = whole_total(h) >> __shfl_sync(FULL, by, (threadIdx.x & 31) >> 3);
+      total[h] = (threadIdx.x & 7) == 4 ? whole : 0;
     }
+    exponentials(f, q, pi, h);
   }
   __device__ __forceinline__ void to_operand(const u32 (*pi)[8]) {
 #pragma unroll
-    for (int h = 0; h < HT; h++)
+    for (int h = 0; h < HT; h++) to_operand(pi, h);
+  }
+  __device__ __forceinline__ void to_operand(const u32 (*pi)[8], int h) {
 #pragma unroll
-      for (int u = 0; u < 2; u++) {
-        p[h][u][0] = transpose8x8(__byte_perm(pi[h][4 * u], pi[h][4 * u + 2], 0x4051));
-        p[h][u][1] = transpose8x8(__byte_perm(pi[h][4 * u + 1], pi[h][4 * u + 3], 0x4051));
-      }
+    for (int u = 0; u < 2; u++) {
+      p[h][u][0] = transpose8x8(__byte_perm(pi[h][4 * u], pi[h][4 * u + 2], 0x4051));
+      p[h][u][1] = transpose8x8(__byte_perm(pi[h][4 * u + 1], pi[h][4 * u + 3], 0x4051));
+    }
   }
   // Columns that came from whole bytes: take the other codes of the byte off.
   __device__ __forceinline__ void separate() {
@@ -107,9 +123,8 @@ struct Sums {
         row[0] = ((float)acc[h][m][0] * 256.f + (float)acc[h][m][1]) * channel_weight(0, m);
         row[8] = ((float)acc[h][m][2] * 256.f + (float)acc[h][m][3]) * channel_weight(1, m);
       }
-      if (u.g == 0)
-        ml[h * 4 + u.t][0] = top[h],
-                   ml[h * 4 + u.t][1] = (float)total[h][0] * 256.f + (float)total[h][1];
+      const u32 weight = whole_total(h);
+      if ((u.lane & 7) == 0) ml[h * 4 + (u.lane >> 3)][1] = (float)weight;
     }
   }
 };
