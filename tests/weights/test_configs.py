@@ -111,6 +111,8 @@ def test_splits_of_8_bits_run_at_one_time(tokens: int) -> None:
 
 def test_order_of_preference() -> None:
     assert preferred(1, 4)[0] == "gemv"
-    assert preferred(16, 8)[0] == "w8a8-split"
+    assert preferred(1, 8)[0] == "gemv"
+    assert preferred(2, 8)[0] == preferred(8192, 8)[0] == "w8a8-wgmma"
+    assert preferred(16, 8)[1] == "w8a8-split"
     assert preferred(512, 4)[0] == "w4a8-fused"
     assert preferred(513, 4)[0] == "w4a8-scratch"

@@ -139,11 +139,12 @@ class Elementwise:
 
 @cache
 def elementwise(fused: bool) -> Elementwise:
-    """Compiled they are one launch each instead of seven, two and two; for all caches alike."""
-    functions = (_rotate, _gate, _add_norm)
+    """In one launch each instead of seven, two and two; for all caches alike."""
     if not fused:
-        return Elementwise(*functions)
-    return Elementwise(*(torch.compile(f) for f in functions))
+        return Elementwise(_rotate, _gate, _add_norm)
+    from duotone.bench.rotary import rotate
+
+    return Elementwise(rotate, torch.compile(_gate), torch.compile(_add_norm))
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -152,15 +153,9 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, q_heads: int) -> tuple[Tensor, Tensor]:
-    """Rotary embedding of q and k by halves, each contiguous: attention kernels need q so.
-
-    x [rows, heads, head_dim], the first heads are q's; cos, sin [rows, 1, head_dim / 2]. Both are
-    parts of one tensor, which one compiled launch writes.
-    """
-    shapes = [part.shape for part in x.tensor_split([q_heads], 1)]
-    parts = (_rotated(part, cos, sin).flatten() for part in x.tensor_split([q_heads], 1))
-    query, key = torch.cat([*parts]).split([shape.numel() for shape in shapes])
-    return query.view(shapes[0]), key.view(shapes[1])
+    """As `rotary.rotate` has it, in plain torch."""
+    query, key = (_rotated(part, cos, sin) for part in x.tensor_split([q_heads], 1))
+    return query, key
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
