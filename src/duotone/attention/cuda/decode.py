@@ -25,6 +25,9 @@ from duotone.attention.turned import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant.rotation import out_of_basis
 
+# q heads per kv head above which streams are launched ahead of spans.
+STREAM_FIRST_ABOVE = 4
+
 
 def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str | None:
     """Why CUDA kernels cannot run this call, or None.
@@ -147,7 +150,7 @@ def _attend(
 ) -> None:
     bases = sorted({_basis(segment) for segment in kv} - {""})
     if not bases:
-        run(_tasks(query, kv, tau), sm_scale, out, lse)
+        run(sorted(_tasks(query, kv, tau), key=_turn), sm_scale, out, lse)
     elif len(bases) == 1 and tau is None and query.shape[3] in DEPTHS:
         _attend_in_basis(query, kv, bases[0], sm_scale, out, lse)
     else:
@@ -190,7 +193,7 @@ def attend_by_basis(
     for transform, segments in groupby(sorted(kv, key=_basis), _basis):
         part = torch.empty_like(query, dtype=torch.float32)
         sums = part.new_empty(part.shape[:2])
-        run(_tasks(query, list(segments), tau), sm_scale, part, sums)
+        run(sorted(_tasks(query, list(segments), tau), key=_turn), sm_scale, part, sums)
         partials.append((out_of_basis(part, transform or None), sums[..., None] / LOG2E))
     merged, total = merge_partials(partials)
     out.copy_(merged)
@@ -251,8 +254,17 @@ class RecordsLaunch:
 def _tasks(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> list[Task]:
     """Planned before the first is launched: the others do not wait for what torch does between."""
     queries = SegmentQueries(query, turned_query)
-    tasks = [_task(queries.of(segment), segment, tau) for segment in kv]
-    return sorted(tasks, key=lambda task: not task.cooperative)
+    return [_task(queries.of(segment), segment, tau) for segment in kv]
+
+
+def _turn(task: Task) -> tuple[bool, bool]:
+    """Tasks that must be resident as a whole come first, then, of many q heads, streams.
+
+    Behind short blocks of a stream a span's many ones of two warps start as places become free:
+    2 % of a step's attention at 6 q heads per kv head, nothing at 4 (LOG.md, tenth session).
+    """
+    ahead = task.source == group_decode.SOURCE and task.work.group > STREAM_FIRST_ABOVE
+    return not task.cooperative, not ahead
 
 
 def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> Task:
