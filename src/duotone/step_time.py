@@ -43,18 +43,18 @@ class Machine:
 
     copy_bytes_per_s: float = 4.25e12
     operations_per_s: float = 800e12
-    integer_operations_per_s: float = 1450e12
-    product_share: float = 0.74
-    integer_share: float = 0.5
+    integer_operations_per_s: float = 1600e12
+    product_share: float = 0.77
+    integer_share: float = 0.7
     layer_s: float = 26e-6
-    dense_layer_s: float = 17e-6
-    segment_s: float = 12.5e-6
-    dense_share: float = 0.96
+    dense_layer_s: float = 20e-6
+    segment_s: float = 8e-6
+    dense_share: float = 0.98
     segment_share: float = 1.0
-    span_share: float = 0.9
-    stream_share: float = 0.78
+    span_share: float = 0.81
+    stream_share: float = 0.71
     shared_share: float = 0.46
-    wide_share: float = 0.7
+    wide_share: float = 0.73
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def test_compiles_without_a_stack(tile: WgmmaTile, tmp_path: Path) -> None:
 
 def test_compiles_with_everything_in_the_epilogue() -> None:
     half, single = TYPES[torch.float16], TYPES[torch.float32]
-    compiled(macros_of(WgmmaTile(96), single, True, x0=half, w0=half, bias=single))
+    compiled(macros_of(WgmmaTile(96), single, True, False, x0=half, w0=half, bias=single))
 
 
 def test_another_structure_of_arguments_does_not_compile() -> None:

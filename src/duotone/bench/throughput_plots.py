@@ -9,7 +9,7 @@ from typing import Any
 Result = Mapping[str, Any]
 PANEL_INCHES = (5.2, 3.6)
 # Budgets that make a line.
-MIN_POINTS, COLUMNS = 3, 2
+MIN_POINTS, COLUMNS, LEGEND_COLUMNS = 3, 2, 3
 
 
 def draw_throughput(results: Sequence[Result], path: Path) -> None:
@@ -63,7 +63,8 @@ def _draw(
         axis.grid(alpha=0.3)
     handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
     named = [handles[name] for name in names if name in handles]
-    figure.legend(handles=named, loc="outside upper center", ncols=len(named), frameon=False)
+    columns = min(len(named), LEGEND_COLUMNS)
+    figure.legend(handles=named, loc="outside upper center", ncols=columns, frameon=False)
     figure.savefig(path)
 
 

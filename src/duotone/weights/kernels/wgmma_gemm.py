@@ -22,6 +22,9 @@ MAP_BYTES, ALIGNMENT_BYTES = 128, 64
 GROUP_THREADS = 128
 # Registers of a thread that multiplies, by warpgroups that do.
 REGISTERS = {1: 240, 2: 240, 3: 160}
+# Up to so many tokens a launch begins while the one ahead of it ends. Beyond, its blocks take what
+# that one's last blocks need: chains of 2,048 tokens and more were up to 17 % slower (LOG.md).
+MAX_OVERLAP_TOKENS = 1024
 # TMA wants rows of multiples of 16 bytes, and eight outs are stored at one time.
 IN_MULTIPLE, OUT_MULTIPLE = 16, 8
 # Descriptions that are kept: of all weights of a model and of the buffers of its inputs.
@@ -103,12 +106,13 @@ def gemm_wgmma(
         factor=1.0 if weight.bits == 8 else 0.0625,
     )
     types = {name: NO_TYPE if t is None else TYPES[t.dtype] for name, t in optional.items()}
-    macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, **types)
+    overlap = tokens <= MAX_OVERLAP_TOKENS
+    macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, overlap, **types)
     launch = Launch(
         min(given.tiles, sms),
         (tile.groups + 1) * GROUP_THREADS,
         tile.stages * tile.step_bytes,
-        overlap=True,
+        overlap=overlap,
     )
     name = SOURCE.removesuffix(".cu")
     _sources.kernel(SOURCE, name, tuple(macros.items()), device, FEATURES)(launch, given)
@@ -119,6 +123,7 @@ def macros_of(
     tile: WgmmaTile,
     out: int = TYPES[torch.bfloat16],
     per_row: bool = False,
+    overlap: bool = True,
     x0: int = NO_TYPE,
     w0: int = NO_TYPE,
     bias: int = NO_TYPE,
@@ -141,7 +146,7 @@ def macros_of(
         "W0": w0,
         "BIAS": bias,
         "PER_ROW": int(per_row),
-        "OVERLAP": 1,
+        "OVERLAP": int(overlap),
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
     }
 
