@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from duotone.weights.kernels import wgmma_gemm
-from duotone.weights.kernels.wgmma_gemm import Arguments, macros_of, missing, unsupported
+from duotone.weights.kernels.wgmma_gemm import (
+    Arguments,
+    gemm_wgmma,
+    macros_of,
+    missing,
+    unsupported,
+)
 from duotone.weights.kernels.wgmma_tiles import (
     MAX_TOKENS,
     SHARED_BYTES,
@@ -90,6 +96,16 @@ def test_without_such_a_device_it_says_so() -> None:
         linear_int(
             torch.zeros(2, 64, dtype=torch.int8), torch.ones(1), weight(64, 64), impl="w8a8-wgmma"
         )
+
+
+@pytest.mark.parametrize("name", ["x_q", "codes", "out"])
+def test_memory_that_begins_anywhere_is_refused(name: str) -> None:
+    x, codes, out = (torch.zeros(65 * 64, dtype=torch.int8) for _ in range(3))
+    places = {"x_q": x, "codes": codes, "out": out}
+    starts = {key: int(key == name) for key in places}
+    x, codes, out = (places[key][s : s + 64 * 64].view(64, 64) for key, s in starts.items())
+    with pytest.raises(ValueError, match=f"{name} must begin at a multiple of 16 bytes"):
+        gemm_wgmma(x, torch.ones(1), codes, weight(64, 64), None, None, out)
 
 
 def test_arguments_are_aligned_as_the_compiler_does() -> None:

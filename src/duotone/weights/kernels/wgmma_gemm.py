@@ -25,8 +25,8 @@ REGISTERS = {1: 240, 2: 240, 3: 160}
 # Up to so many tokens a launch begins while the one ahead of it ends. Beyond, its blocks take what
 # that one's last blocks need: chains of 2,048 tokens and more were up to 17 % slower (LOG.md).
 MAX_OVERLAP_TOKENS = 1024
-# TMA wants rows of multiples of 16 bytes, and eight outs are stored at one time.
-IN_MULTIPLE, OUT_MULTIPLE = 16, 8
+# TMA wants addresses and rows of multiples of 16 bytes, and eight outs are stored at one time.
+START_BYTES, IN_MULTIPLE, OUT_MULTIPLE = 16, 16, 8
 # Descriptions that are kept: of all weights of a model and of the buffers of its inputs.
 _MAX_MAPS = 1 << 14
 _sources = Sources("duotone.weights.kernels.cuda")
@@ -81,32 +81,15 @@ def gemm_wgmma(
 
     weight: where scales and split column come from. codes: its own, or, of a weight of 4 bits, its
     codes times 16. tile: the best by prediction if None.
+    Errors: ValueError where codes or `out` do not begin at a multiple of 16 bytes.
     """
-    tokens, ins = x_q.shape
-    outs, device = len(codes), x_q.device
-    sms = multiprocessors(device)
-    tile = tile or best_tile(tokens, outs, ins, sms)
-    rows = min(tokens, tile.tokens)
-    tiles_t, tiles_o = -(-tokens // tile.tokens), -(-outs // tile.outs)
+    _check_starts(x_q=x_q, codes=codes, out=out)
+    tokens, outs, device = len(x_q), len(codes), x_q.device
+    sms, overlap = multiprocessors(device), tokens <= MAX_OVERLAP_TOKENS
+    tile = tile or best_tile(tokens, outs, x_q.shape[1], sms)
+    given = _arguments(x_q, row_scale, codes, weight, x0, bias, out, tile)
     optional = {"x0": x0, "w0": weight.w0, "bias": bias}
-    given = Arguments(
-        w=_tensor_map(codes, tile.outs),
-        x=_tensor_map(x_q, rows),
-        y=out.data_ptr(),
-        row_scale=row_scale.data_ptr(),
-        out_scale=weight.scale.data_ptr(),
-        **{name: None if t is None else t.data_ptr() for name, t in optional.items()},
-        tokens=tokens,
-        outs=outs,
-        steps=-(-ins // STEP),
-        tiles_t=tiles_t,
-        tiles_o=tiles_o,
-        tiles=tiles_t * tiles_o,
-        x_bytes=rows * STEP,
-        factor=1.0 if weight.bits == 8 else 0.0625,
-    )
     types = {name: NO_TYPE if t is None else TYPES[t.dtype] for name, t in optional.items()}
-    overlap = tokens <= MAX_OVERLAP_TOKENS
     macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, overlap, **types)
     launch = Launch(
         min(given.tiles, sms),
@@ -117,6 +100,51 @@ def gemm_wgmma(
     name = SOURCE.removesuffix(".cu")
     _sources.kernel(SOURCE, name, tuple(macros.items()), device, FEATURES)(launch, given)
     return out
+
+
+def _check_starts(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() % START_BYTES:
+            raise ValueError(
+                f"{name} must begin at a multiple of {START_BYTES} bytes; got address "
+                f"{tensor.data_ptr():#x}. Take a copy of it (.clone())."
+            )
+
+
+def _arguments(
+    x_q: Tensor,
+    row_scale: Tensor,
+    codes: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: WgmmaTile,
+) -> Arguments:
+    tokens, ins = x_q.shape
+    rows, tiles_t = min(tokens, tile.tokens), -(-tokens // tile.tokens)
+    tiles_o = -(-len(codes) // tile.outs)
+    pointers = {
+        "y": out,
+        "row_scale": row_scale,
+        "out_scale": weight.scale,
+        "x0": x0,
+        "w0": weight.w0,
+        "bias": bias,
+    }
+    return Arguments(
+        w=_tensor_map(codes, tile.outs),
+        x=_tensor_map(x_q, rows),
+        **{name: None if t is None else t.data_ptr() for name, t in pointers.items()},
+        tokens=tokens,
+        outs=len(codes),
+        steps=-(-ins // STEP),
+        tiles_t=tiles_t,
+        tiles_o=tiles_o,
+        tiles=tiles_t * tiles_o,
+        x_bytes=rows * STEP,
+        factor=1.0 if weight.bits == 8 else 0.0625,
+    )
 
 
 def macros_of(

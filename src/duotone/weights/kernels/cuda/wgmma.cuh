@@ -1,6 +1,8 @@
-// D[64 x N] += A[64 x 32] B[32 x N] of int8 codes on Hopper's tensor cores, A and B from shared memory.
+// D[64 x N] += A[64 x 32] B[32 x N] of int8 codes on Hopper's tensor cores, A and B from shared
+// memory.
 //
-// N, a macro, is a multiple of 16 up to 256. Thread t of the warpgroup has, for each eight columns j,
+// N, a macro, is a multiple of 16 up to 256. Thread t of the warpgroup has, for each eight columns
+// j,
 //   sums[4 j + 0, 1]: row 16 (t / 32) + t % 32 / 4,     columns 8 j + 2 (t % 4) + 0, 1
 //   sums[4 j + 2, 3]: row 16 (t / 32) + t % 32 / 4 + 8, the same columns
 //
@@ -21,9 +23,9 @@
 #define L14 L13 ",%104,%105,%106,%107,%108,%109,%110,%111"
 #define L15 L14 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define L16 L15 ",%120,%121,%122,%123,%124,%125,%126,%127"
-#define R8(i)                                                                             \
-  "+r"(d[8 * i]), "+r"(d[8 * i + 1]), "+r"(d[8 * i + 2]), "+r"(d[8 * i + 3]),             \
-      "+r"(d[8 * i + 4]), "+r"(d[8 * i + 5]), "+r"(d[8 * i + 6]), "+r"(d[8 * i + 7])
+#define R8(i)                                                                                     \
+  "+r"(d[8 * i]), "+r"(d[8 * i + 1]), "+r"(d[8 * i + 2]), "+r"(d[8 * i + 3]), "+r"(d[8 * i + 4]), \
+      "+r"(d[8 * i + 5]), "+r"(d[8 * i + 6]), "+r"(d[8 * i + 7])
 #define O1 R8(0)
 #define O2 O1, R8(1)
 #define O3 O2, R8(2)

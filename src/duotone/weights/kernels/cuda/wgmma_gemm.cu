@@ -1,7 +1,7 @@
 // W8A8 by Hopper's warpgroup products: y[token][out] = scales * sum over in of x * w, int8 codes.
 //
-// Weights are the operand with 64 rows per warpgroup, tokens the one with any multiple of 16 columns:
-// no row of a tile is wasted on tokens that are not there.
+// Weights are the operand with 64 rows per warpgroup, tokens the one with any multiple of 16
+// columns: no row of a tile is wasted on tokens that are not there.
 //
 //   a block: WGS warpgroups that multiply, ROWS times 64 outs each, and one whose first thread asks
 //            for tiles. They work on one tile together, or, in TEAMS, each on every second one:
@@ -15,15 +15,14 @@
 //   OUT            type of y: 0 float16, 1 bfloat16, 2 float32
 //   X0, W0, BIAS   types of these, 3: there is none
 //   PER_ROW        1: a row scale per token, 0: one for all
-//   ARGUMENTS_BYTES what the host takes Arguments to be
 //   OVERLAP        0: none; 1: begins while the launch ahead ends
+//   ARGUMENTS_BYTES  what the host takes Arguments to be
 typedef unsigned u32;
 typedef unsigned long long u64;
 #include "wgmma.cuh"
 
 #define TEAM_GROUPS (WGS / TEAMS)
 #define OUTS (64 * TEAM_GROUPS * ROWS)
-#define THREADS (128 * WGS)
 #define STEP 128
 #define BAND 12
 #define W_BYTES (OUTS * STEP)
@@ -34,6 +33,7 @@ typedef unsigned long long u64;
 #define GROUP_BARRIER 1
 #define TEAM_BARRIER 8
 
+// What the host has encoded for TMA.
 struct alignas(64) TensorMap {
   char bytes[128];
 };
@@ -100,6 +100,7 @@ struct Tile {
   }
 };
 
+// A ring of stages, and where in it somebody is.
 struct Stages {
   u32 memory, full, empty;
   int slot, phase;
@@ -279,7 +280,8 @@ extern "C" __global__ void __launch_bounds__((WGS + 1) * 128, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(s.full + 8 * i));
-      asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(s.empty + 8 * i), "r"(TEAM_GROUPS));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(s.empty + 8 * i),
+                   "r"(TEAM_GROUPS));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
