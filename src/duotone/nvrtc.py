@@ -75,6 +75,7 @@ class Sources:
         """A kernel, compiled and loaded once per device.
 
         features: "a" for what only the device's own architecture has.
+        Errors: RuntimeError if it is new while a CUDA graph is captured.
         """
         return _kernel(self, source, name, macros, device, features)
 
@@ -203,6 +204,11 @@ def _kernel(
     device: torch.device,
     features: str,
 ) -> Kernel:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} must be compiled and loaded before a CUDA graph is captured; run the same "
+            "call, with tensors of the same sizes, once before the capture"
+        )
     capability = torch.cuda.get_device_capability(device)
     binary = sources.compiled(source, "sm_{}{}".format(*capability) + features, dict(macros))
     with torch.cuda.device(device):

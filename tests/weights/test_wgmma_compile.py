@@ -41,9 +41,14 @@ def test_compiles_without_a_stack(tile: WgmmaTile, tmp_path: Path) -> None:
     assert stack_bytes(binary, tmp_path) == 0
 
 
-def test_compiles_with_everything_in_the_epilogue() -> None:
+def test_compiles_with_everything_in_the_epilogue(tmp_path: Path) -> None:
     half, single = TYPES[torch.float16], TYPES[torch.float32]
-    compiled(macros_of(WgmmaTile(96), single, True, False, x0=half, w0=half, bias=single))
+    plain, full = (
+        compiled(macros_of(WgmmaTile(96), single, True, False, **given))
+        for given in ({}, {"x0": half, "w0": half, "bias": single})
+    )
+    assert full != plain
+    assert stack_bytes(full, tmp_path) == 0
 
 
 def test_another_structure_of_arguments_does_not_compile() -> None:

@@ -1,7 +1,8 @@
 """The rotary embedding of a step in one launch, q and k contiguous: for 16 bit and few bits alike.
 
-Compiled by torch, one launch with two outputs took twice as long at small batches as with one
-(LOG.md, tenth session); copying q behind it cost the other half.
+Attention kernels want q contiguous. Compiled by torch, a launch that writes q and k apart takes
+twice as long for small batches as one that does not, which a copy of q behind it would cost, too
+(LOG.md, tenth session).
 """
 
 # ruff: noqa: D103
@@ -80,7 +81,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, q_heads: int) -> tuple[Tensor, T
         HEADS=HEADS,
         HALF=triton.next_power_of_2(width // 2),
         OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=4,
-        **({"launch_pdl": True} if overlap else {}),
     )
     return query, key

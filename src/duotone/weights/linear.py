@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -238,13 +239,13 @@ def _float_split(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor
 def _run_w8a8(
     x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
 ) -> Tensor:
-    return _tiled(x_q, row_scale, weight.codes, weight, *rest, **out)
+    return _tiled(_fill_by_triton, x_q, row_scale, weight.codes, weight, *rest, **out)
 
 
 def _run_wgmma(
     x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any, **out: Any
 ) -> Tensor:
-    return _by_wgmma(x_q, row_scale, weight.codes, weight, *rest, **out)
+    return _tiled(wgmma_gemm.gemm_wgmma, x_q, row_scale, weight.codes, weight, *rest, **out)
 
 
 def _run_scratch(
@@ -253,11 +254,12 @@ def _run_scratch(
     from duotone.weights.kernels.triton_scratch import unpacked_times_16
 
     able = wgmma_gemm.unsupported(weight) is None and wgmma_gemm.missing(x_q.device) is None
-    run = _by_wgmma if able else _tiled
-    return run(x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
+    fill = wgmma_gemm.gemm_wgmma if able else _fill_by_triton
+    return _tiled(fill, x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
 
 
-def _by_wgmma(
+def _tiled(
+    fill: Callable[..., object],
     x_q: Tensor,
     row_scale: Tensor,
     codes: Tensor,
@@ -267,32 +269,29 @@ def _by_wgmma(
     dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> Tensor:
+    """By tiles of int8 `codes`, which may be the weight's times 16; fill: writes the result."""
     if out is None:
         out = torch.empty(len(x_q), len(codes), dtype=dtype, device=x_q.device)
-    return wgmma_gemm.gemm_wgmma(x_q, row_scale, codes, weight, x0, bias, out)
+    fill(x_q, row_scale, codes, weight, x0, bias, out)
+    return out
 
 
-def _tiled(
+def _fill_by_triton(
     x_q: Tensor,
     row_scale: Tensor,
     codes: Tensor,
     weight: PackedWeight,
     x0: Tensor | None,
     bias: Tensor | None,
-    dtype: torch.dtype,
-    out: Tensor | None,
-) -> Tensor:
-    """By tiles of int8 `codes`, which may be the weight's times 16."""
+    out: Tensor,
+) -> None:
     from duotone.weights.kernels import configs
     from duotone.weights.kernels.triton_gemm import gemm_w8a8
 
-    if out is None:
-        out = torch.empty(len(x_q), len(codes), dtype=dtype, device=x_q.device)
     for part, config in configs.gemm_pieces(len(x_q), weight):
         own = None if bias is None else bias[part]
-        given = (codes[part], weight.rows(part), x0, own, dtype, config, out[:, part])
+        given = (codes[part], weight.rows(part), x0, own, out.dtype, config, out[:, part])
         gemm_w8a8(x_q, row_scale, *given)
-    return out
 
 
 def _run_int_mm(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:

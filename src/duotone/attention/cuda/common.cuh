@@ -129,12 +129,13 @@ struct Earlier {
 };
 
 // Merges the sums of a block's warps: the output, or a part of it where there are several.
-// earlier: what else is in the output, with MERGE 3. ml: maximum and weight of each warp and head. whole: room for the block's. weight_top: log2 of
-// what a weight of 1 stands for under the maximum. value(c, l, sum): a column of V from its sum.
+// earlier: what else is in the output, with MERGE 3. ml: maximum and weight of each warp and head.
+// whole: room for the block's. weight_top: log2 of what a weight of 1 stands for under the maximum.
+// value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earlier& earlier,
-                                            char* shared, float (*ml)[HEADS][2],
-                                            float (*whole)[2], float weight_top, F value) {
+                                            char* shared, float (*ml)[HEADS][2], float (*whole)[2],
+                                            float weight_top, F value) {
   __syncthreads();
   if (u.tid < G) {  // each warp's maximum becomes its factor
     float m = -1e30f, l = 0.f;

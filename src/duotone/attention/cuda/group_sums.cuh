@@ -20,7 +20,8 @@ struct Query {
         for (int i = 0; i < 4; i++) {
           if (i % 2 == 0) {
             const int c = 16 * k + 2 * u.t + i * 4;
-            const QueryPair pair = mine < G && c < CHANNELS ? *(const QueryPair*)(query + c) : QueryPair{};
+            const QueryPair pair =
+                mine < G && c < CHANNELS ? *(const QueryPair*)(query + c) : QueryPair{};
             x[k][i] = query_to_float(pair.x[0]), x[k][i + 1] = query_to_float(pair.x[1]);
           }
           top = fmaxf(top, fabsf(x[k][i]));

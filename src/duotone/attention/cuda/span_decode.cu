@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       before = here + TILES * K_BYTES + tile * V_BYTES;
       if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
       u32 over = sums.exponentials(f, q, pi, 0);
-      sums.add(v);  // nothing yet in the first tile: p is 0
+      // Nothing yet in the first tile, where p is 0.
+      sums.add(v);
       // One tile of heads after the other: fewer registers.
 #pragma unroll
       for (int h = 0; h < HT; h++) {

@@ -87,8 +87,9 @@ def gemm_wgmma(
     tokens, outs, device = len(x_q), len(codes), x_q.device
     sms, overlap = multiprocessors(device), tokens <= MAX_OVERLAP_TOKENS
     tile = tile or best_tile(tokens, outs, x_q.shape[1], sms)
-    given = _arguments(x_q, row_scale, codes, weight, x0, bias, out, tile)
     optional = {"x0": x0, "w0": weight.w0, "bias": bias}
+    tensors = {"y": out, "row_scale": row_scale, "out_scale": weight.scale, **optional}
+    given = _arguments(tile, x_q, codes, tensors, 1.0 if weight.bits == 8 else 0.0625)
     types = {name: NO_TYPE if t is None else TYPES[t.dtype] for name, t in optional.items()}
     macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, overlap, **types)
     launch = Launch(
@@ -112,30 +113,16 @@ def _check_starts(**tensors: Tensor) -> None:
 
 
 def _arguments(
-    x_q: Tensor,
-    row_scale: Tensor,
-    codes: Tensor,
-    weight: PackedWeight,
-    x0: Tensor | None,
-    bias: Tensor | None,
-    out: Tensor,
-    tile: WgmmaTile,
+    tile: WgmmaTile, x_q: Tensor, codes: Tensor, tensors: dict[str, Tensor | None], factor: float
 ) -> Arguments:
+    """tensors: by the names of their addresses in `Arguments`."""
     tokens, ins = x_q.shape
     rows, tiles_t = min(tokens, tile.tokens), -(-tokens // tile.tokens)
     tiles_o = -(-len(codes) // tile.outs)
-    pointers = {
-        "y": out,
-        "row_scale": row_scale,
-        "out_scale": weight.scale,
-        "x0": x0,
-        "w0": weight.w0,
-        "bias": bias,
-    }
     return Arguments(
         w=_tensor_map(codes, tile.outs),
         x=_tensor_map(x_q, rows),
-        **{name: None if t is None else t.data_ptr() for name, t in pointers.items()},
+        **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
         tokens=tokens,
         outs=len(codes),
         steps=-(-ins // STEP),
@@ -143,7 +130,7 @@ def _arguments(
         tiles_o=tiles_o,
         tiles=tiles_t * tiles_o,
         x_bytes=rows * STEP,
-        factor=1.0 if weight.bits == 8 else 0.0625,
+        factor=factor,
     )
 
 
