@@ -1,19 +1,22 @@
-// Decode attention on 16-bit K and V: sinks, windows and text beside packed segments.
+// Decode attention on K and V of 16 bits or fp8: sinks, windows and text beside packed segments.
 //
 // Keys are the A operand of fp16 or bf16 products; a q head takes two columns of B, for two digits
 // of q and of the softmax's weights, so that neither is rounded to the type of K and V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, a multiple of 16
-//   KV        type of K and V: 0 float16, 1 bfloat16
-//   G, WARPS, PER_SM, STAGES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   KV        type of K and V: 0 float16, 1 bfloat16, 2 float8_e4m3fn (widened to fp16, exactly)
+//   KEYS      tokens of a record, a multiple of 16
+//   STAGES    records that a warp has room for, 2 or more: all but one of them are under way
+//   G, WARPS, PER_SM, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
 #define D CHANNELS
 #define KC (CHANNELS / 16)  // chunks of 16 channels
 #define HT ((G + 3) / 4)    // tiles of 8 columns: 4 q heads of two digits
 #define HEADS (HT * 4)
-#define KEYS 16
-// A row of K or V in shared memory, 16 bytes longer than it is: eight rows meet all banks.
-#define ROW_BYTES (CHANNELS * 2 + 16)
+#define KT (KEYS / 16)  // tiles of 16 tokens
+#define TOKEN_BYTES (KV == 2 ? CHANNELS : CHANNELS * 2)
+// A row of K or V in shared memory, an odd number of 16 bytes: eight rows meet all banks.
+#define ROW_BYTES ((TOKEN_BYTES / 16 | 1) * 16)
 #define RECORD_BYTES (2 * KEYS * ROW_BYTES)
 #define ONE_RUN
 #include "common.cuh"
@@ -27,92 +30,111 @@ struct Arguments : Call {
   long long key_batch, key_head, value_batch, value_head;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+static_assert(HEADS * (D + 8) * 4 <= STAGES * RECORD_BYTES, "a warp's sums go where its ring was");
 
+#include "dense_operands.cuh"
 #include "dense_sums.cuh"
 
-#define CHUNKS (CHANNELS / 8)  // 16 bytes of a row each
+#define VECTORS (TOKEN_BYTES / 16)  // of a row
+#define STRIDE_BYTES (WARPS * KEYS * TOKEN_BYTES)
 
-// 16 tokens: rows of K, then of V. Lanes copy 16 bytes each: rows are apart in shared memory, and a
-// bulk copy for every 256 bytes is slower (LOG.md, fifth session).
-struct DenseRing : Ring {
-  const char *keys, *values;
+// Records are rows of K, then of V, of KEYS tokens; a warp has every WARPS-th. Lanes copy 16 bytes
+// each: rows are apart in shared memory, and a bulk copy for every 256 bytes is slower (LOG.md,
+// fifth session).
+struct DenseRing {
+  const char *keys, *values;  // this lane's first 16 bytes of the record to ask for
+  u32 memory;
+  int left;  // tokens of the unit from that record on
+  int slot, current;
 
-  __device__ __forceinline__ void aim(const Arguments& at, const Unit& u) {
+  __device__ __forceinline__ void aim(const Arguments& at, const Unit& u, char* shared) {
     const int sequence = (u32)u.head / at.kv_heads, head = u.head - sequence * at.kv_heads;
-    keys = at.key + sequence * at.key_batch + head * at.key_head;
-    values = at.value + sequence * at.value_batch + head * at.value_head;
+    slot = 0, current = u.first + u.warp;
+    left = min(u.length, u.last * KEYS) - current * KEYS;
+    const size_t first = (size_t)current * (KEYS * TOKEN_BYTES) + u.lane * 16;
+    keys = at.key + sequence * at.key_batch + head * at.key_head + first;
+    values = at.value + sequence * at.value_batch + head * at.value_head + first;
+    memory = pinned(shared_address(shared) + (threadIdx.x >> 5) * (STAGES * RECORD_BYTES), u.lane);
   }
-  // Behind the last token its row is read again: what a weight of 0 meets must be a number.
-  __device__ __forceinline__ void ask(const Unit& u, int record) {
-    const int last = u.length - 1 - record * KEYS;
-    const size_t first = (size_t)record * KEYS * (CHANNELS * 2);
+  // Rows behind the last token are zeros: what a weight of 0 meets must be a number.
+  __device__ __forceinline__ void ask(const Unit& u, int slot) {
+    if (left > 0) {
+      constexpr int ALL = KEYS * VECTORS;  // of K
+      const u32 to = memory + slot * RECORD_BYTES;
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-      const bool of_keys = i < CHUNKS / 2;
-      const int place = i % (CHUNKS / 2) * 32 + u.lane, row = place / CHUNKS;
-      const u32 offset = place % CHUNKS * 16;
-      asm volatile(
-          "cp.async.cg.shared.global [%0],[%1],16;" ::"r"(
-              memory + slot * RECORD_BYTES + (of_keys ? row : KEYS + row) * ROW_BYTES + offset),
-          "l"((of_keys ? keys : values) + first + min(row, last) * (CHANNELS * 2) + offset)
-          : "memory");
+      for (int i = 0; i < 2 * ALL / 32; i++) {
+        const bool of_keys = ALL % 32 == 0 ? i < ALL / 32 : i * 32 + u.lane < ALL;
+        const int before = of_keys ? 0 : ALL;
+        copy(to + (of_keys ? 0 : KEYS * ROW_BYTES) + place(i * 32 - before, u.lane),
+             (of_keys ? keys : values) + (i * 32 - before) * 16,
+             i * 32 - before + u.lane < left * VECTORS);
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
+    keys += STRIDE_BYTES, values += STRIDE_BYTES, left -= WARPS * KEYS;
   }
-  __device__ __forceinline__ void start_rows(const Unit& u) {
-    current = u.first + u.warp;
-    if (current < u.last) ask(u, current);
+  // Where the 16 bytes number n + lane of K or V go; n a multiple of 32 where lanes have one row or
+  // several whole ones.
+  static __device__ __forceinline__ u32 place(int n, int lane) {
+    if (32 % VECTORS == 0)
+      return n / VECTORS * ROW_BYTES + lane / VECTORS * ROW_BYTES + lane % VECTORS * 16;
+    return (n + lane) / VECTORS * ROW_BYTES + (n + lane) % VECTORS * 16;
   }
-  __device__ __forceinline__ u32 take_rows(const Unit& u, int& next) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  static __device__ __forceinline__ void copy(u32 to, const char* from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
+                 "r"(real ? 16 : 0)
+                 : "memory");
+  }
+  __device__ __forceinline__ void start(const Unit& u) {
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) ask(u, s);
+  }
+  // Waits for the current record and asks for the one that takes the place of the one before;
+  // returns where the current one is.
+  __device__ __forceinline__ u32 take(const Unit& u) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncwarp();
     const u32 here = memory + slot * RECORD_BYTES;
+    ask(u, slot == 0 ? STAGES - 1 : slot - 1);
     slot = slot == STAGES - 1 ? 0 : slot + 1;
-    next = 0;
-    if (u.lane == 0) next = draw();
-    next = __shfl_sync(FULL, next, 0);
-    if (next < u.last) ask(u, next);
     return here;
   }
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     dense_decode(const __grid_constant__ Arguments at) {
-  extern __shared__ __align__(1024) char shared[];
+  extern __shared__ __align__(16) char shared[];
   __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
-  __shared__ int flag, drawn;
-  __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  __shared__ int flag;
   begin();
   wait_for_query();  // lengths and the newest token may have changed, too
   Unit u;
   find_unit(at, u);
   DenseRing ring;
-  ring.make(u, shared, barriers, &drawn);
-  ring.reset(u);
-  ring.aim(at, u);
-  ring.start_rows(u);
+  ring.aim(at, u, shared);
+  ring.start(u);
   Query q;
   q.load(at, u);
-  __syncthreads();
   Sums sums;
   sums.clear();
-  while (ring.current < u.last) {
-    int next;
-    const u32 here = ring.take_rows(u, next);
-    float s[HT][2];
-    q.dot(s, here, u.lane);
+  for (; ring.current < u.last; ring.current += WARPS) {
+    const u32 here = ring.take(u);
+    float s[KT][HT][2];
 #pragma unroll
-    for (int h = 0; h < HT; h++)
+    for (int k = 0; k < KT; k++) {
+      q.dot(s[k], here + k * 16 * ROW_BYTES, u.lane);
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const bool there = ring.current * KEYS + 8 * r + u.g < u.length;
-        s[h][r] = there ? s[h][r] * at.sm_scale : MINUS_INFINITY;
-      }
+      for (int h = 0; h < HT; h++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const bool there = ring.current * KEYS + 16 * k + 8 * r + u.g < u.length;
+          s[k][h][r] = there ? s[k][h][r] * (at.sm_scale * KV_UNIT) : MINUS_INFINITY;
+        }
+    }
     sums.weigh(s);
-    sums.add(s, here + KEYS * ROW_BYTES, u.lane);
-    ring.current = next;
+#pragma unroll
+    for (int k = 0; k < KT; k++) sums.add(s[k], here + (KEYS + 16 * k) * ROW_BYTES, u.lane);
   }
-  ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float sum) { return sum; });
+  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float sum) { return sum * KV_UNIT; });
 }

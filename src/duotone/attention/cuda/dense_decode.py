@@ -1,7 +1,8 @@
-"""Decode attention on 16-bit segments: the sinks, windows and text beside packed ones.
+"""Decode attention on 16-bit and fp8 segments: the sinks, windows and text beside packed ones.
 
 The plain-torch reference is `attention.reference.attend` on the same segment. K and V are read as
-they are; q and the softmax's weights keep two digits of their type, sums are fp32.
+they are (fp8 ones are exact in fp16); q and the softmax's weights keep two digits of the 16-bit
+type, sums are fp32.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ MANY_WARPS, MANY_PER_SM = 2, 6
 # What parts of a head cost there beside `cut`'s times, in us: a launch that merges, since this one,
 # the last of most calls, cannot.
 MANY_SPLITS_US = 8.0
-KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
+KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
 ALIGNMENT_BYTES = 16
+# Records that a warp has room for, by bytes of an element and whether head_dim is above 128, where
+# sums take the registers of all blocks but one, and few devices have the shared memory.
+STAGES = {(2, False): 2, (2, True): 2, (1, False): 4, (1, True): 2}
 
 
 class Arguments(Call):
@@ -42,11 +46,22 @@ class Arguments(Call):
 
 @dataclass(frozen=True)
 class DenseFormat:
-    """16 tokens in shared memory: rows of K, then of V, each 16 bytes longer than it is."""
+    """Some tokens in shared memory: rows of K, then of V, an odd number of 16 bytes each.
+
+    itemsize: bytes of an element. tokens: of a record, a multiple of 16. stages: records that a
+    warp has room for; all but one of them are under way.
+    """
 
     head_dim: int
-    tokens = 16
-    stages = 2
+    itemsize: int = 2
+    tokens: int = 16
+    stages: int = 2
+
+    @classmethod
+    def of(cls, head_dim: int, dtype: torch.dtype) -> DenseFormat:
+        """What the kernel reads such K and V by."""
+        stages = STAGES[dtype.itemsize, head_dim > 128]
+        return cls(head_dim, dtype.itemsize, stages=stages)
 
     @property
     def channels(self) -> int:
@@ -56,7 +71,7 @@ class DenseFormat:
     @property
     def nbytes(self) -> int:
         """Bytes of one stage of a warp's ring."""
-        return 2 * self.tokens * (2 * self.head_dim + 16)
+        return 2 * self.tokens * 16 * (self.head_dim * self.itemsize // 16 | 1)
 
 
 def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
@@ -67,21 +82,22 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
     if segment.mask is not None:
         return "the CUDA kernels take no mask"
     if key.dtype not in KV_TYPES or value.dtype != key.dtype:
-        return f"dense K and V must be of one 16-bit type; got {key.dtype} and {value.dtype}"
+        return f"dense K and V must be of one 16-bit type or e4m3; got {key.dtype} and {value.dtype}"
     head_dim, group = key.shape[3], query.shape[1] // key.shape[1]
     if value.shape[3] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
         return (
             "no CUDA kernel for head_dim "
             f"{head_dim} and {value.shape[3]} with {group} q heads per kv head"
         )
-    block_bytes = WARPS * DenseFormat.stages * DenseFormat(head_dim).nbytes
+    form = DenseFormat.of(head_dim, key.dtype)
+    block_bytes = WARPS * form.stages * form.nbytes
     if block_bytes > shared_bytes(query.device):
         return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
     apart = (x for x in (key, value) if x.stride(3) != 1 or x.stride(2) != head_dim)
     if next(apart, None) is not None:
         return "tokens of dense K and V must be adjacent"
     places = (x.data_ptr() for x in (key, value))
-    strides = (2 * s for x in (key, value) for s in x.stride()[:2])
+    strides = (form.itemsize * s for x in (key, value) for s in x.stride()[:2])
     if any(n % ALIGNMENT_BYTES for n in (*places, *strides)):
         return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
     return None
@@ -101,7 +117,8 @@ def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
 def dense_task(query: Tensor, segment: DenseSegment) -> Task:
     """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
     key, value = segment.key, segment.value
-    form = DenseFormat(key.shape[3])
+    form = DenseFormat.of(key.shape[3], key.dtype)
+    size = form.itemsize
     records = -(-key.shape[2] // form.tokens)
     work = Work(query, form, key.shape[1], records, segment.lengths)
     at = geometry(form, work.heads, records, multiprocessors(query.device))
@@ -110,11 +127,16 @@ def dense_task(query: Tensor, segment: DenseSegment) -> Task:
         return Arguments(
             key=key.data_ptr(),
             value=value.data_ptr(),
-            key_batch=2 * key.stride(0),
-            key_head=2 * key.stride(1),
-            value_batch=2 * value.stride(0),
-            value_head=2 * value.stride(1),
+            key_batch=size * key.stride(0),
+            key_head=size * key.stride(1),
+            value_batch=size * value.stride(0),
+            value_head=size * value.stride(1),
             **call,
         )
 
-    return Task(SOURCE, work, at, {"KV": KV_TYPES[key.dtype]}, arguments)
+    return Task(SOURCE, work, at, macros_of(form, key.dtype), arguments)
+
+
+def macros_of(form: DenseFormat, dtype: torch.dtype) -> dict[str, int]:
+    """What dense_decode.cu wants beside what all kernels do. dtype: of K and V."""
+    return {"KV": KV_TYPES[dtype], "KEYS": form.tokens}
