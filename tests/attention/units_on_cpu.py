@@ -167,18 +167,22 @@ STATEMENT = re.compile(
 )
 
 
-def _in_cpp(match: re.Match) -> str:
+def _in_cpp(match: re.Match, assembly: dict[str, str]) -> str:
     text = match[0]
-    return next((code or ";" for word, code in ASSEMBLY.items() if word in text), text)
+    return next((code or ";" for word, code in assembly.items() if word in text), text)
 
 
 def compiled(
-    name: str, macros: dict[str, int], folder: Path, kernel: str = KERNEL
+    name: str,
+    macros: dict[str, int],
+    folder: Path,
+    kernel: str = KERNEL,
+    assembly: dict[str, str] = ASSEMBLY,
 ) -> Callable[[Call, int, int], None]:
     """A function of a file of its name, or of `kernel`, as one of arguments, blocks, threads."""
     text = runtime.source_text(f"{name}.cu") if name in FILES else kernel
     text = nvrtc.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
-    text = STATEMENT.sub(_in_cpp, text)
+    text = STATEMENT.sub(lambda match: _in_cpp(match, assembly), text)
     text = re.sub(r"^ *(#pragma unroll|extern __shared__).*$", "", text, flags=re.M)
     header = Path(__file__).with_name("cuda_on_cpu.h").read_text()
     defined = "".join(f"#define {k} {v}\n" for k, v in macros.items())
