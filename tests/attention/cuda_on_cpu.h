@@ -137,6 +137,7 @@ static u16 load_shared_half(u32 at) { return shared_at<u16>(at); }
 static void load_shared(float* y, u32 at) { memcpy(y, shared + at, 16); }
 static void load_shared(u32* y, u32 at) { memcpy(y, shared + at, 8); }
 static void store_shared(u32 at, u32 x) { memcpy(shared + at, &x, 4); }
+static void store_shared(u32 at, u32 x, u32 y) { store_shared(at, x), store_shared(at + 4, y); }
 static void store_shared_half(u32 at, u16 x) { memcpy(shared + at, &x, 2); }
 template <int BYTES>
 static void copy_async(u32 target, const char* source, bool real) {

@@ -23,6 +23,7 @@ from duotone.quant import KVSpec, TensorSpec
 from cases import device, states
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+FP8 = torch.float8_e4m3fn
 POISON = 0xAA
 
 
@@ -111,8 +112,10 @@ APART_CASES = [
 ]
 
 
-def dense_states(shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> Tensor:
-    """K or V in a wider buffer, with a constant channel and a token of zeros.
+def dense_states(
+    shape: tuple[int, ...], dtype: torch.dtype, offset: int, zero: float = 0.0
+) -> Tensor:
+    """K or V in a wider buffer, with a constant channel and a token of `zero`.
 
     offset: elements that rows are moved by, so that they lose their alignment.
     """
@@ -120,7 +123,7 @@ def dense_states(shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> Ten
     wide = torch.zeros(batch, n, heads, d + offset, device=device()).transpose(1, 2)
     wide[..., offset:] = states(batch, heads, n, d)
     wide[..., offset + 3] = 0.3
-    wide[:, :, 1] = 0
+    wide[:, :, 1] = zero
     return wide.to(dtype)[..., offset:]
 
 
@@ -128,10 +131,13 @@ def run_groups(case: GroupCase, seed: int = 0):
     """(buffers as the kernel left them, buffers as they must be, overflow)."""
     torch.manual_seed(seed)
     batch, most = len(case.tiles), max(case.tiles)
+    # What torch packs, and what its quotients by the norm are rounded to.
+    wide = FP16 if case.dtype == FP8 else case.dtype
     n = TILE * most + 41
     shape = (batch, case.heads, n, case.head_dim)
-    key, value = (dense_states(shape, case.dtype, case.offset) for _ in range(2))
-    key[:, :, 1] = -0.0  # the token of zeros: torch may take either where both kinds meet
+    # The token of zeros: torch may take either where both kinds meet.
+    zeros = -0.0, 0.0
+    key, value = (dense_states(shape, case.dtype, case.offset, zero) for zero in zeros)
     index = torch.stack([torch.randperm(n)[: TILE * most] for _ in range(batch)]).to(device())
     norm = None
     if case.norm is not None:
@@ -139,9 +145,10 @@ def run_groups(case: GroupCase, seed: int = 0):
     buffers = poison_buffers(case)
     expected = [None if x is None else x.clone() for x in buffers]
     for b, count in enumerate(case.tiles):
-        taken = [x[b : b + 1].index_select(2, index[b, : count * TILE]) for x in (key, value)]
+        rows = index[b, : count * TILE]
+        taken = [x[b : b + 1].to(wide).index_select(2, rows) for x in (key, value)]
         if norm is not None:
-            taken[0] = (taken[0] / norm[b : b + 1, :, None]).to(case.dtype)
+            taken[0] = (taken[0] / norm[b : b + 1, :, None]).to(wide)
         for x, tiles in zip(expected, reference_tiles(case, *taken) if count else (), strict=False):
             if x is not None:
                 # Rooms behind whole records hold whole tiles.
@@ -186,6 +193,21 @@ def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> list[Tensor 
     records = GroupRecords.of(*packed, case.form)
     found = (records.tiles, *records.codes)
     return [None if x is None else x[0, :, : tokens // TILE] for x in found]
+
+
+FP8_CASES = [
+    GroupCase(kivi(2), 128, dtype=FP8),
+    GroupCase(inner(2, "hybrid"), 128, dtype=FP8, norm=BF16),
+    GroupCase(inner(1, "symmetric"), 96, dtype=FP8, norm=FP32),
+    GroupCase(kivi(4, shrink=0.9), 64, dtype=FP8, norm=FP16),
+    GroupCase(KVSpec(TensorSpec(1, "tokens", 64), TensorSpec(4, "tokens", 128)), 80, (4, 8), FP8),
+    GroupCase(KVSpec(TensorSpec(2, "tokens", 32), inner(2, "hybrid").value), 80, dtype=FP8),
+    GroupCase(kivi(1), 256, dtype=FP8, decoding=True),
+    GroupCase(KVSpec(*[TensorSpec(2, "tokens", 32)] * 2), 111, dtype=FP8),
+    GroupCase(KVSpec(*[TensorSpec(2, "tokens", 32)] * 2), 100, dtype=FP8),
+    *(GroupCase(inner(4), 128, dtype=FP8, offset=n) for n in (1, 2, 4, 8)),
+    GroupCase(kivi(2), 128, apart=(K, V), lent=(K,), dtype=FP8),
+]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from cases import CALIBRATED
 from pack_cases import (
     APART_CASES,
     BF16,
+    FP8_CASES,
     GROUP_CASES,
     SPAN_CASES,
     GroupCase,
@@ -50,7 +51,7 @@ def compares(case: GroupCase) -> bool:
     return decides and "hybrid" in (case.specs.key.mapping, case.specs.value.mapping)
 
 
-@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + FP8_CASES, ids=str)
 def test_groups(case) -> None:
     data, expected, overflow = run_groups(case)
     different = float((data != expected).float().mean())

@@ -10,6 +10,8 @@ from torch import Tensor
 from duotone.quant import TensorSpec
 
 INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Narrow windows, which kernels that can widen elements when they read them.
+NARROW_TYPE = torch.float8_e4m3fn
 # Tokens that a warp has in shared memory, and bytes between their rows.
 TILE_TOKENS, ROW_GAP_BYTES = 32, 16
 
@@ -24,6 +26,11 @@ class Dense(ctypes.Structure):
     )
 
 
+def widened_type(dtype: torch.dtype) -> torch.dtype:
+    """What numbers of a type are to a kernel, and to torch's arithmetic: fp16 for e4m3, exactly."""
+    return torch.float16 if dtype == NARROW_TYPE else dtype
+
+
 def tile_bytes(channels: int, dtype: torch.dtype) -> int:
     """Shared memory of 32 tokens, as pack_tile.cuh has them."""
     return TILE_TOKENS * (channels * dtype.itemsize + ROW_GAP_BYTES)
@@ -32,7 +39,7 @@ def tile_bytes(channels: int, dtype: torch.dtype) -> int:
 def alignment(x: Tensor) -> int:
     """Bytes, 16 at most, that every row of x [batch, kv_heads, tokens, head_dim] is aligned to."""
     places = [x.data_ptr(), x.shape[3] * x.itemsize, *(s * x.itemsize for s in x.stride()[:3])]
-    return next(n for n in (16, 8, 4, 2) if all(place % n == 0 for place in places))
+    return next(n for n in (16, 8, 4, 2, 1) if all(place % n == 0 for place in places))
 
 
 def dense(x: Tensor) -> Dense:

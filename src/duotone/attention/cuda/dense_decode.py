@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.dense import NARROW_TYPE
 from duotone.attention.cuda.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
 from duotone.cache.segments import DenseSegment
@@ -26,7 +27,7 @@ MANY_WARPS, MANY_PER_SM = 2, 6
 # What parts of a head cost there beside `cut`'s times, in us: a launch that merges, since this one,
 # the last of most calls, cannot.
 MANY_SPLITS_US = 8.0
-KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, NARROW_TYPE: 2}
 ALIGNMENT_BYTES = 16
 # Records that a warp has room for, by bytes of an element and whether head_dim is above 128, where
 # sums take the registers of all blocks but one, and few devices have the shared memory.
@@ -82,7 +83,9 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
     if segment.mask is not None:
         return "the CUDA kernels take no mask"
     if key.dtype not in KV_TYPES or value.dtype != key.dtype:
-        return f"dense K and V must be of one 16-bit type or e4m3; got {key.dtype} and {value.dtype}"
+        return (
+            f"dense K and V must be of one 16-bit type or e4m3; got {key.dtype} and {value.dtype}"
+        )
     head_dim, group = key.shape[3], query.shape[1] // key.shape[1]
     if value.shape[3] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
         return (

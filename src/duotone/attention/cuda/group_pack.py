@@ -16,11 +16,13 @@ from torch import Tensor
 
 from duotone.attention.cuda.dense import (
     INPUTS,
+    NARROW_TYPE,
     Dense,
     alignment,
     dense,
     plain_reason,
     tile_bytes,
+    widened_type,
 )
 from duotone.attention.cuda.geometry import shared_bytes
 from duotone.attention.cuda.group_canonical import Tiles
@@ -73,7 +75,8 @@ def group_pack(
 ) -> None:
     """Write the first `tiles[b]` tiles of 32 taken tokens from tile `where[b]` of `data` on.
 
-    key, value: fp16, bf16 or fp32 with consecutive channels. index: int64, which token each taken
+    key, value: fp16, bf16, fp32 or e4m3, which is packed as the same numbers in fp16 are; with
+    consecutive channels. index: int64, which token each taken
     token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
     behind them is neither read nor written. where: int64, counted from the start of a head's
     records. key_norm: keys are divided by it and rounded to their type before anything else.
@@ -111,7 +114,9 @@ def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bo
     """Whether the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
     key, value = states
     alike = (
-        key.dtype == value.dtype and key.dtype in INPUTS and key.stride(3) == value.stride(3) == 1
+        key.dtype == value.dtype
+        and widened_type(key.dtype) in INPUTS
+        and key.stride(3) == value.stride(3) == 1
     )
     if not alike or not has_kernels(key.device) or pack_reason(specs) is not None:
         return False
@@ -136,15 +141,16 @@ def macros_of(
     form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
 ) -> dict[str, int]:
     """What group_pack.cu is compiled with, but for ALIGN and NORM."""
-    widest = max(form.key.bits, form.value.bits)
+    wide, widest = widened_type(dtype), max(form.key.bits, form.value.bits)
     words_bytes = TILE * form.channels * widest // 8
     return {
         "CHANNELS": form.head_dim,
-        "INPUT": INPUTS[dtype],
+        "INPUT": INPUTS[wide],
+        "E4M3": int(dtype == NARROW_TYPE),
         "WARPS": WARPS,
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
         "SHARERS": sharers(form, specs),
-        "TILE_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes,
+        "TILE_SHARED_BYTES": tile_bytes(form.channels, wide) + words_bytes,
         **_operand("K", form.key, specs.key, decoding),
         **_operand("V", form.value, specs.value, decoding),
     }
@@ -190,10 +196,10 @@ def _check(
         raise ValueError(f"{reason}. Use pack_groups and to_group_records.")
     shape = (*data.shape[:2], key.shape[2], form.head_dim)
     same = key.shape == value.shape == shape and key.dtype == value.dtype
-    if not same or key.dtype not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
+    if not same or widened_type(key.dtype) not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
         raise ValueError(
-            f"key and value must be {shape} in one of {list(INPUTS)} with consecutive channels; "
-            f"got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}."
+            f"key and value must be {shape} in one of {[*INPUTS, NARROW_TYPE]} with consecutive "
+            f"channels; got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}."
         )
     multiple = max(TILE, specs.flush_tokens)
     fits = index.shape[0] == data.shape[0] and index.shape[1] % multiple == 0

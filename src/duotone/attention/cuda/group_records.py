@@ -10,6 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from duotone.attention.cuda.dense import NARROW_TYPE, widened_type
 from duotone.attention.cuda.group_canonical import Tiles, taken_apart
 from duotone.attention.cuda.group_format import APART_TILES, TILE, GroupFormat, stream_format
 from duotone.attention.cuda.group_layout import apart_codes, scales_fit, to_group_records
@@ -143,7 +144,8 @@ class GroupRecords:
     ) -> None:
         """Quantize a group of dense K and V of the sequences that are `full`, from token `where`.
 
-        leaving: which tokens they are. Shapes are fixed and nothing asks the host.
+        states: e4m3 is packed as the same numbers in fp16 are. leaving: which tokens they are.
+        Shapes are fixed and nothing asks the host.
         """
         count = leaving.tokens // TILE
         if packs(states, self.format, spec):
@@ -151,7 +153,7 @@ class GroupRecords:
             given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
             group_pack(*states, *given, codes=self.codes, decoding=True)
             return
-        key, value = (leaving.apply(x) for x in states)
+        key, value = (_taken(x, leaving) for x in states)
         if key_norm is not None:
             key = (key / key_norm[:, :, None]).to(key.dtype)
         new = GroupRecords.of(*self._packed(key, value, spec), self.format)
@@ -167,7 +169,7 @@ class GroupRecords:
             window_move(states, source, target, full)
             return
         for x in states:
-            move_tokens(x, source, target, full)
+            move_tokens(_movable(x), source, target, full)
 
     def _packed(self, key: Tensor, value: Tensor, spec: KVSpec) -> Iterator[PackedTensor]:
         """Groups in canonical order, without the codes that another layer keeps."""
@@ -271,10 +273,20 @@ class GroupLayout:
         return GroupRecords(form, data, **codes)
 
 
+def _movable(x: Tensor) -> Tensor:
+    """The same memory, of a type that torch gathers and scatters."""
+    return x.view(torch.uint8) if x.dtype == NARROW_TYPE else x
+
+
+def _taken(x: Tensor, leaving: Move) -> Tensor:
+    """Dense tokens in the type that they are packed by."""
+    return leaving.apply(_movable(x)).view(x.dtype).to(widened_type(x.dtype))
+
+
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
     """A packed tensor whose parts are in records."""
     blocks = spans if spec.along == "channels" else spans.split(spec.group)
-    return PackedTensor(spec, x.shape[3], x.dtype, blocks, None, None)
+    return PackedTensor(spec, x.shape[3], widened_type(x.dtype), blocks, None, None)
 
 
 def _group(x: Tensor, spec: TensorSpec, lent: bool) -> PackedTensor:

@@ -80,6 +80,9 @@ __device__ __forceinline__ void load_shared(u32* y, u32 at) {
 __device__ __forceinline__ void store_shared(u32 at, u32 x) {
   asm volatile("st.shared.u32 [%0],%1;" ::"r"(at), "r"(x) : "memory");
 }
+__device__ __forceinline__ void store_shared(u32 at, u32 x, u32 y) {
+  asm volatile("st.shared.v2.u32 [%0],{%1,%2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
 __device__ __forceinline__ void store_shared_half(u32 at, u16 x) {
   asm volatile("st.shared.u16 [%0],%1;" ::"r"(at), "h"(x) : "memory");
 }

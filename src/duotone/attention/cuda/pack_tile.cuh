@@ -1,7 +1,9 @@
 // 32 tokens of K or V in shared memory, rows of D elements and 16 bytes apart from each other, so
 // that eight rows lie in different banks.
 //
-// Expects CHANNELS, D, ALIGN (bytes that pointers and strides are multiples of, 2 to 16).
+// Expects CHANNELS, D, ALIGN (bytes that pointers and strides are multiples of, 2 to 16), and
+//   E4M3  1: elements lie in memory as that, and become INPUT, fp16, when they are read; ALIGN may
+//         be 1, too. Not defined, or 0: they lie there as INPUT.
 #define TILE 32
 #define ROW_BYTES (D * ELEMENT_BYTES + 16)
 #define TILE_BYTES (TILE * ROW_BYTES)
@@ -13,6 +15,17 @@ struct Dense {
   int token;
 };
 
+// Zeros behind the channels of a tile's rows.
+__device__ __forceinline__ void fill_rows(u32 tile, u32 lane, u32 part, u32 parts) {
+  constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
+  for (u32 n = 32 * part + lane; n < TILE * MISSING; n += 32 * parts)
+    store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
+                      0);
+}
+
+#if E4M3
+#include "pack_widen.cuh"
+#else
 // Asks for ALIGN bytes of a token, or for zeros where its position is -1.
 template <bool WHOLE>
 __device__ __forceinline__ void ask_for_unit(u32 target, const char* column, int stride,
@@ -46,13 +59,11 @@ __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int str
                           __shfl_sync(FULL, position, row));
     }
   }
-  constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
-  for (u32 n = 32 * part + lane; n < TILE * MISSING; n += 32 * parts)
-    store_shared_half(tile + n / MISSING * ROW_BYTES + CHANNELS * ELEMENT_BYTES + n % MISSING * 2,
-                      0);
+  fill_rows(tile, lane, part, parts);
 }
-__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
-                                          u32 lane) {
+#endif
+__device__
+__forceinline__ void load_tile(u32 tile, const char* head, int stride, int position, u32 lane) {
   ask_for_tile(tile, head, stride, position, lane);
   wait_for_copies();
   __syncwarp();

@@ -1,6 +1,7 @@
-"""Tokens into and within 16-bit windows: one launch for K and V.
+"""Tokens into and within windows of 16 bits or fp8: one launch for K and V.
 
-The plain-torch references are `StaticStore.write` and `cache.static.move_tokens`.
+The plain-torch references are `StaticStore.write` and `cache.static.move_tokens`; what enters fp8
+windows is `x.clamp(-448, 448).to(torch.float8_e4m3fn)` bit for bit, but for the sign of a NaN.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import ctypes
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.dense import NARROW_TYPE
 from duotone.attention.cuda.launch import OVERLAP
 from duotone.attention.cuda.runtime import Launch, kernel
 
 SOURCE, MOVE_SOURCE = "window_append.cu", "window_move.cu"
 THREADS, VECTOR_BYTES = 256, 16
+# What is rounded on its way into windows of `NARROW_TYPE`; NARROW of window_append.cu.
+NARROWED = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 
 
 class Arguments(ctypes.Structure):
@@ -45,16 +49,24 @@ class MoveArguments(ctypes.Structure):
 
 
 def appends(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor]) -> bool:
-    """Whether the kernel can do it: equal types and widths, adjacent channels and tokens."""
-    first = windows[0]
-    width = first.shape[3]
-    alike = all(x.dtype == first.dtype and x.shape[3] == width for x in (*new, *windows))
+    """Whether the kernel can do it: windows of one type, new K and V of the same or, for fp8
+    windows, of one of `NARROWED`; equal widths, adjacent channels and tokens.
+    """
+    first, width = windows[0], windows[0].shape[3]
+    if new[0].dtype != first.dtype and not _narrows(new[0].dtype, first.dtype):
+        return False
+    same = new[1].dtype == new[0].dtype and windows[1].dtype == first.dtype
+    alike = same and all(x.shape[3] == width for x in (*new, *windows))
     adjacent = all(x.stride(3) == 1 for x in (*new, *windows))
     rows = all(x.stride(2) == width for x in windows)
     numbers = [x.data_ptr() for x in (*new, *windows)]
-    numbers += [s * first.element_size() for x in (*new, *windows) for s in x.stride()[:2]]
+    numbers += [s * x.element_size() for x in (*new, *windows) for s in x.stride()[:2]]
     numbers.append(width * first.element_size())
     return alike and adjacent and rows and not any(n % VECTOR_BYTES for n in numbers)
+
+
+def _narrows(new: torch.dtype, window: torch.dtype) -> bool:
+    return window == NARROW_TYPE and new in NARROWED
 
 
 def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at: Tensor) -> None:
@@ -64,7 +76,7 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
     at: [batch] int64. What `appends` says must hold.
     """
     batch, heads, _, width = new[0].shape
-    size = new[0].element_size()
+    kinds = new[0].dtype, windows[0].dtype
     given = Arguments(
         new=_addresses(new),
         to=_addresses(windows),
@@ -77,8 +89,17 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
         rows=batch * heads,
         tokens=windows[0].shape[2],
     )
-    macros = {"ROW_BYTES": width * size, "OVERLAP": int(OVERLAP)}
+    macros = macros_of(width, *kinds)
     _launch(SOURCE, given, macros, batch * heads, at.device, overlap=OVERLAP)
+
+
+def macros_of(width: int, new: torch.dtype, window: torch.dtype) -> dict[str, int]:
+    """What window_append.cu is compiled with, but for ARGUMENTS_BYTES. width: head_dim."""
+    return {
+        "ROW_BYTES": width * window.itemsize,
+        "NARROW": NARROWED[new] if _narrows(new, window) else 0,
+        "OVERLAP": int(OVERLAP),
+    }
 
 
 def window_move(

@@ -1,4 +1,4 @@
-// Tokens of 16-bit windows of K and V to other slots, where a sequence's stage is full.
+// Tokens of windows of K and V to other slots, where a sequence's stage is full.
 //
 // Compiled by NVRTC with these macros:
 //   ROW_BYTES  bytes of one head's K (and V) of a token, a multiple of 16
