@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from duotone.quant import CacheSpec, scheme
 
+FP8 = "float8_e4m3fn"
+
 
 def _with_stream(bits: int, window: int = 128) -> CacheSpec:
     """`bits` for visual spans, KIVI's 2 bits behind a window for text and generated tokens."""
@@ -36,9 +38,14 @@ ROWS = {
     "kivi-2": Row(scheme("kivi", bits=2)),
     "xquant": Row(scheme("xquant", kq=30, vq=2, km=32, vm=16)),
     "transformers quanto-2": Row(library="quanto"),
+    "transformers hqq-2": Row(library="hqq"),
     "16-bit, W8A8": Row(weights="w8a8"),
     "1-bit visual, 2-bit text, W8A8": Row(_with_stream(1), "w8a8"),
     "1-bit visual, 2-bit text, window 32, W8A8": Row(_with_stream(1, window=32), "w8a8"),
+    "1-bit visual, 2-bit text, fp8 window": Row(_with_stream(1).replace(dense_dtype=FP8)),
+    "1-bit visual, 2-bit text, fp8 window, W8A8": Row(
+        _with_stream(1).replace(dense_dtype=FP8), "w8a8"
+    ),
 }
 # Without the schemes that quantize everything, which one budget is enough for, and MQuant's.
 MAIN_ROWS = tuple(ROWS)[:6]
