@@ -43,8 +43,12 @@ def further(window: int, depth: int) -> dict[str, CacheSpec]:
         "innerq @2, symmetric": duotone.scheme("innerq", bits=2, mapping="symmetric"),
     }
     rows = {label: cut(spec, window) for label, spec in rows.items()}
-    published = {name: duotone.scheme(name, bits=2) for name in ("kivi", "kivi-sink", "innerq")}
-    return rows | {f"{name} @2, window as published": spec for name, spec in published.items()}
+    for name in ("kivi", "kivi-sink", "innerq"):
+        published = duotone.scheme(name, bits=2)
+        rows[f"{name} @2, window as published"] = published
+        eight = published.replace(dense_dtype="float8_e4m3fn")
+        rows[f"{name} @2, window as published, fp8"] = eight
+    return rows
 
 
 def stream(key: TensorSpec, value: TensorSpec, **cache: Any) -> CacheSpec:

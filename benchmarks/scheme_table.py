@@ -37,12 +37,15 @@ def depth_of(model: Any) -> int:
     return model.config.get_text_config(decoder=True).num_hidden_layers
 
 
+def chosen(specs: dict, labels: str | None) -> dict:
+    """All of them without labels, which are separated by semicolons."""
+    return {label: specs[label] for label in labels.split(";")} if labels else specs
+
+
 def pictures(arguments: argparse.Namespace) -> None:
     """One file per task, with the answers of every scheme beside it."""
     loaded = load(arguments.model, arguments.device)
-    specs = picture_rows(arguments.window, depth_of(loaded.model))
-    if arguments.rows:
-        specs = {label: specs[label] for label in arguments.rows.split(";")}
+    specs = chosen(picture_rows(arguments.window, depth_of(loaded.model)), arguments.rows)
     for name in arguments.tasks.split(","):
         task = cheaply_scored(TASKS[name]) if arguments.rescore_later else TASKS[name]
         evaluation, data = picture_table(loaded, task, specs, arguments)
@@ -89,7 +92,7 @@ def text(arguments: argparse.Namespace) -> None:
     """Perplexity, its difference from the unquantized model, bits and bytes of every scheme."""
     loaded = load(arguments.model, arguments.device, torch.float32, with_processor=False)
     passages = read_passages(arguments.data, arguments.context)
-    specs = text_rows(arguments.window, depth_of(loaded.model))
+    specs = chosen(text_rows(arguments.window, depth_of(loaded.model)), arguments.rows)
     made_by = stamp(loaded.model.device)
     evaluation = evaluate_perplexity(
         loaded.model, passages, specs, arguments.n, batch_size=arguments.batch_size
@@ -132,7 +135,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="token ids, .json: perplexity of a text model")
     parser.add_argument("--tasks", default=",".join(TASKS), help="of a multimodal model")
     parser.add_argument("--n", type=int, help="samples (200) or documents (all), the first ones")
-    parser.add_argument("--rows", help="labels of some rows, by semicolon; of a multimodal model")
+    parser.add_argument("--rows", help="labels of some rows, by semicolon")
     parser.add_argument("--window", type=int, default=32, help="recent tokens of all schemes")
     parser.add_argument("--context", type=int, default=512, help="tokens per document")
     parser.add_argument("--batch-size", type=int, default=50)

@@ -92,9 +92,8 @@ def predict_again(result: Mapping[str, Any]) -> Prediction:
 
 def allocated_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> int:
     """Bytes of one sequence in fixed buffers (`cache.static`): windows are as wide as they get."""
-    token_bytes = _token_bytes(shape)
     if spec is None:
-        return load.tokens * token_bytes
+        return load.tokens * _token_bytes(shape)
     check_spec(shape.facts, spec)
     counted = {"visual_tokens": load.visual, "text_tokens": load.prompt, "images": load.images}
     if not isinstance(spec.text, KVSpec):
@@ -110,7 +109,7 @@ def allocated_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> 
     exact = plan(shape.facts, spec, **counted, new_tokens=max(0, full.new) + bool(full.new > 0))
     kept = exact.codes_bytes + exact.params_bytes
     dense = load.visual if spec.visual == "dense" else 0
-    return kept + (slots + dense) * token_bytes
+    return kept + (slots + dense) * _token_bytes(shape, spec)
 
 
 def activation_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load, batch: int) -> int:
@@ -148,5 +147,7 @@ def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> StepB
     return StepBytes(span, packed - span, everything.dense_bytes)
 
 
-def _token_bytes(shape: DecoderShape) -> int:
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.element_bytes
+def _token_bytes(shape: DecoderShape, spec: CacheSpec | None = None) -> int:
+    """Of a dense token."""
+    one = shape.element_bytes if spec is None else spec.dense_element_bytes(shape.element_bytes)
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * one

@@ -98,7 +98,8 @@ def plan(
         codes, params = codes + more[0], params + more[1]
         dense_tokens += dense_here
     token_bytes = _elements_per_token(facts) * facts.element_bytes
-    dense = dense_tokens * token_bytes // facts.layers
+    dense_token_bytes = _elements_per_token(facts) * spec.dense_element_bytes(facts.element_bytes)
+    dense = dense_tokens * dense_token_bytes // facts.layers
     tokens, total = sum(counts.values()), codes + params + dense
     return Plan(
         **counts,

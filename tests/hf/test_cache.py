@@ -27,6 +27,8 @@ MIXED = VISUAL.replace(
     recent=3,
     ranges="run",
 )
+EIGHT = MIXED.replace(dense_dtype="float8_e4m3fn")
+KINDS = pytest.mark.parametrize("spec", [VISUAL, MIXED, EIGHT], ids=["visual", "mixed", "8-bit"])
 
 
 def filled(
@@ -50,7 +52,7 @@ def next_logits(model: PreTrainedModel, cache: QuantizedCache, mask: Tensor) -> 
     return out.logits[:, -1]
 
 
-@pytest.mark.parametrize("spec", [VISUAL, MIXED], ids=["visual", "mixed"])
+@KINDS
 def test_batch_operations_pick_sequences(spec: CacheSpec) -> None:
     model = tiny_model("internvl")
     cache, given = filled(model, spec)
@@ -72,7 +74,7 @@ def test_batch_operations_pick_sequences(spec: CacheSpec) -> None:
     assert logit_error(logits, expected[1:2]) < LOGIT_TOLERANCE
 
 
-@pytest.mark.parametrize("spec", [VISUAL, MIXED], ids=["visual", "mixed"])
+@KINDS
 def test_save_and_load(spec: CacheSpec, tmp_path: Path) -> None:
     model = tiny_model("internvl")
     cache, given = filled(model, spec)
@@ -247,7 +249,7 @@ def test_another_batch_size_raises() -> None:
         next_logits(model, cache, given["attention_mask"][:2])
 
 
-@pytest.mark.parametrize("spec", [VISUAL, MIXED], ids=["visual", "mixed"])
+@KINDS
 def test_absorbing_a_dense_prefill_equals_having_been_there(spec: CacheSpec) -> None:
     model = tiny_model("internvl")
     cache, given = filled(model, spec)

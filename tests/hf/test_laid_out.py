@@ -11,6 +11,9 @@ from duotone.attention.cuda import group_records, runtime
 WINDOW = {"sink": 0, "recent": 32}
 SPECS = {
     "kivi": duotone.scheme("kivi", bits=2).replace(**WINDOW),
+    "kivi, 8-bit floats": duotone.scheme("kivi", bits=2).replace(
+        dense_dtype="float8_e4m3fn", **WINDOW
+    ),
     "innerq": duotone.scheme("innerq", bits=2).replace(**WINDOW),
     "xquant": duotone.scheme("xquant", kq=1, vq=1, km=1, vm=1).replace(**WINDOW),
     # A chain: K of layers 0 and 1, V of 1 and 2, whose codes the second of each keeps.

@@ -82,6 +82,10 @@ WINDOWS = {
         )
     ),
     "shared codes": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
+    "8-bit floats": STREAM.replace(dense_dtype="float8_e4m3fn"),
+    "8-bit floats, normalised keys": STREAM.replace(
+        dense_dtype="float8_e4m3fn", key_norm=True, sink=0, recent=1
+    ),
     "normalised keys": STREAM.replace(key_norm=True, sink=0, recent=1),
 }
 
@@ -159,6 +163,7 @@ def test_counts_every_byte() -> None:
 REPORTED = SPECS | {
     "shared": WINDOWS["shared codes"],
     "normalised": WINDOWS["normalised keys"],
+    "8-bit floats": WINDOWS["8-bit floats"],
     "background": duotone.scheme("duotone"),
     "evicting": duotone.scheme("vl-cache"),
 }

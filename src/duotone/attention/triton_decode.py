@@ -38,8 +38,9 @@ from duotone.attention.triton_operands import (
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton_range import score_range_kernel
 from duotone.attention.turned import Wants, segment_query
+from duotone.cache.eight_bit import FP8
 from duotone.cache.packed import PackedTensor
-from duotone.cache.segments import Segment
+from duotone.cache.segments import DenseSegment, Segment
 from duotone.quant.rotation import out_of_basis
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -81,8 +82,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
             return f"codes must have {KERNEL_BITS} bits; got {odd}"
         strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
         return f"packed K and V must be contiguous; {strided} are not" if strided else None
-    if x.dtype not in QUERY_DTYPES:
-        return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
+    if x.dtype not in (*QUERY_DTYPES, FP8):
+        return f"dense K and V must be one of {(*QUERY_DTYPES, FP8)}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))
     ok = x.stride(3) == 1 and x.stride(2) == x.shape[3] and not any(r % x.shape[3] for r in rows)
     return None if ok or not x.numel() else f"tokens of dense K and V must be adjacent; got {rows}"
@@ -182,6 +183,8 @@ class SegmentLaunch:
     """One segment's kernel arguments; all of them known without reading the device."""
 
     def __init__(self, query: Tensor, segment: Segment, sm_scale: float) -> None:
+        if isinstance(segment, DenseSegment):
+            segment = segment.widened(query.dtype)
         self.visual, self.key, self.value = segment.visual, segment.key, segment.value
         kv_heads = codes_of(segment.key).shape[1]
         rows = query.shape[0] * kv_heads

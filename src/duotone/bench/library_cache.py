@@ -15,8 +15,13 @@ from duotone.bench.caches import Steady
 from duotone.bench.dense_attention import fastest_attention
 from duotone.decoder_shape import DecoderShape, Load
 
-# Of `transformers.QuantizedCache`, beside its defaults (groups of 64, a 16-bit window of 128).
-BACKENDS: dict[str, dict[str, int]] = {"quanto": {"nbits": 2}, "fp8": {}}
+# Of `transformers.QuantizedCache`, beside its defaults (groups of 64, a window of 128). HQQ's
+# groups are along channels here: by default they reach over sequences.
+BACKENDS: dict[str, dict[str, int]] = {
+    "quanto": {"nbits": 2},
+    "hqq": {"nbits": 2, "axis_key": 1, "axis_value": 1},
+    "fp8": {},
+}
 
 
 class LibraryCache(Steady):
@@ -87,7 +92,9 @@ class LibraryCache(Steady):
 
 
 def kept_bytes(held: Any) -> int:
-    """Bytes of a tensor, of the tensors that a wrapper subclass is made of, or of a tuple's."""
+    """Bytes of a tensor, of those that a wrapper subclass is made of, or of a collection's."""
+    if isinstance(held, dict):
+        held = tuple(held.values())
     if isinstance(held, tuple):
         return sum(map(kept_bytes, held))
     if hasattr(held, "__tensor_flatten__"):

@@ -125,7 +125,7 @@ class Bench:
             **stamp(self.device),
             "model": asdict(self.shape),
             "configuration": asdict(at),
-            "spec": None if row.cache is None else row.cache.to_dict(),
+            "spec": None if row.cache is None or row.library else row.cache.to_dict(),
             "weights": self.model.weights,
             "machine": asdict(self.machine),
             "weight_bytes": self.model.nbytes,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from duotone.cache.eight_bit import dense_dtype, kept_as
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
@@ -29,7 +30,8 @@ class LayerStore:
     read. runs: this layer's part in a run that averages its codes, by the same names.
     layouts: how decode kernels want the packed stores, where they can have that; runs that average
     codes keep the canonical order. canonical: the names of packed stores that keep it as well;
-    layers whose runs meet have one such set.
+    layers whose runs meet have one such set. dtype: the model's, once something was stored; key and
+    value hold the dense tokens in what the spec says.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
@@ -43,6 +45,7 @@ class LayerStore:
         self.visual: PackedPair | None = None
         self.background: PackedPair | None = None
         self.stream: PackedPair | None = None
+        self.dtype: torch.dtype | None = None
         self.key: Tensor | None = None
         self.value: Tensor | None = None
 
@@ -195,9 +198,14 @@ class LayerStore:
 
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
-            self.key, self.value = key[:, :, :0], value[:, :, :0]
+            self.dtype = key.dtype
+            self.key, self.value = (self._kept(x[:, :, :0]) for x in (key, value))
+
+    def _kept(self, x: States) -> Tensor:
+        return kept_as(x, dense_dtype(self.spec, self.dtype))
 
     def _append_dense(self, plan: AppendPlan, key: States, value: States) -> None:
+        key, value = self._kept(key), self._kept(value)
         if plan.write_at is not None:
             row = torch.arange(key.shape[0], device=key.device)
             self.key[row, :, plan.write_at] = key[:, :, 0]
@@ -211,13 +219,13 @@ class LayerStore:
         if flush is self._flushed:
             return
         self._flushed = flush
+        key, value = self.key.to(self.dtype), self.value.to(self.dtype)
         if self.spec.key_norm and self.key_norm is None:
             lengths = flush.piece.take.lengths + flush.keep.lengths
-            self.key_norm = key_norm(self.key, lengths, self.spec.text.key.param_dtype)
-        key = self.key
+            self.key_norm = key_norm(key, lengths, self.spec.text.key.param_dtype)
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
-        self._pack("stream", key, self.value, self.spec.text, flush.piece)
+        self._pack("stream", key, value, self.spec.text, flush.piece)
         self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from duotone.cache.eight_bit import as_bytes
+
 Lengths = Int[Tensor, " batch"]
 
 
@@ -41,7 +43,7 @@ class Move:
         shape = (*source.shape[:2], self.tokens, *source.shape[3:])
         if not source.shape[2]:
             return source.new_zeros(shape)
-        return source.gather(2, index.expand(shape))
+        return as_bytes(source).gather(2, index.expand(shape)).view(source.dtype)
 
     def apply_flat(self, source: Shaped[Tensor, "batch n"]) -> Tensor:
         """The same for one value per token, [batch, tokens]."""

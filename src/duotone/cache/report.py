@@ -119,7 +119,7 @@ def _counted(
         visual_bytes += visual_index_bytes + _table_bytes(visual)
     elements = sum(tokens * _elements_per_token(store) for store, tokens, _ in layers)
     visual_elements = sum(tokens * _elements_per_token(store) for store, _, tokens in layers)
-    element_bytes = stores[0].key.element_size() if stores else 0
+    element_bytes = stores[0].dtype.itemsize if stores else 0
     return MemoryReport(
         codes_bytes=codes_bytes,
         params_bytes=params_bytes,

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from duotone.cache.eight_bit import FP8
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths
@@ -62,7 +64,7 @@ class PackedSegment:
 
 @dataclass(frozen=True)
 class DenseSegment:
-    """Tokens in the model's own dtype; only the first `lengths[b]` of the token axis exist."""
+    """Tokens in the model's dtype or in 8-bit floats; only the first `lengths[b]` of them exist."""
 
     key: Float[Tensor, "batch kv_heads tokens head_dim"]
     value: Float[Tensor, "batch kv_heads tokens value_dim"]
@@ -73,6 +75,12 @@ class DenseSegment:
     def canonical(self) -> DenseSegment:
         """Nothing to do."""
         return self
+
+    def widened(self, dtype: torch.dtype) -> DenseSegment:
+        """The same, 8-bit floats in `dtype`."""
+        if self.key.dtype != FP8:
+            return self
+        return replace(self, key=self.key.to(dtype), value=self.value.to(dtype))
 
     @property
     def heads(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
+from duotone.cache.eight_bit import as_bytes, kept_as
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
@@ -40,6 +41,7 @@ class StaticStore:
     def __init__(self, store: LayerStore, places: StaticPlaces, order: Move) -> None:
         _check_frozen(store, places)
         self.spec, self.places, self.key_norm = store.spec, places, store.key_norm
+        self.dtype = store.dtype
         self.key = _widened(order.apply(store.key), places.dense_tokens)
         self.value = _widened(order.apply(store.value), places.dense_tokens)
         self.visual, self.background = store.visual, store.background
@@ -120,8 +122,8 @@ class StaticStore:
     def write(self, key: Tensor, value: Tensor) -> None:
         """Enter the current step's K and V, [batch, kv_heads, 1, channels], at `places.at`."""
         index = (*self._at, self.places.at[:, None])
-        self.key.index_put_(index, key[:, :, 0])
-        self.value.index_put_(index, value[:, :, 0])
+        for states, new in ((self.key, key), (self.value, value)):
+            states.index_put_(index, kept_as(new[:, :, 0], states.dtype))
 
     def flush(self, full: Bool[Tensor, " batch"]) -> None:
         """Quantize the oldest group of the rows that are `full`, and close the gap."""
@@ -141,7 +143,7 @@ class StaticStore:
             move_tokens(store, source, target, full)
 
     def _pack_oldest(self, oldest: Move, full: Tensor) -> None:
-        key, value = oldest.apply(self.key), oldest.apply(self.value)
+        key, value = (oldest.apply(x).to(self.dtype) for x in (self.key, self.value))
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         for which, x in (("key", key), ("value", value)):
@@ -184,6 +186,7 @@ def _write_rows(store: Tensor, rows: Tensor, new: Tensor, full: Tensor) -> None:
     """store[b, :, rows[b]] = new[b] where full[b]; other sequences write back what they have."""
     index = rows.view(rows.shape[0], 1, -1, *([1] * (new.dim() - 3))).expand(new.shape)
     chosen = full.view(-1, *([1] * (new.dim() - 1)))
+    store, new = as_bytes(store), as_bytes(new)
     store.scatter_(2, index, torch.where(chosen, new.to(store.dtype), store.gather(2, index)))
 
 
@@ -236,7 +239,8 @@ def _static_stream(
     for which, channels in zip(("key", "value"), heads[1:], strict=True):
         spec: TensorSpec = getattr(store.spec.text, which)
         old = None if store.stream is None else getattr(store.stream.canonical(), which)
-        sample = store.key.new_zeros(batch, heads[0], places.group, channels)
+        size = (batch, heads[0], places.group, channels)
+        sample = torch.zeros(size, dtype=store.dtype, device=store.key.device)
         parts = pack_groups(sample, spec, decoding=True)
         grown = {}
         for name, part in parts.items():
@@ -246,7 +250,7 @@ def _static_stream(
             before = part[:, :, :0] if old is None else getattr(old, name)
             grown[name] = _widened(before, rows)
         table = _uniform_blocks(batch, places.stream_tokens, spec, places.dense.device)
-        fields = {"spec": spec, "head_dim": channels, "dtype": store.key.dtype, "blocks": table}
+        fields = {"spec": spec, "head_dim": channels, "dtype": store.dtype, "blocks": table}
         made[which] = PackedTensor(**fields, **{"codes": None, **grown})
     return PackedPair(**made)
 
@@ -270,7 +274,7 @@ def _bare(
     for which, width in zip(("key", "value"), channels, strict=True):
         spec: TensorSpec = getattr(store.spec.text, which)
         table = _uniform_blocks(len(places.dense), places.stream_tokens, spec, places.dense.device)
-        yield PackedTensor(spec, width, store.key.dtype, table, None, None)
+        yield PackedTensor(spec, width, store.dtype, table, None, None)
 
 
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:

@@ -123,11 +123,27 @@ def line(at: Any, result: dict[str, Any]) -> str:
     head = f"n={at.visual} {at.budget_bytes / 1e9:g} GB {at.row:26s}"
     if not result["batch"]:
         return f"{head} no sequence fits ({result['wall_s']:.0f} s)"
+    return f"{head} {_batch(result)}, {_step(result)}, {_speed(result)}"
+
+
+def _batch(result: dict[str, Any]) -> str:
+    guess = result.get("predicted")
+    return f"batch {result['batch']:4d}" + (f" (predicted {guess['max_batch']})" if guess else "")
+
+
+def _step(result: dict[str, Any]) -> str:
+    """A step's time; rows of other libraries have neither prediction nor roofline."""
+    names = {
+        "predicted": "predicted_step_s",
+        "roofline": "roofline_s",
+        "without attention": "step_without_attention_s",
+    }
+    parts = [f"{name} {1e3 * result[at]:.2f}" for name, at in names.items() if at in result]
+    return f"step {1e3 * result['step_s']:.2f} ms ({', '.join(parts)})"
+
+
+def _speed(result: dict[str, Any]) -> str:
     return (
-        f"{head} batch {result['batch']:4d} (predicted {result['predicted']['max_batch']}), "
-        f"step {1e3 * result['step_s']:.2f} ms (predicted "
-        f"{1e3 * result['predicted_step_s']:.2f}, roofline {1e3 * result['roofline_s']:.2f}, "
-        f"without attention {1e3 * result['step_without_attention_s']:.2f}), "
         f"{result['decode_tokens_per_s']:,.0f} tokens/s, prefill "
         f"{result['prefill_s_per_sequence']:.3f} s, {result['attention']} "
         f"({result['wall_s']:.0f} s)"

@@ -52,6 +52,7 @@ def save_cache(cache: QuantizedCache, path: str | Path) -> None:
         "format": FORMAT,
         "spec": cache.spec.to_dict(),
         "model": cache.facts.signature(),
+        "dtype": _name(cache.layers[0].store.dtype),
         "seen": cache.steps.length,
         "evicted_end": [ledger.state.evicted.end for ledger in ledgers],
         "whole": [ledger.state.whole for ledger in ledgers],
@@ -89,11 +90,15 @@ def _collect_pair(
         packed[f"{store}.{part}"] = {
             "spec": tensor.spec.to_dict(),
             "head_dim": tensor.head_dim,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "dtype": _name(tensor.dtype),
             "blocks": next(i for i, table in enumerate(tables) if table is tensor.blocks),
         }
         for name in tensor.tensor_names():
             tensors[f"{store}.{part}.{name}"] = getattr(tensor, name)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def load_cache(
@@ -124,6 +129,8 @@ def load_cache(
             tensors[f"layers.{i}.key"],
             tensors[f"layers.{i}.value"],
         )
+        # Files of before have no dtype; nor had they dense tokens of any other.
+        layer.store.dtype = getattr(torch, header.get("dtype", _name(layer.store.key.dtype)))
         layer.store.key_norm = tensors.get(f"layers.{i}.key_norm")
         for name in STORES:
             store = f"layers.{i}.{name}"

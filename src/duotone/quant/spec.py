@@ -20,6 +20,8 @@ from duotone.quant.layer_rules import Sharing as Sharing
 from duotone.quant.record import Record, is_count, is_number, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
+DENSE_DTYPES = ("model", "float8_e4m3fn")
+
 
 @dataclass(frozen=True)
 class CacheSpec(Record):
@@ -31,8 +33,10 @@ class CacheSpec(Record):
     background: KVSpec of the tokens of a visual span that stand out least, or None: `visual` is
         the policy of all. foreground: share of a span's tokens, those that stand out most, that
         `visual` speaks of where there is a background (`cache.prominence` says which they are).
-    sink, recent: tokens of the stream kept in 16 bit, the first ones and the last ones. The window
+    sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
+    dense_dtype: what dense tokens (windows, dense policies) are kept in: "model" (its own type) or
+        "float8_e4m3fn", half the bytes of 16 bit (`cache.eight_bit`).
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
     ranges: what shares one range: "sequence" (all visual tokens of a sequence, the paper) or "run"
         (each contiguous run of visual tokens: an image, a frame).
@@ -49,6 +53,7 @@ class CacheSpec(Record):
     foreground: float = 0.5
     sink: int = 0
     recent: int = 0
+    dense_dtype: Literal["model", "float8_e4m3fn"] = "model"
     tau: tuple[float, float] | None = None
     ranges: Literal["sequence", "run"] = "sequence"
     key_norm: bool = False
@@ -61,6 +66,8 @@ class CacheSpec(Record):
         for name in ("sink", "recent"):
             value = getattr(self, name)
             require(is_count(value), f"{name} must be an integer >= 0", value, "In tokens.")
+        rule = f"dense_dtype must be one of {DENSE_DTYPES}"
+        require(self.dense_dtype in DENSE_DTYPES, rule, self.dense_dtype, "Pick one of them.")
         self._normalise_tau()
         ok = self.tau is None or isinstance(self.visual, KVSpec)
         remedy = "It calibrates the scores of packed visual tokens: give visual a KVSpec."
@@ -150,6 +157,10 @@ class CacheSpec(Record):
         """A token that is decoded is quantized in another way than one of a prompt."""
         return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
 
+    def dense_element_bytes(self, model_bytes: int) -> int:
+        """Bytes of a number of a dense token. model_bytes: of one in the model's type."""
+        return model_bytes if self.dense_dtype == "model" else 1
+
     def at_layer(self, layer: int) -> CacheSpec:
         """The same cache with the policies of one layer and no rules."""
         policies = {name: getattr(self, name) for name in RULED}
@@ -195,14 +206,14 @@ class CacheSpec(Record):
         """The papers' count: bits of the codes of what is quantized, averaged over `layers`.
 
         A layer that reads another one's codes counts 0 (XQuant App. A). Scales, zero-points, signs
-        and 16-bit windows are not in it: see `MemoryReport` for those. Where tokens are evicted,
+        and windows are not in it: see `MemoryReport` for those. Where tokens are evicted,
         a token counts by the share `keep` of such tokens that stay: 16 * keep for 16-bit tokens.
         """
         require(is_count(layers) and layers > 0, "layers must be >= 1", layers, "Model depth.")
         share = 1.0 if self.evict is None else self.evict.keep
         name = "visual" if isinstance(self.visual, KVSpec) else "text"
         if not isinstance(getattr(self, name), KVSpec):
-            return 16.0 * share
+            return 8.0 * self.dense_element_bytes(2) * share
         bits = [
             self.at_layer(i)._code_bits(name, which)
             for which in ("key", "value")
