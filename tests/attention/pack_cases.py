@@ -14,6 +14,7 @@ from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.span_pack import span_pack
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.eight_bit import FP8
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.pair import PackedPair
@@ -23,7 +24,6 @@ from duotone.quant import KVSpec, TensorSpec
 from cases import device, states
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-FP8 = torch.float8_e4m3fn
 POISON = 0xAA
 
 

@@ -21,6 +21,7 @@ from duotone.attention.cuda.geometry import cut, ring_bytes
 from duotone.attention.cuda.group_format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.attention.cuda.work import QUERY_TYPES, Call
+from duotone.cache.eight_bit import FP8
 
 from compile_cases import RINGS, common, shared_of, stack_of
 
@@ -53,7 +54,14 @@ APART = [
     (GroupFormat(96, PLAIN_APART, SIGNED), 7),
 ]
 
-DENSE = [(128, 4, 1, 1), (80, 7, 0, 0), (256, 16, 2, 1)]
+DENSE = [
+    (128, 4, 1, torch.bfloat16),
+    (80, 7, 0, torch.float16),
+    (256, 16, 2, torch.bfloat16),
+    (128, 6, 1, FP8),
+    (80, 4, 0, FP8),
+    (96, 7, 2, FP8),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -170,10 +178,21 @@ def test_records_of_codes_apart_hold_the_rest() -> None:
 )
 @pytest.mark.parametrize(("head_dim", "group", "query", "kv"), DENSE)
 def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap, merge) -> None:
-    form = dense_decode.DenseFormat(head_dim)
+    form = dense_decode.DenseFormat.of(head_dim, kv)
     macros = common(form, group, dense_decode.WARPS, dense_decode.Arguments)
-    macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "KV": kv, "MERGE": merge}
+    macros |= dense_decode.macros_of(form, kv)
+    macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "MERGE": merge}
     assert runtime.compiled(dense_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("group", [4, 6])
+@pytest.mark.parametrize("kv", [torch.bfloat16, FP8], ids=str)
+def test_dense_decode_of_many_heads_keeps_nothing_on_the_stack(kv, group) -> None:
+    form = dense_decode.DenseFormat.of(128, kv)
+    macros = common(form, group, dense_decode.MANY_WARPS, dense_decode.Arguments)
+    macros |= dense_decode.macros_of(form, kv)
+    macros |= {"PER_SM": dense_decode.MANY_PER_SM, "OVERLAP": 2, "MERGE": 3}
+    assert not stack_of(runtime.compiled(dense_decode.SOURCE, "sm_90", macros))
 
 
 @pytest.mark.parametrize("overlap", [0, 2], ids=["alone", "joined"])
@@ -217,10 +236,13 @@ def test_units_that_take_no_tickets_compile(arch, merge) -> None:
     assert runtime.compiled(span_decode.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
-def test_window_append_compiles() -> None:
-    size = ctypes.sizeof(window_append.Arguments)
-    macros = {"ROW_BYTES": 160, "OVERLAP": 1, "ARGUMENTS_BYTES": size}
-    assert runtime.compiled(window_append.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("kinds", [(FP8, FP8), *((x, FP8) for x in QUERY_TYPES)], ids=str)
+def test_window_append_compiles(kinds, arch) -> None:
+    macros = window_append.macros_of(80, *kinds)
+    assert macros["OVERLAP"]
+    macros["ARGUMENTS_BYTES"] = ctypes.sizeof(window_append.Arguments)
+    assert runtime.compiled(window_append.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 def test_span_decode_compiles_for_pages() -> None:

@@ -10,13 +10,14 @@ from duotone.attention.cuda import dense_decode, runtime
 from duotone.attention.cuda.dense_decode import DenseFormat
 from duotone.attention.cuda.launch import LOG2E
 from duotone.cache import DenseSegment
+from duotone.cache.eight_bit import FP8, as_bytes
 
-from cases import assert_near
+from cases import FP8_NAN, assert_near
 from cuda_on_cpu import missing
 from units_on_cpu import ASSEMBLY, compiled
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-FP16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+FP16, BF16 = torch.float16, torch.bfloat16
 LENGTHS, SLOTS, KV_HEADS = (1, 63, 100, 0, 144), 160, 2
 # What the kernel's assembly does. Copies of a lane happen when it waits for them, not before.
 LANES = """
@@ -118,10 +119,9 @@ def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def poisoned(x: torch.Tensor) -> torch.Tensor:
     """NaN in the slots behind each sequence's tokens."""
-    byte = x.view(torch.uint8) if x.dtype == FP8 else x
-    nan = 0x7F if x.dtype == FP8 else torch.nan
+    nan = FP8_NAN if x.dtype == FP8 else torch.nan
     for b, length in enumerate(LENGTHS):
-        byte[b, :, length:] = nan
+        as_bytes(x)[b, :, length:] = nan
     return x
 
 

@@ -16,6 +16,7 @@ from duotone.attention.cuda.geometry import Geometry
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.layout import span_layout
 from duotone.attention.cuda.window_append import appends, window_append, window_move
+from duotone.cache.eight_bit import FP8, as_bytes, kept_as
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.cache.static import move_tokens
@@ -26,6 +27,7 @@ from cases import CALIBRATED, Case, assert_near, assert_near_half, build, poison
 pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD, WINDOWS = (3329, 100, 63, 1), (1, 160, 33, 700)
+FIVE, SHORT = (300, 1, 100, 64, 129), (1, 63, 100, 111, 144)
 KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(2, "channels", 32)}
 INNER = {
     "key": TensorSpec(2, "channels", 32, "hybrid"),
@@ -55,6 +57,37 @@ CASES = [
     *(Case(ODD, **KIVI, dense=WINDOWS, head_dim=d, kv_heads=2, dtype=BF16) for d in (64, 128)),
     Case(ODD, **KIVI, dense=WINDOWS, head_dim=128, dtype=BF16, key_norm=True),
     Case(ODD, **INNER, dense=WINDOWS, head_dim=128, dtype=FP16, gqa=7),
+    # 8-bit floats: as many tokens as windows have, one and few; splits; more units than places.
+    *(
+        Case(FIVE, dense=SHORT, kv_heads=2, head_dim=128, gqa=gqa, dtype=BF16, dense_dtype=FP8)
+        for gqa in (1, 4, 6, 7, 16)
+    ),
+    *(
+        Case(FIVE, dense=SHORT, head_dim=d, gqa=gqa, dtype=dtype, dense_dtype=FP8)
+        for d, gqa, dtype in (
+            (64, 7, FP16),
+            (80, 4, BF16),
+            (80, 6, FP32),
+            (96, 1, FP16),
+            (128, 6, FP16),
+            (128, 4, FP32),
+            (256, 4, BF16),
+            (256, 7, FP32),
+        )
+    ),
+    Case((100,), dense=(20_000,), head_dim=128, dtype=BF16, dense_dtype=FP8),
+    Case((3, 100), dense=(20_000, 77), head_dim=80, dtype=FP16, dense_dtype=FP8),
+    Case((300,) * 40, dense=(160,) * 40, kv_heads=8, head_dim=128, dtype=BF16, dense_dtype=FP8),
+    Case(
+        (300,) * 60,
+        dense=(129, 160, 144) * 20,
+        kv_heads=8,
+        head_dim=128,
+        gqa=6,
+        dtype=BF16,
+        dense_dtype=FP8,
+    ),
+    Case(ODD, **KIVI, dense=WINDOWS, head_dim=128, dtype=FP16, dense_dtype=FP8),
     # What the dense kernel lacks is Triton's.
     Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, dense_dtype=FP32),
 ]
@@ -254,24 +287,45 @@ def assert_a_graph_follows_lengths() -> None:
         assert_near(out, reference(case, query, cut))
 
 
+@pytest.mark.parametrize("kept", [None, FP8], ids=["alike", "fp8"])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80])
-def test_a_token_enters_its_slot(head_dim: int, dtype) -> None:
-    windows = [torch.randn(5, 3, 40, head_dim, device="cuda").to(dtype) for _ in range(2)]
-    # As a model hands them over: heads behind tokens.
-    new = [torch.randn(5, 1, 3, head_dim, device="cuda").to(dtype).transpose(1, 2) for _ in "kv"]
+def test_a_token_enters_its_slot(head_dim: int, dtype, kept) -> None:
+    kept = kept or dtype
+    windows = [torch.randn(5, 3, 40, head_dim, device="cuda").to(kept) for _ in range(2)]
+    # As a model hands them over: heads behind tokens. All magnitudes, some beyond 448.
+    new = torch.randn(2, 5, 1, 3, head_dim, device="cuda")
+    new *= torch.exp2(torch.randint(-12, 11, (head_dim,), device="cuda").float())
+    new[..., 3], new[..., 5] = torch.inf, -0.0
+    new = [x.to(dtype).transpose(1, 2) for x in new]
     at = torch.tensor([0, 39, 7, 7, 20], device="cuda")
-    expected = [window.clone() for window in windows]
+    expected = [as_bytes(window).clone() for window in windows]
     for window, states in zip(expected, new, strict=True):
-        window[torch.arange(5), :, at] = states[:, :, 0]
+        window[torch.arange(5), :, at] = as_bytes(kept_as(states[:, :, 0], kept))
     assert appends(tuple(new), tuple(windows))
     window_append(tuple(new), tuple(windows), at)
     for window, states in zip(windows, expected, strict=True):
-        assert torch.equal(window, states)
+        assert torch.equal(as_bytes(window), states)
     assert not appends(tuple(x[..., 1:] for x in new), tuple(windows))
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_every_number_enters_fp8_windows_as_torch_has_it(dtype) -> None:
+    bits = torch.arange(1 << 16, device="cuda")
+    x = (bits << 16).int().view(FP32) if dtype == FP32 else bits.short().view(dtype)
+    new = x.view(64, 8, 1, 128)
+    windows = [torch.zeros(64, 8, 2, 128, device="cuda").to(FP8) for _ in range(2)]
+    window_append((new, new), tuple(windows), torch.ones(64, dtype=torch.long, device="cuda"))
+    expected = kept_as(new, FP8)
+    real = ~expected.float().isnan()
+    for window in windows:
+        assert not as_bytes(window)[:, :, 0].any()
+        got = window[:, :, 1:]
+        assert torch.equal(got.float().isnan(), ~real)
+        assert torch.equal(as_bytes(got)[real], as_bytes(expected)[real])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32, FP8], ids=str)
 def test_tokens_change_slots_where_a_stage_is_full(dtype) -> None:
     windows = [torch.randn(3, 2, 40, 80, device="cuda").to(dtype) for _ in range(2)]
     source = torch.arange(20, 30, device="cuda").expand(3, -1) + torch.tensor(
@@ -282,9 +336,10 @@ def test_tokens_change_slots_where_a_stage_is_full(dtype) -> None:
     expected = [window.clone() for window in windows]
     for window in expected:
         move_tokens(window, source, target, full)
+    assert appends(tuple(windows), tuple(windows))
     window_move(tuple(windows), source, target, full)
     for window, states in zip(windows, expected, strict=True):
-        assert torch.equal(window, states)
+        assert torch.equal(as_bytes(window), as_bytes(states))
 
 
 @torch.inference_mode()
@@ -307,6 +362,32 @@ def test_a_model_says_what_it_says_by_the_reference(name: str) -> None:
         cache.detach()
     error = (logits["cuda"] - logits["reference"]).norm() / logits["reference"].norm()
     assert error < 2e-2
+
+
+def test_fp8_windows_are_read_by_the_kernel(macros) -> None:
+    case = Case((300,), dense=(144,), head_dim=128, dtype=BF16, dense_dtype=FP8)
+    query, kv = build(case)
+    out = attend_all(case, kv, query)
+    assert [x["KV"] for x in macros if "KV" in x] == [2]
+    expected = reference(case, query, kv)
+    assert_near(out, expected)
+    as_bytes(kv[1].value)[:, :, 77] ^= 0x80
+    out = attend_all(case, kv, query)
+    with pytest.raises(AssertionError, match="rms"):
+        assert_near(out, expected)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("dtype", [FP8, BF16], ids=str)
+@pytest.mark.parametrize(("tokens", "stages"), [(16, 2), (16, 3), (32, 2), (32, 3)])
+@pytest.mark.parametrize("warps", [1, 2, 4])
+def test_geometries_change_no_result(warps, tokens, stages, dtype, monkeypatch) -> None:
+    form = dense_decode.DenseFormat(128, dtype.itemsize, tokens, stages)
+    monkeypatch.setattr(dense_decode.DenseFormat, "of", lambda *a: form)
+    monkeypatch.setattr(dense_decode, "geometry", lambda *a: Geometry(warps, 1, 2))
+    case = Case(FIVE, dense=SHORT, kv_heads=2, head_dim=128, dtype=BF16, dense_dtype=dtype)
+    query, kv = build(case)
+    assert_near(attend_all(case, kv, query), reference(case, query, kv))
 
 
 def test_masked_windows_are_tritons() -> None:

@@ -23,6 +23,7 @@ from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import RecordFormat, span_layout
 from duotone.attention.cuda.work import Call
+from duotone.cache.eight_bit import FP8, as_bytes
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
@@ -335,6 +336,31 @@ def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monke
 def test_what_the_dense_kernel_lacks_has_a_reason(change, reason) -> None:
     query, (_, dense) = build(Case((40,), dense=(9,), **change))
     assert reason in dense_decode.dense_reason(query, dense)
+
+
+def test_fp8_windows_are_told_in_bytes(caught, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    case = Case(LENGTHS, head_dim=80, kv_heads=2, dense=(9, 700), dense_dtype=FP8)
+    query, kv = records_of(case)
+    decode.attend_records(query, kv, sm_scale=0.1)
+    dense, window, form = caught[-1], kv[1], dense_decode.DenseFormat.of(80, FP8)
+    assert (dense.macros["KV"], dense.macros["KEYS"]) == (2, form.tokens)
+    assert dense.given.key_batch == window.key.stride(0)
+    assert dense.given.value_head == window.value.stride(1)
+    # An odd number of 16 bytes needs no gap between rows.
+    assert form.nbytes == 2 * form.tokens * 80
+    assert dense.at.shared_bytes == dense.macros["WARPS"] * form.stages * form.nbytes
+    apart = as_bytes(window.key).new_zeros(window.key.numel() + 8)[8:].view(window.key.shape)
+    refused = replace(window, key=apart.view(FP8))
+    assert "aligned" in dense_decode.dense_reason(query, refused)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dtype", dense_decode.KV_TYPES, ids=str)
+def test_a_warps_sums_fit_where_its_ring_was(dtype, head_dim) -> None:
+    form = dense_decode.DenseFormat.of(head_dim, dtype)
+    assert 16 * (head_dim + 8) * 4 <= form.stages * form.nbytes
+    assert form.nbytes // (2 * form.tokens) // 16 % 2
 
 
 def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:

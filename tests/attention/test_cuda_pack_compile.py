@@ -21,6 +21,7 @@ from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.level_search import Strip
 from duotone.attention.cuda.span_held import Held, held
 from duotone.cache import LayerStore, Ledger
+from duotone.cache.eight_bit import FP8
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
@@ -41,6 +42,8 @@ GROUPS = [
     GroupCase(KVSpec(TensorSpec(1, "tokens", 128), TensorSpec(4, "channels")), 64, dtype=FP16),
     GroupCase(KVSpec(TensorSpec(4, "tokens", 32), inner(1, "symmetric").value), 80, dtype=FP32),
     GroupCase(kivi(2), 128, apart=("key", "value")),
+    GroupCase(inner(2, "hybrid"), 128, dtype=FP8, norm=BF16),
+    GroupCase(KVSpec(kivi(2).key, inner(2, "hybrid").value), 80, dtype=FP8),
     GroupCase(KVSpec(kivi(2).key, kivi(1).value), 128, apart=("value",)),
 ]
 
@@ -52,12 +55,13 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("align", [16, 4], ids=["aligned", "words"])
 @pytest.mark.parametrize("case", GROUPS, ids=str)
-def test_group_pack_compiles(case, align) -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_group_pack_compiles(arch, case, align) -> None:
     pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     norm = 0 if case.norm is None else 1 + group_pack.INPUTS[case.norm]
     macros = group_pack.macros_of(case.form, case.specs, case.dtype)
     macros |= {"ALIGN": align, "NORM": norm}
-    assert runtime.compiled(group_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+    assert runtime.compiled(group_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("align", [16, 4], ids=["aligned", "words"])

@@ -12,6 +12,7 @@ from duotone.attention.cuda.dense import TILE_TOKENS
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.span_held import Held
 from duotone.cache import BlockTable
+from duotone.cache.eight_bit import FP8
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_tensor
 from duotone.cache.pair import PackedPair
@@ -22,7 +23,6 @@ from cuda_on_cpu import missing, run_on_cpu
 from pack_cases import (
     APART_CASES,
     BF16,
-    FP8,
     FP8_CASES,
     FP16,
     GROUP_CASES,

@@ -7,11 +7,10 @@ import ctypes
 import torch
 from torch import Tensor
 
+from duotone.cache.eight_bit import FP8
 from duotone.quant import TensorSpec
 
 INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-# Narrow windows, which kernels that can widen elements when they read them.
-NARROW_TYPE = torch.float8_e4m3fn
 # Tokens that a warp has in shared memory, and bytes between their rows.
 TILE_TOKENS, ROW_GAP_BYTES = 32, 16
 
@@ -28,7 +27,7 @@ class Dense(ctypes.Structure):
 
 def widened_type(dtype: torch.dtype) -> torch.dtype:
     """What numbers of a type are to a kernel, and to torch's arithmetic: fp16 for e4m3, exactly."""
-    return torch.float16 if dtype == NARROW_TYPE else dtype
+    return torch.float16 if dtype == FP8 else dtype
 
 
 def tile_bytes(channels: int, dtype: torch.dtype) -> int:

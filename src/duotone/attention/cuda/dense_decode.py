@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.dense import NARROW_TYPE
 from duotone.attention.cuda.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
+from duotone.cache.eight_bit import FP8
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense_decode.cu"
@@ -27,7 +27,7 @@ MANY_WARPS, MANY_PER_SM = 2, 6
 # What parts of a head cost there beside `cut`'s times, in us: a launch that merges, since this one,
 # the last of most calls, cannot.
 MANY_SPLITS_US = 8.0
-KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, NARROW_TYPE: 2}
+KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, FP8: 2}
 ALIGNMENT_BYTES = 16
 # Records that a warp has room for, by bytes of an element and whether head_dim is above 128, where
 # sums take the registers of all blocks but one, and few devices have the shared memory.

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from duotone.attention.cuda.dense import (
     INPUTS,
-    NARROW_TYPE,
     Dense,
     alignment,
     dense,
@@ -29,6 +28,7 @@ from duotone.attention.cuda.group_canonical import Tiles
 from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, has_kernels, kernel
+from duotone.cache.eight_bit import FP8
 from duotone.quant import KVSpec, TensorSpec
 
 SOURCE = "group_pack.cu"
@@ -146,7 +146,7 @@ def macros_of(
     return {
         "CHANNELS": form.head_dim,
         "INPUT": INPUTS[wide],
-        "E4M3": int(dtype == NARROW_TYPE),
+        "E4M3": int(dtype == FP8),
         "WARPS": WARPS,
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
         "SHARERS": sharers(form, specs),
@@ -198,7 +198,7 @@ def _check(
     same = key.shape == value.shape == shape and key.dtype == value.dtype
     if not same or widened_type(key.dtype) not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
         raise ValueError(
-            f"key and value must be {shape} in one of {[*INPUTS, NARROW_TYPE]} with consecutive "
+            f"key and value must be {shape} in one of {[*INPUTS, FP8]} with consecutive "
             f"channels; got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}."
         )
     multiple = max(TILE, specs.flush_tokens)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.dense import NARROW_TYPE, widened_type
+from duotone.attention.cuda.dense import widened_type
 from duotone.attention.cuda.group_canonical import Tiles, taken_apart
 from duotone.attention.cuda.group_format import APART_TILES, TILE, GroupFormat, stream_format
 from duotone.attention.cuda.group_layout import apart_codes, scales_fit, to_group_records
@@ -153,7 +153,7 @@ class GroupRecords:
             given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
             group_pack(*states, *given, codes=self.codes, decoding=True)
             return
-        key, value = (_taken(x, leaving) for x in states)
+        key, value = (leaving.apply(x).to(widened_type(x.dtype)) for x in states)
         if key_norm is not None:
             key = (key / key_norm[:, :, None]).to(key.dtype)
         new = GroupRecords.of(*self._packed(key, value, spec), self.format)
@@ -169,7 +169,7 @@ class GroupRecords:
             window_move(states, source, target, full)
             return
         for x in states:
-            move_tokens(_movable(x), source, target, full)
+            move_tokens(x, source, target, full)
 
     def _packed(self, key: Tensor, value: Tensor, spec: KVSpec) -> Iterator[PackedTensor]:
         """Groups in canonical order, without the codes that another layer keeps."""
@@ -271,16 +271,6 @@ class GroupLayout:
         records = -(-tiles // form.tiles)
         data = bytes_like.new_zeros(*shape, records, form.own_nbytes)
         return GroupRecords(form, data, **codes)
-
-
-def _movable(x: Tensor) -> Tensor:
-    """The same memory, of a type that torch gathers and scatters."""
-    return x.view(torch.uint8) if x.dtype == NARROW_TYPE else x
-
-
-def _taken(x: Tensor, leaving: Move) -> Tensor:
-    """Dense tokens in the type that they are packed by."""
-    return leaving.apply(_movable(x)).view(x.dtype).to(widened_type(x.dtype))
 
 
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:

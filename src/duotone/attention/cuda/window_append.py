@@ -1,7 +1,7 @@
 """Tokens into and within windows of 16 bits or fp8: one launch for K and V.
 
 The plain-torch references are `StaticStore.write` and `cache.static.move_tokens`; what enters fp8
-windows is `x.clamp(-448, 448).to(torch.float8_e4m3fn)` bit for bit, but for the sign of a NaN.
+windows is `cache.eight_bit.kept_as(x, FP8)` bit for bit, but for the sign of a NaN.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import ctypes
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.dense import NARROW_TYPE
 from duotone.attention.cuda.launch import OVERLAP
 from duotone.attention.cuda.runtime import Launch, kernel
+from duotone.cache.eight_bit import FP8
 
 SOURCE, MOVE_SOURCE = "window_append.cu", "window_move.cu"
 THREADS, VECTOR_BYTES = 256, 16
-# What is rounded on its way into windows of `NARROW_TYPE`; NARROW of window_append.cu.
+# What is rounded on its way into windows of `FP8`; NARROW of window_append.cu.
 NARROWED = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 
 
@@ -66,7 +66,7 @@ def appends(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor]) -> bool:
 
 
 def _narrows(new: torch.dtype, window: torch.dtype) -> bool:
-    return window == NARROW_TYPE and new in NARROWED
+    return window == FP8 and new in NARROWED
 
 
 def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at: Tensor) -> None:
