@@ -55,7 +55,12 @@ __device__ __forceinline__ u32 widened(u32 x) {
   return (y & 0x80008000u) | (y >> 1 & 0x3F803F80u);
 #else
   u32 y;
-  asm("cvt.rn.f16x2.e4m3x2 %0,%1;" : "=r"(y) : "h"((u16)(HALF ? x >> 16 : x)));
+  if (HALF)
+    asm("{.reg .b16 low,high;\n mov.b32 {low,high},%1;\n cvt.rn.f16x2.e4m3x2 %0,high;}"
+        : "=r"(y)
+        : "r"(x));
+  else
+    asm("cvt.rn.f16x2.e4m3x2 %0,%1;" : "=r"(y) : "h"((u16)x));
   return y;
 #endif
 }

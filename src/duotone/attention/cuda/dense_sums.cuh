@@ -2,6 +2,11 @@
 //
 // Expects dense_operands.cuh.
 
+// Two numbers of q; rows are aligned to four.
+struct __align__(2 * sizeof(query_t)) QueryPair {
+  query_t x[2];
+};
+
 // q as the B operand: column 2 i + j of tile h is digit j of q head 4 h + i.
 struct Query {
   u32 b[KC][HT][2];
@@ -14,13 +19,18 @@ struct Query {
 #pragma unroll
       for (int k = 0; k < KC; k++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int c = 16 * k + channel_of(u.t, i);
-          const u32 first = mine < G ? two_digits(query_to_float(query[c])) : 0;
-          const u32 second = mine < G ? two_digits(query_to_float(query[c + 1])) : 0;
-          b[k][h][i] = __byte_perm(first, second, u.g % 2 ? 0x7632 : 0x5410);
-        }
+        for (int i = 0; i < 2; i++)
+          b[k][h][i] =
+              G % 4 == 0 || mine < G ? digits(query + 16 * k + channel_of(u.t, i), u.g % 2) : 0;
     }
+  }
+  // Digits 0 of two numbers, what they are rounded to, or digits 1, what is left.
+  static __device__ __forceinline__ u32 digits(const query_t* at, int digit) {
+    const QueryPair pair = *(const QueryPair*)at;
+    const float low = query_to_float(pair.x[0]), high = query_to_float(pair.x[1]);
+    const u32 rounded = pack2(low, high);
+    const u32 rest = pack2(low - low_half(rounded), high - low_half(rounded >> 16));
+    return digit ? rest : rounded;
   }
   // s: products of tokens g and g + 8 with q heads 4 h + t.
   __device__ __forceinline__ void dot(float (*s)[2], u32 keys, int lane) const {
