@@ -21,6 +21,7 @@ from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.cache.static import move_tokens
 from duotone.quant import TensorSpec
+from duotone.quant.spec import DENSE_DTYPES
 
 from cases import CALIBRATED, Case, assert_near, assert_near_half, build, poisoned, reference
 
@@ -343,23 +344,31 @@ def test_tokens_change_slots_where_a_stage_is_full(dtype) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("frozen", [False, True], ids=["grows", "frozen"])
+@pytest.mark.parametrize("windows", DENSE_DTYPES)
 @pytest.mark.parametrize("name", ["kivi", "innerq"])
-def test_a_model_says_what_it_says_by_the_reference(name: str) -> None:
+def test_a_model_says_what_it_says_by_the_reference(name: str, windows: str, frozen: bool) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
     model = LlamaForCausalLM(LlamaConfig(**shape, **heads)).eval().to("cuda", BF16)
     tokens = torch.randint(300, (2, 230), device="cuda")
-    spec = duotone.scheme(name, bits=4).replace(sink=0, recent=32)
+    spec = duotone.scheme(name, bits=4).replace(sink=0, recent=32, dense_dtype=windows)
     logits = {}
     for impl in ("reference", "cuda"):
-        cache = duotone.QuantizedCache(model, spec, impl=impl)
-        given = [tokens[:, :150], *tokens[:, 150:].split(1, 1)]
-        seen = [model(step, past_key_values=cache).logits[:, -1].float() for step in given]
+        growing = cache = duotone.QuantizedCache(model, spec, impl=impl)
+        seen = [model(tokens[:, :150], past_key_values=cache).logits[:, -1].float()]
+        if frozen and impl == "cuda":
+            cache = growing.freeze(max_new_tokens=80)
+        for step in tokens[:, 150:].split(1, 1):
+            seen.append(model(step, past_key_values=cache).logits[:, -1].float())
         logits[impl] = torch.stack(seen)
-        records = [layer.store.stream.records is not None for layer in cache.layers]
-        assert all(records) == (impl == "cuda")
-        cache.detach()
+        stores = [layer.store for layer in growing.layers]
+        if cache is not growing:
+            stores = cache.decoder.stores
+        assert all((store.stream.records is not None) == (impl == "cuda") for store in stores)
+        assert all((store.key.dtype == FP8) == (windows != "model") for store in stores)
+        growing.detach()
     error = (logits["cuda"] - logits["reference"]).norm() / logits["reference"].norm()
     assert error < 2e-2
 

@@ -57,7 +57,7 @@ def in_records(segment: Segment) -> bool:
 
 
 def _is_ours(query: Tensor, segment: Segment, tau: object) -> bool:
-    """Records, and 16-bit segments that the kernel can read."""
+    """Records, and dense segments that the kernel can read."""
     if isinstance(segment, DenseSegment):
         calibrated = tau is not None and segment.visual
         return not segment.tokens or (not calibrated and dense_reason(query, segment) is None)
