@@ -35,9 +35,9 @@ def gated_product(
 ) -> Tensor:
     """activation(x_q * gate) * (x_q * up), products as `linear_int` has them, rounded to `dtype`.
 
-    Sums are exact, products scaled in fp32 as by `linear_int`. The kernel takes sigmoids from two
-    approximations of 2^-22: before it is rounded to `dtype`, a number of it differs from the
-    reference's by less than 2^-20 of itself where |gate| < 8, by |gate| 2^-23 of itself beyond.
+    Sums are exact, products scaled in fp32 as by `linear_int`. The kernel takes sigmoid(z) from two
+    approximations of 2^-22: before it is rounded to `dtype`, a number differs from the exact one by
+    less than 2^-20 of itself where |z| < 8, by less than |z| 2^-23 of itself beyond.
 
     x_q: int8 [tokens, in]. row_scale: float32 [tokens], [1] or []. gate, up: [channels, in], with
     no split column. activation: of `quantize_rows.ACTIVATIONS`. out: [tokens, channels] of dtype,

@@ -136,7 +136,7 @@ def arguments_of(
     factor: float,
     up: Tensor | None = None,
 ) -> Arguments:
-    """tensors: by the names of their addresses in `Arguments`. up: codes; then `codes` are gate's."""
+    """tensors: by names of addresses in `Arguments`. up: codes, where `codes` are a gate's."""
     tokens, ins = x_q.shape
     rows, tiles_t = min(tokens, tile.tokens), -(-tokens // tile.tokens)
     written = tile.outs if up is None else tile.outs // 2

@@ -14,7 +14,8 @@ struct Scales {
   }
   __device__ __forceinline__ float scaled(const Arguments& at, int sum, float row_scale, float x0,
                                           int h) const {
-    float y = __fmul_rn(__fmul_rn((float)sum * at.factor, row_scale), out[h]);
+    const float whole = GATED ? (float)sum : (float)sum * at.factor;
+    float y = __fmul_rn(__fmul_rn(whole, row_scale), out[h]);
     if (X0 != 3) y = __fadd_rn(y, __fmul_rn(x0, w0[h]));
     if (BIAS != 3) y = __fadd_rn(y, bias[h]);
     return y;
@@ -64,7 +65,10 @@ struct Outputs {
   // Sixteen tokens from 16 j on; sums as `multiply` has them, up_sums for GATED.
   __device__ __forceinline__ void store(const Arguments& at, int j, const int* sums,
                                         const int* up_sums) const {
-    const int first = token + 16 * j, lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+    const int warp = threadIdx.x >> 5 & 3;
+    int first = token + 16 * j;
+    // Addresses of all sixteens at one time would take registers that sums have.
+    asm volatile("" : "+r"(first)::"memory");
 #if OUT == 2
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -73,6 +77,7 @@ struct Outputs {
       if (t < at.tokens) *y = value(at, sums[n], up_sums[n], t, h);
     }
 #else
+    const int lane = threadIdx.x & 31;
     u32 pair[4];
 #pragma unroll
     for (int n = 0; n < 4; n++) {  // eight tokens, eight outs: matrix n
