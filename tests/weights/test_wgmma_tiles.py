@@ -63,7 +63,7 @@ def test_a_gate_has_tiles_of_its_own(tokens: int, channels: int) -> None:
         for t, gated in ((tile, True), (plain, False))
     ]
     # An activation costs about what a number that is not written did; tiny weights have few tiles.
-    assert times[0] <= times[1] * (1.06 if channels > 1024 else 1.6)
+    assert times[0] <= times[1] * (1.2 if channels > 1024 else 1.6)
 
 
 def test_no_rows_are_wasted_where_one_round_has_them_all() -> None:
