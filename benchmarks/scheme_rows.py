@@ -48,7 +48,8 @@ def further(window: int, depth: int) -> dict[str, CacheSpec]:
         rows[f"{name} @2, window as published"] = published
         eight = published.replace(dense_dtype="float8_e4m3fn")
         rows[f"{name} @2, window as published, fp8"] = eight
-    return rows
+    own = duotone.scheme("duotone-stream", bits=2)
+    return rows | {"duotone-stream @2, window of 64": own}
 
 
 def stream(key: TensorSpec, value: TensorSpec, **cache: Any) -> CacheSpec:
@@ -132,7 +133,7 @@ def visual_ingredients(bits: int) -> dict[str, CacheSpec]:
 def text_rows(window: int, depth: int) -> dict[str, CacheSpec]:
     """Rows for a model that takes text only: schemes with a policy for text."""
     rows = registered(window) | further(window, depth) | stream_ingredients(window)
-    # Of duotone-mixed a text model sees kivi-sink.
+    # Of duotone-mixed a text model sees duotone-stream.
     return {
         label: spec
         for label, spec in rows.items()

@@ -61,7 +61,7 @@ class GroupCase:
         key, value = self.specs.key, self.specs.value
         names = [f"{x.bits}{x.along}{x.mapping[:3]}{x.group or ''}" for x in (key, value)]
         more = {"norm": self.norm, "decoding": self.decoding, f"offset{self.offset}": self.offset}
-        more["shrink"] = key.shrink != 1
+        more |= {"shrink": key.shrink != 1, "eta": key.eta != 0}
         more |= {f"apart{x}": True for x in self.apart} | {f"lent{x}": True for x in self.lent}
         flags = [name for name, wanted in more.items() if wanted]
         kind = str(self.dtype).removeprefix("torch.")
@@ -99,6 +99,8 @@ GROUP_CASES = [
     GroupCase(KVSpec(TensorSpec(2, "tokens", 32), inner(2, "hybrid").value), 80),
     GroupCase(inner(2, shrink=0.95), 128, offset=1),
     GroupCase(kivi(2), 128, offset=2, dtype=FP32),
+    *(GroupCase(kivi(bits, eta=eta), 128) for bits, eta in ((2, 0.045), (1, 1 / 6))),
+    GroupCase(inner(2, eta=0.3), 80, dtype=FP16),
 ]
 K, V = "key", "value"
 APART_CASES = [

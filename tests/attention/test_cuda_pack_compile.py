@@ -162,7 +162,7 @@ def hold(longest, rows, max_cluster, at_once) -> Held | None:
         (TensorSpec(2, "tokens", 32, levels="lloyd"), "Lloyd levels"),
         (TensorSpec(2, "tokens", 32, gain="fit"), "gain"),
         (TensorSpec(2, "tokens", 32, energy=1.0), "energies"),
-        (TensorSpec(2, "tokens", 32, eta=0.1), "eta"),
+        (TensorSpec(2, "tokens", 32, "symmetric", eta=0.1), "eta"),
         (TensorSpec(2, "tokens", 32, classes=((4, 1 / 4),)), "classes"),
         (TensorSpec(2, "tokens", 32, transform="hadamard"), "transform"),
         (TensorSpec(8, "tokens", 32), "1, 2, 4 bits"),

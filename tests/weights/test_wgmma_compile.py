@@ -9,6 +9,7 @@ import pytest
 
 from duotone.nvrtc import Sources
 from duotone.weights.kernels import wgmma_gemm
+from duotone.weights.kernels.wgmma_gated import ACTIVATIONS
 from duotone.weights.kernels.wgmma_gemm import TYPES, macros_of
 from duotone.weights.kernels.wgmma_tiles import WgmmaTile
 
@@ -23,6 +24,8 @@ TILES = [
     WgmmaTile(160, 2, 2, teams=2),
     WgmmaTile(112, 2, 3, teams=2),
 ]
+# Of all that is chosen for gates: those with the most registers, and the smallest.
+GATED_TILES = [WgmmaTile(tokens, 2, 2, teams) for tokens in (16, 160) for teams in (1, 2)]
 SOURCES = Sources("duotone.weights.kernels.cuda")
 
 
@@ -49,6 +52,26 @@ def test_compiles_with_everything_in_the_epilogue(tmp_path: Path) -> None:
     )
     assert full != plain
     assert stack_bytes(full, tmp_path) == 0
+
+
+@pytest.mark.parametrize("tile", GATED_TILES, ids=str)
+def test_gates_compile_without_a_stack(tile: WgmmaTile, tmp_path: Path) -> None:
+    for out, per_row, bias in ((torch.bfloat16, False, None), (torch.float32, True, torch.float16)):
+        given = {} if bias is None else {"bias": TYPES[bias]}
+        for kind in ACTIVATIONS.values():
+            binary = compiled(macros_of(tile, TYPES[out], per_row, **given, gated=kind))
+            assert stack_bytes(binary, tmp_path) == 0
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_a_scale_per_row_spills_nothing(tile: WgmmaTile, tmp_path: Path) -> None:
+    for out in TYPES.values():
+        assert stack_bytes(compiled(macros_of(tile, out, True)), tmp_path) == 0
+
+
+def test_a_gate_has_two_rows() -> None:
+    with pytest.raises(Exception, match="64 outs of gate and of up"):
+        compiled(macros_of(WgmmaTile(96, 2, 3, teams=2), gated=1))
 
 
 def test_another_structure_of_arguments_does_not_compile() -> None:

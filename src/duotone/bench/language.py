@@ -162,5 +162,4 @@ class LanguageModel:
         return self.linears.product(self.linears.plain(attended), layer.out)
 
     def _mlp(self, entering: Tensor, layer: Layer) -> Tensor:
-        between = self.linears.gate(self.linears.product(entering, layer.gate_up))
-        return self.linears.product(between, layer.down)
+        return self.linears.product(self.linears.gated(entering, layer.gate_up), layer.down)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from duotone.weights.gated import gated_product, halves, pays
 from duotone.weights.hadamard import base_at, plan_hadamard
 from duotone.weights.linear import linear_int
 from duotone.weights.online_hadamard import hadamard_quantize
@@ -41,8 +42,8 @@ class Linears(Protocol):
     def add_norm(self, x: Tensor, more: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(x + more, what enters a product behind its norm); x may be overwritten."""
 
-    def gate(self, x: Tensor) -> Tensor:
-        """What enters a product behind silu(first half) * second half."""
+    def gated(self, entering: Tensor, matrix: Any) -> Tensor:
+        """What enters a product behind silu(first half) * second half of `product`."""
 
     def plain(self, x: Tensor) -> Tensor:
         """What enters a product for x itself."""
@@ -71,9 +72,9 @@ class DenseLinears:
         """As `Linears` has it."""
         return self.ops.add_norm(x, more, weight)
 
-    def gate(self, x: Tensor) -> Tensor:
+    def gated(self, entering: Tensor, matrix: Tensor) -> Tensor:
         """As `Linears` has it."""
-        return self.ops.gate(x)
+        return self.ops.gate(self.product(entering, matrix))
 
     def plain(self, x: Tensor) -> Tensor:
         """As `Linears` has it."""
@@ -116,11 +117,14 @@ class IntegerLinears:
         given = {"eps": EPSILON, "weight": weight, "residual": x}
         return x, norm_quantize(more, self.scale, **given).codes
 
-    def gate(self, x: Tensor) -> Tensor:
-        """As `Linears` has it."""
-        gate, up = x.chunk(2, -1)
-        plan = self.plan
+    def gated(self, entering: Tensor, matrix: PackedWeight) -> Tensor:
+        """As `Linears` has it; gate, up and what joins them in one launch where that pays."""
+        plan, both = self.plan, halves(matrix)
         given = (self.scale, plan.blocks, self.base, plan.power)
+        if pays(len(entering), *both, "silu"):
+            joined = gated_product(entering, self.scale, *both, "silu", dtype=self.dtype)
+            return hadamard_quantize(joined, *given)[0].codes
+        gate, up = self.product(entering, matrix).chunk(2, -1)
         return hadamard_quantize(gate, *given, activation="silu", up=up)[0].codes
 
     def plain(self, x: Tensor) -> Tensor:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from duotone.quant import CacheSpec, scheme
 
-FP8 = "float8_e4m3fn"
 
-
-def _with_stream(bits: int, window: int = 128) -> CacheSpec:
-    """`bits` for visual spans, KIVI's 2 bits behind a window for text and generated tokens."""
-    visual = scheme("minmax", bits=bits).visual
-    return scheme("kivi", bits=2).replace(visual=visual, recent=window)
+def _with_stream(bits: int, stream: str) -> CacheSpec:
+    """`bits` for visual spans, a stream of 2 bits for text and generated tokens."""
+    return scheme(stream, bits=2).replace(visual=scheme("minmax", bits=bits).visual)
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Row:
 ROWS = {
     "16-bit": Row(),
     "1-bit visual": Row(scheme("minmax", bits=1)),
-    "1-bit visual, 2-bit text": Row(_with_stream(1)),
+    "1-bit visual, 2-bit text": Row(_with_stream(1, "kivi")),
     "1-bit visual, calibrated": Row(scheme("calibquant", bits=1)),
     "2-bit visual": Row(scheme("minmax", bits=2)),
     "4-bit visual": Row(scheme("minmax", bits=4)),
@@ -41,12 +38,9 @@ ROWS = {
     "transformers quanto-2": Row(scheme("kivi", bits=2), library="quanto"),
     "transformers hqq-2": Row(scheme("kivi", bits=2), library="hqq"),
     "16-bit, W8A8": Row(weights="w8a8"),
-    "1-bit visual, 2-bit text, W8A8": Row(_with_stream(1), "w8a8"),
-    "1-bit visual, 2-bit text, window 32, W8A8": Row(_with_stream(1, window=32), "w8a8"),
-    "1-bit visual, 2-bit text, fp8 window": Row(_with_stream(1).replace(dense_dtype=FP8)),
-    "1-bit visual, 2-bit text, fp8 window, W8A8": Row(
-        _with_stream(1).replace(dense_dtype=FP8), "w8a8"
-    ),
+    "1-bit visual, 2-bit text, W8A8": Row(_with_stream(1, "kivi"), "w8a8"),
+    "1-bit visual, our 2-bit text": Row(_with_stream(1, "duotone-stream")),
+    "1-bit visual, our 2-bit text, W8A8": Row(_with_stream(1, "duotone-stream"), "w8a8"),
 }
 # Without the schemes that quantize everything, which one budget is enough for, and MQuant's.
 MAIN_ROWS = tuple(ROWS)[:6]

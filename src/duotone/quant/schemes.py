@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from duotone.quant.eviction import Eviction
-from duotone.quant.our_schemes import duotone, duotone_parts, klt, tuned, visual
+from duotone.quant.our_schemes import duotone, duotone_parts, klt, mixed, stream, tuned, visual
 from duotone.quant.record import is_count, is_number, require
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 
@@ -144,11 +144,6 @@ def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
     return _stream(KVSpec(key, value), sink=32, recent=96, key_norm=True)
 
 
-def _mixed(bits: int = 2) -> CacheSpec:
-    """The 1-bit preset for visual spans; `bits` for the stream of text and generated tokens."""
-    return _kivi_sink(bits).replace(visual=duotone().visual, ranges="run")
-
-
 def _vl_cache(bits: int = 1, keep: float | None = None) -> CacheSpec:
     """keep: share of the prompt's tokens; by default the memory of `bits` bits, bits / 16."""
     share = bits / 16 if keep is None else keep
@@ -233,9 +228,13 @@ SCHEMES: dict[str, Scheme] = {
         "asymmetric by group, normalised keys, 32 sinks, at least 96 recent tokens (InnerQ)",
         _innerq,
     ),
+    "duotone-stream": Scheme(
+        "KIVI's groups with end points moved in for all tokens, a window of 64 in 8-bit floats",
+        stream,
+    ),
     "duotone-mixed": Scheme(
-        "duotone's 1 bit for visual spans, KIVI's 2 bits with sinks for text and generated tokens",
-        _mixed,
+        "duotone's 1 bit for visual spans, duotone-stream's 2 bits for text and generated tokens",
+        mixed,
     ),
     "vl-cache": Scheme(
         "Drops the tokens that the question attends to least, in 16 bit at the memory of `bits` "

@@ -1,7 +1,8 @@
 """Modules that make the int8 input of quantized linears once, in the launch of what stands before.
 
     norm -> codes -> q, k, v          CodedNorm: its output is the codes, [..., columns] int8
-    gate, up -> codes -> down         FusedMLP: activation * up, Hadamard, codes in one or two
+    gate, up -> codes -> down         FusedMLP: activation * up, Hadamard, codes in one or two;
+                                      on Hopper gate, up, activation * up in one, then the rest
 
 A producer hands its codes to each reader (`QuantLinear.handed`), which takes them at its next call
 and refuses integers that nobody handed over. Nothing of this is part of a checkpoint: a fused
@@ -20,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from duotone.weights import opaque
+from duotone.weights import gated, opaque
 from duotone.weights.encode import Coded
+from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.quantize_rows import ACTIVATIONS, activate, normalized, takes_kernels
 
@@ -91,27 +93,72 @@ class FusedMLP(Fused):
     """
 
     def __init__(
-        self, mlp: nn.Module, inputs: Sequence[str], output: str, act: str, kind: str, gated: bool
+        self,
+        mlp: nn.Module,
+        inputs: Sequence[str],
+        output: str,
+        act: str,
+        kind: str,
+        is_gated: bool,
     ) -> None:
         super().__init__(mlp)
         self._inputs, self._output = tuple(inputs), output
-        self._act, self._kind, self._gated = act, kind, gated
+        self._act, self._kind, self._gated = act, kind, is_gated
+        # Gate and up read the same codes.
+        self._agree = is_gated and agree(self._readers)
+
+    @property
+    def _readers(self) -> list[nn.Module]:
+        return [getattr(self, name) for name in self._inputs]
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., channels] -> the same."""
-        gate, up = self._halves([getattr(self, name)(x) for name in self._inputs])
-        output = getattr(self, self._output)
+        output, together = getattr(self, self._output), self._in_one(x)
+        if together is not None:
+            return output.product(output.encode(together)).unflatten(0, x.shape[:-1])
+        gate, up = self._halves([reader(x) for reader in self._readers])
         if takes_kernels(output.impl, gate):
             y = output.product(output.encode(gate, self._kind, up))
             return y.unflatten(0, gate.shape[:-1])
         activated = getattr(self, self._act)(gate)
         return output(activated if up is None else activated * up)
 
+    def _in_one(self, x: Tensor) -> Tensor | None:
+        """act(gate(x)) * up(x) [rows, channels] in one launch, where that can be and pays.
+
+        Not what somebody listens to, and not in a compiled graph, whose nodes are single products.
+        """
+        if not self._agree or torch.compiler.is_compiling():
+            return None
+        readers, output = self._readers, getattr(self, self._output)
+        heard = any(reader._forward_hooks or reader._forward_pre_hooks for reader in readers)
+        if heard or any(linear.impl != "auto" for linear in (*readers, output)):
+            return None
+        gate, up, *biases = _weights_of(readers)
+        given = (gate, up, self._kind, *biases)
+        if not gated.pays(x.shape[:-1].numel(), *given):
+            return None
+        # Floating point is encoded once; codes are taken from all whom they were handed to.
+        coded, *_ = [r.coded(x) for r in (readers[:1] if x.is_floating_point() else readers)]
+        return gated.gated_product(coded.codes, coded.scale, *given, dtype=coded.dtype)
+
     def _halves(self, made: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         if not self._gated:
             return made[0], None
         gate, up = made if len(made) == 2 else made[0].chunk(2, -1)
         return gate, up
+
+
+def _weights_of(
+    readers: Sequence[QuantLinear],
+) -> tuple[PackedWeight, PackedWeight, Tensor | None, Tensor | None]:
+    """Weights of gate and up, then their biases; a single reader has both."""
+    if len(readers) == 2:
+        gate, up = readers
+        return gate.packed, up.packed, gate.bias, up.bias
+    (both,) = readers
+    biases = (None, None) if both.bias is None else both.bias.chunk(2)
+    return (*gated.halves(both.packed), *biases)
 
 
 @torch.no_grad()

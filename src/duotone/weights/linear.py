@@ -63,8 +63,8 @@ def linear_int(
     Returns [tokens, out].
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
-    _check(x_q, row_scale, weight, x0, bias, dtype)
-    _check_out(out, (len(x_q), weight.shape[0]), dtype, x_q.device)
+    check_product(x_q, row_scale, weight, x0, bias, dtype)
+    check_out(out, (len(x_q), weight.shape[0]), dtype, x_q.device)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
     chosen = choose(len(x_q), weight, _has_fast(x_q)) if impl == "auto" else impl
@@ -159,7 +159,7 @@ def _group_reason(weight: PackedWeight) -> str | None:
     return None
 
 
-def _check(
+def check_product(
     x_q: Tensor,
     row_scale: Tensor,
     weight: PackedWeight,
@@ -167,6 +167,7 @@ def _check(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> None:
+    """Raise ValueError for arguments of `linear_int` that do not fit together."""
     rows, columns = weight.shape
     if x_q.dtype != torch.int8 or x_q.dim() != 2 or x_q.shape[1] != columns:
         raise ValueError(
@@ -196,9 +197,10 @@ def _check(
         raise ValueError(f"everything must be on {x_q.device}, where x_q is; got {sorted(wrong)}")
 
 
-def _check_out(
+def check_out(
     out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
+    """Raise ValueError for an `out` that the result cannot be written to."""
     if out is None:
         return
     found = (tuple(out.shape), out.dtype, out.device)

@@ -85,6 +85,13 @@ class QuantLinear(nn.Module):
         given = (self.plan, self.signs, split, activation, beside, self.impl)
         return opaque.encode(rows, self.row_scale(), self.columns, *given)
 
+    def coded(self, x: Tensor) -> Coded:
+        """The codes of x [..., in]: made here, or of int8 x those that were handed over, once.
+
+        Errors: ValueError for other integers.
+        """
+        return self.encode(x) if x.is_floating_point() else self._handed_over(x)
+
     def product(self, coded: Coded) -> Tensor:
         """Codes of this layer's input to [rows, out]."""
         first = self.modality.first
@@ -100,13 +107,11 @@ class QuantLinear(nn.Module):
 
         Errors: ValueError for other integers.
         """
-        if not x.is_floating_point():
-            y = self.product(self._handed_over(x))
-        elif self.activation == "none":
+        if self.activation == "none" and x.is_floating_point():
             given = (self.plan, self.signs, self._weight, self.bias, self.impl)
             y = opaque.linear_float(x.flatten(0, -2), *given)
         else:
-            y = self.product(self.encode(x))
+            y = self.product(self.coded(x))
         return y.unflatten(0, x.shape[:-1])
 
     @property

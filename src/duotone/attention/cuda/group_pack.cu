@@ -32,7 +32,7 @@ struct Arguments {
                    // null where another layer keeps them
   int* overflow;
   int kv_heads, tiles_given, room, codes_room[2];
-  float k_shrink, v_shrink;
+  float shrink[2], eta[2], rest[2];  // of K and V; rest: 1 - 2 eta
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #endif
   job.params = record + K_OWN_BYTES + V_OWN_BYTES + (is_value ? K_PARAM_BYTES : 0);
   job.norm = at.norm + (long long)head * CHANNELS * NORM_BYTES;
-  job.shrink = is_value ? at.v_shrink : at.k_shrink;
+  job.shrink = at.shrink[is_value], job.eta = at.eta[is_value], job.rest = at.rest[is_value];
   const bool fits = is_value ? Values::run(job, seen) : Keys::run(job, seen);
   if (!fits && at.overflow) atomicOr(at.overflow, SCALE_TOO_LARGE);
 }

@@ -54,7 +54,7 @@ class Arguments(ctypes.Structure):
         ("overflow", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("kv_heads", "tiles_given", "room")),
         ("codes_room", ctypes.c_int * 2),
-        *((name, ctypes.c_float) for name in ("k_shrink", "v_shrink")),
+        *((name, ctypes.c_float * 2) for name in ("shrink", "eta", "rest")),
     )  # fmt: skip
 
 
@@ -128,7 +128,9 @@ def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bo
 def pack_reason(specs: KVSpec) -> str | None:
     """Why no kernel packs groups of these specs, or None."""
     for name, spec in (("key", specs.key), ("value", specs.value)):
-        if reason := plain_reason(spec):
+        # Signs have no zero-point that eta could move.
+        known = spec.replace(eta=0.0) if spec.mapping == "asymmetric" else spec
+        if reason := plain_reason(known):
             return f"the packing kernel has no {reason}; {name} is {spec}"
         if spec.along == "span" or spec.param_dtype != "float16" or spec.bits not in (1, 2, 4):
             return f"groups are packed at 1, 2, 4 bits with float16 scales; {name} is {spec}"
@@ -178,14 +180,16 @@ def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict
 
 
 def _arguments(key: Tensor, value: Tensor, index: Tensor, data: Tensor, specs: KVSpec) -> Arguments:
+    both, numbers = (specs.key, specs.value), ctypes.c_float * 2
     return Arguments(
         key=dense(key),
         value=dense(value),
         data=data.data_ptr(),
         kv_heads=data.shape[1],
         tiles_given=index.shape[1] // TILE,
-        k_shrink=specs.key.shrink,
-        v_shrink=specs.value.shrink,
+        shrink=numbers(*(spec.shrink for spec in both)),
+        eta=numbers(*(spec.eta for spec in both)),
+        rest=numbers(*(1 - 2 * spec.eta for spec in both)),
     )
 
 

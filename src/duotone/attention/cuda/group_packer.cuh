@@ -10,10 +10,10 @@ enum { ASYMMETRIC, SYMMETRIC, HYBRID, SYMMETRIC_HYBRID };
 struct Job {
   u32 tile, words;
   int lane, g, t, warp, part;
-  char *codes, *params;  // codes: null where they are not stored
-  const char* norm;      // of this head, or null
-  float shrink;
-  bool there;  // false: no tile, only barriers
+  char *codes, *params;     // codes: null where they are not stored
+  const char* norm;         // of this head, or null
+  float shrink, eta, rest;  // rest: 1 - 2 eta
+  bool there;               // false: no tile, only barriers
 };
 
 // What rows g and g + 8 have of a group along k. low: of lowest bits, word t / 2.

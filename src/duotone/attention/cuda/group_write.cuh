@@ -43,10 +43,7 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
   Levels l[GROUPS];
   bool fits = true;
 #pragma unroll
-  for (int n = 0; n < GROUPS; n++) {
-    l[n].template asymmetric<BITS>(b[n], job.shrink);
-    fits &= l[n].template fits<BITS, ALONG_K>();
-  }
+  for (int n = 0; n < GROUPS; n++) l[n].template asymmetric<BITS>(b[n], job.shrink);
 #pragma unroll
   for (int first = 0; first < FRAGMENTS; first += CHUNKS_OF_RUN) {
     u32 codes[PARTS] = {};
@@ -59,6 +56,11 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
           codes[part(i)] += l[group_of(i, half)].template code<BITS>(number(x[f][i], half))
                             << place(f, i, half);
     add_codes(job, step, first, codes);
+  }
+#pragma unroll
+  for (int n = 0; n < GROUPS; n++) {
+    l[n].template move_in<BITS>(job.eta, job.rest);
+    fits &= l[n].template fits<BITS, ALONG_K>();
   }
   if constexpr (ALONG_K) {
     store_pair(job, step, before,

@@ -51,6 +51,13 @@ struct Levels {
     const float step = __fmul_rn(width, Top<BITS>::INVERSE);
     set(signs && !wide ? top : step, low);
   }
+  // What codes stand for: end points moved inwards by eta of the width; rest: 1 - 2 eta.
+  template <int BITS>
+  __device__ __forceinline__ void move_in(float eta, float rest) {
+    if (eta != 0.f)
+      set(__fmul_rn(rest, scale),
+          __fadd_rn(zero, __fmul_rn(__fmul_rn(eta, scale), Top<BITS>::VALUE)));
+  }
   template <int BITS>
   __device__ __forceinline__ u32 code(float x) const {
     const float steps = __fadd_rn(quotient(__fsub_rn(x, zero), scale, inverse), 0.5f);

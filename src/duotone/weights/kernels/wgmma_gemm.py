@@ -36,13 +36,15 @@ class Arguments(ctypes.Structure):
     """`Arguments` of wgmma_gemm.cu, filled up to its alignment."""
 
     _fields_ = (
-        *((name, ctypes.c_ubyte * MAP_BYTES) for name in ("w", "x")),
-        *((name, ctypes.c_void_p) for name in ("y", "row_scale", "out_scale", "x0", "w0", "bias")),
+        *((name, ctypes.c_ubyte * MAP_BYTES) for name in ("w", "x", "up")),
+        *((name, ctypes.c_void_p) for name in (
+            "y", "row_scale", "out_scale", "up_scale", "x0", "w0", "bias", "up_bias",
+        )),
         *((name, ctypes.c_int) for name in (
             "tokens", "outs", "steps", "tiles_t", "tiles_o", "tiles", "x_bytes",
         )),
         ("factor", ctypes.c_float),
-        ("filling", ctypes.c_ubyte * 48),
+        ("filling", ctypes.c_ubyte * 32),
     )  # fmt: skip
 
 
@@ -83,27 +85,41 @@ def gemm_wgmma(
     codes times 16. tile: the best by prediction if None.
     Errors: ValueError where codes or `out` do not begin at a multiple of 16 bytes.
     """
-    _check_starts(x_q=x_q, codes=codes, out=out)
-    tokens, outs, device = len(x_q), len(codes), x_q.device
-    sms, overlap = multiprocessors(device), tokens <= MAX_OVERLAP_TOKENS
-    tile = tile or best_tile(tokens, outs, x_q.shape[1], sms)
+    check_starts(x_q=x_q, codes=codes, out=out)
+    tile = tile or best_tile(len(x_q), len(codes), x_q.shape[1], multiprocessors(x_q.device))
     optional = {"x0": x0, "w0": weight.w0, "bias": bias}
     tensors = {"y": out, "row_scale": row_scale, "out_scale": weight.scale, **optional}
-    given = _arguments(tile, x_q, codes, tensors, 1.0 if weight.bits == 8 else 0.0625)
-    types = {name: NO_TYPE if t is None else TYPES[t.dtype] for name, t in optional.items()}
-    macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, overlap, **types)
-    launch = Launch(
-        min(given.tiles, sms),
-        (tile.groups + 1) * GROUP_THREADS,
-        tile.stages * tile.step_bytes,
-        overlap=overlap,
-    )
-    name = SOURCE.removesuffix(".cu")
-    _sources.kernel(SOURCE, name, tuple(macros.items()), device, FEATURES)(launch, given)
+    given = arguments_of(tile, x_q, codes, tensors, 1.0 if weight.bits == 8 else 0.0625)
+    types = {name: type_of(tensor) for name, tensor in optional.items()}
+    macros = macros_of(tile, TYPES[out.dtype], row_scale.numel() > 1, overlaps(x_q), **types)
+    launch(tile, given, macros, x_q)
     return out
 
 
-def _check_starts(**tensors: Tensor) -> None:
+def launch(tile: WgmmaTile, given: Arguments, macros: dict[str, int], x_q: Tensor) -> None:
+    """Compile, if it is new, and launch where x_q is."""
+    at = Launch(
+        min(given.tiles, multiprocessors(x_q.device)),
+        (tile.groups + 1) * GROUP_THREADS,
+        tile.stages * tile.step_bytes,
+        overlap=overlaps(x_q),
+    )
+    name = SOURCE.removesuffix(".cu")
+    _sources.kernel(SOURCE, name, tuple(macros.items()), x_q.device, FEATURES)(at, given)
+
+
+def overlaps(x_q: Tensor) -> bool:
+    """Whether a launch for these tokens begins while the one ahead ends."""
+    return len(x_q) <= MAX_OVERLAP_TOKENS
+
+
+def type_of(tensor: Tensor | None) -> int:
+    """The number of its type in the source."""
+    return NO_TYPE if tensor is None else TYPES[tensor.dtype]
+
+
+def check_starts(**tensors: Tensor) -> None:
+    """Raise ValueError for memory that does not begin at a multiple of START_BYTES."""
     for name, tensor in tensors.items():
         if tensor.data_ptr() % START_BYTES:
             raise ValueError(
@@ -112,16 +128,24 @@ def _check_starts(**tensors: Tensor) -> None:
             )
 
 
-def _arguments(
-    tile: WgmmaTile, x_q: Tensor, codes: Tensor, tensors: dict[str, Tensor | None], factor: float
+def arguments_of(
+    tile: WgmmaTile,
+    x_q: Tensor,
+    codes: Tensor,
+    tensors: dict[str, Tensor | None],
+    factor: float,
+    up: Tensor | None = None,
 ) -> Arguments:
-    """tensors: by the names of their addresses in `Arguments`."""
+    """tensors: by names of addresses in `Arguments`. up: codes, where `codes` are a gate's."""
     tokens, ins = x_q.shape
     rows, tiles_t = min(tokens, tile.tokens), -(-tokens // tile.tokens)
-    tiles_o = -(-len(codes) // tile.outs)
+    written = tile.outs if up is None else tile.outs // 2
+    tiles_o = -(-len(codes) // written)
+    maps = {} if up is None else {"up": _tensor_map(up, written)}
     return Arguments(
-        w=_tensor_map(codes, tile.outs),
+        w=_tensor_map(codes, written),
         x=_tensor_map(x_q, rows),
+        **maps,
         **{name: None if t is None else t.data_ptr() for name, t in tensors.items()},
         tokens=tokens,
         outs=len(codes),
@@ -142,8 +166,9 @@ def macros_of(
     x0: int = NO_TYPE,
     w0: int = NO_TYPE,
     bias: int = NO_TYPE,
+    gated: int = 0,
 ) -> dict[str, int]:
-    """What the source is compiled with; out, x0, w0, bias: numbers of TYPES."""
+    """What the source is compiled with; out, x0, w0, bias: numbers of TYPES; gated: as it says."""
     registers = tile.tokens // 2
     return {
         "N": tile.tokens,
@@ -161,6 +186,7 @@ def macros_of(
         "W0": w0,
         "BIAS": bias,
         "PER_ROW": int(per_row),
+        "GATED": gated,
         "OVERLAP": int(overlap),
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
     }

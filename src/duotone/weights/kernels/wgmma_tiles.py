@@ -22,8 +22,9 @@ TURN_BYTES = 2 * 16 * GROUP_OUTS * 2
 MAX_STAGES = 8
 # Per cycle and multiprocessor: products, bytes of shared memory, bytes that come into it.
 _PRODUCTS, _SHARED, _INCOMING = 3160.0, 128.0, 58.5
-# Cycles to scale and write a number of a tile.
-_WRITE = 0.175
+# Cycles to scale and write a number of a tile; beside it, to scale a gate and activate it (counted
+# instructions, not measured).
+_WRITE, _ACTIVATE = 0.175, 0.17
 _CYCLES_PER_US, _LAUNCH_US = 1980.0, 1.5
 # The weights, once: bytes per us, and what it takes besides.
 _MEMORY_BYTES_PER_US, _MEMORY_US = 3.32e6, 2.7
@@ -74,15 +75,23 @@ _KINDS = (
     WgmmaTile(160, 2, 2, teams=2),
     WgmmaTile(112, 2, 3, teams=2),
 )
+# Of each warpgroup where it has gate and up: 64 outs of both.
+GATED_ROWS = 2
 # More tiles along tokens than must be.
 _MORE_TILES = 8
 
 
 @cache
-def best_tile(tokens: int, outs: int, ins: int, multiprocessors: int) -> WgmmaTile:
-    """The tile with the least predicted time; outs of 64 at least."""
-    tiles = (tile for tile in _tiles(tokens) if tile.outs <= outs)
-    return min(tiles, key=lambda tile: predicted_us(tile, tokens, outs, ins, multiprocessors))
+def best_tile(
+    tokens: int, outs: int, ins: int, multiprocessors: int, gated: bool = False
+) -> WgmmaTile:
+    """The tile with the least predicted time; outs of 64 at least.
+
+    gated: half of the outs, and of a tile's, are a gate's, half up's; 128 at least.
+    """
+    able = (t for t in _tiles(tokens) if t.outs <= outs and (t.rows == GATED_ROWS or not gated))
+    given = (tokens, outs, ins, multiprocessors, gated)
+    return min(able, key=lambda tile: predicted_us(tile, *given))
 
 
 def _tiles(tokens: int) -> Iterator[WgmmaTile]:
@@ -93,8 +102,10 @@ def _tiles(tokens: int) -> Iterator[WgmmaTile]:
             yield WgmmaTile(each, kind.groups, kind.rows, kind.teams)
 
 
-def predicted_us(tile: WgmmaTile, tokens: int, outs: int, ins: int, multiprocessors: int) -> float:
-    """Time of a product [tokens, ins] x [outs, ins] in tiles of this kind.
+def predicted_us(
+    tile: WgmmaTile, tokens: int, outs: int, ins: int, multiprocessors: int, gated: bool = False
+) -> float:
+    """Time of a product [tokens, ins] x [outs, ins] in tiles of this kind; gated: as `best_tile`.
 
     Every multiplying group reads its 64 outs and all tokens of a tile from shared memory.
     """
@@ -105,7 +116,8 @@ def predicted_us(tile: WgmmaTile, tokens: int, outs: int, ins: int, multiprocess
         (reads + tile.step_bytes) / _SHARED,
         tile.step_bytes / _INCOMING,
     )
-    writing = _WRITE * tile.outs * tile.tokens * (rounds if tile.teams == 1 else 1)
+    each = (_WRITE + _ACTIVATE) / 2 if gated else _WRITE
+    writing = each * tile.outs * tile.tokens * (rounds if tile.teams == 1 else 1)
     cycles = rounds * ins / STEP * _norm(busy, _STEP_NORM) + writing
     memory_us = outs * ins / _MEMORY_BYTES_PER_US + _MEMORY_US
     return _norm((cycles / _CYCLES_PER_US + _LAUNCH_US, memory_us), _MEMORY_NORM)

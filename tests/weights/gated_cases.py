@@ -1,0 +1,103 @@
+"""Random gates of quantized MLPs, of the size that activations have."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from duotone.weights.fused import FusedMLP, activation_kind
+from duotone.weights.hadamard import plan_hadamard
+from duotone.weights.modality import Modality
+from duotone.weights.packed_weight import PackedWeight
+from duotone.weights.quant_linear import QuantLinear
+
+from linear_cases import DEVICE, random_weight
+
+# Sums of 4,096 products of random codes, times a scale of `random_weight`.
+_SPREAD = 4096**0.5 * 73**2 * 0.006
+MODALITY = Modality()
+
+
+@dataclass
+class Gate:
+    """Arguments of gated_product."""
+
+    x_q: Tensor
+    row_scale: Tensor
+    gate: PackedWeight
+    up: PackedWeight
+    activation: str | None
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+
+    @property
+    def arguments(self) -> tuple:
+        return (self.x_q, self.row_scale, *self.weights)
+
+    @property
+    def weights(self) -> tuple:
+        return self.gate, self.up, self.activation, self.gate_bias, self.up_bias
+
+    def but(self, **changes) -> "Gate":
+        return replace(self, **changes)
+
+
+def random_gate(
+    tokens: int,
+    channels: int,
+    ins: int,
+    *,
+    bias: torch.dtype | None = None,
+    per_row: bool = True,
+    apart: bool = True,
+    activation: str | None = "silu",
+) -> Gate:
+    """Gates and ups spread by about 2; apart: two weights, else views of one."""
+    x_q = torch.randint(-127, 128, (tokens, ins), dtype=torch.int8).to(DEVICE)
+    most = 2 / _SPREAD * (4096 / ins) ** 0.5
+    scales = torch.where(torch.rand(tokens) < 0.5, most, most / 3) if per_row else torch.ones(1)
+    both = random_weight(2 * channels, ins, 8)
+    gate, up = both.rows(slice(0, channels)), both.rows(slice(channels, None))
+    if apart:
+        up = replace(up, codes=up.codes.clone(), scale=up.scale.clone())
+    biases = [None if bias is None else torch.randn(channels).to(DEVICE, bias) for _ in range(2)]
+    row_scale = (scales if per_row else most * scales).to(DEVICE)
+    return Gate(x_q, row_scale, gate, up, activation, *biases)
+
+
+def quantized(outs: int, ins: int, scale: float, *, bias: bool = False, plan=None) -> QuantLinear:
+    """Static; outputs of about the variance of the inputs."""
+    weight = random_weight(outs, ins if plan is None else plan.padded, 8)
+    weight = replace(weight, scale=weight.scale * (2.3 / 127 / 0.006 * weight.shape[1] ** -0.5))
+    return QuantLinear(
+        weight,
+        torch.randn(outs).to(DEVICE, torch.bfloat16) if bias else None,
+        in_features=ins,
+        scales=torch.tensor([scale], device=DEVICE),
+        modality=MODALITY,
+        plan=plan,
+    )
+
+
+class MLP(nn.Module):
+    """packed: one linear makes gate and up."""
+
+    def __init__(
+        self, channels: int, inner: int, packed: bool = False, bias: bool = False, act=None
+    ) -> None:
+        super().__init__()
+        self.packed = packed
+        self.first = quantized(inner * (1 + packed), channels, 4.5 / 127, bias=bias)
+        if not packed:
+            self.second = quantized(inner, channels, 4.5 / 127, bias=bias)
+        self.act = act or nn.SiLU()
+        self.down = quantized(channels, inner, 3 / 127, plan=plan_hadamard(inner))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        gate, up = first.chunk(2, -1) if self.packed else (first, self.second(x))
+        return self.down(self.act(gate) * up)
+
+    def fused(self) -> FusedMLP:
+        inputs = ("first",) if self.packed else ("first", "second")
+        return FusedMLP(self, inputs, "down", "act", activation_kind(self.act), True)
