@@ -100,7 +100,7 @@ GROUP_CASES = [
     GroupCase(inner(2, shrink=0.95), 128, offset=1),
     GroupCase(kivi(2), 128, offset=2, dtype=FP32),
     *(GroupCase(kivi(bits, eta=eta), 128) for bits, eta in ((2, 0.045), (1, 1 / 6))),
-    GroupCase(inner(2, eta=0.3), 80, dtype=FP16),
+    GroupCase(inner(2, eta=0.3), 96, dtype=FP16),
 ]
 K, V = "key", "value"
 APART_CASES = [

@@ -155,7 +155,7 @@ def test_an_mlp(tokens: int, unfused: str, packed: bool, monkeypatch: pytest.Mon
     away = (seen[0].codes.int() - seen[1].codes.int()).abs()
     assert seen[0].codes.float().std() > 10
     assert away.max() <= 2
-    assert away.float().mean() < 0.25
+    assert away.float().mean() < 0.3
     assert (found_y.float() - wanted_y.float()).norm() <= 0.03 * wanted_y.float().norm()
 
 

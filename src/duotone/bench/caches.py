@@ -232,7 +232,8 @@ def _fill(store: StaticStore) -> None:
     """Random numbers where generated tokens will be: zeros would be read faster than data."""
     filled = int(store.places.dense.max())
     for states in (store.key, store.value):
-        states[:, :, filled:].normal_()
+        rest = states[:, :, filled:]
+        rest.copy_(torch.randn(rest.shape[1:], device=rest.device))
     if store.stream is None:
         return
     if store.stream.records is not None:

@@ -31,7 +31,7 @@ KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, FP8: 2}
 ALIGNMENT_BYTES = 16
 # Records that a warp has room for, by bytes of an element and whether head_dim is above 128, where
 # sums take the registers of all blocks but one, and few devices have the shared memory.
-STAGES = {(2, False): 2, (2, True): 2, (1, False): 4, (1, True): 2}
+STAGES = {(2, False): 2, (2, True): 2, (1, False): 3, (1, True): 2}
 
 
 class Arguments(Call):
