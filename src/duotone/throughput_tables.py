@@ -90,7 +90,8 @@ def prediction_table(results: Sequence[Result]) -> str:
     """What `duotone plan` predicts today beside what was measured."""
     from duotone.capacity import predict_again
 
-    header = ["model", "n", "GB", "row", "batch", "predicted", "step, ms", "predicted", "error"]
+    header = ["model", "n", "GB", "row", "largest batch", "predicted"]
+    header += ["step, ms", "predicted", "error"]
     lines = []
     for result in results:
         if not result["batch"] or "predicted" not in result:
@@ -104,7 +105,7 @@ def prediction_table(results: Sequence[Result]) -> str:
                 str(at["visual"]),
                 f"{at['budget_bytes'] / 1e9:g}",
                 at["row"],
-                str(result["batch"]),
+                str(result.get("largest_batch", result["batch"])),
                 str(again.max_batch),
                 f"{1e3 * result['step_s']:.2f}",
                 f"{1e3 * again.step_s:.2f}",

@@ -398,6 +398,8 @@ def test_short_streams_of_many_heads_have_fewer_warps(heads, records, at) -> Non
         (2, 32, 8192, Geometry(8, 2, 1), 2),
         (1, 8, 32768, Geometry(16, 1, 2), 1),
         (1, 64, 3328, Geometry(4, 4, 1), 1),
+        (1, 477, 3328, Geometry(2, 8, 1), 1),
+        (1, 477, 8192, Geometry(4, 4, 1), 1),
     ],
 )
 def test_short_launches_have_fewer_warps_and_more_under_way(

@@ -46,6 +46,9 @@ LONG_RECORDS = 96
 # and behind its last one takes time, too: blocks of two warps, where kv heads fill the device's
 # places this many times; below, they would leave it half empty in the end.
 TWO_TILES_WARPS, TWO_TILES_BITS = 12, 2
+# Blocks of so many warps become smaller where that saves this share of their rounds, and units fill
+# the places that there are then this many times.
+EVENED_WARPS, EVENED_SHARE, EVENED_WAVES = 4, 0.05, 2.0
 TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS, TWO_TILES_WAVES = (1, 2, 3, 6), 2, 1.5
 
 
@@ -105,7 +108,23 @@ def geometry(
     at = cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
     if at.warps == MAX_WARPS and not is_long(heads * records, sms):
         return Geometry(MAX_WARPS // 2, 2 * at.per_sm, at.splits)
-    return at
+    places = 2 * at.per_sm * sms
+    if calibrate or heads * at.splits < EVENED_WAVES * places:
+        return at
+    return _evened(at, -(-records // at.splits))
+
+
+def _evened(at: Geometry, records: int) -> Geometry:
+    """Blocks of two warps where those of four would share a unit's records less evenly.
+
+    2 % of a span's time at 26 records and 4 q heads per kv head (LOG.md, tenth session).
+    """
+    if at.warps != EVENED_WARPS or at.per_sm != MAX_WARPS // EVENED_WARPS:
+        return at
+    four, two = (-(-records // warps) * warps for warps in (EVENED_WARPS, EVENED_WARPS // 2))
+    if four - two < EVENED_SHARE * records:
+        return at
+    return Geometry(EVENED_WARPS // 2, 2 * at.per_sm, at.splits)
 
 
 def _cut_12_warps(form: RecordFormat, heads: int, records: int, sms: int) -> Geometry:
