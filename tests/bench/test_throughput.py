@@ -75,7 +75,9 @@ needs_fp8 = pytest.mark.skipif(not has_fp8(), reason="transformers without the f
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What these stand for is not there in a toy.
     monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
+    monkeypatch.setattr("duotone.capacity.FLUSH_COPIES", 10)
     rows = {
         "16-bit": Row(),
         "mixed": Row(SPECS["mixed"]),
