@@ -73,8 +73,8 @@ _ETA = {1: 1 / 6, 2: 0.045}
 def stream(bits: int = 2) -> CacheSpec:
     """Everything in one stream: KIVI's groups of 32 with end points moved in, 8 sinks, 64 recent.
 
-    What stays dense is in 8-bit floats: a quarter of the bytes of KIVI's window, and on text no more
-    loss (docs/table.md, the rows of windows).
+    What stays dense is in 8-bit floats: a quarter of the bytes of KIVI's window, and on text no
+    more loss (docs/table.md, the rows of windows).
     """
     key = TensorSpec(bits, along="tokens", group=32, eta=_ETA.get(bits, 0.0))
     value = key.replace(along="channels")
