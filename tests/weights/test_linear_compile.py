@@ -282,8 +282,7 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     bases = [one for name, one in found.items() if name.startswith(("base_", "columns_"))]
     assert all(one["tensor cores of a warp group"] for one in bases), found
     assert not any(one["bytes loaded singly"] for one in bases), found
-    # Triton 3.9 spills six registers of one kernel, 3.6 none.
-    assert not [name for name, one in found.items() if one["spills"] > 24], found
+    assert not [name for name, one in found.items() if one["spills"]], found
 
 
 if __name__ == "__main__":
