@@ -1,14 +1,14 @@
 """Random gates of quantized MLPs, of the size that activations have."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
 
 from duotone.weights.fused import FusedMLP, activation_kind
+from duotone.weights.gate import Gate
 from duotone.weights.hadamard import plan_hadamard
 from duotone.weights.modality import Modality
-from duotone.weights.packed_weight import PackedWeight
 from duotone.weights.quant_linear import QuantLinear
 
 from linear_cases import DEVICE, random_weight
@@ -19,27 +19,23 @@ MODALITY = Modality()
 
 
 @dataclass
-class Gate:
+class Case:
     """Arguments of gated_product."""
 
     x_q: Tensor
     row_scale: Tensor
-    gate: PackedWeight
-    up: PackedWeight
-    activation: str | None
-    gate_bias: Tensor | None
-    up_bias: Tensor | None
+    gate: Gate
 
     @property
     def arguments(self) -> tuple:
-        return (self.x_q, self.row_scale, *self.weights)
+        return self.x_q, self.row_scale, self.gate
 
-    @property
-    def weights(self) -> tuple:
-        return self.gate, self.up, self.activation, self.gate_bias, self.up_bias
-
-    def but(self, **changes) -> "Gate":
-        return replace(self, **changes)
+    def but(self, **changes) -> "Case":
+        """Changes by names of these, or of the gate's."""
+        own = {f.name for f in fields(self)} - {"gate"}
+        gate = {name: value for name, value in changes.items() if name not in own}
+        rest = {name: value for name, value in changes.items() if name in own}
+        return replace(self, gate=replace(self.gate, **gate), **rest)
 
 
 def random_gate(
@@ -51,18 +47,19 @@ def random_gate(
     per_row: bool = True,
     apart: bool = True,
     activation: str | None = "silu",
-) -> Gate:
+) -> Case:
     """Gates and ups spread by about 2; apart: two weights, else views of one."""
     x_q = torch.randint(-127, 128, (tokens, ins), dtype=torch.int8).to(DEVICE)
     most = 2 / _SPREAD * (4096 / ins) ** 0.5
     scales = torch.where(torch.rand(tokens) < 0.5, most, most / 3) if per_row else torch.ones(1)
     both = random_weight(2 * channels, ins, 8)
-    gate, up = both.rows(slice(0, channels)), both.rows(slice(channels, None))
+    offset = None if bias is None else torch.randn(2 * channels).to(DEVICE, bias)
+    gate = Gate.halves(both, activation, offset)
     if apart:
-        up = replace(up, codes=up.codes.clone(), scale=up.scale.clone())
-    biases = [None if bias is None else torch.randn(channels).to(DEVICE, bias) for _ in range(2)]
+        up = replace(gate.up, codes=gate.up.codes.clone(), scale=gate.up.scale.clone())
+        gate = replace(gate, up=up)
     row_scale = (scales if per_row else most * scales).to(DEVICE)
-    return Gate(x_q, row_scale, gate, up, activation, *biases)
+    return Case(x_q, row_scale, gate)
 
 
 def quantized(outs: int, ins: int, scale: float, *, bias: bool = False, plan=None) -> QuantLinear:

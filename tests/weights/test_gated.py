@@ -1,5 +1,6 @@
 """Gate and up in one launch: the reference, when it is taken, what it may not skip."""
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,11 @@ from torch import nn
 
 from duotone.weights import gated, linear
 from duotone.weights.fused import CodedNorm
+from duotone.weights.gate import Gate
 from duotone.weights.gated import (
     KERNEL,
     gated_product,
     gated_reference,
-    halves,
     pays,
     unsupported,
 )
@@ -25,6 +26,7 @@ from gated_cases import MLP, quantized, random_gate
 from linear_cases import DEVICE, Problem, expected, random_weight
 
 CHANNELS, INNER = 32, 64
+MAPS = ctypes.c_ubyte * wgmma_gemm.MAP_BYTES
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_what_it_computes(activation, bias):
     case = random_gate(5, 24, 48, bias=bias, activation=activation)
     gate, up = (
         expected(Problem(case.x_q, case.row_scale, weight, None, own))
-        for weight, own in ((case.gate, case.gate_bias), (case.up, case.up_bias))
+        for weight, own in case.gate.products
     )
     functions = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), None: abs}
     wanted = (gate if activation is None else functions[activation](gate)) * up
@@ -63,16 +65,15 @@ def test_what_it_computes(activation, bias):
 
 def test_one_weight_and_two_are_the_same():
     case = random_gate(3, 64, 32, apart=False)
-    apart = case.but(up=replace(case.up, codes=case.up.codes.clone()))
+    apart = case.but(up=replace(case.gate.up, codes=case.gate.up.codes.clone()))
     given = {"impl": "reference", "dtype": torch.float32}
     assert torch.equal(
         gated_product(*case.arguments, **given), gated_product(*apart.arguments, **given)
     )
     both = random_weight(128, 32, 8)
-    gate, up = halves(both)
     sums = linear_int(case.x_q, case.row_scale, both, impl="reference", dtype=torch.float32)
     assert torch.equal(
-        gated_product(case.x_q, case.row_scale, gate, up, None, **given),
+        gated_product(case.x_q, case.row_scale, Gate.halves(both, None), **given),
         sums[:, :64] * sums[:, 64:],
     )
 
@@ -90,8 +91,8 @@ CASE = random_gate(4, 64, 32)
 HALF = torch.zeros(64, dtype=torch.float16, device=DEVICE)
 REFUSED = {
     "activation must be one of": CASE.but(activation="gelu"),
+    "8 bits; got 4": CASE.but(up=random_weight(64, 32, 4)),
     "weights of 8 bits": CASE.but(gate=random_weight(64, 32, 4)),
-    "one shape": CASE.but(up=random_weight(72, 32, 8)),
     "split column": CASE.but(up=random_weight(64, 32, 8, split=True)),
     "biases of one type": CASE.but(gate_bias=HALF, up_bias=HALF.bfloat16()),
     "one type, or none": CASE.but(gate_bias=HALF),
@@ -103,10 +104,10 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 @pytest.mark.usefixtures("calls")
 def test_what_one_launch_cannot_do(words):
-    case = REFUSED[words]
-    assert words in (unsupported(*case.weights) or "")
-    assert not pays(4, *case.weights)
-    assert unsupported(*CASE.weights) is None
+    gate = REFUSED[words].gate
+    assert words in (unsupported(gate) or "")
+    assert not pays(4, gate)
+    assert unsupported(CASE.gate) is None
 
 
 @pytest.mark.usefixtures("calls")
@@ -114,9 +115,9 @@ def test_it_pays_where_the_products_would_be_warpgroups(monkeypatch):
     pytest.importorskip("triton", reason="what products are is chosen among Triton's kernels, too")
     monkeypatch.setattr(gated, "choose", linear.choose)
     monkeypatch.setattr(gated, "has_kernels", lambda device: True)
-    assert [tokens for tokens in (1, 2, 63, 8192) if pays(tokens, *CASE.weights)] == [2, 63, 8192]
+    assert [tokens for tokens in (1, 2, 63, 8192) if pays(tokens, CASE.gate)] == [2, 63, 8192]
     monkeypatch.setattr(gated, "has_kernels", lambda device: False)
-    assert not pays(63, *CASE.weights)
+    assert not pays(63, CASE.gate)
 
 
 def test_auto_takes_the_kernel_where_it_pays(calls):
@@ -153,6 +154,31 @@ def test_an_impl_that_cannot_do_it_says_so():
         gated_product(*CASE.but(activation="gelu").arguments, impl="w8a8-wgmma")
 
 
+def test_what_the_launch_is_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(wgmma_gemm, "launch", lambda *given: told.append(given))
+    monkeypatch.setattr(wgmma_gemm, "_tensor_map", lambda codes, rows: MAPS(codes.data_ptr() % 251))
+    case = random_gate(40, 144, 32, bias=torch.float16, activation="gelu_tanh")
+    out = torch.empty(40, 144, dtype=torch.bfloat16, device=DEVICE)
+    wgmma_gated.gated_wgmma(*case.arguments, out)
+    ((tile, given, macros, x_q),) = told
+    gate = case.gate
+    assert x_q is case.x_q
+    addresses = {
+        "y": out, "row_scale": case.row_scale, "out_scale": gate.gate.scale,
+        "up_scale": gate.up.scale, "bias": gate.gate_bias, "up_bias": gate.up_bias,
+    }  # fmt: skip
+    assert {name: getattr(given, name) for name in addresses} == {
+        name: tensor.data_ptr() for name, tensor in addresses.items()
+    }
+    for name, codes in (("w", gate.gate.codes), ("up", gate.up.codes), ("x", case.x_q)):
+        assert getattr(given, name)[0] == codes.data_ptr() % 251
+    assert (given.outs, given.x0, given.w0, given.factor) == (144, None, None, 1.0)
+    # Each tile has as many outs of up as of gate.
+    assert given.tiles_o == -(-144 // (tile.outs // 2))
+    assert (macros["GATED"], macros["ROWS"], macros["BIAS"], macros["PER_ROW"]) == (3, 2, 0, 1)
+
+
 def states(tokens: int = 6) -> torch.Tensor:
     return torch.randn(2, tokens // 2, CHANNELS, device=DEVICE)
 
@@ -167,7 +193,7 @@ def test_an_mlp_takes_it(calls, packed, bias):
     mlp, x = MLP(CHANNELS, INNER, packed, bias), states()
     found = mlp.fused()(x)
     assert len(calls) == 1
-    assert calls[0][2].shape == (INNER, CHANNELS)
+    assert calls[0][2].gate.shape == (INNER, CHANNELS)
     # fp32 is not rounded between its steps: the same numbers
     torch.testing.assert_close(found, mlp(x), rtol=0, atol=1e-6)
 

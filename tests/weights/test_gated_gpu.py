@@ -10,7 +10,7 @@ from duotone.weights.kernels.wgmma_gemm import missing
 from duotone.weights.kernels.wgmma_tiles import WgmmaTile
 from duotone.weights.quantize_rows import quantize
 
-from gated_cases import MLP, Gate, random_gate
+from gated_cases import MLP, Case, random_gate
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
@@ -26,7 +26,7 @@ ROUNDED_RMS, ROUNDED_APART = 3e-4, 2e-3
 GUARD = 3
 
 
-def assert_near(found: Tensor, case: Gate) -> None:
+def assert_near(found: Tensor, case: Case) -> None:
     """As the reference has it before it rounds, and then apart by one rounding, seldom."""
     wanted = gated_reference(*case.arguments, torch.float32)
     assert torch.isfinite(found).all()
@@ -43,9 +43,9 @@ def assert_near(found: Tensor, case: Gate) -> None:
     assert (error.abs() <= ulp * wanted.abs() + 1e-6).all()
 
 
-def poisoned(case: Gate, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def poisoned(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(memory with GUARD rows of NaN at either end, the rows between)."""
-    shape = (len(case.x_q) + 2 * GUARD, len(case.gate.codes))
+    shape = (len(case.x_q) + 2 * GUARD, case.gate.channels)
     memory = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
     return memory, memory[GUARD:-GUARD]
 
@@ -68,7 +68,7 @@ def test_every_kind_of_tile(tile: WgmmaTile, shape: tuple[int, int, int]) -> Non
 @pytest.mark.parametrize("apart", [True, False], ids=["two weights", "one"])
 def test_auto_takes_it(tokens: int, apart: bool) -> None:
     case = random_gate(tokens, 3584, 2048, per_row=apart, apart=apart)
-    assert pays(tokens, *case.weights)
+    assert pays(tokens, case.gate)
     _, out = poisoned(case, torch.bfloat16)
     assert gated_product(*case.arguments, out=out) is out
     assert_near(out, case)
@@ -76,7 +76,7 @@ def test_auto_takes_it(tokens: int, apart: bool) -> None:
 
 def test_one_token_by_the_kernel_and_by_auto() -> None:
     case = random_gate(1, 1024, 512)
-    assert not pays(1, *case.weights)
+    assert not pays(1, case.gate)
     for impl in ("auto", "w8a8-wgmma"):
         assert_near(gated_product(*case.arguments, impl=impl, dtype=torch.float32), case)
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.weights.gated import gated_product, halves, pays
+from duotone.weights.gate import Gate
+from duotone.weights.gated import gated_product, pays
 from duotone.weights.hadamard import base_at, plan_hadamard
 from duotone.weights.linear import linear_int
 from duotone.weights.online_hadamard import hadamard_quantize
@@ -119,10 +120,10 @@ class IntegerLinears:
 
     def gated(self, entering: Tensor, matrix: PackedWeight) -> Tensor:
         """As `Linears` has it; gate, up and what joins them in one launch where that pays."""
-        plan, both = self.plan, halves(matrix)
+        plan, both = self.plan, Gate.halves(matrix, "silu")
         given = (self.scale, plan.blocks, self.base, plan.power)
-        if pays(len(entering), *both, "silu"):
-            joined = gated_product(entering, self.scale, *both, "silu", dtype=self.dtype)
+        if pays(len(entering), both):
+            joined = gated_product(entering, self.scale, both, dtype=self.dtype)
             return hadamard_quantize(joined, *given)[0].codes
         gate, up = self.product(entering, matrix).chunk(2, -1)
         return hadamard_quantize(gate, *given, activation="silu", up=up)[0].codes

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from duotone.weights import gated, opaque
 from duotone.weights.encode import Coded
-from duotone.weights.packed_weight import PackedWeight
+from duotone.weights.gate import Gate
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.quantize_rows import ACTIVATIONS, activate, normalized, takes_kernels
 
@@ -134,13 +134,12 @@ class FusedMLP(Fused):
         heard = any(reader._forward_hooks or reader._forward_pre_hooks for reader in readers)
         if heard or any(linear.impl != "auto" for linear in (*readers, output)):
             return None
-        gate, up, *biases = _weights_of(readers)
-        given = (gate, up, self._kind, *biases)
-        if not gated.pays(x.shape[:-1].numel(), *given):
+        gate = _gate_of(readers, self._kind)
+        if not gated.pays(x.shape[:-1].numel(), gate):
             return None
         # Floating point is encoded once; codes are taken from all whom they were handed to.
         coded, *_ = [r.coded(x) for r in (readers[:1] if x.is_floating_point() else readers)]
-        return gated.gated_product(coded.codes, coded.scale, *given, dtype=coded.dtype)
+        return gated.gated_product(coded.codes, coded.scale, gate, dtype=coded.dtype)
 
     def _halves(self, made: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         if not self._gated:
@@ -149,16 +148,12 @@ class FusedMLP(Fused):
         return gate, up
 
 
-def _weights_of(
-    readers: Sequence[QuantLinear],
-) -> tuple[PackedWeight, PackedWeight, Tensor | None, Tensor | None]:
-    """Weights of gate and up, then their biases; a single reader has both."""
-    if len(readers) == 2:
-        gate, up = readers
-        return gate.packed, up.packed, gate.bias, up.bias
-    (both,) = readers
-    biases = (None, None) if both.bias is None else both.bias.chunk(2)
-    return (*gated.halves(both.packed), *biases)
+def _gate_of(readers: Sequence[QuantLinear], activation: str) -> Gate:
+    """What makes gate and up, or both."""
+    if len(readers) == 1:
+        return Gate.halves(readers[0].packed, activation, readers[0].bias)
+    gate, up = readers
+    return Gate(gate.packed, up.packed, activation, gate.bias, up.bias)
 
 
 @torch.no_grad()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from duotone.weights.gate import Gate
 from duotone.weights.kernels import wgmma_gated, wgmma_gemm
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.linear import check_out, check_product, choose, linear_int
-from duotone.weights.packed_weight import PackedWeight
-from duotone.weights.quantize_rows import ACTIVATIONS, activate
+from duotone.weights.quantize_rows import activate
 
 KERNEL = "w8a8-wgmma"
 IMPLEMENTATIONS = ("auto", "reference", KERNEL)
@@ -24,11 +24,7 @@ IMPLEMENTATIONS = ("auto", "reference", KERNEL)
 def gated_product(
     x_q: Tensor,
     row_scale: Tensor,
-    gate: PackedWeight,
-    up: PackedWeight,
-    activation: str | None = "silu",
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
+    gate: Gate,
     impl: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
@@ -39,93 +35,45 @@ def gated_product(
     approximations of 2^-22: before it is rounded to `dtype`, a number differs from the exact one by
     less than 2^-20 of itself where |z| < 8, by less than |z| 2^-23 of itself beyond.
 
-    x_q: int8 [tokens, in]. row_scale: float32 [tokens], [1] or []. gate, up: [channels, in], with
-    no split column. activation: of `quantize_rows.ACTIVATIONS`. out: [tokens, channels] of dtype,
-    contiguous, to write it to.
+    x_q: int8 [tokens, in]. row_scale: float32 [tokens], [1] or []. gate: with no split column.
+    out: [tokens, channels] of dtype, contiguous, to write it to.
     impl: "reference" runs everywhere; "w8a8-wgmma" is a kernel for Hopper; "auto" takes it where it
         `pays`.
     Returns [tokens, channels].
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
-    _check(x_q, row_scale, gate, up, activation, gate_bias, up_bias, dtype)
-    check_out(out, (len(x_q), gate.shape[0]), dtype, x_q.device)
+    for weight, bias in gate.products:
+        check_product(x_q, row_scale, weight, None, bias, dtype)
+    check_out(out, (len(x_q), gate.channels), dtype, x_q.device)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
-    given = (gate, up, activation, gate_bias, up_bias)
-    reason = unsupported(*given)
+    reason = unsupported(gate)
     if impl == KERNEL and reason is not None:
         raise ValueError(f"impl={impl!r} cannot run this: {reason}")
-    if not len(x_q) or impl == "reference" or (impl == "auto" and not pays(len(x_q), *given)):
-        y = gated_reference(x_q, row_scale, *given, dtype)
+    if not len(x_q) or impl == "reference" or (impl == "auto" and not pays(len(x_q), gate)):
+        y = gated_reference(x_q, row_scale, gate, dtype)
         return y if out is None else out.copy_(y)
     if out is None:
-        out = torch.empty(len(x_q), gate.shape[0], dtype=dtype, device=x_q.device)
-    return wgmma_gated.gated_wgmma(x_q.contiguous(), row_scale, *given, out)
+        out = torch.empty(len(x_q), gate.channels, dtype=dtype, device=x_q.device)
+    return wgmma_gated.gated_wgmma(x_q.contiguous(), row_scale, gate, out)
 
 
-def gated_reference(
-    x_q: Tensor,
-    row_scale: Tensor,
-    gate: PackedWeight,
-    up: PackedWeight,
-    activation: str | None,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def gated_reference(x_q: Tensor, row_scale: Tensor, gate: Gate, dtype: torch.dtype) -> Tensor:
     """What `gated_product` computes, on any device."""
     first, second = (
         linear_int(x_q, row_scale, weight, None, bias, "reference", torch.float32)
-        for weight, bias in ((gate, gate_bias), (up, up_bias))
+        for weight, bias in gate.products
     )
-    return activate(first, activation, second).to(dtype)
+    return activate(first, gate.activation, second).to(dtype)
 
 
-def pays(
-    tokens: int,
-    gate: PackedWeight,
-    up: PackedWeight,
-    activation: str | None,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-) -> bool:
+def pays(tokens: int, gate: Gate) -> bool:
     """Whether one launch can do it, where `linear_int` would take warpgroup products too."""
-    if unsupported(gate, up, activation, gate_bias, up_bias) is not None:
+    if unsupported(gate) is not None:
         return False
-    return choose(tokens, gate, has_kernels(gate.codes.device)) == KERNEL
+    return choose(tokens, gate.gate, has_kernels(gate.gate.codes.device)) == KERNEL
 
 
-def unsupported(
-    gate: PackedWeight,
-    up: PackedWeight,
-    activation: str | None,
-    gate_bias: Tensor | None = None,
-    up_bias: Tensor | None = None,
-) -> str | None:
+def unsupported(gate: Gate) -> str | None:
     """Why one launch cannot do it, or None."""
-    reason = wgmma_gated.unsupported(gate, up, activation, gate_bias, up_bias)
-    return reason or wgmma_gemm.missing(gate.codes.device)
-
-
-def halves(weight: PackedWeight) -> tuple[PackedWeight, PackedWeight]:
-    """(gate, up) of one weight [2 * channels, in], views."""
-    channels = weight.shape[0] // 2
-    return weight.rows(slice(0, channels)), weight.rows(slice(channels, None))
-
-
-def _check(
-    x_q: Tensor,
-    row_scale: Tensor,
-    gate: PackedWeight,
-    up: PackedWeight,
-    activation: str | None,
-    gate_bias: Tensor | None,
-    up_bias: Tensor | None,
-    dtype: torch.dtype,
-) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {ACTIVATIONS}; got {activation!r}")
-    if gate.shape != up.shape:
-        raise ValueError(f"gate and up must have one shape; got {gate.shape} and {up.shape}")
-    for weight, bias in ((gate, gate_bias), (up, up_bias)):
-        check_product(x_q, row_scale, weight, None, bias, dtype)
+    return wgmma_gated.unsupported(gate) or wgmma_gemm.missing(gate.gate.codes.device)
