@@ -1,7 +1,7 @@
 """Tokens of the dense store in 8-bit floats: half the bytes of 16-bit windows.
 
-e4m3 without a scale: a number is rounded to 4 significant bits, at worst by 1 in 16 of itself, and
-cut off at 448. Next to 2-bit neighbours nobody notices (docs/schemes.md has the measurement).
+e4m3 without a scale: a number is rounded to 4 significant bits, at worst by 1 in 16 of itself or,
+below 2^-6, by 2^-10, and cut off at 448. What windows lose by it: docs/table.md, rows of windows.
 """
 
 from __future__ import annotations

@@ -62,8 +62,10 @@ __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int str
   fill_rows(tile, lane, part, parts);
 }
 #endif
-__device__
-__forceinline__ void load_tile(u32 tile, const char* head, int stride, int position, u32 lane) {
+
+// The same, and waits for it.
+__device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
+                                          u32 lane) {
   ask_for_tile(tile, head, stride, position, lane);
   wait_for_copies();
   __syncwarp();
