@@ -102,12 +102,14 @@ def _keep(path: Path, binary: bytes) -> None:
 class Launch:
     """Grid, threads per block, bytes of dynamic shared memory.
 
+    blocks: their number, or that along x, y and z.
+
     cooperative: all blocks are resident together. cluster: blocks next to each other that are, and
     read each other's shared memory. overlap: the launch may begin before the kernel
     ahead of it in the stream ends; the kernel has to wait before it reads what that one writes.
     """
 
-    blocks: int
+    blocks: int | tuple[int, int, int]
     threads: int
     shared_bytes: int
     cooperative: bool = False
@@ -149,7 +151,8 @@ class Kernel:
     def _settings(self, at: Launch) -> Any:
         self._allow(at.shared_bytes)
         settings = self._driver.CUlaunchConfig()
-        settings.gridDimX, settings.gridDimY, settings.gridDimZ = at.blocks, 1, 1
+        grid = (at.blocks, 1, 1) if isinstance(at.blocks, int) else at.blocks
+        settings.gridDimX, settings.gridDimY, settings.gridDimZ = grid
         settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
         settings.sharedMemBytes = at.shared_bytes
         settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)

@@ -77,7 +77,8 @@ struct Query : Digits {
     for (int h = 0; h < HT; h++) {
 #pragma unroll
       for (int r = 0; r < Keys::COLUMNS; r++)
-        digits[h][r] = digits_of(of.query[h * 4 + (u.g >> 1)] + 16 * r + 4 * u.t, u.g);
+        digits[h][r] =
+            digits_of(*(const int4*)(of.query[h * 4 + (u.g >> 1)] + 16 * r + 4 * u.t), u.g);
       scale[h] = heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
       offset[h] = heads[h * 4 + u.t][1];
     }

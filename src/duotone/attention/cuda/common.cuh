@@ -3,17 +3,22 @@
 // Expects what call.cuh does and D, HEADS, WARPS, STAGES, KEYS and RECORD_BYTES, and
 //   HEADS    q heads with room for them in the sums, G or more
 //   PAGED    records per page, or 0 where a sequence's records lie in one piece
+//   TEAMS    of WARPS warps each in a block: 1, 2 or 4 (1 where it is not defined)
 //   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
 //   MERGE    0: kv heads have one part, the output; 1: the block that ends last merges all parts of
 //            a kv head; 2: a later launch does; 3: this one does, the last of a call, whose blocks
 //            have the last part of a kv head each
+#ifndef TEAMS
+#define TEAMS 1
+#endif
 #include "call.cuh"
 #include "merged.cuh"
+static_assert(TEAMS == 1 || WARPS % 4 == 0, "a team has as many warps in all schedulers");
 
-// A block's share of the work: some records of one block of tokens of one kv head.
+// A team's share of the work: some records of one block of tokens of one kv head.
 struct Unit {
-  int lane, g, t, warp, tid;
-  int head, part, row, length, first, last;
+  int lane, g, t, warp, tid, team;
+  int sequence, head, part, row, length, first, last;
   const char* source;
 #if PAGED
   const int* table;
@@ -45,37 +50,65 @@ __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
   return y;
 }
-__device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
-  u.tid = threadIdx.x, u.warp = u.tid >> 5;
-  u.lane = pinned(u.tid & 31, u.tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
-  const int unit = blockIdx.x;
-  // Divisions cost as much as a tile of keys: one where there is one part.
-  const int parts = at.blocks * at.splits;
-  u.head = parts == 1 ? unit : (u32)unit / parts, u.part = unit - u.head * parts;
-  const int sequence = (u32)u.head / at.kv_heads;
-  const int block = at.splits == 1 ? u.part : (u32)u.part / at.splits,
-            split = u.part - block * at.splits;
-  u.row = u.head * at.blocks + block;
+// A scheduler serves its oldest warp first. Blocks next to each other so end a quarter apart, and a
+// multiprocessor is half empty meanwhile; the warps of a block's teams are of all ages.
+__device__ __forceinline__ void find_team(Unit& u) {
+  const int tid = threadIdx.x, warp = tid >> 5, scheduler = warp & 3, age = warp >> 2;
+  u.team = 0, u.warp = warp;
+  if (TEAMS > 1) {
+    u.team = __shfl_sync(FULL, (age + scheduler) & (TEAMS - 1), 0);
+    u.warp = __shfl_sync(FULL, age / TEAMS * 4 + scheduler, 0);
+  }
+  u.lane = pinned(tid & 31, tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
+  u.tid = TEAMS > 1 ? u.warp * 32 + u.lane : tid;
+}
+// A barrier of the threads of a team.
+__device__ __forceinline__ void sync_team(const Unit& u) {
+  if (TEAMS == 1)
+    __syncthreads();
+  else
+    asm volatile("barrier.sync.aligned %0,%1;" ::"r"(u.team + 1), "n"(WARPS * 32) : "memory");
+}
+// What a unit learns from memory, asked for ahead of its use.
+struct Place {
+  int block, split, length, first_record;
+};
+__device__ __forceinline__ Place find_place(const Call& at, Unit& u) {
+  find_team(u);
+  u.part = blockIdx.x, u.sequence = blockIdx.z;
+  u.head = u.sequence * at.kv_heads + blockIdx.y * TEAMS + u.team;
+  Place place;
+  // A division costs as much as a tile of keys.
+  place.block = at.blocks == 1 ? 0 : at.splits == 1 ? u.part : (u32)u.part / at.splits;
+  place.split = u.part - place.block * at.splits;
+  u.row = u.head * at.blocks + place.block;
 #ifdef ONE_RUN
-  u.length = (int)at.tokens[sequence];
-  const int first_record = 0;
+  place.length = (int)at.tokens[u.sequence];
+  place.first_record = 0;
 #else
-  const long long* edge = at.tokens + (size_t)sequence * (at.blocks + 1) + block;
-  u.length = (int)(edge[1] - edge[0]);
-  const int first_record = at.first_records[sequence * at.blocks + block];
+  const long long* edge = at.tokens + (size_t)u.sequence * (at.blocks + 1) + place.block;
+  place.length = (int)(edge[1] - edge[0]);
+  place.first_record = at.first_records[u.sequence * at.blocks + place.block];
 #endif
+  return place;
+}
+__device__ __forceinline__ void find_records(const Call& at, Unit& u, const Place& place) {
+  u.length = place.length;
   const int records = (u.length + KEYS - 1) / KEYS;
-  u.first = at.splits == 1 ? 0 : (u32)records * split / at.splits;
-  u.last = at.splits == 1 ? records : (u32)records * (split + 1) / at.splits;
+  u.first = at.splits == 1 ? 0 : (u32)records * place.split / at.splits;
+  u.last = at.splits == 1 ? records : (u32)records * (place.split + 1) / at.splits;
 #if PAGED
-  u.table = at.pages + (size_t)sequence * at.pages_per_sequence;
-  u.first_record = first_record;
+  u.table = at.pages + (size_t)u.sequence * at.pages_per_sequence;
+  u.first_record = place.first_record;
   u.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
-  u.source = at.records + (size_t)(u.head - sequence * at.kv_heads) * PAGED * RECORD_BYTES;
+  u.source = at.records + (size_t)blockIdx.y * PAGED * RECORD_BYTES;
 #else
-  u.source =
-      at.records + ((size_t)u.head * at.records_per_head + first_record) * (size_t)RECORD_BYTES;
+  u.source = at.records +
+             ((size_t)u.head * at.records_per_head + place.first_record) * (size_t)RECORD_BYTES;
 #endif
+}
+__device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
+  find_records(at, u, find_place(at, u));
 }
 
 #include "ring.cuh"
@@ -92,13 +125,13 @@ __device__ __forceinline__ int count_part(int* counter) {
 // True in the block that finishes a kv head last. One thread orders what all of them wrote, which
 // the barriers before and behind it let it: a fence of every thread takes longer.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
-  __syncthreads();
+  sync_team(u);
   if (u.tid == 0) {
     const bool last = count_part(at.counters + 2 * u.head) == at.all_parts - 1;
     if (last) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
     *flag = last;
   }
-  __syncthreads();
+  sync_team(u);
   return *flag;
 }
 
@@ -136,7 +169,7 @@ template <class F>
 __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earlier& earlier,
                                             char* shared, float (*ml)[HEADS][2], float (*whole)[2],
                                             float weight_top, F value) {
-  __syncthreads();
+  sync_team(u);
   if (u.tid < G) {  // each warp's maximum becomes its factor
     float m = -1e30f, l = 0.f;
 #pragma unroll
@@ -149,7 +182,7 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earli
     }
     whole[u.tid][0] = m - weight_top, whole[u.tid][1] = l;
   }
-  __syncthreads();
+  sync_team(u);
   const size_t part = (size_t)u.head * at.all_parts + at.first_part + u.part;
 #pragma unroll(MERGE == 3 ? ROUNDS : 4)
   for (int round = 0; round < ROUNDS; round++) {

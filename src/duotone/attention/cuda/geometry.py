@@ -52,15 +52,17 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a launch is cut: warps per block, blocks per multiprocessor, splits per block of tokens.
+    """How a launch is cut: warps per unit, units per multiprocessor, splits per block of tokens.
 
-    A block is a unit of work: small ones follow each other without waiting for their neighbours,
-    those of the next launch, too.
+    A unit of work is a block of its own: small ones follow each other without waiting for their
+    neighbours, those of the next launch, too. Or it belongs to one of the `teams` of a block, of
+    as many kv heads, which end together.
     """
 
     warps: int
     per_sm: int
     splits: int
+    teams: int = 1
 
 
 def shared_bytes(device: torch.device) -> int:

@@ -2,10 +2,9 @@
 //
 // From four integers of q, in the low bits of words, what a column of B has of them: their high
 // digits in even columns, their low ones in odd columns.
-__device__ __forceinline__ u32 digits_of(const int* four, int column) {
+__device__ __forceinline__ u32 digits_of(int4 x, int column) {
   const int round = column & 1 ? 0 : 128;
   const u32 pick = column & 1 ? 0x0040 : 0x0051;
-  const int4 x = *(const int4*)four;
   return __byte_perm(__byte_perm(x.x + round, x.y + round, pick),
                      __byte_perm(x.z + round, x.w + round, pick), 0x5410);
 }

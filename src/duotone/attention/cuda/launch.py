@@ -157,9 +157,9 @@ def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
     at, form = task.at, task.work.format
     given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
-        blocks=task.units,
-        threads=at.warps * LANES,
-        shared_bytes=task.shared_bytes or at.warps * form.stages * form.nbytes,
+        blocks=task.grid,
+        threads=at.teams * at.warps * LANES,
+        shared_bytes=task.shared_bytes or at.teams * at.warps * form.stages * form.nbytes,
         cooperative=task.cooperative,
         overlap=overlap > 0,
         cluster=task.cluster,
@@ -196,7 +196,8 @@ def _macros(task: Task) -> dict[str, int]:
         "CHANNELS": task.work.format.head_dim,
         "G": task.work.group,
         "WARPS": task.at.warps,
-        "PER_SM": task.at.per_sm,
+        "TEAMS": task.at.teams,
+        "PER_SM": task.at.per_sm // task.at.teams,
         "STAGES": task.work.format.stages,
         "QUERY": QUERY_TYPES[task.work.query.dtype],
         "PAGED": task.work.records_per_page,

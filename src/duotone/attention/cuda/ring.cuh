@@ -66,15 +66,14 @@ struct Ring {
 #endif
 
   __device__ __forceinline__ void make(const Unit& u, char* shared, u64* barriers, int* draws) {
-    const int wp = threadIdx.x >> 5;
-    memory = pinned(shared_address(shared) + wp * (STAGES * SLOT_BYTES), u.lane);
+    memory = pinned(shared_address(shared) + u.warp * (STAGES * SLOT_BYTES), u.lane);
     slot = 0;
     drawn = draws;
     // Of an address that it knows to be the same for a warp the compiler makes one addition of all
     // lanes, a dozen instructions, though one lane draws.
     counter = pinned(shared_address(draws), u.lane);
 #if BULK_COPIES
-    barrier = pinned(shared_address(barriers + wp * STAGES), u.lane);
+    barrier = pinned(shared_address(barriers + u.warp * STAGES), u.lane);
     phase = 0;
     if (u.lane == 0) {
       for (int s = 0; s < STAGES; s++)

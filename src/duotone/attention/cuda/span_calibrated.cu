@@ -13,6 +13,9 @@
 #include "span_sums.cuh"
 #include "kept_scores.cuh"
 
+// V's channels of a thread.
+#define OF_A_THREAD ((CHANNELS + WARPS * 32 - 1) / (WARPS * 32))
+
 // The softmax's weights of a tile of kept scores.
 __device__ __forceinline__ void weigh(u32 (*pi)[8], const Sums& sums, const Query& q,
                                       const KeptScores& kept, const Unit& u, int record, int tile) {
@@ -38,13 +41,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   Prologue& prologue = *(Prologue*)behind_rings;
   begin();
   Unit u;
-  find_unit(at, u);
+  const Place place = find_place(at, u);
+  Params params;
+  params.load(at, u);
+  Query::hint(at, u);
   DeepRing ring;
   ring.make(u, shared, barriers, &drawn);
+  find_records(at, u, place);
   ring.start<TILES * K_BYTES, 0>(u);
   ring.reset(u);
   Query q;
-  q.fold(at, u, prologue);
+  q.fold(at, u, params, prologue);
   KeptScores kept;
   kept.set(prologue, u, behind_rings);
   float v_scale[OF_A_THREAD], v_zero[OF_A_THREAD];

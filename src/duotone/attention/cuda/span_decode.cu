@@ -6,6 +6,7 @@
 //   G       q heads per kv head
 //   WARPS, PER_SM, STAGES, TILES, UNDER_WAY (see deep_ring.cuh)
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
+//   TEAMS   of WARPS warps in a block; a unit each
 //   TAU     1: score calibration; all blocks of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 #include "span_shapes.cuh"
@@ -14,32 +15,42 @@
 #include "span_range.cuh"
 #include "span_sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
+static_assert(TEAMS == 1 || !TAU, "calibration is agreed on by blocks");
+#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
+
+extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
     span_decode(const __grid_constant__ Arguments at) {
-  extern __shared__ __align__(1024) char shared[];
-  __shared__ Prologue prologue;
-  __shared__ float ml[WARPS][HEADS][2];
-  __shared__ int flag, drawn;
-  __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  extern __shared__ __align__(1024) char rings[];
+  __shared__ Prologue prologues[TEAMS];
+  __shared__ float all_ml[TEAMS][WARPS][HEADS][2];
+  __shared__ int flags[TEAMS], draws[TEAMS];
+  __shared__ __align__(8) u64 barriers[TEAMS * WARPS * STAGES];
   begin();
   Unit u;
-  find_unit(at, u);
+  const Place place = find_place(at, u);
+  Params params;
+  params.load(at, u);
+  Query::hint(at, u);
+  char* shared = rings + u.team * RINGS_BYTES;
+  Prologue& prologue = prologues[u.team];
+  float(*ml)[HEADS][2] = all_ml[u.team];
   DeepRing ring;
-  ring.make(u, shared, barriers, &drawn);
+  ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
+  find_records(at, u, place);
   Query q;
 #if TAU
   ring.start<TILES * K_BYTES, 0>(u);
   ring.reset(u);
-  q.fold(at, u, prologue);
+  q.fold(at, u, params, prologue);
   score_range(ring, u, q, ml, prologue.heads);
   if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue.heads);
   ring.reset(u);
-  __syncthreads();
+  sync_team(u);
   calibrate(at, u, q, prologue.heads);
 #else
   ring.start<RECORD_BYTES, 0>(u);
   ring.reset(u);
-  q.fold(at, u, prologue);
+  q.fold(at, u, params, prologue);
 #endif
   Sums sums;
   sums.clear(q, ml[u.warp]);
@@ -85,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
+  finish(at, u, shared, ml, prologue.heads, flags + u.team, P_TOP, [&](int c, float l, float sum) {
     return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
   });
 }

@@ -49,6 +49,8 @@ TWO_TILES_WARPS, TWO_TILES_BITS = 12, 2
 # Blocks of so many warps become smaller where that saves this share of their rounds, and units fill
 # the places that there are then this many times.
 EVENED_WARPS, EVENED_SHARE, EVENED_WAVES = 4, 0.05, 2.0
+# Units of a block where all of them run at once, and what their warps are spread over.
+TEAMS, SCHEDULERS = (2, 4), 4
 TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS, TWO_TILES_WAVES = (1, 2, 3, 6), 2, 1.5
 
 
@@ -101,6 +103,7 @@ def geometry(
     sms: int,
     ring_bytes: int,
     calibrate: bool = False,
+    kv_heads: int = 1,
 ) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
     if is_long(heads * records, sms) and not calibrate and _has_12_warps(form, group, ring_bytes):
@@ -108,10 +111,17 @@ def geometry(
     at = cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)
     if at.warps == MAX_WARPS and not is_long(heads * records, sms):
         return Geometry(MAX_WARPS // 2, 2 * at.per_sm, at.splits)
-    places = 2 * at.per_sm * sms
-    if calibrate or heads * at.splits < EVENED_WAVES * places:
+    if calibrate:
         return at
+    if heads * at.splits < EVENED_WAVES * 2 * at.per_sm * sms:
+        return _teamed(at, heads * at.splits, kv_heads, sms)
     return _evened(at, -(-records // at.splits))
+
+
+def _teamed(at: Geometry, units: int, kv_heads: int, sms: int) -> Geometry:
+    """Teams in place of blocks next to each other, where all units run at once."""
+    fits = at.per_sm in TEAMS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
+    return replace(at, teams=at.per_sm) if fits and units <= at.per_sm * sms else at
 
 
 def _evened(at: Geometry, records: int) -> Geometry:
@@ -249,7 +259,9 @@ def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
 def _geometry(work: Work, calibrate: bool) -> Geometry:
     device, heads = work.query.device, work.heads * work.blocks
     sms, rings = multiprocessors(device), ring_bytes(device)
-    return geometry(work.format, work.group, heads, work.records, sms, rings, calibrate)
+    return geometry(
+        work.format, work.group, heads, work.records, sms, rings, calibrate, work.kv_heads
+    )
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:

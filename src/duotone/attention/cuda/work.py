@@ -125,6 +125,11 @@ class Task:
         return self.work.heads * self.parts
 
     @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks along parts, kv heads and sequences, so that no kernel has to divide."""
+        return self.parts, self.work.kv_heads // self.at.teams, self.work.query.shape[0]
+
+    @property
     def parts(self) -> int:
         """Shares of each kv head."""
         return self.work.blocks * self.at.splits
