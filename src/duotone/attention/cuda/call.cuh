@@ -106,19 +106,22 @@ __device__ __forceinline__ void wait_for_all() {
 
 // What every launch is told.
 struct Call {
+  // What a block begins with is one line of constant memory: each one takes as long as an answer.
+  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
+  const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
   const query_t* query;      // [batch * q_heads, CHANNELS]
   const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES], or
                              // [pages, kv_heads, PAGED, RECORD_BYTES]
-  const int* pages;          // [batch, pages_per_sequence] where a sequence's records are, or null
-  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
-  const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
-  float* partial;            // sums of each kv head's parts, [batch * kv_heads, parts, G, CHANNELS]
-  float2* weights;           // and their maximum and weight, [batch * kv_heads, parts, G]
-  int* counters;             // [batch * kv_heads, 2], zero before and after; null without tickets
-  out_t* out;                // rows of q heads, aligned to four numbers
-  float* lse;                // log2, or null
+  int kv_heads, blocks, splits, records_per_head;
+  u32 splits_inverse;  // 2^32 / splits, rounded up: exact while splits * records stay below 2^32
+  const int* pages;    // [batch, pages_per_sequence] where a sequence's records are, or null
+  float* partial;      // sums of each kv head's parts, [batch * kv_heads, parts, G, CHANNELS]
+  float2* weights;     // and their maximum and weight, [batch * kv_heads, parts, G]
+  int* counters;       // [batch * kv_heads, 2], zero before and after; null without tickets
+  out_t* out;          // rows of q heads, aligned to four numbers
+  float* lse;          // log2, or null
   long long out_stride, lse_stride;  // elements between q heads
-  int kv_heads, blocks, records_per_head, splits, pages_per_sequence;
+  int pages_per_sequence;
   int first_part, all_parts;  // of all launches of a call, which share partial and counters
   int units;                  // of this launch: kv heads times its parts
   float sm_scale;             // times log2(e)

@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
-  finish(at, u, shared, ml, prologue.heads, &flag, P_TOP, [&](int c, float l, float sum) {
+  finish(at, u, shared, ml, &flag, P_TOP, [&](int c, float l, float sum) {
     float scale_zero[2];
     unpack2(scale_zero, prologue.value[c]);
     return sum * scale_zero[0] + l * scale_zero[1];

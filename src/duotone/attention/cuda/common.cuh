@@ -71,32 +71,43 @@ __device__ __forceinline__ void sync_team(const Unit& u) {
 }
 // What a unit learns from memory, asked for ahead of its use.
 struct Place {
-  int block, split, length, first_record;
+  int block, split, from, to, first_record;
 };
+// x / splits: a division would cost as much as a tile of keys.
+__device__ __forceinline__ int divided(const Call& at, int x) {
+  return at.splits == 1 ? x : __umulhi(x, at.splits_inverse);
+}
+// Records of one of the splits of a block of tokens, the larger ones first.
+struct Share {
+  int first, last;
+};
+__device__ __forceinline__ Share share_of(const Call& at, int records, int split) {
+  const int each = divided(at, records), more = records - each * at.splits;
+  const int first = split * each + min(split, more);
+  return {first, first + each + (split < more)};
+}
 __device__ __forceinline__ Place find_place(const Call& at, Unit& u) {
-  find_team(u);
   u.part = blockIdx.x, u.sequence = blockIdx.z;
   u.head = u.sequence * at.kv_heads + blockIdx.y * TEAMS + u.team;
   Place place;
-  // A division costs as much as a tile of keys.
-  place.block = at.blocks == 1 ? 0 : at.splits == 1 ? u.part : (u32)u.part / at.splits;
+  place.block = divided(at, u.part);
   place.split = u.part - place.block * at.splits;
   u.row = u.head * at.blocks + place.block;
 #ifdef ONE_RUN
-  place.length = (int)at.tokens[u.sequence];
+  place.from = 0, place.to = (int)at.tokens[u.sequence];
   place.first_record = 0;
 #else
   const long long* edge = at.tokens + (size_t)u.sequence * (at.blocks + 1) + place.block;
-  place.length = (int)(edge[1] - edge[0]);
+  place.from = (int)edge[0], place.to = (int)edge[1];
   place.first_record = at.first_records[u.sequence * at.blocks + place.block];
 #endif
   return place;
 }
 __device__ __forceinline__ void find_records(const Call& at, Unit& u, const Place& place) {
-  u.length = place.length;
+  u.length = place.to - place.from;
   const int records = (u.length + KEYS - 1) / KEYS;
-  u.first = at.splits == 1 ? 0 : (u32)records * place.split / at.splits;
-  u.last = at.splits == 1 ? records : (u32)records * (place.split + 1) / at.splits;
+  const Share share = share_of(at, records, place.split);
+  u.first = share.first, u.last = share.last;
 #if PAGED
   u.table = at.pages + (size_t)u.sequence * at.pages_per_sequence;
   u.first_record = place.first_record;
@@ -107,7 +118,19 @@ __device__ __forceinline__ void find_records(const Call& at, Unit& u, const Plac
              ((size_t)u.head * at.records_per_head + place.first_record) * (size_t)RECORD_BYTES;
 #endif
 }
+// The records that a unit has if its sequence fills all the room: for who asks before lengths are
+// known. None where records lie in pages or behind those of other blocks.
+__device__ __forceinline__ void guess_records(const Call& at, Unit& u, const Place& place) {
+  u.first = u.last = 0;
+#if !PAGED
+  if (at.blocks > 1) return;
+  const Share share = share_of(at, at.records_per_head, place.split);
+  u.first = share.first, u.last = share.last;
+  u.source = at.records + (size_t)u.head * at.records_per_head * RECORD_BYTES;
+#endif
+}
 __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
+  find_team(u);
   find_records(at, u, find_place(at, u));
 }
 
@@ -136,6 +159,9 @@ __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* 
 }
 
 // Where a warp puts its sums once its ring is free: rows of D + 8 floats.
+__device__ __forceinline__ const float* sums_of(const char* shared, int w) {
+  return (const float*)(shared + w * (STAGES * SLOT_BYTES));
+}
 __device__ __forceinline__ float* sums_of(char* shared, int w) {
   return (float*)(shared + w * (STAGES * SLOT_BYTES));
 }
@@ -161,42 +187,32 @@ struct Earlier {
   }
 };
 
-// Merges the sums of a block's warps: the output, or a part of it where there are several.
+// Merges the sums of a team's warps: the output, or a part of it where there are several.
 // earlier: what else is in the output, with MERGE 3. ml: maximum and weight of each warp and head.
-// whole: room for the block's. weight_top: log2 of what a weight of 1 stands for under the maximum.
+// weight_top: log2 of what a weight of 1 stands for under the maximum.
 // value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earlier& earlier,
-                                            char* shared, float (*ml)[HEADS][2], float (*whole)[2],
+                                            const char* shared, const float (*ml)[HEADS][2],
                                             float weight_top, F value) {
-  sync_team(u);
-  if (u.tid < G) {  // each warp's maximum becomes its factor
-    float m = -1e30f, l = 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) m = fmaxf(m, ml[w][u.tid][0]);
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      const float z = exp2_fast(ml[w][u.tid][0] - m);
-      l = fmaf(z, ml[w][u.tid][1], l);
-      ml[w][u.tid][0] = z;
-    }
-    whole[u.tid][0] = m - weight_top, whole[u.tid][1] = l;
-  }
   sync_team(u);
   const size_t part = (size_t)u.head * at.all_parts + at.first_part + u.part;
 #pragma unroll(MERGE == 3 ? ROUNDS : 4)
   for (int round = 0; round < ROUNDS; round++) {
     const int i = (round * WARPS * 32 + u.tid) * 4, h = i / CHANNELS, c = i % CHANNELS;
     if (i >= G * CHANNELS) break;
-    const float m = whole[h][0], l = whole[h][1];
-    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    float m = -1e30f, l = 0.f, sum[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) m = fmaxf(m, ml[w][h][0]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const float z = ml[w][h][0];
+      const float z = exp2_fast(ml[w][h][0] - m);
       const float4 x = *(const float4*)(sums_of(shared, w) + h * (D + 8) + c);
+      l = fmaf(z, ml[w][h][1], l);
       sum[0] = fmaf(z, x.x, sum[0]), sum[1] = fmaf(z, x.y, sum[1]), sum[2] = fmaf(z, x.z, sum[2]),
       sum[3] = fmaf(z, x.w, sum[3]);
     }
+    m -= weight_top;
 #pragma unroll
     for (int j = 0; j < 4; j++)
       sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f;  // scales of an empty block may be anything
@@ -223,15 +239,15 @@ __device__ __forceinline__ void merge_parts(const Call& at, const Unit& u) {
 
 // All that a unit owes the output.
 template <class F>
-__device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
-                                       float (*ml)[HEADS][2], float (*whole)[2], int* flag,
-                                       float weight_top, F value) {
+__device__ __forceinline__ void finish(const Call& at, const Unit& u, const char* shared,
+                                       const float (*ml)[HEADS][2], int* flag, float weight_top,
+                                       F value) {
   Earlier earlier;
   if (MERGE == 3) {
     wait_for_all();
     earlier.read(at, u);
   }
-  merge_warps(at, u, earlier, shared, ml, whole, weight_top, value);
+  merge_warps(at, u, earlier, shared, ml, weight_top, value);
   if (MERGE == 1 && arrive_last(at, u, flag)) merge_parts(at, u);
   if (MERGE != 3) wait_for_all();
 }

@@ -25,6 +25,25 @@ struct DeepRing : Ring {
       following[n] = current + (n + 1) * WARPS;
     }
   }
+  // The same before lengths are known, which takes an answer of memory. Records that turn out to be
+  // others' are waited for and left.
+  template <int BYTES, int FROM>
+  __device__ __forceinline__ void start_early(const Call& at, Unit& u, const Place& place) {
+    guess_records(at, u, place);
+    const int guess = u.first, there = asked(u);
+    start<BYTES, FROM>(u);
+    find_records(at, u, place);
+    if (u.first == guess && asked(u) == there) return;
+    for (int n = 0; n < there; n++) take_current();
+    start<BYTES, FROM>(u);
+  }
+  // Records that `start` asks for.
+  static __device__ __forceinline__ int asked(const Unit& u) {
+    int records = 0;
+#pragma unroll
+    for (int n = 0; n < UNDER_WAY; n++) records += u.first + u.warp + n * WARPS < u.last;
+    return records;
+  }
   // As Ring's, behind the first records of all warps.
   __device__ __forceinline__ void reset(const Unit& u) {
     if (u.tid == 0) *drawn = u.first + UNDER_WAY * WARPS;

@@ -104,7 +104,7 @@ struct DenseRing {
 extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     dense_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
+  __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flag;
   begin();
   wait_for_query();  // lengths and the newest token may have changed, too
@@ -136,5 +136,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     for (int k = 0; k < KT; k++) sums.add(s[k], here + (KEYS + 16 * k) * ROW_BYTES, u.lane);
   }
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float sum) { return sum * KV_UNIT; });
+  finish(at, u, shared, ml, &flag, 0.f, [](int, float, float sum) { return sum * KV_UNIT; });
 }

@@ -62,7 +62,7 @@ typedef AlongRows<KC, 2, VB, V_GROUP> Values;
 extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     group_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
+  __shared__ float ml[WARPS][HEADS][2];
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
   begin();
@@ -135,6 +135,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   }
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, whole, &flag, 0.f,
-         [](int, float, float sum) { return sum * Values::UNIT; });
+  finish(at, u, shared, ml, &flag, 0.f, [](int, float, float sum) { return sum * Values::UNIT; });
 }

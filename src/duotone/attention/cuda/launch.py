@@ -187,6 +187,7 @@ def _inputs(task: Task) -> dict[str, int | None]:
         "blocks": work.blocks,
         "records_per_head": work.records,
         "splits": task.at.splits,
+        "splits_inverse": -(-(2**32) // task.at.splits) & 0xFFFFFFFF,
         "units": task.units,
     }
 

@@ -41,17 +41,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   Prologue& prologue = *(Prologue*)behind_rings;
   begin();
   Unit u;
+  find_team(u);
+  DeepRing ring;
+  ring.make(u, shared, barriers, &drawn);
   const Place place = find_place(at, u);
   Params params;
   params.load(at, u);
-  Query::hint(at, u);
-  DeepRing ring;
-  ring.make(u, shared, barriers, &drawn);
-  find_records(at, u, place);
-  ring.start<TILES * K_BYTES, 0>(u);
+  QueryFours asked;
+  asked.hint(at, u);
+  ring.start_early<TILES * K_BYTES, 0>(at, u, place);
   ring.reset(u);
+  asked.await(at, u);
   Query q;
-  q.fold(at, u, params, prologue);
+  q.fold(at, u, params, asked, prologue);
   KeptScores kept;
   kept.set(prologue, u, behind_rings);
   float v_scale[OF_A_THREAD], v_zero[OF_A_THREAD];
@@ -114,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     const int c = u.tid + i * WARPS * 32;
     if (c < CHANNELS) prologue.v_scale[c] = v_scale[i], prologue.v_zero[c] = v_zero[i];
   }
-  finish(at, u, shared, ml, bounds, &flag, P_TOP, [&](int c, float l, float sum) {
+  finish(at, u, shared, ml, &flag, P_TOP, [&](int c, float l, float sum) {
     return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
   });
 }

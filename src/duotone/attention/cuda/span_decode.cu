@@ -15,6 +15,11 @@
 #include "span_range.cuh"
 #include "span_sums.cuh"
 
+// Whether q is waited for ahead of the first records. Behind those its answer takes microseconds;
+// but that they are asked for while the kernel ahead still runs gains more where a record is soon
+// worked off, as with more bits.
+#define QUERY_FIRST (KB == 1 && VB == 1)
+#define FIRST_BYTES (TAU ? TILES * K_BYTES : RECORD_BYTES)
 static_assert(TEAMS == 1 || !TAU, "calibration is agreed on by blocks");
 #define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
 
@@ -27,30 +32,31 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   __shared__ __align__(8) u64 barriers[TEAMS * WARPS * STAGES];
   begin();
   Unit u;
+  find_team(u);
+  char* shared = rings + u.team * RINGS_BYTES;
+  Prologue& prologue = prologues[u.team];
+  float (*ml)[HEADS][2] = all_ml[u.team];
+  DeepRing ring;
+  ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
   const Place place = find_place(at, u);
   Params params;
   params.load(at, u);
-  Query::hint(at, u);
-  char* shared = rings + u.team * RINGS_BYTES;
-  Prologue& prologue = prologues[u.team];
-  float(*ml)[HEADS][2] = all_ml[u.team];
-  DeepRing ring;
-  ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
-  find_records(at, u, place);
-  Query q;
-#if TAU
-  ring.start<TILES * K_BYTES, 0>(u);
+  QueryFours asked;
+  if (QUERY_FIRST)
+    asked.await(at, u);
+  else
+    asked.hint(at, u);
+  ring.start_early<FIRST_BYTES, 0>(at, u, place);
   ring.reset(u);
-  q.fold(at, u, params, prologue);
+  if (!QUERY_FIRST) asked.await(at, u);
+  Query q;
+  q.fold(at, u, params, asked, prologue);
+#if TAU
   score_range(ring, u, q, ml, prologue.heads);
   if (at.blocks * at.splits > 1) agree_on_range(at, u, prologue.heads);
   ring.reset(u);
   sync_team(u);
   calibrate(at, u, q, prologue.heads);
-#else
-  ring.start<RECORD_BYTES, 0>(u);
-  ring.reset(u);
-  q.fold(at, u, params, prologue);
 #endif
   Sums sums;
   sums.clear(q, ml[u.warp]);
@@ -96,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
 
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, prologue.heads, flags + u.team, P_TOP, [&](int c, float l, float sum) {
+  finish(at, u, shared, ml, flags + u.team, P_TOP, [&](int c, float l, float sum) {
     return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
   });
 }

@@ -36,11 +36,9 @@ SOURCE = "span_decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
 MAX_UNIT_TOKENS = 32768
 # Records per multiprocessor from which on a launch is long. In a short one, what a warp does before
-# its first record and behind its last one counts: half as many warps do it half as often, and every
-# warp asks for two records at once, so that memory is not idle meanwhile. In a long one more warps
-# hide more. There 1 bit takes more time for instructions than for bytes: a second record under way
-# gains nothing and makes the first one come later. With 2 bits and more it is bytes that count.
-LONG_RECORDS = 96
+# its first record and behind its last one counts: half as many warps do it half as often. In a long
+# one more warps hide more.
+LONG_RECORDS = 48
 # Two tiles of q heads (5 to 8 of them) take more time for products than for bytes in long launches.
 # 168 registers hold what they need of few bits: 12 warps. What a warp does before its first record
 # and behind its last one takes time, too: blocks of two warps, where kv heads fill the device's
@@ -158,9 +156,13 @@ def is_long(records: int, sms: int) -> bool:
     return records >= LONG_RECORDS * sms
 
 
-def records_under_way(form: RecordFormat, records: int, sms: int) -> int:
-    """Records that a warp has asked for; `records` of all heads."""
-    return 1 if form.key_bits == form.value_bits == 1 and is_long(records, sms) else 2
+def records_under_way(form: RecordFormat) -> int:
+    """Records that a warp has asked for.
+
+    1 bit takes more time for instructions than for bytes: a second one gains nothing, and makes the
+    first one come later. With 2 bits and more it is bytes that count.
+    """
+    return 1 if form.key_bits == form.value_bits == 1 else 2
 
 
 def span_decode(
@@ -210,8 +212,7 @@ def span_task(
     macros = macros_of(form, tau is not None)
     together = tau is not None and parts > 1
     if tau is None:
-        records, sms = work.heads * work.blocks * work.records, multiprocessors(query.device)
-        macros["UNDER_WAY"] = records_under_way(form, records, sms)
+        macros["UNDER_WAY"] = records_under_way(form)
     if kept is None:
         return Task(SOURCE, work, at, macros, arguments, cooperative=together)
     rings_and_scores = block_bytes(form, work.group, at, work.records)

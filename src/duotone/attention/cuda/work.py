@@ -21,14 +21,15 @@ class Call(ctypes.Structure):
     """`Call` of common.cuh: what every decode kernel is told."""
 
     _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "first_records", "query", "records")),
+        *((name, ctypes.c_int) for name in ("kv_heads", "blocks", "splits", "records_per_head")),
+        ("splits_inverse", ctypes.c_uint),
         *((name, ctypes.c_void_p) for name in (
-            "query", "records", "pages", "tokens", "first_records", "partial", "weights",
-            "counters", "out", "lse",
+            "pages", "partial", "weights", "counters", "out", "lse",
         )),
         *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
         *((name, ctypes.c_int) for name in (
-            "kv_heads", "blocks", "records_per_head", "splits", "pages_per_sequence", "first_part",
-            "all_parts", "units",
+            "pages_per_sequence", "first_part", "all_parts", "units",
         )),
         ("sm_scale", ctypes.c_float),
     )  # fmt: skip
