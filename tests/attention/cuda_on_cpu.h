@@ -30,7 +30,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
-struct Index { unsigned x; };
+struct Index { unsigned x, y, z; };
 static Index blockIdx, threadIdx, gridDim;
 alignas(16) static char shared[1 << 18];
 
@@ -86,6 +86,7 @@ static u32 __byte_perm(u32 x, u32 y, u32 which) {
 }
 static int __popc(u32 x) { return __builtin_popcount(x); }
 static int __ffs(u32 x) { return __builtin_ffs(x); }
+static u32 __umulhi(u32 a, u32 b) { return (u64)a * b >> 32; }
 static void __threadfence() {}
 static int atomicAdd(int* at, int x) { const int old = *at; *at += x; return old; }
 static int atomicOr(int* at, int x) { const int old = *at; *at |= x; return old; }

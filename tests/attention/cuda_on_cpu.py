@@ -22,10 +22,11 @@ MAIN = """
 static const Arguments* given;
 static unsigned running, threads_of_block;
 static void thread() {{ {name}(*given); running--; while (true) yield(); }}
-extern "C" void launch(const Arguments* at, unsigned blocks, unsigned threads) {{
-  given = at, gridDim.x = blocks;
+extern "C" void launch(const Arguments* at, unsigned x, unsigned y, unsigned z, unsigned threads) {{
+  given = at, gridDim = {{x, y, z}};
   std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 14));
-  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {{
+  for (unsigned i = 0; i < x * y * z; i++) {{
+    blockIdx = {{i % x, i / x % y, i / x / y}};
     memset(shared, 0xAA, sizeof shared);
     fibers.assign(threads, {{}}), board.assign(threads, 0), warps.assign(threads / 32, {{}});
     block = {{}}, running = threads;
@@ -39,6 +40,11 @@ extern "C" void launch(const Arguments* at, unsigned blocks, unsigned threads) {
   }}
 }}
 """
+
+
+def grid_of(blocks: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    """Along x, y and z, as `nvrtc.Launch` has it."""
+    return (blocks, 1, 1) if isinstance(blocks, int) else blocks
 
 
 def missing() -> str | None:
@@ -95,7 +101,7 @@ def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
     def kernel(source, name, macros, device):
         launch = compiled(source, name, dict(macros), folder)
-        return lambda at, given: launch(ctypes.byref(given), at.blocks, at.threads)
+        return lambda at, given: launch(ctypes.byref(given), *grid_of(at.blocks), at.threads)
 
     monkeypatch.setattr(module, "kernel", kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

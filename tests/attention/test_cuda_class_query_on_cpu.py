@@ -30,7 +30,7 @@ void fold_query(const Arguments& at) {
   Query q;
   q.make(at, u, prologue.table, prologue.heads, prologue.bias);
   if (u.warp) return;
-  float* out = at.partial + (blockIdx.x * 32 + u.lane) * HT * (Keys::COLUMNS + 2);
+  float* out = at.partial + (u.row * 32 + u.lane) * HT * (Keys::COLUMNS + 2);
   for (int h = 0; h < HT; h++) {
     for (int r = 0; r < Keys::COLUMNS; r++) *out++ = __uint_as_float(q.digits[h][r]);
     *out++ = q.scale[h], *out++ = q.offset[h];
@@ -63,7 +63,8 @@ def folded_query(records: ClassRecords, query: torch.Tensor, spans: BlockTable, 
         "ARGUMENTS_BYTES": ctypes.sizeof(given),
     }  # fmt: skip
     beginning = runtime.source_text(class_decode.SOURCE).partition('extern "C" __global__')[0]
-    compiled("fold_query", macros, folder, beginning + KERNEL)(given, units, WARPS * 32)
+    grid = spans.blocks, records.shape[1], len(query)
+    compiled("fold_query", macros, folder, beginning + KERNEL)(given, grid, WARPS * 32)
     digits = out[..., :columns].contiguous().view(torch.int32)
     return digits, out[..., columns], out[..., columns + 1]
 

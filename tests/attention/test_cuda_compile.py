@@ -17,7 +17,7 @@ from duotone.attention.cuda import (
     span_decode,
     window_append,
 )
-from duotone.attention.cuda.geometry import cut, ring_bytes
+from duotone.attention.cuda.geometry import SHARED_KIB, cut, ring_bytes
 from duotone.attention.cuda.group_format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.attention.cuda.work import QUERY_TYPES, Call
@@ -94,6 +94,18 @@ def test_span_decode_compiles_with_12_warps_for_two_tiles_of_heads(bits, arch) -
     macros |= {"PER_SM": at.per_sm, "UNDER_WAY": bits, "MERGE": 2}
     binary = runtime.compiled(span_decode.SOURCE, arch, macros)
     assert stack_of(binary) == 0
+
+
+@pytest.mark.parametrize(("arch", "teams"), [("sm_80", 2), ("sm_90", 2), ("sm_90", 4)])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_span_decode_compiles_with_teams(bits, teams, arch) -> None:
+    form = RecordFormat(128, bits, bits)
+    macros = common(form, 4, 16 // teams, span_decode.Arguments)
+    macros |= span_decode.macros_of(form, False) | {"TEAMS": teams, "PER_SM": 1, "UNDER_WAY": bits}
+    binary = runtime.compiled(span_decode.SOURCE, arch, macros)
+    assert stack_of(binary) == 0
+    rings = 16 * form.stages * form.nbytes
+    assert shared_of(binary, "span_decode") + rings <= SHARED_KIB[9, 0] << 10
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

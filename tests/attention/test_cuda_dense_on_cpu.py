@@ -143,7 +143,7 @@ def attended(query, key, value, form: DenseFormat, warps: int, folder, **more) -
     }  # fmt: skip
     source = LANES + runtime.source_text(dense_decode.SOURCE)
     run = compiled("dense_decode", macros, folder, source, INSTRUCTIONS | ASSEMBLY)
-    run(given, batch * KV_HEADS, warps * 32)
+    run(given, (1, KV_HEADS, batch), warps * 32)
     return out
 
 

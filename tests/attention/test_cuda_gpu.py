@@ -10,6 +10,7 @@ from cuda_device import NEEDS_KERNELS
 import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda import span_decode
+from duotone.attention.cuda.geometry import Geometry
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
 from duotone.inference import encode, generate, make_cache, prepare
@@ -104,6 +105,17 @@ def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None
     query, kv = build(case)
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
     span_decode.geometry.cache_clear()
+    assert_near_half(out, reference(case, query, kv), case)
+
+
+@pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
+@pytest.mark.parametrize("gqa", [1, 4, 7])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_kv_heads_may_be_teams_of_one_block(bits, gqa, at, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "geometry", lambda *_: at)
+    case = Case((9000, 0, 1, 300, 3328), **whole(bits), gqa=gqa, kv_heads=4, head_dim=64)
+    query, kv = build(case)
+    out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
     assert_near_half(out, reference(case, query, kv), case)
 
 

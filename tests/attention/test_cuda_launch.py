@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from run_cases import KEEPS, reader
 
 import duotone
@@ -22,7 +23,7 @@ from duotone.attention.cuda.geometry import RING_BYTES, Geometry
 from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import RecordFormat, span_layout
-from duotone.attention.cuda.work import Call
+from duotone.attention.cuda.work import Call, inverse_of
 from duotone.cache.eight_bit import FP8, as_bytes
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
@@ -63,7 +64,8 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     assert (given.lse, given.lse_stride) == (lse.data_ptr(), 3)
     assert given.sm_scale == pytest.approx(0.1 * launch.LOG2E)
     assert (given.pages, one.macros["PAGED"]) == (None, 0)
-    assert one.at.blocks == len(LENGTHS) * 2 * given.blocks * given.splits
+    assert one.at.blocks == (given.blocks * given.splits, 2, len(LENGTHS))
+    assert given.splits_inverse == inverse_of(given.splits)
     assert (
         one.at.shared_bytes == one.macros["WARPS"] * records.format.stages * records.format.nbytes
     )
@@ -82,7 +84,7 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     assert one.macros["PAGED"] == per_page
     assert (one.given.records, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
     assert (one.given.pages_per_sequence, one.given.kv_heads) == (20, 2)
-    assert one.at.blocks == len(LENGTHS) * 2 * one.given.blocks * one.given.splits
+    assert one.at.blocks == (one.given.blocks * one.given.splits, 2, len(LENGTHS))
     with pytest.raises(ValueError, match="int32"):
         span_decode.span_decode(query, span, 0.1, None, query, pages=pages.long())
 
@@ -266,7 +268,7 @@ def test_the_last_task_merges_where_it_has_one_part(caught, monkeypatch) -> None
     assert (span.source, dense.source) == ("span_decode.cu", "dense_decode.cu")
     assert (span.macros["MERGE"], dense.macros["MERGE"]) == (2, 3)
     assert dense.given.first_part == dense.given.all_parts - 1 == span.given.splits
-    assert (dense.macros["OVERLAP"], dense.at.blocks) == (2, 4)
+    assert (dense.macros["OVERLAP"], dense.at.blocks) == (2, (1, 2, 2))
 
 
 @pytest.mark.parametrize("heads", [560, 800, 1848, 3816])
@@ -390,25 +392,49 @@ def test_short_streams_of_many_heads_have_fewer_warps(heads, records, at) -> Non
 
 
 @pytest.mark.parametrize(
-    ("bits", "batch", "tokens", "at", "under_way"),
+    ("bits", "batch", "tokens", "at"),
     [
-        (1, 1, 131072, Geometry(8, 2, 16), 2),
-        (2, 1, 131072, Geometry(16, 1, 16), 2),
-        (1, 32, 8192, Geometry(8, 2, 1), 1),
-        (2, 32, 8192, Geometry(8, 2, 1), 2),
-        (1, 8, 32768, Geometry(16, 1, 2), 1),
-        (1, 64, 3328, Geometry(4, 4, 1), 1),
-        (1, 477, 3328, Geometry(2, 8, 1), 1),
-        (1, 477, 8192, Geometry(4, 4, 1), 1),
+        (1, 8, 8192, Geometry(8, 2, 2)),
+        (1, 1, 131072, Geometry(16, 1, 16)),
+        (2, 1, 131072, Geometry(16, 1, 16)),
+        (1, 32, 8192, Geometry(8, 2, 1, teams=2)),
+        (2, 32, 8192, Geometry(8, 2, 1, teams=2)),
+        (1, 8, 32768, Geometry(16, 1, 2)),
+        (1, 64, 3328, Geometry(4, 4, 1, teams=4)),
+        (1, 477, 3328, Geometry(2, 8, 1)),
+        (1, 477, 8192, Geometry(4, 4, 1)),
     ],
 )
-def test_short_launches_have_fewer_warps_and_more_under_way(
-    bits, batch, tokens, at, under_way
-) -> None:
-    form, heads, sms = RecordFormat(128, bits, bits), 8 * batch, 132
-    records = tokens // form.tokens
-    assert span_decode.geometry(form, 4, heads, records, sms, RING_BYTES) == at
-    assert span_decode.records_under_way(form, heads * records, sms) == under_way
+def test_short_launches_have_fewer_warps_and_single_waves_teams(bits, batch, tokens, at) -> None:
+    form = RecordFormat(128, bits, bits)
+    given = (form, 4, 8 * batch, tokens // form.tokens, 132, RING_BYTES)
+    assert span_decode.geometry(*given, kv_heads=8) == at
+    # Teams are kv heads of one sequence.
+    for kv_heads in (1, 3):
+        assert span_decode.geometry(*given, kv_heads=kv_heads) == replace(at, teams=1)
+
+
+@pytest.mark.parametrize("teams", [2, 4])
+def test_a_block_of_teams_has_as_many_kv_heads(teams, caught, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "geometry", lambda *a: Geometry(4, 4, 3, teams))
+    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=8))
+    span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
+    (one,), form = caught, segment.records.format
+    assert one.at.blocks == (3, 8 // teams, len(LENGTHS))
+    assert one.at.threads == teams * 4 * 32
+    assert one.at.shared_bytes == teams * 4 * form.stages * form.nbytes
+    assert (one.macros["TEAMS"], one.macros["PER_SM"]) == (teams, 4 // teams)
+
+
+@given(st.integers(2, 4096).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, 2**32 // n - 1))))
+def test_a_division_by_splits_is_a_product(numbers) -> None:
+    splits, x = numbers
+    assert (x * inverse_of(splits)) >> 32 == x // splits
+
+
+@pytest.mark.parametrize(("bits", "under_way"), [((1, 1), 1), ((1, 2), 2), ((4, 4), 2)])
+def test_with_one_bit_a_second_record_under_way_gains_nothing(bits, under_way) -> None:
+    assert span_decode.records_under_way(RecordFormat(128, *bits)) == under_way
 
 
 @pytest.mark.parametrize(

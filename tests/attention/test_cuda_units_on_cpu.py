@@ -7,7 +7,7 @@ import torch
 
 from duotone.attention.cuda.group_decode import Arguments, Codes
 from duotone.attention.cuda.launch import MERGE_WARPS
-from duotone.attention.cuda.work import Call
+from duotone.attention.cuda.work import Call, inverse_of
 
 from cuda_on_cpu import missing
 from units_on_cpu import CHANNELS, KEYS, RECORD_BYTES, WARPS, compiled
@@ -23,13 +23,21 @@ RINGS = [
     (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (800, 3, 1, 2), (900, 3, 0, 2), (900, 5, 1, 4),
     (800, 3, 0, 2),
 ]  # fmt: skip
+# Deep rings that are asked for records before lengths are known, and teams of their own.
+EARLY = [
+    pytest.param(arch, stages, late, deep, merge, teams, id=f"{arch}-{stages}-{late}-{deep}-{way}")
+    for arch, stages, late, deep, teams in (
+        (900, 3, 1, 1, 1), (900, 3, 0, 2, 2), (900, 3, 1, 2, 2), (900, 3, 1, 1, 2), (800, 3, 0, 2, 2),
+    )
+    for way, merge in {"one part": 0, "tickets": 1}.items()
+]  # fmt: skip
 
 
 def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0, "UNDER_WAY": 1,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0, "UNDER_WAY": 1, "EARLY": 0, "TEAMS": 1,
         "ARGUMENTS_BYTES": ctypes.sizeof(Call), "K_APART_BYTES": 0, "V_APART_BYTES": 0, **more,
     }  # fmt: skip
 
@@ -65,7 +73,28 @@ CASES = [
 
 @pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "apart"), CASES)
 def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder) -> None:
+    row = RECORD_BYTES // KEYS
+    more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
+    more |= {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
+    if any(apart):
+        more |= {"K_APART_BYTES": row * apart[0], "V_APART_BYTES": row * apart[1]}
+        more["ARGUMENTS_BYTES"] = ctypes.sizeof(Arguments)
+    check_units(macros(arch, stages, **more), apart, folder)
+
+
+@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "teams"), EARLY)
+def test_records_may_be_asked_for_early_and_by_teams(
+    arch, stages, late, deep, merge, teams, folder
+) -> None:
+    more = {"MERGE": merge, "LATE": late, "DEEP": deep, "UNDER_WAY": deep, "EARLY": 1}
+    more |= {"TEAMS": teams, "WARPS": 4 if teams > 1 else WARPS}
+    check_units(macros(arch, stages, **more), (0, 0), folder)
+
+
+def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> None:
+    """All records of all sequences are in the output, once."""
     torch.manual_seed(0)
+    merge, warps, teams = (all_macros[name] for name in ("MERGE", "WARPS", "TEAMS"))
     # With tickets more parts than a block merges at once.
     heads, splits = len(LENGTHS) * KV_HEADS, (1, 19, 3)[merge]
     records = -(-int(LENGTHS.max()) // KEYS)
@@ -85,21 +114,14 @@ def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder)
         partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
         out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
         kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
-        all_parts=splits, units=heads * splits, sm_scale=1.0, key=codes(parts[0]),
+        splits_inverse=inverse_of(splits), all_parts=splits, units=heads * splits, sm_scale=1.0, key=codes(parts[0]),
         value=codes(parts[1]),
     )  # fmt: skip
-    row = RECORD_BYTES // KEYS
-    more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
-    more |= {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
-    if any(apart):
-        more |= {"K_APART_BYTES": row * apart[0], "V_APART_BYTES": row * apart[1]}
-        more["ARGUMENTS_BYTES"] = ctypes.sizeof(Arguments)
-    add = compiled("add_records", macros(arch, stages, **more), folder)
-    add(given, heads * splits, WARPS * 32)
+    add = compiled("add_records", all_macros, folder)
+    add(given, (splits, KV_HEADS // teams, len(LENGTHS)), teams * warps * 32)
     if merge == 2:
         given.units = heads
-        merged = macros(arch, stages, OVERLAP=2) | {"WARPS": MERGE_WARPS}
-        run = compiled("merge_parts", merged, folder)
+        run = compiled("merge_parts", all_macros | {"OVERLAP": 2, "WARPS": MERGE_WARPS}, folder)
         run(given, -(-heads * GROUP // MERGE_WARPS), MERGE_WARPS * 32)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     tokens = LENGTHS.repeat_interleave(KV_HEADS * GROUP)
@@ -127,12 +149,13 @@ def test_the_last_launch_merges_what_others_left(earlier, folder) -> None:
             query=query.data_ptr(), records=data.data_ptr(), tokens=lengths.data_ptr(),
             partial=partial.data_ptr(), weights=weights.data_ptr(), out=out.data_ptr(),
             lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1, kv_heads=KV_HEADS, blocks=1,
-            records_per_head=records, splits=splits, first_part=first, all_parts=parts,
+            records_per_head=records, splits=splits, splits_inverse=inverse_of(splits),
+            first_part=first, all_parts=parts,
             units=heads * splits, sm_scale=1.0,
         )  # fmt: skip
         merge = 3 if first + splits == parts else 2
         add = compiled("add_records", macros(900, 3, MERGE=merge), folder)
-        add(given, heads * splits, WARPS * 32)
+        add(given, (splits, KV_HEADS, len(LENGTHS)), WARPS * 32)
         first += splits
     factor = query[::GROUP, 0, None] * torch.arange(1, GROUP + 1)
     expected = ((sums / count)[:, None] * factor[..., None]).flatten(0, 1)

@@ -15,7 +15,7 @@ from duotone import nvrtc
 from duotone.attention.cuda import runtime
 from duotone.attention.cuda.work import Call
 
-from cuda_on_cpu import MAIN, built
+from cuda_on_cpu import MAIN, built, grid_of
 
 FILES = ("merge_parts", "head_turn", "merge_turned")
 CHANNELS, RECORD_BYTES, KEYS, WARPS = 32, 512, 4, 2
@@ -37,26 +37,36 @@ static float sum_of(const float* record, int lane, int left) {
   return sum;
 }
 void add_records(const Arguments& at) {
-  __shared__ float ml[WARPS][HEADS][2], whole[HEADS][2];
-  __shared__ int flag, drawn;
-  __shared__ u64 barriers[WARPS * STAGES];
+  __shared__ float all_ml[TEAMS][WARPS][HEADS][2];
+  __shared__ int flags[TEAMS], draws[TEAMS];
+  __shared__ u64 barriers[TEAMS * WARPS * STAGES];
   begin();
+#if EARLY
+  Unit u;
+  find_team(u);
+#else
   GroupUnit u;
   u.find(at);
+#endif
+  char* memory = shared + u.team * (WARPS * STAGES * SLOT_BYTES);
+  float(*ml)[HEADS][2] = all_ml[u.team];
 #if DEEP
   DeepRing ring;
 #else
   Ring ring;
 #endif
-  ring.make(u, shared, barriers, &drawn);
-#if DEEP
+  ring.make(u, memory, barriers + u.team * WARPS * STAGES, draws + u.team);
+#if EARLY
+  const Place place = find_place(at, u);
+  ring.start_early<PIECES_BYTES, 0>(at, u, place);
+#elif DEEP
   ring.start<PIECES_BYTES, 0>(u);
 #else
   ring.start<PIECES_BYTES>(u);
 #endif
   ring.reset(u);
   const float q = at.query[u.head * G * CHANNELS];
-  __syncthreads();
+  sync_team(u);
   float sum = 0.f, weight = 0.f;
   const float* before = nullptr;  // read while the next one is, like V of the tile before
   int left_before = 0;
@@ -81,17 +91,19 @@ void add_records(const Arguments& at) {
   if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
   __syncwarp();
   ring.leave();
-  float* rows = sums_of(shared, u.warp);
+  assert(nothing_is_under_way());
+  float* rows = sums_of(memory, u.warp);
   const float top = weight > 0 ? u.warp : -1e30f, unit = exp2f(-u.warp);
   for (int h = 0; h < G; h++) rows[h * (D + 8) + u.lane] = sum * unit * q * (h + 1);
   if (u.lane < HEADS) ml[u.warp][u.lane][0] = top, ml[u.warp][u.lane][1] = weight * unit;
-  finish(at, u, shared, ml, whole, &flag, 0.f, [](int, float, float x) { return x; });
+  finish(at, u, memory, ml, flags + u.team, 0.f, [](int, float, float x) { return x; });
 }
 """
 # What assembly does, by a word of it.
 ASSEMBLY = {
     "ex2.approx": "y = exp2f(x);",
     "shfl.sync.idx": "y = x;",
+    "barrier.sync": "meet_some(u.team + 1, WARPS * 32);",
     "mbarrier.init": "*(u64*)at_shared(barrier + 8 * s) = 0;",
     "mbarrier.try_wait": "while (!passed(barrier, phase)) yield();",
     "mbarrier.arrive": "wait_for_bytes(BYTES, barrier);",
@@ -157,6 +169,12 @@ static void arrive(u32 barrier) {{
     else
       i++;
 }}
+// Of this warp's copies.
+static bool nothing_is_under_way() {{
+  for (const Copy& x : copies)
+    if (x.warp == threadIdx.x / 32) return false;
+  return true;
+}}
 static bool passed(u32 barrier, u32 phase) {{
   arrive(barrier);
   return (*(u64*)at_shared(barrier) & 1) != phase;
@@ -178,7 +196,7 @@ def compiled(
     folder: Path,
     kernel: str = KERNEL,
     assembly: dict[str, str] = ASSEMBLY,
-) -> Callable[[Call, int, int], None]:
+) -> Callable[[Call, int | tuple[int, int, int], int], None]:
     """A function of a file of its name, or of `kernel`, as one of arguments, blocks, threads."""
     text = runtime.source_text(f"{name}.cu") if name in FILES else kernel
     text = nvrtc.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
@@ -188,4 +206,4 @@ def compiled(
     defined = "".join(f"#define {k} {v}\n" for k, v in macros.items())
     text = defined + PRELUDE.format(header=header) + text + MAIN.format(name=name)
     launch = built(text, folder)
-    return lambda given, blocks, threads: launch(ctypes.byref(given), blocks, threads)
+    return lambda given, blocks, threads: launch(ctypes.byref(given), *grid_of(blocks), threads)

@@ -27,8 +27,8 @@ struct DeepRing : Ring {
   }
   // The same before lengths are known, which takes an answer of memory. Records that turn out to be
   // others' are waited for and left.
-  template <int BYTES, int FROM>
-  __device__ __forceinline__ void start_early(const Call& at, Unit& u, const Place& place) {
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void start_early(const Call& at, U& u, const Place& place) {
     guess_records(at, u, place);
     const int guess = u.first, there = asked(u);
     start<BYTES, FROM>(u);

@@ -15,7 +15,7 @@ from duotone.attention.cuda.counters import counters
 from duotone.attention.cuda.geometry import multiprocessors
 from duotone.attention.cuda.layout import LANES
 from duotone.attention.cuda.runtime import Launch, kernel
-from duotone.attention.cuda.work import QUERY_TYPES, Call, Fields, Task, Work
+from duotone.attention.cuda.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
 
 LOG2E = 1.4426950408889634
 # Whether a launch begins while the kernel ahead of it in the stream ends.
@@ -187,7 +187,7 @@ def _inputs(task: Task) -> dict[str, int | None]:
         "blocks": work.blocks,
         "records_per_head": work.records,
         "splits": task.at.splits,
-        "splits_inverse": -(-(2**32) // task.at.splits) & 0xFFFFFFFF,
+        "splits_inverse": inverse_of(task.at.splits),
         "units": task.units,
     }
 

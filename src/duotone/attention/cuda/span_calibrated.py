@@ -81,7 +81,7 @@ def _score_bytes(form: RecordFormat, group: int, records: int) -> int:
 def _query_bytes(form: RecordFormat, group: int) -> int:
     """q as integers, V's scales and zero-points, ranges: where scores will be."""
     heads = 4 * _head_tiles(group)
-    return 4 * (form.channels * (heads + 2) + 4 * heads + 8)
+    return form.channels * (2 * heads + 8) + 16 * heads + 16
 
 
 def _head_tiles(group: int) -> int:

@@ -17,6 +17,14 @@ QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 Fields = dict[str, int | float | None]
 
 
+def inverse_of(splits: int) -> int:
+    """`splits_inverse` of `Call`: the upper word of its product with x is x // splits.
+
+    Exact for x below 2^32 / splits, and not used for one split.
+    """
+    return -(-(1 << 32) // splits) & 0xFFFFFFFF
+
+
 class Call(ctypes.Structure):
     """`Call` of common.cuh: what every decode kernel is told."""
 
