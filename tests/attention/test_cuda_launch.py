@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from run_cases import KEEPS, reader
 
 import duotone
@@ -282,9 +283,9 @@ def test_rows_that_cannot_be_read_four_at_a_time_are_refused(caught) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     room = query.new_empty(query.numel() + 1)
     apart = room[1:].view(query.shape).copy_(query)
-    for given, out in ((apart, torch.empty_like(query)), (query, apart)):
+    for rows, out in ((apart, torch.empty_like(query)), (query, apart)):
         with pytest.raises(ValueError, match="must be aligned to 8 bytes"):
-            span_decode.span_decode(given, span_of(segment), 0.1, None, out)
+            span_decode.span_decode(rows, span_of(segment), 0.1, None, out)
     assert not caught
 
 
@@ -426,9 +427,9 @@ def test_a_block_of_teams_has_as_many_kv_heads(teams, caught, monkeypatch) -> No
     assert (one.macros["TEAMS"], one.macros["PER_SM"]) == (teams, 4 // teams)
 
 
-@given(st.integers(2, 4096).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, 2**32 // n - 1))))
-def test_a_division_by_splits_is_a_product(numbers) -> None:
-    splits, x = numbers
+@given(st.integers(2, 4096), st.data())
+def test_a_division_by_splits_is_a_product(splits, data) -> None:
+    x = data.draw(st.integers(0, 2**32 // splits - 1))
     assert (x * inverse_of(splits)) >> 32 == x // splits
 
 

@@ -27,7 +27,8 @@ RINGS = [
 EARLY = [
     pytest.param(arch, stages, late, deep, merge, teams, id=f"{arch}-{stages}-{late}-{deep}-{way}")
     for arch, stages, late, deep, teams in (
-        (900, 3, 1, 1, 1), (900, 3, 0, 2, 2), (900, 3, 1, 2, 2), (900, 3, 1, 1, 2), (800, 3, 0, 2, 2),
+        (900, 3, 1, 1, 1), (900, 3, 0, 2, 2), (900, 3, 1, 2, 2), (900, 3, 1, 1, 2),
+        (800, 3, 0, 2, 2),
     )
     for way, merge in {"one part": 0, "tickets": 1}.items()
 ]  # fmt: skip
@@ -114,8 +115,8 @@ def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> N
         partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
         out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
         kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
-        splits_inverse=inverse_of(splits), all_parts=splits, units=heads * splits, sm_scale=1.0, key=codes(parts[0]),
-        value=codes(parts[1]),
+        splits_inverse=inverse_of(splits), all_parts=splits, units=heads * splits, sm_scale=1.0,
+        key=codes(parts[0]), value=codes(parts[1]),
     )  # fmt: skip
     add = compiled("add_records", all_macros, folder)
     add(given, (splits, KV_HEADS // teams, len(LENGTHS)), teams * warps * 32)
