@@ -67,6 +67,7 @@ struct Sums {
     for (int x = 1; x < 8; x++) a = fmaxf(a, f[h][x]);
 #pragma unroll
     for (int o = 4; o < 32; o <<= 1) a = fmaxf(a, __shfl_xor_sync(FULL, a, o));
+    __syncwarp();  // what other lanes wrote there, before
     const float top = heads[h * 4][0], offset = heads[h * 4][1];
     const float score = fmaf(a - BIAS, q.scale[h], offset);
     const float raised = score > top - 1.f ? floorf(score) + LIFT : top;
