@@ -6,6 +6,7 @@ from cuda_device import NEEDS_KERNELS
 from torch import Tensor
 
 from duotone.attention.cuda import group_decode, span_decode
+from duotone.attention.cuda.geometry import Geometry
 from duotone.attention.cuda.group_records import GroupLayout
 from duotone.attention.cuda.layout import span_layout
 from duotone.cache.pair import PackedPair
@@ -78,7 +79,19 @@ def test_streams_in_pages(case: Case, per_page: int) -> None:
     ids=str,
 )
 def test_spans_in_pages(shape: dict, tau, per_page: int) -> None:
-    case = Case(**{"lengths": ODD, "head_dim": 128, "dtype": BF16, "tau": tau, **shape})
+    check_spans(
+        Case(**{"lengths": ODD, "head_dim": 128, "dtype": BF16, "tau": tau, **shape}), per_page
+    )
+
+
+@pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4)])
+def test_teams_find_the_pages_of_their_kv_heads(at, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "geometry", lambda *_: at)
+    check_spans(Case(ODD, head_dim=64, kv_heads=4, dtype=BF16), per_page=3)
+
+
+def check_spans(case: Case, per_page: int) -> None:
+    """Records in pages give what those in one piece do, and the reference."""
     query, kv = build(case)
     pair = PackedPair(kv[0].key, kv[0].value).laid_out(span_layout)
     records, key, value = pair.records, pair.key, pair.value
@@ -88,7 +101,7 @@ def test_spans_in_pages(shape: dict, tau, per_page: int) -> None:
     whole, out = (torch.full_like(query, torch.nan) for _ in range(2))
     in_pages = type(records)(records.format, pool, records.first)
     spans = span_decode.Span(records, *params), span_decode.Span(in_pages, *params)
-    span_decode.span_decode(query, spans[0], case.sm_scale, tau, whole)
-    span_decode.span_decode(query, spans[1], case.sm_scale, tau, out, pages=pages)
+    span_decode.span_decode(query, spans[0], case.sm_scale, case.tau, whole)
+    span_decode.span_decode(query, spans[1], case.sm_scale, case.tau, out, pages=pages)
     assert_near(out, whole)
     assert_near(out, reference(case, query, kv))

@@ -23,12 +23,12 @@ RINGS = [
     (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (800, 3, 1, 2), (900, 3, 0, 2), (900, 5, 1, 4),
     (800, 3, 0, 2),
 ]  # fmt: skip
-# Deep rings that are asked for records before lengths are known, and teams of their own.
+# Deep rings that are asked for records before lengths are known, teams of their own, pages.
 EARLY = [
-    pytest.param(arch, stages, late, deep, merge, teams, id=f"{arch}-{stages}-{late}-{deep}-{way}")
-    for arch, stages, late, deep, teams in (
-        (900, 3, 1, 1, 1), (900, 3, 0, 2, 2), (900, 3, 1, 2, 2), (900, 3, 1, 1, 2),
-        (800, 3, 0, 2, 2),
+    pytest.param(*ring, merge, teams, paged, id="-".join(map(str, (*ring, way, teams, paged))))
+    for *ring, teams, paged in (
+        (900, 3, 1, 1, 1, 0), (900, 3, 0, 2, 2, 0), (900, 3, 1, 2, 2, 0), (900, 3, 1, 1, 2, 3),
+        (800, 3, 0, 2, 2, 0),
     )
     for way, merge in {"one part": 0, "tickets": 1}.items()
 ]  # fmt: skip
@@ -83,13 +83,23 @@ def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder)
     check_units(macros(arch, stages, **more), apart, folder)
 
 
-@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "teams"), EARLY)
+@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "teams", "paged"), EARLY)
 def test_records_may_be_asked_for_early_and_by_teams(
-    arch, stages, late, deep, merge, teams, folder
+    arch, stages, late, deep, merge, teams, paged, folder
 ) -> None:
     more = {"MERGE": merge, "LATE": late, "DEEP": deep, "UNDER_WAY": deep, "EARLY": 1}
-    more |= {"TEAMS": teams, "WARPS": 4 if teams > 1 else WARPS}
+    more |= {"TEAMS": teams, "WARPS": 4 if teams > 1 else WARPS, "PAGED": paged}
     check_units(macros(arch, stages, **more), (0, 0), folder)
+
+
+def in_pages(records: torch.Tensor, per_page: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a pool of pages [pages, kv_heads, per_page, ...], in some order, and where they are)."""
+    of_sequences = records.view(len(LENGTHS), KV_HEADS, *records.shape[1:])
+    pages = torch.nn.functional.pad(of_sequences, (0, 0) * 2 + (0, -records.shape[1] % per_page))
+    pages = pages.unflatten(2, (-1, per_page)).transpose(1, 2).flatten(0, 1)
+    order = torch.randperm(len(pages))
+    pool = torch.empty_like(pages).index_copy_(0, order, pages)
+    return pool.contiguous(), order.view(len(LENGTHS), -1).int().contiguous()
 
 
 def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> None:
@@ -110,13 +120,17 @@ def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> N
     partial, weights = torch.full((rows, CHANNELS), torch.nan), torch.full((rows, 2), torch.nan)
     counters = torch.zeros(heads, 2, dtype=torch.int32)
     kept, parts = pieces(data.view(heads, records, KEYS, CHANNELS), apart)
+    table = torch.empty(0, 0)
+    if all_macros["PAGED"]:
+        kept, table = in_pages(kept, all_macros["PAGED"])
     given = Arguments(
         query=query.data_ptr(), records=kept.data_ptr(), tokens=LENGTHS.data_ptr(),
         partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
         out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
         kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
         splits_inverse=inverse_of(splits), all_parts=splits, units=heads * splits, sm_scale=1.0,
-        key=codes(parts[0]), value=codes(parts[1]),
+        pages=table.data_ptr(), pages_per_sequence=table.shape[1], key=codes(parts[0]),
+        value=codes(parts[1]),
     )  # fmt: skip
     add = compiled("add_records", all_macros, folder)
     add(given, (splits, KV_HEADS // teams, len(LENGTHS)), teams * warps * 32)

@@ -18,7 +18,7 @@ static_assert(TEAMS == 1 || WARPS % 4 == 0, "a team has as many warps in all sch
 // A team's share of the work: some records of one block of tokens of one kv head.
 struct Unit {
   int lane, g, t, warp, tid, team;
-  int sequence, head, part, row, length, first, last;
+  int sequence, kv_head, head, part, row, length, first, last;
   const char* source;
 #if PAGED
   const int* table;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void sync_team(const Unit& u) {
   else
     asm volatile("barrier.sync.aligned %0,%1;" ::"r"(u.team + 1), "n"(WARPS * 32) : "memory");
 }
-// What a unit learns from memory, asked for ahead of its use.
+// Which tokens a unit has, the last three numbers as asked for, ahead of their use.
 struct Place {
   int block, split, from, to, first_record;
 };
@@ -87,8 +87,8 @@ __device__ __forceinline__ Share share_of(const Call& at, int records, int split
   return {first, first + each + (split < more)};
 }
 __device__ __forceinline__ Place find_place(const Call& at, Unit& u) {
-  u.part = blockIdx.x, u.sequence = blockIdx.z;
-  u.head = u.sequence * at.kv_heads + blockIdx.y * TEAMS + u.team;
+  u.part = blockIdx.x, u.sequence = blockIdx.z, u.kv_head = blockIdx.y * TEAMS + u.team;
+  u.head = u.sequence * at.kv_heads + u.kv_head;
   Place place;
   place.block = divided(at, u.part);
   place.split = u.part - place.block * at.splits;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void find_records(const Call& at, Unit& u, const Plac
   u.table = at.pages + (size_t)u.sequence * at.pages_per_sequence;
   u.first_record = place.first_record;
   u.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
-  u.source = at.records + (size_t)blockIdx.y * PAGED * RECORD_BYTES;
+  u.source = at.records + (size_t)u.kv_head * PAGED * RECORD_BYTES;
 #else
   u.source = at.records +
              ((size_t)u.head * at.records_per_head + place.first_record) * (size_t)RECORD_BYTES;
@@ -159,9 +159,6 @@ __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* 
 }
 
 // Where a warp puts its sums once its ring is free: rows of D + 8 floats.
-__device__ __forceinline__ const float* sums_of(const char* shared, int w) {
-  return (const float*)(shared + w * (STAGES * SLOT_BYTES));
-}
 __device__ __forceinline__ float* sums_of(char* shared, int w) {
   return (float*)(shared + w * (STAGES * SLOT_BYTES));
 }
@@ -193,7 +190,7 @@ struct Earlier {
 // value(c, l, sum): a column of V from its sum.
 template <class F>
 __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earlier& earlier,
-                                            const char* shared, const float (*ml)[HEADS][2],
+                                            char* shared, const float (*ml)[HEADS][2],
                                             float weight_top, F value) {
   sync_team(u);
   const size_t part = (size_t)u.head * at.all_parts + at.first_part + u.part;
@@ -239,7 +236,7 @@ __device__ __forceinline__ void merge_parts(const Call& at, const Unit& u) {
 
 // All that a unit owes the output.
 template <class F>
-__device__ __forceinline__ void finish(const Call& at, const Unit& u, const char* shared,
+__device__ __forceinline__ void finish(const Call& at, const Unit& u, char* shared,
                                        const float (*ml)[HEADS][2], int* flag, float weight_top,
                                        F value) {
   Earlier earlier;

@@ -48,7 +48,7 @@ struct DenseRing {
   int slot, current;
 
   __device__ __forceinline__ void aim(const Arguments& at, const Unit& u, char* shared) {
-    const int sequence = u.sequence, head = blockIdx.y;
+    const int sequence = u.sequence, head = u.kv_head;
     slot = 0, current = u.first + u.warp;
     left = min(u.length, u.last * KEYS) - current * KEYS;
     const size_t first = (size_t)current * (KEYS * TOKEN_BYTES) + u.lane * 16;

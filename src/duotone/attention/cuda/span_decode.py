@@ -103,7 +103,10 @@ def geometry(
     calibrate: bool = False,
     kv_heads: int = 1,
 ) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads * blocks of tokens."""
+    """How a launch is cut.
+
+    heads: batch * kv_heads * blocks of tokens. kv_heads: of a sequence.
+    """
     if is_long(heads * records, sms) and not calibrate and _has_12_warps(form, group, ring_bytes):
         return _cut_12_warps(form, heads, records, sms)
     at = cut(form, warps_of(form, group, ring_bytes), heads, records, sms, MAX_UNIT_TOKENS)

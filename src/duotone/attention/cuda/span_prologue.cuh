@@ -1,4 +1,5 @@
 // What a block reads before its first key: scales and zero-points of a span, and q.
+
 // What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   u32 digits[HEADS][2][D / 4];  // [head][high, low][t][register]: channels 16 r + 4 t to + 3
