@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duotone.attention.cuda import dense_decode, group_decode, span_decode
 from duotone.attention.cuda.geometry import RING_BYTES, Geometry
 from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.layout import RecordFormat
+from duotone.attention.cuda.work import inverse_of
 
 
 @pytest.mark.parametrize("heads", [560, 800, 1848, 3816])
@@ -99,3 +102,9 @@ def test_12_warps_are_blocks_of_two_where_kv_heads_are_many(batch, tokens, at) -
     form = RecordFormat(128, 1, 1)
     records = -(-tokens // form.tokens)
     assert span_decode.geometry(form, 6, 8 * batch, records, 132, RING_BYTES) == at
+
+
+@given(st.integers(2, 4096), st.data())
+def test_a_division_by_splits_is_a_product(splits, data) -> None:
+    x = data.draw(st.integers(0, 2**32 // splits - 1))
+    assert (x * inverse_of(splits)) >> 32 == x // splits

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from run_cases import KEEPS, reader
 
 import duotone
@@ -318,21 +316,6 @@ def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monke
     assert [one.source for one in caught] == ["dense_decode.cu"]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"dense_dtype": torch.float32}, "16-bit type"),
-        ({"head_dim": 72}, "head_dim 72"),
-        ({"head_dim": 64, "value_dim": 32}, "head_dim 64 and 32"),
-        ({"gqa": 17}, "17 q heads"),
-    ],
-    ids=["fp32", "d72", "value_dim", "gqa17"],
-)
-def test_what_the_dense_kernel_lacks_has_a_reason(change, reason) -> None:
-    query, (_, dense) = build(Case((40,), dense=(9,), **change))
-    assert reason in dense_decode.dense_reason(query, dense)
-
-
 def test_fp8_windows_are_told_in_bytes(caught, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     case = Case(LENGTHS, head_dim=80, kv_heads=2, dense=(9, 700), dense_dtype=FP8)
@@ -350,23 +333,6 @@ def test_fp8_windows_are_told_in_bytes(caught, monkeypatch) -> None:
     assert "aligned" in dense_decode.dense_reason(query, refused)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 256])
-@pytest.mark.parametrize("dtype", dense_decode.KV_TYPES, ids=str)
-def test_a_warps_sums_fit_where_its_ring_was(dtype, head_dim) -> None:
-    form = dense_decode.DenseFormat.of(head_dim, dtype)
-    assert 16 * (head_dim + 8) * 4 <= form.stages * form.nbytes
-    assert form.nbytes // (2 * form.tokens) // 16 % 2
-
-
-def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
-    query, (_, dense) = build(Case((40,), dense=(9,)))
-    assert dense_decode.dense_reason(query, dense) is None
-    states = torch.zeros(1, 1, 12, 2, 64).bfloat16()[..., 0, :]
-    assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
-    mask = torch.ones(1, 1, 12, dtype=torch.bool)
-    assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))
-
-
 @pytest.mark.parametrize("teams", [2, 4])
 def test_a_block_of_teams_has_as_many_kv_heads(teams, caught, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "geometry", lambda *a: Geometry(4, 4, 3, teams))
@@ -377,9 +343,3 @@ def test_a_block_of_teams_has_as_many_kv_heads(teams, caught, monkeypatch) -> No
     assert one.at.threads == teams * 4 * 32
     assert one.at.shared_bytes == teams * 4 * form.stages * form.nbytes
     assert (one.macros["TEAMS"], one.macros["PER_SM"]) == (teams, 4 // teams)
-
-
-@given(st.integers(2, 4096), st.data())
-def test_a_division_by_splits_is_a_product(splits, data) -> None:
-    x = data.draw(st.integers(0, 2**32 // splits - 1))
-    assert (x * inverse_of(splits)) >> 32 == x // splits

@@ -106,7 +106,8 @@ __device__ __forceinline__ void wait_for_all() {
 
 // What every launch is told.
 struct Call {
-  // What a block begins with is one line of constant memory: each one takes as long as an answer.
+  // What a block begins with, as far as `splits`, is one line of constant memory: another one takes
+  // as long as an answer.
   const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
   const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
   const query_t* query;      // [batch * q_heads, CHANNELS]

@@ -2,7 +2,7 @@
 struct __align__(16) Prologue {
   Table table;
   int bias[4], ones[4];
-  float heads[HEADS][2];  // two numbers of each head, see Table; then the block's sums
+  float heads[HEADS][2];  // two numbers of each head, see Table
   u32 value[D];           // V's scale and zero-point of every channel, fp16
   short channel[Values::COLUMNS * 16];
 

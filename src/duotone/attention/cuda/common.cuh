@@ -145,7 +145,7 @@ __device__ __forceinline__ int count_part(int* counter) {
                : "memory");
   return before;
 }
-// True in the block that finishes a kv head last. One thread orders what all of them wrote, which
+// True in the team that finishes a kv head last. One thread orders what all of them wrote, which
 // the barriers before and behind it let it: a fence of every thread takes longer.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
   sync_team(u);
@@ -163,7 +163,7 @@ __device__ __forceinline__ float* sums_of(char* shared, int w) {
   return (float*)(shared + w * (STAGES * SLOT_BYTES));
 }
 
-// What a thread merges of a block's sums: four channels at a time of all q heads.
+// What a thread merges of a team's sums: four channels at a time of all q heads.
 #define ROUNDS ((G * CHANNELS + WARPS * 128 - 1) / (WARPS * 128))
 
 // The parts that other launches have left of those channels.
@@ -228,7 +228,7 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earli
   }
 }
 
-// Merges all parts of a kv head, in the block that ends last, and writes the output.
+// Merges all parts of a kv head, in the team that ends last, and writes the output.
 __device__ __forceinline__ void merge_parts(const Call& at, const Unit& u) {
   for (int i = u.tid * 4; i < G * CHANNELS; i += WARPS * 128)
     merge_row<16>(at, u.head, i / CHANNELS, i % CHANNELS);

@@ -89,7 +89,7 @@ struct Ring {
     current = u.first + u.warp;
     if (current < u.last) ask<BYTES>(u, current);
   }
-  // Puts the counter behind the first records; __syncthreads must stand between it and its draws.
+  // Puts the counter behind the first records; a barrier must stand between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
     if (u.tid == 0) *drawn = u.first + WARPS;
   }
