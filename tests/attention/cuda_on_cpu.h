@@ -73,6 +73,13 @@ template <class T>
 static T __shfl_sync(u32, T x, int lane) { return from_any_lane(x, lane); }
 template <class T>
 static T __shfl_xor_sync(u32, T x, int mask) { return from_any_lane(x, threadIdx.x % 32 ^ mask); }
+static u32 __reduce_max_sync(u32, u32 x) {
+  for (int mask = 16; mask; mask /= 2) {
+    const u32 other = __shfl_xor_sync(FULL, x, mask);
+    x = x > other ? x : other;
+  }
+  return x;
+}
 static u32 __ballot_sync(u32, bool x) {
   u32 y = 0;
   for (int lane = 0; lane < 32; lane++) y |= (u32)__shfl_sync(FULL, (int)x, lane) << lane;

@@ -24,8 +24,14 @@ void fold_query(const Arguments& at) {
   __shared__ Prologue prologue;
   Unit u;
   find_unit(at, u);
-  prologue.load_query(at, u);
-  prologue.load_values(at, u);
+  ValueParameters values;
+  values.load(at, u);
+  KeyParameters keys;
+  keys.load(at, u);
+  QueryFours asked;
+  asked.await(at, u);
+  prologue.put_values(u, values);
+  prologue.fold_query(at, u, keys, asked);
   __syncthreads();
   Query q;
   q.make(at, u, prologue.table, prologue.heads, prologue.bias);

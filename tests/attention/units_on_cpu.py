@@ -27,9 +27,6 @@ KERNEL = """
 #define SLOT_BYTES PIECES_BYTES
 #include "common.cuh"
 #include "group_apart.cuh"
-#if DEEP
-#include "deep_ring.cuh"
-#endif
 // The sum of a record's numbers of a lane, of those that are there.
 static float sum_of(const float* record, int lane, int left) {
   float sum = 0.f;
@@ -50,19 +47,13 @@ void add_records(const Arguments& at) {
 #endif
   char* memory = shared + u.team * (WARPS * STAGES * SLOT_BYTES);
   float(*ml)[HEADS][2] = all_ml[u.team];
-#if DEEP
-  DeepRing ring;
-#else
   Ring ring;
-#endif
   ring.make(u, memory, barriers + u.team * WARPS * STAGES, draws + u.team);
 #if EARLY
   const Place place = find_place(at, u);
   ring.start_early<PIECES_BYTES, 0>(at, u, place);
-#elif DEEP
-  ring.start<PIECES_BYTES, 0>(u);
 #else
-  ring.start<PIECES_BYTES>(u);
+  ring.start<PIECES_BYTES, 0>(u);
 #endif
   ring.reset(u);
   const float q = at.query[u.head * G * CHANNELS];
@@ -78,14 +69,13 @@ void add_records(const Arguments& at) {
     if (before) sum += sum_of(before, u.lane, left_before);
     __syncwarp();
     next = ring.refill<PIECES_BYTES, 0>(u);
-    ring.advance(next);
 #else
-    const float* here = (const float*)at_shared(ring.take<SLOT_BYTES>(u, next));
+    const float* here = (const float*)at_shared(ring.take<PIECES_BYTES, 0>(u, next));
     if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
     if (STAGES == 2) sum += sum_of(here, u.lane, left);
     __syncwarp();
-    ring.current = __shfl_sync(FULL, next, 0);
 #endif
+    ring.advance(next);
     before = here, left_before = left, weight += left < KEYS ? left : KEYS;
   }
   if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);

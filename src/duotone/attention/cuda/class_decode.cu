@@ -16,6 +16,7 @@
 #define HEADS (HT * 4)
 #define TILE 64
 #define KEYS (TILES * TILE)
+#define UNDER_WAY 1
 #define COLUMNS_OF(N) (((N) + 15) / 16)
 #define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
 #define PLACES (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
@@ -52,6 +53,7 @@ struct Arguments : Call {
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
+#include "query_fours.cuh"
 #include "class_query.cuh"
 #if K_TILES
 #include "class_query_of_tiles.cuh"
@@ -61,23 +63,42 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "class_prologue.cuh"
 #include "class_sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
+#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
+
+extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
     class_decode(const __grid_constant__ Arguments at) {
-  extern __shared__ __align__(128) char shared[];
-  __shared__ Prologue prologue;
-  __shared__ float ml[WARPS][HEADS][2];
-  __shared__ int flag, drawn;
-  __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  extern __shared__ __align__(128) char rings[];
+  __shared__ Prologue prologues[TEAMS];
+  __shared__ float all_ml[TEAMS][WARPS][HEADS][2];
+  __shared__ int flags[TEAMS], draws[TEAMS];
+  __shared__ __align__(8) u64 barriers[TEAMS * WARPS * STAGES];
   begin();
   Unit u;
-  find_unit(at, u);
+  find_team(u);
+  char* shared = rings + u.team * RINGS_BYTES;
+  Prologue& prologue = prologues[u.team];
+  float (*ml)[HEADS][2] = all_ml[u.team];
   Ring ring;
-  ring.make(u, shared, barriers, &drawn);
-  ring.start<RECORD_BYTES>(u);
+  ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
+  const Place place = find_place(at, u);
+  ValueParameters values;
+  values.load(at, u);
+  KeyParameters keys;
+  if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
+  QueryFours asked;
+#ifndef QUERY_FIRST
+#define QUERY_FIRST 1
+#endif
+  if (QUERY_FIRST)
+    asked.await(at, u);
+  else
+    asked.hint(at, u);
+  ring.start_early<RECORD_BYTES, 0>(at, u, place);
   ring.reset(u);
-  prologue.load_values(at, u);
-  prologue.load_query(at, u);
-  __syncthreads();
+  if (!QUERY_FIRST) asked.await(at, u);
+  prologue.put_values(u, values);
+  prologue.fold_query(at, u, keys, asked);
+  sync_team(u);
   Query q;
   q.make(at, u, prologue.table, prologue.heads, prologue.bias);
   Sums sums;
@@ -87,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   bool any = false;
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<RECORD_BYTES>(u, next);
+    const u32 here = ring.take<RECORD_BYTES, 0>(u, next);
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
@@ -106,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
       sums.to_operand(pi);
     }
     any = true;
-    ring.current = __shfl_sync(FULL, next, 0);
+    ring.advance(next);
   }
   if (any) {
     u32 v[Values::WORDS];
@@ -116,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
-  finish(at, u, shared, ml, &flag, P_TOP, [&](int c, float l, float sum) {
+  finish(at, u, shared, ml, flags + u.team, P_TOP, [&](int c, float l, float sum) {
     float scale_zero[2];
     unpack2(scale_zero, prologue.value[c]);
     return sum * scale_zero[0] + l * scale_zero[1];

@@ -27,6 +27,7 @@ from duotone.attention.cuda.geometry import (
     multiprocessors,
     ring_bytes,
     slot_bytes,
+    teamed,
 )
 from duotone.attention.cuda.launch import run
 from duotone.attention.cuda.span_decode import MAX_UNIT_TOKENS
@@ -96,9 +97,10 @@ def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
     """Bytes of shared memory that a block takes beside its rings."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
-    # q by channel and as fp16, or in K's places; V's parameters and channels; maxima, barriers.
+    # q by channel and as fp16, or by channel and in K's places; V's parameters and channels; maxima, barriers.
     in_tiles = form.key_in_tiles
-    query = 4 * (form.channels * (heads + rows) if in_tiles else form.key.places * heads)
+    folded = form.channels * min(warps, heads) + form.key.places * heads
+    query = 4 * (form.channels * (heads + rows) if in_tiles else folded)
     values = 4 * form.channels + 2 * COLUMN * sum(form.value.columns)
     of_warps = warps * (8 * form.stages + 8 * heads)
     own = query + values + 8 * heads + SMALL_BYTES + of_warps
@@ -115,12 +117,19 @@ def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
 
 @cache
 def geometry(
-    form: ClassFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+    form: ClassFormat,
+    group: int,
+    heads: int,
+    records: int,
+    sms: int,
+    ring_bytes: int,
+    kv_heads: int = 1,
 ) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads * spans."""
+    """How a launch is cut. heads: batch * kv_heads * spans. kv_heads: of a sequence."""
     warps = warps_of(form, group, ring_bytes)
     blocks = per_sm(form, group, warps, ring_bytes)
-    return cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
+    at = cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
+    return teamed(at, heads * at.splits, kv_heads, sms)
 
 
 def class_decode(
@@ -139,7 +148,7 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
     work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
     heads, sms = work.heads * work.blocks, multiprocessors(query.device)
     rings = ring_bytes(query.device)
-    at = geometry(records.format, work.group, heads, work.records, sms, rings)
+    at = geometry(records.format, work.group, heads, work.records, sms, rings, work.kv_heads)
 
     tensors = {
         "k_top": records.key_top,
@@ -152,7 +161,7 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
         return Arguments(**given, **call)
 
     macros = macros_of(records.format, work.group)
-    rings_bytes = at.warps * records.format.stages * macros["SLOT_BYTES"]
+    rings_bytes = at.teams * at.warps * records.format.stages * macros["SLOT_BYTES"]
     return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
 
 

@@ -1,3 +1,28 @@
+// V's parameters of a thread: its ranks' scales, zero-points and channels, and its places'
+// channels.
+struct ValueParameters {
+  static constexpr int THREADS = WARPS * 32, RANKS = (CHANNELS + THREADS - 1) / THREADS,
+                       PLACES_HERE = (Values::COLUMNS * 16 + THREADS - 1) / THREADS;
+  u32 scale_zero[RANKS];
+  int channel[RANKS];
+  short placed[PLACES_HERE];
+
+  __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
+    const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
+#pragma unroll
+    for (int i = 0; i < RANKS; i++) {
+      const int rank = min(u.tid + i * THREADS, CHANNELS - 1);
+      const u32 scale = rank < Values::CODED ? at.v_scale[(size_t)u.row * Values::CODED + rank] : 0;
+      scale_zero[i] = scale | (u32)at.v_zero[(size_t)u.row * CHANNELS + rank] << 16;
+      channel[i] = order[rank];
+    }
+#pragma unroll
+    for (int i = 0; i < PLACES_HERE; i++) {
+      const int rank = Values::rank(min(u.tid + i * THREADS, Values::COLUMNS * 16 - 1));
+      placed[i] = rank < 0 ? -1 : order[rank];
+    }
+  }
+};
 // What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   Table table;
@@ -6,19 +31,23 @@ struct __align__(16) Prologue {
   u32 value[D];           // V's scale and zero-point of every channel, fp16
   short channel[Values::COLUMNS * 16];
 
-  __device__ __forceinline__ void load_values(const Arguments& at, const Unit& u) {
-    const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
-    for (int rank = u.tid; rank < CHANNELS; rank += WARPS * 32) {
-      const u32 scale = rank < Values::CODED ? at.v_scale[(size_t)u.row * Values::CODED + rank] : 0;
-      value[order[rank]] = scale | (u32)at.v_zero[(size_t)u.row * CHANNELS + rank] << 16;
-    }
-    for (int place = u.tid; place < Values::COLUMNS * 16; place += WARPS * 32) {
-      const int rank = Values::rank(place);
-      channel[place] = rank < 0 ? -1 : order[rank];
+  __device__ __forceinline__ void put_values(const Unit& u, const ValueParameters& of) {
+#pragma unroll
+    for (int i = 0; i < ValueParameters::RANKS; i++)
+      if (u.tid + i * ValueParameters::THREADS < CHANNELS) value[of.channel[i]] = of.scale_zero[i];
+#pragma unroll
+    for (int i = 0; i < ValueParameters::PLACES_HERE; i++) {
+      const int place = u.tid + i * ValueParameters::THREADS;
+      if (place < Values::COLUMNS * 16) channel[place] = of.placed[i];
     }
     if (u.tid < 4) bias[u.tid] = BIAS_BITS, ones[u.tid] = 0x01010101;
   }
-  __device__ __forceinline__ void load_query(const Arguments& at, const Unit& u) {
-    table.load(at, u, heads);
+  // asked: of the warp's first head.
+  __device__ __forceinline__ void fold_query(const Call& at, const Unit& u,
+                                             const KeyParameters& keys, QueryFours asked) {
+    for (int h = u.warp; h < HEADS; h += WARPS) {
+      if (h != u.warp) asked.load(at, u, h);
+      table.fold(u, keys, asked, h, heads);
+    }
   }
 };

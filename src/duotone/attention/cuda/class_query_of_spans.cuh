@@ -25,34 +25,34 @@ struct KeyParameters {
     }
   }
 };
+#define ROWS (WARPS < HEADS ? WARPS : HEADS)  // q heads that are folded at a time
+
 // What a block knows of q before its first key.
 struct __align__(16) Table {
+  float rows[ROWS][D];                   // a warp's head by channel, while it is folded
   int query[HEADS][Keys::COLUMNS * 16];  // integers in the low bits, above BIAS_BITS
 
   // heads: the largest |q| * scale, and q times the zero-points.
-  __device__ __forceinline__ void load(const Arguments& at, const Unit& u, float (*heads)[2]) {
-    KeyParameters keys;
-    if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
-    wait_for_query();
-    for (int h = u.warp; h < HEADS; h += WARPS) {
-      const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
-      float folded[KeyParameters::PAIRS], top = 1e-20f, sum = 0.f;
+  __device__ __forceinline__ void fold(const Unit& u, const KeyParameters& keys,
+                                       const QueryFours& asked, int h, float (*heads)[2]) {
+    float* row = rows[u.warp];
+    __syncwarp();  // the head before is folded
 #pragma unroll
-      for (int i = 0; i < KeyParameters::PAIRS; i++) {
-        folded[i] = h < G ? query_to_float(row[keys.channel[i]]) * keys.scale[i] : 0.f;
-        top = fmaxf(top, fabsf(folded[i]));
-      }
+    for (int i = 0; i < FOURS; i++)
+      if (channels_of(u, i) < D) *(float4*)(row + channels_of(u, i)) = asked.floats(i);
+    __syncwarp();
+    float folded[KeyParameters::PAIRS], top = 0.f, sum = 0.f;
 #pragma unroll
-      for (int i = 0; i < KeyParameters::RANKS; i++)
-        if (h < G) sum = fmaf(query_to_float(row[keys.ranked[i]]), keys.zero[i], sum);
-#pragma unroll
-      for (int o = 16; o; o >>= 1) {
-        top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
-        sum += __shfl_xor_sync(FULL, sum, o);
-      }
-      put(folded, Q_TOP / top, query[h], u.lane);
-      if (u.lane == 0) heads[h][0] = top, heads[h][1] = sum * at.sm_scale;
+    for (int i = 0; i < KeyParameters::PAIRS; i++) {
+      folded[i] = row[keys.channel[i]] * keys.scale[i];
+      top = fmaxf(top, fabsf(folded[i]));
     }
+#pragma unroll
+    for (int i = 0; i < KeyParameters::RANKS; i++)
+      sum = fmaf(row[keys.ranked[i]], keys.zero[i], sum);
+    top = fmaxf(most_of_lanes(top), 1e-20f), sum = sum_of_lanes(sum);
+    put(folded, Q_TOP / top, query[h], u.lane);
+    if (u.lane == 0) heads[h][0] = top, heads[h][1] = sum;
   }
   // A head's integers. Where a column's codes stand above the lowest bits, q is so much smaller.
   static __device__ __forceinline__ void put(const float* folded, float inverse, int* to,
@@ -80,7 +80,7 @@ struct Query : Digits {
         digits[h][r] =
             digits_of(*(const int4*)(of.query[h * 4 + (u.g >> 1)] + 16 * r + 4 * u.t), u.g);
       scale[h] = heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
-      offset[h] = heads[h * 4 + u.t][1];
+      offset[h] = heads[h * 4 + u.t][1] * at.sm_scale;
     }
   }
   // Nothing of it changes from tile to tile.

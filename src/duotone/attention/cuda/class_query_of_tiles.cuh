@@ -13,6 +13,18 @@ __device__ __forceinline__ void load4(u32* x, u32 address) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(address));
 }
+// K's largest scales of a lane's channels.
+struct KeyParameters {
+  uint2 top[FOURS];
+
+  __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+      const int c = min(channels_of(u, i), CHANNELS - 4);
+      top[i] = *(const uint2*)(at.k_top + (size_t)u.row * CHANNELS + c);
+    }
+  }
+};
 // What a block knows of q before its first key.
 struct __align__(16) Table {
   float query[HT][D][4];  // by channel, times what makes integers of it with a scale of K
@@ -20,42 +32,38 @@ struct __align__(16) Table {
   u32 plain[CHAINS][D / 16][ROWS][4][4];
 
   // heads: the largest |q| * scale, and the largest |q|.
-  __device__ __forceinline__ void load(const Arguments& at, const Unit& u, float (*heads)[2]) {
-    wait_for_query();
-    for (int h = u.warp; h < HEADS; h += WARPS) {
-      const query_t* row = at.query + ((size_t)u.head * G + h) * CHANNELS;
-      const u16* k_top = at.k_top + (size_t)u.row * CHANNELS;
-      float x[D / 32], top = 0.f, folded = 0.f;
+  __device__ __forceinline__ void fold(const Unit& u, const KeyParameters& keys,
+                                       const QueryFours& asked, int h, float (*heads)[2]) {
+    float top = 0.f, folded = 0.f;
 #pragma unroll
-      for (int i = 0; i < D / 32; i++) {
-        const int c = i * 32 + u.lane;
-        const bool real = h < G && c < CHANNELS;
-        x[i] = real ? query_to_float(row[c]) : 0.f;
-        top = fmaxf(top, fabsf(x[i]));
-        if (real) folded = fmaxf(folded, fabsf(x[i]) * half_to_float(k_top[c]));
-      }
-#pragma unroll
-      for (int o = 16; o; o >>= 1) {
-        top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
-        folded = fmaxf(folded, __shfl_xor_sync(FULL, folded, o));
-      }
-      top = fmaxf(top, 1e-20f), folded = fmaxf(folded, 1e-20f);
-#pragma unroll
-      for (int i = 0; i < D / 32; i++) {
-        query[h / 4][i * 32 + u.lane][h % 4] = x[i] * (Q_TOP / folded);
-        put_plain(h, i, u.lane, x[i] * (PLAIN_TOP / top));
-      }
-      if (u.lane == 0) heads[h][0] = folded, heads[h][1] = top;
+    for (int i = 0; i < FOURS; i++) {
+      const float4 x = asked.floats(i), s = floats_of(keys.top[i]);
+      top = fmaxf(top, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+      folded = fmaxf(folded, fmaxf(fmaxf(fabsf(x.x) * s.x, fabsf(x.y) * s.y),
+                                   fmaxf(fabsf(x.z) * s.z, fabsf(x.w) * s.w)));
     }
+    top = fmaxf(most_of_lanes(top), 1e-20f), folded = fmaxf(most_of_lanes(folded), 1e-20f);
+    const float by = Q_TOP / folded, plain_by = PLAIN_TOP / top;
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+      const int c = channels_of(u, i);
+      if (c >= D) continue;
+      const float4 x = asked.floats(i);
+      float (*to)[4] = query[h / 4] + c;
+      to[0][h % 4] = x.x * by, to[1][h % 4] = x.y * by;
+      to[2][h % 4] = x.z * by, to[3][h % 4] = x.w * by;
+      put_plain(h, c, x.x * plain_by, x.y * plain_by, x.z * plain_by, x.w * plain_by);
+    }
+    if (u.lane == 0) heads[h][0] = folded, heads[h][1] = top;
   }
   // Zero-points stand in the order of the channels, and a lane reads 8 of them: channel
   // 32 i + 8 t + 4 s + 2 w + b is k = 2 t + 8 w + b of product 2 i + s.
-  __device__ __forceinline__ void put_plain(int h, int i, int c, float x) {
-    float kept[2];
-    unpack2(kept, pack2(x, 0.f));
-    u32* row = plain[h / ROWS][2 * i + (c >> 2 & 1)][h % ROWS][c >> 3];
-    u16* pair = (u16*)(row + (c & 2));
-    pair[c & 1] = (u16)pack2(x, 0.f), pair[2 + (c & 1)] = (u16)pack2(x - kept[0], 0.f);
+  __device__ __forceinline__ void put_plain(int h, int c, float x0, float x1, float x2, float x3) {
+    const u32 first = pack2(x0, x1), second = pack2(x2, x3);
+    float kept[4];
+    unpack2(kept, first), unpack2(kept + 2, second);
+    *(uint4*)plain[h / ROWS][c / 32 * 2 + (c >> 2 & 1)][h % ROWS][c >> 3 & 3] = make_uint4(
+        first, pack2(x0 - kept[0], x1 - kept[1]), second, pack2(x2 - kept[2], x3 - kept[3]));
   }
 };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -22,6 +22,10 @@ RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
+
+
+# Units of a block where all of them run at once, and what their warps are spread over.
+TEAMS, SCHEDULERS = (2, 4), 4
 
 
 class Format(Protocol):
@@ -135,6 +139,12 @@ def cuts(
             cost = waves * (blocks * work_us / splits + WAVE_US) + merge_us
             options[Geometry(warps // blocks, blocks, splits)] = cost
     return options
+
+
+def teamed(at: Geometry, units: int, kv_heads: int, sms: int) -> Geometry:
+    """Teams in place of blocks next to each other, where all units run at once."""
+    fits = at.per_sm in TEAMS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
+    return replace(at, teams=at.per_sm) if fits and units <= at.per_sm * sms else at
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -41,7 +41,6 @@
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f  // how far above 1 the largest weight enters
 
-#include "deep_ring.cuh"
 #include "group_apart.cuh"
 #include "group_numbers.cuh"
 #include "group_along_k.cuh"
@@ -69,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   wait_for_query();  // lengths, too, may have changed
   GroupUnit u;
   u.find(at);
-  DeepRing ring;
+  Ring ring;
   ring.make(u, shared, barriers, &drawn);
   ring.start<PIECES_BYTES, 0>(u);
   ring.reset(u);

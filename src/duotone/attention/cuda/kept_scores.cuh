@@ -89,7 +89,7 @@ __device__ __forceinline__ void fold_words(u32* low, u32* high, const u32 (*word
 }
 
 // Keeps all scores of a unit and finds their range (log2 units), to bounds[4 HT][2]; reads K only.
-__device__ __forceinline__ void keep_scores(DeepRing& ring, const Unit& u, Query& q,
+__device__ __forceinline__ void keep_scores(Ring& ring, const Unit& u, Query& q,
                                             const KeptScores& kept, float (*warps)[HEADS][2],
                                             float (*bounds)[2]) {
   u32 low[HT], high[HT];

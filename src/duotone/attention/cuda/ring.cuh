@@ -1,9 +1,18 @@
 // A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 //
+// UNDER_WAY: records that a warp has asked for. With one, passes that read half of a record leave
+// memory idle, and so do units of few records, whose warps all wait for their second one at the
+// same time. Of STAGES slots, others hold the current record and the one before it, whose V is read
+// late; where there is no slot for both, the one before is read before the ring is refilled.
 // SLOT_BYTES: room for a record with all its pieces, or for the part of one that a pass reads.
+#ifndef UNDER_WAY
+#define UNDER_WAY (STAGES - 1)
+#endif
 #ifndef SLOT_BYTES
 #define SLOT_BYTES RECORD_BYTES
 #endif
+static_assert(1 <= UNDER_WAY && UNDER_WAY < STAGES,
+              "one record is read while others are under way");
 // From compute capability 9.0 on a record is a bulk copy (one for each piece) whose bytes a barrier
 // counts, before that the lanes copy 16 bytes each at a time.
 #if __CUDA_ARCH__ >= 900
@@ -60,7 +69,7 @@ struct Slot {
 struct Ring {
   u32 memory, slot, counter;
   int* drawn;
-  int current;
+  int current, following[UNDER_WAY];  // the last of those after it is drawn with the current one
 #if BULK_COPIES
   u32 barrier, phase;
 #endif
@@ -83,37 +92,78 @@ struct Ring {
 #endif
     __syncwarp();
   }
-  // Asks for the first record of a pass.
-  template <int BYTES, class U>
+  static __device__ __forceinline__ int behind(int slot, int by = 1) {
+    return slot + by >= STAGES ? slot + by - STAGES : slot + by;
+  }
+  // Asks for the first records of a pass: BYTES of each, from byte FROM on.
+  template <int BYTES, int FROM, class U>
   __device__ __forceinline__ void start(const U& u) {
     current = u.first + u.warp;
-    if (current < u.last) ask<BYTES>(u, current);
+#pragma unroll
+    for (int n = 0; n < UNDER_WAY; n++) {
+      ask_into<BYTES, FROM>(u, current + n * WARPS, behind(slot, n));
+      following[n] = current + (n + 1) * WARPS;
+    }
   }
-  // Puts the counter behind the first records; a barrier must stand between it and its draws.
+  // The same before lengths are known, which takes an answer of memory. Records that turn out to be
+  // others' are waited for and left.
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void start_early(const Call& at, U& u, const Place& place) {
+    guess_records(at, u, place);
+    const int guess = u.first, there = asked(u);
+    start<BYTES, FROM>(u);
+    find_records(at, u, place);
+    if (u.first == guess && asked(u) == there) return;
+    for (int n = 0; n < there; n++) take_current();
+    start<BYTES, FROM>(u);
+  }
+  // Records that `start` asks for.
+  static __device__ __forceinline__ int asked(const Unit& u) {
+    int records = 0;
+#pragma unroll
+    for (int n = 0; n < UNDER_WAY; n++) records += u.first + u.warp + n * WARPS < u.last;
+    return records;
+  }
+  // Puts the counter behind the first records of all warps; a barrier of the team must stand
+  // between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
-    if (u.tid == 0) *drawn = u.first + WARPS;
+    if (u.tid == 0) *drawn = u.first + UNDER_WAY * WARPS;
   }
-  // Waits for the current record and asks for the next one, lane 0's `next`; returns where the
-  // current one is.
-  template <int BYTES, class U>
+  // Waits for the current record, and asks for one more, lane 0's `next`, where the record before
+  // lay or was followed by a free slot: all lanes must have read what lay there.
+  template <int BYTES, int FROM, class U>
   __device__ __forceinline__ u32 take(const U& u, int& next) {
-    wait();
+    const u32 here = take_current();
+    next = refill<BYTES, FROM>(u);
+    return here;
+  }
+  // The two halves of it, for who still reads the record before.
+  __device__ __forceinline__ u32 take_current() {
+    wait_for_older();
     const u32 here = memory + slot * SLOT_BYTES;
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
-    next = 0;
+    slot = behind(slot);
 #if BULK_COPIES
     if (slot == 0) phase ^= 1;
-    if (u.lane == 0) {
-      next = draw();
-      if (next < u.last) ask<BYTES>(u, next);
-    }
-#else
-    if (u.lane == 0) next = draw();
-    next = __shfl_sync(FULL, next, 0);
-    if (next < u.last) ask<BYTES>(u, next);
 #endif
     return here;
   }
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ int refill(const U& u) {
+    int next = 0;
+    if (u.lane == 0) next = draw();
+#if !BULK_COPIES
+    next = __shfl_sync(FULL, next, 0);
+#endif
+    ask_into<BYTES, FROM>(u, next, behind(slot, UNDER_WAY - 1));
+    return next;
+  }
+  __device__ __forceinline__ void advance(int next) {
+    following[UNDER_WAY - 1] = __shfl_sync(FULL, next, 0);
+    current = following[0];
+#pragma unroll
+    for (int n = 1; n < UNDER_WAY; n++) following[n - 1] = following[n];
+  }
+
   // Behind the last record: the ring's memory may be written by the lanes.
   __device__ __forceinline__ void leave() {
 #if BULK_COPIES
@@ -127,22 +177,22 @@ struct Ring {
     return next;
   }
 #if BULK_COPIES
-  template <int BYTES, class U>
-  __device__ __forceinline__ void ask(const U& u, int record) {
-    if (u.lane == 0)
-      u.template copy_record<BYTES>(record, Slot{barrier + 8 * slot, memory + slot * SLOT_BYTES});
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void ask_into(const U& u, int record, int where) {
+    if (u.lane == 0 && record < u.last)
+      u.template copy_record<BYTES, FROM>(record,
+                                          Slot{barrier + 8 * where, memory + where * SLOT_BYTES});
   }
-  __device__ __forceinline__ void wait() { wait_for(barrier + 8 * slot, phase); }
+  __device__ __forceinline__ void wait_for_older() { wait_for(barrier + 8 * slot, phase); }
 #else
-  template <int BYTES, class U>
-  __device__ __forceinline__ void ask(const U& u, int record) {
-    const Slot here = {memory + slot * SLOT_BYTES, u.lane};
-    u.template copy_record<BYTES>(record, here);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  template <int BYTES, int FROM, class U>
+  __device__ __forceinline__ void ask_into(const U& u, int record, int where) {
+    const Slot there = {memory + where * SLOT_BYTES, u.lane};
+    if (record < u.last) u.template copy_record<BYTES, FROM>(record, there);
+    asm volatile("cp.async.commit_group;" ::: "memory");  // also an empty one, so that they count
   }
-  // One record at most is under way; the other lanes' parts are there once they have waited, too.
-  __device__ __forceinline__ void wait() {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  __device__ __forceinline__ void wait_for_older() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY - 1) : "memory");
     __syncwarp();
   }
 #endif

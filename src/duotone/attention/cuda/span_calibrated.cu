@@ -7,7 +7,6 @@
 #define KEPT_SCORES
 #define SLOT_BYTES (TILES * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES))
 #include "span_shapes.cuh"
-#include "deep_ring.cuh"
 #include "span_query.cuh"
 #include "span_range.cuh"
 #include "span_sums.cuh"
@@ -42,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   begin();
   Unit u;
   find_team(u);
-  DeepRing ring;
+  Ring ring;
   ring.make(u, shared, barriers, &drawn);
   const Place place = find_place(at, u);
   Params params;

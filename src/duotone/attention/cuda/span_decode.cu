@@ -4,13 +4,12 @@
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB  bits per code of K and of V (1, 2, 4, 8)
 //   G       q heads per kv head
-//   WARPS, PER_SM, STAGES, TILES, UNDER_WAY (see deep_ring.cuh)
+//   WARPS, PER_SM, STAGES, TILES, UNDER_WAY (see ring.cuh)
 //   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
 //   TEAMS   of WARPS warps in a block; a unit each
 //   TAU     1: score calibration; all blocks of a kv head must be resident together
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 #include "span_shapes.cuh"
-#include "deep_ring.cuh"
 #include "span_query.cuh"
 #include "span_range.cuh"
 #include "span_sums.cuh"
@@ -36,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   char* shared = rings + u.team * RINGS_BYTES;
   Prologue& prologue = prologues[u.team];
   float (*ml)[HEADS][2] = all_ml[u.team];
-  DeepRing ring;
+  Ring ring;
   ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
   const Place place = find_place(at, u);
   Params params;

@@ -24,6 +24,7 @@ from duotone.attention.cuda.geometry import (
     multiprocessors,
     ring_bytes,
     shared_bytes,
+    teamed,
     warps_within_rings,
 )
 from duotone.attention.cuda.launch import LOG2E, run
@@ -47,8 +48,6 @@ TWO_TILES_WARPS, TWO_TILES_BITS = 12, 2
 # Blocks of so many warps become smaller where that saves this share of their rounds, and units fill
 # the places that there are then this many times.
 EVENED_WARPS, EVENED_SHARE, EVENED_WAVES = 4, 0.05, 2.0
-# Units of a block where all of them run at once, and what their warps are spread over.
-TEAMS, SCHEDULERS = (2, 4), 4
 TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS, TWO_TILES_WAVES = (1, 2, 3, 6), 2, 1.5
 
 
@@ -115,14 +114,8 @@ def geometry(
     if calibrate:
         return at
     if heads * at.splits < EVENED_WAVES * 2 * at.per_sm * sms:
-        return _teamed(at, heads * at.splits, kv_heads, sms)
+        return teamed(at, heads * at.splits, kv_heads, sms)
     return _evened(at, -(-records // at.splits))
-
-
-def _teamed(at: Geometry, units: int, kv_heads: int, sms: int) -> Geometry:
-    """Teams in place of blocks next to each other, where all units run at once."""
-    fits = at.per_sm in TEAMS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
-    return replace(at, teams=at.per_sm) if fits and units <= at.per_sm * sms else at
 
 
 def _evened(at: Geometry, records: int) -> Geometry:

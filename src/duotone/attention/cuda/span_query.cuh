@@ -47,8 +47,7 @@ struct Query {
       for (int j = 0; j < 4; j++) top = fmaxf(top, fabsf(folded[i][j]));
     }
     sum = sum_of_lanes(sum);
-    // Bits of numbers that are not negative order as they do.
-    top = fmaxf(__uint_as_float(__reduce_max_sync(FULL, __float_as_uint(top))), 1e-20f);
+    top = fmaxf(most_of_lanes(top), 1e-20f);
     const float inverse = Q_TOP / (1 << Q_SHIFT) / top;
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
@@ -69,11 +68,6 @@ struct Query {
     low = sum_of_lanes(low), high = sum_of_lanes(high);
     if (u.lane == 0) p.sums[h][0] = low / top, p.sums[h][1] = high / top;
 #endif
-  }
-  static __device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(FULL, x, o);
-    return x;
   }
   // Integer products of 64 keys plus BIAS: keys 16 * (x / 2) + 8 * (x % 2) + g, q head 4 h + t.
   __device__ __forceinline__ void dot(float (*f)[8], u32 tile, int lane) const {

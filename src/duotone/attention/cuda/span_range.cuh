@@ -54,7 +54,7 @@ __device__ __forceinline__ void agree_in_block(const Unit& u, float* low, float*
 
 // Smallest and largest score (log2 units) of each q head in a unit, to bounds[4 HT][2]; reads K
 // only.
-__device__ __forceinline__ void score_range(DeepRing& ring, const Unit& u, const Query& q,
+__device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Query& q,
                                             float (*warps)[HEADS][2], float (*bounds)[2]) {
   float low[HT], high[HT];
 #pragma unroll
