@@ -5,6 +5,7 @@ import pytest
 import duotone
 from duotone.attention.cuda import class_decode, runtime
 from duotone.attention.cuda.class_format import ClassFormat
+from duotone.attention.cuda.geometry import VARIABLES_BYTES
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, UNITS
@@ -61,6 +62,28 @@ def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> 
     if arch == "sm_90":
         planned = class_decode.beside_rings(form, group, warps)
         assert shared_of(binary, "class_decode") == planned
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("form", "group", "teams"),
+    [
+        (class_format(1, 128), 4, 4),
+        (class_format(1, 128), 8, 2),
+        (class_format(2, 256), 4, 2),
+        (ClassFormat.of(*CALIBRATED, 128), 4, 4),
+    ],
+    ids=str,
+)
+def test_class_decode_compiles_with_teams(form, group, teams, arch) -> None:
+    warps = class_decode.warps_of(form, group) // teams
+    macros = common(form, group, warps, class_decode.Arguments) | {"TEAMS": teams}
+    binary = runtime.compiled(
+        class_decode.SOURCE, arch, macros | class_decode.macros_of(form, group)
+    )
+    if arch == "sm_90":
+        planned = teams * class_decode.beside_rings(form, group, warps)
+        assert shared_of(binary, "class_decode") <= planned <= VARIABLES_BYTES
 
 
 def test_more_sums_than_registers_are_not_for_class_decode() -> None:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duotone.attention.cuda import dense_decode, group_decode, span_decode
-from duotone.attention.cuda.geometry import RING_BYTES, Geometry
+import duotone
+from duotone.attention.cuda import class_decode, dense_decode, group_decode, span_decode
+from duotone.attention.cuda.class_format import ClassFormat
+from duotone.attention.cuda.geometry import RING_BYTES, VARIABLES_BYTES, Geometry, teamed
 from duotone.attention.cuda.group_format import GroupFormat, Operand
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.attention.cuda.work import inverse_of
@@ -58,6 +60,30 @@ def test_short_launches_have_fewer_warps_and_single_waves_teams(bits, batch, tok
     # Teams are kv heads of one sequence.
     for kv_heads in (1, 3):
         assert span_decode.geometry(*given, kv_heads=kv_heads) == replace(at, teams=1)
+
+
+@pytest.mark.parametrize(
+    ("group", "batch", "tokens", "at"),
+    [
+        (4, 32, 8192, Geometry(8, 2, 1, teams=2)),
+        (4, 64, 3328, Geometry(4, 4, 1, teams=4)),
+        (4, 477, 3328, Geometry(4, 4, 1)),
+    ],
+    ids=["two", "four", "several waves"],
+)
+def test_teams_of_channel_classes(group, batch, tokens, at) -> None:
+    visual = duotone.scheme("duotone").visual
+    form = ClassFormat.of(visual.key, visual.value, 128)
+    cut = class_decode.geometry(
+        form, group, 8 * batch, tokens // form.tokens, 132, RING_BYTES, kv_heads=8
+    )
+    assert cut == at
+
+
+def test_teams_share_what_the_variables_of_a_block_may_take() -> None:
+    at = Geometry(4, 4, 1)
+    assert teamed(at, 8, 8, 132, VARIABLES_BYTES // 4) == replace(at, teams=4)
+    assert teamed(at, 8, 8, 132, VARIABLES_BYTES // 4 + 1) == at
 
 
 @pytest.mark.parametrize(("bits", "under_way"), [((1, 1), 1), ((1, 2), 2), ((4, 4), 2)])

@@ -97,7 +97,8 @@ def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
     """Bytes of shared memory that a block takes beside its rings."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
-    # q by channel and as fp16, or by channel and in K's places; V's parameters and channels; maxima, barriers.
+    # q by channel and as fp16, or by channel and in K's places; V's parameters and channels;
+    # maxima, barriers.
     in_tiles = form.key_in_tiles
     folded = form.channels * min(warps, heads) + form.key.places * heads
     query = 4 * (form.channels * (heads + rows) if in_tiles else folded)
@@ -129,7 +130,8 @@ def geometry(
     warps = warps_of(form, group, ring_bytes)
     blocks = per_sm(form, group, warps, ring_bytes)
     at = cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
-    return teamed(at, heads * at.splits, kv_heads, sms)
+    beside_bytes = beside_rings(form, group, at.warps)
+    return teamed(at, heads * at.splits, kv_heads, sms, beside_bytes)
 
 
 def class_decode(

@@ -22,10 +22,10 @@ RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
 # adds, bytes that one SM reads.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
-
-
 # Units of a block where all of them run at once, and what their warps are spread over.
 TEAMS, SCHEDULERS = (2, 4), 4
+# Shared memory that the variables of a block may take.
+VARIABLES_BYTES = 48 << 10
 
 
 class Format(Protocol):
@@ -141,9 +141,13 @@ def cuts(
     return options
 
 
-def teamed(at: Geometry, units: int, kv_heads: int, sms: int) -> Geometry:
-    """Teams in place of blocks next to each other, where all units run at once."""
+def teamed(at: Geometry, units: int, kv_heads: int, sms: int, beside_bytes: int = 0) -> Geometry:
+    """Teams in place of blocks next to each other, where all units run at once.
+
+    beside_bytes: of a team's variables, where those of all might not fit a block.
+    """
     fits = at.per_sm in TEAMS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
+    fits = fits and at.per_sm * beside_bytes <= VARIABLES_BYTES
     return replace(at, teams=at.per_sm) if fits and units <= at.per_sm * sms else at
 
 
