@@ -71,7 +71,6 @@ def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> 
         (class_format(1, 128), 4, 4),
         (class_format(1, 128), 8, 2),
         (class_format(2, 256), 4, 2),
-        (ClassFormat.of(*CALIBRATED, 128), 4, 4),
     ],
     ids=str,
 )

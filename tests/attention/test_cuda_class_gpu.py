@@ -8,8 +8,9 @@ from cuda_device import NEEDS_KERNELS
 
 import duotone
 from duotone.attention import decode_attention
-from duotone.attention.cuda.class_decode import ClassSpan, class_decode
+from duotone.attention.cuda import class_decode
 from duotone.attention.cuda.class_layout import class_layout
+from duotone.attention.cuda.geometry import Geometry
 from duotone.cache.pair import PackedPair
 from duotone.inference import encode, generate, make_cache, prepare
 from duotone.loading import load
@@ -135,14 +136,25 @@ def test_matches_the_reference(case: Case) -> None:
     assert_near_half(out, reference(case, query, kv), case)
 
 
+@pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
+@pytest.mark.parametrize("gqa", [1, 4, 7])
+@pytest.mark.parametrize("specs", [ONE, TWO], ids=["one", "two"])
+def test_kv_heads_may_be_teams_of_one_block(specs, gqa, at, monkeypatch) -> None:
+    monkeypatch.setattr(class_decode, "geometry", lambda *_: at)
+    case = Case((9000, 0, 1, 300, 3328), **specs, gqa=gqa, kv_heads=4, head_dim=64, dtype=FP16)
+    query, kv = build(case)
+    out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
+    assert_near_half(out, reference(case, query, kv), case)
+
+
 @pytest.mark.parametrize("specs", [ONE, TWO, SPAN], ids=["one", "two", "span"])
 def test_sums_of_exponentials_are_right(specs) -> None:
     case = Case((700, 33), **specs, kv_heads=1, head_dim=128, dtype=FP32)
     query, kv = build(case)
     (segment,) = laid_out(kv)
     out, lse = torch.empty_like(query), torch.full(query.shape[:2], float("nan"), device="cuda")
-    span = ClassSpan(segment.records, segment.value.blocks.offsets)
-    class_decode(query, span, case.sm_scale, out, lse)
+    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, case.sm_scale, out, lse)
     keys = kv[0].states("key").double()
     for b, length in enumerate(case.lengths):
         scores = query[b, :, 0].double() @ keys[b, 0, :length].T * case.sm_scale

@@ -62,22 +62,24 @@ def test_short_launches_have_fewer_warps_and_single_waves_teams(bits, batch, tok
         assert span_decode.geometry(*given, kv_heads=kv_heads) == replace(at, teams=1)
 
 
+GROUPED_KEY = duotone.scheme("duotone").visual.key
+SPANNED_KEY = GROUPED_KEY.replace(group=None)
+
+
 @pytest.mark.parametrize(
-    ("group", "batch", "tokens", "at"),
+    ("key", "batch", "tokens", "at"),
     [
-        (4, 32, 8192, Geometry(8, 2, 1, teams=2)),
-        (4, 64, 3328, Geometry(4, 4, 1, teams=4)),
-        (4, 477, 3328, Geometry(4, 4, 1)),
+        (GROUPED_KEY, 32, 8192, Geometry(8, 2, 1, teams=2)),
+        (GROUPED_KEY, 64, 3328, Geometry(4, 4, 1, teams=4)),
+        (GROUPED_KEY, 477, 3328, Geometry(4, 4, 1)),
+        (SPANNED_KEY, 32, 8192, Geometry(8, 2, 1)),
     ],
-    ids=["two", "four", "several waves"],
+    ids=["two", "four", "several waves", "none where K is a span's"],
 )
-def test_teams_of_channel_classes(group, batch, tokens, at) -> None:
-    visual = duotone.scheme("duotone").visual
-    form = ClassFormat.of(visual.key, visual.value, 128)
-    cut = class_decode.geometry(
-        form, group, 8 * batch, tokens // form.tokens, 132, RING_BYTES, kv_heads=8
-    )
-    assert cut == at
+def test_teams_of_channel_classes(key, batch, tokens, at) -> None:
+    form = ClassFormat.of(key, duotone.scheme("duotone").visual.value, 128)
+    given = (form, 4, 8 * batch, tokens // form.tokens, 132, RING_BYTES)
+    assert class_decode.geometry(*given, kv_heads=8) == at
 
 
 def test_teams_share_what_the_variables_of_a_block_may_take() -> None:

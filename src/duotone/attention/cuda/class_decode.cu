@@ -10,7 +10,7 @@
 //   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
 //   SLOT_BYTES  see ring.cuh
-//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, TEAMS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as span_decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define HEADS (HT * 4)
@@ -63,6 +63,9 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "class_prologue.cuh"
 #include "class_sums.cuh"
 
+// Waiting for q ahead of the first records shortens a launch by itself; records that arrive during
+// the kernel ahead are worth more where K is a span's, whose keys take fewer instructions.
+#define QUERY_FIRST K_TILES
 #define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
 
 extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
@@ -86,9 +89,6 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   KeyParameters keys;
   if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
   QueryFours asked;
-#ifndef QUERY_FIRST
-#define QUERY_FIRST 1
-#endif
   if (QUERY_FIRST)
     asked.await(at, u);
   else
