@@ -164,8 +164,9 @@ struct Ring {
     for (int n = 1; n < UNDER_WAY; n++) following[n - 1] = following[n];
   }
 
-  // Behind the last record: the ring's memory may be written by the lanes.
+  // Behind the last record, which all lanes have read: they may write the ring's memory.
   __device__ __forceinline__ void leave() {
+    __syncwarp();
 #if BULK_COPIES
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
