@@ -157,7 +157,9 @@ struct Ring {
     ask_into<BYTES, FROM>(u, next, behind(slot, UNDER_WAY - 1));
     return next;
   }
+  // On to the next record; what the lanes have read so far may be overwritten from here on.
   __device__ __forceinline__ void advance(int next) {
+    __syncwarp();
     following[UNDER_WAY - 1] = __shfl_sync(FULL, next, 0);
     current = following[0];
 #pragma unroll
