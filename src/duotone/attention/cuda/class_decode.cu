@@ -103,8 +103,9 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   q.make(at, u, prologue.table, prologue.heads, prologue.bias);
   Sums sums;
   sums.clear(prologue);
-  // V of the tile before: its probabilities arrive while this tile's scores are computed.
-  u32 before = ring.memory + VALUES_AT;
+  // V of the tile before: its probabilities arrive while this tile's scores are computed. In the
+  // first round something that nobody writes any more, times 0.
+  u32 before = ring.upcoming() + VALUES_AT;
   bool any = false;
   while (ring.current < u.last) {
     int next;

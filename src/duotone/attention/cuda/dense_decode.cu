@@ -135,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
     for (int k = 0; k < KT; k++) sums.add(s[k], here + (KEYS + 16 * k) * ROW_BYTES, u.lane);
   }
+  __syncwarp();  // all lanes have read the last record
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
   finish(at, u, shared, ml, &flag, 0.f, [](int, float, float sum) { return sum * KV_UNIT; });
 }

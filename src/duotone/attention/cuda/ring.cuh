@@ -137,10 +137,12 @@ struct Ring {
     next = refill<BYTES, FROM>(u);
     return here;
   }
-  // The two halves of it, for who still reads the record before.
+  // Where the record lies that is taken next.
+  __device__ __forceinline__ u32 upcoming() const { return memory + slot * SLOT_BYTES; }
+  // The two halves of `take`, for who still reads the record before.
   __device__ __forceinline__ u32 take_current() {
     wait_for_older();
-    const u32 here = memory + slot * SLOT_BYTES;
+    const u32 here = upcoming();
     slot = behind(slot);
 #if BULK_COPIES
     if (slot == 0) phase ^= 1;

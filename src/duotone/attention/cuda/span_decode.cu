@@ -59,8 +59,9 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
 #endif
   Sums sums;
   sums.clear(q, ml[u.warp]);
-  // V of the tile before: its probabilities arrive while this tile's scores are computed.
-  u32 before = ring.memory + TILES * K_BYTES;
+  // V of the tile before: its probabilities arrive while this tile's scores are computed. In the
+  // first round something that nobody writes any more, times 0.
+  u32 before = ring.upcoming() + TILES * K_BYTES;
   bool any = false;
   while (ring.current < u.last) {
     int next;
