@@ -63,8 +63,8 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "class_prologue.cuh"
 #include "class_sums.cuh"
 
-// Waiting for q ahead of the first records shortens a launch by itself; records that arrive during
-// the kernel ahead are worth more where K is a span's, whose keys take fewer instructions.
+// Waiting for q ahead of the first records shortens a launch by itself. Where K is a span's, records
+// that arrive during the kernel ahead are worth more (LOG.md, fourteenth session).
 #define QUERY_FIRST K_TILES
 #define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
 
