@@ -7,6 +7,7 @@
 #   benchmarks/on_device.sh mquant             linears, decode steps, whole models, tile sizes
 #   benchmarks/on_device.sh quality 96 24      recipes on the held-out tasks: samples, calibration
 #   benchmarks/on_device.sh tests              the GPU tier
+#   benchmarks/on_device.sh sanitize racecheck decode kernels under a tool of compute-sanitizer
 export PYTHONPATH=src
 mkdir -p /tmp/results "$OUT"
 keep() { tar czf "$OUT/results.tgz" -C /tmp results; }
@@ -24,7 +25,8 @@ throughput() {
   for budget in 5 30 15 10 20 25; do
     python -m duotone bench throughput --model "internvl2.5-$1" --budget $budget \
       --row 16-bit --row "1-bit visual" --row "1-bit visual, 2-bit text" --row "16-bit, W8A8" \
-      --row "1-bit visual, 2-bit text, W8A8" --out /tmp/results/throughput
+      --row "1-bit visual, 2-bit text, W8A8" --row "1-bit visual, our 2-bit text" \
+      --row "1-bit visual, our 2-bit text, W8A8" --out /tmp/results/throughput
     keep
   done
   python -m duotone bench throughput --model "internvl2.5-$1" --n 3328 --budget 15 \
@@ -54,14 +56,40 @@ quality() {
   done
 }
 
+PYTEST="python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark -p no:cacheprovider -m gpu"
+
 # All files at once: most of their time is compilation.
 tests() {
   for file in tests/*/test_*_gpu.py; do
-    timeout 420 python -m pytest -q -o addopts=--import-mode=importlib -p no:benchmark \
-      -p no:cacheprovider -m gpu "$file" > "/tmp/results/$(basename "$file").log" 2>&1 &
+    timeout 420 $PYTEST "$file" > "/tmp/results/$(basename "$file").log" 2>&1 &
   done
   wait
   tail -n 1 /tmp/results/test_*.log
+  keep
+}
+
+# Cases of a file of tests/attention under tool $1. Other kernels are left out with `--kernel-regex`,
+# which saves minutes; the tool fails over clusters then.
+sanitize_cases() {
+  tool=$1 file=$2 cases=$3
+  shift 3
+  timeout 120 compute-sanitizer --tool "$tool" "$@" $PYTEST "tests/attention/test_cuda_$file.py" \
+    -k "$cases" > "/tmp/results/$tool-$file-$(echo "$cases" | tr ' ' '-').log" 2>&1 &
+}
+
+sanitize() {
+  sanitize_cases "$1" gpu teams --kernel-regex kns=decode
+  sanitize_cases "$1" gpu "kept_or_made and 6-1 and 900"
+  for cases in exponentials teams; do
+    sanitize_cases "$1" class_gpu $cases --kernel-regex kns=decode
+  done
+  sanitize_cases "$1" paged_gpu teams --kernel-regex kns=decode
+  sanitize_cases "$1" group_gpu matches --kernel-regex kns=decode
+  sanitize_cases "$1" window_gpu token
+  sanitize_cases "$1" joint_gpu "spans_streams or fp8_windows or classes_and_windows" \
+    --kernel-regex kns=decode
+  wait
+  grep "SUMMARY" /tmp/results/"$1"-*.log
   keep
 }
 

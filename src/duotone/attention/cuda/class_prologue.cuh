@@ -23,6 +23,7 @@ struct ValueParameters {
     }
   }
 };
+
 // What a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   Table table;
