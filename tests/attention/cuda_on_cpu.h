@@ -41,6 +41,8 @@ struct Barrier { unsigned arrived, turn; };
 static std::vector<Barrier> warps;
 static Barrier block;
 
+static unsigned idle;  // rounds of all threads in which no barrier was passed and none ended
+
 static void yield() {
   const unsigned self = threadIdx.x;
   swapcontext(&fibers[self], &scheduler);
@@ -48,7 +50,7 @@ static void yield() {
 }
 static void meet(Barrier& at, unsigned count) {
   const unsigned turn = at.turn;
-  if (++at.arrived == count) at.arrived = 0, at.turn++;
+  if (++at.arrived == count) at.arrived = 0, at.turn++, idle = 0;
   while (at.turn == turn) yield();
 }
 static void __syncwarp() { meet(warps[threadIdx.x / 32], 32); }

@@ -21,8 +21,9 @@ STANDARD = ("cassert", "cfenv", "cmath", "cstdint", "cstring", "deque", "map", "
 MAIN = """
 static const Arguments* given;
 static unsigned running, threads_of_block;
-static void thread() {{ {name}(*given); running--; while (true) yield(); }}
-extern "C" void launch(const Arguments* at, unsigned x, unsigned y, unsigned z, unsigned threads) {{
+static void thread() {{ {name}(*given); running--, idle = 0; while (true) yield(); }}
+// Returns whether all threads have ended: 0 if they wait for each other.
+extern "C" int launch(const Arguments* at, unsigned x, unsigned y, unsigned z, unsigned threads) {{
   given = at, gridDim = {{x, y, z}};
   std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 14));
   for (unsigned i = 0; i < x * y * z; i++) {{
@@ -35,9 +36,12 @@ extern "C" void launch(const Arguments* at, unsigned x, unsigned y, unsigned z, 
       fibers[i].uc_stack.ss_sp = stacks[i].data(), fibers[i].uc_stack.ss_size = stacks[i].size();
       makecontext(&fibers[i], thread, 0);
     }}
-    while (running)
+    for (idle = 0; running; idle++) {{
+      if (idle > 100) return 0;
       for (unsigned i = 0; i < threads; i++) threadIdx.x = i, swapcontext(&scheduler, &fibers[i]);
+    }}
   }}
+  return 1;
 }}
 """
 
@@ -76,7 +80,12 @@ def built(text: str, folder: Path) -> Callable:
     if not library.exists():
         source.write_text(text)
         _compile("-include", str(_standard(folder)), "-o", str(library), str(source))
-    return ctypes.CDLL(str(library)).launch
+    launch = ctypes.CDLL(str(library)).launch
+
+    def checked(*given: object) -> None:
+        assert launch(*given), "threads wait for each other"
+
+    return checked
 
 
 def _standard(folder: Path) -> Path:

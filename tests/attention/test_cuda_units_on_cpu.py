@@ -10,14 +10,15 @@ from duotone.attention.cuda.launch import MERGE_WARPS
 from duotone.attention.cuda.work import Call, inverse_of
 
 from cuda_on_cpu import missing
-from units_on_cpu import CHANNELS, KEYS, RECORD_BYTES, WARPS, compiled
+from units_on_cpu import CHANNELS, KERNEL, KEYS, RECORD_BYTES, WARPS, compiled
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 GROUP, KV_HEADS = 3, 2
 # Tokens of each sequence: no record, one that is not full, one for each warp, and more.
 LENGTHS = torch.tensor([0, 3, 4, 8, 0, 41, 5, 23, 90, 0])
 # Architecture (bulk copies, copies by lanes), slots of a ring, copies as late as they may happen,
-# and how many of them a deep ring has under way.
+# and how many are under way where the record before is read between taking one and asking for one
+# (0: one is, and nothing is read between).
 RINGS = [
     (900, 2, 1, 0), (900, 3, 1, 0), (900, 3, 0, 0), (800, 3, 1, 0),
     (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (800, 3, 1, 2), (900, 3, 0, 2), (900, 5, 1, 4),
@@ -142,6 +143,17 @@ def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> N
     tokens = LENGTHS.repeat_interleave(KV_HEADS * GROUP)
     torch.testing.assert_close(lse, tokens.float().log2(), rtol=1e-4, atol=1e-4)
     assert not counters.any()
+
+
+def test_threads_that_wait_for_each_other_are_noticed(folder) -> None:
+    one_warp_leaves = KERNEL.replace("begin();", "if (threadIdx.x < 32) return;", 1)
+    query = torch.randn(GROUP, CHANNELS)
+    given = Arguments(
+        query=query.data_ptr(), tokens=LENGTHS.data_ptr(), kv_heads=KV_HEADS, blocks=1, splits=1
+    )
+    run = compiled("add_records", macros(900, 3), folder, one_warp_leaves)
+    with pytest.raises(AssertionError, match="wait for each other"):
+        run(given, (1, 1, 1), WARPS * 32)
 
 
 @pytest.mark.parametrize("earlier", [(1,), (2, 3)], ids=["one part", "five parts"])

@@ -67,19 +67,17 @@ void add_records(const Arguments& at) {
 #if DEEP
     const float* here = (const float*)at_shared(ring.take_current());
     if (before) sum += sum_of(before, u.lane, left_before);
-    __syncwarp();
+    if (STAGES == UNDER_WAY + 1) __syncwarp();
     next = ring.refill<PIECES_BYTES, 0>(u);
 #else
     const float* here = (const float*)at_shared(ring.take<PIECES_BYTES, 0>(u, next));
     if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
     if (STAGES == 2) sum += sum_of(here, u.lane, left);
-    __syncwarp();
 #endif
     ring.advance(next);
     before = here, left_before = left, weight += left < KEYS ? left : KEYS;
   }
   if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
-  __syncwarp();
   ring.leave();
   assert(nothing_is_under_way());
   float* rows = sums_of(memory, u.warp);
