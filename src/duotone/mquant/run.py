@@ -14,11 +14,11 @@ from duotone.hf.reorder import check_reorderable
 from duotone.hf.weight_maps import weight_map
 from duotone.hf.weights import Equivalences, apply_equivalences, check_sizes
 from duotone.weights.hadamard import transform_back
-from duotone.weights.linear import OUTPUTS
 from duotone.weights.modality import Modality
 from duotone.weights.observer import Linear, Observer, Wanted
 from duotone.weights.online import RotatedInput
 from duotone.weights.outlier_split import wants_split
+from duotone.weights.product_checks import OUTPUTS
 from duotone.weights.quantize import quantize_linear, wanted_by
 from duotone.weights.recipe import Recipe
 from duotone.weights.smooth import smooth

@@ -14,7 +14,8 @@ from torch import Tensor
 from duotone.weights.gate import Gate
 from duotone.weights.kernels import wgmma_gated, wgmma_gemm
 from duotone.weights.kernels.availability import has_kernels
-from duotone.weights.linear import check_out, check_product, choose, linear_int
+from duotone.weights.linear import choose, linear_int
+from duotone.weights.product_checks import check_out, check_product
 from duotone.weights.quantize_rows import activate
 
 KERNEL = "w8a8-wgmma"

@@ -12,6 +12,7 @@ from duotone.weights.kernels import wgmma_gemm
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference, scaled
 from duotone.weights.packed_weight import PackedWeight
+from duotone.weights.product_checks import check_out, check_product
 
 IMPLEMENTATIONS = (
     "auto",
@@ -24,7 +25,6 @@ IMPLEMENTATIONS = (
     "w8a8-wgmma",
     "int_mm",
 )
-OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 # cuBLASLt's int8 product takes more than 16 rows and columns in eights.
 _INT_MM_ROWS, _INT_MM_COLUMNS = 17, 8
 _NO_KERNELS = "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
@@ -157,55 +157,6 @@ def _group_reason(weight: PackedWeight) -> str | None:
     if size is not None and (size < 32 or size & (size - 1)):
         return f"it takes groups in powers of two from 32 on; got {size}"
     return None
-
-
-def check_product(
-    x_q: Tensor,
-    row_scale: Tensor,
-    weight: PackedWeight,
-    x0: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> None:
-    """Raise ValueError for arguments of `linear_int` that do not fit together."""
-    rows, columns = weight.shape
-    if x_q.dtype != torch.int8 or x_q.dim() != 2 or x_q.shape[1] != columns:
-        raise ValueError(
-            f"x_q must be int8 [tokens, {columns}]; got {x_q.dtype} {tuple(x_q.shape)}"
-        )
-    tokens = len(x_q)
-    if row_scale.dtype != torch.float32 or tuple(row_scale.shape) not in ((), (1,), (tokens,)):
-        raise ValueError(
-            f"row_scale must be float32 [{tokens}], [1] or []; got {row_scale.dtype} "
-            f"{tuple(row_scale.shape)}"
-        )
-    if not row_scale.is_contiguous():
-        raise ValueError("row_scale must be contiguous; call .contiguous()")
-    if (x0 is None) != (weight.w0 is None):
-        raise ValueError(
-            "x0 and the weight's split column w0 belong together; got only "
-            + ("w0" if x0 is None else "x0")
-        )
-    for name, vector, length in (("x0", x0, tokens), ("bias", bias, rows)):
-        if vector is not None and (tuple(vector.shape) != (length,) or not vector.is_contiguous()):
-            raise ValueError(f"{name} must be [{length}], contiguous; got {tuple(vector.shape)}")
-    if dtype not in OUTPUTS:
-        raise ValueError(f"dtype must be one of {OUTPUTS}; got {dtype}")
-    others = (row_scale, weight.codes, weight.scale, x0, bias, weight.w0)
-    wrong = {str(t.device) for t in others if t is not None and t.device != x_q.device}
-    if wrong:
-        raise ValueError(f"everything must be on {x_q.device}, where x_q is; got {sorted(wrong)}")
-
-
-def check_out(
-    out: Tensor | None, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> None:
-    """Raise ValueError for an `out` that the result cannot be written to."""
-    if out is None:
-        return
-    found = (tuple(out.shape), out.dtype, out.device)
-    if found != (shape, dtype, device) or not out.is_contiguous():
-        raise ValueError(f"out must be {dtype} {shape} on {device}, contiguous; got {found}")
 
 
 def _float_reason(x: Tensor, weight: PackedWeight) -> str | None:
