@@ -1,0 +1,175 @@
+"""All commands: help, answers on stdout, errors in one line."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cli_runs import error_of, run
+
+import duotone
+from duotone.cli.common import megabytes
+
+COMMANDS = ("compare", "generate", "schemes", "evaluate", "plan", "report")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"duotone {command}" in result.output
+    assert "--json" in result.output
+
+
+def test_the_command_line_is_lean():
+    heavy = {"torch", "transformers", "triton"}
+    code = f"import duotone.cli, sys; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").output == f"duotone {duotone.__version__}\n"
+
+
+def test_python_dash_m_runs_it():
+    command = [sys.executable, "-m", "duotone", "schemes", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    listed = json.loads(done.stdout)
+    assert set(listed) == set(duotone.schemes())
+    assert duotone.CacheSpec.from_dict(listed["kivi"]["spec"]) == duotone.scheme("kivi")
+
+
+def test_schemes_lists_every_scheme():
+    output = run("schemes").output
+    assert all(name in output for name in duotone.schemes())
+
+
+def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
+    asked = ("--image", picture, "-q", "what is this ?", "-q", "how many red ?")
+    result = run("compare", *asked, "--scheme", "minmax", "--max-new-tokens", 5)
+    assert result.exit_code == 0, result.output
+    for part in ("noise.png", "16-bit answer", "1-bit answer", "time per token (cpu"):
+        assert part in result.stdout
+    assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
+
+
+def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
+    asked = ("compare", "-i", picture, "-q", "what is this ?", "-s", "dense", "--beside", "minmax")
+    shown = run(*asked, "--max-new-tokens", 3).stdout
+    assert "dense and minmax" in shown.replace("\n", " ")
+    data = json.loads(run(*asked, "--json", "--max-new-tokens", 3).stdout)
+    assert (data["scheme"], data["beside"]["scheme"]) == ("dense", "minmax")
+    assert data["answers"][0]["reference"] == data["beside"]["answers"][0]["reference"]
+    assert "another scheme" in error_of("compare", "-s", "minmax", "--beside", "minmax")
+
+
+def test_compare_says_only_what_differs_and_no_numbers_of_nothing(tiny, picture):
+    """Under a scheme of the whole stream pictures are no spans that could be counted apart."""
+    asked = ("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 3)
+    shown = run(*asked, "-s", "dense").stdout
+    assert "the same" in shown
+    assert "pictures' cache" not in shown
+    assert "visual number" not in shown
+
+
+def test_compare_json_is_pure(tiny, picture):
+    asked = ("--image", picture, "-q", "what is this ?")
+    result = run("compare", *asked, "-s", "minmax", "--bits", 4, "--json", "--max-new-tokens", 3)
+    data = json.loads(result.stdout)
+    assert data["memory"]["nominal_bits"] == 4
+    assert len(data["answers"]) == 1
+
+
+def test_generate_prints_the_answer_alone_on_stdout(tiny, picture):
+    asked = ("generate", "what is this ?", "--image", picture, "--max-new-tokens", 4)
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    data = json.loads(run(*asked, "--json").stdout)
+    assert result.stdout.strip() == data["answer"] != ""
+    assert "true bits per number" in result.stderr
+    assert data["memory"]["visual_bits_per_element"] > 1
+
+
+def test_generate_with_a_text_model_and_a_text_scheme(words_only):
+    result = run("generate", "once upon", "--scheme", "kivi", "--max-new-tokens", 3, "--json")
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["answer"]) <= 3
+
+
+def test_missing_and_broken_pictures(tiny, tmp_path):
+    (tmp_path / "text.png").write_text("no picture")
+    assert "existing file" in error_of("compare", "--image", tmp_path / "gone.png")
+    assert "image file" in error_of("compare", "--image", tmp_path / "text.png")
+    assert "existing file" in error_of("generate", "what?", "--image", tmp_path / "gone.png")
+
+
+@pytest.mark.parametrize("command", [("compare",), ("generate", "hi"), ("evaluate", "documents")])
+def test_unknown_schemes_name_the_nearest(command):
+    assert "calibquant" in error_of(*command, "--scheme", "calibqant")
+
+
+def test_wrong_bits(tiny, picture):
+    assert "bits must be one of" in error_of("compare", "-i", picture, "--bits", 5)
+
+
+def test_questions_need_pictures():
+    assert "--question needs a picture" in error_of("compare", "--question", "what?")
+
+
+def test_a_text_model_under_a_visual_scheme(words_only):
+    assert "has no visual tokens" in error_of("generate", "once", "--scheme", "duotone")
+
+
+def test_a_prompt_without_a_picture_under_a_visual_scheme(tiny):
+    assert "without a picture" in error_of("generate", "what is this ?")
+
+
+def test_pictures_for_a_text_model(words_only, picture):
+    asked = ("generate", "what?", "--image", picture, "--scheme", "kivi")
+    assert "takes text only" in error_of(*asked)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model"])
+def test_a_model_folder_that_is_none(picture, name):
+    assert "folder with a config.json" in error_of("compare", "-i", picture, "--model", name)
+
+
+def test_out_of_memory_says_what_would_fit(tiny, picture, monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    seen = {}
+
+    def plan(model, spec, **counts):
+        seen.update(counts)
+        return SimpleNamespace(bytes_per_sequence=2.5e9, max_batch=3)
+
+    monkeypatch.setattr(tiny.model, "generate", fail)
+    monkeypatch.setitem(vars(duotone), "plan", plan)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8_000_000_000, 0))
+    message = error_of("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 7)
+    assert "takes 2.50 GB of cache, so 3 fit into the free 8.00 GB" in message
+    assert (seen["visual_tokens"], seen["text_tokens"], seen["new_tokens"]) == (16, 8, 7)
+
+
+def test_debugging_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("DUOTONE_DEBUG", "1")
+    assert isinstance(run("compare", "-s", "calibqant").exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1.07e9, "1.07 GB"), (25e6, "25.00 MB"), (1500, "1.50 kB"), (12, "12 B")]
+)
+def test_megabytes(count, text):
+    assert megabytes(count) == text
+
+
+@pytest.mark.slow
+def test_the_demo_on_the_embedded_model():
+    data = json.loads(run("compare", "--json").stdout)
+    assert len(data["answers"]) >= 10
+    assert data["memory"]["visual_bits_per_element"] <= 1.3
+    assert data["visual_ratio"] > 12
+    assert {"Vera Nuraubrol", "top right"} <= {answer["reference"] for answer in data["answers"]}

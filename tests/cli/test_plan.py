@@ -1,0 +1,78 @@
+"""`duotone plan`, and sizes as people write them."""
+
+import json
+
+import pytest
+from cli_runs import error_of, run
+
+from duotone.cli.plan import parse_bytes
+from tiny_vlm import tiny_model
+
+
+@pytest.fixture
+def config_folder(tmp_path):
+    tiny_model().config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_plan_says_how_many_sequences_fit(config_folder):
+    asked = ("plan", "--config", config_folder / "config.json", "--visual-tokens", 4096)
+    asked += ("--text-tokens", 100, "--new-tokens", 28, "--budget", "1GB", "--scheme", "minmax")
+    data = json.loads(run(*asked, "--json").stdout)
+    token_bytes = 2 * 3 * 2 * 16 * 2  # K and V, layers, kv heads, head_dim, bytes
+    assert data["dense_max_batch"] == 10**9 // (4224 * token_bytes)
+    assert data["max_batch"] > 10 * data["dense_max_batch"]
+    table = run(*asked)
+    assert table.exit_code == 0, table.output
+    assert f"{data['max_batch']:,} sequences fit into 1.00 GB" in " ".join(table.stdout.split())
+
+
+def test_plan_takes_quantized_weights_into_the_time(config_folder):
+    asked = ("plan", "--model", config_folder, "--json", "--weights")
+    steps = {w: json.loads(run(*asked, w).stdout)["decode"] for w in ("bf16", "w8a8")}
+    assert steps["w8a8"]["16-bit"] == steps["bf16"]["16-bit"]
+    assert steps["w8a8"]["scheme"]["step_s"] < steps["bf16"]["scheme"]["step_s"]
+
+
+def test_both_tables_of_a_plan_know_of_the_images():
+    asked = ("plan", "--model", "internvl2.5-8b", "--visual-tokens", 8192, "--json", "--images")
+    one, many = (json.loads(run(*asked, images).stdout) for images in (1, 32))
+    more = many["bytes_per_sequence"] - one["bytes_per_sequence"]
+    held = [plan["decode"]["scheme"]["bytes_per_sequence"] for plan in (one, many)]
+    assert held[1] - held[0] == more > 0
+    assert many["decode"]["16-bit"] == one["decode"]["16-bit"]
+
+
+def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):
+    asked = ("plan", "--model", config_folder)
+    assert "write 30GB, or 30B" in error_of(*asked, "--budget", "30")
+    assert "10 images of 9 visual tokens" in error_of(*asked, "--visual-tokens", 9, "--images", 10)
+    assert "bf16" in error_of(*asked, "--weights", "w3a3")
+    assert "write e.g. 30GB" in error_of(*asked, "--budget", "much")
+    assert "folder with a config.json" in error_of("plan", "--model", "./nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("30GB", 30 * 10**9),
+        ("1.5 gib", 3 * 2**29),
+        ("512B", 512),
+        ("2000000", 2_000_000),
+        ("20kB", 20_000),
+    ],
+)
+def test_parse_bytes(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["30", "1.5", "999999"])
+def test_a_budget_without_its_unit_is_refused(text):
+    with pytest.raises(ValueError, match=rf"at least 1,000,000, got '{text}'; write {text}GB, or"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["30 apples", "-1GB", "", "0GB", "GB"])
+def test_parse_bytes_refuses(text):
+    with pytest.raises(ValueError, match=r"write e\.g\. 30GB"):
+        parse_bytes(text)
