@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from family_configs import TEXT
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -19,7 +20,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.hf.lazy import LazyStates
 
-from families import IMAGE, TEXT, inputs, tiny_model
+from families import IMAGE, inputs, tiny_model
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
 TEXT_SPEC = KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels"))

@@ -1,0 +1,227 @@
+"""Configs of the real families, as small as they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+
+VOCAB = 300
+IMAGE, VIDEO, START, END, PAD = 290, 291, 292, 293, 0
+CODES = 281  # the first of nine ids that stand for codes of a picture
+TEXT = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=1024,
+    pad_token_id=PAD,
+    bos_token_id=1,
+    eos_token_id=None,
+    initializer_range=0.12,
+    tie_word_embeddings=False,
+)
+QWEN_VISION = dict(depth=1, num_heads=2, patch_size=4, spatial_merge_size=2, temporal_patch_size=2)
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+
+def _config(name: str, **fields: Any) -> Any:
+    return getattr(transformers, name)(**fields)
+
+
+def _text(name: str, **changes: Any) -> dict[str, Any]:
+    return {**TEXT, "model_type": name, **changes}
+
+
+def _qwen_vision(**changes: Any) -> dict[str, Any]:
+    return {**QWEN_VISION, "in_channels": 3, "initializer_range": 0.3, **changes}
+
+
+def internvl() -> Any:
+    vision = dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=[16, 16],
+        patch_size=[4, 4],
+        initializer_range=0.3,
+    )
+    return _config(
+        "InternVLConfig",
+        vision_config=vision,
+        text_config=_text("qwen2"),
+        image_token_id=IMAGE,
+        image_seq_length=4,
+    )
+
+
+def _clip_vision(**changes: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+        **changes,
+    }
+
+
+def llava() -> Any:
+    return _config(
+        "LlavaConfig",
+        vision_config=_clip_vision(model_type="clip_vision_model"),
+        text_config=_text("llama"),
+        image_token_index=IMAGE,
+        image_seq_length=16,
+    )
+
+
+def llava_onevision() -> Any:
+    return _config(
+        "LlavaOnevisionConfig",
+        vision_config=_clip_vision(model_type="siglip_vision_model"),
+        text_config=_text("qwen2"),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        image_grid_pinpoints=[[16, 16]],
+        vision_feature_layer=-1,
+    )
+
+
+def smolvlm() -> Any:
+    return _config(
+        "SmolVLMConfig",
+        vision_config=_clip_vision(model_type="smolvlm_vision"),
+        text_config=_text("llama"),
+        image_token_id=IMAGE,
+        scale_factor=2,
+        pad_token_id=PAD,
+    )
+
+
+def gemma3() -> Any:
+    text = _text("gemma3_text", head_dim=16, sliding_window=24, query_pre_attn_scalar=16)
+    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    return _config(
+        "Gemma3Config",
+        vision_config=_clip_vision(model_type="siglip_vision_model", vision_use_head=False),
+        text_config=text,
+        image_token_index=IMAGE,
+        boi_token_index=START,
+        eoi_token_index=END,
+        mm_tokens_per_image=4,
+    )
+
+
+def qwen2_vl() -> Any:
+    return _config(
+        "Qwen2VLConfig",
+        vision_config=_qwen_vision(embed_dim=32, hidden_size=64, mlp_ratio=2),
+        text_config=_text("qwen2_vl_text", rope_parameters=MROPE),
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
+
+
+def qwen2_5_vl() -> Any:
+    vision = _qwen_vision(
+        hidden_size=32,
+        out_hidden_size=64,
+        intermediate_size=48,
+        window_size=16,
+        fullatt_block_indexes=[0],
+    )
+    return _config(
+        "Qwen2_5_VLConfig",
+        vision_config=vision,
+        text_config=_text("qwen2_5_vl_text", rope_parameters=MROPE),
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
+
+
+def qwen3_vl() -> Any:
+    vision = _qwen_vision(
+        hidden_size=32,
+        out_hidden_size=64,
+        intermediate_size=48,
+        num_position_embeddings=16,
+        deepstack_visual_indexes=[0],
+    )
+    return _config(
+        "Qwen3VLConfig",
+        vision_config=vision,
+        text_config=_text("qwen3_vl_text", head_dim=16, rope_parameters=MROPE),
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
+
+
+def glm4v() -> Any:
+    vision = _qwen_vision(
+        hidden_size=32,
+        out_hidden_size=64,
+        intermediate_size=48,
+        image_size=16,
+    )
+    text = _text("glm4v_text", rope_parameters={**MROPE, "partial_rotary_factor": 1.0})
+    return _config(
+        "Glm4vConfig",
+        vision_config=vision,
+        text_config=text,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        image_start_token_id=START,
+        image_end_token_id=END,
+        video_start_token_id=START + 2,
+        video_end_token_id=END + 2,
+    )
+
+
+def chameleon() -> Any:
+    codes = {f"IMGIMG{chr(ord('A') + i)}Z": CODES + i for i in range(8)}
+    vq = dict(
+        num_embeddings=8,
+        embed_dim=8,
+        latent_channels=8,
+        resolution=16,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1],
+        num_res_blocks=1,
+    )
+    return _config(
+        "ChameleonConfig", **TEXT, vq_config=vq, vocabulary_map={"<image>": IMAGE, **codes}
+    )
+
+
+def emu3() -> Any:
+    codes = {f"<|visual token {i:06}|>": CODES + i for i in range(8)}
+    vq = dict(
+        codebook_size=8,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1],
+        num_res_blocks=1,
+        attn_resolutions=[],
+        hidden_size=32,
+    )
+    return _config(
+        "Emu3Config",
+        text_config=_text("emu3_text_model"),
+        vq_config=vq,
+        vocabulary_map={"<image>": IMAGE, "<|extra_200|>": CODES + 8, **codes},
+    )
+
+
+def text_only(config: str, **changes: Any) -> Callable[[], Any]:
+    return lambda: _config(config, **{**TEXT, **changes})
