@@ -24,7 +24,7 @@ RINGS = [
     (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (800, 3, 1, 2), (900, 3, 0, 2), (900, 5, 1, 4),
     (800, 3, 0, 2),
 ]  # fmt: skip
-# Deep rings that are asked for records before lengths are known, teams of their own, pages.
+# Records that are asked for before lengths are known, by teams of two sizes, in pages.
 EARLY = [
     pytest.param(*ring, merge, teams, paged, id="-".join(map(str, (*ring, way, teams, paged))))
     for *ring, teams, paged in (
@@ -39,7 +39,7 @@ def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
         "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "DEEP": 0, "UNDER_WAY": 1, "EARLY": 0, "TEAMS": 1,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "BETWEEN": 0, "UNDER_WAY": 1, "EARLY": 0, "TEAMS": 1,
         "ARGUMENTS_BYTES": ctypes.sizeof(Call), "K_APART_BYTES": 0, "V_APART_BYTES": 0, **more,
     }  # fmt: skip
 
@@ -73,22 +73,22 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "apart"), CASES)
-def test_every_unit_is_done_once(arch, stages, late, deep, merge, apart, folder) -> None:
+@pytest.mark.parametrize(("arch", "stages", "late", "between", "merge", "apart"), CASES)
+def test_every_unit_is_done_once(arch, stages, late, between, merge, apart, folder) -> None:
     row = RECORD_BYTES // KEYS
     more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
-    more |= {"LATE": late, "DEEP": deep, "UNDER_WAY": deep or 1}
+    more |= {"LATE": late, "BETWEEN": between, "UNDER_WAY": between or 1}
     if any(apart):
         more |= {"K_APART_BYTES": row * apart[0], "V_APART_BYTES": row * apart[1]}
         more["ARGUMENTS_BYTES"] = ctypes.sizeof(Arguments)
     check_units(macros(arch, stages, **more), apart, folder)
 
 
-@pytest.mark.parametrize(("arch", "stages", "late", "deep", "merge", "teams", "paged"), EARLY)
+@pytest.mark.parametrize(("arch", "stages", "late", "between", "merge", "teams", "paged"), EARLY)
 def test_records_may_be_asked_for_early_and_by_teams(
-    arch, stages, late, deep, merge, teams, paged, folder
+    arch, stages, late, between, merge, teams, paged, folder
 ) -> None:
-    more = {"MERGE": merge, "LATE": late, "DEEP": deep, "UNDER_WAY": deep, "EARLY": 1}
+    more = {"MERGE": merge, "LATE": late, "BETWEEN": between, "UNDER_WAY": between, "EARLY": 1}
     more |= {"TEAMS": teams, "WARPS": 4 if teams > 1 else WARPS, "PAGED": paged}
     check_units(macros(arch, stages, **more), (0, 0), folder)
 

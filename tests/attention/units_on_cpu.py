@@ -45,7 +45,7 @@ void add_records(const Arguments& at) {
   GroupUnit u;
   u.find(at);
 #endif
-  char* memory = shared + u.team * (WARPS * STAGES * SLOT_BYTES);
+  char* memory = shared + u.team * RINGS_BYTES;
   float(*ml)[HEADS][2] = all_ml[u.team];
   Ring ring;
   ring.make(u, memory, barriers + u.team * WARPS * STAGES, draws + u.team);
@@ -64,7 +64,7 @@ void add_records(const Arguments& at) {
   while (ring.current < u.last) {
     int next;
     const int left = u.length - ring.current * KEYS;
-#if DEEP
+#if BETWEEN
     const float* here = (const float*)at_shared(ring.take_current());
     if (before) sum += sum_of(before, u.lane, left_before);
     if (STAGES == UNDER_WAY + 1) __syncwarp();

@@ -63,11 +63,6 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "class_prologue.cuh"
 #include "class_sums.cuh"
 
-// Waiting for q ahead of the first records shortens a launch by itself. Where K is a span's, records
-// that arrive during the kernel ahead are worth more (LOG.md, fourteenth session).
-#define QUERY_FIRST K_TILES
-#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
-
 extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
     class_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(128) char rings[];
@@ -89,13 +84,8 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   KeyParameters keys;
   if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
   QueryFours asked;
-  if (QUERY_FIRST)
-    asked.await(at, u);
-  else
-    asked.hint(at, u);
-  ring.start_early<RECORD_BYTES, 0>(at, u, place);
-  ring.reset(u);
-  if (!QUERY_FIRST) asked.await(at, u);
+  // Where K is a span's, records that arrive during the kernel ahead are worth more than q early.
+  asked.await_beside<K_TILES, RECORD_BYTES>(at, u, ring, place);
   prologue.put_values(u, values);
   prologue.fold_query(at, u, keys, asked);
   sync_team(u);

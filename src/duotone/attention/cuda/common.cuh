@@ -5,8 +5,8 @@
 //   PAGED    records per page, or 0 where a sequence's records lie in one piece
 //   TEAMS    of WARPS warps each in a block: 1, 2 or 4 (1 where it is not defined)
 //   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
-//   MERGE    0: kv heads have one part, the output; 1: the block that ends last merges all parts of
-//            a kv head; 2: a later launch does; 3: this one does, the last of a call, whose blocks
+//   MERGE    0: kv heads have one part, the output; 1: the team that ends last merges all parts of
+//            a kv head; 2: a later launch does; 3: this one does, the last of a call, whose teams
 //            have the last part of a kv head each
 #ifndef TEAMS
 #define TEAMS 1

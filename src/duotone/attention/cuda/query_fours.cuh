@@ -30,6 +30,18 @@ struct QueryFours {
     wait_for_query();
     load(at, u, u.warp);
   }
+  // Waits for q and asks for BYTES of the first records; AHEAD: in this order.
+  template <bool AHEAD, int BYTES>
+  __device__ __forceinline__ void await_beside(const Call& at, Unit& u, Ring& ring,
+                                               const Place& place) {
+    if (AHEAD)
+      await(at, u);
+    else
+      hint(at, u);
+    ring.start_early<BYTES, 0>(at, u, place);
+    ring.reset(u);
+    if (!AHEAD) await(at, u);
+  }
   __device__ __forceinline__ void load(const Call& at, const Unit& u, int h) {
 #pragma unroll
     for (int i = 0; i < FOURS; i++) four[i] = {};

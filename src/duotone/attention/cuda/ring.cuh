@@ -11,6 +11,7 @@
 #ifndef SLOT_BYTES
 #define SLOT_BYTES RECORD_BYTES
 #endif
+#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)  // of a team
 static_assert(1 <= UNDER_WAY && UNDER_WAY < STAGES,
               "one record is read while others are under way");
 // From compute capability 9.0 on a record is a bulk copy (one for each piece) whose bytes a barrier

@@ -47,10 +47,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   Params params;
   params.load(at, u);
   QueryFours asked;
-  asked.hint(at, u);
-  ring.start_early<TILES * K_BYTES, 0>(at, u, place);
-  ring.reset(u);
-  asked.await(at, u);
+  asked.await_beside<false, TILES * K_BYTES>(at, u, ring, place);
   Query q;
   q.fold(at, u, params, asked, prologue);
   KeptScores kept;

@@ -20,7 +20,6 @@
 #define QUERY_FIRST (KB == 1 && VB == 1)
 #define FIRST_BYTES (TAU ? TILES * K_BYTES : RECORD_BYTES)
 static_assert(TEAMS == 1 || !TAU, "calibration is agreed on by blocks");
-#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)
 
 extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
     span_decode(const __grid_constant__ Arguments at) {
@@ -41,13 +40,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   Params params;
   params.load(at, u);
   QueryFours asked;
-  if (QUERY_FIRST)
-    asked.await(at, u);
-  else
-    asked.hint(at, u);
-  ring.start_early<FIRST_BYTES, 0>(at, u, place);
-  ring.reset(u);
-  if (!QUERY_FIRST) asked.await(at, u);
+  asked.await_beside<QUERY_FIRST, FIRST_BYTES>(at, u, ring, place);
   Query q;
   q.fold(at, u, params, asked, prologue);
 #if TAU

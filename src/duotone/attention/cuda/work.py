@@ -26,7 +26,7 @@ def inverse_of(splits: int) -> int:
 
 
 class Call(ctypes.Structure):
-    """`Call` of common.cuh: what every decode kernel is told."""
+    """`Call` of call.cuh: what every decode kernel is told."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("tokens", "first_records", "query", "records")),
