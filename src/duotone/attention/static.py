@@ -34,6 +34,23 @@ class StaticDecoder:
         self.places = list({id(s.places): s.places for s in self.stores}.values())
         self.room = min(places.new_tokens for places in self.places)
 
+    def rehearse(self, q_heads: int) -> None:
+        """Launch what a step launches, with no token and no group to move: nothing changes.
+
+        Kernels, and buffers that a process or a cache keeps, so exist before a graph, or the pool
+        of a compiler that makes graphs, could hold them.
+        """
+        for store in self.stores:
+            batch, _, _, channels = store.key.shape
+            query = store.key.new_zeros(batch, q_heads, 1, channels, dtype=store.dtype)
+            scale = {"sm_scale": channels**-0.5, "tau": self.tau}
+            decode_attention(query, store.segments, **scale, impl=self.impl)
+            store.flush(torch.zeros(batch, dtype=torch.bool, device=query.device))
+        if self.kernels:
+            from duotone.attention.cuda.counters import prepare
+
+            prepare(self.stores[0].key.device)
+
     @property
     def has_stream(self) -> bool:
         """Some tokens will leave the window."""

@@ -30,7 +30,8 @@ from duotone.hf.handle import StaticStates
 from duotone.hf.masks import padding_mask
 from duotone.quant import CacheSpec
 
-_KEYS = itertools.count()
+# Beyond every size of a model: a compiler takes equal sizes for the same one.
+_KEYS = itertools.count(1 << 24)
 _DECODERS: weakref.WeakValueDictionary[int, StaticDecoder] = weakref.WeakValueDictionary()
 
 
@@ -75,12 +76,12 @@ class StaticLayer(CacheLayerMixin):
     def __init__(self, cache: QuantizedCache, index: int) -> None:
         super().__init__()
         self.index, self.growing = index, cache.layers[index]
-        self.decoder, self.seen, self.most, self.is_last = -1, None, -1, False
+        self.handle, self.seen, self.most, self.is_last = None, None, -1, False
 
-    def freeze(self, decoder: int, seen: Tensor, most: int, is_last: bool) -> None:
-        """From now on states go to `decoder`; seen: logical length, on the device."""
+    def freeze(self, handle: Tensor, seen: Tensor, most: int, is_last: bool) -> None:
+        """From now on states go to the decoder of `handle`; seen: logical length, on the device."""
         self.growing, self.is_initialized = None, True
-        self.decoder, self.seen, self.most, self.is_last = decoder, seen, most, is_last
+        self.handle, self.seen, self.most, self.is_last = handle, seen, most, is_last
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare: `freeze` allocates."""
@@ -103,9 +104,10 @@ class StaticLayer(CacheLayerMixin):
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
         """Store one token per sequence and attend, [batch, q_heads, 1, value_dim]."""
+        decoder = self.handle.shape[0]
         if self.index == 0:
-            query = static_begin(query, self.decoder)
-        return static_decode(query, key, value, self.decoder, self.index, sm_scale)
+            query = static_begin(query, decoder)
+        return static_decode(query, key, value, decoder, self.index, sm_scale)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(width of the model's mask, offset 0); padding is stored nowhere, so it is not read."""
@@ -213,6 +215,8 @@ class StaticQuantizedCache(Cache):
         growing._finish_step()
         stores = static_stores(growing, self.max_new_tokens)
         self.decoder = StaticDecoder(stores, self.spec.tau, growing.impl)
+        if stores[0].key.is_cuda:
+            self.decoder.rehearse(self.facts.q_heads)
         length = growing.steps.length
         seen = torch.full((), length, dtype=torch.long, device=stores[0].key.device)
         self._freeze_layers(seen, length + self.max_new_tokens)
@@ -220,11 +224,10 @@ class StaticQuantizedCache(Cache):
         growing.detach()
 
     def _freeze_layers(self, seen: Tensor, most: int) -> None:
-        key, last = next(_KEYS), len(self.layers) - 1
-        _DECODERS[key] = self.decoder
+        handle, last = _handle_of(self.decoder, seen.device), len(self.layers) - 1
         torch._dynamo.mark_static_address(seen)
         for layer in self.layers:
-            layer.freeze(key, seen, most, layer.index == last)
+            layer.freeze(handle, seen, most, layer.index == last)
 
     def memory(self) -> MemoryReport:
         """As of a `QuantizedCache`, spare slots included. Errors: ValueError before the prompt."""
@@ -261,6 +264,19 @@ class StaticQuantizedCache(Cache):
 
     def _refuse(self, what: str) -> None:
         raise NotImplementedError(f"a static cache has no {what}. Use QuantizedCache.")
+
+
+def _handle_of(decoder: StaticDecoder, device: torch.device) -> Tensor:
+    """A tensor without bytes whose first size is the decoder's number.
+
+    A compiler takes a number that it finds in a cache for a constant, and compiles anew for the
+    next cache; a size that is marked as changing it leaves open, from the first time on.
+    """
+    key = next(_KEYS)
+    _DECODERS[key] = decoder
+    handle = torch.empty(key, 0, device=device)
+    torch._dynamo.maybe_mark_dynamic(handle, 0)
+    return handle
 
 
 def static_stores(cache: QuantizedCache, new_tokens: int) -> list[StaticStore]:

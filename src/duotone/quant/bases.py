@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from duotone.kept import kept
+
 FORMAT = 1
 KIND = "klt"
 REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>\d+)\.(?P<which>key|value)")
@@ -122,4 +124,6 @@ def turn(reference: str, dtype: torch.dtype, device: torch.device) -> Turn:
     into = every[at.layer].double()
     back = torch.linalg.inv(into)
     made = (into, back, back.transpose(-1, -2))
-    return Turn(*(m.to(dtype=dtype, device=device).contiguous() for m in made))
+    return kept(
+        lambda: Turn(*(m.to(dtype=dtype, device=device).contiguous() for m in made)), device
+    )

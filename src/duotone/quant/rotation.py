@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from duotone.kept import kept
 from duotone.quant.bases import turn
 
 HADAMARD = "hadamard"
@@ -82,4 +83,4 @@ def matrices(
 
 @cache
 def _hadamard_at(channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return hadamard(channels).to(dtype=dtype, device=device)[None]
+    return kept(lambda: hadamard(channels).to(dtype=dtype, device=device)[None], device)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from duotone.kept import kept
 from duotone.weights.hadamard_bases import LARGEST_BASE, base_matrix, has_base
 
 Policy = Literal["auto", "exact", "pad", "blocks"]
@@ -169,7 +170,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 @cache
 def base_at(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """H_m, kept per device: a copy from the host could not be part of a CUDA graph."""
-    return base_matrix(m).to(dtype=dtype, device=device)
+    return kept(lambda: base_matrix(m).to(dtype=dtype, device=device), device)
 
 
 def _fast_walsh(x: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
+
+from duotone.kept import kept
 
 # Counters per device: far more than launches that run at the same time can use.
 COUNTERS = 1 << 20
@@ -14,9 +18,8 @@ class _Counters:
     """A ring of zeros; every launch takes the next ones and leaves them zero."""
 
     def __init__(self, device: torch.device) -> None:
-        self.zeros, self.next = torch.zeros(COUNTERS, dtype=torch.int32, device=device), 0
-        # Launches on other streams take from it, too.
-        torch.cuda.current_stream(device).synchronize()
+        made = partial(torch.zeros, COUNTERS, dtype=torch.int32, device=device)
+        self.zeros, self.next = kept(made, device), 0
 
     def take(self, count: int) -> Tensor:
         """`count` zeros that no launch shortly before or after uses."""
@@ -36,6 +39,11 @@ def counters(device: torch.device, count: int) -> Tensor:
     capturing = device not in _COUNTERS and torch.cuda.is_current_stream_capturing()
     if capturing or count > COUNTERS:
         return torch.zeros(count, dtype=torch.int32, device=device)
+    prepare(device)
+    return _COUNTERS[device].take(count)
+
+
+def prepare(device: torch.device) -> None:
+    """Allocate the ring of a device, unless there is one: before a graph is captured."""
     if device not in _COUNTERS:
         _COUNTERS[device] = _Counters(device)
-    return _COUNTERS[device].take(count)

@@ -57,6 +57,7 @@ from duotone.attention.cuda.group_format import APART_TILES, TILE, GroupFormat, 
 from duotone.attention.cuda.layout import LANES, tile_codes
 from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
+from duotone.kept import kept
 
 # Steps and starts are fp16.
 MAX_STEP = 2.0**16
@@ -86,7 +87,7 @@ def group_order_on(
     device: torch.device, rows: int, k: int, bits: int, rows_last: bool
 ) -> Int[Tensor, "bytes codes"]:
     """The same where it is needed: a captured graph cannot fetch it."""
-    return group_order(rows, k, bits, rows_last).to(device)
+    return kept(lambda: group_order(rows, k, bits, rows_last).to(device), device)
 
 
 def to_group_records(

@@ -18,6 +18,7 @@ from duotone.attention.cuda.launch import OVERLAP
 from duotone.attention.cuda.runtime import Launch, kernel
 from duotone.attention.cuda.work import QUERY_TYPES
 from duotone.attention.turned import Wants, scaled_query, segment_query
+from duotone.kept import kept
 from duotone.quant.rotation import Role, matrices
 
 SOURCE = "head_turn.cu"
@@ -81,12 +82,8 @@ def kernel_matrices(
     transform: str, role: Role, channels: int, device: torch.device
 ) -> Float[Tensor, "kv_heads {channels} {channels}"]:
     """`matrices` in fp32, from now on there for every stream of a device."""
-    made = matrices(transform, role, channels, torch.float32, device)
-    # Kernels read them before they wait for the launch ahead of them. Those that a capture finds
-    # were made long before.
-    if not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream(device).synchronize()
-    return made
+    # Kernels read them before they wait for the launch ahead of them; `kept` has waited.
+    return kept(lambda: matrices(transform, role, channels, torch.float32, device), device)
 
 
 def turned_query(query: Tensor, wants: Wants) -> Tensor:

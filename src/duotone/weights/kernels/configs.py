@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from duotone.kept import kept
 from duotone.weights.kernels.triton_gemm import GemmConfig
 from duotone.weights.kernels.triton_gemv import GemvConfig
 from duotone.weights.kernels.triton_split import SplitConfig
@@ -152,4 +153,4 @@ def _group_steps(group_size: int, step: int, stages: int) -> tuple[int, int]:
 @cache
 def one(device: torch.device) -> Tensor:
     """A row scale of 1."""
-    return torch.ones(1, device=device)
+    return kept(lambda: torch.ones(1, device=device), device)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duotone.kept import kept
 from duotone.weights.hadamard_bases import sylvester
 
 # Rows of a tile, as the product of a warp group of four has; a unit of a kernel has up to four.
@@ -29,17 +30,20 @@ def base_table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device
     Kept as long as `base` [m, m] is. Errors: RuntimeError if it is new while a CUDA graph is
     captured.
     """
-    kept = _tables.setdefault(base, {})
-    if (rows, dtype, device) not in kept:
+    tables = _tables.setdefault(base, {})
+    if (rows, dtype, device) not in tables:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"the table of a Hadamard base [{rows}, {rows}] must exist before a CUDA graph is "
                 "captured; run the same call once before the capture"
             )
-        power = sylvester(rows // len(base)).to(device)
-        whole = torch.kron(base.to(power), power)
-        size = max(TILE, 1 << (rows - 1).bit_length())
-        made = torch.zeros(size, size, dtype=dtype, device=device)
-        made[:rows, :rows] = whole
-        kept[rows, dtype, device] = made
-    return kept[rows, dtype, device]
+        tables[rows, dtype, device] = kept(lambda: _table(base, rows, dtype, device), device)
+    return tables[rows, dtype, device]
+
+
+def _table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    power = sylvester(rows // len(base)).to(device)
+    size = max(TILE, 1 << (rows - 1).bit_length())
+    made = torch.zeros(size, size, dtype=dtype, device=device)
+    made[:rows, :rows] = torch.kron(base.to(power), power)
+    return made

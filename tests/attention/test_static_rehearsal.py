@@ -1,0 +1,131 @@
+"""After a rehearsal no step allocates what outlives it: a compiler's pool has nothing to lose."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import duotone
+from duotone.attention.cuda import counters, decode, head_turn
+from duotone.attention.static import StaticDecoder
+from duotone.bench.caches import PackedCache
+from duotone.decoder_shape import DecoderShape, Load
+from duotone.quant import bases, rotation
+
+SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 64, 64, 97, element_bytes=4)
+STEPS, BATCH = 40, 2
+ROTATED = duotone.scheme("kivi", bits=2).replace(
+    recent=16,
+    text=duotone.KVSpec(
+        duotone.TensorSpec(2, group=32, transform="hadamard"),
+        duotone.TensorSpec(2, "channels", 32, transform="hadamard"),
+    ),
+)
+SCHEMES = {
+    "kivi": duotone.scheme("kivi", bits=2).replace(recent=16),
+    "rotated": ROTATED,
+    "innerq": duotone.scheme("innerq").replace(sink=4, recent=16),
+    "1-bit visual": duotone.scheme("calibquant"),
+    "unequal channels": duotone.scheme("duotone", bits=1),
+}
+
+
+class Allocations(TorchDispatchMode):
+    """Memory that operations of this thread made inside, like the pool of a CUDA graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {x.untyped_storage()._cdata for x in tree_leaves(args) if isinstance(x, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in given:
+                self.made.append(StorageWeakRef(x.untyped_storage()))
+        return made
+
+    def left(self) -> int:
+        """Pieces that somebody still holds."""
+        gc.collect()
+        return sum(not ref.expired() for ref in self.made)
+
+
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept yet."""
+    for cached in (rotation._hadamard_at, bases.turn, head_turn.kernel_matrices):
+        cached.cache_clear()
+    monkeypatch.setattr(counters, "_COUNTERS", {})
+
+
+def decoder(name: str) -> StaticDecoder:
+    torch.manual_seed(0)
+    given = (Load(60, 40, STEPS), BATCH, torch.device("cpu"), torch.float32)
+    return PackedCache(SHAPE, SCHEMES[name], *given, "reference").decoder
+
+
+def step(at: StaticDecoder, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(BATCH, heads, 1, SHAPE.head_dim, generator=generator)
+        for heads in (SHAPE.q_heads, SHAPE.kv_heads, SHAPE.kv_heads)
+    )
+    at.begin()
+    return torch.stack([at.attend(i, query, key, value, 0.3) for i in range(SHAPE.layers)])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_rehearsal_changes_nothing(name: str) -> None:
+    plain, rehearsed = decoder(name), decoder(name)
+    before = [x.clone() for store in rehearsed.stores for x in store.changing]
+    rehearsed.rehearse(SHAPE.q_heads)
+    after = [x for store in rehearsed.stores for x in store.changing]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    for seed in range(STEPS):
+        assert torch.equal(step(plain, seed), step(rehearsed, seed))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_no_step_leaves_memory_behind_after_a_rehearsal(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = decoder(name)
+    fresh_process(monkeypatch)
+    at.rehearse(SHAPE.q_heads)
+    with Allocations() as pool:
+        step(at, 0)
+    assert len(pool.made) > 20
+    assert pool.left() == 0
+
+
+def test_without_a_rehearsal_a_step_leaves_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = decoder("rotated")
+    fresh_process(monkeypatch)
+    with Allocations() as pool:
+        step(at, 0)
+    assert pool.left() > 0
+
+
+def test_a_rehearsal_makes_the_counters_that_launches_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counters, "_COUNTERS", {})
+    at = decoder("kivi")
+    at.rehearse(SHAPE.q_heads)
+    assert not counters._COUNTERS  # no kernels, no counters
+    at.kernels = True
+    at.rehearse(SHAPE.q_heads)
+    monkeypatch.setattr(counters, "kept", None)  # another allocation would raise
+    assert counters.counters(torch.device("cpu"), 7).tolist() == [0] * 7
+
+
+def test_matrices_for_kernels_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh_process(monkeypatch)
+    given = ("hadamard", "back", 64, torch.device("cpu"))
+    first = decode.kernel_matrices(*given)
+    monkeypatch.setattr(head_turn, "kept", None)
+    assert decode.kernel_matrices(*given) is first
