@@ -1,7 +1,12 @@
 """The Python on the pages for users runs as it stands."""
 
+import ast
+import builtins
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +28,42 @@ SMALLER = {
 def blocks(page: str) -> list[str]:
     """The code blocks of a page, in order."""
     return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+
+
+def names(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """(names that a statement may read, names that it makes)."""
+    read, made = set(), set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.FunctionDef):
+            made.add(node.name)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).partition(".")[0])
+    return read, made
+
+
+def missing(block: str) -> tuple[set[str], set[str]]:
+    """(names that a block wants of earlier ones, names that it makes)."""
+    wanted, made = set(), set(dir(builtins))
+    for statement in ast.parse(block).body:
+        reads, makes = names(statement)
+        wanted |= reads - made
+        # What a statement makes itself, such as the parameter of a loop, it need not be given.
+        made |= makes
+    return wanted, made
+
+
+def alone(page: str, number: int) -> str:
+    """Block `number` of a page, behind the earlier ones that make what it reads."""
+    every = blocks(page)
+    kept, wanted = [every[number]], missing(every[number])[0]
+    for block in reversed(every[:number]):
+        reads, makes = missing(block)
+        if wanted & (makes - set(dir(builtins))):
+            kept.insert(0, block)
+            wanted |= reads
+    return "\n".join(kept)
 
 
 def run(page: str, smaller: dict[str, str] | None = None) -> None:
@@ -72,6 +113,53 @@ def test_enable_md(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(quantized)
     assert len(blocks("enable.md")) > 10
     run("enable.md", {"load()": 'load("small")'})
+
+
+def in_a_process(code: str, folder: Path, **env: str) -> None:
+    """Run code in a folder. Errors: AssertionError with its traceback."""
+    command = [sys.executable, "-c", code]
+    paths = [str(Path(path).absolute()) for path in sys.path if path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def quantized_on_cpu(folder: Path) -> Path:
+    """The folder after docs/quantize.md, which another process ran without a GPU."""
+    code = "import test_snippets as t; t.run('quantize.md', t.SMALLER)"
+    in_a_process(code, folder, CUDA_VISIBLE_DEVICES="")
+    return folder
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("number", range(len(blocks("enable.md"))))
+def test_a_block_of_enable_md_on_a_gpu(number: int, quantized_on_cpu: Path) -> None:
+    code = alone("enable.md", number).replace("load()", 'load("small", device="cuda")')
+    in_a_process(code, quantized_on_cpu)
+
+
+@pytest.mark.slow
+def test_a_block_of_enable_md_alone(folder: Path) -> None:
+    (number,) = (i for i, block in enumerate(blocks("enable.md")) if "Static" in block)
+    in_a_process(alone("enable.md", number).replace("load()", 'load("small")'), folder)
+
+
+def test_a_block_brings_along_what_it_reads_and_no_more() -> None:
+    every = blocks("enable.md")
+    (static,) = (i for i, block in enumerate(every) if "Static" in block)
+    (memory,) = (i for i, block in enumerate(every) if "session.memory()" in block)
+    assert alone("enable.md", 0) == every[0]
+    assert alone("enable.md", static) == every[0] + "\n" + every[static]
+    assert "with duotone.enable" in alone("enable.md", memory)
+
+
+def test_a_block_that_fails_alone_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        in_a_process("1 / 0", tmp_path)
 
 
 def test_a_broken_snippet_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
