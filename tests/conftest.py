@@ -46,9 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases as slow that `tiers` leaves out of the default tier."""
+    """Mark the cases as slow that `tiers` leaves out of the default tier.
+
+    GPU tests may run what is slow.
+    """
     seen = Counter()
     for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            # Many try the slow paths; those that must not take one say so.
+            slow = "default::duotone.slow_paths.SlowPathWarning"
+            item.add_marker(pytest.mark.filterwarnings(slow))
         rule = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
         if seen[rule] % ONE_OF.get(rule, 1):
             item.add_marker(pytest.mark.slow)

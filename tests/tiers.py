@@ -29,6 +29,7 @@ ONE_OF = {
     "test_cuda_turn_on_cpu::test_parts_leave_their_basis": 4,
     "test_cuda_turn_on_cpu::test_rows_meet_the_matrix_of_their_head": 4,
     "test_cuda_units_on_cpu::test_every_unit_is_done_once": 5,
+    "test_explain::test_explains_what_a_cache_gets": 3,
     # Interpreted kernels.
     "test_innerq::test_products_equal_torchs": 5,
     "test_triton_decode::test_matches_the_reference": 3,

@@ -12,9 +12,12 @@ from torch import Tensor
 from duotone.attention.reference import attend
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import Layouts
-from duotone.cache.segments import Segment
+from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.slow_paths import SlowPaths
 
+# Dense tokens per sequence that no implementation takes long for.
+FEW_TOKENS = 1024
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
 
 
@@ -25,6 +28,7 @@ def decode_attention(
     sm_scale: float,
     tau: tuple[float, float] | None = None,
     impl: Literal["auto", "reference", "triton", "cuda"] = "auto",
+    slow: SlowPaths | None = None,
 ) -> Tensor:
     """Attention of one new token per sequence over a cache's segments.
 
@@ -34,16 +38,17 @@ def decode_attention(
         TRITON_INTERPRET=1); "cuda" needs compute capability 8.0, cuda-core, and a segment whose
         codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
         triton and reference that can run the call.
+    slow: hears what "auto" and "cuda" do not run by the CUDA kernels, and why; None: nobody does.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """
     _check(query, kv, impl)
-    chosen = _choose(query, kv, tau) if impl == "auto" else impl
+    chosen = _choose(query, kv, tau, slow) if impl == "auto" else impl
     if chosen == "cuda":
         from duotone.attention.cuda import decode
 
         run = decode.attend_records if impl == "auto" else decode.decode_attention_cuda
-        return run(query, kv, sm_scale=sm_scale, tau=tau)
+        return run(query, kv, sm_scale=sm_scale, tau=tau, slow=slow)
     kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
@@ -65,11 +70,9 @@ def code_layouts(
     from duotone.attention.cuda.group_format import stream_reason
     from duotone.attention.cuda.group_records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
-    from duotone.attention.cuda.runtime import is_untried, missing
+    from duotone.attention.cuda.reasons import device_reason
 
-    reason = missing(device)
-    if reason is None and impl == "auto" and is_untried(device):
-        reason = "kernels were never run on such a device: ask for them with impl='cuda'"
+    reason = device_reason(device, impl)
     reasons = {
         name: reason or (_reason(getattr(spec, name), name, ask))
         for name, ask in (
@@ -93,18 +96,57 @@ def _reason(
     return ask(kv.key, kv.value)
 
 
-def _choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None) -> str:
-    if not query.is_cuda:
+def _choose(
+    query: Tensor,
+    kv: Sequence[Segment],
+    tau: tuple[float, float] | None,
+    slow: SlowPaths | None = None,
+) -> str:
+    if not on_gpu(query):
         return "reference"
     from duotone.attention.cuda import decode
 
-    if decode.unsupported(query, kv, tau) is None:
+    reason = decode.unsupported(query, kv, tau)
+    if reason is None:
         return "cuda"
+    against = _against_triton(query, kv)
+    chosen = "triton" if against is None else "reference"
+    if slow is not None:
+        for cause in (against,) if against else _why_not_cuda(query, kv, tau, reason):
+            slow.say("decode attention", chosen, cause)
+    return chosen
+
+
+def on_gpu(query: Tensor) -> bool:
+    """There are kernels for where `query` is; elsewhere the reference is what one expects."""
+    return query.is_cuda
+
+
+def _against_triton(query: Tensor, kv: Sequence[Segment]) -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "reference"
+        return "Triton is not installed, and the CUDA kernels do not read this call"
     from duotone.attention.triton_decode import unsupported
 
-    return "reference" if unsupported(query, kv) else "triton"
+    return unsupported(query, kv)
+
+
+def _why_not_cuda(
+    query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None, reason: str
+) -> list[str]:
+    """Causes, of which `reason` may be a consequence: that no segment has records."""
+    from duotone.attention.cuda.decode import left_out
+    from duotone.attention.cuda.reasons import NO_RECORDS, device_reason
+
+    if reason != NO_RECORDS:
+        return [reason]
+    if untried := device_reason(query.device):
+        return [untried]
+    packed = [segment for segment in kv if isinstance(segment, PackedSegment)]
+    if packed:
+        return left_out(query, packed, tau)
+    # Up to there every implementation takes the time of its launches.
+    few = max(segment.tokens for segment in kv) <= FEW_TOKENS
+    return [] if few else ["no token of this cache is packed (yet)"]
 
 
 def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:

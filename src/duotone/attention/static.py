@@ -14,18 +14,23 @@ from torch import Tensor
 from duotone.attention.cuda.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
+from duotone.slow_paths import SlowPaths
 
 
 class StaticDecoder:
     """The layers' stores and how to attend to them.
 
-    stores: one per layer. tau, impl: of `decode_attention`.
+    stores: one per layer. tau, impl, slow: of `decode_attention`.
     """
 
     def __init__(
-        self, stores: Sequence[StaticStore], tau: tuple[float, float] | None, impl: str = "auto"
+        self,
+        stores: Sequence[StaticStore],
+        tau: tuple[float, float] | None,
+        impl: str = "auto",
+        slow: SlowPaths | None = None,
     ) -> None:
-        self.stores, self.tau, self.impl = list(stores), tau, impl
+        self.stores, self.tau, self.impl, self.slow = list(stores), tau, impl, slow
         device = self.stores[0].key.device
         tried = impl == "cuda" or (impl == "auto" and not is_untried(device))
         self.kernels = tried and has_kernels(device)
@@ -43,8 +48,7 @@ class StaticDecoder:
         for store in self.stores:
             batch, _, _, channels = store.key.shape
             query = store.key.new_zeros(batch, q_heads, 1, channels, dtype=store.dtype)
-            scale = {"sm_scale": channels**-0.5, "tau": self.tau}
-            decode_attention(query, store.segments, **scale, impl=self.impl)
+            self._attend(store, query, channels**-0.5)
             store.flush(torch.zeros(batch, dtype=torch.bool, device=query.device))
         if self.kernels:
             from duotone.attention.cuda.counters import prepare
@@ -105,9 +109,11 @@ class StaticDecoder:
         """
         store = self.stores[layer]
         self._write(store, key, value)
-        return decode_attention(
-            query, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
-        )
+        return self._attend(store, query, sm_scale)
+
+    def _attend(self, store: StaticStore, query: Tensor, sm_scale: float) -> Tensor:
+        given = {"tau": self.tau, "impl": self.impl, "slow": self.slow}
+        return decode_attention(query, store.segments, sm_scale=sm_scale, **given)
 
     @property
     def nbytes(self) -> int:

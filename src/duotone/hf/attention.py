@@ -126,7 +126,8 @@ def _decode(
     cache = key.layer.cache
     segments = key.layer.segments(mask=visible)
     sm_scale = _scale(query, scaling)
-    return decode_attention(query, segments, sm_scale=sm_scale, tau=cache.spec.tau, impl=cache.impl)
+    given = {"tau": cache.spec.tau, "impl": cache.impl, "slow": cache.slow}
+    return decode_attention(query, segments, sm_scale=sm_scale, **given)
 
 
 def _chunk(

@@ -18,6 +18,7 @@ from duotone.cache.sharing import share_layers
 from duotone.hf.attachment import Attachment
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fitting import fitting_facts
+from duotone.hf.implementation import check_implementation, slow_paths
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
@@ -39,7 +40,8 @@ class QuantizedCache(Cache):
         and so the positions, are unknown then). Rows may be fewer than the batch by an integer
         factor (beams, num_return_sequences).
     impl: the decode attention ("auto", "reference", "triton", "cuda").
-    Errors: ValueError for a model or a combination that is not supported.
+    Errors: ValueError for a model or a combination that is not supported, and for impl="cuda" where
+    the CUDA kernels would leave tokens to others.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class QuantizedCache(Cache):
         impl: str = "auto",
     ) -> None:
         self.facts: ModelFacts = fitting_facts(model, spec, visual_mask)
+        check_implementation(model, self.facts, spec, impl)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
-        self._device = model.device
+        self._device, self.slow = model.device, slow_paths(model)
         self.steps = Steps(spec, self.facts.layers)
         self._hold(Attachment.to(model))
         super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])

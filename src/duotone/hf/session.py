@@ -17,6 +17,7 @@ from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
 from duotone.hf.fitting import fitting_facts
+from duotone.hf.implementation import check_implementation
 from duotone.quant import CacheSpec
 
 
@@ -100,7 +101,8 @@ def enable(
     visual_mask: [batch, tokens] of the prompt, as `QuantizedCache` has it.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
-    fitting_facts(model, spec, visual_mask)
+    facts = fitting_facts(model, spec, visual_mask)
+    check_implementation(model, facts, spec, impl)
     if not model.can_generate():
         raise ValueError(
             f"enable changes model.generate; {type(model).__name__} has none. Give the model with "

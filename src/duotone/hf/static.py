@@ -214,7 +214,7 @@ class StaticQuantizedCache(Cache):
         growing = self.growing
         growing._finish_step()
         stores = static_stores(growing, self.max_new_tokens)
-        self.decoder = StaticDecoder(stores, self.spec.tau, growing.impl)
+        self.decoder = StaticDecoder(stores, self.spec.tau, growing.impl, growing.slow)
         if stores[0].key.is_cuda:
             self.decoder.rehearse(self.facts.q_heads)
         length = growing.steps.length

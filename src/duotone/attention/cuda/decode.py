@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import groupby
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -18,12 +17,24 @@ from duotone.attention.cuda.group_records import GroupRecords
 from duotone.attention.cuda.head_turn import DEPTHS, kernel_matrices, turned_query
 from duotone.attention.cuda.launch import LOG2E, run
 from duotone.attention.cuda.merge_turned import MergeTurned
+from duotone.attention.cuda.reasons import (
+    CALIBRATED_GROUPS,
+    CALIBRATED_TWICE,
+    NO_MASK,
+    NO_RECORDS,
+    OTHER_ORDER,
+    format_reason,
+    group_reason,
+    query_reason,
+    span_reason,
+)
 from duotone.attention.cuda.runtime import missing
-from duotone.attention.cuda.work import QUERY_TYPES, Task
+from duotone.attention.cuda.work import Task
 from duotone.attention.merge import merge_partials
 from duotone.attention.turned import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant.rotation import out_of_basis
+from duotone.slow_paths import SlowPaths
 
 # q heads per kv head above which streams are launched ahead of spans.
 STREAM_FIRST_ABOVE = 4
@@ -35,13 +46,11 @@ def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str
     A call needs one segment in records at least; segments that CUDA kernels cannot read must suit
     Triton.
     """
-    reason = missing(query.device)
+    reason = missing(query.device) or query_reason(query.dtype)
     if reason is not None:
         return reason
-    if query.dtype not in QUERY_TYPES:
-        return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if not any(in_records(segment) for segment in kv):
-        return "no segment of this call has its codes in records (QuantizedCache(impl='cuda'))"
+        return NO_RECORDS
     for segment in kv:
         if in_records(segment) and segment.tokens:
             reason = _reason(query, segment, kv, tau)
@@ -76,27 +85,49 @@ def _reason(
     query: Tensor, segment: PackedSegment, kv: Sequence[Segment], tau: object
 ) -> str | None:
     if segment.mask is not None:
-        return "the CUDA kernels take no mask within a packed segment"
+        return NO_MASK
     group = query.shape[1] // segment.records.shape[1]
-    if not _kernel(segment).fits(segment.records.format, group, ring_bytes(query.device)):
-        return f"no CUDA kernel for {segment.records.format} with {group} q heads per kv head"
+    reason = format_reason(segment.records.format, group, ring_bytes(query.device))
+    if reason is not None:
+        return reason
     return _calibration_reason(query, segment, kv) if tau is not None else None
 
 
-def _kernel(segment: PackedSegment) -> ModuleType:
-    """The module whose kernel reads a segment's records."""
-    if isinstance(segment.records, ClassRecords):
-        return class_decode
-    return group_decode if isinstance(segment.records, GroupRecords) else span_decode
+def left_out(
+    query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None = None
+) -> list[str]:
+    """Why the CUDA kernels do not read each segment that they leave to others."""
+    return [
+        reason
+        for segment in kv
+        if segment.tokens and (reason := _segment_reason(query, segment, kv, tau)) is not None
+    ]
+
+
+def _segment_reason(
+    query: Tensor, segment: Segment, kv: Sequence[Segment], tau: tuple[float, float] | None
+) -> str | None:
+    if isinstance(segment, DenseSegment):
+        if tau is not None and segment.visual:
+            return "score calibration of 16-bit tokens is not in the CUDA kernels"
+        return dense_reason(query, segment)
+    if segment.records is not None:
+        return _reason(query, segment, kv, tau)
+    if segment.mask is not None:
+        return NO_MASK
+    group = query.shape[1] // segment.heads[1]
+    shape = (query.shape[3], group, ring_bytes(query.device))
+    ask = span_reason if segment.visual else group_reason
+    return ask(segment.key.spec, segment.value.spec, *shape) or OTHER_ORDER
 
 
 def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
     if not segment.visual:
         return None
     if isinstance(segment.records, GroupRecords | ClassRecords):
-        return "score calibration of groups and classes is not in the CUDA kernels"
+        return CALIBRATED_GROUPS
     if sum(other.visual for other in kv) > 1:
-        return "score calibration over several visual segments is not in the CUDA kernels"
+        return CALIBRATED_TWICE
     if not span_decode.is_resident(query, _span(segment)):
         return "score calibration needs all parts of a head on the device at once"
     return None
@@ -108,6 +139,7 @@ def decode_attention_cuda(
     *,
     sm_scale: float,
     tau: tuple[float, float] | None = None,
+    slow: SlowPaths | None = None,
 ) -> Tensor:
     """softmax(q K^T * sm_scale) V of one query per sequence: `reference.attend`.
 
@@ -117,7 +149,7 @@ def decode_attention_cuda(
     reason = unsupported(query, kv, tau)
     if reason is not None:
         raise ValueError(f"{reason}. Use impl='auto', 'triton' or 'reference'.")
-    return attend_records(query, kv, sm_scale=sm_scale, tau=tau)
+    return attend_records(query, kv, sm_scale=sm_scale, tau=tau, slow=slow)
 
 
 def attend_records(
@@ -126,14 +158,20 @@ def attend_records(
     *,
     sm_scale: float,
     tau: tuple[float, float] | None = None,
+    slow: SlowPaths | None = None,
 ) -> Tensor:
-    """`decode_attention_cuda` of a call for which `unsupported` has no reason."""
+    """`decode_attention_cuda` of a call for which `unsupported` has no reason.
+
+    slow: hears of segments that Triton reads.
+    """
     query = query.contiguous()
     present = [segment for segment in kv if segment.tokens]
     ours = [segment for segment in present if _is_ours(query, segment, tau)]
     with torch.cuda.device(query.device):
         if len(ours) < len(present):
             others = [segment for segment in present if not _is_ours(query, segment, tau)]
+            for reason in () if slow is None else left_out(query, others, tau):
+                slow.say("decode attention of some tokens", "triton", reason)
             return _attend_with_triton(query, ours, others, sm_scale, tau)
         out = torch.empty_like(query)
         _attend(query, ours, sm_scale, tau, out)

@@ -82,20 +82,11 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
         return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if segment.mask is not None:
         return "the CUDA kernels take no mask"
-    if key.dtype not in KV_TYPES or value.dtype != key.dtype:
-        return (
-            f"dense K and V must be of one 16-bit type or e4m3; got {key.dtype} and {value.dtype}"
-        )
-    head_dim, group = key.shape[3], query.shape[1] // key.shape[1]
-    if value.shape[3] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
-        return (
-            "no CUDA kernel for head_dim "
-            f"{head_dim} and {value.shape[3]} with {group} q heads per kv head"
-        )
-    form = DenseFormat.of(head_dim, key.dtype)
-    block_bytes = WARPS * form.stages * form.nbytes
-    if block_bytes > shared_bytes(query.device):
-        return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
+    channels, dtypes = (key.shape[3], value.shape[3]), (key.dtype, value.dtype)
+    group, shared = query.shape[1] // key.shape[1], shared_bytes(query.device)
+    if reason := shape_reason(channels, dtypes, group, shared):
+        return reason
+    head_dim, form = channels[0], DenseFormat.of(channels[0], key.dtype)
     apart = (x for x in (key, value) if x.stride(3) != 1 or x.stride(2) != head_dim)
     if next(apart, None) is not None:
         return "tokens of dense K and V must be adjacent"
@@ -103,6 +94,28 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
     strides = (form.itemsize * s for x in (key, value) for s in x.stride()[:2])
     if any(n % ALIGNMENT_BYTES for n in (*places, *strides)):
         return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
+    return None
+
+
+def shape_reason(
+    channels: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype], group: int, shared: int
+) -> str | None:
+    """Why the kernel reads no K and V of such head dimensions and types, or None.
+
+    group: q heads per kv head. shared: bytes of shared memory that a block may have.
+    """
+    if dtypes[0] not in KV_TYPES or dtypes[1] != dtypes[0]:
+        return f"dense K and V must be of one 16-bit type or e4m3; got {dtypes[0]} and {dtypes[1]}"
+    head_dim = channels[0]
+    if channels[1] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
+        return (
+            "no CUDA kernel for head_dim "
+            f"{head_dim} and {channels[1]} with {group} q heads per kv head"
+        )
+    form = DenseFormat.of(head_dim, dtypes[0])
+    block_bytes = WARPS * form.stages * form.nbytes
+    if block_bytes > shared:
+        return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
     return None
 
 

@@ -1,0 +1,40 @@
+"""What runs a model's decode attention: asked for before a run, said once where it is slow."""
+
+from __future__ import annotations
+
+import weakref
+
+from transformers import PreTrainedModel
+
+from duotone.attention import IMPLEMENTATIONS, explain_layers
+from duotone.hf.facts import ModelFacts
+from duotone.quant import CacheSpec
+from duotone.slow_paths import SlowPaths
+
+_SAID: weakref.WeakKeyDictionary[PreTrainedModel, SlowPaths] = weakref.WeakKeyDictionary()
+
+
+def slow_paths(model: PreTrainedModel) -> SlowPaths:
+    """What was said of a model's caches so far."""
+    return _SAID.setdefault(model, SlowPaths())
+
+
+def check_implementation(
+    model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec, impl: str
+) -> None:
+    """Raise ValueError for an unknown `impl`, and for "cuda" where it does not read every token."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}.")
+    if impl != "cuda":
+        return
+    shape = (facts.head_dim, facts.q_heads, facts.kv_heads, model.dtype)
+    for layers, found in explain_layers(
+        spec, facts.sliding, *shape, device=model.device, impl=impl
+    ):
+        for name, reason in found.items():
+            if reason is not None:
+                where = "" if len(layers) == facts.layers else f" of layers {layers}"
+                raise ValueError(
+                    f"impl='cuda' is not possible for {name} tokens{where}: {reason}. "
+                    "Use impl='auto'."
+                )

@@ -1,0 +1,111 @@
+"""What `explain` says before a cache exists is what its segments get once it does."""
+
+from itertools import product
+
+import pytest
+import torch
+
+import duotone
+from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
+from duotone.attention import explain, explain_layers
+from duotone.attention.cuda import decode, reasons
+from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
+from duotone.bench.caches import PackedCache
+from duotone.decoder_shape import DecoderShape, Load
+from pretended_gpu import pretend
+
+GROUPS = KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32))
+STREAM = duotone.scheme("kivi", bits=2).replace(recent=16, sink=0)
+WIDE_GROUPS = KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 64))
+TURNED = GROUPS.replace(value=TensorSpec(2, "channels", 32, transform="hadamard"))
+SPECS = {
+    "kivi": STREAM,
+    "groups of 64 channels": STREAM.replace(text=WIDE_GROUPS),
+    "groups of 8": STREAM.replace(
+        text=KVSpec(TensorSpec(2, group=8), TensorSpec(2, "channels", 8))
+    ),
+    "turned values": STREAM.replace(text=TURNED),
+    "innerq": duotone.scheme("innerq").replace(sink=4, recent=16),
+    "shared": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
+    "1 bit": duotone.scheme("minmax", bits=1),
+    "calibrated": duotone.scheme("calibquant"),
+    "unequal channels": duotone.scheme("duotone", bits=1),
+    "calibrated, unequal channels": duotone.scheme("duotone", bits=1).replace(tau=(0.0, 1.0)),
+    "with a background": duotone.scheme("duotone-parts", bits=1),
+    "mixed": duotone.scheme("duotone-mixed", bits=1),
+    "8 bit": duotone.scheme("minmax", bits=8),
+    "fp8": duotone.scheme("fp8"),
+}
+# (head_dim, q heads, kv heads, type)
+SHAPES = {
+    "64": (64, 4, 2, torch.bfloat16),
+    "72": (72, 4, 2, torch.bfloat16),
+    "17 q heads": (64, 34, 2, torch.bfloat16),
+    "fp32": (64, 4, 2, torch.float32),
+    "320": (320, 4, 2, torch.float16),
+}
+NAMES = {"visual": "visual", "background": "background", "stream": "text"}
+CASES = list(product(SPECS, SHAPES))
+
+
+def segments(spec: CacheSpec, shape: tuple, layer: int) -> dict[str, object]:
+    head_dim, q_heads, kv_heads, dtype = shape
+    model = DecoderShape("tiny", 3, 32, q_heads, kv_heads, head_dim, 64, 97, element_bytes=2)
+    load = Load(0 if spec.visual == "text" else 800, 150, 8)
+    store = PackedCache(model, spec, load, 1, torch.device("cpu"), dtype).decoder.stores[layer]
+    names = [NAMES[name] for name in NAMES if getattr(store, name) is not None]
+    return dict(zip([*names, DENSE], store.segments, strict=True))
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES, ids=["-".join(case) for case in CASES])
+def test_explains_what_a_cache_gets(name: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    spec, at = SPECS[name], SHAPES[shape]
+    if shape in ("72", "320") and _does_not_fit(spec, at[0]):
+        pytest.skip("groups do not divide the channels")
+    for layers, said in explain_layers(spec, (False,) * 3, *at):
+        found = segments(spec, at, layers[0])
+        query = torch.zeros(1, at[1], 1, at[0], dtype=at[3])
+        kv = list(found.values())
+        for kind, segment in found.items():
+            ours = _is_read(query, segment, kv, spec)
+            assert (said[kind] is None) == ours, (kind, said[kind])
+
+
+def _is_read(query, segment, kv, spec: CacheSpec) -> bool:
+    """As `decode` has it: all of the call goes to others where nothing is in records."""
+    reason = decode.unsupported(query, kv, spec.tau)
+    return reason is None and not decode.left_out(query, [segment], spec.tau)
+
+
+def _does_not_fit(spec: CacheSpec, head_dim: int) -> bool:
+    policies = [x for x in (spec.visual, spec.text, spec.background) if isinstance(x, KVSpec)]
+    tensors = [t for kv in policies for t in (kv.key, kv.value)]
+    return any(t.along == "channels" and t.group and head_dim % t.group for t in tensors)
+
+
+def test_a_device_and_a_window_are_reasons_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SHAPES["64"]
+    everything = {"visual", "text", DENSE}
+    assert explain(SPECS["mixed"], *shape) == dict.fromkeys(everything)
+    slides = explain(SPECS["mixed"], *shape, sliding=True)
+    assert slides == dict.fromkeys(everything, SLIDING)
+    cpu = explain(SPECS["mixed"], *shape, device=torch.device("cpu"))
+    assert "CUDA device" in cpu["text"]
+    monkeypatch.setattr(reasons, "missing", lambda device: None)
+    given = {"device": torch.device("cpu")}
+    assert set(explain(SPECS["mixed"], *shape, **given).values()) == {reasons.UNTRIED}
+    assert explain(SPECS["mixed"], *shape, **given, impl="cuda") == dict.fromkeys(everything)
+
+
+def test_layers_with_one_answer_are_together() -> None:
+    sliding = (True, False, True, False)
+    found = explain_layers(SPECS["kivi"], sliding, *SHAPES["64"])
+    assert [layers for layers, _ in found] == [[0, 2], [1, 3]]
+    assert explain(duotone.scheme("fp8"), *SHAPES["64"]) == {DENSE: NOTHING_PACKED}
+
+
+def test_averaged_codes_are_explained() -> None:
+    spec = SPECS["kivi"].replace(share=Sharing(key=0, value=0, layers=2, weights=(0.5, 0.5)))
+    ((_, found),) = explain_layers(spec, (False,) * 4, *SHAPES["64"])
+    assert "averaged" in found["text"]
