@@ -15,7 +15,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (decode, reasons):
         monkeypatch.setattr(module, "missing", lambda device: None)
     monkeypatch.setattr(reasons, "is_untried", lambda device: False)
-    for module in (dispatch.importlib.util, decode):
+    for module in (dispatch, decode):
         monkeypatch.setattr(module, "find_spec", lambda name: object())
     monkeypatch.setattr(span_decode, "multiprocessors", lambda device: 132)
     triton = SimpleNamespace(

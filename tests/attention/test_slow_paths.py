@@ -84,7 +84,7 @@ def test_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_the_reference_is_named_where_there_is_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
     (message,) = said(*build(PLAIN))
     assert "PyTorch operations, slower than attention on a 16-bit copy" in message
     assert "Triton is not installed" in message

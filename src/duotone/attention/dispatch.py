@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -123,7 +123,7 @@ def on_gpu(query: Tensor) -> bool:
 
 
 def _against_triton(query: Tensor, kv: Sequence[Segment]) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if find_spec("triton") is None:
         return "Triton is not installed, and the CUDA kernels do not read this call"
     from duotone.attention.triton_decode import unsupported
 

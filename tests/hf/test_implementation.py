@@ -1,0 +1,97 @@
+"""A model hears once per cause why its cache is slow, and before a run what cannot be."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import duotone
+from duotone import (
+    CacheSpec,
+    KVSpec,
+    QuantizedCache,
+    SlowPathWarning,
+    StaticQuantizedCache,
+    TensorSpec,
+)
+from pretended_gpu import pretend
+
+from families import inputs, tiny_model
+
+STREAM = CacheSpec(
+    visual="text",
+    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
+    sink=2,
+    recent=3,
+)
+NEW = 8
+
+
+def heard(run) -> list[str]:
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in caught if w.category is SlowPathWarning]
+
+
+def test_generate_says_each_cause_once_per_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    model, given = copy.deepcopy(tiny_model("llama")), inputs("llama", [[23], [9]])
+
+    def enabled() -> None:
+        with duotone.enable(model, STREAM):
+            model.generate(**given, max_new_tokens=NEW, do_sample=False)
+
+    (message,) = heard(enabled)
+    assert "group records need groups of 32, 64 or 128" in message
+    assert not heard(enabled)
+    fixed = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
+    assert not heard(lambda: model.generate(**given, past_key_values=fixed, max_new_tokens=NEW))
+    other = copy.deepcopy(tiny_model("llama"))
+    cache = StaticQuantizedCache(other, STREAM, max_new_tokens=NEW)
+    run = {"past_key_values": cache, "max_new_tokens": NEW, "do_sample": False}
+    assert len(heard(lambda: other.generate(**given, **run))) == 1
+
+
+def test_sliding_layers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    model, given = copy.deepcopy(tiny_model("gemma3")), inputs("gemma3", [[3, "image", 9], [7]])
+    cache = QuantizedCache(model, STREAM.replace(visual="dense"))
+    messages = heard(lambda: model.generate(**given, past_key_values=cache, max_new_tokens=NEW))
+    assert sum("no mask" in message for message in messages) == 1
+
+
+def test_a_cpu_hears_nothing() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[23], [9]])
+    cache = QuantizedCache(model, STREAM)
+    assert not heard(lambda: model.generate(**given, past_key_values=cache, max_new_tokens=NEW))
+
+
+def enter(model: PreTrainedModel, spec: CacheSpec, impl: str) -> None:
+    with duotone.enable(model, spec, impl=impl):
+        raise AssertionError
+
+
+def test_cuda_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fits = tiny_model("llama"), duotone.scheme("kivi", bits=2)
+    with pytest.raises(ValueError, match="for text tokens: CUDA kernels need a CUDA device"):
+        enter(model, fits, "cuda")
+    pretend(monkeypatch)
+    with pytest.raises(ValueError, match=r"for text tokens: groups along channels .* divide 16"):
+        QuantizedCache(model, fits, impl="cuda")
+    with pytest.raises(ValueError, match="for text tokens: group records need groups of 32"):
+        StaticQuantizedCache(model, STREAM, max_new_tokens=NEW, impl="cuda")
+    with pytest.raises(ValueError, match=r"impl must be one of .* got 'fast'"):
+        enter(model, fits, "fast")
+
+
+def test_layers_that_stand_in_the_way_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    model = copy.deepcopy(tiny_model("llama")).to(torch.bfloat16)
+    odd = duotone.LayerRule(1, 2, text=STREAM.text)
+    spec = duotone.scheme("kivi", bits=2).replace(layers=(odd,))
+    with pytest.raises(ValueError, match=r"for text tokens.*Use impl='auto'"):
+        QuantizedCache(model, spec, impl="cuda")
