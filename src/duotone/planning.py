@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from duotone.attention import explain_layers
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
@@ -114,6 +115,23 @@ def plan(
         max_batch=None if budget_bytes is None else budget_bytes // total,
         dense_max_batch=None if budget_bytes is None else budget_bytes // (tokens * token_bytes),
     )
+
+
+def attention_paths(
+    facts: ModelFacts, spec: CacheSpec, device: torch.device | None = None
+) -> list[dict[str, Any]]:
+    """What decodes which tokens, as plain data: a dictionary for each group of layers and tokens.
+
+    layers: their numbers. tokens: as `attention.explain` calls them. runs: "cuda" or "triton".
+    why: what keeps the CUDA kernels from it, or None. device: None: an H200.
+    """
+    dtype = {2: torch.bfloat16, 4: torch.float32}.get(facts.element_bytes, torch.float64)
+    shape = (facts.head_dim, facts.q_heads, facts.kv_heads, dtype)
+    return [
+        {"layers": layers, "tokens": tokens, "runs": "triton" if why else "cuda", "why": why}
+        for layers, found in explain_layers(spec, facts.sliding, *shape, device=device)
+        for tokens, why in found.items()
+    ]
 
 
 def true_bits(spec: CacheSpec, tokens: int = 8192, facts: ModelFacts = SHAPE_8B) -> float:

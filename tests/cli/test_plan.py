@@ -5,6 +5,7 @@ import json
 import pytest
 from cli_runs import error_of, run
 
+from duotone.cli.common import show_paths
 from duotone.cli.plan import parse_bytes
 from tiny_vlm import tiny_model
 
@@ -41,6 +42,29 @@ def test_both_tables_of_a_plan_know_of_the_images():
     held = [plan["decode"]["scheme"]["bytes_per_sequence"] for plan in (one, many)]
     assert held[1] - held[0] == more > 0
     assert many["decode"]["16-bit"] == one["decode"]["16-bit"]
+
+
+def test_a_plan_says_what_decodes_which_tokens(config_folder):
+    asked = ("plan", "--model", "internvl2.5-8b", "--scheme")
+    fast = json.loads(run(*asked, "duotone-mixed", "--json").stdout)["attention"]
+    assert {(p["tokens"], p["runs"], p["why"]) for p in fast} == {
+        (tokens, "cuda", None) for tokens in ("visual", "text", "dense")
+    }
+    shown = run(*asked, "duotone-mixed").stdout
+    assert "decode attention of text tokens runs by the CUDA kernels" in shown
+    slow = " ".join(run("plan", "--model", config_folder, "--scheme", "kivi").stdout.split())
+    assert "of text tokens runs by Triton, 5 to 20 times slower than the CUDA kernels" in slow
+    assert "because query must be" not in slow
+    assert "groups along channels must be 32, 64 or 128 and divide 16" in slow
+
+
+def test_layers_with_another_way_are_named(capsys):
+    why = {"tokens": "dense", "why": "x"}
+    fast = {"tokens": "dense", "why": None}
+    show_paths([{**why, "layers": [0, 1, 2, 5]}, {**fast, "layers": [3, 4]}])
+    said = capsys.readouterr().out
+    assert "tokens of layers 0-2, 5 runs by Triton" in said
+    assert "tokens of layers 3-4 runs by the CUDA kernels" in said
 
 
 def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import JsonOption, print_json, user_errors
+from .common import JsonOption, print_json, show_paths, user_errors
 
 DEFAULT_MODEL = "internvl2.5-8b"
 
@@ -85,6 +85,18 @@ def command(
         print_json(results)
 
 
+def _say_paths(shape: Any, rows: list[str], device: Any) -> None:
+    """What decodes which tokens of each row, on stderr; nothing of a CPU, which is for tests."""
+    from duotone.bench.throughput_rows import ROWS
+    from duotone.planning import attention_paths
+
+    for name in dict.fromkeys(rows) if device.type == "cuda" else ():
+        row = ROWS[name]
+        if row.cache is not None and row.library is None:
+            typer.echo(f"{name}:", err=True)
+            show_paths(attention_paths(shape.facts, row.cache, device), err=True)
+
+
 def _run(
     shape: Any,
     wanted: list[Any],
@@ -104,6 +116,7 @@ def _run(
     if not left:
         typer.echo(f"all {len(wanted)} measurements are in {out} already", err=True)
         return []
+    _say_paths(shape, [at.row for at in left], torch.device(device))
     longest = max(at.load.tokens for at in wanted)
     bench = Bench(shape, torch.device(device), longest, fuse=fuse)
     results = []

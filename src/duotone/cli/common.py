@@ -188,3 +188,28 @@ def check_folder(path: Path | None) -> Path | None:
             f"--out must be a folder to write to, got {str(path)!r}: {error}"
         ) from error
     return path
+
+
+def show_paths(paths: list[dict[str, Any]], err: bool = False) -> None:
+    """Say what decodes which tokens, and what leaving the CUDA kernels costs."""
+    from duotone.slow_paths import COSTS
+
+    layers = len({layer for path in paths for layer in path["layers"]})
+    for path in paths:
+        where = "" if len(path["layers"]) == layers else f" of layers {_ranges(path['layers'])}"
+        who = f"decode attention of {path['tokens']} tokens{where}"
+        if path["why"] is None:
+            typer.echo(f"{who} runs by the CUDA kernels", err=err)
+        else:
+            typer.echo(f"{who} {COSTS['triton']}, because {path['why']}", err=err)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as '0-2, 5'."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

@@ -12,6 +12,7 @@ from .common import (
     megabytes,
     print_json,
     scheme_spec,
+    show_paths,
     user_errors,
 )
 
@@ -105,12 +106,15 @@ def command(
     )
     load = Load(visual_tokens, text_tokens, new_tokens, images)
     predictions = _predictions(shape or config, spec, load, budget_bytes, weights)
+    paths = _paths(config, spec)
     if json_output:
         times = {name: p and p.to_dict() for name, p in predictions.items()}
-        print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict(), "decode": times})
+        more = {"decode": times, "attention": paths}
+        print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict(), **more})
     else:
         _show(plan, scheme)
         _show_decode(predictions, scheme if weights == "bf16" else f"{scheme}, {weights}")
+        show_paths(paths)
 
 
 def _predictions(
@@ -129,6 +133,15 @@ def _predictions(
         "16-bit": predict(shape, None, load, budget_bytes),
         "scheme": predict(shape, spec, load, budget_bytes, weights=weights),
     }
+
+
+def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
+    """What decodes which tokens on an H200."""
+    from duotone.hf.facts import ModelFacts, model_facts
+    from duotone.planning import attention_paths
+
+    known = isinstance(config_or_facts, ModelFacts)
+    return attention_paths(config_or_facts if known else model_facts(config_or_facts), spec)
 
 
 def _show_decode(predictions: dict[str, Any], scheme: str) -> None:
