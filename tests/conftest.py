@@ -48,11 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases as slow that `tiers` leaves out of the default tier.
 
-    GPU tests may run what is slow.
+    On a GPU tests may run what is slow.
     """
     seen = Counter()
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
+        if torch.cuda.is_available() or item.get_closest_marker("gpu") is not None:
             # Many try the slow paths; those that must not take one say so.
             slow = "default::duotone.slow_paths.SlowPathWarning"
             item.add_marker(pytest.mark.filterwarnings(slow))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from duotone.slow_paths import SlowPaths, SlowPathWarning
 from duotone.weights import linear as door
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.linear import (
@@ -262,3 +263,41 @@ def test_the_choice_for_groups(bits: int) -> None:
     ]
     few, many = ("w4a8-fused", "w4a8-scratch") if bits == 4 else ("w8a8-split", "w8a8")
     assert ways == [["gemv", few, many]] * 2 + [["reference"] * 3]
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that nothing was said of yet."""
+    monkeypatch.setattr(door, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(door, "_SLOW", SlowPaths())
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_linear_by_the_reference_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_has_fast", lambda x: False)
+    monkeypatch.setattr(door, "has_kernels", lambda device: False)
+    problem = random_problem(3, 16, 64, 8)
+    with pytest.warns(SlowPathWarning, match="a W8A8 linear runs by PyTorch .* needs triton"):
+        linear_int(*problem.arguments)
+    linear_int(*problem.arguments)  # a warning is an error
+    x, weight = torch.randn(3, 96).bfloat16().to(DEVICE), random_weight(16, 96, 4, group=48)
+    with pytest.warns(SlowPathWarning, match="W4A16 .* powers of two from 32 on; got 48"):
+        linear_float(x, weight)
+    linear_float(x, weight)
+
+
+@pytest.mark.usefixtures("on_gpu")
+@needs_kernels
+@pytest.mark.parametrize("bits", [4, 8])
+def test_many_tokens_by_a_kernel_for_few_say_so_once(bits: int) -> None:
+    odd, whole = (random_weight(16, ins, bits) for ins in (72, 64))
+    few = choose(513, odd, kernels=True)
+    door.say_slow(few, 4, odd)
+    door.say_slow(choose(513, whole, kernels=True), 513, whole)
+    with pytest.warns(SlowPathWarning, match="kernel for few tokens, .* in sixteens; got 72"):
+        door.say_slow(few, 513, odd)
+    door.say_slow(few, 700, odd)
+
+
+def test_a_linear_on_a_cpu_says_nothing() -> None:
+    linear_int(*random_problem(3, 16, 64, 8).arguments)

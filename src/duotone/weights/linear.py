@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duotone.slow_paths import SlowPaths
 from duotone.weights.kernels import wgmma_gemm
 from duotone.weights.kernels.availability import has_kernels
 from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference, scaled
@@ -27,6 +28,11 @@ IMPLEMENTATIONS = (
 )
 # cuBLASLt's int8 product takes more than 16 rows and columns in eights.
 _INT_MM_ROWS, _INT_MM_COLUMNS = 17, 8
+# Kernels for few tokens, and those that many tokens take unless sizes keep them from it.
+_FOR_MANY = {"w4a8-fused": "w4a8-scratch", "w8a8-split": "w8a8"}
+_BY_FEW = "runs by a kernel for few tokens, 10 times slower than a 16-bit product of many"
+_BY_REFERENCE = "runs by PyTorch operations, many times slower than a 16-bit product"
+_SLOW = SlowPaths()
 _NO_KERNELS = "it needs triton and a CUDA device (or TRITON_INTERPRET=1); take impl='reference'"
 
 
@@ -68,6 +74,8 @@ def linear_int(
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}")
     chosen = choose(len(x_q), weight, _has_fast(x_q)) if impl == "auto" else impl
+    if impl == "auto" and _on_gpu(x_q):
+        say_slow(chosen, len(x_q), weight)
     reason = unsupported(chosen, len(x_q), weight, has_kernels(x_q.device))
     if reason is not None:
         raise ValueError(f"impl={chosen!r} cannot run this: {reason}")
@@ -99,6 +107,8 @@ def linear_float(
         raise ValueError(f"impl must be auto, reference, split or scratch; got {impl!r}")
     reason = _float_reason(x, weight)
     plain = impl == "auto" and (reason is not None or not _has_fast(x))
+    if impl == "auto" and reason is not None and _on_gpu(x):
+        _SLOW.say("a W4A16 linear", _BY_REFERENCE, reason)
     if impl == "reference" or plain or not len(x):
         return linear_float_reference(x, weight, bias)
     if reason is not None:
@@ -116,6 +126,28 @@ def linear_float(
 def _has_fast(x: Tensor) -> bool:
     """Whether kernels run natively: "auto" never takes the interpreter, which is for tests."""
     return x.is_cuda and has_kernels(x.device)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """There are kernels for where `x` is; elsewhere the reference is what one expects."""
+    return x.is_cuda
+
+
+def say_slow(chosen: str, tokens: int, weight: PackedWeight) -> None:
+    """Warn, once per process and cause, where sizes keep "auto" from what is fast."""
+    what = f"a W{weight.bits}A8 linear"
+    if chosen == "reference":
+        _SLOW.say(what, _BY_REFERENCE, _group_reason(weight) or _NO_KERNELS)
+    elif chosen in _FOR_MANY:
+        reason = unsupported(_FOR_MANY[chosen], tokens, weight, kernels=True)
+        if reason is not None and _are_many(tokens, weight.bits):
+            _SLOW.say(what, _BY_FEW, reason)
+
+
+def _are_many(tokens: int, bits: int) -> bool:
+    from duotone.weights.kernels.configs import MAX_SPLIT_TOKENS
+
+    return tokens > MAX_SPLIT_TOKENS[bits]
 
 
 def choose(tokens: int, weight: PackedWeight, kernels: bool) -> str:
