@@ -9,6 +9,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
 from duotone.attention import explain, explain_layers
 from duotone.attention.cuda import decode, reasons
+from duotone.attention.cuda.left_out import left_out
 from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
 from duotone.bench.caches import PackedCache
 from duotone.decoder_shape import DecoderShape, Load
@@ -75,7 +76,7 @@ def test_explains_what_a_cache_gets(name: str, shape: str, monkeypatch: pytest.M
 def _is_read(query, segment, kv, spec: CacheSpec) -> bool:
     """As `decode` has it: all of the call goes to others where nothing is in records."""
     reason = decode.unsupported(query, kv, spec.tau)
-    return reason is None and not decode.left_out(query, [segment], spec.tau)
+    return reason is None and not left_out(query, [segment], spec.tau)
 
 
 def _does_not_fit(spec: CacheSpec, head_dim: int) -> bool:

@@ -14,7 +14,9 @@ from torch import Tensor
 import duotone
 from duotone.loading import load
 
-NEW = 24
+NEW = 40
+# A window so short that a group leaves it while tokens come.
+SPEC = duotone.scheme("duotone-mixed", bits=1).replace(sink=4, recent=16)
 # Of the logits' spread: what 16-bit rounding in another order may change.
 NEAR = 0.05
 
@@ -31,7 +33,7 @@ def prompt(loaded: Any) -> dict[str, Any]:
 
 def answer(loaded: Any, way: str, **settings: Any) -> tuple[Tensor, Tensor]:
     """(new tokens, logits of each)."""
-    model, spec = loaded.model, duotone.scheme("duotone-mixed", bits=1)
+    model, spec = loaded.model, SPEC
     call = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **prompt(loaded)}
     call |= {"return_dict_in_generate": True, "output_logits": True, **settings}
     if way == "enable":

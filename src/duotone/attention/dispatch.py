@@ -134,7 +134,7 @@ def _why_not_cuda(
     query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None, reason: str
 ) -> list[str]:
     """Causes, of which `reason` may be a consequence: that no segment has records."""
-    from duotone.attention.cuda.decode import left_out
+    from duotone.attention.cuda.left_out import left_out
     from duotone.attention.cuda.reasons import NO_RECORDS, device_reason
 
     if reason != NO_RECORDS:

@@ -4,16 +4,11 @@ The prompt runs through a `QuantizedCache`; then its layers are frozen (`cache.s
 further token is the same launches. `update()` returns an opaque handle, and one custom operation
 per layer stores and attends, so a compiled decode step is one graph. Another one begins the step,
 outside the compiler's CUDA graphs, and flushes the stream at the steps where that is due.
-
-The operations' state (codes, windows, lengths) is not among their arguments: a compiler that
-functionalizes a graph would copy what an operation declares to change. The order of the steps is
-that of the data: each layer's query depends on the layer before.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import weakref
 from typing import Any
 
@@ -28,41 +23,8 @@ from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
 from duotone.hf.handle import StaticStates
 from duotone.hf.masks import padding_mask
+from duotone.hf.static_ops import handle_of, static_begin, static_decode
 from duotone.quant import CacheSpec
-
-# Beyond every size of a model: a compiler takes equal sizes for the same one.
-_KEYS = itertools.count(1 << 24)
-_DECODERS: weakref.WeakValueDictionary[int, StaticDecoder] = weakref.WeakValueDictionary()
-
-
-# Outside the CUDA graphs that a compiler makes: it runs at every step, so the host can count.
-@torch.library.custom_op(
-    "duotone::static_begin", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
-)
-def static_begin(query: Tensor, decoder: int) -> Tensor:
-    """`StaticDecoder.begin`; returns the first layer's query, which so comes after it."""
-    _DECODERS[decoder].begin()
-    return query.clone()
-
-
-@static_begin.register_fake
-def _(query: Tensor, decoder: int) -> Tensor:
-    return torch.empty_like(query)
-
-
-@torch.library.custom_op("duotone::static_decode", mutates_args=())
-def static_decode(
-    query: Tensor, key: Tensor, value: Tensor, decoder: int, layer: int, sm_scale: float
-) -> Tensor:
-    """`StaticDecoder.attend` of one layer."""
-    return _DECODERS[decoder].attend(layer, query, key, value, sm_scale)
-
-
-@static_decode.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, decoder: int, layer: int, sm_scale: float
-) -> Tensor:
-    return query.new_empty(*query.shape[:3], value.shape[3])
 
 
 class StaticLayer(CacheLayerMixin):
@@ -224,7 +186,7 @@ class StaticQuantizedCache(Cache):
         growing.detach()
 
     def _freeze_layers(self, seen: Tensor, most: int) -> None:
-        handle, last = _handle_of(self.decoder, seen.device), len(self.layers) - 1
+        handle, last = handle_of(self.decoder, seen.device), len(self.layers) - 1
         torch._dynamo.mark_static_address(seen)
         for layer in self.layers:
             layer.freeze(handle, seen, most, layer.index == last)
@@ -264,19 +226,6 @@ class StaticQuantizedCache(Cache):
 
     def _refuse(self, what: str) -> None:
         raise NotImplementedError(f"a static cache has no {what}. Use QuantizedCache.")
-
-
-def _handle_of(decoder: StaticDecoder, device: torch.device) -> Tensor:
-    """A tensor without bytes whose first size is the decoder's number.
-
-    A compiler takes a number that it finds in a cache for a constant, and compiles anew for the
-    next cache; a size that is marked as changing it leaves open, from the first time on.
-    """
-    key = next(_KEYS)
-    _DECODERS[key] = decoder
-    handle = torch.empty(key, 0, device=device)
-    torch._dynamo.maybe_mark_dynamic(handle, 0)
-    return handle
 
 
 def static_stores(cache: QuantizedCache, new_tokens: int) -> list[StaticStore]:

@@ -22,11 +22,8 @@ from duotone.attention.cuda.reasons import (
     CALIBRATED_TWICE,
     NO_MASK,
     NO_RECORDS,
-    OTHER_ORDER,
     format_reason,
-    group_reason,
     query_reason,
-    span_reason,
 )
 from duotone.attention.cuda.runtime import missing
 from duotone.attention.cuda.work import Task
@@ -53,7 +50,7 @@ def unsupported(query: Tensor, kv: Sequence[Segment], tau: object = None) -> str
         return NO_RECORDS
     for segment in kv:
         if in_records(segment) and segment.tokens:
-            reason = _reason(query, segment, kv, tau)
+            reason = records_reason(query, segment, kv, tau)
             if reason is not None:
                 return reason
     others = [segment for segment in kv if not _is_ours(query, segment, tau)]
@@ -81,9 +78,10 @@ def _unsupported_by_triton(query: Tensor, others: Sequence[Segment]) -> str | No
     return reason(query, others)
 
 
-def _reason(
+def records_reason(
     query: Tensor, segment: PackedSegment, kv: Sequence[Segment], tau: object
 ) -> str | None:
+    """Why the kernels do not read a segment that is in records, or None."""
     if segment.mask is not None:
         return NO_MASK
     group = query.shape[1] // segment.records.shape[1]
@@ -91,34 +89,6 @@ def _reason(
     if reason is not None:
         return reason
     return _calibration_reason(query, segment, kv) if tau is not None else None
-
-
-def left_out(
-    query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None = None
-) -> list[str]:
-    """Why the CUDA kernels do not read each segment that they leave to others."""
-    return [
-        reason
-        for segment in kv
-        if segment.tokens and (reason := _segment_reason(query, segment, kv, tau)) is not None
-    ]
-
-
-def _segment_reason(
-    query: Tensor, segment: Segment, kv: Sequence[Segment], tau: tuple[float, float] | None
-) -> str | None:
-    if isinstance(segment, DenseSegment):
-        if tau is not None and segment.visual:
-            return "score calibration of 16-bit tokens is not in the CUDA kernels"
-        return dense_reason(query, segment)
-    if segment.records is not None:
-        return _reason(query, segment, kv, tau)
-    if segment.mask is not None:
-        return NO_MASK
-    group = query.shape[1] // segment.heads[1]
-    shape = (query.shape[3], group, ring_bytes(query.device))
-    ask = span_reason if segment.visual else group_reason
-    return ask(segment.key.spec, segment.value.spec, *shape) or OTHER_ORDER
 
 
 def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
@@ -170,12 +140,24 @@ def attend_records(
     with torch.cuda.device(query.device):
         if len(ours) < len(present):
             others = [segment for segment in present if not _is_ours(query, segment, tau)]
-            for reason in () if slow is None else left_out(query, others, tau):
-                slow.say("decode attention of some tokens", "triton", reason)
+            if slow is not None:
+                _say(slow, query, others, tau)
             return _attend_with_triton(query, ours, others, sm_scale, tau)
         out = torch.empty_like(query)
         _attend(query, ours, sm_scale, tau, out)
     return out
+
+
+def _say(
+    slow: SlowPaths,
+    query: Tensor,
+    others: Sequence[Segment],
+    tau: tuple[float, float] | None,
+) -> None:
+    from duotone.attention.cuda.left_out import left_out
+
+    for reason in left_out(query, others, tau):
+        slow.say("decode attention of some tokens", "triton", reason)
 
 
 def _attend(
