@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from duotone.attention import attend, dispatch
-from duotone.attention.cuda import decode, reasons, span_decode
+from duotone.attention.cuda import decode, runtime, span_decode
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends. Launches of CUDA kernels fail, or are caught by the test."""
     monkeypatch.setattr(dispatch, "on_gpu", lambda query: True)
-    for module in (decode, reasons):
+    for module in (decode, runtime):
         monkeypatch.setattr(module, "missing", lambda device: None)
-    monkeypatch.setattr(reasons, "is_untried", lambda device: False)
+    monkeypatch.setattr(runtime, "is_untried", lambda device: False)
     for module in (dispatch, decode):
         monkeypatch.setattr(module, "find_spec", lambda name: object())
     monkeypatch.setattr(span_decode, "multiprocessors", lambda device: 132)

@@ -8,7 +8,7 @@ import torch
 import duotone
 from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
 from duotone.attention import explain, explain_layers
-from duotone.attention.cuda import decode, reasons
+from duotone.attention.cuda import decode, reasons, runtime
 from duotone.attention.cuda.left_out import left_out
 from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
 from duotone.bench.caches import PackedCache
@@ -93,7 +93,7 @@ def test_a_device_and_a_window_are_reasons_for_all_tokens(monkeypatch: pytest.Mo
     assert slides == dict.fromkeys(everything, SLIDING)
     cpu = explain(SPECS["mixed"], *shape, device=torch.device("cpu"))
     assert "CUDA device" in cpu["text"]
-    monkeypatch.setattr(reasons, "missing", lambda device: None)
+    monkeypatch.setattr(runtime, "missing", lambda device: None)
     given = {"device": torch.device("cpu")}
     assert set(explain(SPECS["mixed"], *shape, **given).values()) == {reasons.UNTRIED}
     assert explain(SPECS["mixed"], *shape, **given, impl="cuda") == dict.fromkeys(everything)

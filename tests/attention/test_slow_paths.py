@@ -11,7 +11,7 @@ from test_cuda_launch import records_of
 import duotone
 from duotone import KVSpec, TensorSpec
 from duotone.attention import decode_attention, dispatch
-from duotone.attention.cuda import decode, reasons
+from duotone.attention.cuda import decode, reasons, runtime
 from duotone.attention.static import StaticDecoder
 from duotone.bench.caches import PackedCache
 from duotone.cache.segments import DenseSegment
@@ -75,7 +75,7 @@ def test_calibration_of_classes_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("gpu")
 def test_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     query, kv = build(PLAIN)
-    monkeypatch.setattr(reasons, "is_untried", lambda device: True)
+    monkeypatch.setattr(runtime, "is_untried", lambda device: True)
     assert reasons.UNTRIED in said(query, kv)[0]
     old = "CUDA kernels need compute capability 8.0"
     monkeypatch.setattr(decode, "missing", lambda device: old)

@@ -1,6 +1,6 @@
 """`python generate_once.py WAY DEVICE`: one answer in a fresh process, and a second look at it.
 
-WAY: "enable", "growing" (QuantizedCache) or "static" (StaticQuantizedCache, which generate
+WAY: "enable", "cuda" (the same by the CUDA kernels or not at all), "growing" (QuantizedCache) or "static" (StaticQuantizedCache, which generate
 compiles on CUDA). The second look is eager, of another implementation where there is one.
 """
 
@@ -36,8 +36,8 @@ def answer(loaded: Any, way: str, **settings: Any) -> tuple[Tensor, Tensor]:
     model, spec = loaded.model, SPEC
     call = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **prompt(loaded)}
     call |= {"return_dict_in_generate": True, "output_logits": True, **settings}
-    if way == "enable":
-        with duotone.enable(model, spec):
+    if way in ("enable", "cuda"):
+        with duotone.enable(model, spec, impl="auto" if way == "enable" else way):
             out = model.generate(**call)
     else:
         static = way == "static"

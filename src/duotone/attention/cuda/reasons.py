@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from duotone.attention.cuda import class_decode, group_decode, span_decode
+from duotone.attention.cuda import class_decode, group_decode, runtime, span_decode
 from duotone.attention.cuda.class_format import ClassFormat
 from duotone.attention.cuda.group_format import (
     GroupFormat,
@@ -20,7 +20,6 @@ from duotone.attention.cuda.group_format import (
 )
 from duotone.attention.cuda.layout import RecordFormat
 from duotone.attention.cuda.layouts import visual_reason
-from duotone.attention.cuda.runtime import is_untried, missing
 from duotone.attention.cuda.work import QUERY_TYPES
 from duotone.quant import TensorSpec
 
@@ -40,8 +39,8 @@ RecordsFormat = RecordFormat | ClassFormat | GroupFormat
 
 def device_reason(device: torch.device, impl: str = "auto") -> str | None:
     """Why no CUDA kernel runs for `impl` on a device, or None."""
-    reason = missing(device)
-    return reason or (UNTRIED if impl == "auto" and is_untried(device) else None)
+    reason = runtime.missing(device)
+    return reason or (UNTRIED if impl == "auto" and runtime.is_untried(device) else None)
 
 
 def query_reason(dtype: torch.dtype) -> str | None:
