@@ -1,7 +1,8 @@
 """`python generate_once.py WAY DEVICE`: one answer in a fresh process, and a second look at it.
 
 WAY: "enable", "cuda" (the same by the CUDA kernels or not at all), "growing" (QuantizedCache) or
-"static" (StaticQuantizedCache, which generate compiles on CUDA). The second look is eager, of another implementation where there is one.
+"static" (StaticQuantizedCache, which generate compiles on CUDA). The second look is eager, of
+another implementation where there is one.
 """
 
 import sys
