@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.eight_bit import dense_dtype, kept_as
+from duotone.cache.key_norm import Norm, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
 from duotone.cache.prominence import foreground_first
-from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.ragged import Move, valid_mask
 from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -40,7 +41,7 @@ class LayerStore:
         self.lends: set[str] = set()
         self.runs: dict[str, RunMember] = {}
         self.canonical: set[str] = set()
-        self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
+        self.key_norm: Norm | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
         self.background: PackedPair | None = None
@@ -61,8 +62,11 @@ class LayerStore:
             if piece is not None:
                 self._pack(name, key, value, getattr(self.spec, name), piece)
                 self.lay_out(name)
+        staying = key[:, :, :0] if plan.dense is None else plan.dense.apply(key)
+        if plan.begun is not None:
+            self._take_norm(plan, staying)
         if plan.dense is not None:
-            self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
+            self._append_dense(plan, staying, plan.dense.apply(value))
         if plan.flush_last is not None:
             self.flush(plan.flush_last)
 
@@ -214,15 +218,21 @@ class LayerStore:
         self.key = plan.dense_join.apply(torch.cat([self.key, key], 2))
         self.value = plan.dense_join.apply(torch.cat([self.value, value], 2))
 
+    def _take_norm(self, plan: AppendPlan, key: States) -> None:
+        """Fix the norm of the sequences that begin, over the dense tokens of this step.
+
+        Packed visual spans and evicted tokens do not enter it.
+        """
+        lengths = plan.begun.long() if plan.dense is None else plan.dense.lengths
+        new = key_norm(key, lengths, self.spec.text.key.param_dtype)
+        self.key_norm = taken_over(self.key_norm, new, plan.begun)
+
     def flush(self, flush: Flush) -> None:
         """Move groups from the window to the stream, once."""
         if flush is self._flushed:
             return
         self._flushed = flush
         key, value = self.key.to(self.dtype), self.value.to(self.dtype)
-        if self.spec.key_norm and self.key_norm is None:
-            lengths = flush.piece.take.lengths + flush.keep.lengths
-            self.key_norm = key_norm(key, lengths, self.spec.text.key.param_dtype)
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         self._pack("stream", key, value, self.spec.text, flush.piece)
@@ -239,15 +249,3 @@ def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
             "visual spans with a background can only be seen as a whole; this step's attention "
             "mask hides a part of them. Use a scheme without a background."
         )
-
-
-def key_norm(key: States, lengths: Lengths, dtype: str) -> Float[Tensor, "batch kv_heads channels"]:
-    """norm_c = sqrt(max_t |key_tc|) over a sequence's valid tokens (InnerQ sec. 4.3).
-
-    Taken when the first tokens leave the window, over all tokens that are there: the prompt, unless
-    it is shorter than the windows. It is per sequence and kv head, of keys behind RoPE; the paper
-    folds it into W_K and W_Q, which is wrong there and for batches. 1 where a channel is all 0.
-    """
-    real = valid_mask(lengths, key.shape[2])[:, None, :, None]
-    top = key.masked_fill(~real, 0).abs().amax(2).float().sqrt().to(getattr(torch, dtype))
-    return torch.where(top > 0, top, torch.ones_like(top))

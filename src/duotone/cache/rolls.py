@@ -91,6 +91,12 @@ class LedgerState:
     seen: int
     whole: int = 0
 
+    @property
+    def tokens(self) -> Lengths:
+        """Tokens of each sequence, evicted ones included."""
+        stored = (self.visual, self.background, self.stream, self.dense)
+        return sum((roll.lengths for roll in stored), self.evicted.tokens)
+
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
         rolls = {name: getattr(self, name).rows(index) for name in (*STORES, "dense")}

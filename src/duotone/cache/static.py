@@ -34,8 +34,7 @@ class StaticStore:
 
     store: a prefilled layer, whose packed visual spans are taken over, not copied. places: shared
     by all layers of its ledger; order: from `StaticPlaces.of`.
-    Errors: ValueError for averaged codes, and where keys are normalised but no token has left the
-    window yet, so that the norm is not known.
+    Errors: ValueError for averaged codes, and for streams that do not consist of whole groups.
     """
 
     def __init__(self, store: LayerStore, places: StaticPlaces, order: Move) -> None:
@@ -210,11 +209,6 @@ def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
                 "a stream that is frozen must consist of whole groups; this one was cropped inside "
                 "a group and went on. Prefill again."
             )
-    if store.spec.key_norm and store.key_norm is None and places.stream_tokens:
-        raise ValueError(
-            "normalised keys need a prompt that is longer than the windows, which says what to "
-            "divide by; no token has left them yet. Decode it with QuantizedCache."
-        )
 
 
 def _check_order(own: PackedPair | None, source: PackedPair | None) -> None:
