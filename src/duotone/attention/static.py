@@ -14,6 +14,7 @@ from torch import Tensor
 from duotone.attention.cuda.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
+from duotone.quant.autocast import without_autocast
 
 
 class StaticDecoder:
@@ -60,9 +61,10 @@ class StaticDecoder:
         device = self.stores[0].key.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.steps = None
-        if self.has_stream and (not self.steps or self.is_due(self.steps)):
-            self.flush()
-        self.advance()
+        with without_autocast(device):
+            if self.has_stream and (not self.steps or self.is_due(self.steps)):
+                self.flush()
+            self.advance()
         if self.steps is not None:
             self.steps += 1
 
@@ -87,10 +89,14 @@ class StaticDecoder:
         query: [batch, q_heads, 1, head_dim]. Returns [batch, q_heads, 1, value_dim].
         """
         store = self.stores[layer]
-        self._write(store, key, value)
-        return decode_attention(
-            query, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
-        )
+        # Under autocast states come in other types than those of the prompt.
+        typed, key, value = (x.to(store.dtype) for x in (query, key, value))
+        with without_autocast(query.device):
+            self._write(store, key, value)
+            output = decode_attention(
+                typed, store.segments, sm_scale=sm_scale, tau=self.tau, impl=self.impl
+            )
+        return output.to(query.dtype)
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
+from duotone.quant.autocast import without_autocast
 
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
@@ -31,8 +32,8 @@ class LayerStore:
     read. runs: this layer's part in a run that averages its codes, by the same names.
     layouts: how decode kernels want the packed stores, where they can have that; runs that average
     codes keep the canonical order. canonical: the names of packed stores that keep it as well;
-    layers whose runs meet have one such set. dtype: the model's, once something was stored; key and
-    value hold the dense tokens in what the spec says.
+    layers whose runs meet have one such set. dtype: what K and V came in first, once something was
+    stored; key and value hold the dense tokens in what the spec says.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
@@ -51,8 +52,16 @@ class LayerStore:
         self.value: Tensor | None = None
 
     def apply(self, plan: AppendPlan, key: States, value: States) -> None:
-        """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim]."""
+        """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim].
+
+        They may come in another type than the first ones, as under `torch.autocast`: stores keep
+        the wider of the types that K and V had first, and later states are converted to it.
+        """
         self._ensure_dense(key, value)
+        with without_autocast(key.device):
+            self._apply(plan, key.to(self.dtype), value.to(self.dtype))
+
+    def _apply(self, plan: AppendPlan, key: States, value: States) -> None:
         if plan.flush_first is not None:
             self.flush(plan.flush_first)
         if plan.spans is not None:
@@ -202,7 +211,7 @@ class LayerStore:
 
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
-            self.dtype = key.dtype
+            self.dtype = torch.promote_types(key.dtype, value.dtype)
             self.key, self.value = (self._kept(x[:, :, :0]) for x in (key, value))
 
     def _kept(self, x: States) -> Tensor:
@@ -232,6 +241,10 @@ class LayerStore:
         if flush is self._flushed:
             return
         self._flushed = flush
+        with without_autocast(self.key.device):
+            self._flush(flush)
+
+    def _flush(self, flush: Flush) -> None:
         key, value = self.key.to(self.dtype), self.value.to(self.dtype)
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)

@@ -26,6 +26,7 @@ from duotone.cache.ragged import Move
 from duotone.cache.rolls import STORES
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import TensorSpec
+from duotone.quant.autocast import without_autocast
 from duotone.quant.checks import unchecked
 
 
@@ -48,7 +49,8 @@ class StaticStore:
         self.sources: dict[str, StaticStore] = {}
         if places.stream_tokens:
             heads = (self.key.shape[1], self.key.shape[3], self.value.shape[3])
-            self.stream = _static_stream(store, places, heads, frozenset(store.sources))
+            with without_autocast(self.key.device):
+                self.stream = _static_stream(store, places, heads, frozenset(store.sources))
         rows = torch.arange(self.key.shape[0], device=self.key.device)
         self._at = (rows[:, None], torch.arange(self.key.shape[1], device=rows.device)[None])
         self.segments = self._segments()

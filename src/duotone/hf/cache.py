@@ -23,6 +23,7 @@ from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
 from duotone.hf.steps import Steps
 from duotone.quant import CacheSpec
+from duotone.quant.autocast import without_autocast
 
 if TYPE_CHECKING:
     from duotone.hf.static import StaticQuantizedCache
@@ -216,8 +217,9 @@ class QuantizedCache(Cache):
         if removed > length:
             raise ValueError(f"cannot remove {removed} tokens of {length}.")
         self.steps.crop(length - removed)
-        for layer in self.layers:
-            layer.store.truncate(self.steps.state(layer.index))
+        with without_autocast(self._device):
+            for layer in self.layers:
+                layer.store.truncate(self.steps.state(layer.index))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: sequence b becomes a copy of sequence beam_idx[b]."""
@@ -240,8 +242,9 @@ class QuantizedCache(Cache):
         index = index.nonzero().squeeze(-1) if index.dtype == torch.bool else index
         index = index.to(device)
         self.steps.rows(index)
-        for layer in self.layers:
-            layer.store.rows(index)
+        with without_autocast(self._device):
+            for layer in self.layers:
+                layer.store.rows(index)
 
     def freeze(self, max_new_tokens: int) -> StaticQuantizedCache:
         """The same tokens in fixed buffers with room for `max_new_tokens` more.
@@ -263,7 +266,8 @@ class QuantizedCache(Cache):
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file."""
         self._finish_step()
-        save_cache(self, path)
+        with without_autocast(self._device):
+            save_cache(self, path)
 
     @classmethod
     def load(
@@ -275,4 +279,5 @@ class QuantizedCache(Cache):
             the ids do not tell.
         Errors: ValueError if it was made for another model.
         """
-        return load_cache(cls, path, model, visual_mask)
+        with without_autocast(model.device):
+            return load_cache(cls, path, model, visual_mask)
