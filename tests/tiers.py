@@ -51,6 +51,7 @@ ONE_OF = {
     "test_generate::test_decoding_modes": 3,
     "test_generate::test_exact_codec_reproduces_16_bit": 2,
     "test_generate::test_second_turn_with_another_image": 2,
+    "test_memory::test_frozen_caches": 3,
     "test_ragged_rows::test_a_row_of_a_batch_is_the_row_alone": 7,
     "test_static::test_generates_as_the_growing_cache": 4,
 }

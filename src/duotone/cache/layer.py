@@ -14,7 +14,7 @@ from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
 from duotone.cache.prominence import foreground_first
-from duotone.cache.ragged import Move, valid_mask
+from duotone.cache.ragged import Move, owned, valid_mask
 from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -78,6 +78,7 @@ class LayerStore:
             self._append_dense(plan, staying, plan.dense.apply(value))
         if plan.flush_last is not None:
             self.flush(plan.flush_last)
+        self._flushed = None
 
     def segments(self, state: LedgerState, mask: Tensor | None = None) -> list[Segment]:
         """What attention reads.
@@ -116,8 +117,7 @@ class LayerStore:
                 self.lay_out(name)
         if self.key is not None:
             width = state.dense.positions.shape[1]
-            self.key = self.key[:, :, :width].contiguous()
-            self.value = self.value[:, :, :width].contiguous()
+            self.key, self.value = (owned(x[:, :, :width]) for x in (self.key, self.value))
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
@@ -212,7 +212,7 @@ class LayerStore:
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
             self.dtype = torch.promote_types(key.dtype, value.dtype)
-            self.key, self.value = (self._kept(x[:, :, :0]) for x in (key, value))
+            self.key, self.value = (self._kept(owned(x[:, :, :0])) for x in (key, value))
 
     def _kept(self, x: States) -> Tensor:
         return kept_as(x, dense_dtype(self.spec, self.dtype))

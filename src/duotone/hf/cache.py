@@ -80,6 +80,12 @@ class QuantizedCache(Cache):
         """Let go of the model; it is restored once nothing else holds it."""
         self._release()
 
+    def __copy__(self) -> QuantizedCache:
+        raise TypeError(
+            "a shallow copy of a QuantizedCache would write to the same buffers; use "
+            "copy.deepcopy(cache)."
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedCache:
         clone = self.__class__.__new__(self.__class__)
         memo[id(self)] = clone
@@ -188,6 +194,7 @@ class QuantizedCache(Cache):
         """
         if self.steps.is_complete:
             self.commit()
+            self.steps.finish()
         self.steps.let_go()
         for layer in self.layers:
             for member in layer.store.runs.values():
@@ -196,6 +203,7 @@ class QuantizedCache(Cache):
     def _finish_step(self) -> None:
         self.commit()
         self.steps.check_whole()
+        self.steps.finish()
 
     def memory(self) -> MemoryReport:
         """Every byte this cache holds, and what 16 bit would hold."""

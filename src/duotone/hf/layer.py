@@ -69,7 +69,7 @@ class QuantizedLayer(CacheLayerMixin):
             raise _foreign("evicts tokens")
         steps = self.cache.steps
         stored = steps.is_stored(self.index)
-        out = new.new_zeros(*new.shape[:2], steps.step.end, new.shape[3])
+        out = new.new_zeros(*new.shape[:2], steps.seen(self.index), new.shape[3])
         state = steps.state(self.index, before=not stored)
         with without_autocast(new.device):
             for segment, roll in self.store.placed_segments(state):
