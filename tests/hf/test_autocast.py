@@ -41,22 +41,23 @@ def cache_of(model: PreTrainedModel, spec: CacheSpec, static: bool = False):
     return QuantizedCache(model, spec, visual_mask=mask)
 
 
-def autocast(dtype: torch.dtype | None):
-    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+def autocast(dtype: torch.dtype | None, device: str = "cpu"):
+    return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
 
 def logits(
     model: PreTrainedModel, cache, prompt: torch.dtype | None, later: torch.dtype | None
 ) -> Tensor:
     """Of all steps; prompt, later: the types of autocast then, None: without."""
-    given = inputs("internvl", LENGTHS)
+    device = model.device.type
+    given = {name: x.to(device) for name, x in inputs("internvl", LENGTHS).items()}
     given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids"))
-    mask, steps = given["attention_mask"], torch.randint(2, 280, (len(LENGTHS), STEPS))
-    with torch.no_grad(), autocast(prompt):
+    mask, steps = given["attention_mask"], torch.randint(2, 280, (len(LENGTHS), STEPS)).to(device)
+    with torch.no_grad(), autocast(prompt, device):
         outputs = [model(**given, past_key_values=cache).logits[:, -1]]
     for token in steps.split(1, 1):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        with torch.no_grad(), autocast(later):
+        with torch.no_grad(), autocast(later, device):
             out = model(input_ids=token, attention_mask=mask, past_key_values=cache)
         outputs.append(out.logits[:, -1])
     return torch.stack(outputs, 1).float()
@@ -94,6 +95,17 @@ def test_every_type_of_model_under_every_autocast(
     model, spec = model_in(dtype), small(name)
     found = logits(model, cache_of(model, spec, static), cast, cast)
     assert found.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+@pytest.mark.parametrize("cast", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scheme_runs_on_a_gpu(name: str, cast: torch.dtype, static: bool) -> None:
+    for dtype in (FP32, BF16):
+        model = model_in(dtype).cuda()
+        found = logits(model, cache_of(model, small(name), static), cast, cast)
+        assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("types", [(None, BF16), (BF16, None), (FP16, BF16)], ids=str)
