@@ -144,7 +144,9 @@ def test_the_score_is_that_of_the_generating_cache(model):
         (naive(2), 5, [1, 1, 1, 1, 1]),
         (naive(2).replace(recent=3), 7, [4, 1, 1, 1]),
         (stream(2, 8, recent=249), 280, [256, 1, 1, 7, 8, 7]),
-        (duotone.scheme("innerq", mapping="hybrid-prefill"), 4, [1, 1, 1, 1]),
+        (duotone.scheme("innerq", mapping="hybrid-prefill").replace(key_norm=False), 3, [1, 1, 1]),
+        (duotone.scheme("innerq"), 300, [160, 32, 32, 32, 32, 12]),
+        (duotone.scheme("innerq", mapping="hybrid-prefill"), 162, [159, 1, 1, 1]),
     ],
     ids=[
         "16 bit",
@@ -155,6 +157,8 @@ def test_the_score_is_that_of_the_generating_cache(model):
         "single-window",
         "single-at-flush",
         "phases",
+        "norms",
+        "norms and phases",
     ],
 )
 def test_chunks_reach_from_flush_to_flush(spec, tokens, sizes):

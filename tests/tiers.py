@@ -40,6 +40,8 @@ ONE_OF = {
     "test_run::test_few_bit_caches_under_few_bit_weights": 2,
     "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
     # Products of model families and policies: each family has cases.
+    "test_autocast::test_autocast_may_begin_and_end_between_steps": 5,
+    "test_autocast::test_every_scheme_runs": 4,
     "test_background::test_the_order_of_tokens_changes_nothing": 3,
     "test_compressed_tensors::test_every_family_comes_back_with_its_logits": 5,
     "test_compressed_tensors::test_its_own_loader_finds_the_same_weights": 5,
@@ -50,5 +52,7 @@ ONE_OF = {
     "test_generate::test_decoding_modes": 3,
     "test_generate::test_exact_codec_reproduces_16_bit": 2,
     "test_generate::test_second_turn_with_another_image": 2,
+    "test_memory::test_frozen_caches": 3,
+    "test_ragged_rows::test_a_row_of_a_batch_is_the_row_alone": 7,
     "test_static::test_generates_as_the_growing_cache": 4,
 }

@@ -203,7 +203,7 @@ def _layer_bytes(
                 parts = tensor_bytes(getattr(policy, which), size, facts.head_dim)
                 codes += facts.kv_heads * parts[0] * stores
                 params += facts.kv_heads * parts[1]
-    if own.key_norm and any(spans["text"]):
+    if own.key_norm:
         params += facts.kv_heads * facts.head_dim * PARAM_BYTES[own.text.key.param_dtype]
     return codes, params
 

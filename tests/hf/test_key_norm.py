@@ -8,7 +8,7 @@ import torch
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.attention.reference import attend
-from duotone.cache.layer import key_norm
+from duotone.cache.key_norm import key_norm
 from duotone.cache.segments import DenseSegment, PackedSegment
 from duotone.quant import quantize
 

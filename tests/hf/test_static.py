@@ -243,14 +243,6 @@ def test_refuses_what_fixed_buffers_cannot() -> None:
             call()
 
 
-def test_short_prompts_have_no_norm_yet() -> None:
-    spec = STREAM.replace(key_norm=True, recent=30)
-    model = tiny_model("llama")
-    cache = StaticQuantizedCache(model, spec, max_new_tokens=40)
-    with torch.no_grad(), pytest.raises(ValueError, match="normalised keys"):
-        model(**inputs("llama", [[9]]), past_key_values=cache)
-
-
 FULL = r"room for, {} per sequence; got one more\. Give it a larger max_new_tokens"
 
 

@@ -14,6 +14,7 @@ from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import Layouts
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.autocast import without_autocast
 from duotone.slow_paths import SlowPaths
 
 # Dense tokens per sequence that no implementation takes long for.
@@ -43,6 +44,18 @@ def decode_attention(
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """
     _check(query, kv, impl)
+    with without_autocast(query.device):
+        return _run(query, kv, sm_scale, tau, impl, slow)
+
+
+def _run(
+    query: Tensor,
+    kv: Sequence[Segment],
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+    impl: str,
+    slow: SlowPaths | None,
+) -> Tensor:
     chosen = _choose(query, kv, tau, slow) if impl == "auto" else impl
     if chosen == "cuda":
         from duotone.attention.cuda import decode

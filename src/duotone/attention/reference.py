@@ -25,6 +25,7 @@ from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import calibration_affine
+from duotone.quant.autocast import without_autocast
 from duotone.quant.rotation import out_of_basis, query_into_basis
 
 Rows = Float[Tensor, "batch kv_heads rows channels"]
@@ -52,11 +53,12 @@ def attend(
     kv = [segment.canonical() for segment in kv]
     tokens = sum(segment.tokens for segment in kv)
     step = max(1, MAX_SCORES // max(1, tokens * query.shape[1]))
-    pieces = [
-        _attend_chunk(query[:, :, i : i + step], _narrow(kv, i, step), sm_scale, tau)
-        for i in range(0, query.shape[2], step)
-    ]
-    return torch.cat(pieces, 2).to(query.dtype)
+    with without_autocast(query.device):
+        pieces = [
+            _attend_chunk(query[:, :, i : i + step], _narrow(kv, i, step), sm_scale, tau)
+            for i in range(0, query.shape[2], step)
+        ]
+        return torch.cat(pieces, 2).to(query.dtype)
 
 
 def _narrow(kv: Sequence[Segment], start: int, step: int) -> list[tuple[Segment, Tensor | None]]:

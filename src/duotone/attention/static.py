@@ -14,6 +14,7 @@ from torch import Tensor
 from duotone.attention.cuda.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
+from duotone.quant.autocast import without_autocast
 from duotone.slow_paths import SlowPaths
 
 
@@ -81,9 +82,10 @@ class StaticDecoder:
         device = self.stores[0].key.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.steps = None
-        if self.has_stream and (not self.steps or self.is_due(self.steps)):
-            self.flush()
-        self.advance()
+        with without_autocast(device):
+            if self.has_stream and (not self.steps or self.is_due(self.steps)):
+                self.flush()
+            self.advance()
         if self.steps is not None:
             self.steps += 1
 
@@ -108,8 +110,11 @@ class StaticDecoder:
         query: [batch, q_heads, 1, head_dim]. Returns [batch, q_heads, 1, value_dim].
         """
         store = self.stores[layer]
-        self._write(store, key, value)
-        return self._attend(store, query, sm_scale)
+        # Under autocast states come in other types than those of the prompt.
+        typed, key, value = (x.to(store.dtype) for x in (query, key, value))
+        with without_autocast(query.device):
+            self._write(store, key, value)
+            return self._attend(store, typed, sm_scale).to(query.dtype)
 
     def _attend(self, store: StaticStore, query: Tensor, sm_scale: float) -> Tensor:
         given = {"tau": self.tau, "impl": self.impl, "slow": self.slow}

@@ -28,7 +28,10 @@ def _once_for_all_layers(method: Callable) -> Callable:
     def remembered(self: BlockTable, argument: object) -> Any:
         memory = self.__dict__.setdefault("_results", {})
         if method.__name__ not in memory or memory[method.__name__][0] is not argument:
-            memory[method.__name__] = (argument, method(self, argument))
+            result = method(self, argument)
+            if result is self:  # to remember it would be to refer to itself
+                return self
+            memory[method.__name__] = (argument, result)
         return memory[method.__name__][1]
 
     return remembered

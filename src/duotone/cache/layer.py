@@ -9,15 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.eight_bit import dense_dtype, kept_as
+from duotone.cache.key_norm import Norm, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
 from duotone.cache.prominence import foreground_first
-from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.ragged import Move, owned, valid_mask
 from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.runs import RunMember
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
+from duotone.quant.autocast import without_autocast
 
 States = Float[Tensor, "batch kv_heads tokens channels"]
 
@@ -30,8 +32,8 @@ class LayerStore:
     read. runs: this layer's part in a run that averages its codes, by the same names.
     layouts: how decode kernels want the packed stores, where they can have that; runs that average
     codes keep the canonical order. canonical: the names of packed stores that keep it as well;
-    layers whose runs meet have one such set. dtype: the model's, once something was stored; key and
-    value hold the dense tokens in what the spec says.
+    layers whose runs meet have one such set. dtype: what K and V came in first, once something was
+    stored; key and value hold the dense tokens in what the spec says.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
@@ -40,7 +42,7 @@ class LayerStore:
         self.lends: set[str] = set()
         self.runs: dict[str, RunMember] = {}
         self.canonical: set[str] = set()
-        self.key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None
+        self.key_norm: Norm | None = None
         self._flushed: Flush | None = None
         self.visual: PackedPair | None = None
         self.background: PackedPair | None = None
@@ -50,8 +52,16 @@ class LayerStore:
         self.value: Tensor | None = None
 
     def apply(self, plan: AppendPlan, key: States, value: States) -> None:
-        """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim]."""
+        """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim].
+
+        They may come in another type than the first ones, as under `torch.autocast`: stores keep
+        the wider of the types that K and V had first, and later states are converted to it.
+        """
         self._ensure_dense(key, value)
+        with without_autocast(key.device):
+            self._apply(plan, key.to(self.dtype), value.to(self.dtype))
+
+    def _apply(self, plan: AppendPlan, key: States, value: States) -> None:
         if plan.flush_first is not None:
             self.flush(plan.flush_first)
         if plan.spans is not None:
@@ -61,10 +71,14 @@ class LayerStore:
             if piece is not None:
                 self._pack(name, key, value, getattr(self.spec, name), piece)
                 self.lay_out(name)
+        staying = key[:, :, :0] if plan.dense is None else plan.dense.apply(key)
+        if plan.begun is not None:
+            self._take_norm(plan, staying)
         if plan.dense is not None:
-            self._append_dense(plan, plan.dense.apply(key), plan.dense.apply(value))
+            self._append_dense(plan, staying, plan.dense.apply(value))
         if plan.flush_last is not None:
             self.flush(plan.flush_last)
+        self._flushed = None
 
     def segments(self, state: LedgerState, mask: Tensor | None = None) -> list[Segment]:
         """What attention reads.
@@ -103,8 +117,7 @@ class LayerStore:
                 self.lay_out(name)
         if self.key is not None:
             width = state.dense.positions.shape[1]
-            self.key = self.key[:, :, :width].contiguous()
-            self.value = self.value[:, :, :width].contiguous()
+            self.key, self.value = (owned(x[:, :, :width]) for x in (self.key, self.value))
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
@@ -198,8 +211,8 @@ class LayerStore:
 
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
-            self.dtype = key.dtype
-            self.key, self.value = (self._kept(x[:, :, :0]) for x in (key, value))
+            self.dtype = torch.promote_types(key.dtype, value.dtype)
+            self.key, self.value = (self._kept(owned(x[:, :, :0])) for x in (key, value))
 
     def _kept(self, x: States) -> Tensor:
         return kept_as(x, dense_dtype(self.spec, self.dtype))
@@ -214,15 +227,25 @@ class LayerStore:
         self.key = plan.dense_join.apply(torch.cat([self.key, key], 2))
         self.value = plan.dense_join.apply(torch.cat([self.value, value], 2))
 
+    def _take_norm(self, plan: AppendPlan, key: States) -> None:
+        """Fix the norm of the sequences that begin, over the dense tokens of this step.
+
+        Packed visual spans and evicted tokens do not enter it.
+        """
+        lengths = plan.begun.long() if plan.dense is None else plan.dense.lengths
+        new = key_norm(key, lengths, self.spec.text.key.param_dtype)
+        self.key_norm = taken_over(self.key_norm, new, plan.begun)
+
     def flush(self, flush: Flush) -> None:
         """Move groups from the window to the stream, once."""
         if flush is self._flushed:
             return
         self._flushed = flush
+        with without_autocast(self.key.device):
+            self._flush(flush)
+
+    def _flush(self, flush: Flush) -> None:
         key, value = self.key.to(self.dtype), self.value.to(self.dtype)
-        if self.spec.key_norm and self.key_norm is None:
-            lengths = flush.piece.take.lengths + flush.keep.lengths
-            self.key_norm = key_norm(key, lengths, self.spec.text.key.param_dtype)
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         self._pack("stream", key, value, self.spec.text, flush.piece)
@@ -239,15 +262,3 @@ def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
             "visual spans with a background can only be seen as a whole; this step's attention "
             "mask hides a part of them. Use a scheme without a background."
         )
-
-
-def key_norm(key: States, lengths: Lengths, dtype: str) -> Float[Tensor, "batch kv_heads channels"]:
-    """norm_c = sqrt(max_t |key_tc|) over a sequence's valid tokens (InnerQ sec. 4.3).
-
-    Taken when the first tokens leave the window, over all tokens that are there: the prompt, unless
-    it is shorter than the windows. It is per sequence and kv head, of keys behind RoPE; the paper
-    folds it into W_K and W_Q, which is wrong there and for batches. 1 where a channel is all 0.
-    """
-    real = valid_mask(lengths, key.shape[2])[:, None, :, None]
-    top = key.masked_fill(~real, 0).abs().amax(2).float().sqrt().to(getattr(torch, dtype))
-    return torch.where(top > 0, top, torch.ones_like(top))

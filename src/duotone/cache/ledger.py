@@ -61,6 +61,8 @@ class AppendPlan:
     dense: tokens of this step that stay in 16 bit (None: none); written in place at `write_at`
         or, where the store must grow, joined by `dense_join`.
     flush_last: groups that leave the window after a prompt, or a later turn's, entered it.
+    begun: True at sequences whose first tokens this step brings, if any, where keys are normalised:
+        by those tokens (`cache.key_norm`).
     """
 
     before: LedgerState
@@ -74,6 +76,7 @@ class AppendPlan:
     flush_last: Flush | None
     background: Piece | None = None
     spans: Spans | None = None
+    begun: Bool[Tensor, " batch"] | None = None
 
     @property
     def is_decode_step(self) -> bool:
@@ -93,6 +96,7 @@ class Ledger:
         streamed = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         evicted = Evicted(roll.lengths, roll.lengths)
         self.state = LedgerState(roll, roll, roll, roll, streamed, evicted, 0)
+        self._all_begun = not spec.key_norm
 
     def plan(
         self,
@@ -106,6 +110,7 @@ class Ledger:
         kept: False at tokens that are evicted: counted, but stored nowhere; None: all stay.
         """
         before, tokens, shown = self.state, visual.shape[1], visual & real
+        begun = self._begun(real)
         if kept is not None:
             self._evict(visual, real & ~kept)
             real = real & kept
@@ -126,16 +131,28 @@ class Ledger:
             write_at, join = self._append_dense(dense, visual)
         flush_last = None if decodes else self._flush(decoding=False)
         self.state = replace(self.state, seen=before.seen + tokens)
-        stored = (piece, dense, write_at, join, flush_last, background, spans)
+        stored = (piece, dense, write_at, join, flush_last, background, spans, begun)
         return AppendPlan(before, self.state, tokens, flush_first, *stored)
 
     def crop(self, end: int) -> None:
         """Forget tokens at logical indices >= end."""
         self.state = self.state.truncate(end)
+        # Of some sequences only padding may be left.
+        self._all_begun = not self.spec.key_norm
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences (beam search, batch select and repeat)."""
         self.state = self.state.rows(index)
+
+    def _begun(self, real: Tensor) -> Tensor | None:
+        """True at sequences that have no token yet and get some; None if there are none."""
+        if self._all_begun:
+            return None
+        held = self.state.tokens > 0
+        begun = ~held & real.any(-1)
+        # Asking the device costs every step of a batch with sequences that have not begun.
+        self._all_begun, some = torch.stack([(held | begun).all(), begun.any()]).tolist()
+        return begun if some else None
 
     def _evict(self, visual: Tensor, gone: Tensor) -> None:
         if not gone.any():

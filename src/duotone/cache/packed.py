@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.ragged import Lengths, Move, owned, valid_mask
 from duotone.quant import TensorSpec, pack, quantize, unpack
 from duotone.quant.affine import Quantized
 from duotone.quant.classes import (
@@ -196,7 +196,7 @@ class PackedTensor:
         if keep == self.tokens:
             return self
         names = [name for name in self.tensor_names() if self._has_token_axis(name)]
-        cut = {name: getattr(self, name)[:, :, :keep].contiguous() for name in names}
+        cut = {name: owned(getattr(self, name)[:, :, :keep]) for name in names}
         return replace(self, **cut)
 
     def tensor_names(self) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from duotone.cache.ragged import Lengths, Move, valid_mask
+from duotone.cache.ragged import Lengths, Move, held_bytes, valid_mask
 from duotone.cache.rolls import Evicted, LedgerState
 from duotone.quant import CacheSpec, KVSpec
 
@@ -102,7 +102,8 @@ class StaticPlaces:
     def index_bytes(self) -> int:
         """Bytes of this bookkeeping."""
         own = (self.dense, self.stream, self.at, self.fixed, self.head)
-        return sum(x.nbytes for x in (*own, self.visual, self.background))
+        spans = (self.visual, self.background, self.evicted.tokens, self.evicted.visual)
+        return held_bytes([*own, *spans])
 
     def is_due(self, step: int) -> bool:
         """Some sequence has full staged slots before step `step` (from 0): known on the host."""

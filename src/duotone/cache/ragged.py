@@ -6,6 +6,7 @@ once per step from lengths and masks, and applied to every tensor of every layer
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,19 @@ Lengths = Int[Tensor, " batch"]
 def valid_mask(lengths: Lengths, tokens: int) -> Bool[Tensor, "batch {tokens}"]:
     """True at the first `lengths[b]` of `tokens` tokens."""
     return torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def owned(x: Tensor) -> Tensor:
+    """Itself, or a copy where it is a part of something larger, which it would keep in memory."""
+    if x.untyped_storage().nbytes() == x.nbytes:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes that some tensors keep in memory; what they share counts once."""
+    storages = {x.untyped_storage()._cdata: x.untyped_storage() for x in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from duotone.cache.layer import LayerStore
 from duotone.cache.pair import PackedPair
 from duotone.cache.places import StaticPlaces
+from duotone.cache.ragged import held_bytes
 from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.static import StaticStore
 
@@ -76,14 +77,18 @@ def memory_report(
     spans = [getattr(state, name) for state in ledgers for name in SPANS]
     return _counted(
         [(store, _tokens(state), _visual_tokens(state)) for store, state in pairs],
-        index_bytes=sum(_index_bytes(state) for state in ledgers),
+        index_bytes=sum(held_bytes(state.tensors) for state in ledgers),
         visual_index_bytes=sum(roll.index_bytes for roll in spans),
         nominal_bits=nominal_bits,
     )
 
 
-def static_memory_report(stores: Sequence[StaticStore], nominal_bits: float) -> MemoryReport:
+def static_memory_report(
+    stores: Sequence[StaticStore], nominal_bits: float, *, length_bytes: int = 0
+) -> MemoryReport:
     """The same of a cache with fixed buffers, one store per layer: slots to come are counted.
+
+    length_bytes: of the logical length, which the cache keeps beside its stores.
 
     Asks the device for the lengths: not for a step that is captured.
     """
@@ -91,7 +96,7 @@ def static_memory_report(stores: Sequence[StaticStore], nominal_bits: float) -> 
     slots = sum(store.index_bytes for store in stores)
     return _counted(
         [(store, _placed(store.places), _placed_visual(store.places)) for store in stores],
-        index_bytes=sum(p.index_bytes for p in places) + slots,
+        index_bytes=sum(p.index_bytes for p in places) + slots + length_bytes,
         visual_index_bytes=sum(p.visual.nbytes + p.background.nbytes for p in places),
         nominal_bits=nominal_bits,
     )
@@ -156,10 +161,6 @@ def _tokens(state: LedgerState) -> int:
 def _visual_tokens(state: LedgerState) -> int:
     packed = sum(int(getattr(state, name).lengths.sum()) for name in SPANS)
     return packed + int(state.evicted.visual.sum())
-
-
-def _index_bytes(state: LedgerState) -> int:
-    return sum(roll.index_bytes for roll in _rolls(state))
 
 
 def _placed(places: StaticPlaces) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from duotone.cache.ragged import Lengths, valid_mask
+from duotone.cache.ragged import Lengths, owned, valid_mask
 
 # The stores of packed tokens.
 STORES = ("visual", "background", "stream")
@@ -26,13 +26,13 @@ class Roll:
 
     def trimmed(self) -> Roll:
         """As wide as its longest sequence."""
-        return Roll(self.positions[:, : int(self.lengths.max())], self.lengths)
+        return Roll(owned(self.positions[:, : int(self.lengths.max())]), self.lengths)
 
     def truncate(self, end: int) -> Roll:
         """Drop tokens at logical indices >= end (tokens are in logical order)."""
         kept = (self.positions < end) & valid_mask(self.lengths, self.positions.shape[1])
         lengths = kept.sum(-1)
-        return Roll(self.positions[:, : int(lengths.max())], lengths)
+        return Roll(owned(self.positions[:, : int(lengths.max())]), lengths)
 
     def visible(self, mask: Bool[Tensor, "batch queries logical"]) -> Tensor:
         """The model's mask [batch, queries, logical] in this store's order."""
@@ -91,6 +91,19 @@ class LedgerState:
     seen: int
     whole: int = 0
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is held; some stores share what is empty."""
+        rolls = (*(getattr(self, name) for name in STORES), self.dense)
+        held = [x for roll in rolls for x in (roll.positions, roll.lengths)]
+        return [*held, self.streamed, self.evicted.tokens, self.evicted.visual]
+
+    @property
+    def tokens(self) -> Lengths:
+        """Tokens of each sequence, evicted ones included."""
+        stored = (self.visual, self.background, self.stream, self.dense)
+        return sum((roll.lengths for roll in stored), self.evicted.tokens)
+
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
         rolls = {name: getattr(self, name).rows(index) for name in (*STORES, "dense")}
@@ -107,6 +120,6 @@ class LedgerState:
                 f">= {self.whole} tokens; got {end}. Start again with a new cache."
             )
         rolls = {n: getattr(self, n).truncate(end) for n in (*STORES, "dense")}
-        streamed = self.streamed[:, : rolls["dense"].positions.shape[1]]
+        streamed = owned(self.streamed[:, : rolls["dense"].positions.shape[1]])
         evicted = self.evicted.truncate(end)
         return replace(self, **rolls, streamed=streamed, evicted=evicted, seen=end)

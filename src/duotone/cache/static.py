@@ -26,6 +26,7 @@ from duotone.cache.ragged import Move
 from duotone.cache.rolls import STORES
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import TensorSpec
+from duotone.quant.autocast import without_autocast
 from duotone.quant.checks import unchecked
 
 
@@ -34,8 +35,7 @@ class StaticStore:
 
     store: a prefilled layer, whose packed visual spans are taken over, not copied. places: shared
     by all layers of its ledger; order: from `StaticPlaces.of`.
-    Errors: ValueError for averaged codes, and where keys are normalised but no token has left the
-    window yet, so that the norm is not known.
+    Errors: ValueError for averaged codes, and for streams that do not consist of whole groups.
     """
 
     def __init__(self, store: LayerStore, places: StaticPlaces, order: Move) -> None:
@@ -49,7 +49,8 @@ class StaticStore:
         self.sources: dict[str, StaticStore] = {}
         if places.stream_tokens:
             heads = (self.key.shape[1], self.key.shape[3], self.value.shape[3])
-            self.stream = _static_stream(store, places, heads, frozenset(store.sources))
+            with without_autocast(self.key.device):
+                self.stream = _static_stream(store, places, heads, frozenset(store.sources))
         rows = torch.arange(self.key.shape[0], device=self.key.device)
         self._at = (rows[:, None], torch.arange(self.key.shape[1], device=rows.device)[None])
         self.segments = self._segments()
@@ -210,11 +211,6 @@ def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
                 "a stream that is frozen must consist of whole groups; this one was cropped inside "
                 "a group and went on. Prefill again."
             )
-    if store.spec.key_norm and store.key_norm is None and places.stream_tokens:
-        raise ValueError(
-            "normalised keys need a prompt that is longer than the windows, which says what to "
-            "divide by; no token has left them yet. Decode it with QuantizedCache."
-        )
 
 
 def _check_order(own: PackedPair | None, source: PackedPair | None) -> None:

@@ -9,6 +9,9 @@ changing it. Before token t is read, the stream holds (sink and window left out)
 tokens in codes. Several tokens read in one step see the packed past of the first of them and each
 other in 16 bit, so a chunk equals single steps exactly where packed(t) is the same for all of it:
 from one flush to the next, sink + recent + group tokens at first, then `group` at a time.
+
+Where keys are normalised, a prompt must say by what: it is what the windows hold before the first
+flush, read in one step whatever comes after it.
 """
 
 import json
@@ -66,11 +69,13 @@ def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) ->
     streams = spec is not None and isinstance(spec.text, KVSpec)
     group = spec.flush_tokens if streams else tokens
     flush = spec.sink + spec.recent + group if streams else tokens
+    # A prompt that fills a group flushes it at once, as a prompt's.
+    first = flush - spec.tells_phases_apart if streams and spec.key_norm else longest
     start, single = 0, False
     while start < tokens:
         due = single and start == flush
         flush += group * (start >= flush)
-        end = start + 1 if due else min(flush, start + longest, tokens)
+        end = start + 1 if due else min(flush, start + (longest if start else first), tokens)
         yield slice(start, end)
         start, single = end, end - start == 1
 

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from duotone.hf.attention import NAME, register
+from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
 # Reentrant: collecting a cache releases its hold, and that can happen anywhere.
@@ -29,6 +30,8 @@ class Attachment:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = weakref.ref(model)
         self._holders = 0
+        # What else takes something of ours off a deep copy of the model.
+        self.cleaners: list[Clean] = []
 
     @classmethod
     def to(cls, model: PreTrainedModel) -> Attachment:
@@ -40,7 +43,7 @@ class Attachment:
             return attachment.acquire()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        # A copy of the model takes its hooks along. They stay this attachment's, and idle.
+        # A copy of the model takes its hooks along, which are then dropped.
         return self
 
     def __reduce__(self) -> Any:
@@ -63,6 +66,7 @@ class Attachment:
             self._holders -= 1
             model = self._model()
             if self._holders == 0 and model is not None:
+                copied_as_it_is(model)
                 for hook in self._hooks:
                     hook.remove()
                 set_text_implementation(model, self._previous)
@@ -77,6 +81,14 @@ class Attachment:
             # Also after a forward pass that raised.
             model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         )
+        copied_clean(model, self._clean)
+
+    def _clean(self, clone: PreTrainedModel, memo: dict[int, Any]) -> None:
+        """Make a deep copy what the model was before anything of ours was on it."""
+        drop_hooks(clone, [hook.id for hook in self._hooks])
+        set_text_implementation(clone, self._previous)
+        for clean in self.cleaners:
+            clean(clone, memo)
 
     def _inputs(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -15,6 +15,7 @@ from duotone.cache import DenseSegment, Importance
 from duotone.hf.handle import StaticStates
 from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import as_visibility, causal_visibility
+from duotone.quant.autocast import without_autocast
 
 NAME = "duotone"
 # Arguments that change the scores in ways the packed path does not compute.
@@ -115,7 +116,8 @@ def _importance(
 
     weights = steps.selection.weights
     weights = weights if steps.order is None else weights.gather(1, steps.order)
-    return measure_importance(query, key.new, weights, visible, _scale(query, scaling))
+    with without_autocast(query.device):
+        return measure_importance(query, key.new, weights, visible, _scale(query, scaling))
 
 
 def _decode(
@@ -126,8 +128,10 @@ def _decode(
     cache = key.layer.cache
     segments = key.layer.segments(mask=visible)
     sm_scale = _scale(query, scaling)
+    # Under autocast the query may be of another type than what is stored; kernels take one.
+    typed = query.to(key.layer.store.dtype)
     given = {"tau": cache.spec.tau, "impl": cache.impl, "slow": cache.slow}
-    return decode_attention(query, segments, sm_scale=sm_scale, **given)
+    return decode_attention(typed, segments, sm_scale=sm_scale, **given).to(query.dtype)
 
 
 def _chunk(

@@ -24,6 +24,7 @@ from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
 from duotone.hf.steps import Steps
 from duotone.quant import CacheSpec
+from duotone.quant.autocast import without_autocast
 
 if TYPE_CHECKING:
     from duotone.hf.static import StaticQuantizedCache
@@ -81,6 +82,12 @@ class QuantizedCache(Cache):
     def detach(self) -> None:
         """Let go of the model; it is restored once nothing else holds it."""
         self._release()
+
+    def __copy__(self) -> QuantizedCache:
+        raise TypeError(
+            "a shallow copy of a QuantizedCache would write to the same buffers; use "
+            "copy.deepcopy(cache)."
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedCache:
         clone = self.__class__.__new__(self.__class__)
@@ -190,6 +197,7 @@ class QuantizedCache(Cache):
         """
         if self.steps.is_complete:
             self.commit()
+            self.steps.finish()
         self.steps.let_go()
         for layer in self.layers:
             for member in layer.store.runs.values():
@@ -198,6 +206,7 @@ class QuantizedCache(Cache):
     def _finish_step(self) -> None:
         self.commit()
         self.steps.check_whole()
+        self.steps.finish()
 
     def memory(self) -> MemoryReport:
         """Every byte this cache holds, and what 16 bit would hold."""
@@ -219,8 +228,9 @@ class QuantizedCache(Cache):
         if removed > length:
             raise ValueError(f"cannot remove {removed} tokens of {length}.")
         self.steps.crop(length - removed)
-        for layer in self.layers:
-            layer.store.truncate(self.steps.state(layer.index))
+        with without_autocast(self._device):
+            for layer in self.layers:
+                layer.store.truncate(self.steps.state(layer.index))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: sequence b becomes a copy of sequence beam_idx[b]."""
@@ -243,8 +253,9 @@ class QuantizedCache(Cache):
         index = index.nonzero().squeeze(-1) if index.dtype == torch.bool else index
         index = index.to(device)
         self.steps.rows(index)
-        for layer in self.layers:
-            layer.store.rows(index)
+        with without_autocast(self._device):
+            for layer in self.layers:
+                layer.store.rows(index)
 
     def freeze(self, max_new_tokens: int) -> StaticQuantizedCache:
         """The same tokens in fixed buffers with room for `max_new_tokens` more.
@@ -266,7 +277,8 @@ class QuantizedCache(Cache):
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file."""
         self._finish_step()
-        save_cache(self, path)
+        with without_autocast(self._device):
+            save_cache(self, path)
 
     @classmethod
     def load(
@@ -278,4 +290,5 @@ class QuantizedCache(Cache):
             the ids do not tell.
         Errors: ValueError if it was made for another model.
         """
-        return load_cache(cls, path, model, visual_mask)
+        with without_autocast(model.device):
+            return load_cache(cls, path, model, visual_mask)

@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from duotone.cache import Segment
 from duotone.hf.lazy import LazyStates
+from duotone.quant.autocast import without_autocast
 
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
@@ -68,10 +69,11 @@ class QuantizedLayer(CacheLayerMixin):
             raise _foreign("evicts tokens")
         steps = self.cache.steps
         stored = steps.is_stored(self.index)
-        out = new.new_zeros(*new.shape[:2], steps.step.end, new.shape[3])
+        out = new.new_zeros(*new.shape[:2], steps.seen(self.index), new.shape[3])
         state = steps.state(self.index, before=not stored)
-        for segment, roll in self.store.placed_segments(state):
-            _scatter(out, segment.states(which), roll.positions, roll.lengths)
+        with without_autocast(new.device):
+            for segment, roll in self.store.placed_segments(state):
+                _scatter(out, segment.states(which), roll.positions, roll.lengths)
         if not stored:
             out[:, :, steps.step.start :] = new
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import types
@@ -68,9 +69,15 @@ class _Enabled:
     def __init__(self, model: PreTrainedModel) -> None:
         own = model.__dict__.get("generate")
         ours = _wrapped(type(model).generate)
-        # A copy that was made inside a block brings ours along.
+        # A shallow copy that was made inside a block brings ours along.
         self.own = None if getattr(own, "__func__", None) is ours else own
         self.sessions: list[Session] = []
+
+    def clean(self, clone: PreTrainedModel, memo: dict[int, Any]) -> None:
+        """Give a deep copy the `generate` that the model had."""
+        clone.__dict__.pop("generate", None)
+        if self.own is not None:
+            clone.generate = copy.deepcopy(self.own, memo)
 
     def current(self) -> Session:
         """The last one that this thread opened, else the last one of all.
@@ -110,31 +117,32 @@ def enable(
         )
     session = Session(spec, visual_mask, impl)
     attachment = Attachment.to(model)
-    _open(model, session)
+    _open(model, session, attachment)
     try:
         yield session
     finally:
-        _close(model, session)
+        _close(model, session, attachment)
         session._detach()
         attachment.release()
 
 
-def _open(model: PreTrainedModel, session: Session) -> None:
+def _open(model: PreTrainedModel, session: Session, attachment: Attachment) -> None:
     with _LOCK:
         if model not in _ENABLED:
-            _ENABLED[model] = _Enabled(model)
-            # Bound, so that a deep copy of the model runs itself and not this one.
+            enabled = _ENABLED[model] = _Enabled(model)
+            attachment.cleaners.append(enabled.clean)
             model.generate = types.MethodType(_wrapped(type(model).generate), model)
         _ENABLED[model].sessions.append(session)
 
 
-def _close(model: PreTrainedModel, session: Session) -> None:
+def _close(model: PreTrainedModel, session: Session, attachment: Attachment) -> None:
     with _LOCK:
         enabled = _ENABLED[model]
         enabled.sessions.remove(session)
         if enabled.sessions:
             return
         del _ENABLED[model], model.generate
+        attachment.cleaners.remove(enabled.clean)
         if enabled.own is not None:
             model.generate = enabled.own  # type: ignore[method-assign]
 
@@ -148,7 +156,7 @@ def _wrapped(plain: Callable) -> Callable:
         with _LOCK:
             enabled = _ENABLED.get(model)
             session = None if enabled is None else enabled.current()
-        if session is None:  # a copy that was made inside a block
+        if session is None:  # a shallow copy that was made inside a block
             return plain(model, *args, **kwargs)
         kwargs = session._with_cache(model, args, kwargs)
         own = enabled.own

@@ -135,6 +135,12 @@ class StaticQuantizedCache(Cache):
         self._attachment = attachment
         self._release = weakref.finalize(self, attachment.release)
 
+    def __copy__(self) -> StaticQuantizedCache:
+        raise TypeError(
+            "a shallow copy of a StaticQuantizedCache would write to the same buffers; use "
+            "copy.deepcopy(cache)."
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> StaticQuantizedCache:
         clone = self.__class__.__new__(self.__class__)
         memo[id(self)] = clone
@@ -168,8 +174,9 @@ class StaticQuantizedCache(Cache):
     def end_step(self) -> None:
         """Freeze behind the prompt."""
         if self.growing is not None:
+            is_whole = self.growing.steps.is_complete
             self.growing.end_step()
-            if self.growing.steps.is_complete:
+            if is_whole:
                 self._freeze()
 
     def _freeze(self) -> None:
@@ -195,7 +202,8 @@ class StaticQuantizedCache(Cache):
         """As of a `QuantizedCache`, spare slots included. Errors: ValueError before the prompt."""
         if self.growing is not None:
             return self.growing.memory()
-        return static_memory_report(self.decoder.stores, self.spec.nominal_bits(self.facts.layers))
+        nominal, seen = self.spec.nominal_bits(self.facts.layers), self.layers[0].seen
+        return static_memory_report(self.decoder.stores, nominal, length_bytes=seen.nbytes)
 
     @property
     def nbytes(self) -> int:

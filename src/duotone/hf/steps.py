@@ -161,6 +161,11 @@ class Steps:
         self._taken -= set(self._waiting)
         self._waiting.clear()
 
+    def finish(self) -> None:
+        """End a step that is stored: of it, nothing but where its tokens are is kept."""
+        self._taken.clear()
+        self._forget_step()
+
     def check_whole(self) -> None:
         """Raise where the last step broke off."""
         stored = len(self._taken) - len(self._waiting)
@@ -183,5 +188,5 @@ class Steps:
         self._forget_step()
 
     def _forget_step(self) -> None:
-        self.step = self.selection = None
+        self.step = self.selection = self.order = None
         self.plans = [None] * self.depth

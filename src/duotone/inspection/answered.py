@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from duotone.cache.prominence import foreground_first
+from duotone.cache import Ledger
+from duotone.cache.prominence import Spans, foreground_first
 from duotone.cache.ragged import valid_mask
 from duotone.cache.rolls import STORES, LedgerState
 from duotone.inference import Batch, make_cache
@@ -84,9 +85,10 @@ class Answered:
         """
         dense, cut = self.dense.layers[layer], self.prompt_tokens
         exact = dense.keys[:, :, :cut], dense.values[:, :, :cut]
-        plan, store = cache.steps.plans[layer], cache.layers[layer].store
-        if plan.spans is not None:
-            exact = foreground_first(*exact, plan.spans, store.spec.visual.key.transform)
+        spec = cache.layers[layer].store.spec
+        spans = self._spans(spec)
+        if spans is not None:
+            exact = foreground_first(*exact, spans, spec.visual.key.transform)
         names = ("key", "value")
         coded = [cache.layers[layer].materialize(*of) for of in zip(names, exact, strict=True)]
         tails = dense.keys[:, :, cut:], dense.values[:, :, cut:]
@@ -95,6 +97,12 @@ class Answered:
             return tuple(torch.cat(both, 2) for both in zip(states, tails, strict=True))
 
         return whole(exact), whole(coded)
+
+    def _spans(self, spec: CacheSpec) -> Spans | None:
+        """The prompt's spans whose tokens a layer with a background has put in another order."""
+        real = self.batch.attention_mask.bool()
+        visual = self.batch.visual_mask.to(real.device).bool()
+        return Ledger(spec, len(real), real.device).plan(visual, real).spans
 
 
 def sequences(
