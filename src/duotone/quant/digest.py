@@ -1,0 +1,86 @@
+"""Digests of tensors, computed where they lie, equal on every device.
+
+A tensor is read as 64-bit words w_i, the last one filled up with zeros. With odd constants and
+arithmetic modulo 2^64
+
+    sum_i  M2 * (h_i xor (h_i >> 32)),    h_i = M1 * (w_i xor (G * i))
+
+Each term is a bijection of w_i, so a change within one word is always seen; other changes are
+missed once in about 2^64. Integer sums have no order, so threads and devices agree. A name, a type
+and a shape go with each sum into a BLAKE2b digest. It finds damage and differences; it is no
+signature against forgers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORD = 8  # bytes
+# Words at a time: what stays in a CPU's cache, and what keeps a GPU busy.
+CHUNK = {"cpu": 1 << 17}
+LARGE_CHUNK = 1 << 23
+# Odd constants of splitmix64, as signed integers.
+G, M1, M2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+LOW = 0xFFFFFFFF
+
+
+def digest(tensors: Mapping[str, Tensor], data: Any = None) -> str:
+    """32 hexadecimal digits of the names, types, shapes and bytes of `tensors`, and of `data`.
+
+    data: JSON-safe. The order of names does not matter.
+    """
+    found = blake2b(digest_size=16)
+    found.update(json.dumps(data, sort_keys=True).encode())
+    sums = _on_host({name: word_sum(tensor) for name, tensor in tensors.items()})
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        found.update(json.dumps([name, kind, list(tensor.shape), sums[name]]).encode())
+    return found.hexdigest()
+
+
+def word_sum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's mixed words: int64, without axes, on its device."""
+    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    size = CHUNK.get(data.device.type, LARGE_CHUNK)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    longest = min(size, -(-len(data) // WORD))
+    places = torch.arange(longest, device=data.device).mul_(G)
+    for start in range(0, len(data), size * WORD):
+        words = _words(data[start : start + size * WORD])
+        total += _mixed(words, places[: len(words)] + _wrapped(G * (start // WORD))).sum()
+    return total
+
+
+def _words(data: Tensor) -> Tensor:
+    missing = -len(data) % WORD
+    if missing:
+        data = torch.nn.functional.pad(data, (0, missing))
+    elif data.data_ptr() % WORD or data.storage_offset() % WORD:
+        data = data.clone()
+    return data.view(torch.int64)
+
+
+def _mixed(words: Tensor, mixed: Tensor) -> Tensor:
+    mixed.bitwise_xor_(words).mul_(M1)
+    return mixed.bitwise_xor_((mixed >> 32).bitwise_and_(LOW)).mul_(M2)
+
+
+def _wrapped(number: int) -> int:
+    """A number modulo 2^64, as a signed integer."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _on_host(sums: Mapping[str, Tensor]) -> dict[str, int]:
+    """All sums as numbers; every device is asked once."""
+    found: dict[str, int] = {}
+    for device in {total.device for total in sums.values()}:
+        names = [name for name, total in sums.items() if total.device == device]
+        found |= zip(names, torch.stack([sums[n] for n in names]).tolist(), strict=True)
+    return found
