@@ -30,6 +30,11 @@ class Attachment:
         self._model = weakref.ref(model)
         self._holders = 0
 
+    @property
+    def model(self) -> PreTrainedModel | None:
+        """The model, while something else keeps it."""
+        return self._model()
+
     @classmethod
     def to(cls, model: PreTrainedModel) -> Attachment:
         """The model's attachment; counts one more holder."""
