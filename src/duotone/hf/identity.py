@@ -60,10 +60,15 @@ def config_differences(saved: Config, ours: Config) -> list[str]:
     names = sorted(saved.keys() | ours.keys())
     absent = "(none)"
     return [
-        f"{name}: {saved.get(name, absent)!r} -> {ours.get(name, absent)!r}"
+        f"{name}: {_short(saved.get(name, absent))} -> {_short(ours.get(name, absent))}"
         for name in names
         if saved.get(name, absent) != ours.get(name, absent)
     ]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def all_weights_digest(model: PreTrainedModel) -> str | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from duotone.quant.digest import digest
 
 CHECKSUM = "checksum"
+MOST_SAID = 1000  # characters of an error's reason
 # What Python and its libraries raise over data of a kind that they did not expect.
 FOREIGN = (
     ArithmeticError,
@@ -56,29 +57,27 @@ def read(
     """The header without its checksum, and all tensors on the CPU.
 
     what: e.g. "a saved cache", for errors. checked: False takes a file whose checksum is missing or
-    wrong. Errors: FileNotFoundError; ValueError naming the file for one that is damaged, that is
-    something else, or that has no checksum.
+    wrong; the header is {} where there is none. Errors: FileNotFoundError; ValueError naming a file
+    that is damaged, something else, or without a checksum.
     """
     with damage_named(f"{path} is not {what}"):
         header, tensors = _content(path, key)
+        if header is None and not checked:
+            header = {}
         if not isinstance(header, dict):
             raise ValueError(f"its metadata has no object {key!r}")
     checksum = header.pop(CHECKSUM, None)
     if checked and checksum is None:
         raise ValueError(
-            f"{path} has no checksum: an earlier version of duotone wrote it, or it is damaged. "
-            f"Write it anew, or {_insist(what)} if you know where it comes from."
+            f"{path} has no checksum: it is damaged, or an earlier version of duotone wrote it. "
+            f"Write it anew; waive=('checksum',) loads {what} without one."
         )
     if checked and checksum != digest(tensors, header):
         raise ValueError(
-            f"{path} is damaged: its checksum is not that of its content. Write it anew or copy it "
-            f"again; {_insist(what)} uses it as it is."
+            f"{path} is damaged: its checksum is not that of its content. Copy it again or write "
+            f"it anew; waive=('checksum',) loads {what} as it is."
         )
     return header, tensors
-
-
-def _insist(what: str) -> str:
-    return f"loading {what} with waive=('checksum',)"
 
 
 def _content(path: str | Path, key: str) -> tuple[Any, dict[str, Tensor]]:
@@ -94,16 +93,16 @@ def _content(path: str | Path, key: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 @contextmanager
-def damage_named(subject: str) -> Iterator[None]:
+def damage_named(subject: str, *also: type[Exception]) -> Iterator[None]:
     """Inside, whatever a file's data make Python raise becomes a ValueError about `subject`.
 
-    A missing file stays a FileNotFoundError.
+    also: errors of other libraries. A missing file stays a FileNotFoundError.
     """
     try:
         yield
     except FileNotFoundError:
         raise
-    except FOREIGN as error:
+    except (*FOREIGN, *also) as error:
         plain = isinstance(error, ValueError)
-        reason = str(error) if plain else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{subject}: {' '.join(reason.split())[:500]}") from error
+        reason = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").split())
+        raise ValueError(f"{subject}: {reason[:MOST_SAID]}") from (None if plain else error)
