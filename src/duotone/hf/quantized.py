@@ -208,6 +208,9 @@ def _checked_tensors(
             f"{' or '.join(CONFIGS)} is not what was saved. Restore it; load(folder, "
             "waive=('checksum',)) takes it as it is"
         )
+    odd = [] if strict else [name for name, t in tensors.items() if not torch.isfinite(t).all()]
+    if odd:
+        raise ValueError(f"its numbers must be finite, got inf or NaN in {odd[0]}")
     return tensors
 
 

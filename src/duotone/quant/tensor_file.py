@@ -43,12 +43,17 @@ def write(
 
     header = json.loads(json.dumps(header))
     text = json.dumps(header | {CHECKSUM: digest(tensors, header)})
-    own = Path(f"{path}.{os.getpid()}.writing")
+    own = unfinished(path, os.getpid())
     try:
         save_file(dict(tensors), own, metadata={key: text})
         own.replace(path)
     finally:
         own.unlink(missing_ok=True)
+
+
+def unfinished(path: str | Path, process: int | str = "*") -> Path:
+    """Where a process writes a file that is not whole yet; by default a pattern of all of them."""
+    return Path(f"{path}.{process}.writing")
 
 
 def read(
