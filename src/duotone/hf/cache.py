@@ -279,6 +279,7 @@ class QuantizedCache(Cache):
         *,
         visual_mask: Tensor | None = None,
         waive: Collection[str] = (),
+        impl: str = "auto",
     ) -> QuantizedCache:
         """Read a saved cache back.
 
@@ -289,7 +290,8 @@ class QuantizedCache(Cache):
             had; dense tokens are converted. "bases": calibrated bases have other content.
             "checksum": the file is damaged, or of before there were checksums. Shapes, places and
             numbers are always checked.
+        impl: the decode attention, as for a new cache.
         Errors: ValueError naming the file for any other one than `save` has written with this
         model. FileNotFoundError.
         """
-        return load_cache(cls, path, model, visual_mask, waive)
+        return load_cache(cls, path, model, visual_mask, waive, impl)

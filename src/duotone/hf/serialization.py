@@ -80,6 +80,7 @@ def load_cache(
     model: PreTrainedModel,
     visual_mask: Tensor | None = None,
     waive: Collection[str] = (),
+    impl: str = "auto",
 ) -> QuantizedCache:
     """Read a cache back onto the model's device; `QuantizedCache.load` says what is checked."""
     check_waive(waive)
@@ -96,7 +97,7 @@ def load_cache(
         saved = parse(header, tensors, spec, _shape(facts))
         if header.get("model_dtype") != name_of(model.dtype):
             saved = _converted(saved, spec, model.dtype)
-    cache = cls(model, spec, visual_mask=visual_mask)
+    cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
     _fill(cache, saved, model.device)
     return cache
 

@@ -1,12 +1,12 @@
 """Digests of tensors, computed where they lie, equal on every device.
 
-A tensor is read as 64-bit words w_i, the last one filled up with zeros. With odd constants and
-arithmetic modulo 2^64
+A tensor is read as 64-bit words w_i, the last one filled up with zeros. Its sum is, modulo 2^64,
 
-    sum_i  M2 * (h_i xor (h_i >> 32)),    h_i = M1 * (w_i xor (G * i))
+    sum_i  f(w_i xor (G * i)),    f: the finalizer of splitmix64
 
-Each term is a bijection of w_i, so a change within one word is always seen; other changes are
-missed once in about 2^64. Integer sums have no order, so threads and devices agree. A name, a type
+f is a bijection, so a change within one word is always seen, and it mixes all bits with all others,
+so that changes of two words do not cancel; they are missed once in about 2^64. Integer sums have no
+order: threads and devices agree. A name, a type
 and a shape go with each sum into a BLAKE2b digest. It finds damage and differences; it is no
 signature against forgers.
 """
@@ -27,7 +27,6 @@ CHUNK = {"cpu": 1 << 17}
 LARGE_CHUNK = 1 << 23
 # Odd constants of splitmix64, as signed integers.
 G, M1, M2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-LOW = 0xFFFFFFFF
 
 
 def digest(tensors: Mapping[str, Tensor], data: Any = None) -> str:
@@ -68,8 +67,18 @@ def _words(data: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor, mixed: Tensor) -> Tensor:
-    mixed.bitwise_xor_(words).mul_(M1)
-    return mixed.bitwise_xor_((mixed >> 32).bitwise_and_(LOW)).mul_(M2)
+    """f of words and of what stands for their places, which it overwrites."""
+    mixed.bitwise_xor_(words)
+    shifted = torch.empty_like(mixed)
+    _fold(mixed, 30, shifted).mul_(M1)
+    _fold(mixed, 27, shifted).mul_(M2)
+    return _fold(mixed, 31, shifted)
+
+
+def _fold(x: Tensor, bits: int, shifted: Tensor) -> Tensor:
+    """x xor (x >> bits), the shift of unsigned numbers; in place."""
+    torch.bitwise_right_shift(x, bits, out=shifted)
+    return x.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
 
 
 def _wrapped(number: int) -> int:
