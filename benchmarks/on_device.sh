@@ -87,6 +87,7 @@ sanitize() {
   sanitize_cases "$1" paged_gpu teams --kernel-regex kns=decode
   sanitize_cases "$1" group_gpu matches --kernel-regex kns=decode
   sanitize_cases "$1" window_gpu token
+  sanitize_cases "$1" saved_gpu loaded --kernel-regex kns=decode
   sanitize_cases "$1" joint_gpu "spans_streams or fp8_windows or classes_and_windows" \
     --kernel-regex kns=decode
   wait

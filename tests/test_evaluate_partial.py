@@ -170,11 +170,23 @@ def doubled(lines):
     return [*lines, lines[-1]]
 
 
+def another_number(line: str) -> str:
+    """With one digit of a result changed, where digests do not stand."""
+    at = next(i for i in range(line.index(".") + 1, len(line)) if line[i].isdigit())
+    return line[:at] + str((int(line[at]) + 1) % 10) + line[at + 1 :]
+
+
 SPOILED = {
     "another header": (lambda lines: ["{}\n", *lines[1:]], "lines of another run"),
     "a batch twice": (doubled, "lines of another run"),
     "no JSON": (lambda lines: [*lines, "half of\n"], "a line that cannot be read"),
     "no scheme": (lambda lines: [lines[0], lines[1].replace("kivi", "kiwi")], "no batches of 'ki"),
+    "another number": (
+        lambda lines: [lines[0], another_number(lines[1])],
+        "whose digest is another",
+    ),
+    "a list": (lambda lines: [lines[0], "[1]\n"], "a line that cannot be read"),
+    "no batches": (lambda lines: [lines[0], '{"batch": 1, "schemes": 3}\n'], "cannot be read"),
 }
 
 

@@ -39,6 +39,11 @@ ONE_OF = {
     "test_reference::test_packed_segment": 4,
     "test_run::test_few_bit_caches_under_few_bit_weights": 2,
     "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
+    # Kinds of files.
+    "test_saved::test_every_tensor_is_needed_in_its_type_and_shape": 4,
+    "test_saved::test_headers_of_other_kinds_are_refused": 4,
+    "test_saved::test_running_a_model_does_not_change_its_configuration": 5,
+    "test_saved::test_what_is_saved_loads_after_every_operation": 4,
     # Products of model families and policies: each family has cases.
     "test_autocast::test_autocast_may_begin_and_end_between_steps": 5,
     "test_autocast::test_every_scheme_runs": 4,

@@ -58,15 +58,26 @@ def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, 
 
     from duotone.hf import quantized
 
-    config = transformers.AutoConfig.from_pretrained(path)
-    of_model = quantized.model_class(config)
     if quantized.is_quantized_folder(path):
+        # It looks whether its files are whole, the configuration among them, before it reads them.
         model = quantized.load(path, dtype)
+        of_model = quantized.model_class(model.config)
     else:
+        of_model = quantized.model_class(transformers.AutoConfig.from_pretrained(path))
         model = of_model.from_pretrained(path, dtype=dtype or torch.bfloat16)
     takes_images = of_model is transformers.AutoModelForImageTextToText
     of_processor = transformers.AutoProcessor if takes_images else transformers.AutoTokenizer
     return model, of_processor.from_pretrained(path) if with_processor else None
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What a damaged folder makes transformers raise; it checks types of fields by its own."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    from duotone.quant.tensor_file import FOREIGN
+
+    return (*FOREIGN, StrictDataclassError, SafetensorError)
 
 
 def _one_line(error: Exception) -> str:
@@ -82,7 +93,7 @@ def load_config(name: str | None = None) -> Any:
 
     try:
         return transformers.AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except _unreadable() as error:
         raise ValueError(
             f"a model must be a folder or hub name with a config, got {name!r}: {_one_line(error)}"
         ) from error
@@ -106,7 +117,7 @@ def load(
     device = device or default_device()
     try:
         model, processor = _from_pretrained(path, dtype, with_processor)
-    except (OSError, ValueError, KeyError) as error:
+    except _unreadable() as error:
         raise ValueError(
             f"a model must be a folder or hub name that transformers can load, got {name!r}: "
             f"{_one_line(error)}"

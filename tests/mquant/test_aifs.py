@@ -124,7 +124,7 @@ def test_a_checkpoint_runs_reordered_as_it_did(aifs, tmp_path):
     assert '"visual_first": true' in header.read_text()
     # As versions without this field wrote it.
     header.write_text(header.read_text().replace('"visual_first": true,', ""))
-    assert not hasattr(checkpoints.load(folder), ATTRIBUTE)
+    assert not hasattr(checkpoints.load(folder, waive=("checksum",)), ATTRIBUTE)
 
 
 def test_mquant_runs_reordered_as_well():

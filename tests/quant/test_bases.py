@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from duotone.quant import bases as module
-from duotone.quant.bases import Bases, Reference, bases, turn
+from duotone.quant import tensor_file
+from duotone.quant.bases import Bases, Reference, bases, check_unchanged, turn
 from duotone.quant.rotation import into_basis, out_of_basis, query_into_basis
 
 LAYERS, HEADS, CHANNELS = 3, 2, 8
@@ -62,7 +66,7 @@ def test_bad_files_say_what_is_wrong(tmp_path, monkeypatch) -> None:
         Bases.load("nowhere")
     text = tmp_path / "text.safetensors"
     text.write_text("no tensors")
-    with pytest.raises(ValueError, match="cannot be read as calibrated bases"):
+    with pytest.raises(ValueError, match="is not a file of calibrated bases"):
         Bases.load(str(text))
     eye = torch.eye(2).expand(1, 1, 2, 2)
     with pytest.raises(ValueError, match="must be finite"):
@@ -72,3 +76,54 @@ def test_bad_files_say_what_is_wrong(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     with pytest.raises(ValueError, match="is no file of calibrated bases"):
         Bases.load(str(tmp_path / "new.safetensors"))
+
+
+BAD = {
+    "NaN": (lambda e: e.masked_fill(torch.rand_like(e) < 0.1, float("nan")), "must be finite"),
+    "inf": (lambda e: e * float("inf"), "must be finite"),
+    "zeros": (lambda e: e * 0, "largest number must lie between"),
+    "huge": (lambda e: e * 1e30, "largest number must lie between"),
+    "singular": (lambda e: e[..., :1].expand_as(e).clone(), "must have inverses"),
+    "nearly": (lambda e: e[..., :1] + 1e-6 * e, "must have inverses"),
+    "one head": (lambda e: torch.cat([e[:, :1], e[:, 1:] * 0], 1), "in key of layer 0"),
+    "integers": (lambda e: (100 * e).int(), "must be float32"),
+    "double": (lambda e: e.double(), "must be float32"),
+    "no layers": (lambda e: e[:0], "must be .layers, kv_heads, head_dim, head_dim"),
+    "a matrix": (lambda e: e[0, 0], "must be .layers, kv_heads, head_dim, head_dim"),
+    "not square": (lambda e: e[..., :5], "must be .layers, kv_heads, head_dim, head_dim"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_matrices_that_no_numbers_come_back_from_are_refused(name, file) -> None:
+    change, match = BAD[name]
+    read = Bases.load(file)
+    tensors = {"key": change(read.key).contiguous(), "value": read.value}
+    if name in ("no layers", "a matrix", "not square"):
+        tensors["value"] = tensors["key"].clone()
+    header = read.header | {"format": module.FORMAT}
+    tensor_file.write(file, tensors, header, "duotone")
+    with pytest.raises(ValueError, match=f"some.safetensors cannot be used .*{match}"):
+        Bases.load(file)
+
+
+def test_files_of_before_there_were_checksums_are_read_if_one_insists(file) -> None:
+    read = Bases.load(file)
+    tensors = {"key": read.key, "value": read.value}
+    save_file(tensors, file, metadata={"duotone": '{"fingerprint": "f", "format": 1}'})
+    with pytest.raises(ValueError, match="has no checksum"):
+        Bases.load(file)
+    Bases.load(file, waive=("checksum",)).save(file)
+    assert Bases.load(file).digest == read.digest
+
+
+def test_a_file_that_changes_while_it_is_used_is_noticed(file) -> None:
+    first = bases(file)
+    Bases(first.key, first.value, first.header | {"more": 1}).save(file)
+    check_unchanged(file)
+    Bases(first.value, first.key, first.header).save(file)
+    with pytest.raises(ValueError, match="others than this process has read before"):
+        check_unchanged(file)
+    Path(file).unlink()
+    check_unchanged(file)
+    assert bases(file) is first

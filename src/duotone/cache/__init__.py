@@ -16,6 +16,8 @@ from duotone.cache.places import StaticPlaces as StaticPlaces
 from duotone.cache.report import MemoryReport as MemoryReport
 from duotone.cache.report import memory_report as memory_report
 from duotone.cache.report import static_memory_report as static_memory_report
+from duotone.cache.saved import Saved as Saved
+from duotone.cache.saved import Shape as Shape
 from duotone.cache.segments import DenseSegment as DenseSegment
 from duotone.cache.segments import PackedSegment as PackedSegment
 from duotone.cache.segments import Segment as Segment

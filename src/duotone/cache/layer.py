@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from duotone.cache.declared import own_tensors
 from duotone.cache.eight_bit import dense_dtype, kept_as
 from duotone.cache.key_norm import Norm, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
@@ -203,6 +204,13 @@ class LayerStore:
     def shares(self) -> bool:
         """Some codes are read by several layers, of which this is one."""
         return bool(self.sources or self.lends)
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """{name: tensor} of all that is held outside packed stores (`cache.declared`)."""
+        heads = tuple(self.key.shape[:2])
+        names = own_tensors(self.spec, self.dtype, heads, self.key.shape[3], self.key.shape[2])
+        held = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     @property
     def norm_bytes(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from duotone.hf.fingerprint import fingerprint, raw_bytes, weights_digest
+from duotone.quant import tensor_file
 from duotone.tune.settings import differences
 
 from .moments import CalibrationBatch, LayerMoments
@@ -26,10 +27,11 @@ from .settings import Settings
 from .transform import Name
 
 # Of the file and of what its numbers mean: other sums under the same name need another one.
-FORMAT = 2
+FORMAT = 3
 # Seconds between two writes, per second that the last one took: a twentieth of the time at most is
 # spent on it, and where sums are small hardly a batch is lost.
 PAUSE = 20.0
+KEY = "duotone.partial"
 MATRICES = ("key", "value", "query", "output")
 NUMBERS = ("sm_scale", "groups", "tokens", "queries")
 
@@ -137,7 +139,9 @@ class Partial:
                 f"{differences(header['identity'], identity)}. Give what it began with or another "
                 "--out, or remove the file to begin again"
             )
-        sums = Sums.restored(header, _tensors(path))
+        with _damage_named(path):
+            # Copies: the file is written anew while sums grow.
+            sums = Sums.restored(*tensor_file.read(path, KEY, "the sums of a calibration"))
         return cls(path, identity, sums, sums.batches)
 
     def keep(self, now: bool = False) -> None:
@@ -145,12 +149,8 @@ class Partial:
         began = monotonic()
         if self.path is None or not (now or began - self.written >= self.pause):
             return
-        from safetensors.torch import save_file
-
         header = {"identity": dict(self.identity), **self.sums.numbers()}
-        own = _unfinished(self.path)
-        save_file(self.sums.tensors(), own, metadata={"duotone.partial": json.dumps(header)})
-        own.replace(self.path)
+        tensor_file.write(self.path, self.sums.tensors(), header, KEY)
         self.written, self.kept_batches = monotonic(), self.sums.batches
         self.pause = PAUSE * (self.written - began)
 
@@ -177,35 +177,27 @@ class Partial:
 
 def remove_partial(path: Path) -> None:
     """Remove the file of a finished calibration, and what a write that was cut short has left."""
-    for file in (path, _unfinished(path)):
+    for file in (path, *path.parent.glob(tensor_file.unfinished(path).name)):
         file.unlink(missing_ok=True)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_suffix(".writing")
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """What is beside the tensors. Errors: ValueError for a file that is no whole partial file."""
     from safetensors import SafetensorError, safe_open
 
-    reason = "it is no partial file"
-    try:
-        # Sizes are checked when it is opened: a file that was cut off ends here.
-        with safe_open(path, "pt") as opened:
-            header = json.loads((opened.metadata() or {}).get("duotone.partial", "{}"))
-    except (SafetensorError, OSError) as error:
-        header, reason = {}, str(error)
-    if not header:
-        raise ValueError(
-            f"a partial file must be what an interrupted calibration wrote, got {str(path)!r}: "
-            f"{reason}. Remove it to begin again, or give another --out"
-        )
+    # Sizes are checked when it is opened: a file that was cut off ends here.
+    with _damage_named(path, SafetensorError), safe_open(path, "pt") as opened:
+        header = json.loads((opened.metadata() or {}).get(KEY, "{}"))
+        if not isinstance(header, dict) or "identity" not in header:
+            raise ValueError("it is no partial file")
     return header
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    # Copies: what is loaded may be mapped from the file, which is written anew while sums grow.
-    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+@contextmanager
+def _damage_named(path: Path, *also: type[Exception]) -> Iterator[None]:
+    rule = f"a partial file must be what an interrupted calibration wrote, got {str(path)!r}"
+    try:
+        with tensor_file.damage_named(rule, *also):
+            yield
+    except ValueError as error:
+        raise ValueError(f"{error}. Remove it to begin again, or give another --out") from error

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 # Of the file and of what its numbers mean: other arithmetic needs another one.
-FORMAT = 1
+# 2: a digest in each line.
+FORMAT = 2
 SUFFIX = ".partial.jsonl"
 Say = Callable[[str], None]
 
@@ -71,7 +72,8 @@ class Partial:
     def keep(self, batch: Mapping[str, Any]) -> None:
         """Add a finished batch to the file."""
         if self.path is not None:
-            self._write({"batch": len(self.batches) + 1, "schemes": batch})
+            line = {"batch": len(self.batches) + 1, "schemes": batch}
+            self._write(line | {"digest": _digest(line)})
         self.batches.append(dict(batch))
 
     def _write(self, *lines: Mapping[str, Any]) -> None:
@@ -110,8 +112,11 @@ def _batches(count: int) -> str:
 
 def _file_name(identity: Mapping[str, Any]) -> str:
     task = next(iter(identity["configurations"].values()))["task"]
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
-    return f"{task}-{digest}{SUFFIX}"
+    return f"{task}-{_digest(identity)}{SUFFIX}"
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _others(folder: Path, path: Path) -> list[Path]:
@@ -127,8 +132,9 @@ def _read(path: Path, identity: Mapping[str, Any], schemes: set[str]) -> list[di
     try:
         found, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
         in_order = [line["batch"] for line in lines] == list(range(1, len(lines) + 1))
-        batches = [line["schemes"] for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
+        batches = [dict(line["schemes"]) for line in lines]
+        intact = all(line.pop("digest") == _digest(line) for line in lines)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _refusal(path, f"a line that cannot be read ({error})") from error
     if not whole:
         path.unlink()
@@ -137,6 +143,8 @@ def _read(path: Path, identity: Mapping[str, Any], schemes: set[str]) -> list[di
         raise _refusal(path, "lines of another run")
     if missing := sorted(schemes.difference(*batches[:1])) if batches else []:
         raise _refusal(path, f"no batches of {missing[0]!r}, whose result was there when it began")
+    if not intact:
+        raise _refusal(path, "a line whose digest is another one's")
     with path.open("r+b") as file:
         file.truncate(len(whole))
     return batches

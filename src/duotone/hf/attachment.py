@@ -33,6 +33,11 @@ class Attachment:
         # What else takes something of ours off a deep copy of the model.
         self.cleaners: list[Clean] = []
 
+    @property
+    def model(self) -> PreTrainedModel | None:
+        """The model, while something else keeps it."""
+        return self._model()
+
     @classmethod
     def to(cls, model: PreTrainedModel) -> Attachment:
         """The model's attachment; counts one more holder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -275,20 +276,38 @@ class QuantizedCache(Cache):
         share_layers([layer.store for layer in self.layers], self.spec)
 
     def save(self, path: str | Path) -> None:
-        """Write the packed cache to a safetensors file."""
+        """Write the packed cache to a safetensors file, with digests of what it was made by.
+
+        The first time it reads all weights of the model once.
+        Errors: ValueError for an empty cache, for numbers in it that are not finite, and where the
+        model does not exist any more.
+        """
         self._finish_step()
         with without_autocast(self._device):
-            save_cache(self, path)
+            save_cache(self, self._attachment.model, path)
 
     @classmethod
     def load(
-        cls, path: str | Path, model: PreTrainedModel, *, visual_mask: Tensor | None = None
+        cls,
+        path: str | Path,
+        model: PreTrainedModel,
+        *,
+        visual_mask: Tensor | None = None,
+        waive: Collection[str] = (),
+        impl: str = "auto",
     ) -> QuantizedCache:
         """Read a saved cache back.
 
         visual_mask: [batch, tokens] of the whole conversation, for later turns whose visual tokens
             the ids do not tell.
-        Errors: ValueError if it was made for another model.
+        waive: checks that shall not refuse the file. "weights", "config": the model has other
+            weights, or a configuration with other fields. "dtype": another type than the model
+            had; dense tokens are converted. "bases": calibrated bases have other content.
+            "checksum": the file is damaged, or of before there were checksums. Shapes, places and
+            numbers are always checked.
+        impl: the decode attention, as for a new cache.
+        Errors: ValueError naming the file for any other one than `save` has written with this
+        model. FileNotFoundError.
         """
         with without_autocast(model.device):
-            return load_cache(cls, path, model, visual_mask)
+            return load_cache(cls, path, model, visual_mask, waive, impl)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fingerprint import fingerprint
 from duotone.quant import CacheSpec
-from duotone.quant.bases import Reference, bases
+from duotone.quant.bases import Reference, bases, check_unchanged
 
 
 def check_bases(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
@@ -21,6 +21,7 @@ def check_bases(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> N
         if (reference := Reference.parse(tensor.transform or "")) is not None
     ]
     for file in {reference.file for reference, _ in named}:
+        check_unchanged(file)
         theirs, ours = str(bases(file).header.get("fingerprint")), fingerprint(model)
         if theirs != ours:
             raise ValueError(
@@ -29,6 +30,12 @@ def check_bases(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> N
             )
     for reference, which in named:
         _check_shape(facts, reference, which)
+
+
+def basis_digests(spec: CacheSpec) -> dict[str, str]:
+    """{file: digest of its content} of all calibrated bases that a spec names."""
+    named = [Reference.parse(tensor.transform or "") for tensor in spec.tensors]
+    return {reference.file: bases(reference.file).digest for reference in named if reference}
 
 
 def _check_shape(facts: ModelFacts, reference: Reference, which: str) -> None:

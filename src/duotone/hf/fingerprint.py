@@ -16,12 +16,12 @@ VOLATILE = frozenset(
 )
 
 
-def _lasting(value: Any) -> Any:
+def lasting(value: Any) -> Any:
     """A configuration without volatile and private fields, at any depth."""
     if isinstance(value, dict):
         kept = {str(k): v for k, v in value.items() if k not in VOLATILE and str(k)[:1] != "_"}
-        return {name: _lasting(v) for name, v in kept.items()}
-    return [_lasting(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {name: lasting(v) for name, v in kept.items()}
+    return [lasting(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def fingerprint(model: Any) -> str:
@@ -31,7 +31,7 @@ def fingerprint(model: Any) -> str:
     """
     decoder: nn.Module = model.get_decoder()
     data = {
-        "config": _lasting(model.config.to_dict()),
+        "config": lasting(model.config.to_dict()),
         "parameters": {name: list(p.shape) for name, p in decoder.named_parameters()},
     }
     text = json.dumps(data, sort_keys=True, default=str)

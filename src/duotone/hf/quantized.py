@@ -3,19 +3,24 @@
 A folder holds what transformers writes (config, generation config, processor) and two files of
 ours: `duotone_weights.json` says what was replaced and by which recipe, `quantized.safetensors`
 has all tensors. transformers alone finds no weights there, which is better than wrong ones.
+
+The tensors' file repeats the header, which has digests of the configurations beside it, under a
+checksum: what does not belong together is not loaded.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -23,13 +28,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from duotone.hf.fusion import fuse
 from duotone.hf.modality import VisualRows
 from duotone.hf.reorder import reorder_always
+from duotone.quant import tensor_file
 from duotone.weights.modality import Modality
 from duotone.weights.quant_linear import QuantLinear
 from duotone.weights.records import changes, made_of
 from duotone.weights.structure import put
 
-FORMAT = 1
+# 2: a checksum.
+FORMAT = 2
 HEADER, TENSORS = "duotone_weights.json", "quantized.safetensors"
+# What else `load` reads.
+CONFIGS = ("config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -91,8 +100,6 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None) -> P
 
     Errors: ValueError for a model that is not quantized, or a folder with something in it.
     """
-    from safetensors.torch import save_file
-
     known = quantization_of(model)
     if known is None:
         raise ValueError("only a quantized model is saved here; call quantize_model first")
@@ -100,15 +107,16 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None) -> P
     check_new_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     plain = empty_model(model.config, model.dtype)
-    header = {
-        "format": FORMAT,
-        **known.header,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "modules": changes(model, plain),
-    }
-    save_file(_tensors(model), folder / TENSORS)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
+    header = {
+        **known.header,
+        "format": FORMAT,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "modules": changes(model, plain),
+        "configs": _config_digests(folder),
+    }
+    tensor_file.write(folder / TENSORS, _tensors(model), header, "duotone")
     if processor is not None:
         processor.save_pretrained(folder)
     # Last: a folder without it is no checkpoint.
@@ -137,53 +145,101 @@ def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return found
 
 
-def read_header(folder: str | Path) -> dict[str, Any]:
-    """The JSON of a checkpoint. Errors: ValueError for another format."""
-    header = json.loads((Path(folder) / HEADER).read_text(encoding="utf-8"))
-    if header.get("format") != FORMAT:
+def _config_digests(folder: Path) -> dict[str, str]:
+    """{file: digest of its bytes} of the configurations that are there."""
+    present = [name for name in CONFIGS if (folder / name).is_file()]
+    return {n: blake2b((folder / n).read_bytes(), digest_size=16).hexdigest() for n in present}
+
+
+def read_header(folder: str | Path, waive: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON of a checkpoint. Errors: ValueError for another format, or what cannot be read."""
+    path = Path(folder) / HEADER
+    with tensor_file.damage_named(f"{path} cannot be read, the checkpoint is damaged"):
+        header = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(header, dict):
+            raise ValueError("it is no JSON object")
+    if header.get("format") != FORMAT and "checksum" not in waive:
         raise ValueError(
             f"checkpoints of format {FORMAT} are read, got format {header.get('format')!r} in "
-            f"{str(folder)!r}; quantize again with this version of duotone"
+            f"{str(folder)!r}; quantize again with this version of duotone. One of format 1 has no "
+            "checksum: duotone.hf.quantized.load(folder, waive=('checksum',)) reads it"
         )
     return header
 
 
-def load(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def load(
+    folder: str | Path, dtype: torch.dtype | None = None, waive: Collection[str] = ()
+) -> PreTrainedModel:
     """The model of a checkpoint, on the CPU.
 
-    dtype: must be the one it was quantized in. Errors: ValueError for that, for another format, and
-    for tensors that do not fit the records.
+    dtype: must be the one it was quantized in. waive: ("checksum",) reads files that do not belong
+    together, or are of before there were checksums, as far as they fit. Errors: ValueError naming
+    the folder for another dtype or format, and for a checkpoint that is damaged.
     """
-    from safetensors.torch import load_file
-
-    folder, header = Path(folder), read_header(folder)
-    own = getattr(torch, header["dtype"])
-    if dtype not in (None, own):
-        raise ValueError(
-            f"the model in {str(folder)!r} was quantized in {own}, got dtype={dtype}; leave it out"
-        )
-    config = transformers.AutoConfig.from_pretrained(folder)
-    model, modality = empty_model(config, own), Modality()
-    for path, record in header["modules"].items():
-        put(model, path, made_of(record, own, modality, model.get_submodule(path)))
-    _fill(model, load_file(folder / TENSORS), folder)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    mark_quantized(model, modality, header)
+    if set(waive) - {"checksum"}:
+        raise ValueError(f"waive must be () or ('checksum',), got {waive!r}")
+    folder, header = Path(folder), read_header(folder, waive)
+    subject = f"the checkpoint in {str(folder)!r} cannot be loaded"
+    with tensor_file.damage_named(subject, StrictDataclassError):
+        tensors = _checked_tensors(folder, header, waive)
+        own = getattr(torch, header["dtype"])
+        if dtype not in (None, own):
+            raise ValueError(f"it was quantized in {own}, got dtype={dtype}; leave it out")
+        model, modality = _made(folder, header, own)
+        _fill(model, tensors)
+        if (folder / CONFIGS[1]).is_file():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        mark_quantized(model, modality, header)
     return model.eval()
 
 
-def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
+def _checked_tensors(
+    folder: Path, header: Mapping[str, Any], waive: Collection[str]
+) -> dict[str, Tensor]:
+    """All tensors. Errors: ValueError where files do not belong together."""
+    strict, what = "checksum" not in waive, "the tensors of a checkpoint"
+    if not (folder / TENSORS).is_file():
+        raise ValueError(f"it has no {TENSORS}")
+    known, tensors = tensor_file.read(folder / TENSORS, "duotone", what, strict)
+    if strict and known != header:
+        raise ValueError(f"{HEADER} is not what belongs to {TENSORS}: one of them was changed")
+    if strict and header["configs"] != _config_digests(folder):
+        raise ValueError(
+            f"{' or '.join(CONFIGS)} is not what was saved. Restore it; load(folder, "
+            "waive=('checksum',)) takes it as it is"
+        )
+    odd = [] if strict else [name for name, t in tensors.items() if not torch.isfinite(t).all()]
+    if odd:
+        raise ValueError(f"its numbers must be finite, got inf or NaN in {odd[0]}")
+    return tensors
+
+
+def _made(
+    folder: Path, header: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[PreTrainedModel, Modality]:
+    """The model without its tensors."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model, modality = empty_model(config, dtype), Modality()
+    for path, record in header["modules"].items():
+        put(model, path, made_of(record, dtype, modality, model.get_submodule(path)))
+    return model, modality
+
+
+def _fill(model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
     # What is mapped from a file may lie anywhere; kernels want rows at multiples of 16 bytes.
     aligned = {n: t if t.data_ptr() % 16 == 0 else t.clone() for n, t in tensors.items()}
+    wanted = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    wrong = [name for name, t in aligned.items() if t.dtype != wanted.get(name, t.dtype)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} must be {wanted[wrong[0]]}, got {aligned[wrong[0]].dtype}")
     result = model.load_state_dict(aligned, strict=False, assign=True)
     model.tie_weights()
     left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
     left += [name for name, tensor in model.named_buffers() if tensor.is_meta]
     if left or result.unexpected_keys:
         raise ValueError(
-            f"the tensors in {str(folder)!r} must be those of its records; missing {left[:3]}, "
-            f"left over {result.unexpected_keys[:3]}; the checkpoint is damaged, quantize again"
+            f"its tensors must be those of its records; missing {left[:3]}, left over "
+            f"{result.unexpected_keys[:3]}; the checkpoint is damaged, quantize again"
         )
 
 

@@ -1,104 +1,77 @@
-"""Packed caches on disk: one safetensors file with the spec and the ledgers beside the codes."""
+"""Packed caches on disk: one safetensors file with the spec and the ledgers beside the codes.
+
+The header also says what K and V followed from: the model's weights, configuration and type, and
+the content of calibrated bases. Loading compares all of it, and checks every tensor, before a cache
+is made.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from duotone.cache import BlockTable, Ledger, PackedPair, PackedTensor
-from duotone.cache.rolls import STORES, Evicted, LedgerState, Roll
-from duotone.quant import CacheSpec, TensorSpec
+from duotone.cache import BlockTable, Ledger, PackedPair, Saved, Shape
+from duotone.cache.checks import DTYPES, check_finite
+from duotone.cache.ragged import valid_mask
+from duotone.cache.rolls import STORES, LedgerState
+from duotone.cache.saved import SavedLayer, collect, name_of, parse
+from duotone.hf.calibrated import basis_digests
+from duotone.hf.facts import ModelFacts
+from duotone.hf.fitting import fitting_facts
+from duotone.hf.identity import all_weights_digest, config_differences, config_facts
+from duotone.quant import CacheSpec, tensor_file
 
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
-# 2: a block table per layer where they differ, slots of hybrids, layers without codes.
-# 3: a ledger per layer where layers evict tokens.
-# 4: backgrounds of visual spans.
-FORMAT = "duotone-cache-4"
-PARTS = ("key", "value")
+# 5: checksum; digests of weights and bases, configuration and type of the model.
+FORMAT = "duotone-cache-5"
+# The same tensors without a word on the model's weights. Older files have less.
+UNSIGNED = "duotone-cache-4"
+KEY, WHAT = "duotone", "a saved duotone cache"
+# What a caller may vouch for himself.
+WAIVABLE = ("weights", "config", "dtype", "bases", "checksum")
+Header = dict[str, Any]
 
 
-def save_cache(cache: QuantizedCache, path: str | Path) -> None:
-    """Write `cache`. Block tables that layers share are written once."""
+def save_cache(cache: QuantizedCache, model: PreTrainedModel | None, path: str | Path) -> None:
+    """Write `cache`, which `model` has filled.
+
+    Errors: ValueError for an empty one, without a model, and for a cache that `load_cache` would
+    refuse, e.g. because of numbers that are not finite.
+    """
     if cache.ledger is None:
         raise ValueError("the cache is empty; run the model with it first.")
+    if model is None:
+        raise ValueError("the cache's model does not exist any more; save while it does.")
     # Layers that share a ledger share one object.
     ledgers = {id(ledger): ledger for ledger in cache.steps.ledgers}.values()
-    tensors: dict[str, Tensor] = {}
-    for i, ledger in enumerate(ledgers):
-        tensors |= _ledger_tensors(ledger.state, f"ledgers.{i}.")
-    packed: dict[str, Any] = {}
-    tables: list[BlockTable] = []
-    for i, layer in enumerate(cache.layers):
-        tensors[f"layers.{i}.key"], tensors[f"layers.{i}.value"] = (
-            layer.store.key,
-            layer.store.value,
-        )
-        if layer.store.key_norm is not None:
-            tensors[f"layers.{i}.key_norm"] = layer.store.key_norm
-        for name in STORES:
-            _collect_pair(getattr(layer.store, name), f"layers.{i}.{name}", tensors, packed, tables)
-    # K and V may share memory; safetensors wants it separate.
-    tensors |= {f"blocks.{i}": table.offsets.clone() for i, table in enumerate(tables)}
-    header = {
-        "format": FORMAT,
-        "spec": cache.spec.to_dict(),
-        "model": cache.facts.signature(),
-        "dtype": _name(cache.layers[0].store.dtype),
-        "seen": cache.steps.length,
-        "evicted_end": [ledger.state.evicted.end for ledger in ledgers],
-        "whole": [ledger.state.whole for ledger in ledgers],
-        "packed": packed,
+    stores = [layer.store for layer in cache.layers]
+    header, tensors = collect(stores, [ledger.state for ledger in ledgers])
+    with tensor_file.damage_named("this cache cannot be saved"):
+        parse(header, tensors, cache.spec, _shape(cache.facts))
+    header |= {"format": FORMAT, "spec": cache.spec.to_dict(), "model": cache.facts.signature()}
+    tensor_file.write(path, tensors, header | _identity(model, cache.spec), KEY)
+
+
+def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
+    """What K and V follow from, JSON-safe, by the words of `WAIVABLE`."""
+    return {
+        "weights": all_weights_digest(model),
+        "config": config_facts(model),
+        "model_dtype": name_of(model.dtype),
+        "bases": basis_digests(spec),
     }
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, path, metadata={"duotone": json.dumps(header)})
 
 
-def _ledger_tensors(state: LedgerState, prefix: str) -> dict[str, Tensor]:
-    tensors = {"streamed": state.streamed}
-    for name in (*STORES, "dense"):
-        roll = getattr(state, name)
-        tensors |= {f"{name}.positions": roll.positions, f"{name}.lengths": roll.lengths}
-    tensors |= {"evicted.tokens": state.evicted.tokens, "evicted.visual": state.evicted.visual}
-    # Empty stores share their lengths; safetensors wants every tensor to own its memory.
-    return {prefix + name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _collect_pair(
-    pair: PackedPair | None,
-    store: str,
-    tensors: dict[str, Tensor],
-    packed: dict[str, Any],
-    tables: list[BlockTable],
-) -> None:
-    """Add the tensors of one layer's store; block tables that layers share are kept once."""
-    if pair is None:
-        return
-    pair = pair.canonical()
-    for part in PARTS:
-        tensor: PackedTensor = getattr(pair, part)
-        if not any(tensor.blocks is table for table in tables):
-            tables.append(tensor.blocks)
-        packed[f"{store}.{part}"] = {
-            "spec": tensor.spec.to_dict(),
-            "head_dim": tensor.head_dim,
-            "dtype": _name(tensor.dtype),
-            "blocks": next(i for i, table in enumerate(tables) if table is tensor.blocks),
-        }
-        for name in tensor.tensor_names():
-            tensors[f"{store}.{part}.{name}"] = getattr(tensor, name)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _shape(facts: ModelFacts) -> Shape:
+    return Shape(facts.layers, facts.kv_heads, facts.head_dim)
 
 
 def load_cache(
@@ -106,79 +79,138 @@ def load_cache(
     path: str | Path,
     model: PreTrainedModel,
     visual_mask: Tensor | None = None,
+    waive: Collection[str] = (),
+    impl: str = "auto",
 ) -> QuantizedCache:
-    """Read a cache back onto the model's device."""
-    header, tensors = _read(path, str(model.device))
-    if header.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a saved duotone cache (format {FORMAT}).")
-    cache = cls(model, CacheSpec.from_dict(header["spec"]), visual_mask=visual_mask)
-    signature = cache.facts.signature()
-    if signature != header["model"]:
-        raise ValueError(f"{path} was saved for {header['model']}; this model is {signature}.")
-    cache.steps.restore(
-        [
-            _ledger(cache.spec, header["seen"], ends, tensors, f"ledgers.{i}.")
-            for i, ends in enumerate(zip(header["evicted_end"], header["whole"], strict=True))
-        ]
-    )
-    numbers = {entry["blocks"] for entry in header["packed"].values()}
-    tables = {i: BlockTable(tensors[f"blocks.{i}"]) for i in numbers}
-    for i, layer in enumerate(cache.layers):
-        layer.is_initialized = True
-        layer.store.key, layer.store.value = (
-            tensors[f"layers.{i}.key"],
-            tensors[f"layers.{i}.value"],
-        )
-        # Files of before have no dtype; nor had they dense tokens of any other.
-        layer.store.dtype = getattr(torch, header.get("dtype", _name(layer.store.key.dtype)))
-        layer.store.key_norm = tensors.get(f"layers.{i}.key_norm")
-        for name in STORES:
-            store = f"layers.{i}.{name}"
-            if f"{store}.key" in header["packed"]:
-                parts = (
-                    _packed(
-                        header["packed"][f"{store}.{part}"], tables, tensors, f"{store}.{part}."
-                    )
-                    for part in PARTS
-                )
-                setattr(layer.store, name, PackedPair(*parts))
-                layer.store.lay_out(name)
+    """Read a cache back onto the model's device; `QuantizedCache.load` says what is checked."""
+    check_waive(waive)
+    header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
+    with tensor_file.damage_named(f"{path} cannot be loaded"):
+        if header.get("format") not in (FORMAT, UNSIGNED):
+            raise ValueError(f"it is not {WHAT} (format {FORMAT})")
+        spec = CacheSpec.from_dict(header["spec"])
+        facts = fitting_facts(model, spec, visual_mask)
+        signature = facts.signature()
+        if signature != header["model"]:
+            raise ValueError(f"it was saved for {header['model']}; this model is {signature}")
+        _check_identity(header, _identity(model, spec), waive)
+        saved = parse(header, tensors, spec, _shape(facts))
+        if header.get("model_dtype") != name_of(model.dtype):
+            saved = _converted(saved, spec, model.dtype)
+    cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
+    _fill(cache, saved, model.device)
     return cache
 
 
-def _read(path: str | Path, device: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header that we wrote, {} in others' files, and all tensors."""
-    try:
-        with safe_open(path, "pt", device=device) as file:
-            header = json.loads((file.metadata() or {}).get("duotone", "{}"))
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a saved duotone cache: {error}.") from error
+def check_waive(waive: Collection[str]) -> None:
+    """Raise ValueError for anything but words of `WAIVABLE`."""
+    unknown = [waive] if isinstance(waive, str) else sorted(set(waive) - set(WAIVABLE), key=str)
+    if unknown:
+        raise ValueError(
+            f"waive must be a tuple of some of {WAIVABLE}, e.g. waive=('weights',); got {unknown}."
+        )
 
 
-def _ledger(
-    spec: CacheSpec, seen: int, ends: tuple[int, int], tensors: dict[str, Tensor], prefix: str
-) -> Ledger:
-    own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-    rolls = {
-        name: Roll(own[f"{name}.positions"], own[f"{name}.lengths"]) for name in (*STORES, "dense")
+def _check_identity(header: Mapping[str, Any], ours: Header, waive: Collection[str]) -> None:
+    """Raise ValueError naming all that differs and is not waived."""
+    found = {
+        "weights": _weights_difference(header.get("weights"), ours["weights"]),
+        "config": _config_difference(header.get("config"), ours["config"]),
+        "dtype": _difference("the model's type", header.get("model_dtype"), ours["model_dtype"]),
+        "bases": _bases_difference(header.get("bases"), ours["bases"]),
     }
-    evicted_end, whole = ends
-    evicted = Evicted(own["evicted.tokens"], own["evicted.visual"], evicted_end)
-    ledger = Ledger(spec, len(own["streamed"]), own["streamed"].device)
-    streamed = own["streamed"]
-    ledger.state = LedgerState(**rolls, streamed=streamed, evicted=evicted, seen=seen, whole=whole)
+    differs = {word: text for word, text in found.items() if text and word not in waive}
+    if differs:
+        everything = tuple(word for word in WAIVABLE if word in waive or word in differs)
+        raise ValueError(
+            f"its K and V are another model's: {'; '.join(differs.values())}. Run the prompt again "
+            f"with this model, or load with waive={everything!r} to use them all the same"
+        )
+
+
+def _difference(what: str, saved: Any, ours: Any) -> str:
+    if saved == ours:
+        return ""
+    was = "not in the file" if saved is None else saved
+    return f"{what}: {was} -> {ours}"
+
+
+def _weights_difference(saved: str | None, ours: str | None) -> str:
+    if saved is None or ours is None:
+        whose = "those it was saved with" if saved is None else "this model's"
+        return f"weights: nothing is known of {whose}, which were not all in memory"
+    return "" if saved == ours else "weights: some parameters have other numbers or types"
+
+
+def _config_difference(saved: Any, ours: Header) -> str:
+    if saved is None:
+        return "configuration: not in the file"
+    found = config_differences(saved, ours)
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"configuration: {', '.join(found[:3])}{more}" if found else ""
+
+
+def _bases_difference(saved: Any, ours: Mapping[str, str]) -> str:
+    if saved == ours or (saved is None and not ours):
+        return ""
+    changed = sorted(file for file in ours if (saved or {}).get(file) != ours[file])
+    return f"calibrated bases: other content in {changed}"
+
+
+def _converted(saved: Saved, spec: CacheSpec, dtype: torch.dtype) -> Saved:
+    """Dense tokens, and what packed ones are decoded to, in another type of the model.
+
+    Errors: ValueError where a number would overflow, or for a type that no cache has.
+    """
+    if dtype not in DTYPES.values():
+        raise ValueError(f"states of a cache must be of a type in {sorted(DTYPES)}; got {dtype}")
+    states = saved.states if len(saved.states) > 1 else saved.states * len(saved.layers)
+    layers = []
+    for i, (layer, state) in enumerate(zip(saved.layers, states, strict=True)):
+        own = dict(layer.own)
+        mask = valid_mask(state.dense.lengths, own["key"].shape[2])[:, None, :, None]
+        for name in ("key", "value") if spec.dense_dtype == "model" else ():
+            own[name] = own[name].to(dtype)
+            check_finite(f"layers.{i}.{name} in {dtype}", own[name], mask)
+        pairs = {
+            name: PackedPair(replace(p.key, dtype=dtype), replace(p.value, dtype=dtype))
+            for name, p in layer.pairs.items()
+        }
+        layers.append(SavedLayer(own, pairs))
+    return Saved(saved.states, layers, dtype)
+
+
+def _fill(cache: QuantizedCache, saved: Saved, device: torch.device) -> None:
+    tables: dict[int, BlockTable] = {}
+    cache.steps.restore([_ledger(cache.spec, state, device) for state in saved.states])
+    for layer, content in zip(cache.layers, saved.layers, strict=True):
+        layer.is_initialized, layer.store.dtype = True, saved.dtype
+        for name, tensor in content.own.items():
+            setattr(layer.store, name, tensor.to(device))
+        for name, pair in content.pairs.items():
+            setattr(layer.store, name, _on_device(pair, tables, device))
+            layer.store.lay_out(name)
+
+
+def _ledger(spec: CacheSpec, state: LedgerState, device: torch.device) -> Ledger:
+    ledger = Ledger(spec, len(state.dense.lengths), device)
+    rolls = {name: _moved(getattr(state, name), device) for name in (*STORES, "dense")}
+    streamed, evicted = state.streamed.to(device), _moved(state.evicted, device)
+    ledger.state = replace(state, **rolls, streamed=streamed, evicted=evicted)
     return ledger
 
 
-def _packed(
-    header: dict[str, Any], tables: dict[int, BlockTable], tensors: dict[str, Tensor], prefix: str
-) -> PackedTensor:
-    own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-    return PackedTensor(
-        spec=TensorSpec.from_dict(header["spec"]),
-        head_dim=header["head_dim"],
-        dtype=getattr(torch, header["dtype"]),
-        blocks=tables[header["blocks"]],
-        **{"codes": None, **own},
-    )
+def _moved(record: Any, device: torch.device) -> Any:
+    """A dataclass whose tensors are there."""
+    fields = vars(record).items()
+    return replace(record, **{n: t.to(device) for n, t in fields if isinstance(t, Tensor)})
+
+
+def _on_device(pair: PackedPair, tables: dict[int, BlockTable], device: torch.device) -> PackedPair:
+    """The same tensors there; tables that parts share stay one object."""
+    parts = []
+    for part in (pair.key, pair.value):
+        known = tables.setdefault(id(part.blocks), BlockTable(part.blocks.offsets.to(device)))
+        own = {name: getattr(part, name).to(device) for name in part.tensor_names()}
+        parts.append(replace(part, blocks=known, **own))
+    return PackedPair(*parts)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from duotone.hf.fingerprint import fingerprint, weights_digest
+from duotone.quant import tensor_file
 from duotone.tune.settings import differences
 from duotone.weights.modality import Modality
 from duotone.weights.recipe import Recipe
@@ -26,7 +27,8 @@ from duotone.weights.structure import at, put, set_data
 from .calibration import CalibrationSet
 
 # Of the files and of what they mean: a change of the arithmetic needs another one.
-FORMAT = 2
+FORMAT = 3
+KEY = "unit"
 
 
 def identity(model: Any, recipe: Recipe, calibration: CalibrationSet) -> dict[str, Any]:
@@ -77,8 +79,6 @@ class Partial:
         """
         if self.folder is None:
             return
-        from safetensors.torch import save_file
-
         records = {path: record_of(module) for path, module in made.items()}
         tensors = {
             f"{path}.{name}": tensor.cpu().contiguous()
@@ -86,31 +86,28 @@ class Partial:
             for name, tensor in module.state_dict().items()
         }
         tensors |= {name: tensor.cpu().contiguous() for name, tensor in others.items()}
-        path = self._file(number)
-        own = path.with_suffix(".writing")
-        unit = json.dumps([records, report, list(others)])
-        save_file(tensors, own, metadata={"unit": unit})
-        own.replace(path)
+        header = {"records": records, "report": report, "others": list(others)}
+        tensor_file.write(self._file(number), tensors, header, KEY)
 
     def restore(
         self, number: int, model: nn.Module, modality: Modality, impl: str = "auto"
     ) -> list[Any] | None:
-        """Put a finished unit's modules into the model; its report, or None if it is not there."""
+        """Put a finished unit's modules into the model; its report, or None if it is not there.
+
+        Errors: ValueError naming a file that is damaged, whose modules may be in place in part.
+        """
         if self.folder is None or not self._file(number).exists():
             return None
-        from safetensors import safe_open
-        from safetensors.torch import load_file
-
-        with safe_open(self._file(number), "pt") as opened:
-            records, report, others = json.loads(opened.metadata()["unit"])
-        tensors = load_file(self._file(number))
-        for path, record in records.items():
-            module = _filled(at(model, path), record, path, tensors, modality)
-            module.impl = impl
-            put(model, path, module)
-        for name in others:
-            set_data(at(model, name), tensors[name])
-        return report
+        file = self._file(number)
+        with tensor_file.damage_named(f"{file} cannot be gone on with, remove it to do it again"):
+            header, tensors = tensor_file.read(file, KEY, "a unit of a quantization")
+            for path, record in header["records"].items():
+                module = _filled(at(model, path), record, path, tensors, modality)
+                module.impl = impl
+                put(model, path, module)
+            for name in header["others"]:
+                set_data(at(model, name), tensors[name])
+        return header["report"]
 
     def remove(self) -> None:
         """The quantization is finished."""
@@ -137,8 +134,11 @@ class Partial:
 def _read(folder: Path) -> dict[str, Any]:
     """The identity of a partial folder. Errors: ValueError for any other folder."""
     try:
-        return json.loads((folder / "identity.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        found = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("identity.json is no JSON object")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"a partial folder must be what an interrupted quantization left, got {str(folder)!r}: "
             f"{error}. Remove it to begin again, or give another --out"

@@ -12,10 +12,10 @@ for a file that ships with duotone.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +24,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.kept import kept
+from duotone.quant import tensor_file
+from duotone.quant.digest import digest
+from duotone.quant.record import require
 
-FORMAT = 1
+# 2: a checksum.
+FORMAT = 2
+# E has rows of a square root with a floor (`calibrate.transform`): both are far away from it.
+MAX_CONDITION, MAX_NUMBER = 1e6, 1e9
+REMEDY = "Make a file with duotone calibrate."
+FEW = "Were the statistics of too few tokens? Make a file with duotone calibrate."
 KIND = "klt"
 REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>\d+)\.(?P<which>key|value)")
 # Specs and bases that ship with the package.
@@ -63,44 +71,116 @@ class Bases:
     value: Float[Tensor, "layers kv_heads head_dim head_dim"]
     header: dict[str, Any]
 
-    def save(self, path: str | Path) -> None:
-        """Write a safetensors file. Errors: ValueError for numbers that are not finite."""
-        from safetensors.torch import save_file
+    @cached_property
+    def digest(self) -> str:
+        """A digest of all matrices and of the model they belong to."""
+        return digest(self._tensors, self.header.get("fingerprint"))
 
-        both = {"key": self.key, "value": self.value}
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"key": self.key, "value": self.value}
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file. Errors: ValueError for what `check_matrices` refuses."""
         # Safetensors wants every tensor to own its memory.
-        tensors = {name: t.float().contiguous().clone() for name, t in both.items()}
-        if not all(bool(torch.isfinite(t).all()) for t in tensors.values()):
-            raise ValueError("bases must be finite; were the statistics of too few tokens?")
-        metadata = {"duotone": json.dumps(self.header | {"format": FORMAT})}
-        save_file(tensors, Path(path), metadata=metadata)
+        tensors = {name: t.float().contiguous().clone() for name, t in self._tensors.items()}
+        check_matrices(tensors)
+        tensor_file.write(path, tensors, self.header | {"format": FORMAT}, "duotone")
 
     @classmethod
-    def load(cls, file: str) -> Bases:
-        """Read a file. Errors: ValueError if it is no file of bases."""
-        from safetensors import SafetensorError, safe_open
+    def load(cls, file: str | Path, waive: Collection[str] = ()) -> Bases:
+        """Read a file.
 
+        waive: ("checksum",) reads a damaged file, or one of before there were checksums, as far as
+        its matrices can be used; `save` then writes it anew. Errors: ValueError naming the file if
+        it is no file of bases, damaged, or has matrices that `check_matrices` refuses.
+        """
         try:
-            with safe_open(file, "pt") as opened:
-                header = json.loads((opened.metadata() or {}).get("duotone", "{}"))
-                known = header.pop("format", None) == FORMAT
-                tensors = [opened.get_tensor(name) for name in ("key", "value")] if known else []
-        except (SafetensorError, OSError) as error:
+            header, tensors = tensor_file.read(
+                file, "duotone", "a file of calibrated bases", "checksum" not in waive
+            )
+        except FileNotFoundError as error:
             raise ValueError(f"{file} cannot be read as calibrated bases: {error}.") from error
-        if not tensors:
+        if header.pop("format", None) != FORMAT and not waive:
             raise ValueError(
                 f"{file} is no file of calibrated bases (format {FORMAT}); make one with "
                 "duotone calibrate."
             )
-        return cls(*tensors, header)
+        with tensor_file.damage_named(f"{file} cannot be used as calibrated bases"):
+            check_matrices(tensors)
+        return cls(tensors["key"], tensors["value"], header)
+
+
+def check_matrices(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless K and V have regular, finite matrices of one shape for all layers."""
+    require(set(tensors) == {"key", "value"}, "bases are of key and value", sorted(tensors), REMEDY)
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    key = shapes["key"]
+    ok = key == shapes["value"] and len(key) == 4 and key[2] == key[3] and min(key) > 0
+    require(ok, "both must be [layers, kv_heads, head_dim, head_dim]", shapes, REMEDY)
+    for name, tensor in tensors.items():
+        kind = tensor.dtype
+        require(kind == torch.float32, f"bases must be float32 ({name})", kind, REMEDY)
+        finite = bool(torch.isfinite(tensor).all())
+        require(finite, "bases must be finite", f"inf or NaN in {name}", FEW)
+        top = float(tensor.abs().max())
+        rule = f"the largest number must lie between {1 / MAX_NUMBER:g} and {MAX_NUMBER:g}"
+        require(1 / MAX_NUMBER < top < MAX_NUMBER, rule, f"{top:g} in {name}", REMEDY)
+        for layer, matrices in enumerate(tensor.double()):
+            inverse, failed = torch.linalg.inv_ex(matrices)
+            worst = float((_norm(matrices) * _norm(inverse)).max())
+            ok = not failed.any() and worst < MAX_CONDITION
+            rule = f"bases must have inverses, with condition numbers below {MAX_CONDITION:g}"
+            require(ok, rule, f"{worst:.3g} in {name} of layer {layer}", FEW)
+
+
+def _norm(matrices: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrices, 1)
+
+
+_STATUS: dict[str, tuple[int, ...]] = {}
 
 
 @cache
 def bases(file: str) -> Bases:
     """The bases of a file, or of one that ships with duotone ("preset:NAME"), read once."""
-    if file.startswith(SHIPPED):
-        return Bases.load(str(PRESETS / f"{file.removeprefix(SHIPPED)}.safetensors"))
-    return Bases.load(file)
+    _STATUS[file] = _status(file)
+    return Bases.load(_path(file))
+
+
+def check_unchanged(file: str) -> None:
+    """Raise ValueError where a file's content is another one than `bases` has read.
+
+    Caches of this process hold tokens in the bases that were there first. A file that is gone is
+    no error.
+    """
+    known, status = bases(file), _status(file)
+    if status in ((), _STATUS[file]):
+        return
+    if Bases.load(_path(file)).digest != known.digest:
+        raise ValueError(
+            f"the calibrated bases {file!r} are others than this process has read before, and "
+            "caches may hold tokens in those. Give the new ones another name, or start a new "
+            "process."
+        )
+    _STATUS[file] = status
+
+
+def _path(file: str) -> Path:
+    return PRESETS / f"{file.removeprefix(SHIPPED)}.safetensors" if _ships(file) else Path(file)
+
+
+def _ships(file: str) -> bool:
+    return file.startswith(SHIPPED)
+
+
+def _status(file: str) -> tuple[int, ...]:
+    """What changes with a file's content; () where there is none."""
+    try:
+        found = _path(file).stat()
+    except OSError:
+        return ()
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 class Turn(NamedTuple):

@@ -1,0 +1,66 @@
+"""The tensors of a layer, by name: their shapes and types follow from its spec.
+
+Files are written and checked by this list. A tensor that a store keeps beside its dense tokens is
+an attribute of `LayerStore` and one entry of `own_tensors`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from duotone.cache.blocks import single_block
+from duotone.cache.eight_bit import dense_dtype
+from duotone.cache.packed import pack_tensor
+from duotone.quant import CacheSpec, KVSpec, TensorSpec
+
+# The policy of each packed store.
+POLICY = {"visual": "visual", "background": "background", "stream": "text"}
+
+
+class Declared(NamedTuple):
+    """A tensor as it must be.
+
+    valid: "tokens", a row per dense token on axis 2, those behind a sequence's length hold
+    anything; "all": every number counts. needed: False where it may be missing.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    valid: str = "tokens"
+    needed: bool = True
+
+
+def own_tensors(
+    spec: CacheSpec, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, dense_tokens: int
+) -> dict[str, Declared]:
+    """{attribute of `LayerStore`: what it is} of all that a layer keeps outside packed stores.
+
+    spec: the layer's. dtype: of its states. heads: (batch, kv_heads). dense_tokens: width of the
+    dense store.
+    """
+    states = Declared((*heads, dense_tokens, head_dim), dense_dtype(spec, dtype))
+    found = {"key": states, "value": states}
+    if spec.key_norm:
+        norm = getattr(torch, spec.text.key.param_dtype)
+        found["key_norm"] = Declared((*heads, head_dim), norm, "all", needed=False)
+    return found
+
+
+def policy_of(store: str, spec: CacheSpec) -> KVSpec | None:
+    """How one of `STORES` is quantized; None: a layer of this spec has no such store."""
+    policy = getattr(spec, POLICY[store])
+    return policy if isinstance(policy, KVSpec) else None
+
+
+@lru_cache(maxsize=256)
+def packed_parts(spec: TensorSpec, head_dim: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """{field of `PackedTensor`: (type, sizes behind the axis of rows)}, from one packed token."""
+    token = torch.zeros(1, 1, 1, head_dim, device="cpu")
+    one = single_block(torch.ones(1, dtype=torch.long, device="cpu"))
+    packed = pack_tensor(token, spec.replace(transform=None), one)
+    parts: dict[str, Tensor] = {name: getattr(packed, name) for name in packed.tensor_names()}
+    return {name: (part.dtype, tuple(part.shape[3:])) for name, part in parts.items()}

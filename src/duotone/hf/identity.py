@@ -1,0 +1,104 @@
+"""What K and V follow from beside the tokens: a model's weights, configuration and number type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from duotone.hf.fingerprint import SAMPLED, lasting
+from duotone.quant.digest import digest
+
+# What says how a model is called, run or trained, and changes no K and V.
+UNRELATED = frozenset(
+    {
+        "architectures",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "eos_token_id",
+        "experts_implementation",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "tie_word_embeddings",
+    }
+)
+Config = dict[str, Any]
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[Any, str]] = WeakKeyDictionary()
+
+
+def config_facts(model: PreTrainedModel) -> Config:
+    """{dotted name: value} of the configuration's fields, but for unrelated ones and None.
+
+    A field that a later transformers adds makes another configuration, unless it is None.
+    """
+    data = json.loads(json.dumps(lasting(model.config.to_dict()), default=str))
+    return dict(_flat(data, ""))
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found = []
+    for name, value in sorted(data.items()):
+        if isinstance(value, Mapping) and name not in UNRELATED:
+            found += _flat(value, f"{prefix}{name}.")
+        elif value is not None and name not in UNRELATED:
+            found.append((prefix + name, value))
+    return found
+
+
+def config_differences(saved: Config, ours: Config) -> list[str]:
+    """Every field in which two configurations differ: "name: saved -> ours"."""
+    names = sorted(saved.keys() | ours.keys())
+    absent = "(none)"
+    return [
+        f"{name}: {_short(saved.get(name, absent))} -> {_short(ours.get(name, absent))}"
+        for name in names
+        if saved.get(name, absent) != ours.get(name, absent)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def all_weights_digest(model: PreTrainedModel) -> str | None:
+    """A digest of every parameter and persistent buffer, whole; None where some are not in memory.
+
+    The same on all devices; another one for another number type. It reads all weights once and is
+    remembered until a tensor moves, counts a change, or shows one in a sample of its numbers. In a
+    model that was read, only an edit through `.data` of numbers outside the sample goes unseen.
+    """
+    tensors = model.state_dict(keep_vars=True)
+    tensors = {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return None
+    state = (_places(tensors), digest(_sample(tensors)))
+    known = _KNOWN.get(model)
+    if known is None or known[0] != state:
+        known = _KNOWN[model] = (state, digest(tensors))
+    return known[1]
+
+
+def _places(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
+    """Where each tensor is, and how often it was changed; inference tensors do not count that."""
+    counts = [0 if t.is_inference() else t._version for t in tensors.values()]
+    return [
+        (name, t.data_ptr(), count, t.dtype, tuple(t.shape))
+        for (name, t), count in zip(tensors.items(), counts, strict=True)
+    ]
+
+
+def _sample(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: t.detach().flatten()[:: max(1, t.numel() // SAMPLED)] for name, t in tensors.items()
+    }
