@@ -25,7 +25,7 @@ from torch import Tensor
 
 FORMAT = 1
 KIND = "klt"
-REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>\d+)\.(?P<which>key|value)")
+REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>[0-9]{{1,6}})\.(?P<which>key|value)")
 # Specs and bases that ship with the package.
 PRESETS = Path(__file__).parent / "presets"
 SHIPPED = "preset:"
