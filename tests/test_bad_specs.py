@@ -86,6 +86,12 @@ FILES = {
     ),
     "unknown-field": (data(TEXT, residual=128), "CacheSpec has the fields .*; got .*residual"),
     "unknown-field-inside": (tensor(nbits=2), "TensorSpec has the fields .*; got .*nbits"),
+    "an-empty-object": ({}, r"data of a CacheSpec must have the field visual; got \{\}"),
+    "half-a-policy": (data(TEXT, text={"key": {"bits": 2}}), "KVSpec must have the field value"),
+    "a-quantizer-without-bits": (
+        tensor() | {"visual": {"key": {}, "value": {}}},
+        "bits or classes",
+    ),
     "no-object": ([1, 2], "a CacheSpec is a JSON object"),
     "layers-no-list": (data(TEXT, layers=3), "layers must be a tuple of LayerRules"),
     "bits-no-integer": (tensor(bits=2.0), "bits must be one of"),

@@ -4,11 +4,12 @@ Imports no room and needs neither a GPU nor a model. A table of a README stands 
 `<!-- duotone:NAME -->` and `<!-- /duotone:NAME -->` and is replaced as a whole.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from duotone import json_text
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.markdown import Result, markdown_table, source, with_interval
 from duotone.mquant_quality_tables import memory_table, modality_table, split_table
@@ -246,10 +247,25 @@ def read_results(folder: Path) -> list[Result]:
     """All result files below `folder` that name their schema, in the order of their paths."""
     if not folder.is_dir():
         raise ValueError(f"--results must be an existing folder, got {str(folder)!r}")
-    found = (
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))
-    )
+    found = (_read(path) for path in sorted(folder.rglob("*.json")))
     return [data for data in found if isinstance(data, dict) and "schema" in data]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json_text.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"a result file is JSON; got {str(path)!r}: {error}") from error
+
+
+def _render(render: Callable[[Sequence[Result]], str], schema: str, mine: list[Result]) -> str:
+    try:
+        return render(mine)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"results of schema {schema!r} must have its fields; got {len(mine)} files, one of "
+            f"which has not: {type(error).__name__} {error}. Write it anew."
+        ) from error
 
 
 def tables(folder: str | Path) -> dict[str, str]:
@@ -259,7 +275,7 @@ def tables(folder: str | Path) -> dict[str, str]:
     for name, (schema, render) in RENDERERS.items():
         mine = [result for result in results if result["schema"] == schema]
         if mine:
-            rendered[name] = render(mine)
+            rendered[name] = _render(render, schema, mine)
     return rendered
 
 

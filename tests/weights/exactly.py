@@ -21,7 +21,7 @@ def exact_norms(model: nn.Module) -> nn.Module:
     for path, module in list(model.named_modules()):
         if type(module).__name__.endswith("RMSNorm") and not isinstance(module, RMSNorm):
             parts = norm_parts(module)
-            model.set_submodule(path, RMSNorm(parts.eps, module.weight))
+            model.set_submodule(path, RMSNorm(parts.eps, parts.weight.to(module.weight)))
     return model
 
 

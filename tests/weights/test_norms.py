@@ -52,11 +52,53 @@ def test_bfloat16_is_summed_in_float32():
 
 
 def test_other_modules_and_sizes_are_refused():
-    class Gemma3RMSNorm(nn.RMSNorm):
-        pass
+    class GemmaRMSNorm(nn.RMSNorm):
+        """By the name of a known kind, and it is none."""
 
-    for module in (nn.Linear(3, 3), Gemma3RMSNorm(3), nn.RMSNorm(3, elementwise_affine=False)):
-        with pytest.raises(ValueError, match="expected a LayerNorm or RMSNorm with a weight"):
+        def forward(self, x):
+            return nn.functional.rms_norm(x, x.shape[-1:], self.weight.exp(), self.eps)
+
+    class Conditioned(nn.LayerNorm):
+        def forward(self, x, shift):
+            return super().forward(x) + shift
+
+    folded = nn.RMSNorm(3, eps=1e-6, elementwise_affine=False)
+    wrong_eps = nn.RMSNorm(3, eps=1e-6)
+    wrong_eps.variance_epsilon, wrong_eps.eps = 1e-6, 1e-3
+    wrong_eps.forward = lambda x: nn.functional.rms_norm(x, (3,), wrong_eps.weight, 1e-6)
+    others = (nn.Linear(3, 3), GemmaRMSNorm(3, eps=1e-6), Conditioned(3), folded, wrong_eps)
+    for module in others:
+        with pytest.raises(ValueError, match=r"by its weight or by 1 [+] weight; got"):
             norm_parts(module)
     with pytest.raises(ValueError, match="multiple of them; got 8 inputs"):
         fold_norm(norm_parts(nn.LayerNorm(3)), nn.Linear(8, 2))
+
+
+class OnePlus(nn.RMSNorm):
+    """Multiplies by 1 + weight, and no word of its name says so."""
+
+    def forward(self, x):
+        return nn.functional.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_norm_is_known_by_what_it_computes(dtype):
+    made = {
+        (False, 0.0): nn.RMSNorm(6, eps=1e-5),
+        (False, 1.0): OnePlus(6, eps=1e-5),
+        (True, 0.0): nn.LayerNorm(6, eps=1e-5),
+    }
+    for (centres, offset), norm in made.items():
+        nn.init.normal_(norm.weight)
+        parts = norm_parts(norm.to(dtype))
+        assert (parts.centres, parts.offset) == (centres, offset)
+        assert torch.equal(parts.weight, offset + norm.weight.double())
+
+
+def test_a_norm_of_one_plus_weight_folds_into_its_reader():
+    norm, linear = OnePlus(6, eps=1e-5).double(), nn.Linear(6, 4).double()
+    nn.init.normal_(norm.weight)
+    x = torch.randn(5, 6).double()
+    before, parts = linear(norm(x)), norm_parts(norm)
+    fold_norm(parts, linear)
+    assert_same(linear(parts.plain()(x)), before)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from duotone import json_text
 from duotone.bench.kernel_plots import draw_roofline, draw_speedups
 from duotone.bench.throughput_plots import draw_shares, draw_throughput
 
@@ -58,7 +58,7 @@ def need_matplotlib() -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json_text.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} must be a result file of duotone bench: {error}") from error
     known = {**PLOTS, **JOINT_PLOTS}

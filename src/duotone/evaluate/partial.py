@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from duotone import json_text
+
 # Of the file and of what its numbers mean: other arithmetic needs another one.
 # 2: a digest in each line.
 FORMAT = 2
@@ -130,7 +132,7 @@ def _read(path: Path, identity: Mapping[str, Any], schemes: set[str]) -> list[di
     whole = path.read_bytes()
     whole = whole[: whole.rfind(b"\n") + 1]
     try:
-        found, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
+        found, *lines = [json_text.loads(line) for line in whole.splitlines()] or [None]
         in_order = [line["batch"] for line in lines] == list(range(1, len(lines) + 1))
         batches = [dict(line["schemes"]) for line in lines]
         intact = all(line.pop("digest") == _digest(line) for line in lines)

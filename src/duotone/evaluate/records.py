@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from duotone import CacheSpec, scheme
+from duotone import CacheSpec, json_text, scheme
 from duotone.hf.facts import check_spec, model_facts
 from duotone.provenance import write_new_json
 from duotone.tasks.metrics import Score, confidence_interval
@@ -70,7 +70,17 @@ def finished(out: Path | None, configurations: Mapping[str, dict]) -> dict[str, 
     if out is None:
         return {}
     paths = {label: out / f"{file_stem(c)}.json" for label, c in configurations.items()}
-    return {label: json.loads(p.read_text()) for label, p in paths.items() if p.exists()}
+    return {label: _read(path) for label, path in paths.items() if path.exists()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json_text.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"a result file is JSON; got {str(path)!r}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"a result file holds an object; got none in {str(path)!r}. Remove it.")
+    return found
 
 
 def result_data(

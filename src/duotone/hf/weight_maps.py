@@ -69,15 +69,43 @@ def _decoder_block(layer: str, text: Any, fused_gate: bool = False) -> Block:
     )
 
 
+DECODER_PARTS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "gate_up", "down")),
+)
+
+
+def _check_decoder(model: nn.Module, layer: str, norms: tuple[str, ...]) -> None:
+    """Refuse a layer with parameters that the map has no part for, such as further norms."""
+    known = (*DECODER_PARTS, *norms)
+    for path, module in at(model, layer).named_modules():
+        own = next(module.parameters(recurse=False), None)
+        mapped = any(path == part or path.startswith(f"{part}.") for part in known)
+        if own is not None and not mapped:
+            raise ValueError(
+                f"the weights of {type(at(model, layer)).__name__} cannot be transformed: a layer "
+                f"must have the parts {', '.join(known)}; got {layer}.{path} "
+                f"({type(module).__name__}) besides. Quantize the KV cache only."
+            )
+
+
 def _language(
     model: PreTrainedModel,
     root: str = LANGUAGE,
     writers: tuple[str, ...] = (),
     vectors: tuple[str, ...] = (),
+    norms: tuple[str, ...] = (),
 ) -> Stream:
-    """The language model's stream; writers: the last linears of projectors and mergers."""
+    """The language model's stream; writers: the last linears of projectors and mergers.
+
+    norms: of a layer, beside the two of a Llama-like block.
+    """
     text = model.config.get_text_config(decoder=True)
     layers = [f"{root}.layers.{i}" for i in _count(model, f"{root}.layers")]
+    for layer in layers:
+        _check_decoder(model, layer, norms)
     return Stream(
         name="language",
         channels=text.hidden_size,
@@ -275,7 +303,8 @@ def _glm_language(model: PreTrainedModel) -> Stream:
         )
         for layer in layers
     ]
-    base = _language(model, writers=("model.visual.merger.down_proj",))
+    norms = ("post_self_attn_layernorm", "post_mlp_layernorm")
+    base = _language(model, writers=("model.visual.merger.down_proj",), norms=norms)
     return replace(base, blocks=tuple(blocks))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from duotone.hf.quantized import check_not_quantized
 from duotone.hf.weight_maps import weight_map
 from duotone.weights.hadamard import Policy, plan_hadamard
+from duotone.weights.norms import norm_parts
 from duotone.weights.online import (
     is_rotated,
     rotate_attention_output,
@@ -53,12 +55,31 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
     check_not_quantized(model)
     found = weight_map(model)
     check_sizes(model, found, chosen)
+    if chosen.stream:
+        check_norms(model, found)
     if untie(at(model, found.embedding), at(model, found.head)):
         for config in (model.config, model.config.get_text_config(decoder=True)):
             config.tie_word_embeddings = False
     for stream in found.streams:
         _apply(model, stream, chosen)
     return found
+
+
+def check_norms(model: nn.Module, found: WeightMap) -> None:
+    """Take every norm apart once. Errors: ValueError that names one of no known kind."""
+    for stream in found.streams:
+        branches = [branch for block in stream.blocks for branch in block.branches]
+        norms = [path for b in branches for path in (b.norm, b.output_norm)]
+        for path in (*norms, *(r.norm for r in stream.readers), stream.entry_norm):
+            if path is not None:
+                _check_norm(model, path)
+
+
+def _check_norm(model: nn.Module, path: str) -> None:
+    try:
+        norm_parts(at(model, path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def check_sizes(model: PreTrainedModel, found: WeightMap, chosen: Equivalences) -> None:

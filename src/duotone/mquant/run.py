@@ -12,7 +12,7 @@ from duotone.hf.fingerprint import fingerprint
 from duotone.hf.quantized import check_not_quantized, mark_quantized
 from duotone.hf.reorder import check_reorderable
 from duotone.hf.weight_maps import weight_map
-from duotone.hf.weights import Equivalences, apply_equivalences, check_sizes
+from duotone.hf.weights import Equivalences, apply_equivalences, check_norms, check_sizes
 from duotone.weights.hadamard import transform_back
 from duotone.weights.modality import Modality
 from duotone.weights.observer import Linear, Observer, Wanted
@@ -89,6 +89,8 @@ def check(model: Any, recipe: Recipe) -> WeightMap:
             "with dtype=torch.float32"
         )
     check_sizes(model, found, _equivalences(recipe))
+    if recipe.smooth is not None or recipe.method == "awq" or recipe.rotation:
+        check_norms(model, found)
     if recipe.visual_first:
         check_reorderable(model)
     return found

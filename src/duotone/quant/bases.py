@@ -35,7 +35,7 @@ MAX_CONDITION, MAX_NUMBER = 1e6, 1e9
 REMEDY = "Make a file with duotone calibrate."
 FEW = "Were the statistics of too few tokens? Make a file with duotone calibrate."
 KIND = "klt"
-REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>\d+)\.(?P<which>key|value)")
+REFERENCE = re.compile(rf"{KIND}:(?P<file>.+)#(?P<layer>[0-9]{{1,6}})\.(?P<which>key|value)")
 # Specs and bases that ship with the package.
 PRESETS = Path(__file__).parent / "presets"
 SHIPPED = "preset:"

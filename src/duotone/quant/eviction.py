@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from duotone.quant.record import Record, is_count, is_number, require
+from duotone.quant.record import Record, is_count, is_number, is_word, require
 
 CHOICES = {
     "budget": ("uniform", "pyramid", "sparsity"),
@@ -51,7 +51,8 @@ class Eviction(Record):
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
-            require(value in choices, f"{name} must be one of {choices}", value, "See Eviction.")
+            ok = is_word(value, choices)
+            require(ok, f"{name} must be one of {choices}", value, "See Eviction.")
         for name in ("keep", "window"):
             value = getattr(self, name)
             ok = is_number(value) and 0 < value <= 1

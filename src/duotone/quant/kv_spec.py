@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from duotone.quant.record import Record, require
 from duotone.quant.tensor_spec import TensorSpec
@@ -13,6 +14,8 @@ from duotone.quant.tensor_spec import TensorSpec
 @dataclass(frozen=True)
 class KVSpec(Record):
     """The quantizers of K and V for one modality."""
+
+    NEEDED: ClassVar = (("key",), ("value",))
 
     key: TensorSpec = field(default_factory=TensorSpec)
     value: TensorSpec = field(default_factory=TensorSpec)

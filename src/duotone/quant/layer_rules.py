@@ -81,9 +81,10 @@ class Sharing(Record):
         ok = ok and all(is_number(weight) and weight >= 0 for weight in self.weights)
         rule = f"Sharing.weights must be None or {self.layers} numbers >= 0, one per layer of a run"
         require(ok, rule, self.weights, "E.g. (0.6, 0.4) for pairs.")
-        ok = math.isclose(sum(self.weights), 1, abs_tol=1e-6)
+        weights = tuple(float(weight) for weight in self.weights)
+        ok = math.isclose(sum(weights), 1, abs_tol=1e-6)
         require(ok, "Sharing.weights must sum to 1", self.weights, "Codes must stay codes.")
-        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
+        object.__setattr__(self, "weights", weights)
 
     def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
         """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""

@@ -3,36 +3,70 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+from duotone import json_text
 
 R = TypeVar("R", bound="Record")
+# No sequence, group or model is as large; indices of kernels have 32 bits.
+LARGEST_COUNT = 2**31 - 1
+LONGEST_SHOWN = 400
 
 
 def require(condition: bool, rule: str, got: object, remedy: str) -> None:
     """Raise ValueError with the rule, what was given and the remedy."""
     if not condition:
-        raise ValueError(f"{rule}; got {got!r}. {remedy}")
+        raise ValueError(f"{rule}; got {shown(got)}. {remedy}".rstrip())
+
+
+def shown(value: object) -> str:
+    """Return the repr of any value, cut where it is long, named by its type where it has none."""
+    try:
+        text = repr(value)
+    except Exception:  # Python refuses numbers of many digits and lists that nest deeply.
+        return f"a value of type {type(value).__name__} that Python cannot print"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def is_count(value: object) -> bool:
-    """An integer >= 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """An integer from 0 to `LARGEST_COUNT`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
 
 
 def is_number(value: object) -> bool:
-    """A finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number that a float can hold."""
+    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_real and abs(value) <= sys.float_info.max
+
+
+def is_word(value: object, words: tuple[str, ...]) -> bool:
+    """One of `words`; other types are never compared."""
+    return isinstance(value, str) and value in words
 
 
 class Record:
-    """`replace`, `to_dict` and the checks of unknown fields, shared by the three spec classes."""
+    """`replace`, `to_dict` and the checks of unknown fields, shared by all spec classes.
 
-    def replace(self: R, **changes: Any) -> R:
+    NEEDED: fields that data from a file must have, each with those that may stand for it.
+    """
+
+    NEEDED: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __new__(cls: type[R], /, *values: Any, **named: Any) -> R:
+        """Check the names of the arguments. Errors: ValueError, not TypeError, as for values."""
+        known = _check_names(cls, named)
+        rule = f"{cls.__name__} takes at most {len(known)} values"
+        require(len(values) <= len(known), rule, len(values), "Name the fields.")
+        twice = [name for name in known[: len(values)] if name in named]
+        require(not twice, f"{cls.__name__} takes each field once", twice, "Drop one of the two.")
+        return super().__new__(cls)
+
+    def replace(self: R, /, **changes: Any) -> R:
         """Return a copy with `changes`; unknown fields and bad values raise ValueError."""
         _check_names(type(self), changes)
         return dataclass_replace(self, **changes)  # type: ignore[type-var]
@@ -48,28 +82,31 @@ class Record:
     @classmethod
     def from_json(cls: type[R], text: str) -> R:
         """Inverse of `to_json`. Errors: ValueError for what is no JSON object of known fields."""
-        data = json.loads(text)
-        require(
-            isinstance(data, dict), f"a {cls.__name__} is a JSON object", data, "See to_json()."
-        )
-        return cls.from_dict(data)
+        return cls.from_dict(json_text.loads(text))
 
     @classmethod
     def from_file(cls: type[R], path: str | Path) -> R:
         """Read the JSON of `to_json` from a file. Errors: ValueError naming the file."""
         try:
-            return cls.from_json(Path(path).read_text())
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls: type[R], data: Mapping[str, Any]) -> R:
-        """Inverse of `to_dict`; unknown fields raise ValueError."""
+        """Inverse of `to_dict`; unknown fields and missing ones of `NEEDED` raise ValueError."""
+        rule = f"a {cls.__name__} is a JSON object"
+        require(isinstance(data, Mapping), rule, data, "See to_json().")
         _check_names(cls, data)
+        for names in cls.NEEDED:
+            ok = any(name in data for name in names)
+            rule = f"data of a {cls.__name__} must have the field {' or '.join(names)}"
+            require(ok, rule, dict(data), "A default would choose a quantizer in silence.")
         return cls(**data)
 
 
-def _check_names(cls: type, given: Mapping[str, Any]) -> None:
+def _check_names(cls: type, given: Mapping[str, Any]) -> list[str]:
     known = [field.name for field in fields(cls)]
-    unknown = sorted(set(given) - set(known))
+    unknown = [name for name in given if name not in known]
     require(not unknown, f"{cls.__name__} has the fields {known}", unknown, "Check the spelling.")
+    return known

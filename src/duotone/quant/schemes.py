@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.our_schemes import duotone, duotone_parts, klt, mixed, stream, tuned, visual
-from duotone.quant.record import is_count, is_number, require
+from duotone.quant.record import is_count, is_number, require, shown
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+
+# Of what is compared with the names of schemes.
+LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -267,14 +270,19 @@ def scheme(name: str, **knobs: object) -> CacheSpec:
     knobs: what the scheme's entry accepts, mostly `bits`. Anything else: `spec.replace(...)`.
     Errors: ValueError for an unknown name (with the nearest ones) or an unknown knob.
     """
+    require(isinstance(name, str), "a scheme's name is a text", name, "See duotone.schemes().")
     if name not in SCHEMES:
-        near = difflib.get_close_matches(name, SCHEMES, n=3, cutoff=0.4) or list(SCHEMES)
-        raise ValueError(f"unknown scheme {name!r}. Did you mean {', '.join(near)}?")
+        start = name[:LONGEST_NAME]
+        near = difflib.get_close_matches(start, SCHEMES, n=3, cutoff=0.4) or list(SCHEMES)
+        rule = "a scheme must be among duotone.schemes()"
+        raise ValueError(f"{rule}; got {shown(name)}. Did you mean {', '.join(near)}?")
     accepted = list(inspect.signature(SCHEMES[name].build).parameters)
     unknown = sorted(set(knobs) - set(accepted))
     if unknown:
         raise ValueError(
-            f"scheme {name!r} takes {accepted or 'no arguments'}; got {unknown}. "
+            f"scheme {name!r} takes {accepted or 'no arguments'}; got {shown(unknown)}. "
             "Change other fields with spec.replace(...)."
         )
+    bits = knobs.get("bits", 1)
+    require(is_count(bits), "bits must be an integer", bits, "E.g. bits=2.")
     return SCHEMES[name].build(**knobs)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.kv_spec import KVSpec as KVSpec
 from duotone.quant.layer_rules import RULED
 from duotone.quant.layer_rules import LayerRule as LayerRule
 from duotone.quant.layer_rules import Sharing as Sharing
-from duotone.quant.record import Record, is_count, is_number, require
+from duotone.quant.record import Record, is_count, is_number, is_word, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
 DENSE_DTYPES = ("model", "float8_e4m3fn")
@@ -47,6 +47,8 @@ class CacheSpec(Record):
     evict: which tokens of the prompt are dropped before the rest is stored, or None: none.
     """
 
+    NEEDED: ClassVar = (("visual",),)
+
     visual: KVSpec | Literal["text", "dense"] = field(default_factory=KVSpec)
     text: KVSpec | Literal["dense"] = "dense"
     background: KVSpec | None = None
@@ -67,12 +69,14 @@ class CacheSpec(Record):
             value = getattr(self, name)
             require(is_count(value), f"{name} must be an integer >= 0", value, "In tokens.")
         rule = f"dense_dtype must be one of {DENSE_DTYPES}"
-        require(self.dense_dtype in DENSE_DTYPES, rule, self.dense_dtype, "Pick one of them.")
+        require(
+            is_word(self.dense_dtype, DENSE_DTYPES), rule, self.dense_dtype, "Pick one of them."
+        )
         self._normalise_tau()
         ok = self.tau is None or isinstance(self.visual, KVSpec)
         remedy = "It calibrates the scores of packed visual tokens: give visual a KVSpec."
         require(ok, "tau needs quantized visual spans", self.visual, remedy)
-        ok = self.ranges in ("sequence", "run")
+        ok = is_word(self.ranges, ("sequence", "run"))
         require(ok, "ranges must be 'sequence' or 'run'", self.ranges, "Pick one of them.")
         require(isinstance(self.key_norm, bool), "key_norm must be a bool", self.key_norm, "")
         ok = not self.key_norm or isinstance(self.text, KVSpec)
@@ -83,16 +87,20 @@ class CacheSpec(Record):
         self._normalise_evict()
         for policy in (self.text, *(rule.text for rule in self.layers)):
             _check_text_groups(policy)
+        ok = is_count(self.flush_tokens)
+        remedy = "Whole groups of K and of V leave the window together: let one divide the other."
+        require(ok, "groups must have a common multiple below 2**31", self.flush_tokens, remedy)
 
     def _normalise_policies(self) -> None:
-        words_of = {"visual": ("text", "dense"), "text": ("dense",), "background": (None,)}
+        words_of = {"visual": ("text", "dense"), "text": ("dense",), "background": ()}
         for name, words in words_of.items():
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 object.__setattr__(self, name, KVSpec.from_dict(value))
             elif not isinstance(value, KVSpec):
-                rule = f"CacheSpec.{name} must be a KVSpec or one of {words}"
-                require(value in words, rule, value, "See DESIGN: a policy per modality.")
+                ok = is_word(value, words) or (value is None and name == "background")
+                rule = f"CacheSpec.{name} must be a KVSpec or one of {words or (None,)}"
+                require(ok, rule, value, "A policy per modality: see CacheSpec.")
 
     def _check_background(self) -> None:
         ok = is_number(self.foreground) and 0 < self.foreground < 1
@@ -176,6 +184,7 @@ class CacheSpec(Record):
 
     def check_depth(self, depth: int) -> None:
         """Raise ValueError where rules or sharing do not fit a model of `depth` layers."""
+        require(is_count(depth), "a model's depth must be an integer >= 0", depth, "Its layers.")
         remedy = "Was the spec made for a deeper model?"
         for rule in self.layers:
             ok = rule.start <= depth and (rule.stop is None or rule.stop <= depth)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from duotone.quant.bases import Reference
-from duotone.quant.record import Record, is_count, is_number, require
+from duotone.quant.record import Record, is_count, is_number, is_word, require
 
 BITS = (1, 2, 3, 4, 8)
 
@@ -47,6 +47,8 @@ class TensorSpec(Record):
     param_dtype: how scale and zero_point are stored.
     """
 
+    NEEDED: ClassVar = (("bits", "classes"),)
+
     bits: int = 1
     along: Literal["tokens", "channels", "span"] = "tokens"
     group: int | None = None
@@ -84,7 +86,7 @@ class TensorSpec(Record):
         self._check_transform()
 
     def _check_gain(self) -> None:
-        fit = self.gain == "fit"
+        fit = is_word(self.gain, ("fit",))
         ok = fit or (is_number(self.gain) and self.gain > 0)
         require(ok, "gain must be positive or 'fit'", self.gain, "1.0 switches it off.")
         ok = self.gain == 1 or self.mapping == "asymmetric"
@@ -124,7 +126,7 @@ class TensorSpec(Record):
         require(ok, "energy needs along='tokens', mapping='asymmetric'", self.along, remedy)
 
     def _check_transform(self) -> None:
-        known = self.transform in (None, "hadamard")
+        known = self.transform is None or is_word(self.transform, ("hadamard",))
         ok = known or (isinstance(self.transform, str) and Reference.parse(self.transform))
         rule = "transform must be None, 'hadamard' or 'klt:FILE#LAYER.key' (or .value)"
         remedy = "duotone calibrate writes specs with such references."
@@ -137,4 +139,6 @@ class TensorSpec(Record):
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
-        require(value in choices, f"{name} must be one of {choices}", value, "Pick one of them.")
+        require(
+            is_word(value, choices), f"{name} must be one of {choices}", value, "Pick one of them."
+        )

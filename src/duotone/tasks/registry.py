@@ -3,11 +3,12 @@
 import difflib
 import hashlib
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from duotone import json_text
 
 from .pictures import open_picture
 from .task import Example, Task
@@ -121,8 +122,8 @@ def _parse_row(line: str, where: str, folder: Path) -> dict[str, Any]:
     """One line's row. Errors: ValueError, also for a picture that is not there."""
     rule = 'each line must be {"images": [paths], "question": text, "answers": [texts]}'
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
+        row = json_text.loads(line)
+    except ValueError as error:
         raise ValueError(f"{rule}, got no valid JSON in {where}: {error}") from error
     answers_ok = isinstance(row, dict) and _is_texts(row.get("answers")) and row["answers"]
     images_ok = answers_ok and _is_texts(row.get("images", []))

@@ -60,12 +60,17 @@ class LayerNorm(nn.Module):
 
 @dataclass(frozen=True)
 class NormParts:
-    """What a norm module consists of; weight and bias in float64."""
+    """What a norm module consists of; weight and bias in float64.
+
+    weight: what the normalised x is multiplied by, `offset` + the module's own weight.
+    offset: 1 where the module multiplies by 1 + weight (Gemma), else 0.
+    """
 
     centres: bool
     eps: float
     weight: Tensor
     bias: Tensor | None
+    offset: float = 0.0
 
     def plain(self, centres: bool | None = None) -> nn.Module:
         """The norm without weight and bias; `centres` overrides whether it takes off the mean."""
@@ -74,19 +79,54 @@ class NormParts:
 
 
 def norm_parts(norm: nn.Module) -> NormParts:
-    """Take a LayerNorm or RMSNorm apart. Errors: ValueError for any other module."""
-    centres = isinstance(norm, nn.LayerNorm)
+    """Take a LayerNorm or RMSNorm apart. Errors: ValueError for any other module.
+
+    What a module is comes from what it computes, not from its name.
+    """
     eps = next((getattr(norm, n) for n in ("eps", "variance_epsilon") if hasattr(norm, n)), None)
-    is_rms = type(norm).__name__.endswith("RMSNorm") and "Gemma" not in type(norm).__name__
-    if not (centres or is_rms) or eps is None or getattr(norm, "weight", None) is None:
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    is_vector = isinstance(weight, Tensor) and weight.dim() == 1
+    kind = _kind(norm, eps) if is_vector and isinstance(eps, float) else None
+    if kind is None:
         raise ValueError(
-            f"expected a LayerNorm or RMSNorm with a weight; got {type(norm).__name__}. Gemma's "
-            "norms multiply by 1 + weight and are not supported; a folded norm has none left."
+            "expected a LayerNorm or RMSNorm that multiplies by its weight or by 1 + weight; got "
+            f"{type(norm).__name__}. A folded norm has no weight left; other norms cannot be taken "
+            "apart: choose a recipe that leaves them alone."
         )
-    bias = getattr(norm, "bias", None)
-    return NormParts(
-        centres, eps, norm.weight.data.double(), None if bias is None else bias.data.double()
-    )
+    centres, offset = kind
+    gain = offset + weight.data.double()
+    return NormParts(centres, eps, gain, None if bias is None else bias.data.double(), offset)
+
+
+@torch.no_grad()
+def _kind(norm: nn.Module, eps: float) -> tuple[bool, float] | None:
+    """(takes the mean off, offset of the weight) by the outputs for weights 0 and 1.
+
+    Half of the probes are as small as the square root of eps, which they see. None for a module
+    whose outputs are of no known kind.
+    """
+    device, channels = norm.weight.device, len(norm.weight)
+    generator = torch.Generator().manual_seed(0)
+    x = 0.5 + torch.randn(4, channels, generator=generator)
+    x = torch.cat([x, x * eps**0.5]).to(device)
+
+    def outputs(value: float) -> Tensor:
+        given = {"weight": torch.full((channels,), value, device=device)}
+        if getattr(norm, "bias", None) is not None:
+            given["bias"] = torch.zeros(channels, device=device)
+        return torch.func.functional_call(norm, given, (x,))
+
+    try:
+        found = [outputs(0.0), outputs(1.0)]
+    except (TypeError, RuntimeError):
+        return None  # Its forward wants more than x.
+    for plain in (RMSNorm(eps), LayerNorm(eps)):
+        y = plain(x)
+        for offset in (0.0, 1.0):
+            pairs = zip(found, (offset * y, (1 + offset) * y), strict=True)
+            if all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-5) for a, b in pairs):
+                return isinstance(plain, LayerNorm), offset
+    return None
 
 
 def fold_norm(parts: NormParts, module: nn.Module) -> None:

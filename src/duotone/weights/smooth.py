@@ -2,7 +2,8 @@
 
     s_j = max|x_j|^alpha / max|w_j|^(1 - alpha);   norm weight, bias / s;   linear columns * s
 
-Exact for the linears behind one norm; s is found over all of them together (eq. 4 there).
+Exact for the linears behind one norm; s is found over all of them together (eq. 4 there). A norm
+that multiplies by 1 + weight (Gemma) takes (1 + weight) / s - 1.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from duotone.weights.norms import norm_parts
 
 SMALLEST = 1e-5
 
@@ -50,11 +53,30 @@ def fold(
 ) -> None:
     """Divide outputs `rows` of a norm or a linear by factors [in], multiply its readers' columns.
 
-    In place; the function stays.
+    In place; the function stays. Errors: ValueError for a norm of no known kind.
     """
-    for parameter in (source.weight, getattr(source, "bias", None)):
+    parameters = [source.weight, getattr(source, "bias", None)]
+    if source.weight.dim() == 1 and (offset := norm_parts(source).offset):
+        factors = _fold_gain(parameters.pop(0).data, offset, factors)
+    for parameter in parameters:
         if parameter is not None:
             part = parameter.data[rows]
             part.copy_(part.float() / (factors if part.dim() == 1 else factors[:, None]))
     for linear in linears:
         linear.weight.data.copy_(linear.weight.data.float() * factors)
+
+
+def _fold_gain(weight: Tensor, offset: float, factors: Tensor) -> Tensor:
+    """Divide offset + weight by factors, in place; return the factors that were taken.
+
+    A weight near -offset has few digits left in 16 bit: what it is rounded to decides the factor.
+    Where nothing but 0 would be left of a gain, the channel stays as it is.
+    """
+    gain = offset + weight.double()
+    kept = weight.clone()
+    weight.copy_(gain / factors - offset)
+    lost = ((offset + weight.double()) == 0) & (gain != 0)
+    weight.copy_(torch.where(lost, kept, weight))
+    left = offset + weight.double()
+    taken = torch.where(left == 0, torch.ones_like(gain), gain / left)
+    return taken.to(factors.dtype)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duotone import json_text
+
 Row = dict[str, Any]
 
 
@@ -28,8 +30,8 @@ def fingerprint(text: str) -> str:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json_text.loads(text)
+    except ValueError as error:
         raise ValueError(
             f"task data must be JSON, got none in {where}: {error}; is the file cut off?"
         ) from error
