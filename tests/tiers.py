@@ -40,6 +40,7 @@ ONE_OF = {
     "test_run::test_few_bit_caches_under_few_bit_weights": 2,
     "test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
     # Kinds of files.
+    "test_saved::test_a_model_from_a_folder_is_the_model_that_was_saved_there": 5,
     "test_saved::test_every_tensor_is_needed_in_its_type_and_shape": 4,
     "test_saved::test_headers_of_other_kinds_are_refused": 4,
     "test_saved::test_running_a_model_does_not_change_its_configuration": 5,

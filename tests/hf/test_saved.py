@@ -11,11 +11,15 @@ from test_bases import some_bases, spec_of
 
 import duotone
 from duotone import QuantizedCache
+from duotone.hf import quantized as checkpoints
 from duotone.hf.identity import all_weights_digest, config_facts
+from duotone.hf.quantized import model_class
 from duotone.quant import bases as bases_module
 from duotone.quant.bases import Bases
+from duotone.weights.quant_linear import QuantLinear
 
 from families import FAMILIES, tiny_model
+from mquant_setups import quantized
 
 SCHEMES = sorted(set(duotone.schemes()) - {"duotone-klt", "duotone-tuned"})
 
@@ -280,3 +284,21 @@ def test_shapes_without_data_allocate_nothing(path: Path) -> None:
 
     rewrite(path, huge)
     refused(path, model, "1 sequence or more")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_from_a_folder_is_the_model_that_was_saved_there(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    again = model_class(model.config).from_pretrained(tmp_path)
+    assert config_facts(again) == config_facts(model)
+    assert all_weights_digest(again) == all_weights_digest(model)
+
+
+def test_a_quantized_model_from_its_checkpoint_takes_its_caches(tmp_path: Path) -> None:
+    model = quantized("rtn-w8a8")[0].model
+    again = checkpoints.load(checkpoints.save(model, tmp_path / "q"))
+    assert config_facts(again) == config_facts(model)
+    assert all_weights_digest(again) == all_weights_digest(model)
+    next(m for m in again.modules() if isinstance(m, QuantLinear)).packed.codes[0, 0] += 1
+    assert all_weights_digest(again) != all_weights_digest(model)

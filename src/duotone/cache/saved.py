@@ -34,7 +34,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """own: what a `LayerStore` keeps by name; pairs: its packed stores, in canonical order."""
+    """Tensors of one layer: a `LayerStore`'s own by name, and its packed stores, canonical."""
 
     own: Tensors
     pairs: dict[str, PackedPair]
@@ -42,7 +42,7 @@ class SavedLayer:
 
 @dataclass(frozen=True)
 class Saved:
-    """All of a cache. states: of one ledger for all layers, or of one for each."""
+    """Content of a cache. states: of one ledger for all layers, or of one for each."""
 
     states: list[LedgerState]
     layers: list[SavedLayer]
@@ -51,7 +51,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model gives a cache: its layers, kv heads and channels of each."""
+    """Sizes that a model gives a cache: layers, kv heads, channels of a head."""
 
     layers: int
     kv_heads: int

@@ -1,4 +1,4 @@
-"""What K and V follow from beside the tokens: a model's weights, configuration and number type."""
+"""Identity of a model for its caches: the configuration and weights that K and V follow from."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _content(path: str | Path, key: str) -> tuple[Any, dict[str, Tensor]]:
 
 @contextmanager
 def damage_named(subject: str, *also: type[Exception]) -> Iterator[None]:
-    """Inside, whatever a file's data make Python raise becomes a ValueError about `subject`.
+    """Turn whatever a file's data make Python raise inside into a ValueError about `subject`.
 
     also: errors of other libraries. A missing file stays a FileNotFoundError.
     """
