@@ -1,5 +1,6 @@
 """What every test has: a tier that it runs in, shape checks, poison for those that ask."""
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,9 @@ settings.register_profile("thorough", max_examples=60, **COMMON)
 # Calls of each test whose shapes are checked by default: all of them take longer than the tests.
 CHECKED_CALLS = 100
 
-# Test processes run side by side; more threads than cores only slows all of them down.
-torch.set_num_threads(1)
+# Test processes run side by side; more threads than cores only slows all of them down. Results may
+# depend on their number, tests may not: OMP_NUM_THREADS=2 runs them with two.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 POISON_BYTE = 0xAA
 

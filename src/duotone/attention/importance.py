@@ -29,7 +29,10 @@ def measure_importance(
     may see. Queries before the first judge are not computed, the others in tiles.
     scores_j = sum_i w_i mean_h A_hij. density = |{A_hij >= .01 max_j A_hij}| / |{visible ij}| over
     judges i, averaged over heads (VL-Cache's 1 - sparsity; a row's maximum always counts).
+    Computed in float32, in float64 for a query of that type.
     """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    query, key, weights = query.to(wide), key.to(wide), weights.to(wide)
     batch, heads, tokens, dim = query.shape
     judges = weights > 0
     scores, reached, seen = weights.new_zeros(batch, tokens), 0.0, 0.0
@@ -54,8 +57,8 @@ def _attention(
     visible: Bool[Tensor, "batch queries tokens"],
     sm_scale: float,
 ) -> Float[Tensor, "batch q_heads queries tokens"]:
-    """Attention weights in float32; rows that see nothing are 0."""
-    scores = query.float() @ key.float().transpose(-1, -2)[:, :, None] * sm_scale
+    """Attention weights in the type of query and key; rows that see nothing are 0."""
+    scores = query @ key.transpose(-1, -2)[:, :, None] * sm_scale
     hidden = ~visible[:, None, None]
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return weights.masked_fill(hidden, 0.0).flatten(1, 2)
