@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.cache.eight_bit import dense_dtype, kept_as
+from duotone.cache.eight_bit import dense_dtype, kept_as, read_as
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
@@ -219,7 +219,7 @@ class LayerStore:
         if flush is self._flushed:
             return
         self._flushed = flush
-        key, value = self.key.to(self.dtype), self.value.to(self.dtype)
+        key, value = read_as(self.key, self.dtype), read_as(self.value, self.dtype)
         if self.spec.key_norm and self.key_norm is None:
             lengths = flush.piece.take.lengths + flush.keep.lengths
             self.key_norm = key_norm(key, lengths, self.spec.text.key.param_dtype)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # 2: a block table per layer where they differ, slots of hybrids, layers without codes.
 # 3: a ledger per layer where layers evict tokens.
 # 4: backgrounds of visual spans.
-FORMAT = "duotone-cache-4"
+# 5: scales of tokens in 8-bit floats.
+FORMAT = "duotone-cache-5"
 PARTS = ("key", "value")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
-from duotone.cache.eight_bit import FP8
+from duotone.cache.eight_bit import FP8, ROWS
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense_decode.cu"
@@ -82,6 +82,8 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
         return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
     if segment.mask is not None:
         return "the CUDA kernels take no mask"
+    if ROWS in (key.dtype, value.dtype):
+        return "8-bit windows have a scale per token and head, which no CUDA kernel reads"
     if key.dtype not in KV_TYPES or value.dtype != key.dtype:
         return (
             f"dense K and V must be of one 16-bit type or e4m3; got {key.dtype} and {value.dtype}"
