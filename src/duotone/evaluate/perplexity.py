@@ -60,8 +60,8 @@ def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) ->
     """Steps over `tokens` tokens whose result equals single steps: none reaches over a flush.
 
     A cache flushes after several tokens, but before a single one: behind a single token that
-    fills a group, the next one must be read alone. Where a cache shows tokens of one step otherwise than
-    generated ones, every step is a single one.
+    fills a group, the next one must be read alone. Where a cache shows tokens of one step
+    otherwise than generated ones, every step is a single one.
     """
     longest = 1 if spec is not None and spec.needs_single_steps else longest
     streams = spec is not None and isinstance(spec.text, KVSpec)
