@@ -49,7 +49,7 @@ def further(window: int, depth: int) -> dict[str, CacheSpec]:
         eight = published.replace(dense_dtype="float8_e4m3fn")
         rows[f"{name} @2, window as published, fp8"] = eight
     own = duotone.scheme("duotone-stream", bits=2)
-    return rows | {"duotone-stream @2, window of 64": own}
+    return rows | {"duotone-stream @2, own window": own}
 
 
 def stream(key: TensorSpec, value: TensorSpec, **cache: Any) -> CacheSpec:
@@ -137,7 +137,7 @@ def text_rows(window: int, depth: int) -> dict[str, CacheSpec]:
     return {
         label: spec
         for label, spec in rows.items()
-        if isinstance(spec.text, KVSpec) and spec.visual == "text"
+        if (isinstance(spec.text, KVSpec) and spec.visual == "text") or label == "fp8"
     }
 
 
