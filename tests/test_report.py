@@ -217,11 +217,11 @@ def test_the_throughput_in_the_readme_is_that_of_its_files():
         return [ratio for row, ratio in found if row in names]
 
     ratios = ratios_of("1-bit visual", "1-bit visual, 2-bit text")
-    integer = ratios_of("1-bit visual, our 2-bit text, W8A8")
+    integer = ratios_of("1-bit visual, 2-bit text, W8A8")
     readme = " ".join((home / "README.md").read_text().split())
     assert f"decodes {min(ratios):.1f} to {max(ratios):.0f} times the tokens per second" in readme
-    wanted = f"with W8A8 weights and our own 2-bit stream {min(integer):.1f} to {max(integer):.0f}"
+    wanted = f"with W8A8 weights and KIVI's 2-bit stream {min(integer):.1f} to {max(integer):.0f}"
     assert f"{wanted} times" in readme
-    ours, theirs = "1-bit visual, our 2-bit text, W8A8", "16-bit, W8A8"
+    ours, theirs = "1-bit visual, 2-bit text, W8A8", "16-bit, W8A8"
     both = [rows[ours] / rows[theirs] for rows in speeds.values()]
     assert f"W8A8 weights on both sides {min(both):.1f} to {max(both):.0f} times" in readme
