@@ -49,7 +49,16 @@ def further(window: int, depth: int) -> dict[str, CacheSpec]:
         eight = published.replace(dense_dtype="float8_e4m3fn")
         rows[f"{name} @2, window as published, fp8"] = eight
     own = duotone.scheme("duotone-stream", bits=2)
-    return rows | {"duotone-stream @2, window of 64": own}
+    return rows | {"duotone-stream @2, own window": own} | window_choices(own)
+
+
+def window_choices(own: CacheSpec) -> dict[str, CacheSpec]:
+    """{label: spec}: our stream with other windows, among them the 8-bit one that it once had."""
+    eight = own.replace(sink=8, recent=64, dense_dtype="float8_e4m3fn")
+    rows = {"duotone-stream @2, 8-bit window of 64": eight}
+    for recent in (32, 48, 64, 128):
+        rows[f"duotone-stream @2, window of {recent}"] = own.replace(recent=recent)
+    return rows
 
 
 def stream(key: TensorSpec, value: TensorSpec, **cache: Any) -> CacheSpec:
@@ -137,7 +146,7 @@ def text_rows(window: int, depth: int) -> dict[str, CacheSpec]:
     return {
         label: spec
         for label, spec in rows.items()
-        if isinstance(spec.text, KVSpec) and spec.visual == "text"
+        if (isinstance(spec.text, KVSpec) and spec.visual == "text") or label == "fp8"
     }
 
 

@@ -14,6 +14,7 @@ from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.evaluate import REFERENCE, evaluate_perplexity
 from duotone.evaluate.perplexity import chunks, perplexity_score, token_losses
 from duotone.quant import quantize
+from duotone.quant.spec import DENSE_DTYPES
 from duotone.tasks import Passages
 from stories import needs_stories, stories, stories_model
 from tiny_vlm import tiny_model
@@ -76,6 +77,16 @@ def one_at_a_time(model, windows, spec):
     return token_losses(model, windows, spec, longest=1)[0]
 
 
+@torch.inference_mode()
+def generated_losses(model, window, spec):
+    """Losses of one window, fed to the cache as `generate` feeds tokens: one per step."""
+    ids, cache = torch.tensor([window]), duotone.QuantizedCache(model, spec)
+    steps = ids[:, :-1].split(1, 1)
+    logits = torch.cat([model(input_ids=i, past_key_values=cache).logits for i in steps], 1)
+    cache.detach()
+    return torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="none")
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_chunks_give_what_single_tokens_give(model, name):
     windows = texts(170 if SPECS[name].recent > 99 else 90, 61, 33, 2)
@@ -89,6 +100,61 @@ def test_shorter_chunks_give_the_same(model, longest):
     windows, spec = texts(120), stream(1, 8, recent=24)
     losses, _ = token_losses(model, windows, spec, longest=longest)
     torch.testing.assert_close(losses, one_at_a_time(model, windows, spec))
+
+
+# Every public stream, and every type that windows have, as short as the test is.
+WINDOWED = {
+    f"{name}, {dtype}": duotone.scheme(name, **knobs).replace(dense_dtype=dtype, **window)
+    for name, knobs, window in [
+        ("dense", {}, {}),
+        ("fp8", {}, {}),
+        ("kivi", {"bits": 2}, {"recent": 16}),
+        ("duotone-stream", {"bits": 2}, {"recent": 16}),
+        ("innerq", {"bits": 2}, {"sink": 3, "recent": 16}),
+        ("xquant", {}, {"recent": 16}),
+    ]
+    for dtype in DENSE_DTYPES
+}
+PRESETS = {name: duotone.scheme(name) for name in ("fp8", "duotone-stream", "kivi")}
+
+
+@pytest.mark.parametrize("spec", WINDOWED.values(), ids=list(WINDOWED))
+def test_perplexity_is_that_of_tokens_generated_one_by_one(model, spec):
+    windows = texts(90, 35)
+    losses, _ = token_losses(model, windows, spec)
+    for row, window in zip(losses, windows, strict=True):
+        expected = generated_losses(model, window, spec)
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("spec", PRESETS.values(), ids=list(PRESETS))
+def test_perplexity_of_presets_as_they_are_is_too(model, spec):
+    """Windows as published; two flushes of KIVI's."""
+    (window,) = texts(200)
+    losses, _ = token_losses(model, [window], spec)
+    expected = generated_losses(model, window, spec)
+    torch.testing.assert_close(losses[0], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", DENSE_DTYPES)
+def test_a_mixed_scheme_reads_text_as_it_generates(dtype):
+    model = tiny_model().double()
+    window = [ids % 20 + 3 for ids in texts(70)[0]]
+    spec = duotone.scheme("duotone-mixed").replace(recent=8, sink=2, dense_dtype=dtype)
+    losses, _ = token_losses(model, [window], spec)
+    expected = generated_losses(model, window, spec)
+    torch.testing.assert_close(losses[0], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fp8", "kivi"])
+def test_8_bit_windows_read_in_chunks_are_noticed(model, monkeypatch, name):
+    """What once was measured: tokens of a chunk see each other in the model's own type."""
+    spec, (window,) = duotone.scheme(name).replace(dense_dtype=DENSE_DTYPES[1]), texts(60)
+    expected = generated_losses(model, window, spec)
+    monkeypatch.setattr(CacheSpec, "needs_single_steps", False)
+    losses, _ = token_losses(model, [window], spec)
+    assert (losses[0] - expected).abs().max() > 1e-3
+    assert torch.allclose(losses, token_losses(model, [window])[0])  # exactly 16 bit's
 
 
 @pytest.mark.parametrize("late", [1, 2])
@@ -147,6 +213,8 @@ def test_the_score_is_that_of_the_generating_cache(model):
         (duotone.scheme("innerq", mapping="hybrid-prefill").replace(key_norm=False), 3, [1, 1, 1]),
         (duotone.scheme("innerq"), 300, [160, 32, 32, 32, 32, 12]),
         (duotone.scheme("innerq", mapping="hybrid-prefill"), 162, [159, 1, 1, 1]),
+        (duotone.scheme("fp8"), 3, [1, 1, 1]),
+        (stream(2, 32, dense_dtype="float8_e4m3fn"), 3, [1, 1, 1]),
     ],
     ids=[
         "16 bit",
@@ -159,6 +227,8 @@ def test_the_score_is_that_of_the_generating_cache(model):
         "phases",
         "norms",
         "norms and phases",
+        "8 bits",
+        "8-bit window",
     ],
 )
 def test_chunks_reach_from_flush_to_flush(spec, tokens, sizes):
@@ -286,3 +356,17 @@ def test_perplexity_through_the_cache_rises_as_bits_fall():
     assert values == sorted(values)
     assert values[0] == pytest.approx(dense, rel=2e-3)
     assert values[3] > 2 * dense
+
+
+@needs_stories
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("fp8", {}), ("duotone-stream", {"bits": 2}), ("kivi", {"bits": 2})]
+)
+def test_perplexity_of_a_trained_model_is_that_of_generated_tokens(name, knobs):
+    model, spec = stories_model(torch.float64), duotone.scheme(name, **knobs)
+    few = Passages(((tuple(stories()[0][:180]),),), 180)
+    read = evaluate_perplexity(model, few, {name: spec}).scores
+    words = [document[0] for document in few.documents]
+    nats = torch.cat([generated_losses(model, window, spec) for window in words])
+    assert read[name]["perplexity"].value == pytest.approx(float(nats.mean().exp()), abs=1e-6)
+    assert abs(read[name]["perplexity"].value - read[REFERENCE]["perplexity"].value) > 1e-4

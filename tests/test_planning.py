@@ -37,8 +37,8 @@ def test_a_plan_predicts_what_the_cache_holds(name: str, ranges: str) -> None:
     assert planned.params_bytes == report.params_bytes
     assert planned.dense_equivalent_bytes == report.dense_equivalent_bytes
     spare = cache.layers[0].store.key.shape[2] - int(cache.ledger.state.dense.lengths)
-    numbers = 2 * 3 * 2 * 16  # K and V, layers, kv heads, head_dim
-    spare_bytes = spare * numbers * spec.dense_element_bytes(model.dtype.itemsize)
+    rows = 2 * 3 * 2  # K and V, layers, kv heads
+    spare_bytes = spare * rows * spec.dense_row_bytes(16, model.dtype.itemsize)
     assert planned.dense_bytes == report.dense_bytes - spare_bytes
     assert planned.max_batch == 10**6 // planned.bytes_per_sequence
     assert planned.dense_max_batch == 10**6 // report.dense_equivalent_bytes

@@ -96,12 +96,34 @@ def test_text_table_has_bits_and_changes():
         "memory": {"nominal_bits": 2.0, "bits_per_element": 3.25, "total_bytes": 9 * 12_345},
         "perplexity": interval(5.5),
         "difference": interval(0.25, 0.05),
+        "spec": {"dense_dtype": "float8_e4m3fn"},
     }
     about = {"model": "stories", "dtype": "float32", "documents": 9, "context": 64, "window": 8}
     text = report.text_table([HEADER | about | {"schemes": {"kivi @2": row}}])
     assert "stories, float32, 9 documents of up to 64 tokens, 8 recent tokens" in text
     assert "| kivi @2 | 2.00 | 3.25 | 12 | 5.500 ± 0.010 | 0.250 ± 0.050 |" in text
     assert "commit 0123456789;" in text
+
+
+def test_text_table_counts_numbers_of_a_32_bit_model_as_16_bit():
+    memory = {"nominal_bits": 2.0, "bits_per_element": 8.0, "total_bytes": 90_000}
+    row = {"memory": memory | {"dense_bytes": 72_000}, "spec": {"recent": 8}}
+    row |= {"perplexity": interval(5.5), "difference": interval(0.25, 0.05)}
+    dense = {"nominal_bits": 32, "bits_per_element": 32.0, "total_bytes": 360_000}
+    rows = {
+        "16-bit": row | {"memory": dense, "spec": None},
+        "model": row,
+        "8 bit": row | {"spec": {"dense_dtype": "float8_e4m3fn"}},
+    }
+    about = {"model": "stories", "documents": 9, "context": 64, "window": 8, "schemes": rows}
+    lines = report.text_table([HEADER | about | {"dtype": "float32"}]).splitlines()
+    assert [line[:30] for line in lines[4:7]] == [
+        "| 16-bit | 16.00 | 16.00 | 20 ",
+        "| model | 2.00 | 4.80 | 6 | 5.",
+        "| 8 bit | 2.00 | 8.00 | 10 | 5",
+    ]
+    wide = report.text_table([HEADER | about | {"dtype": "bfloat16"}]).splitlines()
+    assert wide[5].startswith("| model | 2.00 | 8.00 | 10 |")
 
 
 def test_scheme_table_has_bits_bytes_score_and_divergence():
@@ -195,11 +217,11 @@ def test_the_throughput_in_the_readme_is_that_of_its_files():
         return [ratio for row, ratio in found if row in names]
 
     ratios = ratios_of("1-bit visual", "1-bit visual, 2-bit text")
-    integer = ratios_of("1-bit visual, our 2-bit text, W8A8")
+    integer = ratios_of("1-bit visual, 2-bit text, W8A8")
     readme = " ".join((home / "README.md").read_text().split())
     assert f"decodes {min(ratios):.1f} to {max(ratios):.0f} times the tokens per second" in readme
-    wanted = f"with W8A8 weights and our own 2-bit stream {min(integer):.1f} to {max(integer):.0f}"
+    wanted = f"with W8A8 weights and KIVI's 2-bit stream {min(integer):.1f} to {max(integer):.0f}"
     assert f"{wanted} times" in readme
-    ours, theirs = "1-bit visual, our 2-bit text, W8A8", "16-bit, W8A8"
+    ours, theirs = "1-bit visual, 2-bit text, W8A8", "16-bit, W8A8"
     both = [rows[ours] / rows[theirs] for rows in speeds.values()]
     assert f"W8A8 weights on both sides {min(both):.1f} to {max(both):.0f} times" in readme

@@ -23,7 +23,8 @@ def test_every_registered_scheme_has_rows():
 def test_a_text_model_gets_the_schemes_with_a_policy_for_text():
     rows = scheme_rows.text_rows(32, 5)
     assert {"kivi @2", "innerq @1", "asymkv", "xquant, pairs of V"} <= set(rows)
-    assert all(isinstance(spec.text, KVSpec) for spec in rows.values())
+    assert all(isinstance(spec.text, KVSpec) for label, spec in rows.items() if label != "fp8")
+    assert rows["fp8"].dense_dtype != "model"
 
 
 @pytest.mark.parametrize("bits", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -151,5 +152,6 @@ def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> StepB
 
 def _token_bytes(shape: DecoderShape, spec: CacheSpec | None = None) -> int:
     """Of a dense token."""
-    one = shape.element_bytes if spec is None else spec.dense_element_bytes(shape.element_bytes)
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * one
+    of = (shape.head_dim, shape.element_bytes)
+    row_bytes = math.prod(of) if spec is None else spec.dense_row_bytes(*of)
+    return 2 * shape.layers * shape.kv_heads * row_bytes

@@ -99,8 +99,8 @@ def plan(
         codes, params = codes + more[0], params + more[1]
         dense_tokens += dense_here
     token_bytes = _elements_per_token(facts) * facts.element_bytes
-    dense_token_bytes = _elements_per_token(facts) * spec.dense_element_bytes(facts.element_bytes)
-    dense = dense_tokens * dense_token_bytes // facts.layers
+    row_bytes = spec.dense_row_bytes(facts.head_dim, facts.element_bytes)
+    dense = dense_tokens * 2 * facts.kv_heads * row_bytes
     tokens, total = sum(counts.values()), codes + params + dense
     return Plan(
         **counts,

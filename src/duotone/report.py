@@ -166,6 +166,7 @@ def text_table(results: Sequence[Result]) -> str:
     for result in results:
         rows = []
         for label, scheme in result["schemes"].items():
+            scheme = with_16_bit_numbers(scheme, result["dtype"])
             memory, change = scheme["memory"], scheme["difference"]
             bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
             cells = (with_interval(scheme["perplexity"]), with_interval(change))
@@ -174,11 +175,31 @@ def text_table(results: Sequence[Result]) -> str:
         header += ["perplexity", "minus unquantized"]
         title = (
             f"{result['model']}, {result['dtype']}, {result['documents']} documents of up to "
-            f"{result['context']} tokens, {result['window']} recent tokens in every window:"
+            f"{result['context']} tokens, {result['window']} recent tokens in every window; bytes "
+            "of unquantized numbers are those of 16 bit:"
         )
         note = f"*± half the 95 % bootstrap interval; {source(result)}.*"
         tables += [title, markdown_table(header, rows), note]
     return "\n\n".join(tables)
+
+
+def with_16_bit_numbers(scheme: Result, dtype: str) -> Result:
+    """A scheme's row as a 16-bit model would have it: of dense numbers only 16 bits count.
+
+    dtype: what the model computed in; nothing changes but of "float32", nor in 8-bit windows.
+    """
+    memory = scheme["memory"]
+    spec = scheme["spec"] or {}
+    if dtype != "float32" or spec.get("dense_dtype", "model") != "model":
+        return scheme
+    # The reference is dense as a whole.
+    dense = memory["dense_bytes"] if scheme["spec"] else memory["total_bytes"]
+    total = memory["total_bytes"] - dense // 2
+    bits = memory["bits_per_element"] * total / memory["total_bytes"]
+    counted = {"total_bytes": total, "bits_per_element": bits}
+    if not scheme["spec"]:
+        counted["nominal_bits"] = 16.0
+    return scheme | {"memory": memory | counted}
 
 
 def _kilobytes(scheme: Result, samples: int) -> str:

@@ -19,7 +19,7 @@ from duotone.cache import (
     PackedTensor,
     pack_tensor,
 )
-from duotone.cache.eight_bit import FP8, as_bytes
+from duotone.cache.eight_bit import FP8, ROWS, as_bytes
 from duotone.cache.packed import TOKEN_PARTS
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import Segment
@@ -185,7 +185,7 @@ def _poison_tensor(x: PackedTensor, lengths: Tensor) -> PackedTensor:
 
 def _poison_dense(segment: DenseSegment) -> DenseSegment:
     empty = ~valid_mask(segment.lengths, segment.tokens)[:, None, :, None]
-    nan = FP8_NAN if segment.key.dtype == FP8 else math.nan
+    nan = FP8_NAN if segment.key.dtype in (FP8, ROWS) else math.nan
     states = segment.key, segment.value
     key, value = (as_bytes(x).masked_fill(empty, nan).view(x.dtype) for x in states)
     return replace(segment, key=key, value=value)

@@ -15,7 +15,7 @@ from duotone.attention.cuda.dense_decode import dense_reason
 from duotone.attention.cuda.geometry import Geometry
 from duotone.attention.cuda.group_records import GroupLayout, GroupRecords
 from duotone.attention.cuda.layout import span_layout
-from duotone.cache.eight_bit import FP8, as_bytes
+from duotone.cache.eight_bit import FP8, ROWS, as_bytes, kept_as
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
@@ -310,10 +310,22 @@ def test_a_model_says_what_it_says_by_the_reference(name: str, windows: str, fro
         if cache is not growing:
             stores = cache.decoder.stores
         assert all((store.stream.records is not None) == (impl == "cuda") for store in stores)
-        assert all((store.key.dtype == FP8) == (windows != "model") for store in stores)
+        assert all((store.key.dtype == ROWS) == (windows != "model") for store in stores)
         growing.detach()
     error = (logits["cuda"] - logits["reference"]).norm() / logits["reference"].norm()
     assert error < 2e-2
+
+
+@pytest.mark.parametrize("spread", [1.0, 900.0])
+def test_scaled_windows_are_tritons_beside_our_codes(macros, spread: float) -> None:
+    case = Case((300,), dense=(144,), head_dim=128, dtype=BF16)
+    query, kv = build(case)
+    query = query / spread
+    rows = (kept_as(x * spread, ROWS) for x in (kv[1].key, kv[1].value))
+    kv[1] = replace(kv[1], **dict(zip(("key", "value"), rows, strict=True)))
+    out = attend_all(case, kv, query)
+    assert not [x for x in macros if "KV" in x]
+    assert_near(out, reference(case, query, kv))
 
 
 def test_fp8_windows_are_read_by_the_kernel(macros) -> None:

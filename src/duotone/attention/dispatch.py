@@ -178,7 +178,7 @@ def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
 
 def _check_segment(query: Tensor, segment: Segment) -> None:
     key, (batch, heads) = segment.key, segment.heads
-    head_dim = key.head_dim if isinstance(key, PackedTensor) else key.shape[-1]
+    head_dim = key.head_dim if isinstance(key, PackedTensor) else segment.head_dim
     fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
     if not fits:
         raise ValueError(

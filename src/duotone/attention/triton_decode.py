@@ -38,7 +38,7 @@ from duotone.attention.triton_operands import (
 from duotone.attention.triton_prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton_range import score_range_kernel
 from duotone.attention.turned import Wants, segment_query
-from duotone.cache.eight_bit import FP8
+from duotone.cache.eight_bit import FP8, ROWS
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import DenseSegment, Segment
 from duotone.quant.rotation import out_of_basis
@@ -82,6 +82,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
             return f"codes must have {KERNEL_BITS} bits; got {odd}"
         strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
         return f"packed K and V must be contiguous; {strided} are not" if strided else None
+    if x.dtype == ROWS:  # kernels read a copy in the query's type
+        return None
     if x.dtype not in (*QUERY_DTYPES, FP8):
         return f"dense K and V must be one of {(*QUERY_DTYPES, FP8)}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.attention.triton_classes import encode_classes
+from duotone.cache.eight_bit import channels_of
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant.classes import class_counts
@@ -163,7 +164,7 @@ def codes_of(x: PackedTensor | Tensor) -> Tensor:
 
 def head_dim_of(x: PackedTensor | Tensor) -> int:
     """Channels of x."""
-    return x.head_dim if isinstance(x, PackedTensor) else x.shape[-1]
+    return x.head_dim if isinstance(x, PackedTensor) else channels_of(x)
 
 
 def _counts(x: PackedTensor | Tensor) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from duotone.attention.dispatch import code_layouts
 from duotone.attention.static import StaticDecoder
 from duotone.bench.dense_attention import fastest_attention
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
+from duotone.cache.eight_bit import channels_of, kept_as
 from duotone.cache.places import flush_count
 from duotone.cache.sharing import share_layers
 from duotone.decoder_shape import DecoderShape, Load
@@ -233,7 +234,8 @@ def _fill(store: StaticStore) -> None:
     filled = int(store.places.dense.max())
     for states in (store.key, store.value):
         rest = states[:, :, filled:]
-        rest.copy_(torch.randn(rest.shape[1:], device=rest.device))
+        size = (*rest.shape[1:-1], channels_of(rest))
+        rest.copy_(kept_as(torch.randn(size, device=rest.device), rest.dtype))
     if store.stream is None:
         return
     if store.stream.records is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from duotone.cache.eight_bit import read_as
 from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.cache.rolls import STORES, LedgerState
@@ -59,8 +60,11 @@ class Unchecked:
 
 
 def check_finite(name: str, tensor: Tensor, mask: Tensor | None) -> None:
-    """Raise where a number that counts is none. mask: True where it counts; None: everywhere."""
-    bad = ~torch.isfinite(tensor.float())
+    """Raise where a number that counts is none.
+
+    tensor: numbers, or rows of 8-bit floats. mask: True where it counts; None: everywhere.
+    """
+    bad = ~torch.isfinite(read_as(tensor, torch.float32))
     bad = bad if mask is None else bad & mask
     must(not bool(bad.any()), "numbers must be finite", f"inf or NaN in {name}")
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.declared import own_tensors
-from duotone.cache.eight_bit import dense_dtype, kept_as
+from duotone.cache.eight_bit import dense_dtype, kept_as, read_as
 from duotone.cache.key_norm import Norm, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
@@ -253,7 +253,7 @@ class LayerStore:
             self._flush(flush)
 
     def _flush(self, flush: Flush) -> None:
-        key, value = self.key.to(self.dtype), self.value.to(self.dtype)
+        key, value = read_as(self.key, self.dtype), read_as(self.value, self.dtype)
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         self._pack("stream", key, value, self.spec.text, flush.piece)

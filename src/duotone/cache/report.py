@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from duotone.cache.eight_bit import channels_of
 from duotone.cache.layer import LayerStore
 from duotone.cache.pair import PackedPair
 from duotone.cache.places import StaticPlaces
@@ -23,7 +24,8 @@ class MemoryReport:
     """Bytes of a cache, over all layers and sequences.
 
     codes_bytes, params_bytes: packed codes (with signs); scales, zero-points, mode bits and norms.
-    dense_bytes: tokens in 16 bit, spare slots of their buffers included.
+    dense_bytes: tokens in the model's dtype or in 8-bit floats with their scales, spare slots of
+        their buffers included.
     index_bytes: the ledger's positions, lengths and block tables, shared by all layers unless
         each evicts tokens of its own.
     dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots;
@@ -173,7 +175,7 @@ def _placed_visual(places: StaticPlaces) -> int:
 
 
 def _elements_per_token(store: Store) -> int:
-    return store.key.shape[1] * (store.key.shape[3] + store.value.shape[3])
+    return store.key.shape[1] * (channels_of(store.key) + channels_of(store.value))
 
 
 def _table_bytes(pairs: list[PackedPair]) -> int:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from duotone.cache.eight_bit import FP8
+from duotone.cache.eight_bit import FP8, ROWS, channels_of, read_as
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths
@@ -64,10 +64,13 @@ class PackedSegment:
 
 @dataclass(frozen=True)
 class DenseSegment:
-    """Tokens in the model's dtype or in 8-bit floats; only the first `lengths[b]` of them exist."""
+    """Tokens in the model's dtype or in 8-bit floats; only the first `lengths[b]` of them exist.
 
-    key: Float[Tensor, "batch kv_heads tokens head_dim"]
-    value: Float[Tensor, "batch kv_heads tokens value_dim"]
+    key, value: numbers, or rows of bytes that hold them (`cache.eight_bit`).
+    """
+
+    key: Shaped[Tensor, "batch kv_heads tokens key_row"]
+    value: Shaped[Tensor, "batch kv_heads tokens value_row"]
     lengths: Lengths
     visual: bool = False
     mask: Bool[Tensor, "batch queries tokens"] | None = None
@@ -78,9 +81,9 @@ class DenseSegment:
 
     def widened(self, dtype: torch.dtype) -> DenseSegment:
         """The same, 8-bit floats in `dtype`."""
-        if self.key.dtype != FP8:
+        if self.key.dtype not in (FP8, ROWS):
             return self
-        return replace(self, key=self.key.to(dtype), value=self.value.to(dtype))
+        return replace(self, key=read_as(self.key, dtype), value=read_as(self.value, dtype))
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -88,13 +91,19 @@ class DenseSegment:
         return tuple(self.key.shape[:2])
 
     @property
+    def head_dim(self) -> int:
+        """Channels of K."""
+        return channels_of(self.key)
+
+    @property
     def tokens(self) -> int:
         """Width of the token axis."""
         return self.key.shape[2]
 
     def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
-        """K or V as they are."""
-        return getattr(self, which)
+        """K or V as they are; in float32, exactly, of rows of bytes."""
+        x: Tensor = getattr(self, which)
+        return read_as(x, torch.float32) if x.dtype == ROWS else x
 
 
 Segment = PackedSegment | DenseSegment

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.eight_bit import as_bytes, kept_as
+from duotone.cache.eight_bit import ROWS, as_bytes, channels_of, kept_as, read_as
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
@@ -48,7 +48,7 @@ class StaticStore:
         self.stream: PackedPair | None = None
         self.sources: dict[str, StaticStore] = {}
         if places.stream_tokens:
-            heads = (self.key.shape[1], self.key.shape[3], self.value.shape[3])
+            heads = (self.key.shape[1], channels_of(self.key), channels_of(self.value))
             with without_autocast(self.key.device):
                 self.stream = _static_stream(store, places, heads, frozenset(store.sources))
         rows = torch.arange(self.key.shape[0], device=self.key.device)
@@ -136,15 +136,24 @@ class StaticStore:
         if self.stream.records is not None:
             states, records = (self.key, self.value), self.stream.records
             text = self.spec.text
-            records.write(states, oldest, full, places.stream, self.key_norm, text)
+            leaving = self._numbers(oldest)
+            records.write(*leaving, full, places.stream, self.key_norm, text)
             records.close_gap(states, source, target, full)
             return
         self._pack_oldest(oldest, full)
         for store in (self.key, self.value):
             move_tokens(store, source, target, full)
 
+    def _numbers(self, oldest: Move) -> tuple[tuple[Tensor, Tensor], Move]:
+        """((K, V), which of their tokens are the oldest), in numbers that kernels can read."""
+        if self.key.dtype != ROWS:
+            return (self.key, self.value), oldest
+        states = tuple(read_as(oldest.apply(x), self.dtype) for x in (self.key, self.value))
+        alone = torch.arange(oldest.tokens, device=oldest.index.device)
+        return states, Move(alone.expand_as(oldest.index), oldest.lengths)
+
     def _pack_oldest(self, oldest: Move, full: Tensor) -> None:
-        key, value = (oldest.apply(x).to(self.dtype) for x in (self.key, self.value))
+        key, value = (read_as(oldest.apply(x), self.dtype) for x in (self.key, self.value))
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         for which, x in (("key", key), ("value", value)):

@@ -1,14 +1,15 @@
 """Teacher-forced perplexity through the cache: every token is predicted from the quantized past.
 
 A token is scored as if the ones before it had been generated one at a time: what has left the
-window is read from codes, the window and the token itself in 16 bit. Chunks make that fast without
-changing it. Before token t is read, the stream holds (sink and window left out)
+window is read from codes, the window and the token itself as they are stored. Chunks make that fast
+without changing it. Before token t is read, the stream holds (sink and window left out)
 
     packed(t) = group * floor(max(0, t - sink - recent) / group)
 
 tokens in codes. Several tokens read in one step see the packed past of the first of them and each
 other in 16 bit, so a chunk equals single steps exactly where packed(t) is the same for all of it:
-from one flush to the next, sink + recent + group tokens at first, then `group` at a time.
+from one flush to the next, sink + recent + group tokens at first, then `group` at a time. Where the
+window is in 8-bit floats every step is a single one, so that they are read.
 
 Where keys are normalised, a prompt must say by what: it is what the windows hold before the first
 flush, read in one step whatever comes after it.
@@ -62,10 +63,10 @@ def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) ->
     """Steps over `tokens` tokens whose result equals single steps: none reaches over a flush.
 
     A cache flushes after several tokens, but before a single one: behind a single token that
-    fills a group, the next one must be read alone. Where a cache tells generated tokens from a
-    prompt's, every step is a single one.
+    fills a group, the next one must be read alone. Where a cache shows tokens of one step
+    otherwise than generated ones, every step is a single one.
     """
-    longest = 1 if spec is not None and spec.tells_phases_apart else longest
+    longest = 1 if spec is not None and spec.needs_single_steps else longest
     streams = spec is not None and isinstance(spec.text, KVSpec)
     group = spec.flush_tokens if streams else tokens
     flush = spec.sink + spec.recent + group if streams else tokens

@@ -30,7 +30,8 @@ from duotone.quant import CacheSpec, tensor_file
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
-# 5: checksum; digests of weights and bases, configuration and type of the model.
+# 5: checksum; digests of weights and bases, configuration and type of the model; scales of
+# 8-bit floats.
 FORMAT = "duotone-cache-5"
 # The same tensors without a word on the model's weights. Older files have less.
 UNSIGNED = "duotone-cache-4"

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache import Ledger
+from duotone.cache.eight_bit import as_stored
 from duotone.cache.prominence import Spans, foreground_first
 from duotone.cache.ragged import valid_mask
 from duotone.cache.rolls import STORES, LedgerState
@@ -93,10 +94,10 @@ class Answered:
         coded = [cache.layers[layer].materialize(*of) for of in zip(names, exact, strict=True)]
         tails = dense.keys[:, :, cut:], dense.values[:, :, cut:]
 
-        def whole(states: Sequence[Heads]) -> tuple[Heads, Heads]:
-            return tuple(torch.cat(both, 2) for both in zip(states, tails, strict=True))
+        def whole(*parts: Sequence[Heads]) -> tuple[Heads, Heads]:
+            return tuple(torch.cat(both, 2) for both in zip(*parts, strict=True))
 
-        return whole(exact), whole(coded)
+        return whole(exact, tails), whole(coded, [as_stored(x, store.spec) for x in tails])
 
     def _spans(self, spec: CacheSpec) -> Spans | None:
         """The prompt's spans whose tokens a layer with a background has put in another order."""

@@ -255,7 +255,7 @@ SCHEMES: dict[str, Scheme] = {
         tuned,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
-    "fp8": Scheme("every token in 8-bit floats (e4m3 without scales)", _fp8),
+    "fp8": Scheme("every token in 8-bit floats (e4m3, a scale per token and head)", _fp8),
 }
 
 

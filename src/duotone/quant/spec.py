@@ -21,6 +21,8 @@ from duotone.quant.record import Record, is_count, is_number, is_word, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
 DENSE_DTYPES = ("model", "float8_e4m3fn")
+# Of a head's K, and of its V, of a token in 8-bit floats (`cache.eight_bit`).
+SCALE_BYTES = 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class CacheSpec(Record):
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
     dense_dtype: what dense tokens (windows, dense policies) are kept in: "model" (its own type) or
-        "float8_e4m3fn", half the bytes of 16 bit (`cache.eight_bit`).
+        "float8_e4m3fn" with a scale per token and head: half the bytes of 16 bit, and one more
+        (`cache.eight_bit`).
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
     ranges: what shares one range: "sequence" (all visual tokens of a sequence, the paper) or "run"
         (each contiguous run of visual tokens: an image, a frame).
@@ -165,9 +168,26 @@ class CacheSpec(Record):
         """A token that is decoded is quantized in another way than one of a prompt."""
         return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
 
+    @property
+    def needs_single_steps(self) -> bool:
+        """Tokens read in one step are seen otherwise than those that are read one by one.
+
+        Decoding reads even the newest token as it is stored; tokens of one step see each other in
+        the model's own type.
+        """
+        return self.tells_phases_apart or self.dense_dtype != "model"
+
     def dense_element_bytes(self, model_bytes: int) -> int:
         """Bytes of a number of a dense token. model_bytes: of one in the model's type."""
         return model_bytes if self.dense_dtype == "model" else 1
+
+    def dense_row_bytes(self, channels: int, model_bytes: int) -> int:
+        """Bytes of one head's K or V of a dense token, its scale included.
+
+        model_bytes: of a number in the model's type.
+        """
+        scale = 0 if self.dense_dtype == "model" else SCALE_BYTES
+        return channels * self.dense_element_bytes(model_bytes) + scale
 
     def at_layer(self, layer: int) -> CacheSpec:
         """The same cache with the policies of one layer and no rules."""

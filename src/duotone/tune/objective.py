@@ -63,8 +63,14 @@ def flush_steps(
     with n tokens in the stream, so a step of several tokens is exact where packed stays the same
     for all of them in all sequences. A cache flushes after several tokens and before a single one:
     where a flush is due behind a single token, the next token is read alone. Without a quantized
-    text nothing is flushed, and one step does.
+    text nothing is flushed, and one step does. Where a cache shows tokens of one step otherwise
+    than generated ones, every step behind the question is a single one.
     """
+    if spec.needs_single_steps:
+        if question:
+            yield slice(0, question)
+        yield from (slice(question + i, question + i + 1) for i in range(answer))
+        return
     if not isinstance(spec.text, KVSpec):
         yield slice(0, question + answer)
         return

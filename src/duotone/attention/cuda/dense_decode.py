@@ -17,7 +17,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
-from duotone.cache.eight_bit import FP8
+from duotone.cache.eight_bit import FP8, ROWS
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense_decode.cu"
@@ -104,6 +104,8 @@ def shape_reason(
 
     group: q heads per kv head. shared: bytes of shared memory that a block may have.
     """
+    if ROWS in dtypes:
+        return "8-bit windows have a scale per token and head, which no CUDA kernel reads"
     if dtypes[0] not in KV_TYPES or dtypes[1] != dtypes[0]:
         return f"dense K and V must be of one 16-bit type or e4m3; got {dtypes[0]} and {dtypes[1]}"
     head_dim = channels[0]
