@@ -79,9 +79,13 @@ def one_at_a_time(model, windows, spec):
 
 @torch.inference_mode()
 def generated_losses(model, window, spec):
-    """Losses of one window, fed to the cache as `generate` feeds tokens: one per step."""
+    """Losses of one window, fed to the cache as `generate` feeds tokens: one per step.
+
+    Normalised keys need a prompt: the tokens before the first flush.
+    """
     ids, cache = torch.tensor([window]), duotone.QuantizedCache(model, spec)
-    steps = ids[:, :-1].split(1, 1)
+    prompt = next(chunks(spec, len(window) - 1)).stop if spec.key_norm else 1
+    steps = [ids[:, :prompt], *(ids[:, i : i + 1] for i in range(prompt, len(window) - 1))]
     logits = torch.cat([model(input_ids=i, past_key_values=cache).logits for i in steps], 1)
     cache.detach()
     return torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="none")

@@ -76,7 +76,7 @@ def as_bytes(x: Tensor) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     top = _largest(x.dtype)
-    numbers = x.masked_fill(x.isinf(), torch.nan).clamp(-top, top).float()
+    numbers = x.masked_fill(x.isinf(), torch.nan).clamp(-top, top).type(torch.float32)
     largest = numbers.abs().amax(-1, keepdim=True)
     exponent = ((largest.view(torch.int32) + ABOVE_TOP) >> FRACTION_BITS) - TOP_EXPONENT
     scale = exponent.clamp(LEAST, MOST)
