@@ -17,16 +17,19 @@ from duotone.attention.cuda import runtime
 COMPILER = shutil.which("g++")
 PROBE = ("-x", "c++", "-fsyntax-only", "-")
 FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
-STANDARD = ("cassert", "cfenv", "cmath", "cstdint", "cstring", "deque", "map", "vector")
+STANDARD = ("cassert", "cfenv", "cmath", "cstdint", "cstdlib", "cstring", "deque", "map", "vector")
+# With BACKWARDS in the environment blocks and threads take turns in the other order.
 MAIN = """
 static const Arguments* given;
 static unsigned running, threads_of_block;
 static void thread() {{ {name}(*given); running--, idle = 0; while (true) yield(); }}
 // Returns whether all threads have ended: 0 if they wait for each other.
 extern "C" int launch(const Arguments* at, unsigned x, unsigned y, unsigned z, unsigned threads) {{
+  const bool backwards = getenv("BACKWARDS");
   given = at, gridDim = {{x, y, z}};
   std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 14));
-  for (unsigned i = 0; i < x * y * z; i++) {{
+  for (unsigned n = 0; n < x * y * z; n++) {{
+    const unsigned i = backwards ? x * y * z - 1 - n : n;
     blockIdx = {{i % x, i / x % y, i / x / y}};
     memset(shared, 0xAA, sizeof shared);
     fibers.assign(threads, {{}}), board.assign(threads, 0), warps.assign(threads / 32, {{}});
@@ -38,7 +41,9 @@ extern "C" int launch(const Arguments* at, unsigned x, unsigned y, unsigned z, u
     }}
     for (idle = 0; running; idle++) {{
       if (idle > 100) return 0;
-      for (unsigned i = 0; i < threads; i++) threadIdx.x = i, swapcontext(&scheduler, &fibers[i]);
+      for (unsigned n = 0; n < threads; n++)
+        threadIdx.x = backwards ? threads - 1 - n : n,
+        swapcontext(&scheduler, &fibers[threadIdx.x]);
     }}
   }}
   return 1;

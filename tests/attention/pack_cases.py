@@ -43,7 +43,8 @@ def inner(bits: int, mapping: str = "asymmetric", **more) -> KVSpec:
 @dataclass(frozen=True)
 class GroupCase:
     """tiles: real ones of each sequence. apart: "key", "value": whose codes lie apart; lent: whose
-    codes another layer keeps, so that they are not written.
+    codes another layer keeps, so that they are not written. swing: of some channels and tokens of
+    the first head, beside a bias: a large one makes tiles wide.
     """
 
     specs: KVSpec
@@ -56,6 +57,7 @@ class GroupCase:
     heads: int = 2
     apart: tuple[str, ...] = ()
     lent: tuple[str, ...] = ()
+    swing: float = 0.0
 
     def __str__(self) -> str:
         key, value = self.specs.key, self.specs.value
@@ -63,6 +65,7 @@ class GroupCase:
         more = {"norm": self.norm, "decoding": self.decoding, f"offset{self.offset}": self.offset}
         more |= {"shrink": key.shrink != 1, "eta": key.eta != 0}
         more |= {f"apart{x}": True for x in self.apart} | {f"lent{x}": True for x in self.lent}
+        more |= {f"swing{self.swing:g}": self.swing}
         flags = [name for name, wanted in more.items() if wanted]
         kind = str(self.dtype).removeprefix("torch.")
         return "-".join([*names, f"d{self.head_dim}{kind}", *flags])
@@ -103,6 +106,18 @@ GROUP_CASES = [
     GroupCase(inner(2, eta=0.3), 96, dtype=FP16),
 ]
 K, V = "key", "value"
+# A range of 192 is where a tile of 2 bits becomes wide.
+LARGE_CASES = [
+    *(GroupCase(kivi(bits), 128, swing=s) for bits, s in ((2, 96.0), (2, 1500.0), (1, 3000.0))),
+    GroupCase(kivi(4), 64, swing=8000.0, dtype=FP16),
+    GroupCase(kivi(2, 128), 128, (4, 8), swing=1500.0, dtype=FP32),
+    GroupCase(
+        KVSpec(TensorSpec(2, "tokens", 64), TensorSpec(1, "tokens", 128)), 100, (4, 8), swing=1500.0
+    ),
+    GroupCase(kivi(2), 96, apart=(K, V), swing=1500.0),
+    *(GroupCase(inner(2, m), swing=1500.0) for m in ("asymmetric", "symmetric", "hybrid")),
+    GroupCase(KVSpec(*[TensorSpec(2, "tokens", 32, eta=0.045)] * 2), 80, swing=900.0),
+]
 APART_CASES = [
     GroupCase(kivi(2), 128, apart=(K, V)),
     GroupCase(kivi(1), 96, (5, 0, 7), apart=(V,)),
@@ -140,6 +155,9 @@ def run_groups(case: GroupCase, seed: int = 0):
     # The token of zeros: torch may take either where both kinds meet.
     zeros = -0.0, 0.0
     key, value = (dense_states(shape, case.dtype, case.offset, zero) for zero in zeros)
+    if case.swing:
+        make_large(key, case.swing)
+        make_large(value, case.swing)
     index = torch.stack([torch.randperm(n)[: TILE * most] for _ in range(batch)]).to(device())
     norm = None
     if case.norm is not None:
@@ -170,6 +188,14 @@ def run_groups(case: GroupCase, seed: int = 0):
         for found in (buffers, expected)
     )
     return *joined, int(overflow)
+
+
+def make_large(x: Tensor, swing: float) -> None:
+    """Channels and tokens of the first head that swing, and a bias of 1,000: in place."""
+    x[:, 0, ::97] *= swing
+    x[:, 0, ::2, 5] += swing
+    x[:, 0, 1::2, 5] -= swing
+    x[:, 0, :, 9] += 1000
 
 
 def poison_buffers(case: GroupCase) -> list[Tensor | None]:

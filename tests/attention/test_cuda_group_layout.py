@@ -3,9 +3,10 @@ import pytest
 import torch
 
 from duotone.attention.cuda.group_format import TILE, GroupFormat, Operand, operand_of
-from duotone.attention.cuda.group_layout import group_order, to_group_records
+from duotone.attention.cuda.group_layout import MAX_SCALE, group_order, to_group_records
 from duotone.attention.cuda.group_records import GroupLayout
-from duotone.cache import BlockTable, pack_tensor
+from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
 KIVI = (TensorSpec(2, "tokens", 32), TensorSpec(2, "channels", 32))
@@ -172,6 +173,7 @@ def products(data: bytes, params: bytes, form: Operand, rows: int, k: int, b: np
 def along_rows(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
     """The same with a scale per run of rows."""
     words, out = lane_words(data, rows * k * form.bits // 1024), np.zeros((rows, k))
+    wide = bool(params[3] & 0x80)
     for run in range(rows * k // 512):
         tile, at = run // (k // 32), run % (k // 32)
         for i in range(2):
@@ -179,7 +181,11 @@ def along_rows(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> 
                 chunk = 2 * at + q // 2
                 address = ((16 * tile // form.group * (k // 16) + chunk) * 4 + T) * 16
                 step, zero = shared(params, address, 4)[[q % 2, 2 + q % 2]]
+                assert ((step & np.uint64(0x80008000)) == (0x80008000 if wide else 0)).all()
                 code = halves(raw(words, form.bits, run, i, q))
+                if wide:
+                    code *= 2.0 ** (6 + form.bits + (0 if q % 2 or form.bits == 4 else 2))
+                    step = step & np.uint64(0x7FFF7FFF)
                 x = (code * halves(step) + halves(zero) * 2.0**-8) * 2.0**8
                 for side in range(2):
                     out[16 * tile + 8 * i + G, 32 * at + 8 * q + 2 * T + side] = x[:, side]
@@ -202,15 +208,23 @@ def decode(codes: bytes, params: bytes, form: Operand, rows: int, k: int) -> tor
     return (along_k if form.along_k else along_rows)(codes, params, form, rows, k)
 
 
+# What channels and tokens are multiplied by: scales of less than 64, about it, and of thousands.
+SWINGS = [1.0, 40.0, 1500.0]
+
+
+@pytest.mark.parametrize("swing", SWINGS)
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 @pytest.mark.parametrize("name", CASES)
-def test_a_tile_decodes_to_what_was_packed(name: str, head_dim: int) -> None:
+def test_a_tile_decodes_to_what_was_packed(name: str, head_dim: int, swing: float) -> None:
     torch.manual_seed(0)
     if name == "wide-groups" and head_dim == 96:
         pytest.skip("96 is no multiple of 64")
     tokens = 96 if "wide" not in name and "mixed" not in name else 128
     blocks = BlockTable(torch.tensor([[0, tokens]]))
     x = [torch.randn(1, 1, tokens, head_dim) + torch.randn(head_dim) for _ in range(2)]
+    for t in x:  # but in the last tile
+        t[..., ::32, 3] *= swing
+        t[:, :, 7:70, ::11] *= swing
     key, value = (pack_tensor(t, spec, blocks) for t, spec in zip(x, CASES[name], strict=True))
     form = GroupFormat(
         head_dim,
@@ -231,6 +245,19 @@ def test_a_tile_decodes_to_what_was_packed(name: str, head_dim: int) -> None:
         values = decode(raw[k_codes:], params[k_params:], form.value, head_dim, TILE)
         torch.testing.assert_close(keys, expected[0][part], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(values.T, expected[1][part], rtol=1e-5, atol=1e-5)
+        for x, operand, at in ((key, form.key, 0), (value, form.value, k_params)):
+            if not operand.along_k:
+                assert bool(params[at + 3] & 0x80) == beyond(x, part)
+
+
+def beyond(x: PackedTensor, tile: slice) -> bool:
+    """A scale of the tile is too large for a step of the usual kind."""
+    own = (
+        tile
+        if x.per_token
+        else slice(tile.start // x.spec.group, (tile.stop - 1) // x.spec.group + 1)
+    )
+    return bool((x.scale[0, 0, own] >= MAX_SCALE).any())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "kivi" not in name and "w" not in name])
@@ -273,8 +300,25 @@ def test_what_the_kernel_lacks_has_a_reason(spec: TensorSpec, reason: str) -> No
     assert reason in operand_of(spec, 64, "key")
 
 
+@pytest.mark.parametrize(
+    ("name", "largest"), [("kivi1", 6e4), ("kivi", 6e4), ("kivi4", 6e4), ("inner", 2e4)]
+)
+def test_large_scales_are_laid_out_as_far_as_they_fit(name: str, largest: float) -> None:
+    table = BlockTable(torch.tensor([[0, 64]]))
+    for size in (1.0, 1e3, largest):
+        x = torch.zeros(1, 1, 64, 64).index_fill_(2, torch.arange(0, 64, 3), size)
+        pair = PackedPair(*(pack_tensor(x, spec, table) for spec in CASES[name]))
+        laid = pair.laid_out(GroupLayout())
+        assert laid.records is not None
+        both = laid.canonical()
+        for ours, theirs in zip((both.key, both.value), (pair.key, pair.value), strict=True):
+            assert torch.equal(ours.scale, theirs.scale)
+            assert torch.equal(ours.dequantize(), theirs.dequantize())
+
+
 def test_scales_beyond_the_kernels_arithmetic_are_not_laid_out() -> None:
-    x = torch.randn(1, 1, 64, 64)
-    for factor in (1, 1000):
-        both = (pack_tensor(factor * x, spec, BlockTable(torch.tensor([[0, 64]]))) for spec in KIVI)
-        assert (GroupLayout()(*both) is None) == (factor == 1000)
+    table = BlockTable(torch.tensor([[0, 64]]))
+    for size in (1.0, 1e4):
+        x = torch.zeros(1, 1, 64, 64).index_fill_(2, torch.arange(0, 64, 3), 3 * size)
+        both = (pack_tensor(x, spec, table) for spec in INNER)
+        assert (GroupLayout()(*both) is None) == (size == 1e4)

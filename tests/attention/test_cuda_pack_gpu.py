@@ -33,6 +33,7 @@ from pack_cases import (
     BF16,
     FP8_CASES,
     GROUP_CASES,
+    LARGE_CASES,
     SPAN_CASES,
     GroupCase,
     SpanCase,
@@ -51,7 +52,7 @@ def compares(case: GroupCase) -> bool:
     return decides and "hybrid" in (case.specs.key.mapping, case.specs.value.mapping)
 
 
-@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + FP8_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + FP8_CASES + LARGE_CASES, ids=str)
 def test_groups(case) -> None:
     data, expected, overflow = run_groups(case)
     different = float((data != expected).float().mean())

@@ -26,6 +26,7 @@ from pack_cases import (
     FP8_CASES,
     FP16,
     GROUP_CASES,
+    LARGE_CASES,
     SPAN_CASES,
     assert_same_pair,
     kivi,
@@ -42,7 +43,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
-@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + FP8_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + FP8_CASES + LARGE_CASES, ids=str)
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)
     data, expected, overflow = run_groups(case)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.group_format import TILE, Operand
-from duotone.attention.cuda.group_layout import group_order, low_bit_places
+from duotone.attention.cuda.group_layout import group_order, low_bit_places, scales_of
 from duotone.attention.cuda.layout import untile_codes
 from duotone.cache import PackedTensor
 from duotone.quant import pack
@@ -31,10 +31,8 @@ def taken_apart(
     else:
         halves = numbers.view(torch.float16).unflatten(-1, (-1, k // 16, 4, 2, 2, 2))
         # [steps or zero-points, .., row groups, chunk, half of the chunk, t, side]
-        split = halves.permute(6, 0, 1, 2, 3, 4, 7, 5, 8).clone()
-        split[0] *= 2.0 ** -(6 + form.bits)
-        split[0, ..., 0, :, :] *= 1 if form.bits == 4 else 0.25
-        scale, zero = split.flatten(-4)
+        steps, starts = halves.permute(6, 0, 1, 2, 3, 4, 7, 5, 8)
+        scale, zero = scales_of(steps, form.bits).flatten(-4), starts.flatten(-4)
     return replace(
         x,
         codes=None if codes is None else _codes(x, form, codes, (rows, k), value),

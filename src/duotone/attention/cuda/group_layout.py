@@ -28,6 +28,8 @@ Scales and zero-points (fp16), by what they run along; n = row tile * groups of 
 
 where "of n" is a word: rows g (lower half) and g + 8 of group n. A step is scale * 2^(6 + bits),
 but scale * 2^(8 + bits) for k and k + 1 of 1-bit and 2-bit codes (even q, taken 2 bits lower).
+Where one of a tile's scales is `MAX_SCALE` or more, which such a step may not hold, the tile is
+wide: all its steps are -scale, -0 included, so that the sign of any of them says which they are.
 
 With signs, an element is a number u of bits + 1 bits and stands for scale * u / 2 + start. A scale
 below 0 (-0 included) says sign and magnitude: it is -2 times the scale, u = 2^bits - signed code
@@ -59,8 +61,8 @@ from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.kept import kept
 
-# Steps and starts are fp16.
-MAX_STEP = 2.0**16
+# Steps are fp16: where a scale along rows is as large or larger, its tile is wide.
+MAX_SCALE = 2.0**6
 
 
 @cache
@@ -118,9 +120,11 @@ def apart_codes(
 def scales_fit(x: PackedTensor, form: Operand) -> bool:
     """The kernel's fp16 arithmetic can hold all scales (it waits for the device).
 
-    A scale beyond, which a group that joins later may have, becomes infinite, and outputs NaN.
+    Along rows that is every finite scale; along k those below 2^(15 - bits), of groups that have a
+    range of 16,384 and more. A scale beyond, which a group that joins later may have, becomes
+    infinite, and outputs NaN.
     """
-    limit = 2.0 ** (15 - form.bits) if form.along_k else MAX_STEP / 2**10
+    limit = 2.0 ** (15 - form.bits) if form.along_k else torch.inf
     scale = _where_tokens_are(x, x.scale)
     return not scale.numel() or float(scale.max()) < limit
 
@@ -159,10 +163,30 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
         return _by_runs(_row_pairs(scale), _row_pairs(zero)).flatten(3).view(torch.uint8)
     # [2, .., row groups, k] -> [row group][chunk][t]{4 steps, 4 zero-points}
     split = torch.stack([scale, zero]).unflatten(-1, (-1, 2, 4, 2))
-    split[0] *= 2.0 ** (6 + form.bits)
-    split[0, ..., 0, :, :] *= 1 if form.bits == 4 else 4
+    split[0] = _steps(split[0], form.bits)
     out = split.permute(1, 2, 3, 4, 5, 7, 0, 6, 8)
     return out.flatten(3).contiguous().view(torch.uint8)
+
+
+def _steps(
+    scale: Float[Tensor, "batch heads tiles row_groups chunks half t side"], bits: int
+) -> Tensor:
+    """What codes are multiplied by, from the scales of tiles."""
+    upper = scale * 2.0 ** (6 + bits)
+    lower = upper if bits == 4 else upper * 4
+    wide = (scale >= MAX_SCALE).flatten(3).any(3)[..., None, None, None, None, None]
+    steps = torch.stack([lower[..., 0, :, :], upper[..., 1, :, :]], -3)
+    return torch.where(wide, -scale, steps)
+
+
+def scales_of(
+    steps: Float[Tensor, "batch heads tiles row_groups chunks half t side"], bits: int
+) -> Tensor:
+    """Scales of tiles, from what their codes are multiplied by."""
+    upper = steps * 2.0 ** -(6 + bits)
+    lower = upper if bits == 4 else upper / 4
+    scale = torch.stack([lower[..., 0, :, :], upper[..., 1, :, :]], -3)
+    return torch.where(steps.signbit(), -steps, scale)
 
 
 def _row_pairs(t: Tensor) -> Int[Tensor, "batch heads tiles groups g"]:

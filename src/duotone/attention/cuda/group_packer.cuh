@@ -155,7 +155,7 @@ struct Packer {
     }
   }
   static __device__ __forceinline__ void hear(Bounds* b, const Job& job, int step,
-                                              float (*seen)[2][D]) {
+                                              const float (*seen)[2][D]) {
     const int first = job.warp / PARTNERS * PARTNERS;
 #pragma unroll
     for (int n = 0; n < GROUPS; n++) {
@@ -184,8 +184,20 @@ struct Packer {
       __syncthreads();
     }
     if (!job.there) return true;
-    const Words<OWN_WORDS> words(job.words + job.part * OWN_WORDS * 128, job.lane);
-    words.clear();
+    bool fits = write_all(x, b, job, seen, false);
+    // Not often: steps of a tile are all of one kind.
+    if (!ALONG_K && __ballot_sync(FULL, !fits)) fits = write_all(x, b, job, seen, true);
+    if (!(K_APART || V_APART) || job.codes)
+      words_of(job).template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
+    return fits;
+  }
+  static __device__ __forceinline__ Words<OWN_WORDS> words_of(const Job& job) {
+    return Words<OWN_WORDS>(job.words + job.part * OWN_WORDS * 128, job.lane);
+  }
+  // Scales and zero-points of the tile, and its codes in `words`.
+  static __device__ __forceinline__ bool write_all(Pair (*x)[4], Bounds* b, const Job& job,
+                                                   const float (*seen)[2][D], bool wide) {
+    words_of(job).clear();
     RowPair before = {};
     bool fits = true;
 #pragma unroll(MAPPING == ASYMMETRIC ? 1 : 2)
@@ -196,10 +208,8 @@ struct Packer {
         hear(b, job, step, seen);
       else
         bound(b, x);
-      fits &= write(x, b, job, step, before);
+      fits &= write(x, b, job, step, before, wide);
     }
-    if (!(K_APART || V_APART) || job.codes)
-      words.template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;
   }
 };

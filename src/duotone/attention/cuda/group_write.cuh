@@ -24,22 +24,24 @@ static __device__ __forceinline__ u32 join(u16 low, u16 high) {
   return (u32)low | (u32)high << 16;
 }
 
-// What a code of an even or odd q is multiplied by where it stands.
-static __device__ __forceinline__ u16 step_of(const Levels& l, int odd) {
-  return float_to_half(l.scale * (float)(1 << (6 + BITS + (BITS < 4 && !odd ? 2 : 0))));
+// What a code of an even or odd q is multiplied by where it stands; of a wide tile -scale.
+static __device__ __forceinline__ u16 step_of(const Levels& l, int odd, bool wide) {
+  const float by = (float)(1 << (6 + BITS + (BITS < 4 && !odd ? 2 : 0)));
+  return float_to_half(l.scale * (wide ? -1.f : by));
 }
 
-// before: of the step before.
+// before: of the step before. wide: the tile is, where groups run along rows.
 static __device__ __forceinline__ bool write(const Pair (*x)[4], const Bounds* b, const Job& job,
-                                             int step, RowPair& before) {
+                                             int step, RowPair& before, bool wide) {
   if constexpr (MAPPING == ASYMMETRIC)
-    return write_plain(x, b, job, step, before);
+    return write_plain(x, b, job, step, before, wide);
   else
     return write_signed(x, b, job, step, before);
 }
 
 static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bounds* b,
-                                                   const Job& job, int step, RowPair& before) {
+                                                   const Job& job, int step, RowPair& before,
+                                                   bool wide) {
   Levels l[GROUPS];
   bool fits = true;
 #pragma unroll
@@ -60,7 +62,7 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
 #pragma unroll
   for (int n = 0; n < GROUPS; n++) {
     l[n].template move_in<BITS>(job.eta, job.rest);
-    fits &= l[n].template fits<BITS, ALONG_K>();
+    fits &= l[n].template fits<BITS, ALONG_K>(wide);
   }
   if constexpr (ALONG_K) {
     store_pair(job, step, before,
@@ -68,7 +70,8 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
   } else {
     if (job.g == 0)
       ((uint4*)job.params)[step * 4 + job.t] = make_uint4(
-          join(step_of(l[0], 0), step_of(l[1], 0)), join(step_of(l[2], 1), step_of(l[3], 1)),
+          join(step_of(l[0], 0, wide), step_of(l[1], 0, wide)),
+          join(step_of(l[2], 1, wide), step_of(l[3], 1, wide)),
           join(l[0].zero_bits, l[1].zero_bits), join(l[2].zero_bits, l[3].zero_bits));
   }
   return fits;
@@ -165,7 +168,7 @@ static __device__ __forceinline__ bool write_signed(const Pair (*x)[4], const Bo
       signs = over_row(best) < over_row(other);
       if (!signs) m = plain, best = other;
     }
-    fits &= m.levels.template fits<BITS, ALONG_K>();
+    fits &= m.levels.template fits<BITS, ALONG_K>(false);
     add_numbers(codes, low, best.digits, signs, n);
     scale[n] = float_to_half(signs ? -2.f * m.levels.scale : m.levels.scale);
     zero[n] = float_to_half(m.levels.zero);

@@ -169,6 +169,8 @@ def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
         "OUT": QUERY_TYPES[merge.out.dtype],
         "MERGE": by.value,
     }
+    if torch.are_deterministic_algorithms_enabled():
+        own["IN_TURN"] = 1  # ring.cuh
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = task.source.removesuffix(".cu")
     kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)

@@ -63,9 +63,10 @@ struct Levels {
     const float steps = __fadd_rn(quotient(__fsub_rn(x, zero), scale, inverse), 0.5f);
     return min(__float2uint_rd(steps), (1u << BITS) - 1);
   }
-  // As the decode kernel wants it (group_layout.scales_fit), and finite.
+  // As the decode kernel wants it (group_layout.scales_fit), and finite. wide: in a wide tile.
   template <int BITS, int ALONG_K>
-  __device__ __forceinline__ bool fits() const {
-    return scale < (float)(ALONG_K ? 1 << (15 - BITS) : 64) && fabsf(zero) < INFINITE;
+  __device__ __forceinline__ bool fits(bool wide) const {
+    const float limit = ALONG_K ? 1 << (15 - BITS) : wide ? INFINITE : 64.f;
+    return scale < limit && fabsf(zero) < INFINITE;
   }
 };

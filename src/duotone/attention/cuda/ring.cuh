@@ -1,5 +1,7 @@
 // A warp's ring of records; warps draw them from a counter, since the order of keys is free.
 //
+// IN_TURN: 1: instead a warp takes every WARPS-th record, so that the same call gives the same bits:
+// which warp draws which record, and so in which order fp32 sums are added, is a matter of timing.
 // UNDER_WAY: records that a warp has asked for. With one, passes that read half of a record leave
 // memory idle, and so do units of few records, whose warps all wait for their second one at the
 // same time. Of STAGES slots, others hold the current record and the one before it, whose V is read
@@ -10,6 +12,9 @@
 #endif
 #ifndef SLOT_BYTES
 #define SLOT_BYTES RECORD_BYTES
+#endif
+#ifndef IN_TURN
+#define IN_TURN 0
 #endif
 #define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)  // of a team
 static_assert(1 <= UNDER_WAY && UNDER_WAY < STAGES,
@@ -153,7 +158,7 @@ struct Ring {
   template <int BYTES, int FROM, class U>
   __device__ __forceinline__ int refill(const U& u) {
     int next = 0;
-    if (u.lane == 0) next = draw();
+    if (u.lane == 0) next = IN_TURN ? current + UNDER_WAY * WARPS : draw();
 #if !BULK_COPIES
     next = __shfl_sync(FULL, next, 0);
 #endif

@@ -1,0 +1,53 @@
+"""The same call twice gives the same bits on a real GPU, where torch is deterministic."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import test_cuda_class_gpu as classes
+import test_cuda_gpu as spans
+import test_cuda_group_gpu as groups
+import test_cuda_joint_gpu as joint
+import torch
+from cuda_device import NEEDS_KERNELS
+
+from duotone.attention import decode_attention
+
+from cases import Case, build
+
+pytestmark = NEEDS_KERNELS
+TIMES = 8
+CASES = [
+    pytest.param(module, case, id=f"{name}-{case}-{number}")
+    for name, module in (("spans", spans), ("classes", classes), ("joint", joint))
+    for number, case in enumerate(module.CASES)
+]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """What a caller asks torch for."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("module", "case"), CASES)
+def test_calls_are_repeatable(module, case: Case) -> None:
+    query, kv = build(case)
+    segments = module.laid_out(kv)
+    call = {"sm_scale": case.sm_scale, "tau": case.tau, "impl": "cuda"}
+    with deterministic():
+        first, *others = [decode_attention(query, segments, **call) for _ in range(TIMES)]
+    assert torch.isfinite(first).all()
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("case", groups.CASES, ids=str)
+def test_streams_are_repeatable(case: Case) -> None:
+    query, kv = build(case)
+    with deterministic():
+        first, *others = [groups.decode(query, kv, case.sm_scale) for _ in range(TIMES)]
+    for out, lse in others:
+        assert torch.equal(out, first[0])
+        assert torch.equal(lse, first[1])
