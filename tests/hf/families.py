@@ -7,6 +7,7 @@ tokens depend on the images.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -117,6 +118,17 @@ def tiny_model(name: str) -> PreTrainedModel:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return model
+
+
+@cache
+def exact_model(name: str) -> PreTrainedModel:
+    """The family's model in float64: no last digit of a sum decides a code (`exactly`)."""
+    return copy.deepcopy(tiny_model(name)).double()
+
+
+def typed(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Pixels in the model's type."""
+    return {n: x.to(model.dtype) if x.is_floating_point() else x for n, x in given.items()}
 
 
 def prompt(family: Family, parts: list[int | str]) -> list[int]:

@@ -17,7 +17,16 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache import layer as layer_module
 
-from families import IMAGE, LOGIT_TOLERANCE, inputs, logit_error, tiny_model
+from exactly import FP64, rounding_as
+from families import (
+    IMAGE,
+    LOGIT_TOLERANCE,
+    exact_model,
+    inputs,
+    logit_error,
+    tiny_model,
+    typed,
+)
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
 MIXED = VISUAL.replace(
@@ -37,8 +46,8 @@ def filled(
     rows = [[3, "image", 9, "image", 4], [11, "image", 2], [7]][:batch]
     given = inputs("internvl", rows)
     cache = QuantizedCache(model, spec)
-    with torch.no_grad():
-        model(**given, past_key_values=cache)
+    with torch.no_grad(), rounding_as(model.dtype):
+        model(**typed(model, given), past_key_values=cache)
     return cache, given
 
 
@@ -47,14 +56,14 @@ def next_logits(model: PreTrainedModel, cache: QuantizedCache, mask: Tensor) -> 
     batch = mask.shape[0]
     ids = torch.full((batch, 1), 7)
     mask = torch.cat([mask, torch.ones(batch, 1, dtype=mask.dtype)], 1)
-    with torch.no_grad():
+    with torch.no_grad(), rounding_as(model.dtype):
         out = model(input_ids=ids, attention_mask=mask, past_key_values=copy.deepcopy(cache))
     return out.logits[:, -1]
 
 
 @KINDS
 def test_batch_operations_pick_sequences(spec: CacheSpec) -> None:
-    model = tiny_model("internvl")
+    model = exact_model("internvl")
     cache, given = filled(model, spec)
     expected = next_logits(model, cache, given["attention_mask"])
     index = torch.tensor([2, 0, 0, 1])
@@ -156,7 +165,7 @@ def test_dense_states_of_different_layers_never_coexist(monkeypatch: pytest.Monk
 
 
 def test_another_attention_function_gets_dequantized_states() -> None:
-    model = tiny_model("internvl")
+    model = exact_model("internvl")
     cache, given = filled(model, VISUAL)
     expected = next_logits(model, cache, given["attention_mask"])
     for name in ("sdpa", "eager"):
@@ -251,18 +260,18 @@ def test_another_batch_size_raises() -> None:
 
 @KINDS
 def test_absorbing_a_dense_prefill_equals_having_been_there(spec: CacheSpec) -> None:
-    model = tiny_model("internvl")
+    model = exact_model("internvl")
     cache, given = filled(model, spec)
     dense = DynamicCache(config=model.config.get_text_config())
-    with torch.no_grad():
-        model(**given, past_key_values=dense)
+    with torch.no_grad(), rounding_as(model.dtype):
+        model(**typed(model, given), past_key_values=dense)
     absorbed = QuantizedCache(model, spec)
     masks = {"visual_mask": given["input_ids"] == IMAGE, "attention_mask": given["attention_mask"]}
     absorbed.absorb(dense, **masks)
     assert absorbed.memory() == cache.memory()
     expected = next_logits(model, cache, given["attention_mask"])
     ours = next_logits(model, absorbed, given["attention_mask"])
-    assert logit_error(ours, expected) < LOGIT_TOLERANCE
+    assert logit_error(ours, expected) < FP64
     with pytest.raises(ValueError, match="needs an empty cache"):
         absorbed.absorb(dense, **masks)
 

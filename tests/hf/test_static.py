@@ -8,7 +8,6 @@ exceeds the tolerance by far.
 
 import copy
 import gc
-from functools import cache as cached
 from typing import Any
 
 import pytest
@@ -21,7 +20,16 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, StaticQuantizedCache, TensorSpec
 
 from exactly import FP64, rounding_as
-from families import FAMILIES, IMAGE, TEXT_ONLY, inputs, logit_error, tiny_model
+from families import (
+    FAMILIES,
+    IMAGE,
+    TEXT_ONLY,
+    exact_model,
+    inputs,
+    logit_error,
+    tiny_model,
+    typed,
+)
 
 TWO = TensorSpec(2)
 VISUAL = CacheSpec(visual=KVSpec(TWO, TWO), tau=(0, 1))
@@ -43,17 +51,6 @@ def batch_of(name: str) -> dict[str, Tensor]:
         return inputs(name, [[23], [9], [16]])
     rows = [[3, "image", 9, "image", 4], [11, "image", 2], [7]]
     return inputs(name, rows[:1] * 2 if name == "smolvlm" else rows)
-
-
-@cached
-def exact_model(name: str) -> PreTrainedModel:
-    """The family's model in float64."""
-    return copy.deepcopy(tiny_model(name)).double()
-
-
-def typed(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Pixels in the model's type."""
-    return {n: x.to(model.dtype) if x.is_floating_point() else x for n, x in given.items()}
 
 
 def run(model: PreTrainedModel, given: dict, cache: Cache, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -177,7 +177,7 @@ REFUSED = {
 def foreign():
     transform = "klt:nowhere.safetensors#0.key"
     key = {"transform": transform, "classes": [[1, 0.5]]}
-    return {"visual": {"key": key, "value": {}}}
+    return {"visual": {"key": key, "value": {"bits": 1}}}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -102,3 +102,10 @@ def test_a_norm_of_one_plus_weight_folds_into_its_reader():
     before, parts = linear(norm(x)), norm_parts(norm)
     fold_norm(parts, linear)
     assert_same(linear(parts.plain()(x)), before)
+
+
+def test_a_norm_without_numbers_is_known_too():
+    with torch.device("meta"):
+        norm = nn.RMSNorm(6, eps=1e-5)
+    parts = norm_parts(norm)
+    assert (parts.centres, parts.offset, parts.weight.is_meta) == (False, 0.0, True)

@@ -105,7 +105,9 @@ def _kind(norm: nn.Module, eps: float) -> tuple[bool, float] | None:
     Half of the probes are as small as the square root of eps, which they see. None for a module
     whose outputs are of no known kind.
     """
-    device, channels = norm.weight.device, len(norm.weight)
+    # A module without numbers yet is known by those that it is given here.
+    device = "cpu" if norm.weight.is_meta else norm.weight.device
+    channels = len(norm.weight)
     generator = torch.Generator().manual_seed(0)
     x = 0.5 + torch.randn(4, channels, generator=generator)
     x = torch.cat([x, x * eps**0.5]).to(device)
