@@ -139,6 +139,22 @@ def test_scheme_table_has_bits_bytes_score_and_divergence():
     assert row.endswith("| 1.7800 ± 0.0100 |")
 
 
+def test_rows_of_8_bit_windows_are_marked_where_their_names_do_not_say_so():
+    data = result() | {"window": 32}
+    for scheme in data["schemes"].values():
+        scheme["memory"] |= {"nominal_bits": 1.0, "total_bytes": 1000, "bits_per_element": 3.0}
+    plain = report.scheme_table([data])
+    assert "8-bit window" not in plain
+    spec = {"dense_dtype": "float8_e4m3fn"}
+    marked = data["schemes"]["good @1"] | {"configuration": {"spec": spec}}
+    data["schemes"] |= {"good @1": marked, "fp8": marked}
+    data["differences"]["fp8 - 16-bit"] = data["differences"]["good @1 - 16-bit"]
+    table = report.scheme_table([data])
+    assert "| good @1 (8-bit window) |" in table
+    assert "| fp8 |" in table
+    assert "Rows marked *8-bit window* are of a window of 64 tokens" in table
+
+
 def test_divergence_table_leaves_the_reference_out():
     text = report.divergence_table([result()])
     assert "| good @1 | 1.7800 ± 0.0100 |" in text

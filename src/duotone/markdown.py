@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Result = Mapping[str, Any]
+# What a row is marked with whose scheme had a window that no scheme of its name has any more.
+EIGHT_BITS = "8-bit window"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -27,3 +29,8 @@ def source(*results: Result) -> str:
     tools = ", ".join(f"{k} {v}" for k, v in newest["versions"].items() if k != "python")
     commits = ", ".join(dict.fromkeys((r["commit"] or "no commit")[:10] for r in by_age))
     return f"{newest['device']}; {tools}; commit {commits}; {newest['created'][:10]}"
+
+
+def has_8_bit_window(spec: Mapping[str, Any] | None) -> bool:
+    """True where a spec, as plain data, keeps dense tokens in 8-bit floats; None: 16 bit."""
+    return (spec or {}).get("dense_dtype", "model") != "model"

@@ -11,7 +11,14 @@ from typing import Any
 
 from duotone import json_text
 from duotone.kernel_tables import innerq_table, kernel_summary, kernel_table, packing_table
-from duotone.markdown import Result, markdown_table, source, with_interval
+from duotone.markdown import (
+    EIGHT_BITS,
+    Result,
+    has_8_bit_window,
+    markdown_table,
+    source,
+    with_interval,
+)
 from duotone.mquant_quality_tables import memory_table, modality_table, split_table
 from duotone.mquant_quality_tables import quality_table as mquant_quality_table
 from duotone.mquant_tables import (
@@ -23,6 +30,7 @@ from duotone.mquant_tables import (
     step_table,
 )
 from duotone.throughput_tables import prediction_table, throughput_table
+from duotone.totals import with_16_bit_numbers
 from duotone.transform_tables import (
     alternatives_table,
     choices_table,
@@ -166,7 +174,7 @@ def text_table(results: Sequence[Result]) -> str:
     for result in results:
         rows = []
         for label, scheme in result["schemes"].items():
-            scheme = with_16_bit_numbers(scheme, result["dtype"])
+            scheme = scheme | {"memory": with_16_bit_numbers(scheme, result["dtype"])}
             memory, change = scheme["memory"], scheme["difference"]
             bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
             cells = (with_interval(scheme["perplexity"]), with_interval(change))
@@ -181,25 +189,6 @@ def text_table(results: Sequence[Result]) -> str:
         note = f"*± half the 95 % bootstrap interval; {source(result)}.*"
         tables += [title, markdown_table(header, rows), note]
     return "\n\n".join(tables)
-
-
-def with_16_bit_numbers(scheme: Result, dtype: str) -> Result:
-    """A scheme's row as a 16-bit model would have it: of dense numbers only 16 bits count.
-
-    dtype: what the model computed in; nothing changes but of "float32", nor in 8-bit windows.
-    """
-    memory = scheme["memory"]
-    spec = scheme["spec"] or {}
-    if dtype != "float32" or spec.get("dense_dtype", "model") != "model":
-        return scheme
-    # The reference is dense as a whole.
-    dense = memory["dense_bytes"] if scheme["spec"] else memory["total_bytes"]
-    total = memory["total_bytes"] - dense // 2
-    bits = memory["bits_per_element"] * total / memory["total_bytes"]
-    counted = {"total_bytes": total, "bits_per_element": bits}
-    if not scheme["spec"]:
-        counted["nominal_bits"] = 16.0
-    return scheme | {"memory": memory | counted}
 
 
 def _kilobytes(scheme: Result, samples: int) -> str:
@@ -219,12 +208,26 @@ def scheme_table(results: Sequence[Result]) -> str:
             cells.append(_visual_bits(scheme) if memory.get("visual_bits_per_element") else "")
             cells += [f"{memory['bits_per_element']:.2f}", _kilobytes(scheme, result["samples"])]
             cells.append(_quality_cell(result, label, result["headline"]))
-            rows.append([label, *cells, with_interval(kl, 4) if kl else ""])
+            rows.append([_row_name(label, scheme), *cells, with_interval(kl, 4) if kl else ""])
         title = f"{_title(result)}, {result['samples']} samples, windows of {result['window']}:"
         columns = [*header, "KB per sequence", result["headline"], "KL (nats)"]
         tables += [title, markdown_table(columns, rows)]
-    legend = "Bold: the paired 95 % interval of the difference from 16 bit contains zero."
-    return "\n\n".join([*tables, legend, _provenance(results)])
+    legend = ["Bold: the paired 95 % interval of the difference from 16 bit contains zero."]
+    legend += [EIGHT_BITS_NOTE] if f"({EIGHT_BITS})" in "".join(tables) else []
+    return "\n\n".join([*tables, *legend, _provenance(results)])
+
+
+# Of rows of schemes that once had windows in 8-bit floats.
+EIGHT_BITS_NOTE = (
+    f"Rows marked *{EIGHT_BITS}* are of a window of 64 tokens in 8-bit floats, as `duotone-stream` "
+    "and `duotone-mixed` had when they were made; both have 96 tokens in 16 bit."
+)
+
+
+def _row_name(label: str, scheme: Result) -> str:
+    """A row's label, and what it was measured with where the label does not say so."""
+    spec = scheme.get("configuration", {}).get("spec")
+    return f"{label} ({EIGHT_BITS})" if has_8_bit_window(spec) and "fp8" not in label else label
 
 
 RENDERERS: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from duotone.markdown import Result, markdown_table, source
+from duotone.markdown import EIGHT_BITS, Result, has_8_bit_window, markdown_table, source
 from duotone.paper_throughput import CALIBQUANT, PAPER_GPU, tokens_per_s
 
 REFERENCE = "16-bit"
@@ -13,8 +13,7 @@ PAPER_BITS = {
     "1-bit visual, calibrated": 1,
     "2-bit visual": 2,
 }
-# What rows are called whose windows were in 8-bit floats, and what that says of them.
-EIGHT_BITS = "8-bit window"
+# Of rows whose windows were in 8-bit floats.
 EIGHT_BITS_NOTE = (
     f"Rows marked *{EIGHT_BITS}* were measured when our stream had a window of 64 tokens in 8-bit "
     "floats, whose loss had not been measured: ten times KIVI's (KL .0401 for .0034 on stories, "
@@ -61,18 +60,14 @@ def throughput_table(results: Sequence[Result]) -> str:
         "copy, in the middle of the generation. CalibQuant's tokens/s are its batch over its "
         "time of a step (its Tables 7 and 8 print other batches' numbers)."
     )
-    notes = [EIGHT_BITS_NOTE] if any(map(_has_8_bit_window, results)) else []
+    notes = [EIGHT_BITS_NOTE] if any(has_8_bit_window(r.get("spec")) for r in results) else []
     return "\n\n".join([*parts, legend, *notes, f"*{source(*results)}.*"])
-
-
-def _has_8_bit_window(result: Result) -> bool:
-    return (result.get("spec") or {}).get("dense_dtype", "model") != "model"
 
 
 def _name(result: Result) -> str:
     """The row's name, and what it was measured with where that is no scheme's any more."""
     name = result["configuration"]["row"]
-    return f"{name} ({EIGHT_BITS})" if _has_8_bit_window(result) else name
+    return f"{name} ({EIGHT_BITS})" if has_8_bit_window(result.get("spec")) else name
 
 
 def _line(result: Result, reference: Result | None) -> list[str]:
