@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 import duotone
 from duotone.attention import decode_attention
@@ -103,3 +104,30 @@ def exact(query: Tensor, segments: list[Segment]) -> Tensor:
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
+
+
+def biased_model(dtype: torch.dtype) -> PreTrainedModel:
+    """Keys of the first and of the last layer have biases as large as Qwen2.5's."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=300, hidden_size=256, intermediate_size=256, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).eval().to(device(), dtype)
+    for layer in (model.model.layers[0], model.model.layers[-1]):
+        bias = layer.self_attn.k_proj.bias.data.view(KV_HEADS, HEAD_DIM)
+        # A channel that RoPE turns fast, and some that it hardly turns.
+        bias[:, [1, 28, 60]] = bias.new_tensor([900.0, -700.0, 400.0])
+    return model
+
+
+def decoded(model: PreTrainedModel, name: str, impl: str, static: bool) -> Tensor:
+    """Logits of steps behind a prompt, tokens given."""
+    torch.manual_seed(1)
+    ids = torch.randint(1, 300, (2, PROMPT + STEPS), device=model.device)
+    cache = duotone.QuantizedCache(model, duotone.scheme(name), impl=impl)
+    with torch.no_grad():
+        model(ids[:, :PROMPT], past_key_values=cache)
+        cache = cache.freeze(STEPS) if static else cache
+        rows = [model(x, past_key_values=cache).logits for x in ids[:, PROMPT:].split(1, 1)]
+    return torch.cat(rows, 1)

@@ -10,6 +10,8 @@ from large_cases import (
     KV_HEADS,
     SM_SCALE,
     STEPS,
+    biased_model,
+    decoded,
     exact,
     filled,
     large_states,
@@ -60,6 +62,14 @@ def test_errors_grow_as_the_numbers_do(name: str) -> None:
         for which in ("key", "value"):
             x, y = (s.states(which)[:, :, : int(s.lengths)] for s in (one, other))
             assert torch.equal(64 * x, y)
+
+
+@pytest.mark.parametrize("name", ["kivi", "duotone-stream", "innerq"])
+def test_a_model_with_biased_keys_decodes_alike_in_both_caches(name: str) -> None:
+    model = biased_model(torch.float64)
+    growing, static = (decoded(model, name, "reference", fixed) for fixed in (False, True))
+    assert torch.isfinite(growing).all()
+    assert relative_error(static, growing) < 1e-6
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's interpreter")
