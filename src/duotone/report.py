@@ -17,6 +17,7 @@ from duotone.markdown import (
     has_8_bit_window,
     markdown_table,
     source,
+    with_16_bit_numbers,
     with_interval,
 )
 from duotone.mquant_quality_tables import memory_table, modality_table, split_table
@@ -30,7 +31,6 @@ from duotone.mquant_tables import (
     step_table,
 )
 from duotone.throughput_tables import prediction_table, throughput_table
-from duotone.totals import with_16_bit_numbers
 from duotone.transform_tables import (
     alternatives_table,
     choices_table,

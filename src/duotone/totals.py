@@ -1,9 +1,7 @@
 """Bytes of caches, summed over batches and answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from duotone.markdown import has_8_bit_window
 
 
 def cache_memory(cache: Any) -> dict[str, float]:
@@ -34,19 +32,3 @@ def total_memory(reports: Sequence[dict[str, float]]) -> dict[str, float]:
         if bits_name in reports[0]:
             total[bits_name] = _bits(reports, bytes_name, bits_name)
     return total | {"nominal_bits": reports[0]["nominal_bits"]}
-
-
-def with_16_bit_numbers(scheme: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Return a row's memory as a 16-bit model would have it: 16 bits for a number left dense.
-
-    scheme: its "memory", and its "spec" or None, which is dense as a whole. dtype: what the model
-    computed in. Only "float32" and what its windows keep in that type is counted anew.
-    """
-    memory, spec = dict(scheme["memory"]), scheme["spec"]
-    if dtype != "float32" or has_8_bit_window(spec):
-        return memory
-    dense_bytes = memory["dense_bytes"] if spec else memory["total_bytes"]
-    total_bytes = memory["total_bytes"] - dense_bytes // 2
-    memory["bits_per_element"] *= total_bytes / memory["total_bytes"]
-    memory["total_bytes"] = total_bytes
-    return memory if spec else memory | {"nominal_bits": 16.0}
