@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.weights.kernels.scratch import scratch
-from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
-from duotone.weights.kernels.triton_rows import to_codes
-from duotone.weights.kernels.triton_unpack import ASM
+from duotone.weights.kernels.triton.overlap import overlaps, start_next, wait_for_previous
+from duotone.weights.kernels.triton.rows import to_codes
+from duotone.weights.kernels.triton.unpack import ASM
 
 TILE = 64
 # Rows of a product on tensor cores: the q heads of a kv head, filled up.

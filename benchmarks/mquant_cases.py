@@ -13,14 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.weights.hadamard import base_at, plan_hadamard
-from duotone.weights.kernels.triton_hadamard import hadamard_rows
-from duotone.weights.kernels.triton_rows import rows_quantize
-from duotone.weights.linear import linear_float, linear_int
-from duotone.weights.online_hadamard import hadamard_quantize
-from duotone.weights.packed_weight import PackedWeight, pack_int4
-from duotone.weights.quantize_rows import dynamic_quantize, norm_quantize, quantize, static_quantize
-from duotone.weights.slices import linear_by_slices
+from duotone.weights.equivalences.hadamard import base_at, plan_hadamard
+from duotone.weights.kernels.triton.hadamard import hadamard_rows
+from duotone.weights.kernels.triton.rows import rows_quantize
+from duotone.weights.modules.linear import linear_float, linear_int
+from duotone.weights.modules.online_hadamard import hadamard_quantize
+from duotone.weights.modules.packed_weight import PackedWeight, pack_int4
+from duotone.weights.modules.quantize_rows import (
+    dynamic_quantize,
+    norm_quantize,
+    quantize,
+    static_quantize,
+)
+from duotone.weights.modules.slices import linear_by_slices
 
 # A CPU only runs tests of this file.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

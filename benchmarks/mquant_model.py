@@ -6,7 +6,7 @@
 
 Prefill: one picture and text, vision tower and projector included, the median of a few runs.
 Decode: one token behind a static cache, under a CUDA graph. 16 bit and recipes of
-`duotone quantize`, with modules fused (`duotone.hf.fusion`) and each by itself. Parameters are
+`duotone quantize`, with modules fused (`duotone.hf.weights.fusion`) and each by itself. Parameters are
 random and static scales fixed: nothing is said about quality.
 """
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from duotone.bench.timing import CudaClock, copy_tb_per_s, rotated_us
-from duotone.hf.fusion import fuse, unfuse
-from duotone.provenance import stamp
+from duotone.hf.weights.fusion import fuse, unfuse
+from duotone.report.provenance import stamp
 
 import mquant_random
 

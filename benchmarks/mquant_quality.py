@@ -31,15 +31,15 @@ import torch
 
 from duotone.evaluate.forcing import kl_divergence
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
-from duotone.inference import decode_answers, generate, make_cache, prepare
+from duotone.inference.batch import decode_answers, generate, make_cache, prepare
 from duotone.loading import Loaded, load
-from duotone.mquant import CalibrationSet, calibration_set, check_disjoint, quantize_model
-from duotone.mquant.calibration import appended
-from duotone.mquant_quality_tables import quality_table
-from duotone.provenance import stamp, write_new_json
+from duotone.quantize import CalibrationSet, calibration_set, check_disjoint, quantize_model
+from duotone.quantize.calibration import appended
+from duotone.report.mquant_quality import quality_table
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import Score, confidence_interval, paired_difference
-from duotone.weights.recipe import get_recipe
+from duotone.weights.methods.recipe import get_recipe
 
 from outlier_channels import grow_outliers
 

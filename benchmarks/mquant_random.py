@@ -15,16 +15,16 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from duotone.hf.quantized import empty_model, mark_quantized
-from duotone.hf.weight_maps import weight_map
-from duotone.mquant.units import units_of
-from duotone.weights.hadamard import HadamardPlan, plan_hadamard
-from duotone.weights.modality import Modality
-from duotone.weights.norms import RMSNorm, norm_parts
-from duotone.weights.packed_weight import PackedWeight, pack_int4
-from duotone.weights.quant_linear import QuantLinear
-from duotone.weights.recipe import Recipe, get_recipe
-from duotone.weights.structure import WeightMap, at, put
+from duotone.hf.weights.checkpoint import empty_model, mark_quantized
+from duotone.hf.weights.weight_maps import weight_map
+from duotone.quantize.units import units_of
+from duotone.weights.equivalences.hadamard import HadamardPlan, plan_hadamard
+from duotone.weights.equivalences.module_map import WeightMap, at, put
+from duotone.weights.equivalences.norms import RMSNorm, norm_parts
+from duotone.weights.methods.recipe import Recipe, get_recipe
+from duotone.weights.modules.modality import Modality
+from duotone.weights.modules.packed_weight import PackedWeight, pack_int4
+from duotone.weights.modules.quant_linear import QuantLinear
 
 IMAGE, START, END = 151655, 151652, 151653
 TINY_IMAGE, TINY_START, TINY_END = 290, 291, 292

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from duotone.bench.timing import CudaClock, Work, copy_tb_per_s, rotated_count, rotated_us
-from duotone.provenance import stamp
+from duotone.report.provenance import stamp
 
 import mquant_cases as cases
 import mquant_step

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.weights.kernels.triton_overlap import overlap_if
-from duotone.weights.kernels.triton_rows import rows_quantize
-from duotone.weights.linear import linear_int
-from duotone.weights.online_hadamard import hadamard_quantize
-from duotone.weights.packed_weight import PackedWeight
-from duotone.weights.quantize_rows import norm_quantize
+from duotone.weights.kernels.triton.overlap import overlap_if
+from duotone.weights.kernels.triton.rows import rows_quantize
+from duotone.weights.modules.linear import linear_int
+from duotone.weights.modules.online_hadamard import hadamard_quantize
+from duotone.weights.modules.packed_weight import PackedWeight
+from duotone.weights.modules.quantize_rows import norm_quantize
 
 import mquant_cases as cases
 from mquant_attention import attend, rope_table

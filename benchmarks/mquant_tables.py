@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mquant_split import split_rows
 from torch import Tensor, nn
 
-from duotone.hf.weight_maps import weight_map
-from duotone.hf.weights import Equivalences, apply_equivalences
-from duotone.inference import encode
+from duotone.hf.weights.equivalences import Equivalences, apply_equivalences
+from duotone.hf.weights.weight_maps import weight_map
+from duotone.inference.batch import encode
 from duotone.loading import image_token_ids, load
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
-from duotone.weights.hadamard import plan_hadamard
-from duotone.weights.online import RotatedInput
-from duotone.weights.split_tables import split_rows
-from duotone.weights.streams import reading_linears
-from duotone.weights.structure import Stream, WeightMap, at
+from duotone.weights.equivalences.hadamard import plan_hadamard
+from duotone.weights.equivalences.module_map import Stream, WeightMap, at
+from duotone.weights.equivalences.online import RotatedInput
+from duotone.weights.equivalences.residual import reading_linears
 
 GROUP = 128
 SAMPLES = 4

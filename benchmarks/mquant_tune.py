@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.bench.timing import CudaClock, rotated_count, rotated_us
-from duotone.provenance import stamp
+from duotone.report.provenance import stamp
 from duotone.weights.kernels.configs import one
-from duotone.weights.kernels.triton_gemm import GemmConfig, gemm_w8a8
-from duotone.weights.kernels.triton_gemv import GemvConfig, gemv
-from duotone.weights.kernels.triton_scratch import unpacked_times_16
-from duotone.weights.kernels.triton_split import SplitConfig, split_linear
-from duotone.weights.linear import linear_float, linear_int
-from duotone.weights.packed_weight import PackedWeight
+from duotone.weights.kernels.triton.gemm import GemmConfig, gemm_w8a8
+from duotone.weights.kernels.triton.gemv import GemvConfig, gemv
+from duotone.weights.kernels.triton.scratch import unpacked_times_16
+from duotone.weights.kernels.triton.split import SplitConfig, split_linear
+from duotone.weights.modules.linear import linear_float, linear_int
+from duotone.weights.modules.packed_weight import PackedWeight
 
 import mquant_cases as cases
 import mquant_tune_batch as batch

@@ -14,9 +14,10 @@ from itertools import product, zip_longest
 from typing import Any
 from unittest import mock
 
-from duotone.weights.kernels import triton_gemm, triton_split
-from duotone.weights.kernels.triton_gemm import GemmConfig, rounds
-from duotone.weights.kernels.triton_split import SplitConfig
+from duotone.weights.kernels.triton import gemm as triton_gemm
+from duotone.weights.kernels.triton import split as triton_split
+from duotone.weights.kernels.triton.gemm import GemmConfig, rounds
+from duotone.weights.kernels.triton.split import SplitConfig
 
 import mquant_cases as cases
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from duotone.weights.kernels.triton_hadamard import HadamardConfig, hadamard_rows
-from duotone.weights.kernels.triton_hadamard_base import BaseConfig
-from duotone.weights.kernels.triton_hadamard_columns import ColumnsConfig
-from duotone.weights.online_hadamard import hadamard_quantize
+from duotone.weights.kernels.triton.hadamard import HadamardConfig, hadamard_rows
+from duotone.weights.kernels.triton.hadamard_base import BaseConfig
+from duotone.weights.kernels.triton.hadamard_columns import ColumnsConfig
+from duotone.weights.modules.online_hadamard import hadamard_quantize
 
 import mquant_cases as cases
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from duotone.hf.weight_maps import weight_map
-from duotone.mquant.calibration import Tensors, visual_mask
-from duotone.weights.structure import at
+from duotone.hf.weights.weight_maps import weight_map
+from duotone.quantize.calibration import Tensors, visual_mask
+from duotone.weights.equivalences.module_map import at
 
 CHANNELS = 4
 

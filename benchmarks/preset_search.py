@@ -16,7 +16,7 @@ import duotone
 from duotone import CacheSpec, KVSpec
 from duotone.evaluate import evaluate
 from duotone.loading import load
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
 
 PRESET = duotone.scheme("duotone")

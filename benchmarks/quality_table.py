@@ -29,7 +29,7 @@ from quality_rows import CALIBRATED_BITS, RELEASED_TAU, TAUS, grid_specs, table_
 
 from duotone.evaluate import REFERENCE, Evaluation, evaluate
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import confidence_interval, paired_difference, tokenizer_name
 

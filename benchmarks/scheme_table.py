@@ -27,7 +27,7 @@ from scheme_rows import picture_rows, text_rows
 
 from duotone.evaluate import REFERENCE, evaluate_perplexity
 from duotone.loading import load
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Task, read_passages
 from duotone.tasks.metrics import paired_difference
 

@@ -34,8 +34,8 @@ import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.calibrate.run import widths_of
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp
 from duotone.quant.layer_rules import Sharing
+from duotone.report.provenance import stamp
 from duotone.tune.heldout import entry
 from duotone.tune.objective import measure
 

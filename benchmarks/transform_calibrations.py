@@ -8,7 +8,6 @@ import torch
 
 from duotone import CacheSpec
 from duotone.calibrate import CalibrationBatch, Settings, calibration_data, gather_moments
-from duotone.calibrate.listening import recording
 from duotone.calibrate.moments import LayerMoments
 from duotone.calibrate.places import places_of
 from duotone.calibrate.profiles import ProfileRecorder, ProfileSums, gather_profiles
@@ -16,7 +15,8 @@ from duotone.calibrate.run import bases_of, spec_with, widths_of
 from duotone.calibrate.transform import Classes, Name
 from duotone.hf.facts import model_facts
 from duotone.hf.fingerprint import fingerprint
-from duotone.inference import generate, make_cache, prepare
+from duotone.hf.recording import recording
+from duotone.inference.batch import generate, make_cache, prepare
 from duotone.loading import Loaded
 from duotone.quant.bases import Bases
 from duotone.tasks import TASKS

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from duotone import CacheSpec, TensorSpec
-from duotone.inference import make_cache
+from duotone.inference.batch import make_cache
 from duotone.quant.affine import quantize
 from duotone.quant.bases import Turn, turn
 from duotone.quant.classes import class_counts

@@ -35,9 +35,9 @@ from duotone.bench.timing import CudaClock, Work, measure, rotated_count
 from duotone.cache import PackedSegment
 from duotone.calibrate import CalibrationBatch, Settings, calibrate
 from duotone.loading import Loaded
-from duotone.provenance import stamp, write_new_json
 from duotone.quant import TensorSpec
 from duotone.quant.bases import Bases
+from duotone.report.provenance import stamp, write_new_json
 
 SHAPE = Shape(32, 32, 8, 8192)
 FRONT_SHARE = 0.45

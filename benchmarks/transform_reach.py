@@ -26,9 +26,9 @@ from transform_calibrations import Calibrator
 from transform_table import KIVI_SPANS, PRESET_SETTINGS, Makes, cut_into, measured, ready
 
 import duotone
-from duotone.inference import decode_answers, encode, prepare
+from duotone.inference.batch import decode_answers, encode, prepare
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp
+from duotone.report.provenance import stamp
 from duotone.tasks import TASKS, Example
 from duotone.tune.prefilled import Prefilled, later_where_possible, prefill
 

@@ -35,9 +35,9 @@ import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.calibrate import Settings, calibrate, calibration_data
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
-from duotone.inference import prepare
+from duotone.inference.batch import prepare
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
 from duotone.tune.batches import longest_prompt
 from duotone.tune.heldout import entry

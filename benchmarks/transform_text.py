@@ -31,7 +31,7 @@ from duotone.evaluate.forcing import kl_divergence
 from duotone.evaluate.perplexity import perplexity_score, window_logits
 from duotone.hf.facts import model_facts
 from duotone.loading import Loaded, load
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import Passages, read_passages
 from duotone.tasks.metrics import Score, confidence_interval, paired_difference
 

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from duotone.attention import attend, dispatch
-from duotone.attention.cuda import decode, runtime, span_decode
+from duotone.attention.cuda import decode
+from duotone.attention.cuda.shared import runtime
+from duotone.attention.cuda.spans import decode as span_decode
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,4 +24,4 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
         unsupported=lambda query, kv: None,
         decode_attention_triton=lambda query, kv, **given: attend(query, kv, **given),
     )
-    monkeypatch.setitem(sys.modules, "duotone.attention.triton_decode", triton)
+    monkeypatch.setitem(sys.modules, "duotone.attention.triton.decode", triton)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
 from duotone.cli import app
-from duotone.compare import bundled_prompts, compare
 from duotone.evaluate import evaluate, evaluate_perplexity
+from duotone.inference.compare import bundled_prompts, compare
 from duotone.loading import Loaded
 from duotone.tasks.text.passages import Passages
 from tiny_text import text_model

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from duotone import json_text
 from duotone.cli import app
 from duotone.evaluate.records import file_stem, finished
-from duotone.report import tables
+from duotone.report.tables import tables
 from duotone.tasks import get_task
 
 BROKEN = {

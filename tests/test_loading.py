@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from duotone.loading import Loaded, image_token_ids, load, load_config
-from duotone.provenance import stamp, write_new_json
+from duotone.report.provenance import stamp, write_new_json
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path):

@@ -15,7 +15,7 @@ def test_a_new_kernel_within_a_capture_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("package", ["attention.cuda", "weights.kernels.cuda"])
 def test_headers_are_put_in_place(package: str) -> None:
-    name = {"attention.cuda": "span_decode.cu", "weights.kernels.cuda": "wgmma_gemm.cu"}[package]
+    name = {"attention.cuda": "spans/decode.cu", "weights.kernels.cuda": "wgmma_gemm.cu"}[package]
     text = Sources(f"duotone.{package}").text(name)
     assert '#include "' not in text
     assert "__global__" in text

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from duotone import models as models
     from duotone import mquant as mquant
     from duotone import quant as quant
+    from duotone import quantize as quantize
     from duotone import tasks as tasks
     from duotone import tune as tune
     from duotone import weights as weights
     from duotone.hf import QuantizedCache as QuantizedCache
     from duotone.hf import StaticQuantizedCache as StaticQuantizedCache
     from duotone.hf import enable as enable
-    from duotone.planning import Plan as Plan
-    from duotone.planning import plan as plan
+    from duotone.planning.memory import Plan as Plan
+    from duotone.planning.memory import plan as plan
     from duotone.quant import SCHEMES as SCHEMES
     from duotone.quant import CacheSpec as CacheSpec
     from duotone.quant import Eviction as Eviction
@@ -40,7 +41,7 @@ __version__ = "0.1.0.dev0"
 
 _MODULES = (
     *("attention", "cache", "hf", "loading", "models"),
-    *("mquant", "quant", "tasks", "tune", "weights"),
+    *("mquant", "quant", "quantize", "tasks", "tune", "weights"),
 )
 # {name: the module that has it}
 _NAMES = {

@@ -56,7 +56,7 @@ def _resolve(name: str | None) -> str:
 def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, Any]:
     import transformers
 
-    from duotone.hf import quantized
+    from duotone.hf.weights import checkpoint as quantized
 
     if quantized.is_quantized_folder(path):
         # It looks whether its files are whole, the configuration among them, before it reads them.

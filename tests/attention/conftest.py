@@ -24,15 +24,13 @@ class Caught:
 @pytest.fixture
 def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     """The launches of a test, which do not happen, as for a device with 132 multiprocessors."""
-    from duotone.attention.cuda import (
-        class_decode,
-        dense_decode,
-        group_decode,
-        head_turn,
-        launch,
-        merge_turned,
-        span_decode,
-    )
+    from duotone.attention.cuda.classes import decode as class_decode
+    from duotone.attention.cuda.dense import decode as dense_decode
+    from duotone.attention.cuda.groups import decode as group_decode
+    from duotone.attention.cuda.rotate import merge as merge_turned
+    from duotone.attention.cuda.rotate import queries as head_turn
+    from duotone.attention.cuda.shared import launch
+    from duotone.attention.cuda.spans import decode as span_decode
 
     launches: list[Caught] = []
 

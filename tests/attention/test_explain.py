@@ -8,11 +8,12 @@ import torch
 import duotone
 from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
 from duotone.attention import explain, explain_layers
-from duotone.attention.cuda import decode, reasons, runtime
+from duotone.attention.cuda import decode, reasons
 from duotone.attention.cuda.left_out import left_out
+from duotone.attention.cuda.shared import runtime
 from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
 from duotone.bench.caches import PackedCache
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 from pretended_gpu import pretend
 
 GROUPS = KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32))

@@ -11,11 +11,12 @@ from test_cuda_launch import records_of
 import duotone
 from duotone import KVSpec, TensorSpec
 from duotone.attention import decode_attention, dispatch
-from duotone.attention.cuda import decode, reasons, runtime
+from duotone.attention.cuda import decode, reasons
+from duotone.attention.cuda.shared import runtime
 from duotone.attention.static import StaticDecoder
 from duotone.bench.caches import PackedCache
 from duotone.cache.segments import DenseSegment
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 from duotone.slow_paths import SlowPaths, SlowPathWarning
 from pretended_gpu import pretend
 
@@ -65,7 +66,7 @@ def test_each_cause_is_named_with_its_cost(cause: str) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_calibration_of_classes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((300, 90), *CALIBRATED, head_dim=64, dense=(9, 5))
-    from duotone.attention.cuda.class_layout import class_layout
+    from duotone.attention.cuda.classes.layout import class_layout
 
     query, kv = records_of(case, class_layout)
     (message,) = said(query, kv, tau=(0.0, 1.0))

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import duotone
 from duotone.attention.static import StaticDecoder
 from duotone.bench.caches import PackedCache
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 
 SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 16, 64, 97, element_bytes=4)
 SPEC = duotone.scheme("kivi", bits=2).replace(recent=16)

@@ -10,10 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import duotone
-from duotone.attention.cuda import counters, decode, head_turn
+from duotone.attention.cuda import decode
+from duotone.attention.cuda.rotate import queries as head_turn
+from duotone.attention.cuda.shared import counters
 from duotone.attention.static import StaticDecoder
 from duotone.bench.caches import PackedCache
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 from duotone.quant import bases, rotation
 
 SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 64, 64, 97, element_bytes=4)

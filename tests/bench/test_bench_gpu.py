@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from duotone.attention.cuda.runtime import MIN_CAPABILITY
+from duotone.attention.cuda.shared.runtime import MIN_CAPABILITY
 from duotone.bench import innerq, packing
 from duotone.bench.kernel import Settings, failures, run_kernels
 from duotone.bench.shapes import Shape

@@ -6,10 +6,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from duotone.attention.cuda import runtime
+from duotone.attention.cuda.shared import runtime
 from duotone.bench import kernel
 from duotone.cli import app, bench_throughput
-from duotone.decoder_shape import SHAPES
+from duotone.planning.shapes import SHAPES
 
 from fake_clock import FakeClock
 from made_up import made_up

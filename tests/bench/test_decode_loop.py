@@ -10,8 +10,8 @@ from duotone.bench.caches import DenseCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop
 from duotone.bench.language import LanguageModel
 from duotone.bench.linears import elementwise
-from duotone.capacity import allocated_bytes
-from duotone.decoder_shape import Load
+from duotone.planning.capacity import allocated_bytes
+from duotone.planning.shapes import Load
 
 from tiny_decoder import CPU, LOAD, SPECS, TINY
 

@@ -5,8 +5,8 @@ import torch
 
 from duotone.bench import linears
 from duotone.bench.linears import DenseLinears, IntegerLinears
-from duotone.weights.gated import gated_reference
-from duotone.weights.online_hadamard import hadamard_quantize
+from duotone.weights.modules.gated import gated_reference
+from duotone.weights.modules.online_hadamard import hadamard_quantize
 
 CPU, HIDDEN, MLP = torch.device("cpu"), 32, 96
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from duotone.attention.cuda import class_pack, group_pack, span_pack
+from duotone.attention.cuda.classes import pack as class_pack
+from duotone.attention.cuda.groups import pack as group_pack
 from duotone.attention.cuda.layouts import VisualLayout
+from duotone.attention.cuda.spans import pack as span_pack
 from duotone.bench import packing
 from duotone.bench.packing import PACKINGS, Packing, check, packing_rows
 from duotone.bench.shapes import Shape

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duotone.attention import attend
-from duotone.attention.cuda.layout import RecordFormat
+from duotone.attention.cuda.spans.layout import RecordFormat
 from duotone.bench.baselines import UnavailableError
 from duotone.bench.problems import bytes_of, copy_of
 from duotone.bench.rows import PackedRow, laid_out

@@ -10,17 +10,17 @@ import typer
 from transformers import LlamaConfig, QuantizedCache
 from typer.testing import CliRunner
 
-from duotone import report
 from duotone.bench import throughput
 from duotone.bench.budget import attempt, check_budget, largest_batch
 from duotone.bench.library_cache import LibraryCache, kept_bytes
 from duotone.bench.throughput import Bench, Configuration, run
 from duotone.bench.throughput_rows import ROWS, Row
-from duotone.capacity import predict, predict_again
 from duotone.cli import bench_throughput
-from duotone.decoder_shape import SHAPES, Load
-from duotone.paper_throughput import CALIBQUANT, tokens_per_s
-from duotone.step_time import WEIGHT_BITS, Machine
+from duotone.planning.capacity import predict, predict_again
+from duotone.planning.shapes import SHAPES, Load
+from duotone.planning.step_time import WEIGHT_BITS, Machine
+from duotone.report import tables as report
+from duotone.report.papers import CALIBQUANT, tokens_per_s
 
 from tiny_decoder import CPU, LOAD, SPECS, TINY
 
@@ -76,8 +76,8 @@ needs_fp8 = pytest.mark.skipif(not has_fp8(), reason="transformers without the f
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     # What these stand for is not there in a toy.
-    monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
-    monkeypatch.setattr("duotone.capacity.FLUSH_COPIES", 10)
+    monkeypatch.setattr("duotone.planning.capacity.WORKSPACE_BYTES", 0)
+    monkeypatch.setattr("duotone.planning.capacity.FLUSH_COPIES", 10)
     rows = {
         "16-bit": Row(),
         "mixed": Row(SPECS["mixed"]),
@@ -187,8 +187,8 @@ def test_tables(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {"internvl2.5-8b": TINY}
-    monkeypatch.setattr("duotone.decoder_shape.SHAPES", tiny)
-    monkeypatch.setattr("duotone.capacity.WORKSPACE_BYTES", 0)
+    monkeypatch.setattr("duotone.planning.shapes.SHAPES", tiny)
+    monkeypatch.setattr("duotone.planning.capacity.WORKSPACE_BYTES", 0)
     app = typer.Typer()
     app.command()(bench_throughput.command)
     given = ["--n", "70", "--new", "40", "--prompt", "20", "--device", "cpu", "--out", tmp_path]

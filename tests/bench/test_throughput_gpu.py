@@ -9,7 +9,7 @@ from duotone.bench.budget import attempt, memory_limit
 from duotone.bench.caches import DenseCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop
 from duotone.bench.language import LanguageModel
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 
 from families import inputs, tiny_model
 

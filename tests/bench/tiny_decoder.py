@@ -3,7 +3,7 @@
 import torch
 
 import duotone
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 
 CPU = torch.device("cpu")
 TINY = DecoderShape("tiny", 3, 32, 4, 2, 32, 64, 97, element_bytes=4)

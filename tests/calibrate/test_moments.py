@@ -8,7 +8,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from duotone.calibrate import moments
-from duotone.calibrate.listening import NAME, recording
 from duotone.calibrate.moments import (
     CalibrationBatch,
     Recorder,
@@ -18,7 +17,8 @@ from duotone.calibrate.moments import (
 from duotone.calibrate.places import text_places, visual_places
 from duotone.hf.attachment import set_text_implementation
 from duotone.hf.facts import model_facts
-from duotone.inference import prepare
+from duotone.hf.recording import NAME, recording
+from duotone.inference.batch import prepare
 from tiny_text import text_model
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 

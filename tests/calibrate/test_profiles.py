@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.prominence import prominence_order
+from duotone.cache.saliency import prominence_order
 from duotone.calibrate.profiles import blocks_of, energies, sorted_squares
 
 SPANS = torch.tensor([[-1, 0, 0, 0, 0, 0, 4, 4, 4, -1], [7, 7, 7, 7, 7, 7, 7, -1, -1, -1]])

@@ -9,7 +9,7 @@ from cli_runs import error_of
 import duotone
 from duotone import KVSpec, TensorSpec
 from duotone.hf.fingerprint import fingerprint
-from duotone.hf.quantized import save
+from duotone.hf.weights.checkpoint import save
 from duotone.quant.bases import Bases
 
 from mquant_setups import quantized

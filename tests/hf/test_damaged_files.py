@@ -19,8 +19,8 @@ from test_bases import some_bases
 from torch import Tensor
 
 from duotone import QuantizedCache
-from duotone.hf import quantized as checkpoints
-from duotone.inference import encode
+from duotone.hf.weights import checkpoint as checkpoints
+from duotone.inference.batch import encode
 from duotone.quant.bases import Bases
 from tiny_vlm import tiny_example
 

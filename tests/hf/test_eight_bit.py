@@ -9,7 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
-from duotone.cache.eight_bit import LARGEST, kept_as, read_as
+from duotone.cache.dense_dtype import LARGEST, kept_as, read_as
 
 from families import inputs, tiny_model
 

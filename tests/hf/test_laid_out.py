@@ -6,7 +6,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
 from duotone import QuantizedCache, Sharing, StaticQuantizedCache
-from duotone.attention.cuda import group_records, runtime
+from duotone.attention.cuda.groups import records as group_records
+from duotone.attention.cuda.shared import runtime
 
 WINDOW = {"sink": 0, "recent": 32}
 SPECS = {

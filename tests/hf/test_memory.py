@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import duotone
 from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
-from duotone.attention.cuda import runtime
+from duotone.attention.cuda.shared import runtime
 from held import held_bytes, listing
 
 from families import FAMILIES, IMAGE, inputs, tiny_model

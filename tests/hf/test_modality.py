@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, DynamicCache, StaticCache
 
-from duotone.hf.modality import VisualRows, announced
-from duotone.weights.modality import Modality
+from duotone.hf.weights.modality import VisualRows, announced
+from duotone.weights.modules.modality import Modality
 
 from families import FAMILIES, IMAGE
 

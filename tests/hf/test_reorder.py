@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 import duotone
-import duotone.hf.reorder as door
-from duotone.hf.modality import announced
-from duotone.hf.reorder import reorder_always, visual_first
+import duotone.hf.weights.reorder as door
+from duotone.hf.weights.modality import announced
+from duotone.hf.weights.reorder import reorder_always, visual_first
 
 from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, rounding_as
 from families import IMAGE, MULTIMODAL, inputs, tiny_model

@@ -11,12 +11,12 @@ from test_bases import some_bases, spec_of
 
 import duotone
 from duotone import QuantizedCache
-from duotone.hf import quantized as checkpoints
 from duotone.hf.identity import all_weights_digest, config_facts
-from duotone.hf.quantized import model_class
+from duotone.hf.weights import checkpoint as checkpoints
+from duotone.hf.weights.checkpoint import model_class
 from duotone.quant import bases as bases_module
 from duotone.quant.bases import Bases
-from duotone.weights.quant_linear import QuantLinear
+from duotone.weights.modules.quant_linear import QuantLinear
 
 from families import FAMILIES, tiny_model
 from mquant_setups import quantized

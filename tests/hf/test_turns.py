@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from duotone.hf import turns
-from duotone.hf.modality import VisualRows
-from duotone.hf.turns import Turns
-from duotone.weights.modality import Modality
+from duotone.hf.weights import turns
+from duotone.hf.weights.modality import VisualRows
+from duotone.hf.weights.turns import Turns
+from duotone.weights.modules.modality import Modality
 
 from families import inputs, tiny_model
 

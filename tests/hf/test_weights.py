@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, LlavaConfig, LlavaNextConfig
 
-from duotone.hf.weight_maps import FAMILIES as MAPPED
-from duotone.hf.weight_maps import weight_map
-from duotone.hf.weights import Equivalences, apply_equivalences
-from duotone.weights.online import RotatedInput
-from duotone.weights.rotation import keeping_mean, random_orthogonal
-from duotone.weights.streams import has_layer_norms, mean_is_read, rotate_stream
-from duotone.weights.structure import at
+from duotone.hf.weights.equivalences import Equivalences, apply_equivalences
+from duotone.hf.weights.weight_maps import FAMILIES as MAPPED
+from duotone.hf.weights.weight_maps import weight_map
+from duotone.weights.equivalences.module_map import at
+from duotone.weights.equivalences.online import RotatedInput
+from duotone.weights.equivalences.residual import has_layer_norms, mean_is_read, rotate_stream
+from duotone.weights.equivalences.rotation import keeping_mean, random_orthogonal
 
 from exactly import FP32, FP64, assert_same, exact_norms, relative_error, rounding_as, scramble
 from families import FAMILIES, IMAGE, inputs, tiny_model
@@ -162,7 +162,9 @@ def test_a_mean_that_is_read_must_be_kept(monkeypatch):
     """Centring InternVL's tower, as MQuant's code does, changes what its projector sees."""
     model, given = made("internvl")
     expected = logits(model, given)
-    monkeypatch.setattr("duotone.weights.streams.mean_is_read", lambda model, stream: False)
+    monkeypatch.setattr(
+        "duotone.weights.equivalences.residual.mean_is_read", lambda model, stream: False
+    )
     apply_equivalences(model)
     assert relative_error(logits(model, given), expected) > 1e-3
     assert not torch.equal(keeping_mean(random_orthogonal(8)), random_orthogonal(8))

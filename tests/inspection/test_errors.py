@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.cache.eight_bit import as_stored
+from duotone.cache.dense_dtype import as_stored
 from duotone.calibrate import Settings, calibrate, calibration_data, gather_moments, write
 from duotone.calibrate.files import files_of
 from duotone.calibrate.moments import answer

@@ -8,10 +8,10 @@ import torch
 
 import duotone
 from duotone.evaluate.forcing import LogitsRecorder, forced_agreement
-from duotone.inference import ask_later, encode, generate, make_cache, prepare
-from duotone.prompts import encode_text
+from duotone.inference.batch import ask_later, encode, generate, make_cache, prepare
+from duotone.inference.memory import cache_memory
+from duotone.inference.prompts import encode_text
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
-from duotone.totals import cache_memory
 from duotone.tune.bits import held
 from duotone.tune.objective import flush_steps, measure
 from duotone.tune.prefilled import prefill

@@ -2,7 +2,7 @@
 
 import pytest
 
-from duotone import tune_tables as tables
+from duotone.report import tune as tables
 from duotone.tune.report import comparisons
 from duotone.tune.settings import TuneSettings, check_resumable, remember
 

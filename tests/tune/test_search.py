@@ -3,7 +3,7 @@
 import pytest
 
 import duotone
-from duotone.inference import ask_later, encode, prepare
+from duotone.inference.batch import ask_later, encode, prepare
 from duotone.tune.build import spec_of
 from duotone.tune.prefilled import prefill
 from duotone.tune.search import Search

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from duotone.weights.norms import RMSNorm, norm_parts
+from duotone.weights.equivalences.norms import RMSNorm, norm_parts
 
 FP64, FP32 = 1e-9, 1e-5
 

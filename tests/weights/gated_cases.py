@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor, nn
 
-from duotone.weights.fused import FusedMLP, activation_kind
-from duotone.weights.gate import Gate
-from duotone.weights.hadamard import plan_hadamard
-from duotone.weights.modality import Modality
-from duotone.weights.quant_linear import QuantLinear
+from duotone.weights.equivalences.hadamard import plan_hadamard
+from duotone.weights.modules.fused import FusedMLP, activation_kind
+from duotone.weights.modules.gate import Gate
+from duotone.weights.modules.modality import Modality
+from duotone.weights.modules.quant_linear import QuantLinear
 
 from linear_cases import DEVICE, random_weight
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from duotone.weights.packed_weight import PackedWeight, pack_int4
+from duotone.weights.modules.packed_weight import PackedWeight, pack_int4
 
 # fp32 sums of groups in another order: relative RMS, and the largest error over the largest |y|.
 GROUPED_RMS, GROUPED_LARGEST = 1e-6, 1e-5

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from duotone.weights.structure import Block, Reader, Stream, ValueHeads
+from duotone.weights.equivalences.module_map import Block, Reader, Stream, ValueHeads
 
 CHANNELS, HEADS, HIDDEN = 24, 2, 44
 

@@ -35,7 +35,7 @@ def test_norms_are_replaced_and_scrambled():
     scramble(model)
     x = torch.randn(2, 5).double()
     before = model(x)
-    assert type(exact_norms(model)[0]).__module__ == "duotone.weights.norms"
+    assert type(exact_norms(model)[0]).__module__ == "duotone.weights.equivalences.norms"
     assert_same(model(x), before)
     assert (model[0].weight - 1).abs().min() > 0
     assert model[1].bias.abs().min() > 0

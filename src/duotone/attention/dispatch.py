@@ -65,7 +65,7 @@ def _run(
     kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
-    from duotone.attention.triton_decode import decode_attention_triton
+    from duotone.attention.triton.decode import decode_attention_triton
 
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
 
@@ -80,8 +80,8 @@ def code_layouts(
     """
     if impl not in ("auto", "cuda") or device is None:
         return Layouts()
-    from duotone.attention.cuda.group_format import stream_reason
-    from duotone.attention.cuda.group_records import GroupLayout
+    from duotone.attention.cuda.groups.format import stream_reason
+    from duotone.attention.cuda.groups.records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
     from duotone.attention.cuda.reasons import device_reason
 
@@ -138,7 +138,7 @@ def on_gpu(query: Tensor) -> bool:
 def _against_triton(query: Tensor, kv: Sequence[Segment]) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed, and the CUDA kernels do not read this call"
-    from duotone.attention.triton_decode import unsupported
+    from duotone.attention.triton.decode import unsupported
 
     return unsupported(query, kv)
 

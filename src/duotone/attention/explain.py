@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from duotone.attention.cuda import reasons
-from duotone.attention.cuda.dense_decode import shape_reason
-from duotone.attention.cuda.geometry import ring_bytes, shared_bytes
-from duotone.cache.eight_bit import dense_dtype
+from duotone.attention.cuda.dense.decode import shape_reason
+from duotone.attention.cuda.shared.geometry import ring_bytes, shared_bytes
+from duotone.cache.dense_dtype import dense_dtype
 from duotone.quant import CacheSpec, KVSpec
 
 AVERAGED = "averaged codes of several layers are in no order of the CUDA kernels"

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.attention.merge import merge_partials
-from duotone.cache.eight_bit import read_as
+from duotone.cache.dense_dtype import read_as
 from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment

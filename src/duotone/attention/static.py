@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.runtime import has_kernels, is_untried
+from duotone.attention.cuda.shared.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 from duotone.quant.autocast import without_autocast
@@ -52,7 +52,7 @@ class StaticDecoder:
             self._attend(store, query, channels**-0.5)
             store.flush(torch.zeros(batch, dtype=torch.bool, device=query.device))
         if self.kernels:
-            from duotone.attention.cuda.counters import prepare
+            from duotone.attention.cuda.shared.counters import prepare
 
             prepare(self.stores[0].key.device)
 
@@ -128,7 +128,7 @@ class StaticDecoder:
     def _write(self, store: StaticStore, key: Tensor, value: Tensor) -> None:
         """`StaticStore.write`, in one launch where a kernel can."""
         if self.kernels:
-            from duotone.attention.cuda.window_append import appends, window_append
+            from duotone.attention.cuda.dense.window_append import appends, window_append
 
             new, windows = (key, value), (store.key, store.value)
             if appends(new, windows):

@@ -15,10 +15,10 @@ from duotone.attention.dispatch import code_layouts
 from duotone.attention.static import StaticDecoder
 from duotone.bench.dense_attention import fastest_attention
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
-from duotone.cache.eight_bit import channels_of, kept_as
+from duotone.cache.dense_dtype import channels_of, kept_as
 from duotone.cache.places import flush_count
 from duotone.cache.sharing import share_layers
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 from duotone.quant import CacheSpec
 
 

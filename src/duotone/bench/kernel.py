@@ -22,7 +22,7 @@ from duotone.bench.schemes import BenchScheme, bench_schemes
 from duotone.bench.shapes import SHAPES, Shape
 from duotone.bench.speedups import with_speedups
 from duotone.bench.timing import Clock, Deadline, copy_tb_per_s
-from duotone.provenance import stamp
+from duotone.report.provenance import stamp
 
 SCHEMA = "duotone.kernels/1"
 METHOD = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from duotone.kernel_tables import best_known, rows_of, shape_title
+from duotone.report.kernels import best_known, rows_of, shape_title
 
 Row = Mapping[str, Any]
 BEST_16_BIT = "best 16-bit"

@@ -21,9 +21,9 @@ from duotone.bench.linears import (
     elementwise,
     rms_norm,
 )
-from duotone.capacity import PREFILL_TOKENS
-from duotone.decoder_shape import DecoderShape
-from duotone.step_time import WEIGHT_BITS
+from duotone.planning.capacity import PREFILL_TOKENS
+from duotone.planning.shapes import DecoderShape
+from duotone.planning.step_time import WEIGHT_BITS
 
 ROPE_BASE = 1e6
 HEAD_MULTIPLE = 64

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duotone.bench.caches import Steady
 from duotone.bench.dense_attention import fastest_attention
-from duotone.decoder_shape import DecoderShape, Load
+from duotone.planning.shapes import DecoderShape, Load
 
 # Of `transformers.QuantizedCache`, beside its defaults (groups of 64, a window of 128). HQQ's
 # groups are along channels here: by default they reach over sequences.

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.weights.gate import Gate
-from duotone.weights.gated import gated_product, pays
-from duotone.weights.hadamard import base_at, plan_hadamard
-from duotone.weights.linear import linear_int
-from duotone.weights.online_hadamard import hadamard_quantize
-from duotone.weights.packed_weight import PackedWeight
-from duotone.weights.quantize_rows import norm_quantize, quantize
+from duotone.weights.equivalences.hadamard import base_at, plan_hadamard
+from duotone.weights.modules.gate import Gate
+from duotone.weights.modules.gated import gated_product, pays
+from duotone.weights.modules.linear import linear_int
+from duotone.weights.modules.online_hadamard import hadamard_quantize
+from duotone.weights.modules.packed_weight import PackedWeight
+from duotone.weights.modules.quantize_rows import norm_quantize, quantize
 
 EPSILON = 1e-5
 # Of the static scale: rows of random numbers with a variance of one lie within, most of the time.

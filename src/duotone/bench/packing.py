@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 import duotone
-from duotone.attention.cuda.class_pack import class_pack, pack_codes, prepared
-from duotone.attention.cuda.group_format import TILE, GroupFormat, operand_of
-from duotone.attention.cuda.group_layout import to_group_records
-from duotone.attention.cuda.group_pack import group_pack
-from duotone.attention.cuda.layout import RecordFormat
+from duotone.attention.cuda.classes.pack import class_pack, pack_codes, prepared
+from duotone.attention.cuda.groups.format import TILE, GroupFormat, operand_of
+from duotone.attention.cuda.groups.layout import to_group_records
+from duotone.attention.cuda.groups.pack import group_pack
 from duotone.attention.cuda.layouts import VisualLayout
-from duotone.attention.cuda.span_pack import span_pack
+from duotone.attention.cuda.spans.layout import RecordFormat
+from duotone.attention.cuda.spans.pack import span_pack
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import METHODS, Clock, Deadline, clean_us, measure, rotated_count
 from duotone.cache import BlockTable

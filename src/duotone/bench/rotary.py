@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from duotone.weights.kernels.triton_overlap import overlaps, start_next, wait_for_previous
+from duotone.weights.kernels.triton.overlap import overlaps, start_next, wait_for_previous
 
 # Heads of a program.
 HEADS = 8

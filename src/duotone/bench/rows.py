@@ -135,8 +135,8 @@ def laid_out(problem: Problem, shared: bool = False) -> Problem:
 
 
 def _segment_laid_out(segment: PackedSegment, shared: bool) -> PackedSegment:
-    from duotone.attention.cuda.group_format import stream_reason
-    from duotone.attention.cuda.group_records import GroupLayout
+    from duotone.attention.cuda.groups.format import stream_reason
+    from duotone.attention.cuda.groups.records import GroupLayout
     from duotone.attention.cuda.layouts import VisualLayout, visual_reason
 
     specs = segment.key.spec, segment.value.spec
@@ -157,7 +157,7 @@ def _unsupported(impl: str, problem: Problem) -> str | None:
         from duotone.attention.cuda.decode import unsupported as by_cuda
 
         return by_cuda(problem.query, problem.segments, problem.tau)
-    from duotone.attention.triton_decode import unsupported as by_triton
+    from duotone.attention.triton.decode import unsupported as by_triton
 
     return by_triton(problem.query, problem.segments)
 

@@ -27,10 +27,10 @@ from duotone.bench.decode_loop import DecodeLoop, wait
 from duotone.bench.language import LanguageModel
 from duotone.bench.library_cache import LibraryCache
 from duotone.bench.throughput_rows import ROWS, Row
-from duotone.capacity import activation_bytes, predict, read_bytes
-from duotone.decoder_shape import DecoderShape, Load
-from duotone.provenance import stamp, write_new_json
-from duotone.step_time import Machine
+from duotone.planning.capacity import activation_bytes, predict, read_bytes
+from duotone.planning.shapes import DecoderShape, Load
+from duotone.planning.step_time import Machine
+from duotone.report.provenance import stamp, write_new_json
 
 SCHEMA = "duotone.throughput/1"
 # Decode steps per point: a whole number of groups of 32, so that flushes count at their rate.

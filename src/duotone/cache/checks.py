@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from duotone.cache.eight_bit import read_as
+from duotone.cache.dense_dtype import read_as
+from duotone.cache.index import STORES, LedgerState
 from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
-from duotone.cache.rolls import STORES, LedgerState
 from duotone.quant import CacheSpec, unpack
 from duotone.quant.classes import CLASS_BITS, class_counts
-from duotone.quant.record import is_count
+from duotone.quant.spec_base import is_count
 
 DTYPES = {n: getattr(torch, n) for n in ("float16", "bfloat16", "float32", "float64")}
 # Positions are int32.

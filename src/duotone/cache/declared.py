@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from duotone.cache.blocks import single_block
-from duotone.cache.eight_bit import dense_dtype, row_width
+from duotone.cache.dense_dtype import dense_dtype, row_width
 from duotone.cache.packed import pack_tensor
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 

@@ -9,15 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.declared import own_tensors
-from duotone.cache.eight_bit import dense_dtype, kept_as, read_as
+from duotone.cache.dense_dtype import dense_dtype, kept_as, read_as
+from duotone.cache.index import STORES, LedgerState, Roll
 from duotone.cache.key_norm import Norm, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
-from duotone.cache.prominence import foreground_first
 from duotone.cache.ragged import Move, owned, valid_mask
-from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.runs import RunMember
+from duotone.cache.saliency import foreground_first
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 from duotone.quant.autocast import without_autocast

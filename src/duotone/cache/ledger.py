@@ -20,9 +20,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable, runs, single_block
-from duotone.cache.prominence import Spans
+from duotone.cache.index import Evicted, LedgerState, Roll
 from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
-from duotone.cache.rolls import Evicted, LedgerState, Roll
+from duotone.cache.saliency import Spans
 from duotone.quant import CacheSpec, KVSpec
 
 # Free slots left behind the dense tokens when they move, so that decoding rarely moves them.

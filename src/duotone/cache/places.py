@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from duotone.cache.index import Evicted, LedgerState
 from duotone.cache.ragged import Lengths, Move, held_bytes, valid_mask
-from duotone.cache.rolls import Evicted, LedgerState
 from duotone.quant import CacheSpec, KVSpec
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from duotone.cache.eight_bit import as_bytes
+from duotone.cache.dense_dtype import as_bytes
 
 Lengths = Int[Tensor, " batch"]
 

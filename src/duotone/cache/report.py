@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duotone.cache.eight_bit import channels_of
+from duotone.cache.dense_dtype import channels_of
+from duotone.cache.index import STORES, LedgerState, Roll
 from duotone.cache.layer import LayerStore
 from duotone.cache.pair import PackedPair
 from duotone.cache.places import StaticPlaces
 from duotone.cache.ragged import held_bytes
-from duotone.cache.rolls import STORES, LedgerState, Roll
 from duotone.cache.static import StaticStore
 
 Store = LayerStore | StaticStore

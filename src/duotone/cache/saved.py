@@ -21,11 +21,11 @@ from duotone.cache.checks import (
     must,
 )
 from duotone.cache.declared import own_tensors, packed_parts, policy_of
+from duotone.cache.index import STORES, Evicted, LedgerState, Roll
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import TOKEN_PARTS, PackedTensor
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import valid_mask
-from duotone.cache.rolls import STORES, Evicted, LedgerState, Roll
 from duotone.quant import CacheSpec, TensorSpec
 
 PARTS = ("key", "value")

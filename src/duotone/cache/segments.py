@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from duotone.cache.eight_bit import FP8, ROWS, channels_of, read_as
+from duotone.cache.dense_dtype import FP8, ROWS, channels_of, read_as
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths

@@ -17,13 +17,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.eight_bit import ROWS, as_bytes, channels_of, kept_as, read_as
+from duotone.cache.dense_dtype import ROWS, as_bytes, channels_of, kept_as, read_as
+from duotone.cache.index import STORES
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
 from duotone.cache.places import StaticPlaces
 from duotone.cache.ragged import Move
-from duotone.cache.rolls import STORES
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import TensorSpec
 from duotone.quant.autocast import without_autocast

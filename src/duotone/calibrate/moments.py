@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from duotone.hf.facts import ModelFacts, model_facts
-from duotone.inference import Batch, end_token_ids, generate, make_cache, prepare
+from duotone.hf.recording import recording
+from duotone.inference.batch import Batch, end_token_ids, generate, make_cache, prepare
 
-from .listening import recording
 from .places import Places, places_of
 
 OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "dense")

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from duotone.hf.facts import ModelFacts
-from duotone.inference import Batch
+from duotone.inference.batch import Batch
 
 
 @dataclass(frozen=True)

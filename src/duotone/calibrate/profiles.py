@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.prominence import prominence_order
 from duotone.cache.ragged import select
+from duotone.cache.saliency import prominence_order
 from duotone.hf.facts import ModelFacts, model_facts
-from duotone.inference import generate, make_cache, prepare
+from duotone.hf.recording import recording
+from duotone.inference.batch import generate, make_cache, prepare
 from duotone.quant.bases import Bases
 
-from .listening import recording
 from .moments import CalibrationBatch
 from .places import Places, places_of
 from .transform import Name

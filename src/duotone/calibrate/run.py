@@ -14,9 +14,9 @@ from torch import Tensor
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.hf.fingerprint import fingerprint
 from duotone.loading import Loaded
-from duotone.provenance import stamp
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
+from duotone.report.provenance import stamp
 from duotone.tune.build import layer_rules
 
 from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments

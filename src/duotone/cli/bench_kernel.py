@@ -74,7 +74,7 @@ def command(
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}; name another")
     from duotone.bench.kernel import failures, run_kernels
     from duotone.bench.timing import CudaClock
-    from duotone.provenance import write_new_json
+    from duotone.report.provenance import write_new_json
 
     clock = CudaClock()
     with _bar() as progress:
@@ -138,7 +138,7 @@ def show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from duotone.kernel_tables import absent, row_cells, rows_of, shape_title
+    from duotone.report.kernels import absent, row_cells, rows_of, shape_title
 
     console = Console()
     # Cells that wrap are harder to read than lines that do.
@@ -153,11 +153,11 @@ def show(result: dict[str, Any]) -> None:
         for (status, reason), names in absent(result, shape).items():
             console.print(f"{status}: {', '.join(names)} ({reason})", markup=False, soft_wrap=True)
     if result["innerq"] is not None and result["innerq"]["status"] == "ok":
-        from duotone.kernel_tables import innerq_table
+        from duotone.report.kernels import innerq_table
 
         console.print(innerq_table([result]), markup=False, soft_wrap=True)
     if result["pack"] is not None and result["pack"]["status"] == "ok":
-        from duotone.kernel_tables import packing_table
+        from duotone.report.kernels import packing_table
 
         console.print(packing_table([result]), markup=False, soft_wrap=True)
     console.print(f"{result['device']}, device-to-device copy {result['copy_tb_per_s']:.2f} TB/s")

@@ -64,7 +64,7 @@ def command(
     """
     from duotone.bench.throughput import Configuration
     from duotone.bench.throughput_rows import MAIN_ROWS, ROWS
-    from duotone.decoder_shape import SHAPES
+    from duotone.planning.shapes import SHAPES
 
     if model not in SHAPES:
         raise ValueError(f"--model must be one of {sorted(SHAPES)}, got {model!r}")
@@ -88,7 +88,7 @@ def command(
 def _say_paths(shape: Any, rows: list[str], device: Any) -> None:
     """What decodes which tokens of each row, on stderr; nothing of a CPU, which is for tests."""
     from duotone.bench.throughput_rows import ROWS
-    from duotone.planning import attention_paths
+    from duotone.planning.memory import attention_paths
 
     for name in dict.fromkeys(rows) if device.type == "cuda" else ():
         row = ROWS[name]

@@ -62,8 +62,8 @@ def command(
 
       duotone compare --scheme calibquant --bits 2 --json > result.json
     """
-    from duotone import compare as comparing
-    from duotone.inference import encode
+    from duotone.inference import compare as comparing
+    from duotone.inference.batch import encode
 
     specs = {scheme: scheme_spec(scheme, bits)}
     if beside is not None:

@@ -182,10 +182,10 @@ def _answers(
     common: dict[str, Any],
 ) -> Any:
     """Evaluate a task whose answers are generated."""
-    from duotone.compare import check_scheme_fits
     from duotone.evaluate import evaluate
     from duotone.evaluate.loader import Encoder
-    from duotone.mquant.disjoint import check_evaluation
+    from duotone.inference.compare import check_scheme_fits
+    from duotone.quantize.disjoint import check_evaluation
     from duotone.tasks import get_task
 
     task = get_task(name, data)
@@ -223,7 +223,7 @@ def _perplexity(
 ) -> Any:
     """Evaluate the perplexity of a file."""
     from duotone.evaluate import evaluate_perplexity
-    from duotone.prompts import encoder_of
+    from duotone.inference.prompts import encoder_of
     from duotone.tasks import read_passages
 
     if data is None:

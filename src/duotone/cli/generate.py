@@ -46,7 +46,7 @@ def command(
 
       duotone generate "Once upon a time" --model my-llama --scheme kivi
     """
-    from duotone import compare as comparing
+    from duotone.inference import compare as comparing
 
     spec = scheme_spec(scheme, bits)
     question = comparing.Prompt("", tuple(image or ()), prompt)
@@ -75,8 +75,8 @@ def command(
 
 
 def _encode(loaded: Any, messages: list[dict], prompt: str) -> dict[str, Any]:
-    from duotone.inference import encode
-    from duotone.prompts import encode_text
+    from duotone.inference.batch import encode
+    from duotone.inference.prompts import encode_text
 
     if loaded.takes_images:
         return encode(loaded.processor, [messages])
@@ -90,8 +90,8 @@ def _encode(loaded: Any, messages: list[dict], prompt: str) -> dict[str, Any]:
 
 def _answer(loaded: Any, spec: Any, messages: list[dict], prompt: str, max_new_tokens: int):
     """Text, memory report and milliseconds per token of one answer."""
-    from duotone.inference import decode_answers, generate, make_cache, prepare
-    from duotone.totals import cache_memory
+    from duotone.inference.batch import decode_answers, generate, make_cache, prepare
+    from duotone.inference.memory import cache_memory
 
     encoded = _encode(loaded, messages, prompt)
     batch = prepare(loaded.model, encoded)

@@ -87,8 +87,8 @@ def command(
       duotone plan --scheme duotone --bits 2 --json
     """
     import duotone
-    from duotone.decoder_shape import SHAPES, Load
-    from duotone.step_time import WEIGHT_BITS
+    from duotone.planning.shapes import SHAPES, Load
+    from duotone.planning.step_time import WEIGHT_BITS
 
     if weights not in WEIGHT_BITS:
         raise ValueError(f"--weights must be one of {list(WEIGHT_BITS)}, got {weights!r}")
@@ -121,8 +121,8 @@ def _predictions(
     shape_or_config: Any, spec: Any, load: Any, budget_bytes: int, weights: str
 ) -> dict[str, Any]:
     """Decoding with 16 bit and with the scheme on an H200; None for models of another structure."""
-    from duotone.capacity import predict
-    from duotone.decoder_shape import DecoderShape
+    from duotone.planning.capacity import predict
+    from duotone.planning.shapes import DecoderShape
 
     try:
         is_shape = isinstance(shape_or_config, DecoderShape)
@@ -138,7 +138,7 @@ def _predictions(
 def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
     """What decodes which tokens on an H200."""
     from duotone.hf.facts import ModelFacts, model_facts
-    from duotone.planning import attention_paths
+    from duotone.planning.memory import attention_paths
 
     known = isinstance(config_or_facts, ModelFacts)
     return attention_paths(config_or_facts if known else model_facts(config_or_facts), spec)

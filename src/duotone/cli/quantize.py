@@ -80,12 +80,12 @@ def command(
 
       duotone generate --model w4a8 --image photo.jpg "What is this?"
     """
-    from duotone.hf import quantized
-    from duotone.hf.compressed_tensors import check_expressible, export
-    from duotone.mquant import calibration_set, quantize_model
-    from duotone.mquant.run import check
-    from duotone.mquant.units import input_channels, units_of
-    from duotone.weights.recipe import get_recipe
+    from duotone.hf.weights import checkpoint as quantized
+    from duotone.hf.weights.compressed_tensors import check_expressible, export
+    from duotone.quantize import calibration_set, quantize_model
+    from duotone.quantize.run import check
+    from duotone.quantize.units import input_channels, units_of
+    from duotone.weights.methods.recipe import get_recipe
 
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")

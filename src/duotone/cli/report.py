@@ -33,7 +33,7 @@ def command(
 
       duotone report --readme README.md
     """
-    from duotone import report
+    from duotone.report import tables as report
 
     tables = report.tables(results)
     if readme is not None:

@@ -7,7 +7,7 @@ from .common import JsonOption, print_json, user_errors
 
 def _rows() -> dict[str, dict[str, Any]]:
     import duotone
-    from duotone.planning import true_bits
+    from duotone.planning.memory import true_bits
 
     specs = {name: duotone.scheme(name) for name in duotone.schemes()}
     return {

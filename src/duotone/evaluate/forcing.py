@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duotone.inference import Batch, generate, make_cache
+from duotone.inference.batch import Batch, generate, make_cache
 from duotone.tasks.metrics import Score
 
 

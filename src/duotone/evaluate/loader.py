@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from duotone.inference import encode
-from duotone.prompts import encode_text, tokenizer_of
+from duotone.inference.batch import encode
+from duotone.inference.prompts import encode_text, tokenizer_of
 from duotone.tasks import Example, Task
 
 

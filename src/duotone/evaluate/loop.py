@@ -9,13 +9,13 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from duotone import CacheSpec
-from duotone.inference import Batch, ask_later, decode_answers, generate, make_cache, prepare
+from duotone.inference.batch import Batch, ask_later, decode_answers, generate, make_cache, prepare
+from duotone.inference.memory import cache_memory
+from duotone.inference.stopping import StopTexts
 from duotone.loading import image_token_ids
-from duotone.provenance import stamp
-from duotone.stopping import StopTexts
+from duotone.report.provenance import stamp
 from duotone.tasks import Example, Task
 from duotone.tasks.metrics import Score
-from duotone.totals import cache_memory
 
 from .forcing import LogitsRecorder, forced_agreement
 from .loader import Encoder, default_workers, load_batches

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 
 from duotone import CacheSpec, KVSpec
-from duotone.inference import Batch, make_cache
-from duotone.provenance import stamp
+from duotone.inference.batch import Batch, make_cache
+from duotone.inference.memory import cache_memory
+from duotone.report.provenance import stamp
 from duotone.tasks import Passages
 from duotone.tasks.metrics import Score
 from duotone.tasks.metrics.score import ratio_of_sums
-from duotone.totals import cache_memory
 
 from .loop import Evaluation, Progress
 from .partial import Partial, Say, identity

@@ -10,9 +10,9 @@ import torch
 
 from duotone import CacheSpec, json_text, scheme
 from duotone.hf.facts import check_spec, model_facts
-from duotone.provenance import write_new_json
+from duotone.inference.memory import total_memory
+from duotone.report.provenance import write_new_json
 from duotone.tasks.metrics import Score, confidence_interval
-from duotone.totals import total_memory
 
 REFERENCE = "16-bit"
 

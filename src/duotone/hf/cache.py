@@ -23,7 +23,7 @@ from duotone.hf.implementation import check_implementation, slow_paths
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
-from duotone.hf.steps import Steps
+from duotone.hf.timeline import Steps
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
 

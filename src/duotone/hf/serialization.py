@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from duotone.cache import BlockTable, Ledger, PackedPair, Saved, Shape
 from duotone.cache.checks import DTYPES, check_finite
+from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
-from duotone.cache.rolls import STORES, LedgerState
 from duotone.cache.saved import SavedLayer, collect, name_of, parse
 from duotone.hf.calibrated import basis_digests
 from duotone.hf.facts import ModelFacts

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache import Ledger
-from duotone.cache.eight_bit import as_stored
-from duotone.cache.prominence import Spans, foreground_first
+from duotone.cache.dense_dtype import as_stored
+from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
-from duotone.cache.rolls import STORES, LedgerState
-from duotone.inference import Batch, make_cache
+from duotone.cache.saliency import Spans, foreground_first
+from duotone.inference.batch import Batch, make_cache
 from duotone.quant import CacheSpec
 
 from .queries import QueryRecorder

@@ -17,7 +17,7 @@ from duotone.cache.ledger import Ledger
 from duotone.calibrate.moments import CalibrationBatch
 from duotone.hf.calibrated import check_bases
 from duotone.hf.facts import check_spec, model_facts
-from duotone.inference import Batch
+from duotone.inference.batch import Batch
 from duotone.quant import CacheSpec
 
 from .answered import Answered, packed_tokens, sequences

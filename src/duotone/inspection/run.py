@@ -9,7 +9,7 @@ from typing import Any
 from duotone.calibrate import CalibrationData, Settings
 from duotone.calibrate.run import learn
 from duotone.loading import Loaded
-from duotone.provenance import write_new_json
+from duotone.report.provenance import write_new_json
 
 from .errors import ErrorMeter, Schemes
 from .layers import layer_rows, total_row

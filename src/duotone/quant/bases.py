@@ -26,7 +26,7 @@ from torch import Tensor
 from duotone.kept import kept
 from duotone.quant import tensor_file
 from duotone.quant.digest import digest
-from duotone.quant.record import require
+from duotone.quant.spec_base import require
 
 # 2: a checksum.
 FORMAT = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from duotone.quant.record import Record, is_count, is_number, is_word, require
+from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
 
 CHOICES = {
     "budget": ("uniform", "pyramid", "sparsity"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from duotone.quant.record import Record, require
+from duotone.quant.spec_base import Record, require
 from duotone.quant.tensor_spec import TensorSpec
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from duotone.quant.kv_spec import KVSpec
-from duotone.quant.record import Record, is_count, is_number, require
+from duotone.quant.spec_base import Record, is_count, is_number, require
 
 # The policies that a rule may change.
 RULED = ("visual", "background", "text")

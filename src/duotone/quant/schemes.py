@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.our_schemes import duotone, duotone_parts, klt, mixed, stream, tuned, visual
-from duotone.quant.record import is_count, is_number, require, shown
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+from duotone.quant.spec_base import is_count, is_number, require, shown
 
 # Of what is compared with the names of schemes.
 LONGEST_NAME = 100

@@ -17,7 +17,7 @@ from duotone.quant.kv_spec import KVSpec as KVSpec
 from duotone.quant.layer_rules import RULED
 from duotone.quant.layer_rules import LayerRule as LayerRule
 from duotone.quant.layer_rules import Sharing as Sharing
-from duotone.quant.record import Record, is_count, is_number, is_word, require
+from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
 DENSE_DTYPES = ("model", "float8_e4m3fn")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from duotone.quant.bases import Reference
-from duotone.quant.record import Record, is_count, is_number, is_word, require
+from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
 
 BITS = (1, 2, 3, 4, 8)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
-from duotone.inference import EMBEDDABLE_FAMILIES, prepare
+from duotone.inference.batch import EMBEDDABLE_FAMILIES, prepare
 from duotone.loading import Loaded, image_token_ids
 from duotone.tasks import Task
 

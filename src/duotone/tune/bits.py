@@ -17,7 +17,7 @@ from typing import Any, Literal
 from jaxtyping import Bool
 from torch import Tensor
 
-from duotone.cache.rolls import STORES
+from duotone.cache.index import STORES
 
 BitsOf = Literal["visual", "cache"]
 

@@ -15,7 +15,7 @@ import torch
 
 from duotone import CacheSpec, KVSpec
 from duotone.evaluate.forcing import kl_divergence
-from duotone.inference import Batch, make_cache
+from duotone.inference.batch import Batch, make_cache
 
 from .bits import BitsOf, Held, held
 from .prefilled import Prefilled, read_tail

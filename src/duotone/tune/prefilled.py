@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from duotone.inference import Batch, ask_later, generate, make_cache, visual_tokens_of
+from duotone.inference.batch import Batch, ask_later, generate, make_cache, visual_tokens_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from duotone import CacheSpec
-from duotone.tune_tables import tune_page
+from duotone.report.tune import tune_page
 
 from .front import best_within, pareto_front, thinned
 from .heldout import Rows, entry, measure_all, task_scores

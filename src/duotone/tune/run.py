@@ -13,8 +13,8 @@ from duotone import CacheSpec
 from duotone.evaluate.records import describe
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.loading import Loaded
-from duotone.planning import plan
-from duotone.provenance import device_name, stamp
+from duotone.planning.memory import plan
+from duotone.report.provenance import device_name, stamp
 from duotone.tasks import Task
 
 from .batches import (

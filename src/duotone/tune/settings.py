@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from duotone.provenance import write_new_json
+from duotone.report.provenance import write_new_json
 
 from .search import SAMPLERS
 

@@ -9,14 +9,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda import class_decode, group_decode, span_decode
-from duotone.attention.cuda.class_layout import ClassRecords
-from duotone.attention.cuda.dense_decode import dense_reason, dense_task
-from duotone.attention.cuda.geometry import ring_bytes
-from duotone.attention.cuda.group_records import GroupRecords
-from duotone.attention.cuda.head_turn import DEPTHS, kernel_matrices, turned_query
-from duotone.attention.cuda.launch import LOG2E, run
-from duotone.attention.cuda.merge_turned import MergeTurned
+from duotone.attention.cuda.classes import decode as class_decode
+from duotone.attention.cuda.classes.layout import ClassRecords
+from duotone.attention.cuda.dense.decode import dense_reason, dense_task
+from duotone.attention.cuda.groups import decode as group_decode
+from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.reasons import (
     CALIBRATED_GROUPS,
     CALIBRATED_TWICE,
@@ -25,10 +22,15 @@ from duotone.attention.cuda.reasons import (
     format_reason,
     query_reason,
 )
-from duotone.attention.cuda.runtime import missing
-from duotone.attention.cuda.work import Task
+from duotone.attention.cuda.rotate.merge import MergeTurned
+from duotone.attention.cuda.rotate.queries import DEPTHS, kernel_matrices, turned_query
+from duotone.attention.cuda.shared.geometry import ring_bytes
+from duotone.attention.cuda.shared.launch import LOG2E, run
+from duotone.attention.cuda.shared.runtime import missing
+from duotone.attention.cuda.shared.work import Task
+from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.merge import merge_partials
-from duotone.attention.turned import SegmentQueries
+from duotone.attention.rotated import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant.rotation import out_of_basis
 from duotone.slow_paths import SlowPaths
@@ -73,7 +75,7 @@ def _is_ours(query: Tensor, segment: Segment, tau: object) -> bool:
 def _unsupported_by_triton(query: Tensor, others: Sequence[Segment]) -> str | None:
     if find_spec("triton") is None:
         return "a segment needs Triton, which is not installed"
-    from duotone.attention.triton_decode import unsupported as reason
+    from duotone.attention.triton.decode import unsupported as reason
 
     return reason(query, others)
 
@@ -228,7 +230,7 @@ def _attend_with_triton(
     sm_scale: float,
     tau: tuple[float, float] | None,
 ) -> Tensor:
-    from duotone.attention.triton_decode import SegmentLaunch, attend_launches
+    from duotone.attention.triton.decode import SegmentLaunch, attend_launches
 
     launches = [SegmentLaunch(query, segment, sm_scale) for segment in others]
     if ours:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from duotone.attention.cuda import class_layout, layout
-from duotone.attention.cuda.class_pack import ClassLayout
-from duotone.attention.cuda.span_pack import SpanLayout
+from duotone.attention.cuda.classes import layout as class_layout
+from duotone.attention.cuda.classes.pack import ClassLayout
+from duotone.attention.cuda.spans import layout
+from duotone.attention.cuda.spans.pack import SpanLayout
 from duotone.cache import PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import LaidOut, PackedPair

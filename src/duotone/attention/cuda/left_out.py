@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from duotone.attention.cuda.decode import records_reason
-from duotone.attention.cuda.dense_decode import dense_reason
-from duotone.attention.cuda.geometry import ring_bytes
+from duotone.attention.cuda.dense.decode import dense_reason
 from duotone.attention.cuda.reasons import NO_MASK, OTHER_ORDER, group_reason, span_reason
+from duotone.attention.cuda.shared.geometry import ring_bytes
 from duotone.cache.segments import DenseSegment, Segment
 
 

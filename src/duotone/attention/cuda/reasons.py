@@ -10,17 +10,20 @@ from types import ModuleType
 
 import torch
 
-from duotone.attention.cuda import class_decode, group_decode, runtime, span_decode
-from duotone.attention.cuda.class_format import ClassFormat
-from duotone.attention.cuda.group_format import (
+from duotone.attention.cuda.classes import decode as class_decode
+from duotone.attention.cuda.classes.format import ClassFormat
+from duotone.attention.cuda.groups import decode as group_decode
+from duotone.attention.cuda.groups.format import (
     GroupFormat,
     operand_of,
     stream_format,
     stream_reason,
 )
-from duotone.attention.cuda.layout import RecordFormat
 from duotone.attention.cuda.layouts import visual_reason
-from duotone.attention.cuda.work import QUERY_TYPES
+from duotone.attention.cuda.shared import runtime
+from duotone.attention.cuda.shared.work import QUERY_TYPES
+from duotone.attention.cuda.spans import decode as span_decode
+from duotone.attention.cuda.spans.layout import RecordFormat
 from duotone.quant import TensorSpec
 
 UNTRIED = "the CUDA kernels were never run on such a device; ask for them with impl='cuda'"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from duotone.kept import kept
-from duotone.weights.kernels.triton_gemm import GemmConfig
-from duotone.weights.kernels.triton_gemv import GemvConfig
-from duotone.weights.kernels.triton_split import SplitConfig
-from duotone.weights.packed_weight import PackedWeight
+from duotone.weights.kernels.triton.gemm import GemmConfig
+from duotone.weights.kernels.triton.gemv import GemvConfig
+from duotone.weights.kernels.triton.split import SplitConfig
+from duotone.weights.modules.packed_weight import PackedWeight
 
 # Up to how many tokens the weight is read in splits, by bits; above, tiles of a full product.
 MAX_SPLIT_TOKENS = {4: 512, 8: 127}

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duotone.kept import kept
-from duotone.weights.hadamard_bases import sylvester
+from duotone.weights.equivalences.hadamard_bases import sylvester
 
 # Rows of a tile, as the product of a warp group of four has; a unit of a kernel has up to four.
 TILE = 64

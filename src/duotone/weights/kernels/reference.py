@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from duotone.weights.packed_weight import PackedWeight
+from duotone.weights.modules.packed_weight import PackedWeight
 
 # Sums of this many products of codes stay below 2^24, so fp32 holds every one of them exactly.
 _EXACT_COLUMNS = (1 << 24) // (127 * 127)

@@ -1,0 +1,1 @@
+"""Spans whose channels have unequal bits: their layout, packing and decoding."""

@@ -1,0 +1,76 @@
+// Codes of several widths as operands of integer products: A from packed words.
+#include "shared/integer_products.cuh"
+#include "classes/widths.cuh"
+
+// The largest power of two, at most `most`, that divides n.
+__device__ constexpr int power_in(int n, int most) {
+  int power = 1;
+  while (power < most && n % (2 * power) == 0) power *= 2;
+  return power;
+}
+
+// The codes of one column stand at one place of their bytes in all its registers, at most 3 bits up
+// in K: q makes up for it, and has that many bits less. Returns bits above the lowest.
+__device__ constexpr int key_place(int column) {
+  const int bits = Keys::bits(column), within = column - Keys::first_column(bits);
+  return within % power_in(Keys::columns(bits), 4 / bits) * bits;
+}
+// The same for a column of V and a half of its 16 channels; the output makes up for it.
+__device__ constexpr int value_place(int column, int half) {
+  const int bits = Values::bits(column), columns = Values::columns(bits);
+  const int within = half * columns + column - Values::first_column(bits);
+  return within % power_in(2 * columns, 8 / bits) * bits;
+}
+
+// A register of a column: number E of its class, whose codes stand `PLACE` bits up.
+template <class C, int COLUMN, int E, int PLACE>
+__device__ __forceinline__ u32 code_register(const u32* words) {
+  constexpr int bits = C::bits(COLUMN), per_byte = 8 / bits;
+  constexpr u32 mask = (((1u << bits) - 1) << PLACE) * 0x01010101u;
+  constexpr int shift = E % per_byte * bits - PLACE;
+  return (words[C::first_word(bits) + E / per_byte] >> shift) & mask;
+}
+// Keys 8 EIGHT to 8 EIGHT + 7 of a column of K.
+template <int COLUMN, int EIGHT>
+__device__ __forceinline__ u32 key_register(const u32* words) {
+  constexpr int bits = Keys::bits(COLUMN);
+  constexpr int e = EIGHT * Keys::columns(bits) + COLUMN - Keys::first_column(bits);
+  return code_register<Keys, COLUMN, e, key_place(COLUMN)>(words);
+}
+// Register A of a column of V: keys half A / 4, channels half A % 2.
+template <int COLUMN, int A>
+__device__ __forceinline__ u32 value_register(const u32* words) {
+  constexpr int bits = Values::bits(COLUMN);
+  constexpr int e = A * Values::columns(bits) + COLUMN - Values::first_column(bits);
+  return code_register<Values, COLUMN, e, value_place(COLUMN, A % 2)>(words);
+}
+
+// Products of 16 keys: the columns two by two, an odd last one by itself.
+template <int SUB, int COLUMN>
+__device__ __forceinline__ void dot_keys(int (*c)[4], const u32* words,
+                                         const u32 (*digits)[Keys::COLUMNS], const int* bias) {
+  constexpr bool pair = COLUMN + 1 < Keys::COLUMNS;
+  u32 a[4] = {key_register<COLUMN, 2 * SUB>(words), key_register<COLUMN, 2 * SUB + 1>(words)};
+  if constexpr (pair)
+    a[2] = key_register<COLUMN + 1, 2 * SUB>(words),
+    a[3] = key_register<COLUMN + 1, 2 * SUB + 1>(words);
+#pragma unroll
+  for (int h = 0; h < HT; h++) {
+    const int* before = COLUMN == 0 ? bias : c[h];
+    if constexpr (pair)
+      mma_k_first(c[h], a, digits[h] + COLUMN, before);
+    else
+      mma_k_half(c[h], a, digits[h] + COLUMN, before);
+  }
+  if constexpr (COLUMN + 2 < Keys::COLUMNS) dot_keys<SUB, COLUMN + 2>(c, words, digits, bias);
+}
+// Sums of p * code over 32 keys, column by column.
+template <int U, int COLUMN>
+__device__ __forceinline__ void add_values(int (*acc)[Values::COLUMNS][4], const u32* words,
+                                           const u32 (*p)[2][2]) {
+  u32 a[4] = {value_register<COLUMN, 4 * U>(words), value_register<COLUMN, 4 * U + 1>(words),
+              value_register<COLUMN, 4 * U + 2>(words), value_register<COLUMN, 4 * U + 3>(words)};
+#pragma unroll
+  for (int h = 0; h < HT; h++) mma_v(acc[h][COLUMN], a, p[h][U]);
+  if constexpr (COLUMN + 1 < Values::COLUMNS) add_values<U, COLUMN + 1>(acc, words, p);
+}

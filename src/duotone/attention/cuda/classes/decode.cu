@@ -1,0 +1,136 @@
+// Decode attention on packed K and V whose channels have unequal bits: duotone's own presets.
+//
+// Codes are sorted by class, and q is gathered in K's coded channels, times their scales, as
+// integers of two digits. Where K has groups, its classes change from tile to tile, and so do q's
+// integers; zero-points of all channels then meet q in fp16 products, q as a sum of two fp16
+// numbers. Else all of that belongs to the whole span, as V's classes always do.
+//
+// Compiled by NVRTC with these macros:
+//   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the zero-points
+//   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
+//   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
+//   SLOT_BYTES  see ring.cuh
+//   G, WARPS, TEAMS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as span_decode.cu
+#define D ((CHANNELS + 31) / 32 * 32)
+#define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
+#define HEADS (HT * 4)
+#define TILE 64
+#define KEYS (TILES * TILE)
+#define UNDER_WAY 1
+#define COLUMNS_OF(N) (((N) + 15) / 16)
+#define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
+#define PLACES (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
+// Where the parts of a tile begin; behind the codes, what K has in its tiles.
+#define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
+#define ZEROS_AT (VALUES_AT + 128 * WORDS_OF(VN4, VN2, VN1))
+#define SCALES_AT (ZEROS_AT + 2 * D)
+#define CHANNELS_AT (SCALES_AT + 2 * PLACES)
+#define TILE_BYTES (K_TILES ? CHANNELS_AT + PLACES : ZEROS_AT)
+#define RECORD_BYTES (TILES * TILE_BYTES)
+static_assert(STAGES > 2, "V of a tile is read while the next record arrives");
+
+#define BIAS 12582912.f  // 1.5 * 2^23: an integer below 2^22 added to its bits is a float
+#define BIAS_BITS 0x4B400000
+#define BOTH_BIASES 12632064.f  // BIAS * 257 / 256: of a high digit's sum and of a low one's
+#define P_BIAS 8388608.f        // 2^23: p added to it has its integer in the low bits
+#define Q_TOP 32639.f           // 127 * 256 + 127
+#define PLAIN_TOP 16.f          // the largest q in fp16
+#define P_TOP 15.999f
+#define LIFT 3.f  // how far below 2^16 a new maximum enters
+#include "shared/common.cuh"
+#include "classes/codes.cuh"
+
+struct Arguments : Call {
+  // Of each kv head and span: K's largest scale by channel, with K_TILES; parameters sorted by
+  // class, and the channel of each of them. K's are null with K_TILES.
+  const u16* k_top;
+  const u16* v_scale;
+  const u16* v_zero;
+  const unsigned char* v_order;
+  const u16* k_scale;
+  const u16* k_zero;
+  const unsigned char* k_order;
+};
+static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+
+#include "shared/query_fours.cuh"
+#include "classes/query.cuh"
+#if K_TILES
+#include "classes/query_of_tiles.cuh"
+#else
+#include "classes/query_of_spans.cuh"
+#endif
+#include "classes/prologue.cuh"
+#include "classes/sums.cuh"
+
+extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
+    class_decode(const __grid_constant__ Arguments at) {
+  extern __shared__ __align__(128) char rings[];
+  __shared__ Prologue prologues[TEAMS];
+  __shared__ float all_ml[TEAMS][WARPS][HEADS][2];
+  __shared__ int flags[TEAMS], draws[TEAMS];
+  __shared__ __align__(8) u64 barriers[TEAMS * WARPS * STAGES];
+  begin();
+  Unit u;
+  find_team(u);
+  char* shared = rings + u.team * RINGS_BYTES;
+  Prologue& prologue = prologues[u.team];
+  float (*ml)[HEADS][2] = all_ml[u.team];
+  Ring ring;
+  ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
+  const Place place = find_place(at, u);
+  ValueParameters values;
+  values.load(at, u);
+  KeyParameters keys;
+  if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
+  QueryFours asked;
+  // Where K is a span's, records that arrive during the kernel ahead are worth more than q early.
+  asked.await_beside<K_TILES, RECORD_BYTES>(at, u, ring, place);
+  prologue.put_values(u, values);
+  prologue.fold_query(at, u, keys, asked);
+  sync_team(u);
+  Query q;
+  q.make(at, u, prologue.table, prologue.heads, prologue.bias);
+  Sums sums;
+  sums.clear(prologue);
+  // V of the tile before: its probabilities arrive while this tile's scores are computed. In the
+  // first round something that nobody writes any more, times 0.
+  u32 before = ring.upcoming() + VALUES_AT;
+  bool any = false;
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take<RECORD_BYTES, 0>(u, next);
+    const int left = u.length - ring.current * KEYS;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      const u32 start = here + tile * TILE_BYTES;
+      float f[HT][8];
+      u32 pi[HT][8], v[Values::WORDS], over = 0;
+      q.fold(start, u);
+      q.dot(f, start, u.lane);
+      load_words<Values::WORDS>(v, before, u.lane);
+      before = start + VALUES_AT;
+      if (left < KEYS) hide_behind(f, left - tile * TILE, u.g);
+#pragma unroll
+      for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
+      sums.add(v);  // nothing yet in the first tile: p is 0
+      if (__any_sync(FULL, (over & ~0x4B00FFFFu) != 0)) sums.raise(f, q, pi);
+      sums.to_operand(pi);
+    }
+    any = true;
+    ring.advance(next);
+  }
+  if (any) {
+    u32 v[Values::WORDS];
+    load_words<Values::WORDS>(v, before, u.lane);
+    sums.add(v);
+  }
+
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
+  finish(at, u, shared, ml, flags + u.team, P_TOP, [&](int c, float l, float sum) {
+    float scale_zero[2];
+    unpack2(scale_zero, prologue.value[c]);
+    return sum * scale_zero[0] + l * scale_zero[1];
+  });
+}

@@ -1,0 +1,174 @@
+"""Decode attention on class records: channels of unequal bits, in one launch per segment.
+
+The plain-torch reference is `attention.reference.attend` on the same segment. Where the error of
+the kernel comes from: q times K's scales is rounded to 16-bit integers (to 2 or 3 bits less where
+codes stand higher in their bytes), under the largest product of a span; p as in `span_decode`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from duotone.attention.cuda.classes.format import COLUMN, ClassFormat
+from duotone.attention.cuda.classes.layout import ClassRecords
+from duotone.attention.cuda.shared.geometry import (
+    BESIDE_RINGS_KIB,
+    MAX_WARPS,
+    MIN_WARPS,
+    RING_BYTES,
+    Geometry,
+    cut,
+    multiprocessors,
+    ring_bytes,
+    slot_bytes,
+    teamed,
+)
+from duotone.attention.cuda.shared.launch import run
+from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
+from duotone.attention.cuda.spans.decode import MAX_UNIT_TOKENS
+
+SOURCE = "classes/decode.cu"
+# What K or V has of every span.
+PARAMETERS = ("scale", "zero", "order")
+# Tiles of 16 channels by 4 q heads that a warp's registers hold sums of.
+MAX_SUMS = 40
+# Shared memory that CUDA keeps of every block; biases, ones and counters.
+KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8, 128
+
+
+class Arguments(Call):
+    """`Arguments` of class_decode.cu."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("k_top", "v_scale", "v_zero", "v_order", "k_scale", "k_zero", "k_order")
+    )
+
+
+@dataclass(frozen=True)
+class ClassSpan:
+    """A packed segment as the kernel takes it.
+
+    tokens: offsets of the spans, [batch, spans + 1] int64.
+    """
+
+    records: ClassRecords
+    tokens: Int[Tensor, "batch edges"]
+
+
+def warps_of(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
+    """Warps per multiprocessor: what the registers of the accumulators and the rings leave."""
+    accumulators = -(-group // 4) * sum(form.value.columns)
+    warps = MAX_WARPS if accumulators <= 8 and form.channels <= 128 else MAX_WARPS // 2
+    while warps > 1 and not per_sm(form, group, warps, ring_bytes):
+        warps //= 2
+    return warps
+
+
+def per_sm(
+    form: ClassFormat, group: int, warps: int, ring_bytes: int = RING_BYTES
+) -> tuple[int, ...]:
+    """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory.
+
+    ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
+    """
+    shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
+    rings_bytes = warps * form.stages * slot_of(form, group)
+    return tuple(
+        n
+        for n in (1, 2, 4)
+        if rings_bytes + n * beside_rings(form, group, warps // n) <= shared_bytes
+        and (n == 1 or warps >= MIN_WARPS * n)
+    )
+
+
+def slot_of(form: ClassFormat, group: int) -> int:
+    """Bytes between the records of a ring, where a warp's sums find room in the end."""
+    return slot_bytes(form, 16 * -(-group // 4) * (form.channels + 8))
+
+
+def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
+    """Bytes of shared memory that a block takes beside its rings."""
+    heads = 4 * -(-group // 4)
+    rows = 4 if group <= 4 else -(-group // 8) * 8
+    # q by channel and as fp16, or by channel and in K's places; V's parameters and channels;
+    # maxima, barriers.
+    in_tiles = form.key_in_tiles
+    folded = form.channels * min(warps, heads) + form.key.places * heads
+    query = 4 * (form.channels * (heads + rows) if in_tiles else folded)
+    values = 4 * form.channels + 2 * COLUMN * sum(form.value.columns)
+    of_warps = warps * (8 * form.stages + 8 * heads)
+    own = query + values + 8 * heads + SMALL_BYTES + of_warps
+    return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + KEPT_BYTES
+
+
+def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
+    """The kernel has this shape: sums fit the registers, and the rings fit shared memory."""
+    sums = -(-group // 4) * sum(form.value.columns)
+    if sums > MAX_SUMS or group > MAX_GROUP or form.channels > 256:
+        return False
+    return bool(per_sm(form, group, warps_of(form, group, ring_bytes), ring_bytes))
+
+
+@cache
+def geometry(
+    form: ClassFormat,
+    group: int,
+    heads: int,
+    records: int,
+    sms: int,
+    ring_bytes: int,
+    kv_heads: int = 1,
+) -> Geometry:
+    """How a launch is cut. heads: batch * kv_heads * spans. kv_heads: of a sequence."""
+    warps = warps_of(form, group, ring_bytes)
+    blocks = per_sm(form, group, warps, ring_bytes)
+    at = cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
+    if not form.key_in_tiles:
+        return at  # teams gain nothing by themselves and lose .7 us behind another kernel (LOG.md)
+    beside_bytes = beside_rings(form, group, at.warps)
+    return teamed(at, heads * at.splits, kv_heads, sms, beside_bytes)
+
+
+def class_decode(
+    query: Tensor, span: ClassSpan, sm_scale: float, out: Tensor, lse: Tensor | None = None
+) -> None:
+    """softmax(q K^T * sm_scale) V over one segment; `out` and `lse` as `launch.run` has them.
+
+    Where V is rotated, so is `out`.
+    """
+    run([class_task(query, span)], sm_scale, out, lse)
+
+
+def class_task(query: Tensor, span: ClassSpan) -> Task:
+    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
+    records = span.records
+    work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
+    heads, sms = work.heads * work.blocks, multiprocessors(query.device)
+    rings = ring_bytes(query.device)
+    at = geometry(records.format, work.group, heads, work.records, sms, rings, work.kv_heads)
+
+    tensors = {
+        "k_top": records.key_top,
+        **{f"k_{name}": getattr(records, f"key_{name}") for name in PARAMETERS},
+        **{f"v_{name}": getattr(records, f"value_{name}") for name in PARAMETERS},
+    }
+
+    def arguments(**call: Any) -> Arguments:
+        given = {name: None if x is None else x.data_ptr() for name, x in tensors.items()}
+        return Arguments(**given, **call)
+
+    macros = macros_of(records.format, work.group)
+    rings_bytes = at.teams * at.warps * records.format.stages * macros["SLOT_BYTES"]
+    return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
+
+
+def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
+    """What class_decode.cu is compiled with beside what all kernels are."""
+    return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_of(form, group)}

@@ -1,0 +1,124 @@
+"""Which codes a record of channels of unequal bits holds, and its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.cuda.spans.layout import RECORD_BYTES, TILE
+from duotone.quant import TensorSpec
+from duotone.quant.classes import class_counts
+
+WIDTHS = (4, 2, 1)
+# Channels that a product takes at once.
+COLUMN = 16
+# Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.
+MAX_TILES = 4
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of K or of V that have codes, as (bits, channels), the widest first."""
+
+    sizes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, spec: TensorSpec, head_dim: int) -> Classes:
+        """Those of a spec; codes of one width are one class."""
+        if spec.classes is None:
+            return cls(((spec.bits, head_dim),))
+        return cls(tuple((bits, n) for bits, n in class_counts(spec, head_dim) if bits and n))
+
+    @property
+    def channels(self) -> int:
+        """Channels that have codes."""
+        return sum(n for _, n in self.sizes)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of 16 channels of each class, the last one filled up."""
+        return tuple(-(-n // COLUMN) for _, n in self.sizes)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Words that each lane has of each class in a tile."""
+        return tuple(bits * n for (bits, _), n in zip(self.sizes, self.columns, strict=True))
+
+    @property
+    def codes_bytes(self) -> int:
+        """Bytes of the codes of a tile."""
+        return sum(self.words) * 128
+
+    @property
+    def places(self) -> int:
+        """Channels that have codes, and those that fill up columns."""
+        return sum(self.columns) * COLUMN
+
+    @property
+    def place_of_rank(self) -> Int[Tensor, " channels"]:
+        """Where the channels that have codes stand among the places."""
+        starts = accumulate(self.columns, initial=0)
+        runs = [
+            COLUMN * start + torch.arange(n)
+            for start, (_, n) in zip(starts, self.sizes, strict=False)
+        ]
+        return torch.cat(runs)
+
+    def number_of_rank(self, head_dim: int) -> UInt8[Tensor, " head_dim"]:
+        """The class of every rank, those without codes behind all others."""
+        sizes = [n for _, n in self.sizes]
+        sizes = torch.tensor([*sizes, head_dim - sum(sizes)])
+        return torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
+
+    def width(self, bits: int) -> int:
+        """Channels of a width."""
+        return dict(self.sizes).get(bits, 0)
+
+
+@dataclass(frozen=True)
+class ClassFormat(Tiled):
+    """Sizes that follow from head_dim and the classes of K and V.
+
+    key_in_tiles: K's parameters lie in its tiles, else they belong to spans, as V's do.
+    """
+
+    head_dim: int
+    key: Classes
+    value: Classes
+    key_in_tiles: bool = True
+    tile_tokens, record_bytes = TILE, RECORD_BYTES
+
+    @classmethod
+    def of(cls, key: TensorSpec, value: TensorSpec, head_dim: int) -> ClassFormat:
+        """That of K and V of these specs."""
+        both = (Classes.of(spec, head_dim) for spec in (key, value))
+        return cls(head_dim, *both, key_in_tiles=key.group is not None)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per record."""
+        return super().tiles if self.key_in_tiles else min(super().tiles, MAX_TILES)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Bytes of the parts of a tile, in the order of the drawing."""
+        codes = (self.key.codes_bytes, self.value.codes_bytes)
+        places = self.key.places
+        return (*codes, 2 * self.channels, 2 * places, places) if self.key_in_tiles else codes
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The macros of class_widths.cuh, and where K's parameters are."""
+        sides = (("KN", self.key), ("VN", self.value))
+        counts = {f"{name}{bits}": side.width(bits) for name, side in sides for bits in WIDTHS}
+        return counts | {"K_TILES": int(self.key_in_tiles)}
+
+    @property
+    def tile_bytes(self) -> int:
+        """All parts of 64 tokens."""
+        return sum(self.parts)

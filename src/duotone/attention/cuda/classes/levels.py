@@ -1,0 +1,95 @@
+"""Levels of the blocks of K or V and the order of their channels, and torch's way to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from duotone.attention.cuda.classes.format import WIDTHS, Classes
+from duotone.cache import BlockTable, PackedTensor
+from duotone.quant import TensorSpec, pack
+from duotone.quant.affine import block_levels
+from duotone.quant.classes import CLASS_BITS, class_order, pack_classes
+from duotone.quant.ranges import nearest_code
+
+States = Float[Tensor, "batch kv_heads tokens head_dim"]
+
+
+@dataclass(frozen=True)
+class SortedLevels:
+    """Levels of K's or V's blocks, sorted by class, fp16, and the channel of each of them.
+
+    chosen_scale, chosen_zero: codes are the nearest of these. scale, zero: what codes stand for.
+    """
+
+    blocks: BlockTable
+    order: Int[Tensor, "batch kv_heads blocks head_dim"]
+    chosen_scale: Float[Tensor, "batch kv_heads blocks coded"]
+    chosen_zero: Float[Tensor, "batch kv_heads blocks coded"]
+    scale: Float[Tensor, "batch kv_heads blocks coded"]
+    zero: Float[Tensor, "batch kv_heads blocks head_dim"]
+
+    @property
+    def are_finite(self) -> bool:
+        """All levels are numbers that fp16 holds. The host waits for the device."""
+        parts = (self.chosen_scale, self.chosen_zero, self.scale, self.zero)
+        filled = (self.blocks.sizes > 0)[:, None, :, None]
+        return bool(torch.cat([x.isfinite() | ~filled for x in parts], -1).all())
+
+    def packed(self, x: States, spec: TensorSpec) -> PackedTensor:
+        """x by these levels in canonical order, by torch: the reference of `class_pack.pack_codes`.
+
+        x: in its basis.
+        """
+        classes = Classes.of(spec, x.shape[3])
+        number = self._by_channel(classes.number_of_rank(x.shape[3]).to(x.device))
+        widths = torch.tensor([*(bits for bits, _ in classes.sizes), 0], device=x.device)
+        top = (2 ** widths[number.long()] - 1)[..., None]
+        scale, zero = (
+            self._by_channel(part).float()[..., None]
+            for part in (self.chosen_scale, self.chosen_zero)
+        )
+        slots = self.blocks.to_slots(x).float().mT
+        codes = nearest_code(slots, scale, zero, max(WIDTHS)).minimum(top).mT
+        codes = (codes * self.blocks.mask[:, None, ..., None]).to(torch.uint8)
+        parts = {"scale": self.scale, "zero_point": self.zero}
+        if spec.classes is None:
+            parts["codes"] = pack(codes, spec.bits)
+        else:
+            order = self.order[..., None, :].expand_as(codes)
+            parts["codes"] = pack_classes(codes.gather(-1, order), spec)
+            parts["classes"] = pack(number, CLASS_BITS)
+        parts["codes"] = self.blocks.to_tokens(parts["codes"])
+        return PackedTensor(spec, x.shape[3], x.dtype, self.blocks, **parts)
+
+    def _by_channel(self, by_rank: Tensor) -> Tensor:
+        """In the order of channels; 0 for ranks that are missing."""
+        full = F.pad(by_rank, (0, self.order.shape[-1] - by_rank.shape[-1])).expand_as(self.order)
+        return torch.empty_like(full).scatter_(-1, self.order, full)
+
+
+def torch_levels(x: States, spec: TensorSpec, blocks: BlockTable, coded: int) -> SortedLevels:
+    """Levels of the blocks of x, as `cache.packed.pack_tensor` finds them. coded: channels."""
+    slots = blocks.to_slots(x)
+    mask = blocks.mask[:, None].expand(slots.shape[:4])
+    levels = block_levels(slots, spec.replace(group=None), mask)
+    numbers = levels.classes
+    if numbers is None:
+        numbers = torch.zeros_like(levels.scale, dtype=torch.uint8)
+    order = class_order(numbers)
+
+    def by_rank(parameter: Tensor, ranks: int | None = None) -> Tensor:
+        return parameter.gather(-1, order)[..., :ranks].contiguous()
+
+    return SortedLevels(
+        blocks,
+        order,
+        by_rank(levels.chosen_scale, coded),
+        by_rank(levels.chosen_zero, coded),
+        by_rank(levels.scale, coded),
+        by_rank(levels.zero_point),
+    )

@@ -1,0 +1,95 @@
+// Codes of 16-bit or float K and V by given levels into class records (class_layout.py), and K's
+// parameters where they lie in its tiles: one launch, one read, a warp per 64 tokens of K or of V.
+//
+// Compiled by NVRTC with these macros:
+//   CHANNELS  channels of K and V; D: padded to a multiple of 32
+//   KN4, KN2, KN1, VN4, VN2, VN1, K_TILES  as in class_decode.cu
+//   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
+//   WARPS, ARGUMENTS_BYTES, WARP_SHARED_BYTES
+#define D ((CHANNELS + 31) / 32 * 32)
+#include "packing/device.cuh"
+#include "packing/levels.cuh"
+#include "packing/tile.cuh"
+#include "packing/words.cuh"
+#include "classes/widths.cuh"
+
+// K or V and the levels of its blocks of tokens, sorted by class.
+struct Side {
+  Dense x;
+  const int* block;            // [batch, tiles] of each tile; -1: it has no token
+  const unsigned char* order;  // [batch * kv_heads, blocks, CHANNELS]
+  const u16 *scale, *zero;     // [batch * kv_heads, blocks, coded channels]
+  long long blocks;
+};
+struct Arguments {
+  Side key, value;
+  const u16 *k_scale, *k_zero;  // that K's codes stand for, the latter of all channels; K_TILES
+  const int* token;             // [batch, tiles * 64] of K and V, -1: none
+  char* records;                // [batch * kv_heads, tiles, RECORD_TILE_BYTES]
+  int kv_heads, tiles;
+};
+static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+
+#define VALUES_AT (128 * Keys::WORDS)
+#define ZEROS_AT (VALUES_AT + 128 * Values::WORDS)
+#define SCALES_AT (ZEROS_AT + 2 * D)
+#define CHANNELS_AT (SCALES_AT + 32 * Keys::COLUMNS)
+#define RECORD_TILE_BYTES (K_TILES ? CHANNELS_AT + 16 * Keys::COLUMNS : ZEROS_AT)
+// Of a warp: its tile of elements, its words, its levels.
+#define PLACES (16 * (Keys::COLUMNS > Values::COLUMNS ? Keys::COLUMNS : Values::COLUMNS))
+#define WORDS_BYTES (128 * (Keys::WORDS > Values::WORDS ? Keys::WORDS : Values::WORDS))
+#define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 16 * PLACES)
+static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");
+#include "classes/packer.cuh"
+
+// Zero-points by channel, scales and channels by place; all 0 without tokens (a negative row).
+__device__ __forceinline__ void write_parameters(const Arguments& at, long long row, char* tile,
+                                                 int lane) {
+  const unsigned char* order = at.key.order + row * CHANNELS;
+  u16 *zeros = (u16*)(tile + ZEROS_AT), *scales = (u16*)(tile + SCALES_AT);
+  for (int rank = lane; rank < D; rank += 32) {
+    const bool real = row >= 0 && rank < CHANNELS;
+    zeros[real ? order[rank] : rank] = real ? at.k_zero[row * CHANNELS + rank] : 0;
+  }
+  for (int place = lane; place < 16 * Keys::COLUMNS; place += 32) {
+    const int rank = row < 0 ? -1 : Keys::rank(place);
+    scales[place] = rank < 0 ? 0 : at.k_scale[row * Keys::CODED + rank];
+    tile[CHANNELS_AT + place] = rank < 0 ? 0 : order[rank];
+  }
+}
+
+template <int VALUE, class C>
+__device__ __forceinline__ void pack_side(Job& job, const Side& from, long long row, char* codes) {
+  if (row >= 0) load_levels<C>(job, from, row);
+  job.stride = from.x.token;
+  __syncwarp();
+  ClassPacker<VALUE, C>::run(job, codes);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    class_pack(const __grid_constant__ Arguments at) {
+  extern __shared__ __align__(16) char shared[];
+  // Blocks of a head lie together, those of its K before those of its V.
+  const u32 per_head = (at.tiles + WARPS - 1) / WARPS, both = blockIdx.x / per_head;
+  const int warp = threadIdx.x >> 5, head = both >> 1, sequence = head / at.kv_heads;
+  const int tile = (blockIdx.x - both * per_head) * WARPS + warp;
+  if (tile >= at.tiles) return;
+  const bool is_value = both & 1;
+  const Side& from = is_value ? at.value : at.key;
+  Job job;
+  job.lane = threadIdx.x & 31, job.g = job.lane >> 2, job.t = job.lane & 3;
+  job.tile = shared_address(shared) + warp * WARP_BYTES;
+  job.words = job.tile + TILE_BYTES, job.levels = job.words + WORDS_BYTES;
+  const long long of_sequence = (long long)sequence * at.tiles + tile;
+  job.token = at.token + of_sequence * 64;
+  job.head = from.x.data + sequence * from.x.batch + head % at.kv_heads * from.x.head;
+  const int block = from.block[of_sequence];
+  const long long row = block < 0 ? -1 : head * from.blocks + block;
+  char* target = at.records + ((long long)head * at.tiles + tile) * RECORD_TILE_BYTES;
+  if (is_value) {
+    pack_side<1, Values>(job, from, row, target + VALUES_AT);
+  } else {
+    if (K_TILES) write_parameters(at, row, target, job.lane);
+    pack_side<0, Keys>(job, from, row, target);
+  }
+}

@@ -1,0 +1,222 @@
+"""Pack visual spans whose channels have unequal bits straight into class records.
+
+Levels and the order of channels come first: their statistics are of all tokens of a block, and
+Lloyd's of many rounds over them (`level_search`; torch finds what that does not cover). One launch
+then reads K and V once and writes the codes where the decode kernel wants them, without any
+canonical packing between.
+
+The plain-torch reference is `PackedPair.pack`, then `class_layout.class_layout`; on a GPU all bytes
+equal those that torch writes by the same levels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+from duotone.attention.cuda.classes.format import COLUMN, ClassFormat
+from duotone.attention.cuda.classes.layout import ClassRecords, class_layout, spec_reason
+from duotone.attention.cuda.classes.levels import SortedLevels, States, torch_levels
+from duotone.attention.cuda.classes.params import largest_scales
+from duotone.attention.cuda.levels.search import find_levels, level_reason
+from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, tile_bytes
+from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
+from duotone.attention.cuda.spans.pack import states_reason
+from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ledger import Piece
+from duotone.cache.packed import in_basis
+from duotone.cache.pair import PackedPair
+from duotone.quant import KVSpec, TensorSpec
+from duotone.quant.checks import checked
+
+SOURCE = "classes/pack.cu"
+WARPS = 4
+
+
+class Side(ctypes.Structure):
+    """`Side` of class_pack.cu."""
+
+    _fields_ = (
+        ("x", Dense),
+        *((name, ctypes.c_void_p) for name in ("block", "order", "scale", "zero")),
+        ("blocks", ctypes.c_longlong),
+    )
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of class_pack.cu."""
+
+    _fields_ = (
+        *((name, Side) for name in ("key", "value")),
+        *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "token", "records")),
+        *((name, ctypes.c_int) for name in ("kv_heads", "tiles")),
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that packing needs but the codes.
+
+    key, value: K and V of the taken tokens in their basis, of one type. token: of every slot of
+    the records, -1 for none. records: their codes, and what tiles have beside, are not written yet.
+    """
+
+    key: States
+    value: States
+    key_levels: SortedLevels
+    value_levels: SortedLevels
+    token: Int[Tensor, "batch slots"]
+    records: ClassRecords
+
+
+class ClassLayout:
+    """What a cache on CUDA does with visual spans of classes (`cache.pair.Layout`)."""
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
+        """The records of K and V that are packed already."""
+        return class_layout(key, value)
+
+    def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """Quantize dense K and V into records; None where torch has to."""
+        short = piece.spans.tokens < MIN_BLOCK_TOKENS * piece.spans.blocks
+        if not key.is_cuda or short or spec_reason(spec.key, spec.value):
+            return None
+        return None if states_reason(key, value) else class_pack(key, value, spec, piece)
+
+
+def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
+    """Quantize the tokens that `piece` takes out of K and V.
+
+    The host waits for the number of records once per table of spans, and to check the levels
+    where they are (`quant.checks`); `unchecked`, a second call on the same spans can be captured.
+    Errors: ValueError for what `spec_reason` and `states_reason` name, for numbers that are not
+    finite and for levels beyond fp16.
+    """
+    if reason := spec_reason(spec.key, spec.value) or states_reason(key, value):
+        raise ValueError(f"{reason}. Use PackedPair.pack.")
+    work = prepared(key, value, spec, piece)
+    pack_codes(work)
+    left = (
+        PackedTensor(tensor, key.shape[3], key.dtype, levels.blocks, None, None)
+        for tensor, levels in ((spec.key, work.key_levels), (spec.value, work.value_levels))
+    )
+    return PackedPair(*left, work.records)
+
+
+def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared:
+    """Levels, the order of channels and room for codes; the arguments are `class_pack`'s."""
+    form = ClassFormat.of(spec.key, spec.value, key.shape[3])
+    taken = [in_basis(piece.take.apply(x), s) for x, s in ((key, spec.key), (value, spec.value))]
+    levels = (
+        sorted_levels(taken[0], spec.key, piece.spans, form.key.channels),
+        sorted_levels(taken[1], spec.value, piece.spans, form.value.channels),
+    )
+    wide = max((x.dtype for x in taken), key=lambda dtype: dtype.itemsize)
+    token, first = _SLOTS.of(piece.spans, form.tokens)
+    records = _records(form, first, token.shape[1] // form.tokens, *levels)
+    return Prepared(*(x.to(wide) for x in taken), *levels, token, records)
+
+
+def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) -> SortedLevels:
+    """Levels of the blocks of x, by kernels where they can, else by torch. coded: channels.
+
+    Errors: ValueError for numbers that are not finite and for levels beyond fp16.
+    """
+    # Tables remember one way to split them: asking for none would lose it, and the next layer wait.
+    blocks = spans if spec.group is None else spans.split(spec.group)
+    if x.is_cuda and level_reason(x, spec, blocks) is None:
+        levels = find_levels(x, spec, blocks)
+        if not checked() or levels.are_finite:
+            return levels
+    return torch_levels(x, spec, blocks, coded)  # which raises, where a kernel's are not finite
+
+
+def _records(
+    form: ClassFormat, first: Tensor, per_head: int, key: SortedLevels, value: SortedLevels
+) -> ClassRecords:
+    """Room for codes, and all parameters that belong to spans."""
+    size = (*value.scale.shape[:2], per_head, form.nbytes)
+    data = torch.empty(size, dtype=torch.uint8, device=value.scale.device)
+    params = {"value_scale": value.scale, "value_zero": value.zero}
+    params["value_order"] = value.order.to(torch.uint8)
+    if form.key_in_tiles:
+        full = F.pad(key.scale, (0, form.head_dim - key.scale.shape[-1]))
+        params["key_top"] = largest_scales(full, key.order, key.blocks, value.blocks)
+    else:
+        params |= {"key_scale": key.scale, "key_zero": key.zero}
+        params["key_order"] = key.order.to(torch.uint8)
+    return ClassRecords(form, data, first, **params)
+
+
+def pack_codes(work: Prepared) -> None:
+    """Write codes, and what tiles have beside them, of records whose levels are known.
+
+    Nothing here waits for the device; the launch can be captured.
+    """
+    form, (heads, per_head) = work.records.format, work.records.data.shape[1:3]
+    both = ((work.key, work.key_levels), (work.value, work.value_levels))
+    first, place = work.token[:, ::TILE], work.token.int()
+    block = [_block_of_tile(levels.blocks, first) for _, levels in both]
+    order = [levels.order.to(torch.uint8) for _, levels in both]
+    sides = [
+        Side(dense(x), b.data_ptr(), o.data_ptr(), levels.chosen_scale.data_ptr(),
+             levels.chosen_zero.data_ptr(), levels.blocks.blocks)
+        for (x, levels), b, o in zip(both, block, order, strict=True)
+    ]  # fmt: skip
+    given = Arguments(
+        *sides, work.key_levels.scale.data_ptr(), work.key_levels.zero.data_ptr(),
+        place.data_ptr(), work.records.data.data_ptr(), heads, per_head * form.tiles,
+    )  # fmt: skip
+    device = work.token.device
+    macros = macros_of(form, work.key.dtype, min(alignment(work.key), alignment(work.value)))
+    blocks = 2 * len(work.token) * heads * -(-given.tiles // WARPS)
+    launch = Launch(blocks, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"])
+    if blocks:
+        with torch.cuda.device(device):
+            kernel(SOURCE, "class_pack", tuple(macros.items()), device)(launch, given)
+
+
+def _block_of_tile(blocks: BlockTable, first: Tensor) -> Int[Tensor, "batch tiles"]:
+    """The block of each tile's first token; -1 where there is none."""
+    block = blocks.block_of_token(blocks.tokens).gather(1, first.clamp_min(0))
+    return block.masked_fill(first < 0, -1).int()
+
+
+def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
+    """What class_pack.cu is compiled with."""
+    words = max(sum(form.key.words), sum(form.value.words))
+    places = COLUMN * max(sum(form.key.columns), sum(form.value.columns))
+    return {
+        "CHANNELS": form.head_dim,
+        **form.widths,
+        "INPUT": INPUTS[dtype],
+        "ALIGN": align,
+        "WARPS": WARPS,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+        "WARP_SHARED_BYTES": tile_bytes(form.channels, dtype) + 128 * words + 16 * places,
+    }
+
+
+class _Slots:
+    """Where the tokens of a table of spans go; layers ask for the same table in turn."""
+
+    def __init__(self) -> None:
+        self._spans: BlockTable | None = None
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, spans: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
+        """`record_slots`."""
+        if self._spans is not spans:
+            self._spans, self._known = spans, {}
+        if tokens not in self._known:
+            self._known[tokens] = record_slots(spans, tokens)
+        return self._known[tokens]
+
+
+_SLOTS = _Slots()

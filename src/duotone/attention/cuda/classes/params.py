@@ -1,0 +1,122 @@
+"""What class records keep beside the codes: scales, zero-points and channels of K and V.
+
+All of V's, and K's where it has no groups, belong to spans; else K's lie in its tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.classes.format import Classes, ClassFormat
+from duotone.attention.cuda.spans.layout import TILE
+from duotone.cache import BlockTable, PackedTensor
+from duotone.quant import TensorSpec, pack
+from duotone.quant.classes import CLASS_BITS, class_order, pack_classes
+
+
+def span_parameters(x: PackedTensor, name: str) -> dict[str, Tensor]:
+    """Scales, zero-points and the channel of each of them, of a tensor without groups.
+
+    name: "key" or "value".
+    """
+    order = channel_order(x).to(torch.uint8)
+    return {f"{name}_scale": x.scale, f"{name}_zero": x.zero_point, f"{name}_order": order}
+
+
+def from_span_parameters(
+    parts: Sequence[Tensor], spec: TensorSpec, classes: Classes
+) -> dict[str, Tensor]:
+    """Inverse of `span_parameters`: parts of a `PackedTensor`. parts: scale, zero-point, order."""
+    scale, zero, order = parts
+    numbers = _class_numbers(order.long(), classes, zero.shape[-1])
+    return {"scale": scale, "zero_point": zero, **_packed_classes(numbers, spec)}
+
+
+def packed_codes(codes: Tensor, spec: TensorSpec) -> Tensor:
+    """Canonical packing of codes that are sorted by class."""
+    return pack(codes, spec.bits) if spec.classes is None else pack_classes(codes, spec)
+
+
+def channel_order(x: PackedTensor) -> Tensor:
+    """The channel of every rank, [batch, kv_heads, blocks, head_dim]."""
+    order = x.channel_order
+    if order is not None:
+        return order
+    return torch.arange(x.head_dim, device=x.zero_point.device).expand_as(x.zero_point)
+
+
+def tile_parameters(key: PackedTensor, token: Tensor, form: ClassFormat) -> list[Tensor]:
+    """Bytes of zero-points, scales and channels of every tile, [batch, heads, tiles, bytes]."""
+    first = token[:, ::TILE]
+    group = key.blocks.block_of_token(key.blocks.tokens).gather(1, first.clamp_min(0))
+    order, coded = channel_order(key), form.key.channels
+    zero = torch.empty_like(key.zero_point).scatter_(-1, order, key.zero_point)
+    place = form.key.place_of_rank.to(first.device)
+
+    def by_tile(x: Tensor) -> Tensor:
+        index = group[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+        return x.gather(2, index).masked_fill((first < 0)[:, None, :, None], 0)
+
+    def by_place(x: Tensor) -> Tensor:
+        tiles = by_tile(x)
+        out = tiles.new_zeros(*tiles.shape[:3], form.key.places)
+        return out.index_copy_(-1, place, tiles)
+
+    filled = torch.nn.functional.pad(by_tile(zero), (0, form.channels - form.head_dim))
+    parts = (filled, by_place(key.scale), by_place(order[..., :coded].to(torch.uint8)))
+    return [part.contiguous().view(torch.uint8) for part in parts]
+
+
+def from_tile_parameters(
+    parts: Sequence[Tensor], tile: Tensor, spec: TensorSpec, form: ClassFormat
+) -> dict[str, Tensor]:
+    """Inverse of `tile_parameters`, from the first tile of every group.
+
+    parts: bytes of zero-points, scales and channels of every tile.
+    """
+    zero, scale, channel = parts
+    place = form.key.place_of_rank.to(tile.device)
+
+    def by_group(x: Tensor) -> Tensor:
+        index = tile[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+        return x.gather(2, index).contiguous()
+
+    numbers = _class_numbers(by_group(channel)[..., place].long(), form.key, form.head_dim)
+    zeros = by_group(zero).view(torch.float16)[..., : form.head_dim]
+    return {
+        "scale": by_group(scale).view(torch.float16)[..., place],
+        "zero_point": zeros.gather(-1, class_order(numbers)),
+        **_packed_classes(numbers, spec),
+    }
+
+
+def _packed_classes(numbers: Tensor, spec: TensorSpec) -> dict[str, Tensor]:
+    """As a `PackedTensor` has class numbers, if it does."""
+    return {} if spec.classes is None else {"classes": pack(numbers, CLASS_BITS)}
+
+
+def _class_numbers(order: Tensor, classes: Classes, head_dim: int) -> Tensor:
+    """The class number of every channel from the channels of the coded ranks, class by class."""
+    sizes = torch.tensor([n for _, n in classes.sizes])
+    number = torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
+    rest = torch.full((*order.shape[:3], head_dim), len(sizes), dtype=torch.uint8)
+    index = order[..., : classes.channels]
+    return rest.to(order.device).scatter_(-1, index, number.to(order.device).expand_as(index))
+
+
+def largest_scales(
+    full_scale: Tensor, order: Tensor, groups: BlockTable, spans: BlockTable
+) -> Tensor:
+    """The largest scale of every channel over the groups of each span; 0 without codes.
+
+    full_scale: [batch, kv_heads, groups, head_dim], sorted by class, as order is.
+    """
+    scale = full_scale.masked_fill((groups.sizes == 0)[:, None, :, None], 0)
+    by_channel = torch.empty_like(scale).scatter_(-1, order, scale)
+    first = groups.offsets[:, :-1].clamp_max(max(spans.tokens - 1, 0))
+    span = spans.block_of_token(spans.tokens).gather(1, first)[:, None, :, None]
+    top = scale.new_zeros(*scale.shape[:2], spans.blocks, scale.shape[3])
+    return top.scatter_reduce_(2, span.expand_as(by_channel), by_channel, "amax")

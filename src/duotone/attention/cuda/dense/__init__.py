@@ -1,0 +1,1 @@
+"""Windows that are not packed: decoding, and appending and moving their tokens."""

@@ -1,0 +1,1 @@
+"""Streams with a scale per group (KIVI, InnerQ): their layout, packing and decoding."""

@@ -1,0 +1,175 @@
+"""Decode attention on group records: KIVI's and InnerQ's groups, in one launch per segment.
+
+The plain-torch reference is `attention.reference.attend` on the same segment. Along rows (KIVI)
+codes become levels, rounded once to fp16; along k (InnerQ) they are exact. q and p are rounded to
+fp16, sums are fp32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.groups.canonical import Tiles
+from duotone.attention.cuda.groups.format import GroupFormat, Operand
+from duotone.attention.cuda.shared.geometry import (
+    MAX_WARPS,
+    RING_BYTES,
+    Geometry,
+    cut,
+    cuts,
+    multiprocessors,
+    ring_bytes,
+    slot_bytes,
+    warps_within_rings,
+)
+from duotone.attention.cuda.shared.launch import run
+from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
+
+SOURCE = "groups/decode.cu"
+# Blocks per multiprocessor where heads take all places of four. What a warp does around its records
+# is as much as two of them, and warps of a block merge their sums: a head whose stream is short
+# takes least in a single warp, as long as there are other heads beside it.
+MANY_PER_SM = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A packed segment as the kernel takes it.
+
+    data: [batch, kv_heads, records, format.own_nbytes], or a pool of pages (`work.Work`).
+    lengths: [batch] int64, tokens. key_codes, value_codes: those that lie apart, contiguous,
+    [batch, kv_heads, tiles, bytes].
+    """
+
+    format: GroupFormat
+    data: UInt8[Tensor, "batch kv_heads records bytes"]
+    lengths: Int[Tensor, " batch"]
+    key_codes: Tiles | None = None
+    value_codes: Tiles | None = None
+
+
+class Codes(ctypes.Structure):
+    """`Codes` of group_apart.cuh."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("head_bytes", ctypes.c_longlong))
+
+
+class Arguments(Call):
+    """`Arguments` of group_apart.cuh, where codes lie apart."""
+
+    _fields_ = (("key", Codes), ("value", Codes))
+
+
+def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
+    """Warps per SM: what the registers of the accumulators and the rings leave."""
+    small = -(-group // 8) * form.channels <= 128
+    each_bytes = form.stages * slot_of(form, group)
+    return warps_within_rings(MAX_WARPS if small else MAX_WARPS // 2, each_bytes, ring_bytes)
+
+
+def slot_of(form: GroupFormat, group: int) -> int:
+    """Bytes between the records of a ring."""
+    return slot_bytes(form, 32 * -(-group // 8) * (form.channels + 8))
+
+
+def fits(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
+    """The kernel has this shape: rings and sums fit shared memory."""
+    known = group <= MAX_GROUP and form.channels <= 256
+    return known and warps_of(form, group, ring_bytes) >= 1
+
+
+@cache
+def geometry(
+    form: GroupFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
+) -> Geometry:
+    """How a launch is cut. heads: batch * kv_heads."""
+    warps = warps_of(form, group, ring_bytes)
+    if heads <= 4 * sms:
+        return cut(form, warps, heads, records, sms)
+    options = cuts(form, warps, heads, records, sms, per_sm=MANY_PER_SM, min_warps=1)
+    return min((at for at in options if at.splits == 1), key=options.__getitem__)
+
+
+def group_decode(
+    query: Tensor,
+    stream: Stream,
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    pages: Int[Tensor, "batch pages_per_sequence"] | None = None,
+) -> None:
+    """softmax(q K^T * sm_scale) V over one stream; `out` and `lse` as `launch.run` has them."""
+    run([group_task(query, stream, pages)], sm_scale, out, lse)
+
+
+def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Task:
+    """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous.
+
+    Errors: ValueError for pages of records whose codes lie apart, and for codes that do not fit.
+    """
+    form = stream.format
+    arguments = _arguments(stream, pages) if form.is_apart else Call
+    work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
+    sms, rings = multiprocessors(query.device), ring_bytes(query.device)
+    at = geometry(form, work.group, work.heads, work.records, sms, rings)
+    macros = macros_of(form, work.group)
+    rings_bytes = at.warps * form.stages * macros["SLOT_BYTES"]
+    return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
+
+
+def _arguments(stream: Stream, pages: Tensor | None) -> Callable[..., Arguments]:
+    """Makes the structure of a launch whose codes lie apart."""
+    if pages is not None:
+        raise ValueError(
+            "pages hold whole records; got a stream whose codes layers share, which lie apart. "
+            "Keep its records in one piece."
+        )
+    form = stream.format
+    both = ((form.key, stream.key_codes, "key"), (form.value, stream.value_codes, "value"))
+    codes = {
+        name: _codes(stream, tiles, name, nbytes)
+        for (operand, tiles, name), nbytes in zip(both, form.part_bytes, strict=False)
+        if operand.apart
+    }
+
+    def arguments(**call: Any) -> Arguments:
+        return Arguments(**codes, **call)
+
+    return arguments
+
+
+def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes:
+    batch, heads, records = stream.data.shape[:3]
+    least = (batch, heads, records * stream.format.tiles, nbytes)
+    shape = None if tiles is None else tuple(tiles.shape)
+    fits = tiles is not None and (*shape[:2], shape[3]) == (batch, heads, nbytes)
+    fits = fits and shape[2] >= least[2] and tiles.device == stream.data.device
+    if not fits or not tiles.is_contiguous():
+        raise ValueError(
+            f"{name}_codes must be contiguous, {least} or more tiles, where the records are; got "
+            f"{shape}. Bring them in from the layer that keeps them."
+        )
+    return Codes(tiles.data_ptr(), shape[2] * nbytes)
+
+
+def macros_of(form: GroupFormat, group: int) -> dict[str, int]:
+    """What group_decode.cu is compiled with beside what all kernels are."""
+    operands = _operand("K", form.key) | _operand("V", form.value)
+    return {"TILES": form.tiles, "SLOT_BYTES": slot_of(form, group), **operands}
+
+
+def _operand(name: str, form: Operand) -> dict[str, int]:
+    return {
+        f"{name}B": form.bits,
+        f"{name}_ALONG_K": int(form.along_k),
+        f"{name}_GROUP": form.group,
+        f"{name}_SIGNS": int(form.signs),
+        f"{name}_APART": int(form.apart),
+    }

@@ -1,0 +1,138 @@
+"""What group records hold: how K and V are stored in a tile, and which specs have such records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.quant import TensorSpec
+
+TILE = 32
+RECORD_BYTES = 3072
+WIDTHS = (1, 2, 4)
+MAX_CHANNELS = 256
+# Codes that lie apart are filled up to so many tiles: whole records of any format.
+APART_TILES = 4
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How K or V of a tile are stored. along_k: a scale for a run of what is summed over.
+
+    apart: codes are not in the records but in a buffer of their own, because layers share them.
+    """
+
+    bits: int
+    along_k: bool
+    group: int
+    signs: bool
+    apart: bool = False
+
+    def groups(self, rows: int, k: int) -> int:
+        """Scales of a matrix of rows by k."""
+        return rows * -(-k // self.group) if self.along_k else -(-rows // self.group) * k
+
+
+@dataclass(frozen=True)
+class GroupFormat(Tiled):
+    """Sizes that follow from head_dim and how K and V are stored."""
+
+    head_dim: int
+    key: Operand
+    value: Operand
+    tile_tokens, record_bytes = TILE, RECORD_BYTES
+
+    @property
+    def part_bytes(self) -> list[int]:
+        """Of a tile: codes of K and of V, scales of K and of V."""
+        sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
+        codes = [TILE * self.channels * x.bits // 8 for x, _, _ in sizes]
+        return codes + [x.groups(rows, k) * (6 if x.signs else 4) for x, rows, k in sizes]
+
+    @property
+    def tile_bytes(self) -> int:
+        """Codes and scales of 32 tokens."""
+        return sum(self.part_bytes)
+
+    @property
+    def is_apart(self) -> bool:
+        """Codes of K or of V are not in the records."""
+        return self.key.apart or self.value.apart
+
+    @property
+    def own_part_bytes(self) -> list[int]:
+        """As `part_bytes`, with 0 for codes that lie apart."""
+        apart = (self.key.apart, self.value.apart, False, False)
+        return [0 if a else n for a, n in zip(apart, self.part_bytes, strict=True)]
+
+    @property
+    def own_tile_bytes(self) -> int:
+        """Of a tile, what its record holds."""
+        return sum(self.own_part_bytes)
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of a record without the codes that lie apart; `nbytes` counts them."""
+        return self.tiles * self.own_tile_bytes
+
+
+def operand_reason(spec: TensorSpec, which: str) -> str | None:
+    """Why K ("key") or V ("value") of a spec cannot be in group records, or None."""
+    if spec.bits not in WIDTHS or spec.param_dtype != "float16" or spec.along == "span":
+        return f"group records have {WIDTHS} bits and float16 scales along one axis; got {spec}"
+    if spec.classes is not None:
+        return f"group records hold codes of one width; got {spec}"
+    if spec.group is None and spec.along == "tokens":
+        return f"group records need groups along tokens; got {spec}"
+    if spec.group is not None and (spec.group % 32 or spec.group & (spec.group - 1)):
+        return f"group records need groups of 32, 64 or 128; got {spec}"
+    if spec.mapping != "asymmetric" and (not _along_k(spec, which) or spec.group != 32):
+        return f"signs need groups of 32 along what a product sums over; got {spec}"
+    return None
+
+
+def _along_k(spec: TensorSpec, which: str) -> bool:
+    return (spec.along == "channels") == (which == "key")
+
+
+def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
+    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
+    reason = operand_reason(spec, which)
+    if reason is not None:
+        return reason
+    group = spec.group or head_dim
+    whole = spec.along == "tokens" or (head_dim % group == 0 and group % 32 == 0)
+    if not whole or group & (group - 1):
+        return f"groups along channels must be 32, 64 or 128 and divide {head_dim}; got {spec}"
+    return Operand(spec.bits, _along_k(spec, which), group, spec.mapping != "asymmetric")
+
+
+def stream_reason(key: TensorSpec, value: TensorSpec) -> str | None:
+    """Why streams of these specs cannot be in group records, or None."""
+    if value.transform is not None:
+        return f"the CUDA kernels do not rotate outputs back; value is {value}"
+    if key.along == value.along == "channels":
+        # Tokens leave the window one by one, tiles are whole.
+        return f"group records need groups along tokens in K or V; got {key} and {value}"
+    return operand_reason(key, "key") or operand_reason(value, "value")
+
+
+def stream_format(
+    specs: tuple[TensorSpec, TensorSpec],
+    channels: tuple[int, int],
+    apart: Collection[str] = (),
+) -> GroupFormat | None:
+    """The format of streams of K and V, or None. apart: "key", "value": codes lie apart."""
+    names = ("key", "value")
+    operands = [operand_of(*given) for given in zip(specs, channels, names, strict=True)]
+    if channels[0] != channels[1] or any(isinstance(x, str) for x in operands):
+        return None
+    if stream_reason(*specs) is not None or channels[0] > MAX_CHANNELS:
+        return None
+    if any(
+        operand.signs and which in apart for operand, which in zip(operands, names, strict=True)
+    ):
+        return None  # lowest bits of codes stand among the scales
+    parts = (replace(x, apart=which in apart) for x, which in zip(operands, names, strict=True))
+    return GroupFormat(channels[0], *parts)

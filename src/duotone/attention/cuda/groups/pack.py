@@ -1,0 +1,229 @@
+"""Quantize dense K and V straight into group records: one launch, one read of every element.
+
+The plain-torch reference is `cache.packed.pack_groups`, then `group_layout.to_group_records`; on a
+GPU, codes, scales and zero-points equal theirs bit for bit. What may differ: a hybrid whose two
+errors are the same but for the rounding of torch's sum and of what it adds, and the sign of a
+zero-point of 0 where a group has zeros of both signs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.groups.canonical import Tiles
+from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand
+from duotone.attention.cuda.packing.inputs import (
+    INPUTS,
+    Dense,
+    alignment,
+    dense,
+    plain_reason,
+    tile_bytes,
+    widened_type,
+)
+from duotone.attention.cuda.shared.geometry import shared_bytes
+from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
+from duotone.attention.cuda.spans.layout import LANES
+from duotone.cache.dense_dtype import FP8
+from duotone.quant import KVSpec, TensorSpec
+
+SOURCE = "groups/pack.cu"
+WARPS = 4
+# What warps that share groups tell each other.
+STATIC_SHARED_BYTES = 8192
+MAPPINGS = {"asymmetric": 0, "symmetric": 1, "hybrid": 2}
+SYMMETRIC_HYBRID = 3
+# Bits of `overflow`.
+SCALE_TOO_LARGE, NO_ROOM = 1, 2
+States = Float[Tensor, "batch kv_heads tokens head_dim"]
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of group_pack.cu."""
+
+    _fields_ = (
+        *((name, Dense) for name in ("key", "value")),
+        *((name, ctypes.c_void_p) for name in (
+            "norm", "index", "tiles", "where", "data",
+        )),
+        ("codes", ctypes.c_void_p * 2),
+        ("overflow", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("kv_heads", "tiles_given", "room")),
+        ("codes_room", ctypes.c_int * 2),
+        *((name, ctypes.c_float * 2) for name in ("shrink", "eta", "rest")),
+    )  # fmt: skip
+
+
+def group_pack(
+    key: States,
+    value: States,
+    index: Int[Tensor, "batch taken"],
+    tiles: Int[Tensor, " batch"],
+    where: Int[Tensor, " batch"],
+    form: GroupFormat,
+    specs: KVSpec,
+    data: UInt8[Tensor, "batch kv_heads records bytes"],
+    key_norm: Float[Tensor, "batch kv_heads head_dim"] | None = None,
+    *,
+    codes: tuple[Tiles | None, Tiles | None] = (None, None),
+    overflow: Int[Tensor, 1] | None = None,
+    decoding: bool = False,
+) -> None:
+    """Write the first `tiles[b]` tiles of 32 taken tokens from tile `where[b]` of `data` on.
+
+    key, value: fp16, bf16, fp32 or e4m3, which is packed as the same numbers in fp16 are; with
+    consecutive channels. index: int64, which token each taken
+    token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
+    behind them is neither read nor written. where: int64, counted from the start of a head's
+    records. key_norm: keys are divided by it and rounded to their type before anything else.
+    codes: where those of K and V go that lie apart, [batch, kv_heads, tiles, bytes], as many tiles
+    as `data` or more; None: nowhere, another layer keeps them.
+    overflow: int32; gets SCALE_TOO_LARGE where a scale or zero-point does not fit the decode
+    kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the
+    device stops). decoding: the tokens leave a window at a decode step, for `hybrid_at`.
+    Nothing here waits for the device; the launch can be captured.
+    Errors: ValueError for what `pack_reason` names, and shapes or types that do not fit.
+    """
+    _check(key, value, index, form, specs, data)
+    _check_codes(codes, form, data)
+    macros = macros_of(form, specs, key.dtype, decoding) | {
+        "ALIGN": min(alignment(key), alignment(value)),
+        "NORM": 0 if key_norm is None else 1 + INPUTS[key_norm.dtype],
+    }
+    given = _arguments(key, value, index, data, specs)
+    norm, index = None if key_norm is None else key_norm.contiguous(), index.contiguous()
+    given.norm = None if norm is None else norm.data_ptr()
+    given.index, given.tiles, given.where = (x.data_ptr() for x in (index, tiles, where))
+    given.overflow = None if overflow is None else overflow.data_ptr()
+    given.room = data.shape[2] * form.tiles
+    given.codes[:] = [None if x is None else x.data_ptr() for x in codes]
+    given.codes_room[:] = [0 if x is None else x.shape[2] for x in codes]
+    tiles_of_block = WARPS // macros["SHARERS"]
+    blocks = 2 * data.shape[0] * data.shape[1] * -(-given.tiles_given // tiles_of_block)
+    launch = Launch(blocks, WARPS * LANES, tiles_of_block * macros["TILE_SHARED_BYTES"])
+    if blocks:
+        with torch.cuda.device(key.device):
+            kernel(SOURCE, "group_pack", tuple(macros.items()), key.device)(launch, given)
+
+
+def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bool:
+    """Whether the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
+    key, value = states
+    alike = (
+        key.dtype == value.dtype
+        and widened_type(key.dtype) in INPUTS
+        and key.stride(3) == value.stride(3) == 1
+    )
+    if not alike or not has_kernels(key.device) or pack_reason(specs) is not None:
+        return False
+    macros = macros_of(form, specs, key.dtype)
+    needed = WARPS // macros["SHARERS"] * macros["TILE_SHARED_BYTES"]
+    return needed + STATIC_SHARED_BYTES <= shared_bytes(key.device)
+
+
+def pack_reason(specs: KVSpec) -> str | None:
+    """Why no kernel packs groups of these specs, or None."""
+    for name, spec in (("key", specs.key), ("value", specs.value)):
+        # Signs have no zero-point that eta could move.
+        known = spec.replace(eta=0.0) if spec.mapping == "asymmetric" else spec
+        if reason := plain_reason(known):
+            return f"the packing kernel has no {reason}; {name} is {spec}"
+        if spec.along == "span" or spec.param_dtype != "float16" or spec.bits not in (1, 2, 4):
+            return f"groups are packed at 1, 2, 4 bits with float16 scales; {name} is {spec}"
+        if spec.along == "tokens" and (spec.group or 0) not in (32, 64, 128):
+            return f"groups along tokens are packed by 32, 64 or 128; {name} is {spec}"
+    return None
+
+
+def macros_of(
+    form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
+) -> dict[str, int]:
+    """What group_pack.cu is compiled with, but for ALIGN and NORM."""
+    wide, widest = widened_type(dtype), max(form.key.bits, form.value.bits)
+    words_bytes = TILE * form.channels * widest // 8
+    return {
+        "CHANNELS": form.head_dim,
+        "INPUT": INPUTS[wide],
+        "E4M3": int(dtype == FP8),
+        "WARPS": WARPS,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+        "SHARERS": sharers(form, specs),
+        "TILE_SHARED_BYTES": tile_bytes(form.channels, wide) + words_bytes,
+        **_operand("K", form.key, specs.key, decoding),
+        **_operand("V", form.value, specs.value, decoding),
+    }
+
+
+def sharers(form: GroupFormat, specs: KVSpec) -> int:
+    """Warps that share 32 tokens: two where signs make instructions the limit.
+
+    Of one sequence each scheduler gets few warps, long ones: they hide little of each other's waits
+    and end unevenly. A warp's steps go in pairs.
+    """
+    signs = "asymmetric" not in (specs.key.mapping, specs.value.mapping)
+    return 2 if signs and form.channels % 64 == 0 else 1
+
+
+def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict[str, int]:
+    all_signs = decoding and spec.hybrid_at == "prefill"
+    return {
+        f"{name}B": form.bits,
+        f"{name}_ALONG_K": int(form.along_k),
+        f"{name}_GROUP": form.group,
+        f"{name}_APART": int(form.apart),
+        f"{name}_MAPPING": SYMMETRIC_HYBRID if all_signs else MAPPINGS[spec.mapping],
+    }
+
+
+def _arguments(key: Tensor, value: Tensor, index: Tensor, data: Tensor, specs: KVSpec) -> Arguments:
+    both, numbers = (specs.key, specs.value), ctypes.c_float * 2
+    return Arguments(
+        key=dense(key),
+        value=dense(value),
+        data=data.data_ptr(),
+        kv_heads=data.shape[1],
+        tiles_given=index.shape[1] // TILE,
+        shrink=numbers(*(spec.shrink for spec in both)),
+        eta=numbers(*(spec.eta for spec in both)),
+        rest=numbers(*(1 - 2 * spec.eta for spec in both)),
+    )
+
+
+def _check(
+    key: Tensor, value: Tensor, index: Tensor, form: GroupFormat, specs: KVSpec, data: Tensor
+) -> None:
+    if reason := pack_reason(specs):
+        raise ValueError(f"{reason}. Use pack_groups and to_group_records.")
+    shape = (*data.shape[:2], key.shape[2], form.head_dim)
+    same = key.shape == value.shape == shape and key.dtype == value.dtype
+    if not same or widened_type(key.dtype) not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
+        raise ValueError(
+            f"key and value must be {shape} in one of {[*INPUTS, FP8]} with consecutive "
+            f"channels; got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}."
+        )
+    multiple = max(TILE, specs.flush_tokens)
+    fits = index.shape[0] == data.shape[0] and index.shape[1] % multiple == 0
+    if not fits or data.shape[3] != form.own_nbytes or not data.is_contiguous():
+        raise ValueError(
+            f"index must take a multiple of {multiple} tokens of each sequence and data hold "
+            f"contiguous records of {form.own_nbytes} bytes; got index {tuple(index.shape)} and "
+            f"data {tuple(data.shape)}."
+        )
+
+
+def _check_codes(codes: tuple[Tiles | None, Tiles | None], form: GroupFormat, data: Tensor) -> None:
+    least = data.shape[2] * form.tiles
+    for tiles, operand, nbytes in zip(codes, (form.key, form.value), form.part_bytes, strict=False):
+        if tiles is None:
+            continue
+        shape = (*data.shape[:2], tiles.shape[2], nbytes)
+        fits = operand.apart and tiles.shape[2] >= least and tiles.is_contiguous()
+        if not fits or tuple(tiles.shape) != shape:
+            raise ValueError(
+                "codes must be contiguous, of a format that has them apart, and as long as data: "
+                f"{(*data.shape[:2], least, nbytes)}; got {tuple(tiles.shape)} for {operand}."
+            )

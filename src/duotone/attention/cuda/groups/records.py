@@ -1,0 +1,289 @@
+"""Streams in group records: laid out, taken apart again, and with room for what joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.dense.window_append import appends, window_move
+from duotone.attention.cuda.groups.canonical import Tiles, taken_apart
+from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, stream_format
+from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
+from duotone.attention.cuda.groups.pack import group_pack, packs
+from duotone.attention.cuda.groups.tiles import filled, joined, put, widened
+from duotone.attention.cuda.packing.inputs import widened_type
+from duotone.attention.cuda.shared.runtime import has_kernels
+from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.ledger import Piece
+from duotone.cache.packed import pack_groups
+from duotone.cache.pair import PackedPair
+from duotone.cache.ragged import Lengths, Move
+from duotone.cache.static import move_tokens
+from duotone.quant import KVSpec, TensorSpec
+from duotone.quant.checks import unchecked
+
+Both = tuple[PackedTensor, PackedTensor]
+
+
+@dataclass(frozen=True)
+class GroupRecords:
+    """K and V of a stream with all their parameters.
+
+    data: [batch, kv_heads, records, format.own_nbytes]; token t of a sequence is in tile t / 32.
+    key_codes, value_codes: those that lie apart, [batch, kv_heads, tiles, bytes], in a multiple of
+        `APART_TILES`; None where `data` has them, and where another layer keeps them (`with_codes`
+        brings them in).
+    """
+
+    format: GroupFormat
+    data: UInt8[Tensor, "batch kv_heads records bytes"]
+    key_codes: Tiles | None = None
+    value_codes: Tiles | None = None
+
+    @classmethod
+    def of(cls, key: PackedTensor, value: PackedTensor, form: GroupFormat) -> GroupRecords:
+        """The records of a stream; codes that lie apart and that key or value lack are left out."""
+        return cls(
+            form,
+            to_group_records(key, value, form),
+            apart_codes(key, form.key, form.channels, value=False),
+            apart_codes(value, form.value, form.channels, value=True),
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, kv_heads)."""
+        return self.data.shape[:2]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All that is stored."""
+        return [x for x in (self.data, *self.codes) if x is not None]
+
+    @property
+    def codes(self) -> tuple[Tiles | None, Tiles | None]:
+        """Those of K and of V that lie apart."""
+        return self.key_codes, self.value_codes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, filling included."""
+        return sum(x.nbytes for x in self.buffers)
+
+    @property
+    def params_bytes(self) -> int:
+        """Bytes of scales, zero-points and signs."""
+        return self.data.nbytes // self.format.own_tile_bytes * sum(self.format.part_bytes[2:])
+
+    @property
+    def tiles(self) -> Tiles:
+        """What records hold, tile by tile: a view."""
+        return self.data.view(*self.shape, -1, self.format.own_tile_bytes)
+
+    def with_codes(self, which: Literal["key", "value"], source: GroupRecords) -> GroupRecords:
+        """The same with codes that another layer keeps, which are not copied."""
+        codes = f"{which}_codes"
+        return replace(self, **{codes: getattr(source, codes)})
+
+    def rows(self, index: Tensor) -> GroupRecords:
+        """Pick sequences."""
+        codes = (None if x is None else x[index] for x in self.codes)
+        return GroupRecords(self.format, self.data[index], *codes)
+
+    def left(self, key: PackedTensor, value: PackedTensor) -> Both:
+        """Their block tables."""
+        return key.without_parts(), value.without_parts()
+
+    def canonical(self, key: PackedTensor, value: PackedTensor) -> Both:
+        """K and V in canonical order."""
+        form = self.format
+        k_codes, v_codes, *params = self.tiles.split(form.own_part_bytes, -1)
+        k_codes = self.key_codes if form.key.apart else k_codes
+        v_codes = self.value_codes if form.value.apart else v_codes
+        return (
+            taken_apart(key, form.key, form.channels, k_codes, params[0], value=False),
+            taken_apart(value, form.value, form.channels, v_codes, params[1], value=True),
+        )
+
+    def append(self, other: GroupRecords, lengths: Lengths, more: Lengths) -> GroupRecords | None:
+        """More tiles behind whole ones: copies. None behind a tile that is not full."""
+        if self.format != other.format or bool((lengths % TILE).any()):
+            return None
+        counts = (lengths // TILE, -(-more // TILE))
+        pairs = zip(self._all_tiles, other._all_tiles, strict=True)
+        return self._of_tiles(
+            *(old if old is None else joined(old, new, *counts) for old, new in pairs)
+        )
+
+    def fill_at_random(self, first: int) -> None:
+        """Overwrite the tiles from token `first` on with some stream, for benchmarks."""
+        codes = sum(self.format.own_part_bytes[:2])
+        own, *apart = (x[:, :, first // TILE :] for x in self._all_tiles if x is not None)
+        for rest in (own[..., :codes], *apart):
+            rest.random_(0, 256)
+        own[..., codes:].view(torch.float16).uniform_(0.1, 0.2)
+
+    def widened(self, tokens: int) -> GroupRecords:
+        """The same tokens in buffers for `tokens`."""
+        count = -(-tokens // TILE)
+        return self._of_tiles(*(x if x is None else widened(x, count) for x in self._all_tiles))
+
+    def write(
+        self,
+        states: tuple[Tensor, Tensor],
+        leaving: Move,
+        full: Tensor,
+        where: Lengths,
+        key_norm: Tensor | None,
+        spec: KVSpec,
+    ) -> None:
+        """Quantize a group of dense K and V of the sequences that are `full`, from token `where`.
+
+        states: e4m3 is packed as the same numbers in fp16 are. leaving: which tokens they are.
+        Shapes are fixed and nothing asks the host.
+        """
+        count = leaving.tokens // TILE
+        if packs(states, self.format, spec):
+            tiles, first = full.long() * count, where // TILE
+            given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
+            group_pack(*states, *given, codes=self.codes, decoding=True)
+            return
+        key, value = (leaving.apply(x).to(widened_type(x.dtype)) for x in states)
+        if key_norm is not None:
+            key = (key / key_norm[:, :, None]).to(key.dtype)
+        new = GroupRecords.of(*self._packed(key, value, spec), self.format)
+        for kept, tiles in zip(self._all_tiles, new._all_tiles, strict=True):
+            if kept is not None:
+                put(kept, tiles[:, :, :count], where // TILE, full)
+
+    def close_gap(
+        self, states: tuple[Tensor, Tensor], source: Tensor, target: Tensor, full: Tensor
+    ) -> None:
+        """Move dense tokens to the slots that a group has left."""
+        if has_kernels(self.data.device) and appends(states, states):
+            window_move(states, source, target, full)
+            return
+        for x in states:
+            move_tokens(x, source, target, full)
+
+    def _packed(self, key: Tensor, value: Tensor, spec: KVSpec) -> Iterator[PackedTensor]:
+        """Groups in canonical order, without the codes that another layer keeps."""
+        form = self.format
+        yield _group(key, spec.key, lent=form.key.apart and self.key_codes is None)
+        yield _group(value, spec.value, lent=form.value.apart and self.value_codes is None)
+
+    @property
+    def _all_tiles(self) -> tuple[Tiles, Tiles | None, Tiles | None]:
+        return self.tiles, *self.codes
+
+    def _of_tiles(self, own: Tiles, *apart: Tiles | None) -> GroupRecords:
+        """Whole records of some tiles."""
+        per_record = self.format.tiles
+        data = filled(own, per_record).unflatten(2, (-1, per_record)).flatten(3)
+        codes = (None if x is None else filled(x, APART_TILES) for x in apart)
+        return GroupRecords(self.format, data, *codes)
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """Lays streams out in group records.
+
+    lends: of "key" and "value", those whose codes other layers read. borrows: those whose codes
+    another layer keeps. The codes of both lie apart; borrowed ones are not stored.
+    """
+
+    lends: frozenset[str] = frozenset()
+    borrows: frozenset[str] = frozenset()
+
+    def sharing(self, lends: Collection[str], borrows: Collection[str]) -> GroupLayout:
+        """The same for a layer that shares codes."""
+        return GroupLayout(frozenset(lends), frozenset(borrows))
+
+    def __call__(self, key: PackedTensor, value: PackedTensor) -> GroupRecords | None:
+        """The records of K and V, or None where the kernel cannot read them."""
+        form = stream_format((key.spec, value.spec), (key.head_dim, value.head_dim), self._apart)
+        both = (key, value)
+        if form is None or not all(x.per_token or x.blocks.is_whole(x.spec.group) for x in both):
+            return None
+        operands = (form.key, form.value)
+        if not all(scales_fit(x, at) for x, at in zip(both, operands, strict=True)):
+            return None
+        return GroupRecords.of(key, value, form)
+
+    def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
+        """Quantize dense K and V straight into records; None where no kernel does that."""
+        form = stream_format((spec.key, spec.value), (key.shape[3], value.shape[3]), self._apart)
+        if form is None or not packs((key, value), form, spec):
+            return None
+        multiple = max(TILE, spec.flush_tokens)
+        take, lengths = piece.take, piece.take.lengths
+        if take.tokens % multiple or bool((lengths % multiple).any()):
+            return None
+        tiles, overflow = lengths // TILE, lengths.new_zeros(1, dtype=torch.int32)
+        records = self._zeros(form, (len(lengths), key.shape[1]), take.tokens, key.device)
+        where = torch.zeros_like(tiles)
+        group_pack(
+            key,
+            value,
+            take.index,
+            tiles,
+            where,
+            form,
+            spec,
+            records.data,
+            codes=records.codes,
+            overflow=overflow,
+            decoding=piece.decoding,
+        )
+        if int(overflow):
+            return None
+        tensors = (_bare(x, s, piece.spans) for x, s in ((key, spec.key), (value, spec.value)))
+        return PackedPair(*tensors, records)
+
+    def empty(
+        self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
+    ) -> GroupRecords | None:
+        """A stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
+        form = stream_format((spec.key, spec.value), channels, self._apart)
+        return None if form is None else self._zeros(form, shape, 0, device)
+
+    @property
+    def _apart(self) -> frozenset[str]:
+        return self.lends | self.borrows
+
+    def _zeros(
+        self, form: GroupFormat, shape: tuple[int, int], tokens: int, device: torch.device
+    ) -> GroupRecords:
+        """Records for `tokens` tokens of each sequence, and the codes that are lent beside them."""
+        bytes_like = torch.empty(0, dtype=torch.uint8, device=device)
+        tiles = -(-tokens // TILE)
+        apart = -(-tiles // APART_TILES) * APART_TILES
+        codes = {
+            f"{which}_codes": bytes_like.new_zeros(*shape, apart, nbytes)
+            for which, nbytes in zip(("key", "value"), form.part_bytes, strict=False)
+            if which in self.lends
+        }
+        records = -(-tiles // form.tiles)
+        data = bytes_like.new_zeros(*shape, records, form.own_nbytes)
+        return GroupRecords(form, data, **codes)
+
+
+def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
+    """A packed tensor whose parts are in records."""
+    blocks = spans if spec.along == "channels" else spans.split(spec.group)
+    return PackedTensor(spec, x.shape[3], widened_type(x.dtype), blocks, None, None)
+
+
+def _group(x: Tensor, spec: TensorSpec, lent: bool) -> PackedTensor:
+    """Whole groups of all sequences, packed in canonical order. lent: without codes."""
+    with unchecked():
+        parts = pack_groups(x, spec, decoding=True)
+    size = x.shape[2] if spec.along == "channels" else spec.group
+    table = BlockTable.uniform(x.shape[0], x.shape[2], size, x.device)
+    packed = PackedTensor(spec, x.shape[3], x.dtype, table, **{"codes": None, **parts})
+    return packed.without_codes() if lent else packed

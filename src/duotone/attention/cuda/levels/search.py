@@ -1,0 +1,198 @@
+"""Find the levels of blocks of K or V, and which channels get how many bits, on the device.
+
+Three launches per tensor: moments of every channel; energies of tokens and the weighed power of
+channels; then strips of channels, held in shared memory, for Lloyd's rounds and the gain by energy.
+A fitted gain takes a few more (`level_gain`). Nothing waits for the device and nothing is as large
+as the tensor.
+
+The plain-torch reference is `class_levels.torch_levels`. Sums have another order here, so levels
+agree to their last bit or so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.classes.format import WIDTHS, Classes
+from duotone.attention.cuda.classes.levels import SortedLevels, States
+from duotone.attention.cuda.levels.gain import gain_reason, launch_gains
+from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense
+from duotone.attention.cuda.shared.geometry import multiprocessors, shared_bytes
+from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.spans.pack import MAX_CHANNELS, splits_of
+from duotone.cache import BlockTable
+from duotone.quant import TensorSpec
+
+THREADS = 256
+# Shared memory of a block of threads: of all channels, and of few.
+WHOLE_BYTES, STRIP_BYTES = 48 << 10, 88 << 10
+STRIPS = (8, 4, 2, 1)
+# What a search has beside its strip, at most.
+BESIDE_STRIP_BYTES = 8 << 10
+# Threads of a channel, by the longest block.
+LANES = {128: 8, 1024: 32}
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of level_call.cuh."""
+
+    _fields_ = (
+        ("x", Dense),
+        *((name, ctypes.c_void_p) for name in (
+            "offsets", "moments", "power", "weight", "fine",
+            "spread", "products", "chosen_scale", "chosen_zero", "scale", "zero", "order",
+        )),
+        *((name, ctypes.c_int) for name in (
+            "kv_heads", "blocks", "tokens", "splits", "strip_row",
+            "first_row", "spread_parts", "gain_parts",
+        )),
+        *((name, ctypes.c_float) for name in ("energy", "gain", "shrink")),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Strip:
+    """How a search is cut. channels: of a block of threads. lanes: threads of a channel."""
+
+    channels: int
+    lanes: int
+
+    @classmethod
+    def of(cls, longest: int, head_dim: int, itemsize: int) -> Strip:
+        """That for blocks of up to `longest` tokens: all channels where they fit."""
+        lanes = next((n for most, n in LANES.items() if longest <= most), THREADS)
+        row_bytes = strip_row(longest, itemsize) * itemsize
+        if lanes < THREADS and row_bytes * head_dim <= WHOLE_BYTES:
+            return cls(head_dim, lanes)
+        fitting = (n for n in STRIPS if n < head_dim and n * row_bytes <= STRIP_BYTES)
+        return cls(next(fitting, 1), max(lanes, THREADS // STRIPS[0]))
+
+
+def strip_row(longest: int, itemsize: int) -> int:
+    """Elements between the channels of a strip: whole units of 16 bytes."""
+    return -(-max(longest, 1) * itemsize // 16) * 16 // itemsize
+
+
+def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
+    """Why no kernel finds these levels, or None. The host may wait once per table of blocks."""
+    widths = [bits for bits, _ in spec.classes or ((spec.bits, 1),)]
+    plain = spec.along == "tokens" and spec.mapping == "asymmetric"
+    if not plain or spec.param_dtype != "float16" or not set(widths) <= set(WIDTHS):
+        return f"it finds {WIDTHS} bits along tokens, asymmetric, in float16; got {spec}"
+    if spec.eta:
+        return f"it has no eta; got {spec}"
+    if x.dtype not in INPUTS or x.shape[3] > MAX_CHANNELS or x.stride(3) != 1:
+        return f"it reads consecutive channels, up to {MAX_CHANNELS}, of {list(INPUTS)}"
+    most = shared_bytes(x.device) - BESIDE_STRIP_BYTES
+    if strip_row(blocks.longest, x.itemsize) * x.itemsize > most:
+        return f"a channel of {blocks.longest} tokens does not fit shared memory"
+    return gain_reason(x.shape[3], x.device) if spec.gain == "fit" else None
+
+
+def find_levels(x: States, spec: TensorSpec, blocks: BlockTable) -> SortedLevels:
+    """Levels of the blocks of x, as `torch_levels` has them.
+
+    Numbers that are not finite become levels that are not. Nothing waits for the device.
+    Errors: ValueError for what `level_reason` names.
+    """
+    if reason := level_reason(x, spec, blocks):
+        raise ValueError(f"the search for levels: {reason}. Use torch_levels.")
+    channels = x.shape[3]
+    shape = (*x.shape[:2], blocks.blocks)
+    classes = Classes.of(spec, channels)
+    half = {"dtype": torch.float16, "device": x.device}
+    coded = [torch.empty((*shape, classes.channels), **half) for _ in range(3)]
+    zero = torch.empty((*shape, channels), **half)
+    order = torch.empty((*shape, channels), dtype=torch.long, device=x.device)
+    found = SortedLevels(blocks, order, *coded, zero)
+    if order.numel():
+        _search(x, spec, classes, found)
+    return found
+
+
+def _search(x: States, spec: TensorSpec, classes: Classes, found: SortedLevels) -> None:
+    blocks, channels = found.blocks, x.shape[3]
+    rows = found.zero.numel() // channels
+    splits = splits_of(blocks.longest, rows, multiprocessors(x.device))
+    room = _workspace(x, spec, rows, splits)
+    offsets = blocks.offsets.contiguous()
+    given = Arguments(
+        x=dense(x),
+        offsets=offsets.data_ptr(),
+        **{name: part.data_ptr() for name, part in room.items()},
+        **{name: getattr(found, name).data_ptr() for name in (
+            "chosen_scale", "chosen_zero", "scale", "zero", "order",
+        )},
+        kv_heads=x.shape[1], blocks=blocks.blocks, tokens=x.shape[2], splits=splits,
+        strip_row=strip_row(blocks.longest, x.itemsize),
+        energy=spec.energy,
+        gain=1.0 if spec.gain == "fit" else spec.gain,
+        shrink=spec.shrink,
+    )  # fmt: skip
+    macros = macros_of(spec, classes, channels, x.dtype, alignment(x))
+
+    def run(source: str, name: str, more: dict[str, int], at: Launch) -> None:
+        kernel(source, name, tuple((macros | more).items()), x.device)(at, given)
+
+    with torch.cuda.device(x.device):
+        for launch in _launches(x, spec, blocks.longest, rows, splits):
+            run(*launch)
+        if spec.gain == "fit":
+            sms = multiprocessors(x.device)
+            launch_gains(given, run, rows, blocks.longest, channels, THREADS, x.device, sms)
+
+
+def _workspace(x: States, spec: TensorSpec, rows: int, splits: int) -> dict[str, Tensor]:
+    """Buffers between the launches, all small beside x."""
+    channels = x.shape[3]
+    sizes = {"moments": (rows, splits, 2, channels), "power": (rows, splits, channels)}
+    if spec.energy:
+        sizes["weight"] = tuple(x.shape[:3])
+    if spec.gain == "fit":
+        sizes["fine"] = (rows, 3, channels)
+    return {name: x.new_empty(size, dtype=torch.float32) for name, size in sizes.items()}
+
+
+def _launches(
+    x: States, spec: TensorSpec, longest: int, rows: int, splits: int
+) -> list[tuple[str, str, dict[str, int], Launch]]:
+    """(source, kernel, macros of its own, grid) of all launches but those for gains."""
+    channels = x.shape[3]
+    sums = Launch(rows * splits, THREADS, 0)
+    launches = [("levels/sums.cu", "level_moments", {}, sums)]
+    if spec.classes or spec.energy:
+        launches.append(("levels/sums.cu", "level_energies", {}, sums))
+    strip = Strip.of(longest, channels, x.itemsize)
+    nbytes = strip.channels * strip_row(longest, x.itemsize) * x.itemsize
+    search = Launch(rows * -(-channels // strip.channels), THREADS, nbytes)
+    launches.append(("levels/search.cu", "level_search", search_macros(strip), search))
+    return launches
+
+
+def search_macros(strip: Strip) -> dict[str, int]:
+    """What level_search.cu wants beside what all sources do."""
+    return {"STRIP": strip.channels, "LANES": strip.lanes}
+
+
+def macros_of(
+    spec: TensorSpec, classes: Classes, head_dim: int, dtype: torch.dtype, align: int
+) -> dict[str, int]:
+    """What all sources are compiled with."""
+    gain = {1.0: 0, "fit": 2}.get(spec.gain, 1)
+    return {
+        "CHANNELS": head_dim,
+        "D": head_dim,
+        **{f"N{bits}": classes.width(bits) for bits in WIDTHS},
+        "RANKED": int(spec.classes is not None),
+        "LLOYD": int(spec.levels == "lloyd"),
+        "ENERGY": int(bool(spec.energy)),
+        "GAIN": gain,
+        "INPUT": INPUTS[dtype],
+        "ALIGN": align,
+        "THREADS": THREADS,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+    }

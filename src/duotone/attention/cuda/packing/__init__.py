@@ -1,0 +1,1 @@
+"""Parts that all packing kernels share: tiles of dense K and V, codes, words."""

@@ -1,0 +1,59 @@
+"""Dense K and V as packing kernels read them, and what such a kernel can make of them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from duotone.cache.dense_dtype import FP8
+from duotone.quant import TensorSpec
+
+INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Tokens that a warp has in shared memory, and bytes between their rows.
+TILE_TOKENS, ROW_GAP_BYTES = 32, 16
+
+
+class Dense(ctypes.Structure):
+    """`Dense` of pack_tile.cuh."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("batch", "head")),
+        ("token", ctypes.c_int),
+    )
+
+
+def widened_type(dtype: torch.dtype) -> torch.dtype:
+    """What numbers of a type are to a kernel, and to torch's arithmetic: fp16 for e4m3, exactly."""
+    return torch.float16 if dtype == FP8 else dtype
+
+
+def tile_bytes(channels: int, dtype: torch.dtype) -> int:
+    """Shared memory of 32 tokens, as pack_tile.cuh has them."""
+    return TILE_TOKENS * (channels * dtype.itemsize + ROW_GAP_BYTES)
+
+
+def alignment(x: Tensor) -> int:
+    """Bytes, 16 at most, that every row of x [batch, kv_heads, tokens, head_dim] is aligned to."""
+    places = [x.data_ptr(), x.shape[3] * x.itemsize, *(s * x.itemsize for s in x.stride()[:3])]
+    return next(n for n in (16, 8, 4, 2, 1) if all(place % n == 0 for place in places))
+
+
+def dense(x: Tensor) -> Dense:
+    """Dense K or V as the kernel is told of it: strides in bytes."""
+    return Dense(x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:3]))
+
+
+def plain_reason(spec: TensorSpec) -> str | None:
+    """What a spec asks for beside levels between shrunken end points, or None."""
+    asked = {
+        "Lloyd levels": spec.levels != "uniform",
+        "gain": spec.gain != 1,
+        "energies": spec.energy != 0,
+        "eta": spec.eta != 0,
+        "classes": spec.classes is not None,
+        "transform": spec.transform is not None,
+    }
+    return next((name for name, wanted in asked.items() if wanted), None)

@@ -1,0 +1,67 @@
+"""The last launch of a call whose values are in a basis: merges all parts and turns these back.
+
+The plain-torch reference is `decode.attend_by_basis`: `merge_partials` of what comes out of each
+basis.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from duotone.attention.cuda.rotate.queries import Tiles, tiles
+from duotone.attention.cuda.shared.geometry import multiprocessors
+from duotone.attention.cuda.shared.launch import OVERLAP, launch_merging
+from duotone.attention.cuda.shared.runtime import Launch
+from duotone.attention.cuda.shared.work import Call, Fields, Work
+
+SOURCE = "rotate/merge.cu"
+
+
+class Arguments(Call):
+    """`Arguments` of merge_turned.cu."""
+
+    _fields_ = (
+        ("matrices", ctypes.c_void_p),
+        ("matrix_stride", ctypes.c_longlong),
+        ("turned_parts", ctypes.c_int),
+        ("rows", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True)
+class MergeTurned:
+    """What `launch.run` merges by.
+
+    matrices: out of the basis; one where all kv heads have the same. parts: of each kv head whose
+    values are in it, the first ones.
+    """
+
+    matrices: Float[Tensor, "kv_heads channels channels"]
+    parts: int
+
+    def __call__(self, work: Work, out: Tensor, fields: Fields) -> None:
+        """One launch, into `out`."""
+        channels, rows = work.format.head_dim, work.heads // work.kv_heads * work.group
+        given = Arguments(
+            **fields,
+            units=work.heads,
+            kv_heads=work.kv_heads,
+            matrices=self.matrices.data_ptr(),
+            matrix_stride=channels**2 if len(self.matrices) > 1 else 0,
+            turned_parts=self.parts,
+            rows=rows,
+        )
+        at = tiles(channels, work.kv_heads, rows, multiprocessors(out.device))
+        launch = Launch(at.blocks, at.threads, shared_bytes(at, channels), overlap=OVERLAP)
+        launch_merging(SOURCE, launch, given, work, out, at.macros)
+
+
+def shared_bytes(at: Tiles, channels: int) -> int:
+    """Of a block: all sums, and behind them those of every share, later of every slice."""
+    all_bytes = -(-8 * at.rows * (channels + 1) // 16) * 16
+    shares = 4 * at.threads // (at.rows * channels)
+    return all_bytes + max(shares * all_bytes, at.sums_bytes)

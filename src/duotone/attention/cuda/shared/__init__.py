@@ -1,0 +1,1 @@
+"""Parts that all decode kernels share: work, launches, the ring, merging, the sources."""

@@ -1,0 +1,207 @@
+"""Launch the tasks of a call, and merge their parts: by tickets, in the last one, or behind it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.shared.counters import counters
+from duotone.attention.cuda.shared.geometry import multiprocessors
+from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
+from duotone.attention.cuda.spans.layout import LANES
+
+LOG2E = 1.4426950408889634
+# Whether a launch begins while the kernel ahead of it in the stream ends.
+OVERLAP = True
+# kv heads per multiprocessor from which on the last task or a launch behind it merges the parts of
+# a call, instead of the block of a head that ends last: a ticket costs every part some 2 us.
+HEADS_PER_SM_TO_MERGE = 2
+MERGE_SOURCE, MERGE_WARPS = "shared/merge_parts.cu", 4
+
+
+class MergedBy(Enum):
+    """MERGE of common.cuh: nobody, where a part is the output; the block of a kv head that ends
+    last, by tickets; a launch behind the tasks; the last task, whose blocks have one part each.
+    """
+
+    NOBODY, TICKETS, LAUNCH, TASK = range(4)
+
+
+@dataclass
+class _Merge:
+    """Where the tasks of one call meet.
+
+    zeros: counters for tickets.
+    """
+
+    by: MergedBy
+    out: Tensor
+    lse: Tensor | None
+    sm_scale: float
+    parts: int
+    partial: Tensor
+    weights: Tensor
+    zeros: Tensor | None
+    first_part: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, work: Work, parts: int, by: MergedBy, **output: Any) -> _Merge:
+        """Room for the sums of `parts` of each kv head of `work`."""
+        rows, query = work.heads * parts * work.group, work.query
+        partial = query.new_empty(rows, work.format.head_dim, dtype=torch.float32)
+        weights = query.new_empty(rows, 2, dtype=torch.float32)
+        zeros = counters(query.device, 2 * work.heads) if by is MergedBy.TICKETS else None
+        return cls(by, **output, parts=parts, partial=partial, weights=weights, zeros=zeros)
+
+    def arguments(self) -> Fields:
+        """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
+        lse, zeros = self.lse, self.zeros
+        return {
+            "partial": self.partial.data_ptr(),
+            "weights": self.weights.data_ptr(),
+            "counters": None if zeros is None else zeros.data_ptr(),
+            "out": self.out.data_ptr(),
+            "out_stride": self.out.stride(1),
+            "lse": None if lse is None else lse.data_ptr(),
+            "lse_stride": 0 if lse is None else lse.stride(1),
+            "sm_scale": self.sm_scale * LOG2E,
+            "first_part": self.first_part,
+            "all_parts": self.parts,
+        }
+
+
+def run(
+    tasks: Sequence[Task],
+    sm_scale: float,
+    out: Tensor,
+    lse: Tensor | None = None,
+    merging: Callable[[Work, Tensor, Fields], None] | None = None,
+) -> None:
+    """softmax(q K^T * sm_scale) V over the keys of all tasks, into `out`.
+
+    tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
+    head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
+    merging: makes the last launch, which merges the parts of all tasks in their order; None of
+    them may be cooperative then.
+    """
+    work, parts = tasks[0].work, sum(task.parts for task in tasks)
+    _check_aligned("query", work.query)
+    _check_aligned("out", out)
+    by = merged_by(tasks) if merging is None else MergedBy.LAUNCH
+    merge = _Merge.of(work, parts, by, out=out, lse=lse, sm_scale=sm_scale)
+    for number, task in enumerate(tasks):
+        overlap = 0 if not OVERLAP else 1 if number == 0 else 2
+        leaves = by is MergedBy.TASK and number < len(tasks) - 1
+        _launch(task, merge, overlap, MergedBy.LAUNCH if leaves else by)
+        merge.first_part += task.parts
+    if merge.by is MergedBy.LAUNCH:
+        (merging or _merge_parts)(work, out, merge.arguments())
+
+
+def _check_aligned(name: str, rows: Tensor) -> None:
+    """Kernels read and write up to four numbers at once; head_dim is a multiple of four."""
+    unit_bytes = 4 * rows.element_size()
+    if rows.data_ptr() % unit_bytes or rows.stride(1) % 4:
+        raise ValueError(
+            f"rows of {name} must be aligned to {unit_bytes} bytes; got one at "
+            f"{rows.data_ptr():#x}, strides {rows.stride()}. Use {name}.clone()."
+        )
+
+
+def merged_by(tasks: Sequence[Task]) -> MergedBy:
+    """Who merges the parts of a call."""
+    work = tasks[0].work
+    if sum(task.parts for task in tasks) == 1:
+        return MergedBy.NOBODY
+    # Calibration over several parts counts them anyway.
+    together = any(task.cooperative for task in tasks)
+    few = work.heads < HEADS_PER_SM_TO_MERGE * multiprocessors(work.query.device)
+    if few or together:
+        return MergedBy.TICKETS
+    return MergedBy.TASK if tasks[-1].parts == 1 else MergedBy.LAUNCH
+
+
+def _merge_parts(work: Work, out: Tensor, fields: Fields) -> None:
+    """A warp for each q head."""
+    blocks = -(-work.heads * work.group // MERGE_WARPS)
+    launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
+    given = Call(units=work.heads, **fields)
+    launch_merging(MERGE_SOURCE, launch, given, work, out, {"WARPS": MERGE_WARPS})
+
+
+def launch_merging(
+    source: str, at: Launch, given: Call, work: Work, out: Tensor, macros: dict[str, int]
+) -> None:
+    """The last launch of a call. macros: what `source` wants beside what call.cuh does."""
+    all_macros = {
+        "CHANNELS": work.format.head_dim,
+        "G": work.group,
+        "QUERY": QUERY_TYPES[work.query.dtype],
+        "OUT": QUERY_TYPES[out.dtype],
+        "OVERLAP": 2 * OVERLAP,
+        "ARGUMENTS_BYTES": ctypes.sizeof(given),
+        **macros,
+    }
+    function = source.removesuffix(".cu")
+    kernel(source, function, tuple(all_macros.items()), out.device)(at, given)
+
+
+def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
+    at, form = task.at, task.work.format
+    given = task.arguments(**_inputs(task), **merge.arguments())
+    launch = Launch(
+        blocks=task.grid,
+        threads=at.teams * at.warps * LANES,
+        shared_bytes=task.shared_bytes or at.teams * at.warps * form.stages * form.nbytes,
+        cooperative=task.cooperative,
+        overlap=overlap > 0,
+        cluster=task.cluster,
+    )
+    own = {
+        "OVERLAP": overlap,
+        "OUT": QUERY_TYPES[merge.out.dtype],
+        "MERGE": by.value,
+    }
+    if torch.are_deterministic_algorithms_enabled():
+        own["IN_TURN"] = 1  # ring.cuh
+    all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
+    function = task.source.removesuffix(".cu")
+    kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)
+
+
+def _inputs(task: Task) -> dict[str, int | None]:
+    work = task.work
+    return {
+        "query": work.query.data_ptr(),
+        "records": None if work.data is None else work.data.data_ptr(),
+        "pages": None if work.pages is None else work.pages.data_ptr(),
+        "pages_per_sequence": 0 if work.pages is None else work.pages.shape[1],
+        "tokens": work.tokens.data_ptr(),
+        "first_records": None if work.first is None else work.first.data_ptr(),
+        "kv_heads": work.kv_heads,
+        "blocks": work.blocks,
+        "records_per_head": work.records,
+        "splits": task.at.splits,
+        "splits_inverse": inverse_of(task.at.splits),
+        "units": task.units,
+    }
+
+
+def _macros(task: Task) -> dict[str, int]:
+    return {
+        "CHANNELS": task.work.format.head_dim,
+        "G": task.work.group,
+        "WARPS": task.at.warps,
+        "TEAMS": task.at.teams,
+        "PER_SM": task.at.per_sm // task.at.teams,
+        "STAGES": task.work.format.stages,
+        "QUERY": QUERY_TYPES[task.work.query.dtype],
+        "PAGED": task.work.records_per_page,
+    }

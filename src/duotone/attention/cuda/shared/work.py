@@ -1,0 +1,144 @@
+"""What decode kernels are told: the work, a task that does it, the structure of its arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duotone.attention.cuda.shared.geometry import Format, Geometry
+
+MAX_GROUP = 16
+QUERY_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Fields of `Call` by name.
+Fields = dict[str, int | float | None]
+
+
+def inverse_of(splits: int) -> int:
+    """`splits_inverse` of `Call`: the upper word of its product with x is x // splits.
+
+    Exact for x below 2^32 / splits, and not used for one split.
+    """
+    return -(-(1 << 32) // splits) & 0xFFFFFFFF
+
+
+class Call(ctypes.Structure):
+    """`Call` of call.cuh: what every decode kernel is told."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "first_records", "query", "records")),
+        *((name, ctypes.c_int) for name in ("kv_heads", "blocks", "splits", "records_per_head")),
+        ("splits_inverse", ctypes.c_uint),
+        *((name, ctypes.c_void_p) for name in (
+            "pages", "partial", "weights", "counters", "out", "lse",
+        )),
+        *((name, ctypes.c_longlong) for name in ("out_stride", "lse_stride")),
+        *((name, ctypes.c_int) for name in (
+            "pages_per_sequence", "first_part", "all_parts", "units",
+        )),
+        ("sm_scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch reads.
+
+    query: [batch, q_heads, 1, head_dim], contiguous. records: of each kv head, at most. data:
+    [batch, kv_heads, records, format.nbytes], None where the kernel finds tokens by itself. first:
+    [batch, blocks], where the blocks' records start; None: one block, from record 0 on. tokens:
+    [batch, blocks + 1] int64, offsets of the blocks; [batch], lengths, without `first`.
+    pages: data is a pool [pages, kv_heads, records_per_page, format.nbytes], of which a sequence
+    has these, in this order: [batch, pages_per_sequence] int32, contiguous. Those behind its last
+    record are not looked at.
+    """
+
+    query: Tensor
+    format: Format
+    kv_heads: int
+    records: int
+    tokens: Tensor
+    data: Tensor | None = None
+    first: Tensor | None = None
+    pages: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Addresses follow from these: a wrong type would read anywhere."""
+        table = self.pages
+        if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
+            raise ValueError(
+                f"pages must be int32 and contiguous; got {table.dtype}, strides {table.stride()}. "
+                "Use pages.int().contiguous()."
+            )
+
+    @classmethod
+    def of_records(
+        cls,
+        query: Tensor,
+        form: Format,
+        data: Tensor,
+        tokens: Tensor,
+        first: Tensor | None = None,
+        pages: Tensor | None = None,
+    ) -> Work:
+        """Records in one piece per kv head, or in pages."""
+        heads, records = data.shape[1:3]
+        most = records * (1 if pages is None else pages.shape[1])
+        return cls(query, form, heads, most, tokens, data, first, pages)
+
+    @property
+    def records_per_page(self) -> int:
+        """0: records lie in one piece."""
+        return 0 if self.pages is None else self.data.shape[2]
+
+    @property
+    def heads(self) -> int:
+        """Batch times kv_heads."""
+        return self.query.shape[0] * self.kv_heads
+
+    @property
+    def group(self) -> int:
+        """q heads per kv head."""
+        return self.query.shape[1] // self.kv_heads
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of tokens per sequence, empty ones included."""
+        return 1 if self.first is None else self.tokens.shape[1] - 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One planned launch of a decode kernel.
+
+    source: its file, whose function has the same name. macros: what the source wants beside what
+    all of them want. arguments: makes its structure from the fields of `Call`. shared_bytes: of a
+    block; None: its rings. cluster: blocks of a cluster.
+    """
+
+    source: str
+    work: Work
+    at: Geometry
+    macros: dict[str, int]
+    arguments: Callable[..., Call] = Call
+    cooperative: bool = False
+    shared_bytes: int | None = None
+    cluster: int = 1
+
+    @property
+    def units(self) -> int:
+        """Shares of the work: a split of a block of a kv head each."""
+        return self.work.heads * self.parts
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks along parts, kv heads and sequences, so that no kernel has to divide."""
+        return self.parts, self.work.kv_heads // self.at.teams, self.work.query.shape[0]
+
+    @property
+    def parts(self) -> int:
+        """Shares of each kv head."""
+        return self.work.blocks * self.at.splits

@@ -1,0 +1,1 @@
+"""Spans with one scale per channel: their layout, packing, decoding and score calibration."""

@@ -1,0 +1,118 @@
+// Decode attention on span records with score calibration: K is read once, its scores are kept.
+//
+// Macros as in span_decode.cu, and CLUSTER, where the parts of a kv head are a cluster of as many
+// blocks; without it all blocks of a head must be resident together. A unit's scores must fit
+// shared memory behind the rings: | rings of half records, K's and then V's | q, V's scales; then
+// scores |
+#define KEPT_SCORES
+#define SLOT_BYTES (TILES * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES))
+#include "spans/shapes.cuh"
+#include "spans/query.cuh"
+#include "spans/range.cuh"
+#include "spans/sums.cuh"
+#include "spans/kept_scores.cuh"
+
+// V's channels of a thread.
+#define OF_A_THREAD ((CHANNELS + WARPS * 32 - 1) / (WARPS * 32))
+
+// The softmax's weights of a tile of kept scores.
+__device__ __forceinline__ void weigh(u32 (*pi)[8], const Sums& sums, const Query& q,
+                                      const KeptScores& kept, const Unit& u, int record, int tile) {
+  float f[HT][8];
+  kept.take(f, (record - u.first) * TILES + tile);
+  const int left = u.length - record * KEYS;
+  if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
+#pragma unroll
+  for (int h = 0; h < HT; h++) sums.exponentials(f, q, pi, h);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
+    span_calibrated(const __grid_constant__ Arguments at) {
+  extern __shared__ __align__(1024) char shared[];
+  __shared__ float ml[WARPS][HEADS][2], highest[HEADS];
+  __shared__ __align__(8) float bounds[HEADS][2];
+#ifdef CLUSTER
+  __shared__ float agreed[HEADS][2];
+#endif
+  __shared__ int flag, drawn;
+  __shared__ __align__(8) u64 barriers[WARPS * STAGES];
+  char* behind_rings = shared + WARPS * STAGES * SLOT_BYTES;
+  Prologue& prologue = *(Prologue*)behind_rings;
+  begin();
+  Unit u;
+  find_team(u);
+  Ring ring;
+  ring.make(u, shared, barriers, &drawn);
+  const Place place = find_place(at, u);
+  Params params;
+  params.load(at, u);
+  QueryFours asked;
+  asked.await_beside<false, TILES * K_BYTES>(at, u, ring, place);
+  Query q;
+  q.fold(at, u, params, asked, prologue);
+  KeptScores kept;
+  kept.set(prologue, u, behind_rings);
+  float v_scale[OF_A_THREAD], v_zero[OF_A_THREAD];
+#pragma unroll
+  for (int i = 0; i < OF_A_THREAD; i++) {
+    const int c = min(u.tid + i * WARPS * 32, CHANNELS - 1);
+    v_scale[i] = prologue.v_scale[c], v_zero[i] = prologue.v_zero[c];
+  }
+  __syncthreads();  // scores take the prologue's place
+  keep_scores(ring, u, q, kept, ml, bounds);
+  if (u.tid < HEADS) highest[u.tid] = bounds[u.tid][1];  // this unit's
+#ifdef CLUSTER
+  agree_in_cluster(u, bounds, agreed);
+  const float (*range)[2] = agreed;
+#else
+  if (at.blocks * at.splits > 1) agree_on_range(at, u, bounds);
+  const float (*range)[2] = bounds;
+#endif
+  ring.reset(u);
+  __syncthreads();
+  float most[HT];
+#pragma unroll
+  for (int h = 0; h < HT; h++) most[h] = (highest[h * 4 + u.t] - q.offset[h]) / q.scale[h];
+  calibrate(at, u, q, range);
+
+  Sums sums;
+  sums.clear(q, ml[u.warp]);
+  sums.fix(q, most);
+  if (ring.current < u.last) {
+    u32 pi[HT][8];
+    weigh(pi, sums, q, kept, u, ring.current, 0);
+    sums.to_operand(pi);
+  }
+  while (ring.current < u.last) {
+    int next;
+    const u32 here = ring.take<TILES * V_BYTES, TILES * K_BYTES>(u, next);
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      u32 pi[HT][8], v[VWORDS];
+      load_words<VWORDS>(v, here + tile * V_BYTES, u.lane);
+      // Weights of the tile behind this one; behind the last they are made and not used.
+      const bool ends = tile == TILES - 1;
+      const int record = ends ? min(ring.following[0], u.last - 1) : ring.current;
+      weigh(pi, sums, q, kept, u, record, ends ? 0 : tile + 1);
+      sums.add(v);
+      sums.to_operand(pi);
+    }
+    ring.advance(next);
+  }
+  sums.separate();
+
+  ring.leave();
+  sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
+#ifdef CLUSTER
+  leave_cluster();
+#endif
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < OF_A_THREAD; i++) {
+    const int c = u.tid + i * WARPS * 32;
+    if (c < CHANNELS) prologue.v_scale[c] = v_scale[i], prologue.v_zero[c] = v_zero[i];
+  }
+  finish(at, u, shared, ml, &flag, P_TOP, [&](int c, float l, float sum) {
+    return sum * prologue.v_scale[c] + l * prologue.v_zero[c];
+  });
+}

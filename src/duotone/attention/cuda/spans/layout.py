@@ -1,0 +1,259 @@
+"""Records: K and V codes in the order in which the CUDA kernel's matrix units take them.
+
+A record holds a few tiles of 64 tokens, first the codes of all its K, then of all its V:
+
+    | K tile 0 | K tile 1 | ... | V tile 0 | V tile 1 | ... |       about 4 KB
+
+A tile is [vectors][32 lanes][words][4 bytes]: a lane reads its words as vectors of 4 (or 2) words,
+and shifted and masked, a word *is* an operand of `mma.m16n8k32`: byte j of register e % (8 / bits)
+of word e / (8 / bits). With g = lane / 4 and t = lane % 4, register e of K is
+
+    e = (2 * s + half) * (D / 16) + r      token 16 s + 8 half + g, channel 16 r + 4 t + j
+
+and of V, whose operand is transposed,
+
+    e = (4 * u + 2 * half + row) * (D / 16) + m
+        token 32 u + 8 half + 2 t + 16 (j % 2) + j / 2, channel 16 m + 8 row + g
+
+D is head_dim filled up to a multiple of 32. Every block of tokens that shares scales starts a
+record; what is filled up has code 0 and is masked by lengths or multiplied by 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.cache import BlockTable, PackedTensor
+from duotone.quant import TensorSpec, pack
+
+TILE = 64
+LANES = 32
+RECORD_BYTES = 4096
+WIDTHS = (1, 2, 4, 8)
+# Shorter blocks would fill most of a record with nothing and a launch with beginnings.
+MIN_BLOCK_TOKENS = 96
+Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
+
+
+@dataclass(frozen=True)
+class RecordFormat(Tiled):
+    """Sizes that follow from head_dim and the widths of K's and V's codes."""
+
+    head_dim: int
+    key_bits: int
+    value_bits: int
+    tile_tokens, record_bytes = TILE, RECORD_BYTES
+
+    @property
+    def tile_bytes(self) -> int:
+        """Codes of 64 tokens."""
+        return TILE * self.channels * (self.key_bits + self.value_bits) // 8
+
+
+@dataclass(frozen=True)
+class Records:
+    """Codes of K and V of the same tokens.
+
+    data: [batch, kv_heads, records, format.nbytes]. first: where each block's records start.
+    """
+
+    format: RecordFormat
+    data: UInt8[Tensor, "batch kv_heads records bytes"]
+    first: Int[Tensor, "batch blocks"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes, filling included, and of where blocks start."""
+        return self.data.nbytes + self.first.nbytes
+
+    def rows(self, index: Int[Tensor, " rows"]) -> Records:
+        """Pick sequences."""
+        return Records(self.format, self.data[index], self.first[index])
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, kv_heads)."""
+        return self.data.shape[:2]
+
+    @property
+    def params_bytes(self) -> int:
+        """Scales and zero-points stay outside."""
+        return 0
+
+    def canonical(
+        self, key: PackedTensor, value: PackedTensor
+    ) -> tuple[PackedTensor, PackedTensor]:
+        """K and V with codes of their own in canonical order."""
+        codes = from_records(self, key.blocks)
+        return (
+            replace(key, codes=pack(codes[0], key.spec.bits)),
+            replace(value, codes=pack(codes[1], value.spec.bits)),
+        )
+
+    def left(self, key: PackedTensor, value: PackedTensor) -> tuple[PackedTensor, PackedTensor]:
+        """Everything but the codes."""
+        return key.without_codes(), value.without_codes()
+
+    def append(self, other: Records, lengths: Tensor, more: Tensor) -> None:
+        """Blocks would start new records, and be joined with blocks that end: not by copying."""
+        return
+
+
+def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
+    """The records of K and V whose scales belong to whole spans; None for other formats."""
+    one_table = key.blocks.same_as(value.blocks)
+    short = int(key.blocks.lengths.max()) < MIN_BLOCK_TOKENS * key.blocks.blocks
+    if (
+        spec_reason(key.spec, value.spec)
+        or key.head_dim != value.head_dim
+        or not one_table
+        or short
+    ):
+        return None
+    form = RecordFormat(key.head_dim, key.spec.bits, value.spec.bits)
+    return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
+
+
+def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
+    """Why codes of these specs have no records, or None."""
+    for name, spec in (("key", key), ("value", value)):
+        if spec.along != "tokens" or spec.mapping != "asymmetric" or spec.classes is not None:
+            return f"records hold asymmetric codes of one width along tokens; {name} is {spec}"
+        if spec.bits not in WIDTHS or spec.param_dtype != "float16":
+            return f"records have {WIDTHS} bits and float16 scales; {name} is {spec}"
+        if spec.group is not None and spec.group < MIN_BLOCK_TOKENS:
+            return f"records need groups of {MIN_BLOCK_TOKENS} tokens or more; {name} is {spec}"
+    return None
+
+
+def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat) -> Records:
+    """Lay out unpacked codes; tokens past a block's end in its last record have code 0."""
+    token, first = record_slots(blocks, form.tokens)
+    parts = []
+    for codes, bits, order in (
+        (key, form.key_bits, key_order),
+        (value, form.value_bits, value_order),
+    ):
+        filled = take_tokens(codes, token, form.channels)
+        tiles = tile_codes(filled, order(form.channels, bits), bits, TILE)
+        parts.append(tiles.unflatten(2, (-1, form.tiles)).flatten(3))
+    return Records(form, torch.cat(parts, -1), first)
+
+
+def from_records(records: Records, blocks: BlockTable) -> tuple[Codes, Codes]:
+    """Exact inverse of `to_records`; tokens past a sequence's end have any code."""
+    form = records.format
+    token, _ = record_slots(blocks, form.tokens)
+    key_bytes = form.nbytes * form.key_bits // (form.key_bits + form.value_bits)
+    key, value = records.data.split([key_bytes, form.nbytes - key_bytes], -1)
+    place = slot_of_token(token, blocks.tokens)
+    unpacked = []
+    for part, bits, order in (
+        (key, form.key_bits, key_order),
+        (value, form.value_bits, value_order),
+    ):
+        tiles = part.unflatten(-1, (form.tiles, -1)).flatten(2, 3)
+        codes = untile_codes(tiles, order(form.channels, bits), bits, TILE)[..., : form.head_dim]
+        at = place[:, None, :, None].expand(-1, codes.shape[1], -1, form.head_dim)
+        unpacked.append(codes.gather(2, at))
+    return unpacked[0], unpacked[1]
+
+
+def record_slots(blocks: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
+    """(token of every slot of the records [batch, slots], -1 where filled up; first records).
+
+    tokens: per record.
+    """
+    counts = -(-blocks.sizes // tokens)
+    first = counts.cumsum(-1) - counts
+    slots = int(counts.sum(-1).max()) * tokens if counts.numel() else 0
+    token = torch.full((len(counts), slots + 1), -1, device=counts.device)
+    for b in range(blocks.blocks):
+        place = torch.arange(blocks.longest, device=counts.device).expand(len(counts), -1)
+        real = place < blocks.sizes[:, b, None]
+        slot = torch.where(real, first[:, b, None] * tokens + place, slots)
+        token.scatter_(1, slot, torch.where(real, blocks.offsets[:, b, None] + place, -1))
+    return token[:, :slots], first.int()
+
+
+def slot_of_token(token: Int[Tensor, "batch slots"], tokens: int) -> Int[Tensor, "batch tokens"]:
+    """Inverse of the tokens of `record_slots`; 0 past a sequence's end."""
+    place = token.new_zeros(len(token), tokens + 1)
+    index = torch.arange(token.shape[1], device=token.device).expand_as(token)
+    place.scatter_(1, token.where(token >= 0, torch.full_like(token, tokens)), index)
+    return place[:, :tokens]
+
+
+def take_tokens(codes: Codes, token: Tensor, channels: int) -> Codes:
+    """Codes in the order of the slots, with channels filled up."""
+    index = token.clamp_min(0)[:, None, :, None].expand(-1, codes.shape[1], -1, codes.shape[3])
+    taken = codes.gather(2, index).masked_fill((token < 0)[:, None, :, None], 0)
+    return torch.nn.functional.pad(taken, (0, channels - codes.shape[3]))
+
+
+def tile_codes(
+    codes: Codes, order: Int[Tensor, "bytes codes"], bits: int, tile: int
+) -> UInt8[Tensor, "batch heads tiles bytes"]:
+    """Pack codes, `tile` tokens at a time, in the order of a table of places."""
+    order = order.to(codes.device)
+    tiles = codes.unflatten(2, (-1, tile)).flatten(3)
+    places = tiles[..., order.flatten()].unflatten(-1, order.shape)
+    shifts = torch.arange(order.shape[-1], device=codes.device, dtype=torch.uint8) * bits
+    return (places << shifts).sum(-1, dtype=torch.uint8)
+
+
+def untile_codes(
+    tiles: UInt8[Tensor, "batch heads tiles bytes"], order: Tensor, bits: int, tile: int
+) -> Codes:
+    """Inverse of `tile_codes`."""
+    order = order.to(tiles.device)
+    shifts = torch.arange(order.shape[-1], device=tiles.device, dtype=torch.uint8) * bits
+    codes = (tiles[..., None] >> shifts) & ((1 << bits) - 1)
+    flat = torch.empty_like(codes.flatten(-2))
+    flat[..., order.flatten()] = codes.flatten(-2)
+    return flat.unflatten(-1, (tile, -1)).flatten(2, 3)
+
+
+def words_per_vector(words: int) -> int:
+    """Words that a lane reads at once, out of those that it reads of a tile."""
+    return 4 if words % 4 == 0 else 1 if words % 2 else 2
+
+
+def _coordinates(channels: int, bits: int, unit: int | None) -> tuple[Tensor, ...]:
+    """(lane, byte j, register e) of every code, each [bytes of a tile, codes per byte]."""
+    words, per_byte = channels * bits // 16, 8 // bits
+    unit = unit or words_per_vector(words)
+    shape = (words // unit, LANES, unit, 4, per_byte)
+    vector, lane, within, j, place = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+    register = (vector * unit + within) * per_byte + place
+    return tuple(t.reshape(-1, per_byte) for t in (lane, j, register))
+
+
+@cache
+def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
+    """Which element, token * channels + channel, stands at each place of a tile of K.
+
+    unit: words per vector; None: as the kernel reads a tile that has these codes alone.
+    """
+    lane, j, register = _coordinates(channels, bits, unit)
+    row, r = register // (channels // 16), register % (channels // 16)
+    token = 8 * row + lane // 4
+    return token * channels + 16 * r + 4 * (lane % 4) + j
+
+
+@cache
+def value_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
+    """Which element, token * channels + channel, stands at each place of a tile of V.
+
+    unit: words per vector; None: as the kernel reads a tile that has these codes alone.
+    """
+    lane, j, register = _coordinates(channels, bits, unit)
+    m, a = register % (channels // 16), register // (channels // 16)
+    token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * (lane % 4) + 16 * (j % 2) + j // 2
+    return token * channels + 16 * m + 8 * (a % 2) + lane // 4

@@ -1,0 +1,115 @@
+"""The equivalences of `duotone.weights` on a transformers model: one call, the same function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from duotone.hf.weights.checkpoint import check_not_quantized
+from duotone.hf.weights.weight_maps import weight_map
+from duotone.weights.equivalences.hadamard import Policy, plan_hadamard
+from duotone.weights.equivalences.module_map import Stream, WeightMap, at
+from duotone.weights.equivalences.norms import norm_parts
+from duotone.weights.equivalences.online import (
+    is_rotated,
+    rotate_attention_output,
+    rotate_mlp_output,
+    rotate_values,
+)
+from duotone.weights.equivalences.residual import rotate_branch_inputs, rotate_stream
+from duotone.weights.equivalences.rotation import untie
+
+
+@dataclass(frozen=True)
+class Equivalences:
+    """Which ones to apply.
+
+    stream: fold norms and turn residual streams. values: turn V's heads. mlp_output: online
+    Hadamard at down_proj / fc2. attention_output: online Hadamard at o_proj. random_signs: in the
+    online transforms at down_proj / fc2. policy, pad: which transforms those may be.
+    """
+
+    stream: bool = True
+    values: bool = True
+    mlp_output: bool = True
+    attention_output: bool = False
+    random_signs: bool = False
+    policy: Policy = "auto"
+    pad: bool = True
+    seed: int = 0
+
+
+@torch.no_grad()
+def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = None) -> WeightMap:
+    """Rotate every stream of `model` in place; it computes the same function.
+
+    Everything is checked before a weight is touched. Errors: ValueError for an unknown family, a
+    model that is transformed already, a size that no allowed transform covers.
+    """
+    chosen = chosen or Equivalences()
+    if is_rotated(model):
+        raise ValueError("this model is rotated already; load it again to transform it anew.")
+    check_not_quantized(model)
+    found = weight_map(model)
+    check_sizes(model, found, chosen)
+    if chosen.stream:
+        check_norms(model, found)
+    if untie(at(model, found.embedding), at(model, found.head)):
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+    for stream in found.streams:
+        _apply(model, stream, chosen)
+    return found
+
+
+def check_norms(model: nn.Module, found: WeightMap) -> None:
+    """Take every norm apart once. Errors: ValueError that names one of no known kind."""
+    for stream in found.streams:
+        branches = [branch for block in stream.blocks for branch in block.branches]
+        norms = [path for b in branches for path in (b.norm, b.output_norm)]
+        for path in (*norms, *(r.norm for r in stream.readers), stream.entry_norm):
+            if path is not None:
+                _check_norm(model, path)
+
+
+def _check_norm(model: nn.Module, path: str) -> None:
+    try:
+        norm_parts(at(model, path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def check_sizes(model: PreTrainedModel, found: WeightMap, chosen: Equivalences) -> None:
+    """Plan every transform once. Errors: ValueError for a size that no allowed one covers."""
+    for stream in found.streams:
+        _check_stream(model, stream, chosen)
+
+
+def _check_stream(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
+    if chosen.stream and not stream.is_rotatable:
+        plan_hadamard(stream.channels, pad=False)
+    for block in stream.blocks:
+        if chosen.mlp_output:
+            plan_hadamard(at(model, block.mlp_output).in_features, chosen.policy, chosen.pad)
+        if chosen.attention_output:
+            plan_hadamard(at(model, block.attention_output).in_features, pad=False)
+
+
+def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
+    if chosen.stream and stream.is_rotatable:
+        rotate_stream(model, stream, seed=chosen.seed)
+    elif chosen.stream:
+        rotate_branch_inputs(model, stream)
+    for number, block in enumerate(stream.blocks):
+        if chosen.values:
+            rotate_values(model, block)
+        if chosen.mlp_output:
+            size = at(model, block.mlp_output).in_features
+            seed = chosen.seed + number if chosen.random_signs else None
+            plan = plan_hadamard(size, chosen.policy, chosen.pad)
+            rotate_mlp_output(model, block, plan, seed)
+        if chosen.attention_output:
+            rotate_attention_output(model, block)

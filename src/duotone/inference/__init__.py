@@ -1,0 +1,1 @@
+"""Batches of prompts through one cache: pictures encoded once, greedy answers, comparisons."""

@@ -1,0 +1,5 @@
+"""Memory, batch sizes and step times of a scheme on a model, before anything runs."""
+
+from duotone.planning.memory import Plan, plan
+
+__all__ = ["Plan", "plan"]

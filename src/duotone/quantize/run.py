@@ -1,0 +1,238 @@
+"""From a model, a recipe and calibration data to a quantized model, unit by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from duotone.hf.fingerprint import fingerprint
+from duotone.hf.weights.checkpoint import check_not_quantized, mark_quantized
+from duotone.hf.weights.equivalences import (
+    Equivalences,
+    apply_equivalences,
+    check_norms,
+    check_sizes,
+)
+from duotone.hf.weights.reorder import check_reorderable
+from duotone.hf.weights.weight_maps import weight_map
+from duotone.weights.equivalences.hadamard import transform_back
+from duotone.weights.equivalences.module_map import WeightMap, at, put
+from duotone.weights.equivalences.online import RotatedInput
+from duotone.weights.equivalences.outlier_split import wants_split
+from duotone.weights.methods.observer import Linear, Observer, Wanted
+from duotone.weights.methods.quantize import quantize_linear, wanted_by
+from duotone.weights.methods.recipe import Recipe
+from duotone.weights.methods.smooth import smooth
+from duotone.weights.modules.modality import Modality
+from duotone.weights.modules.product_checks import OUTPUTS
+
+from .calibration import CalibrationSet
+from .memory import part_bytes
+from .partial import Partial, identity
+from .running import Runs, observe
+from .scaling import Scaled, scale_unit
+from .units import Unit, units_of
+
+Progress = Callable[[int, int], None]
+
+
+def quantize_model(
+    model: Any,
+    recipe: Recipe,
+    calibration: CalibrationSet,
+    *,
+    name: str | None = None,
+    partial: str | Path | None = None,
+    resume: bool = True,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    finish: Callable[[], Any] | None = None,
+    impl: str = "auto",
+) -> dict[str, Any]:
+    """Quantize `model` in place; the report, JSON-safe: a line per linear, bytes per part.
+
+    Every unit's statistics are of a model whose earlier units are quantized. name: of the model,
+    for the record. partial: a folder that finished units are kept in, and that a run with the same
+    arguments goes on from (resume) where one is interrupted; it is removed at the end.
+    finish: called with the model complete and `partial` still there: what saves it.
+    progress: called with (units done, units in all). say: told in a sentence if this run goes on.
+    impl: of the linears, now and afterwards: "auto" or "reference".
+    Errors: ValueError for a model that is quantized already or in float64, a family without a
+    module map, a size that no Hadamard matrix covers, a model that cannot run reordered where the
+    recipe says so, or a partial folder of something else, before the model runs.
+    """
+    found = check(model, recipe)
+    given = identity(model, recipe, calibration) if partial else {}
+    kept = Partial.open(Path(partial) if partial else None, given, resume)
+    before, base = part_bytes(model, found), fingerprint(model)
+    modality = Modality()
+    runs = Runs(model, calibration.batches, language_root(found), modality)
+    found = _prepared(model, found, recipe, runs)
+    units = units_of(model, found, recipe.parts)
+    runs.impl = impl
+    with kept.noted(len(units)):
+        lines = _all_units(runs, units, recipe, kept, progress, say)
+    header = _header(name, base, recipe, calibration)
+    report = {**header, "bytes": {"before": before, "after": part_bytes(model, found)}}
+    mark_quantized(model, modality, report)
+    if finish:
+        finish()
+    kept.remove()
+    return report | {"linears": lines}
+
+
+def check(model: Any, recipe: Recipe) -> WeightMap:
+    """The model's map. Errors: ValueError for a model that this recipe cannot quantize."""
+    check_not_quantized(model)
+    found = weight_map(model)
+    if model.dtype not in OUTPUTS:
+        raise ValueError(
+            f"quantized linears compute in one of {OUTPUTS}, got a model in {model.dtype}; load it "
+            "with dtype=torch.float32"
+        )
+    check_sizes(model, found, _equivalences(recipe))
+    if recipe.smooth is not None or recipe.method == "awq" or recipe.rotation:
+        check_norms(model, found)
+    if recipe.visual_first:
+        check_reorderable(model)
+    return found
+
+
+def language_root(found: WeightMap) -> str:
+    """The path of the language model."""
+    return found.embedding.rsplit(".", 1)[0]
+
+
+def _header(
+    name: str | None, base: str, recipe: Recipe, calibration: CalibrationSet
+) -> dict[str, Any]:
+    from duotone.report.provenance import commit
+
+    return {
+        "recipe": recipe.to_dict(),
+        "base": {"name": name, "fingerprint": base},
+        "calibration": {"sources": calibration.sources, "hashes": calibration.hashes},
+        "commit": commit(),
+    }
+
+
+def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> WeightMap:
+    """The model with the recipe's equivalences, which do not change what it computes."""
+    if recipe.smooth is not None:
+        _smooth(found, recipe, runs)
+    if not recipe.rotation and recipe.online == "none":
+        return found
+    return apply_equivalences(model, _equivalences(recipe))
+
+
+def _equivalences(recipe: Recipe) -> Equivalences:
+    return Equivalences(
+        stream=recipe.rotation,
+        values=recipe.rotation,
+        mlp_output=recipe.online != "none",
+        random_signs=recipe.online == "random-signs",
+        pad=recipe.pad,
+        seed=recipe.seed,
+    )
+
+
+def _smooth(found: WeightMap, recipe: Recipe, runs: Runs) -> None:
+    """SmoothQuant on all norms of blocks, from one pass through the model."""
+    branches = [
+        (branch, "language" if stream.name == "language" else "vision")
+        for stream in found.streams
+        for block in stream.blocks
+        for branch in block.branches
+        if branch.norm is not None
+    ]
+    model = runs.model
+    readers = {b.inputs[0]: at(model, b.inputs[0]) for b, part in branches if part in recipe.parts}
+    observer = Observer(readers, Wanted(largest=True))
+    with observer.watching():
+        for rows in runs.through_language(language_root(found)):
+            observer.rows = rows
+    vision = {path: at(model, path) for path in readers if path not in observer.leader}
+    seen = Observer(vision, Wanted(largest=True))
+    with seen.watching():
+        for rows in runs.through_vision(language_root(found)) if vision else ():
+            seen.rows = rows
+    for branch, part in branches:
+        if part in recipe.parts:
+            source = observer if branch.inputs[0] in observer.leader else seen
+            largest = source.of(branch.inputs[0]).largest
+            linears = [at(model, path) for path in branch.inputs]
+            smooth(at(model, branch.norm), linears, largest, recipe.smooth)
+    runs.forget()
+
+
+def _all_units(
+    runs: Runs,
+    units: Sequence[Unit],
+    recipe: Recipe,
+    kept: Partial,
+    progress: Progress | None,
+    say: Callable[[str], None] | None,
+) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    restored = 0
+    for number, unit in enumerate(units):
+        done = kept.restore(number, runs.model, runs.modality, runs.impl)
+        if done is None:
+            if restored == number and number and say:
+                say(f"going on from {kept.folder}: {number} of {len(units)} units are done")
+            made, done, tensors = _quantized(runs, unit, recipe)
+            kept.keep(number, made, done, tensors)
+        else:
+            restored += 1
+        lines += done
+        if progress:
+            progress(number + 1, len(units))
+    return lines
+
+
+def _split(unit: Unit, linears: Mapping[str, Linear], recipe: Recipe) -> frozenset[str]:
+    """Linears whose channel 0 stays floating point."""
+    if recipe.split != "eq8":
+        return unit.split if recipe.split == "always" else frozenset()
+    return frozenset(path for path in unit.split if _eq8_holds(linears[path]))
+
+
+def _eq8_holds(module: RotatedInput) -> bool:
+    """The criterion is about the weight before the transform."""
+    weight = module.linear.weight.double()
+    return wants_split(transform_back(weight, module.plan, module.signs))
+
+
+def _quantized(
+    runs: Runs, unit: Unit, recipe: Recipe
+) -> tuple[dict[str, nn.Module], list[dict[str, Any]], dict[str, Tensor]]:
+    """Observe and replace the linears of one unit.
+
+    ({path: module}, report, {name: tensor} of norms that changed).
+    """
+    scaled = scale_unit(runs, unit, recipe) if recipe.method == "awq" else Scaled()
+    linears = unit.linears(runs.model)
+    split = _split(unit, linears, recipe)
+    observer = Observer(linears, wanted_by(recipe), split, runs.impl)
+    observe(runs, observer, unit.part, unit.path)
+    made, lines = {}, []
+    two = recipe.modality_scales and unit.part == "language"
+    for path, module in linears.items():
+        whole = f"{unit.path}.{path}"
+        outcome = quantize_linear(
+            module,
+            observer.of(path),
+            recipe,
+            split=path in split,
+            two_scales=two,
+            modality=runs.modality,
+        )
+        outcome.linear.impl = runs.impl
+        put(runs.model, whole, outcome.linear)
+        made[whole] = outcome.linear
+        extra = scaled.lines.get(whole, {})
+        lines.append({"linear": whole, "part": unit.part, **outcome.report, **extra})
+    return made, lines, scaled.tensors

@@ -1,0 +1,131 @@
+"""Running a model up to one of its modules, for every batch of the calibration data.
+
+Each unit is reached from the model's own entrance, or from that of its language model, whose
+arguments are kept once the vision tower is done: families hand different masks, positions and
+features to each layer, and only their own code knows which. Costs half the layers per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from duotone.weights.equivalences.module_map import at
+from duotone.weights.methods.observer import Observer, Rows
+from duotone.weights.modules.modality import Modality
+
+from .calibration import Tensors, visual_mask
+
+
+class _Reached(BaseException):
+    """Ends a forward pass; no Exception, so that no model's code catches it."""
+
+
+@dataclass
+class Runs:
+    """A model with the batches it runs on.
+
+    language: path of the language model. modality: of the quantized model in the making.
+    impl: of its linears.
+    """
+
+    model: nn.Module
+    batches: Sequence[Tensors]
+    language: str
+    modality: Modality
+    impl: str = "auto"
+    _entrances: list[tuple[tuple, dict]] = field(default_factory=list)
+
+    def through_vision(self, path: str) -> Iterator[Rows]:
+        """Run every batch until the module at `path` is done; those without pictures may not reach.
+
+        Yields before each run what its rows are.
+        """
+        for batch in self.batches:
+            yield Rows()
+            with torch.no_grad(), self.modality.rows(None), _until(at(self.model, path)):
+                self.model(**self._on_device(batch), use_cache=False)
+
+    def through_language(self, path: str) -> Iterator[Rows]:
+        """The same from the language model's entrance, rows by modality and without padding."""
+        self._enter()
+        language = at(self.model, self.language)
+        for batch, (args, kwargs) in zip(self.batches, self._entrances, strict=True):
+            ids = batch["input_ids"].to(self.device)
+            visual = visual_mask(self.model.config, ids)
+            real = batch["attention_mask"].to(self.device).bool().flatten()
+            yield Rows(real, visual.flatten())
+            args, kwargs = self._on_device((args, kwargs))
+            with torch.no_grad(), self.modality.rows(visual), _until(at(self.model, path)):
+                language(*args, **kwargs)
+
+    def forget(self) -> None:
+        """What the language model is given has changed."""
+        self._entrances.clear()
+
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return next(self.model.parameters()).device
+
+    def _enter(self) -> None:
+        """Keep what the language model is given, on the CPU."""
+        if self._entrances:
+            return
+        for batch in self.batches:
+            kept: list[tuple[tuple, dict]] = []
+            language = at(self.model, self.language)
+            with torch.no_grad(), self.modality.rows(None), _caught(language, kept.append):
+                self.model(**self._on_device(batch), use_cache=False)
+            self._entrances.append(_moved(kept[0], torch.device("cpu")))
+
+    def _on_device(self, data: Any) -> Any:
+        return _moved(data, self.device)
+
+
+def observe(runs: Runs, observer: Observer, part: str, path: str) -> None:
+    """Show all batches to an observer of linears of the module at `path`."""
+    through = runs.through_language if part == "language" else runs.through_vision
+    with observer.watching():
+        for rows in through(path):
+            observer.rows = rows
+
+
+def _moved(data: Any, device: torch.device) -> Any:
+    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, data)
+
+
+@contextmanager
+def _until(module: nn.Module) -> Iterator[None]:
+    """A forward pass inside ends when `module` has run."""
+
+    def done(*_: object) -> None:
+        raise _Reached
+
+    yield from _ending(module.register_forward_hook(done))
+
+
+@contextmanager
+def _caught(module: nn.Module, keep: Callable[[tuple], None]) -> Iterator[None]:
+    """A forward pass inside ends before `module` runs; `keep` gets its (args, kwargs)."""
+
+    def caught(_: nn.Module, args: tuple, kwargs: dict) -> None:
+        keep((args, kwargs))
+        raise _Reached
+
+    yield from _ending(module.register_forward_pre_hook(caught, with_kwargs=True))
+
+
+def _ending(hook: Any) -> Iterator[None]:
+    try:
+        yield
+    except _Reached:
+        pass
+    finally:
+        hook.remove()

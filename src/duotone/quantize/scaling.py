@@ -1,0 +1,60 @@
+"""AWQ's scales in one unit: observe its inputs, search, fold (`duotone.weights.methods.awq`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from duotone.weights.equivalences.module_map import at
+from duotone.weights.methods.awq import Pair, pairs_of, search
+from duotone.weights.methods.observer import Observer, Wanted
+from duotone.weights.methods.recipe import Recipe
+from duotone.weights.methods.smooth import fold
+
+from .running import Runs, observe
+from .units import Unit
+
+
+@dataclass
+class Scaled:
+    """What became of a unit.
+
+    lines: {path of a linear: what is worth a line of a report}. tensors: {name in the model:
+    parameter} of norms that took factors; the linears are quantized next and kept by themselves.
+    """
+
+    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def scale_unit(runs: Runs, unit: Unit, recipe: Recipe) -> Scaled:
+    """Search and fold the scales of a unit's linears; its function stays.
+
+    One pass serves all pairs: what one of them takes from its source it gives to its readers, so
+    that no other's input changes.
+    """
+    made = Scaled()
+    if unit.block is None:
+        return made
+    pairs = pairs_of(runs.model, unit.block)
+    readers = {pair.readers[0]: at(runs.model, pair.readers[0]) for pair in pairs}
+    wanted = Wanted(moments=True, absolute=True, visual_weight=recipe.visual_weight)
+    observer = Observer(readers, wanted, impl=runs.impl)
+    observe(runs, observer, unit.part, unit.path)
+    for pair in pairs:
+        _scale(runs, pair, observer, recipe, made)
+    return made
+
+
+def _scale(runs: Runs, pair: Pair, observer: Observer, recipe: Recipe, made: Scaled) -> None:
+    seen, source = observer.of(pair.readers[0]), at(runs.model, pair.source)
+    linears = [at(runs.model, path) for path in pair.readers]
+    weights = [linear.weight for linear in linears]
+    found = search(weights, seen.moments, seen.average, recipe.bits, recipe.group)
+    fold(source, linears, found.factors, pair.rows)
+    line = {"alpha": found.alpha, "error": found.error, "error_rtn": found.error_rtn}
+    made.lines |= dict.fromkeys(pair.readers, line)
+    if source.weight.dim() == 1:
+        made.tensors |= {f"{pair.source}.{n}": p.data for n, p in source.named_parameters()}

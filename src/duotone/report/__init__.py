@@ -1,0 +1,1 @@
+"""Result files as Markdown tables; numbers in a README come from here."""

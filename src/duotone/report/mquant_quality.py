@@ -1,0 +1,137 @@
+"""Tables of `benchmarks/mquant_quality.py` and `benchmarks/mquant_tables.py`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from duotone.report.markdown import Result, markdown_table, source, with_interval
+
+REFERENCE = "bf16"
+# Best first, baselines after them; others follow by name.
+ORDER = (REFERENCE, "mquant", "static-msq-rotation", "static-msq-signs", "quarot", "static-msq")
+ORDER += ("static-msq-aifs", "static", "dynamic", "awq", "smoothquant", "rtn")
+MODALITIES = ("visual", "text")
+
+
+def quality_table(results: Sequence[Result]) -> str:
+    """A row per recipe: headline scores, their paired difference to bf16, KL, megabytes.
+
+    Results with outlier channels have a table of their own, by factor.
+    """
+    factors = sorted({_outliers(result) for result in results})
+    parts = []
+    for factor in factors:
+        rows = [r for r in results if _outliers(r) == factor or r["recipe"] == REFERENCE]
+        title = f"**With outlier channels, {factor:g} times as large**\n\n" if factor > 1 else ""
+        parts.append(title + _quality_table(rows))
+    return "\n\n".join(parts)
+
+
+def _outliers(result: Result) -> float:
+    return result.get("outliers", 1.0)
+
+
+def _quality_table(results: Sequence[Result]) -> str:
+    ordered = sorted(results, key=lambda result: _place(result["recipe"]))
+    tasks = list(ordered[0]["tasks"])
+    header = ["recipe", "MB"]
+    for name in tasks:
+        header += [f"{name}, {ordered[0]['tasks'][name]['headline']}", "minus bf16", "KL (nats)"]
+    before = max(r["bytes"]["before"]["total"] for r in results if "bytes" in r)
+    rows = [[r["recipe"], _megabytes(r, before), *_cells(r, tasks)] for r in ordered]
+    samples = ordered[0]["tasks"][tasks[0]]["samples"]
+    calibration = max(s["samples"] for r in results for s in r.get("calibration", [{"samples": 0}]))
+    note = (
+        f"{samples} held-out and {calibration} calibration samples per task; KL per token of bf16's"
+        f" answers; ± half the 95 % bootstrap interval; differences with theirs; {source(*results)}"
+    )
+    return f"{markdown_table(header, rows)}\n\n*{note}.*"
+
+
+def _place(recipe: str) -> tuple[int, int, str]:
+    name, _, bits = recipe.rpartition("-")
+    if recipe == REFERENCE:
+        return -1, 0, ""
+    return (
+        ("w4a8", "w8a8").index(bits) if bits in ("w4a8", "w8a8") else 2,
+        (ORDER.index(name) if name in ORDER else len(ORDER)),
+        recipe,
+    )
+
+
+def _megabytes(result: Result, before: int) -> str:
+    after = result["bytes"]["after"]["total"] if "bytes" in result else before
+    return f"{after / 1e6:.1f}"
+
+
+def _cells(result: Result, tasks: Iterable[str]) -> list[str]:
+    cells = []
+    for name in tasks:
+        task = result["tasks"][name]
+        headline, metrics = task["headline"], task["metrics"]
+        difference = task["differences"].get(headline)
+        cells += [
+            with_interval(metrics[headline]),
+            "" if difference is None else _signed(difference),
+            "" if difference is None else with_interval(metrics["kl"], 5),
+        ]
+    return cells
+
+
+def _signed(found: Mapping[str, float]) -> str:
+    return f"{found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+
+
+def split_table(results: Sequence[Result]) -> str:
+    """Incoherence, channel 0's share and W4A8 SQNR of down_proj and fc2 by transform and split."""
+    header = ["model", "channels", "transform", "padded", "base", "split"]
+    header += ["incoherence", "share of channel 0", "SQNR, dB"]
+    rows = [_split_row(row) for result in results for row in result["rows"]]
+    return f"{markdown_table(header, rows)}\n\n*{source(*results)}.*"
+
+
+def _split_row(row: Mapping[str, Any]) -> list[str]:
+    share = row["channel0_share"]
+    return [
+        row["model"],
+        f"{row['size']:,}",
+        row["transform"],
+        f"{row['padded']:,}" if "padded" in row else "",
+        str(row.get("base", "")),
+        "yes" if row["split"] else "no",
+        f"{row['incoherence']:.1f}",
+        "" if share is None else f"{share:.3f}",
+        f"{row['sqnr_db']:.1f}",
+    ]
+
+
+def memory_table(results: Sequence[Result]) -> str:
+    """Gigabytes of each part of a 7B shape."""
+    rows = [row for result in results for row in result["rows"]]
+    parts = [name for name in rows[0] if name != "recipe"]
+    lines = [[row["recipe"], *(f"{row[name] / 1e9:.2f}" for name in parts)] for row in rows]
+    return f"{markdown_table(['GB', *parts], lines)}\n\n*{source(*results)}.*"
+
+
+def modality_table(results: Sequence[Result]) -> str:
+    """SQNR of activations under one static scale and under two, mean over layers."""
+    rows = [row for result in results for row in result["rows"]]
+    header = ["linear", "rotated"]
+    header += [f"{m}, {n} scale{'s' * (n == 'two')}" for m in MODALITIES for n in ("one", "two")]
+    header += ["gain, visual", "gain, text"]
+    groups: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["linear"], row["rotated"]), []).append(row)
+    lines = [_modality_row(*at, found) for at, found in groups.items()]
+    return f"dB:\n\n{markdown_table(header, lines)}\n\n*{source(*results)}.*"
+
+
+def _modality_row(linear: str, rotated: bool, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = {
+        (m, n): mean(row[f"{m}_sqnr_db_{n}"] for row in rows)
+        for m in MODALITIES
+        for n in ("one", "two")
+    }
+    gains = [found[m, "two"] - found[m, "one"] for m in MODALITIES]
+    numbers = [f"{value:.1f}" for value in found.values()]
+    return [linear, "yes" if rotated else "no", *numbers, *(f"{gain:+.1f}" for gain in gains)]

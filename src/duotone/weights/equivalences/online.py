@@ -1,0 +1,156 @@
+"""What turns within a block: V's heads for free, and inputs of linears by an online Hadamard.
+
+Value heads: V' = R V per head and W_o' = W_o R^T, nothing at run time. Online: a linear's input is
+transformed just before it, T x, and its weight once, W T^T (padding columns are zero and no bias
+appears: the released MQuant code leaves random ones in both).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from duotone.weights.equivalences.hadamard import (
+    HadamardPlan,
+    plan_hadamard,
+    random_signs,
+    transform,
+)
+from duotone.weights.equivalences.module_map import Block, ValueHeads, at, put, set_data
+
+
+class RotatedInput(nn.Module):
+    """linear(T x): the reference of an online Hadamard, in floating point.
+
+    signs: random signs [in] multiplied into x first, or None. `linear` has plan.padded inputs.
+    """
+
+    def __init__(self, linear: nn.Linear, plan: HadamardPlan, signs: Tensor | None = None):
+        super().__init__()
+        self.linear = linear
+        self.plan = plan
+        self.register_buffer("signs", signs)
+
+    @classmethod
+    def around(
+        cls, linear: nn.Linear, plan: HadamardPlan, signs: Tensor | None = None
+    ) -> RotatedInput:
+        """The same function as `linear`, its input transformed online."""
+        weight = transform(linear.weight.data.double(), plan, signs).to(linear.weight.dtype)
+        rows, columns = weight.shape
+        # Built without storage: an initialised weight or bias must not survive anywhere.
+        wide = nn.Linear(columns, rows, bias=False, device="meta")
+        wide.weight = nn.Parameter(weight, requires_grad=linear.weight.requires_grad)
+        wide.bias = linear.bias
+        kept = None if signs is None else signs.to(weight)
+        return cls(wide, plan, kept)
+
+    @property
+    def in_features(self) -> int:
+        """Channels of x."""
+        return self.plan.size
+
+    @property
+    def out_features(self) -> int:
+        """Channels of the output."""
+        return self.linear.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return self.linear(transform(x, self.plan, self.signs))
+
+
+def output_side(module: nn.Module) -> nn.Module:
+    """What holds a linear's weight rows and bias, whether or not its input is transformed."""
+    return module.linear if isinstance(module, RotatedInput) else module
+
+
+def rotate_online(
+    model: nn.Module, path: str, plan: HadamardPlan, signs: Tensor | None = None
+) -> None:
+    """Put a RotatedInput in the place of the linear at `path`."""
+    linear = at(model, path)
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(
+            f"an online Hadamard needs a linear at {path!r}; got {type(linear).__name__}. "
+            "Is it transformed already?"
+        )
+    put(model, path, RotatedInput.around(linear, plan, signs))
+
+
+def rotate_mlp_output(
+    model: nn.Module, block: Block, plan: HadamardPlan | None = None, seed: int | None = None
+) -> None:
+    """Online Hadamard at down_proj / fc2. seed: with random signs.
+
+    Behind a gate the signs are folded into up_proj's rows and cost nothing; behind a plain
+    activation they stay in the transform.
+    """
+    linear = at(model, block.mlp_output)
+    plan = plan or plan_hadamard(linear.in_features)
+    signs = None if seed is None else random_signs(plan.size, seed)
+    if signs is not None and block.up is not None:
+        flip_rows(output_side(at(model, block.up)), signs)
+        set_data(linear.weight, linear.weight.data * signs.to(linear.weight))
+        signs = None
+    rotate_online(model, block.mlp_output, plan, signs)
+
+
+def flip_rows(linear: nn.Linear, signs: Tensor) -> None:
+    """y' = signs * y, for the last len(signs) outputs: of a fused gate_up these are up's."""
+    count = len(signs)
+    if linear.out_features < count:
+        raise ValueError(
+            f"{count} signs need as many outputs; the linear has {linear.out_features}."
+        )
+    flips = signs.to(linear.weight)
+    linear.weight.data[-count:] *= flips[:, None]
+    if linear.bias is not None:
+        linear.bias.data[-count:] *= flips
+
+
+def rotate_values(model: nn.Module, block: Block) -> None:
+    """R = Hadamard per head on V's rows, R^T on the columns of the output linear.
+
+    Grouped-query attention: all q heads of a kv head read its turned V. Errors: ValueError where
+    the output linear's inputs are no multiple of head_dim.
+    """
+    values, output = block.values, at(model, block.attention_output)
+    if output.in_features % values.head_dim:
+        raise ValueError(
+            f"{block.attention_output!r} must read whole heads of {values.head_dim}; "
+            f"got {output.in_features} inputs."
+        )
+    plan = head_plan(values.head_dim)
+    _turn_value_rows(output_side(at(model, values.linear)), values, plan)
+    heads = output.weight.data.double().unflatten(1, (-1, values.head_dim))
+    set_data(output.weight, transform(heads, plan).flatten(1))
+
+
+def head_plan(head_dim: int) -> HadamardPlan:
+    """The transform of one head: exact, or blocks of its largest power of two; never padded."""
+    try:
+        return plan_hadamard(head_dim, "exact")
+    except ValueError:
+        power = head_dim & -head_dim
+        return HadamardPlan(head_dim, head_dim, head_dim // power, 1, power)
+
+
+def _turn_value_rows(linear: nn.Linear, values: ValueHeads, plan: HadamardPlan) -> None:
+    rows = slice(values.first_row, values.first_row + values.heads * values.head_dim)
+    for parameter in (linear.weight, linear.bias):
+        if parameter is None:
+            continue
+        heads = parameter.data[rows].double().unflatten(0, (values.heads, values.head_dim))
+        turned = transform(heads.movedim(1, -1), plan).movedim(-1, 1)
+        set_data(parameter.data[rows], turned.flatten(0, 1))
+
+
+def rotate_attention_output(model: nn.Module, block: Block) -> None:
+    """Online Hadamard over all channels at o_proj, or blocks of them; never padded."""
+    linear = at(model, block.attention_output)
+    rotate_online(model, block.attention_output, plan_hadamard(linear.in_features, pad=False))
+
+
+def is_rotated(module: nn.Module) -> bool:
+    """Whether any linear of a model is transformed online already."""
+    return any(isinstance(m, RotatedInput) for m in module.modules())

@@ -1,0 +1,80 @@
+"""RMS: the outlier that an online Hadamard makes of a weight's mean, computed apart.
+
+H's row 0 is constant, so that column 0 of W H^T is sqrt(n) times the mean of each row of W. Where
+that is larger than anything in the row (MQuant eq. 8, with the absolute values that the paper
+leaves out),
+
+    sqrt(n) |mean_i w_ji| > max_i |w_ji|,
+
+column 0 sets the row's scale. It stays in floating point, and so does the activation's channel 0,
+which has the mean of a GELU's outputs and would set the static scale:
+
+    y = W'[:, 1:] x'[1:] + w0 x'_0      the rank-1 term; W' and w0 = W'[:, 0] after the transform
+
+Cost: one multiply-add per output and token, and w0's bytes. With random signs in the transform
+there is no such column to begin with (`weights.split_tables` compares them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from duotone.weights.equivalences.hadamard import HadamardPlan
+
+
+def incoherence(weight: Tensor) -> float:
+    """mu = max |w_ij| sqrt(numel) / ||W||_F >= 1 (QuIP; MQuant eq. 6): how far entries stick out.
+
+    Errors: ValueError for an empty or all-zero weight.
+    """
+    norm = weight.double().norm()
+    if weight.numel() == 0 or norm == 0:
+        raise ValueError("incoherence needs a weight that is not zero everywhere.")
+    return float(weight.abs().max() * weight.numel() ** 0.5 / norm)
+
+
+def exceeds(weight: Tensor) -> Tensor:
+    """[out] bool: rows of an untransformed weight [out, in] for which eq. 8 holds."""
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise ValueError(f"expected a weight [out, in]; got {tuple(weight.shape)}.")
+    wide = weight.double()
+    return weight.shape[1] ** 0.5 * wide.mean(1).abs() > wide.abs().amax(1)
+
+
+def wants_split(weight: Tensor) -> bool:
+    """Whether eq. 8 holds for any row: the GEMV of the split then serves at least that one."""
+    return bool(exceeds(weight).any())
+
+
+def channel0_share(plan: HadamardPlan, row0_sum: int | None = None) -> float:
+    """Share of the energy of a constant input that the transform puts into channel 0, 0 to 1.
+
+    1 for a single block without padding: the split takes all of the mean out. Padding leaks
+    1 - size / padded to other channels, blocks keep 1 / blocks in the first one's channel 0.
+    row0_sum: sum of row 0 of another base matrix of that order, for bases that are not normalised
+    ((sum / m)^2 of the energy).
+    """
+    base = 1.0 if row0_sum is None else (row0_sum / plan.base) ** 2
+    return base * plan.size / plan.padded / plan.blocks
+
+
+@dataclass(frozen=True)
+class Split:
+    """A transformed weight with its channel 0 apart.
+
+    main [out, padded]: column 0 is zero. column [out]: w0, kept in floating point.
+    """
+
+    main: Tensor
+    column: Tensor
+
+
+def split_channel0(transformed: Tensor) -> Split:
+    """Take column 0 off a weight [out, padded] that is transformed already."""
+    if transformed.dim() != 2:
+        raise ValueError(f"expected a weight [out, in]; got {tuple(transformed.shape)}.")
+    main = transformed.clone()
+    main[:, 0] = 0
+    return Split(main, transformed[:, 0].clone())

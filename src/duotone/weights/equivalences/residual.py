@@ -1,0 +1,183 @@
+"""The equivalences on a whole residual stream: fold its norms, turn it, or turn what reads it.
+
+Three cases, all exact:
+
+- RMSNorm before each branch (decoders, Qwen2.5-VL's tower): any orthogonal Q.
+- LayerNorm before each branch: if every reader normalises each token by itself, the stream is
+  centred and its norms become RMSNorms. If the mean is read (LLaVA's projector reads the stream as
+  it is; InternVL's projector and Qwen3-VL's DeepStack mergers normalise four tokens at once), the
+  norms stay LayerNorms without weight, and Q keeps the ones vector.
+- A norm on what a branch adds (post-norm, sandwich): its weight fixes the basis of each branch, so
+  the stream stays as it is. MQuant's A.14 turns it with two D x D products per block on the
+  residual; an online Hadamard before the branch's linears does the same for their inputs at
+  D (m + log2 p) additions instead of 2 D^2 multiplications, and is what we do. LayerNorms there
+  become RMSNorms by centring the linear in front of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from duotone.weights.equivalences.hadamard import plan_hadamard
+from duotone.weights.equivalences.module_map import Branch, Reader, Stream, at, put
+from duotone.weights.equivalences.norms import RMSNorm, centring, fold_norm, norm_parts
+from duotone.weights.equivalences.online import rotate_online
+from duotone.weights.equivalences.rotation import (
+    check_orthogonal,
+    fold_scale,
+    keeping_mean,
+    map_output,
+    map_rows,
+    random_hadamard,
+    turn_input,
+)
+
+
+@torch.no_grad()
+def rotate_stream(model: nn.Module, stream: Stream, q: Tensor | None = None, seed: int = 0) -> None:
+    """Fold the norms of `stream` and turn it by Q (None: a random-sign Hadamard), in place.
+
+    The model computes the same function. q: [channels, channels] float64, orthogonal; where the
+    mean is read, the matrix used is `keeping_mean(q)`. Errors: ValueError for a Q that is not
+    orthogonal, and for a stream that cannot be turned (post-norm: `rotate_branch_inputs`).
+    """
+    if not stream.is_rotatable:
+        raise ValueError(
+            f"the {stream.name} stream normalises what its branches add, which fixes its basis; "
+            "use rotate_branch_inputs."
+        )
+    device = at(model, stream.blocks[0].mlp_output).weight.device
+    q = random_hadamard(stream.channels, seed) if q is None else q
+    check_orthogonal(q, stream.channels)
+    keeps = mean_is_read(model, stream)
+    centre = has_layer_norms(model, stream) and not keeps
+    q = (keeping_mean(q) if keeps else q).to(device)
+    into = q @ centring(stream.channels, device) if centre else q
+    _fold_scales(model, stream)
+    _replace_entry(model, stream, into)
+    fold_norms(model, stream, centred=centre)
+    _turn_writers(model, stream, into)
+    for path in reading_linears(stream):
+        turn_input(at(model, path), q)
+    for path in stream.outside:
+        put(model, path, _turned_back(at(model, path), q))
+
+
+@torch.no_grad()
+def fold_norms(model: nn.Module, stream: Stream, centred: bool = False) -> None:
+    """Weights and biases of all norms into the linears behind them; the norms are left plain.
+
+    centred: what is written to the stream has no mean, so that LayerNorms become RMSNorms.
+    """
+    for norm, linears in _normed_readers(stream):
+        parts = norm_parts(at(model, norm))
+        for path in linears:
+            fold_norm(parts, at(model, path))
+        put(model, norm, parts.plain(centres=parts.centres and not centred))
+
+
+@torch.no_grad()
+def rotate_branch_inputs(model: nn.Module, stream: Stream) -> None:
+    """For streams that stay as they are: an online Hadamard before each branch's linears.
+
+    Norms in front are folded; LayerNorms on a branch's output become RMSNorms with weight and bias
+    by centring that linear.
+    """
+    _fold_scales(model, stream)
+    fold_norms(model, stream)
+    plan = plan_hadamard(stream.channels, pad=False)
+    for block in stream.blocks:
+        for branch in block.branches:
+            _centre_output(model, branch)
+            for path in branch.inputs:
+                rotate_online(model, path, plan)
+
+
+def _centre_output(model: nn.Module, branch: Branch) -> None:
+    if branch.output_norm is None:
+        return
+    norm = at(model, branch.output_norm)
+    parts = norm_parts(norm)
+    if parts.centres:
+        linear = at(model, branch.output)
+        map_output(linear, centring(linear.out_features, linear.weight.device))
+        put(model, branch.output_norm, RMSNorm(parts.eps, norm.weight, norm.bias))
+
+
+def has_layer_norms(model: nn.Module, stream: Stream) -> bool:
+    """Whether the blocks' norms take the mean off."""
+    return any(
+        branch.norm is not None and norm_parts(at(model, branch.norm)).centres
+        for block in stream.blocks
+        for branch in block.branches
+    )
+
+
+def mean_is_read(model: nn.Module, stream: Stream) -> bool:
+    """Whether some reader sees the mean of a token of a LayerNorm stream."""
+    return has_layer_norms(model, stream) and any(
+        _sees_mean(model, stream, reader) for reader in stream.readers
+    )
+
+
+def _sees_mean(model: nn.Module, stream: Stream, reader: Reader) -> bool:
+    if reader.norm is None:
+        return True
+    parts = norm_parts(at(model, reader.norm))
+    return not parts.centres or len(parts.weight) != stream.channels
+
+
+def _normed_readers(stream: Stream) -> list[tuple[str, tuple[str, ...]]]:
+    branches = [branch for block in stream.blocks for branch in block.branches]
+    inner = [(b.norm, b.inputs) for b in branches if b.norm is not None]
+    return inner + [(r.norm, r.linears) for r in stream.readers if r.norm is not None]
+
+
+def reading_linears(stream: Stream) -> list[str]:
+    """Paths of all linears that read the stream, behind a norm or not."""
+    branches = [branch for block in stream.blocks for branch in block.branches]
+    inner = [path for branch in branches for path in branch.inputs]
+    return inner + [path for reader in stream.readers for path in reader.linears]
+
+
+def _fold_scales(model: nn.Module, stream: Stream) -> None:
+    for block in stream.blocks:
+        for branch in block.branches:
+            if branch.scale is not None:
+                fold_scale(at(model, branch.output), at(model, branch.scale))
+
+
+def _turn_writers(model: nn.Module, stream: Stream, into: Tensor) -> None:
+    inner = [branch.output for block in stream.blocks for branch in block.branches]
+    for path in (*inner, *stream.writers):
+        map_output(at(model, path), into)
+    for path in stream.tables:
+        map_rows(at(model, path).weight, into)
+    for path in stream.vectors:
+        map_rows(at(model, path), into)
+
+
+def _replace_entry(model: nn.Module, stream: Stream, into: Tensor) -> None:
+    """A norm whose output is the stream needs a D x D linear: M (gamma n + beta)."""
+    if stream.entry_norm is None:
+        return
+    norm = at(model, stream.entry_norm)
+    parts = norm_parts(norm)
+    linear = _linear_like(norm.weight, into * parts.weight)
+    if parts.bias is not None:
+        bias = (into @ parts.bias).to(norm.weight.dtype)
+        linear.bias = nn.Parameter(bias, requires_grad=norm.weight.requires_grad)
+    put(model, stream.entry_norm, nn.Sequential(parts.plain(), linear))
+
+
+def _turned_back(module: nn.Module, q: Tensor) -> nn.Module:
+    """`module` behind Q^T: what it reads is the stream in its first basis again."""
+    return nn.Sequential(_linear_like(next(module.parameters()), q.T.contiguous()), module)
+
+
+def _linear_like(parameter: Tensor, weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    given = weight.to(dtype=parameter.dtype, device=parameter.device)
+    linear.weight = nn.Parameter(given, requires_grad=parameter.requires_grad)
+    return linear

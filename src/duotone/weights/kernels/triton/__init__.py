@@ -1,0 +1,1 @@
+"""Linear kernels in Triton: products, activations to codes, online Hadamard."""

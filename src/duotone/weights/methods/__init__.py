@@ -1,0 +1,1 @@
+"""Methods that choose codes and scales of a linear: ranges, rounding, recipes."""

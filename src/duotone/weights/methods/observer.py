@@ -1,0 +1,164 @@
+"""What the inputs of linears look like: magnitudes by modality, second moments, channel maxima.
+
+One observer watches the linears of one unit (a block, a projector) while calibration data run
+through it; rows that are padding do not count. Linears that are given the very same input share
+their statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duotone.weights.equivalences.online import RotatedInput
+from duotone.weights.methods.ranges import Magnitudes
+from duotone.weights.modules.encode import features
+
+TEXT, VISUAL = "text", "visual"
+Linear = nn.Linear | RotatedInput
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Bool [rows] of what runs now: `real` tokens (no padding), `visual` ones; None: all, none."""
+
+    real: Tensor | None = None
+    visual: Tensor | None = None
+
+    def split(self, x: Tensor) -> dict[str, Tensor]:
+        """x [rows, channels] by modality, without padding. Without a mask all counts as text.
+
+        Errors: ValueError where a mask has another number of rows.
+        """
+        for mask in (self.real, self.visual):
+            if mask is not None and len(mask) != len(x):
+                raise ValueError(f"masks must have one entry per row, got {len(mask)} for {len(x)}")
+        real = self.real
+        if self.visual is None:
+            return {TEXT: x if real is None else x[real]}
+        kept = torch.ones_like(self.visual) if real is None else real
+        return {TEXT: x[kept & ~self.visual], VISUAL: x[kept & self.visual]}
+
+
+@dataclass
+class Statistics:
+    """Of one input: magnitudes by modality, X^T X [columns, columns] float32, tokens.
+
+    largest, absolute: max |x| and sum |x| [columns], float32.
+    """
+
+    magnitudes: dict[str, Magnitudes] = field(default_factory=dict)
+    moments: Tensor | None = None
+    largest: Tensor | None = None
+    absolute: Tensor | None = None
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def average(self) -> Tensor:
+        """Mean |x| [columns]."""
+        return self.absolute / max(sum(self.tokens.values()), 1)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to gather; absolute: sums of |x|.
+
+    visual_weight: what visual tokens count in `moments`; text counts 1.
+    """
+
+    magnitudes: bool = False
+    moments: bool = False
+    largest: bool = False
+    absolute: bool = False
+    visual_weight: float = 1.0
+
+
+def plan_and_signs(module: Linear) -> tuple[Any, Tensor | None]:
+    """The online transform of a linear's input, (None, None) without one."""
+    return (module.plan, module.signs) if isinstance(module, RotatedInput) else (None, None)
+
+
+class Observer:
+    """Statistics of the inputs of `linears` {path: module}.
+
+    split: paths whose channel 0 stays floating point and has no part in magnitudes.
+    """
+
+    def __init__(
+        self,
+        linears: Mapping[str, Linear],
+        wanted: Wanted,
+        split: frozenset[str] = frozenset(),
+        impl: str = "auto",
+    ) -> None:
+        self.linears, self.wanted, self.split, self.impl = dict(linears), wanted, split, impl
+        self.statistics: dict[str, Statistics] = {}
+        self.leader: dict[str, str] = {}
+        self.rows = Rows()
+        self._last: tuple[str, Tensor] | None = None
+
+    def of(self, path: str) -> Statistics:
+        """Of one linear. Errors: ValueError if it has never run."""
+        if path not in self.leader:
+            raise ValueError(
+                f"{path!r} got no input during calibration; does the model use it for these data?"
+            )
+        return self.statistics[self.leader[path]]
+
+    @contextmanager
+    def watching(self) -> Iterator[Observer]:
+        """Hooks on all linears, removed at the end."""
+        hooks = [
+            module.register_forward_pre_hook(self._hook(path))
+            for path, module in self.linears.items()
+        ]
+        try:
+            yield self
+        finally:
+            self._last = None
+            for hook in hooks:
+                hook.remove()
+
+    def _hook(self, path: str) -> Any:
+        def seen(module: Linear, args: tuple[Tensor, ...]) -> None:
+            self._see(path, module, args[0])
+
+        return seen
+
+    def _see(self, path: str, module: Linear, x: Tensor) -> None:
+        if self._last is not None and self._last[1] is x and self._alike(path, self._last[0]):
+            self.leader[path] = self._last[0]
+            return
+        self.leader[path], self._last = path, (path, x)
+        rows = features(x.detach(), *plan_and_signs(module), impl=self.impl)
+        self._add(self.statistics.setdefault(path, Statistics()), rows, path in self.split)
+
+    def _alike(self, path: str, other: str) -> bool:
+        """Whether both transform their input the same way, without signs of their own."""
+        mine, theirs = (plan_and_signs(self.linears[p]) for p in (path, other))
+        return mine[0] == theirs[0] and mine[1] is None and theirs[1] is None
+
+    def _add(self, into: Statistics, rows: Tensor, split: bool) -> None:
+        for name, part in self.rows.split(rows).items():
+            into.tokens[name] = into.tokens.get(name, 0) + len(part)
+            if self.wanted.magnitudes:
+                counted = part[:, 1:] if split else part
+                into.magnitudes.setdefault(name, Magnitudes()).update(counted)
+            if self.wanted.moments:
+                self._add_moments(into, part.float(), name)
+            if self.wanted.largest and len(part):
+                found = part.abs().amax(0).float()
+                into.largest = found if into.largest is None else into.largest.maximum(found)
+            if self.wanted.absolute:
+                found = part.float().abs().sum(0)
+                into.absolute = found if into.absolute is None else into.absolute.add_(found)
+
+    def _add_moments(self, into: Statistics, part: Tensor, name: str) -> None:
+        weight = self.wanted.visual_weight if name == VISUAL else 1.0
+        moments = (part.T @ part) * weight
+        into.moments = moments if into.moments is None else into.moments.add_(moments)

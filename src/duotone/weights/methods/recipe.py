@@ -1,0 +1,172 @@
+"""A recipe is data: what becomes of the weights and activations of a multimodal model.
+
+`RECIPES` holds MQuant, the baselines of its Table 2 and the ablations of its Tables 7 to 9.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from duotone.weights.methods.ranges import METHODS, Method
+from duotone.weights.modules.packed_weight import BITS
+from duotone.weights.modules.quant_linear import ACTIVATIONS, Activation
+
+PARTS = ("vision", "projector", "language")
+ONLINE = ("none", "hadamard", "random-signs")
+SPLITS = ("never", "eq8", "always")
+WEIGHT_METHODS = ("rtn", "gptq", "awq")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to quantize a model.
+
+    bits, group, method, clip: of weights; group None is one scale per output channel; clip
+        searches the range of least error, of the weight ("rtn", "gptq") or of the output ("awq",
+        which scales input channels before it rounds: `weights.awq`). visual_weight: what a visual
+        token counts in the second moments of GPTQ and AWQ, text counts 1.
+    activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
+    modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
+        theirs.
+    visual_first: the language model runs with visual tokens first (AIFS, `duotone.hf.weights.reorder`), so
+        that slices of rows have one scale each: the same integers.
+    smooth: SmoothQuant's alpha, None for no smoothing.
+    rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
+    online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.
+    split: channel 0 behind the online transform stays floating point (RMS): "eq8" where MQuant's
+        criterion holds for some row of the weight, "always" as in the released code, or "never".
+    parts: of the model; pad: a size that no Hadamard matrix covers may be zero-padded.
+    seed: of the rotations.
+    Errors: ValueError for values or combinations that have no meaning.
+    """
+
+    bits: int = 4
+    group: int | None = None
+    method: Literal["rtn", "gptq", "awq"] = "gptq"
+    clip: bool = False
+    visual_weight: float = 1.0
+    activation: Activation = "static"
+    ranges: Method = "minmax"
+    modality_scales: bool = False
+    visual_first: bool = False
+    smooth: float | None = None
+    rotation: bool = False
+    online: Literal["none", "hadamard", "random-signs"] = "none"
+    split: Literal["never", "eq8", "always"] = "never"
+    parts: tuple[str, ...] = PARTS
+    pad: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "bits": BITS,
+            "method": WEIGHT_METHODS,
+            "activation": ACTIVATIONS,
+            "ranges": METHODS,
+            "online": ONLINE,
+            "split": SPLITS,
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"a recipe's {name} must be one of {values}, got {getattr(self, name)!r}"
+                )
+        self._check_parts()
+        self._check_numbers()
+        self._check_combinations()
+
+    def _check_parts(self) -> None:
+        unknown = sorted(set(self.parts) - set(PARTS))
+        if unknown or not self.parts:
+            raise ValueError(f"a recipe's parts must be some of {PARTS}, got {self.parts}")
+
+    def _check_numbers(self) -> None:
+        if self.group is not None and (self.group < 2 or self.group % 2):
+            raise ValueError(f"a group must be an even number of channels, got {self.group}")
+        if self.smooth is not None and not 0 <= self.smooth <= 1:
+            raise ValueError(f"smooth must be between 0 and 1, got {self.smooth}")
+        if not 0 <= self.visual_weight < float("inf"):
+            raise ValueError(f"visual_weight must be >= 0 and finite, got {self.visual_weight}")
+
+    def _check_combinations(self) -> None:
+        wrong = {
+            "modality_scales need static activations": self.modality_scales
+            and self.activation != "static",
+            "visual_first is a way to apply modality_scales": self.visual_first
+            and not self.modality_scales,
+            "split needs an online transform": self.split != "never" and self.online == "none",
+            "split leaves a floating-point activation out of int8 ones": self.split != "never"
+            and self.activation == "none",
+            "smooth and rotation are rivals": self.smooth is not None and self.rotation,
+            "awq finds scales of its own, for inputs that are neither smoothed nor rotated": (
+                self.method == "awq"
+                and (self.smooth is not None or self.rotation or self.online != "none")
+            ),
+        }
+        for rule, broken in wrong.items():
+            if broken:
+                raise ValueError(f"{rule}; got {self}")
+
+    def replace(self, **changes: Any) -> Recipe:
+        """Another recipe with these fields changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe fields."""
+        return asdict(self) | {"parts": list(self.parts)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """Inverse of `to_dict`. Errors: ValueError for unknown fields."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise ValueError(f"a recipe has the fields {sorted(known)}, got {unknown}")
+        return cls(**{**data, "parts": tuple(data.get("parts", PARTS))})
+
+
+def _family(bits: int) -> dict[str, Recipe]:
+    """The methods of Table 2 and the ablations of Tables 7 to 9 at one width of weights."""
+    rtn = Recipe(bits=bits, method="rtn")
+    static = Recipe(bits=bits, clip=bits == 4)
+    msq = static.replace(modality_scales=True)
+    rotated = msq.replace(rotation=True, online="hadamard")
+    quarot = static.replace(rotation=True, online="hadamard")
+    return {
+        "mquant": rotated.replace(split="eq8"),
+        "rtn": rtn,
+        "smoothquant": rtn.replace(smooth=0.5),
+        "awq": static.replace(method="awq"),
+        "quarot": quarot,
+        "static": static,
+        "static-msq": msq,
+        "static-msq-aifs": msq.replace(visual_first=True),
+        "static-msq-rotation": rotated,
+        "mquant-always-split": rotated.replace(split="always"),
+        "static-msq-signs": rotated.replace(online="random-signs"),
+        "dynamic": static.replace(activation="dynamic"),
+        "rtn-dynamic": rtn.replace(activation="dynamic"),
+    }
+
+
+W4A16 = Recipe(bits=4, group=128, clip=True, activation="none")
+
+RECIPES: dict[str, Recipe] = {
+    f"{name}-w{bits}a8": recipe for bits in (4, 8) for name, recipe in _family(bits).items()
+} | {
+    "mquant-w4a8-g128": _family(4)["mquant"].replace(group=128),
+    "w4a16-g128": W4A16,
+    "awq-w4a16-g128": W4A16.replace(method="awq"),
+}
+
+
+def get_recipe(name: str) -> Recipe:
+    """The recipe of that name. Errors: ValueError that names the nearest ones."""
+    if name in RECIPES:
+        return RECIPES[name]
+    near = difflib.get_close_matches(name, RECIPES, n=2, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise ValueError(f"a recipe must be one of {sorted(RECIPES)}, got {name!r}{hint}")

@@ -1,0 +1,258 @@
+import struct
+
+import pytest
+import torch
+
+import duotone
+from duotone.attention.cuda.classes.format import Classes, ClassFormat
+from duotone.attention.cuda.classes.layout import (
+    class_layout,
+    from_class_records,
+    spec_reason,
+    to_class_records,
+)
+from duotone.attention.cuda.spans.layout import TILE
+from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.quant import TensorSpec
+
+from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, UNITS
+
+PRESETS = {
+    name: (visual.key, visual.value)
+    for name, visual in (
+        ("one", duotone.scheme("duotone", bits=1).visual),
+        ("two", duotone.scheme("duotone", bits=2).visual),
+        ("tuned", duotone.scheme("duotone-tuned").visual),
+    )
+}
+IN_TILES = PRESETS | {
+    "three": (PRESET_KEY, CLASSES_VALUE),
+    "wide": (CLASSES_KEY, CLASSES_VALUE),
+    "plain K": (TensorSpec(2, group=64), CLASSES_VALUE),
+}
+BY_SPAN = {
+    "calibrated": CALIBRATED,
+    "units": UNITS,
+    "plain V": (CALIBRATED[0], TensorSpec(2)),
+    "plain K by span": (TensorSpec(1), UNITS[1]),
+}
+SPECS = IN_TILES | BY_SPAN
+
+
+def packed(specs, spans, head_dim=64, heads=2):
+    """(K, V) of random tokens in these spans."""
+    torch.manual_seed(0)
+    blocks = BlockTable(torch.tensor(spans))
+    x = torch.randn(2, len(spans), heads, blocks.tokens, head_dim)
+    x = x * torch.linspace(0.2, 2, head_dim)[torch.randperm(head_dim)] + torch.randn(head_dim)
+    return tuple(pack_tensor(t, spec, blocks) for t, spec in zip(x, specs, strict=True))
+
+
+def real_rows(x: PackedTensor, name: str, b: int) -> torch.Tensor:
+    """The rows of a sequence that belong to its tokens, or to blocks with tokens."""
+    rows = getattr(x, name)[b]
+    if name == "codes":
+        return rows[:, : int(x.blocks.lengths[b])]
+    return rows[:, x.blocks.sizes[b] > 0]
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize(
+    "spans",
+    [[[0, 1]], [[0, 63]], [[0, 256, 300]], [[0, 100, 211], [0, 0, 65]], [[0, 0], [0, 130]]],
+    ids=str,
+)
+@pytest.mark.parametrize("name", SPECS)
+def test_records_are_an_exact_inverse(name, spans, head_dim):
+    key, value = packed(SPECS[name], spans, head_dim)
+    records = to_class_records(key, value)
+    assert records.data.shape[3] == records.format.nbytes
+    assert records.format.nbytes % 16 == 0
+    back = from_class_records(records, key.without_parts(), value.without_parts())
+    for ours, theirs in zip(back, (key, value), strict=True):
+        assert ours.tensor_names() == theirs.tensor_names()
+        for part in theirs.tensor_names():
+            for b in range(len(spans)):
+                assert torch.equal(real_rows(ours, part, b), real_rows(theirs, part, b)), part
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", IN_TILES)
+def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
+    """Tile 1 of a span of 111 tokens, byte by byte, K's parameters included."""
+    key, value = packed(SPECS[name], [[0, 111]], head_dim, heads=1)
+    records = to_class_records(key, value)
+    form, tiles = records.format, records.data[0, 0].reshape(-1, sum(records.format.parts))
+    raw = bytes(tiles[1].tolist())
+    k_bytes, v_bytes, zeros, scales, _ = form.parts
+    keys = place_codes(raw[:k_bytes], form.key, value=False)
+    values = place_codes(raw[k_bytes : k_bytes + v_bytes], form.value, value=True)
+    at = k_bytes + v_bytes
+    places = form.key.places
+    zero = struct.unpack_from(f"<{head_dim}e", raw, at)
+    scale = struct.unpack_from(f"<{places}e", raw, at + zeros)
+    channel = raw[at + zeros + scales :]
+    decoded = torch.tensor(zero).repeat(TILE, 1)
+    for place in form.key.place_of_rank.tolist():
+        decoded[:, channel[place]] += keys[:, place] * scale[place]
+    expected = key.dequantize()[0, 0, TILE:]
+    torch.testing.assert_close(decoded[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    rank_codes = values[:, form.value.place_of_rank]
+    assert torch.equal(
+        rank_codes[:47], value.unpacked()[0, 0, TILE:, : form.value.channels].float()
+    )
+    assert not keys[47:].any()
+    assert not values[47:].any()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", BY_SPAN)
+def test_a_tile_without_parameters_decodes_with_those_of_its_span(name, head_dim):
+    """Tile 1 of the second span, of 111 tokens."""
+    key, value = packed(BY_SPAN[name], [[0, 100, 211]], head_dim, heads=1)
+    records = to_class_records(key, value)
+    form = records.format
+    tile = int(records.first[0, 1]) * form.tiles + 1
+    raw = bytes(records.data[0, 0].reshape(-1, sum(form.parts))[tile].tolist())
+    split = form.key.codes_bytes
+    assert len(raw) == split + form.value.codes_bytes
+    for which, x, own, classes in (
+        ("key", key, raw[:split], form.key),
+        ("value", value, raw[split:], form.value),
+    ):
+        scale, zero, order = (
+            getattr(records, f"{which}_{part}")[0, 0, 1] for part in ("scale", "zero", "order")
+        )
+        codes = place_codes(own, classes, value=which == "value")
+        decoded = torch.empty(TILE, head_dim)
+        decoded[:, order.long()] = zero.float()
+        coded = order[: classes.channels].long()
+        decoded[:, coded] += codes[:, classes.place_of_rank] * scale.float()
+        expected = x.dequantize()[0, 0, 100 + TILE : 211]
+        torch.testing.assert_close(decoded[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+        assert not codes[47:].any()
+
+
+def test_classes_of_half_columns_are_filled_up():
+    form = ClassFormat.of(*UNITS, 64)
+    assert (form.key.sizes, form.key.columns) == (((4, 8), (2, 16), (1, 24)), (1, 1, 2))
+    assert form.key.places == 64
+    assert form.value.sizes == ((2, 24), (1, 8))
+    assert form.parts == ((4 + 2 + 2) * 128, (2 * 2 + 1) * 128)
+
+
+def test_records_of_few_bits_hold_no_more_tokens_than_a_picture():
+    few = TensorSpec(classes=((1, 1 / 8),))
+    assert ClassFormat.of(few, few, 64).tokens == 256
+    key, value = packed((few, few), [[0, 256, 512]], heads=1)
+    records = to_class_records(key, value)
+    assert records.data.shape == (1, 1, 2, 4 * 2 * 128)
+    assert records.first.tolist() == [[0, 1]]
+
+
+def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
+    """Codes of a tile, tokens by places, from the registers of the kernel's operands."""
+    words = struct.unpack(f"<{len(raw) // 4}I", raw)
+    total = sum(classes.words)
+    unit = 4 if total % 4 == 0 else 1 if total % 2 else 2
+    out = torch.zeros(TILE, classes.places)
+    first_word = first_column = 0
+    for (bits, _), columns in zip(classes.sizes, classes.columns, strict=True):
+        per_byte = 8 // bits
+        for lane in range(32):
+            g, t = lane // 4, lane % 4
+            for e in range(8 * columns):
+                w = first_word + e // per_byte
+                word = words[w // unit * 32 * unit + lane * unit + w % unit]
+                a, column = e // columns, first_column + e % columns
+                for j in range(4):
+                    code = word >> (8 * j + bits * (e % per_byte)) & ((1 << bits) - 1)
+                    if value:
+                        token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * t + 16 * (j % 2) + j // 2
+                        out[token, 16 * column + 8 * (a % 2) + g] = code
+                    else:
+                        out[8 * a + g, 16 * column + 4 * t + j] = code
+        first_word += bits * columns
+        first_column += columns
+    return out
+
+
+def test_the_preset_takes_the_bytes_it_should():
+    sizes = {}
+    for name in ("one", "two"):
+        sizes[name] = ClassFormat.of(*PRESETS[name], 128).nbytes / TILE
+    assert sizes == {"one": 38.25, "two": 71.75}
+
+
+def test_largest_scales_are_those_of_the_span():
+    key, value = packed(PRESETS["one"], [[0, 150, 300], [0, 100, 100]])
+    records = to_class_records(key, value)
+    order, full = key.channel_order, key.full_scale
+    by_channel = torch.empty_like(full).scatter_(-1, order, full)
+    # Groups of 64: three per span in the first sequence, two in the second.
+    assert torch.equal(records.key_top[0, :, 0], by_channel[0, :, :3].amax(1))
+    assert torch.equal(records.key_top[0, :, 1], by_channel[0, :, 3:6].amax(1))
+    assert torch.equal(records.key_top[1, :, 0], by_channel[1, :, :2].amax(1))
+    assert not records.key_top[1, :, 1].any()
+
+
+def test_a_changed_byte_is_noticed():
+    key, value = packed(PRESETS["one"], [[0, 100]])
+    records = to_class_records(key, value)
+    records.data[0, 0, 0, 0] ^= 1
+    back, same = from_class_records(records, key.without_parts(), value.without_parts())
+    assert not torch.equal(back.codes, key.codes)
+    assert torch.equal(same.codes, value.codes)
+
+
+def test_a_changed_order_of_a_span_is_noticed():
+    key, value = packed(BY_SPAN["units"], [[0, 100]])
+    records = to_class_records(key, value)
+    records.key_order[:] = records.key_order.flip(-1)
+    back, same = from_class_records(records, key.without_parts(), value.without_parts())
+    assert not torch.equal(back.classes, key.classes)
+    assert torch.equal(same.classes, value.classes)
+
+
+@pytest.mark.parametrize("name", ["one", "calibrated"])
+def test_picking_sequences_picks_their_records(name):
+    key, value = packed(SPECS[name], [[0, 100], [0, 300]])
+    index = torch.tensor([1])
+    picked = to_class_records(key, value).rows(index)
+    back, _ = picked.canonical(*(x.without_parts().rows(index) for x in (key, value)))
+    assert torch.equal(back.codes[0], key.codes[1])
+    assert picked.nbytes * 2 == to_class_records(key, value).nbytes
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (TensorSpec(2, group=64), TensorSpec(2), "hold classes"),
+        (PRESET_KEY.replace(group=32), CLASSES_VALUE, "multiple of 64"),
+        (PRESET_KEY, CLASSES_VALUE.replace(group=64), "none in V"),
+        (CALIBRATED[0], CLASSES_VALUE.replace(group=64), "none in V"),
+        (TensorSpec(1, group=64, classes=((8, 1 / 4),)), CLASSES_VALUE, "have"),
+        (CALIBRATED[0], TensorSpec(8), "have"),
+        (CALIBRATED[0], TensorSpec(2, "channels"), "along tokens"),
+        (CALIBRATED[0].replace(param_dtype="bfloat16"), TensorSpec(2), "float16 scales"),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_lacks_has_a_reason(key, value, reason):
+    assert reason in spec_reason(key, value)
+    assert class_layout(*packed((key, value), [[0, 128]])) is None
+
+
+def test_spans_of_a_few_tokens_and_groups_across_tiles_have_no_records():
+    assert class_layout(*packed(PRESETS["one"], [[0, 100, 150]])) is None
+    key, value = packed(PRESETS["one"], [[0, 200]])
+    assert class_layout(key, value) is not None
+    other, _ = packed(PRESETS["one"], [[0, 30, 200]])
+    assert class_layout(other, value) is None
+
+
+def test_spans_of_k_and_v_are_the_same():
+    key, value = packed(CALIBRATED, [[0, 100, 200]])
+    assert class_layout(key, value) is not None
+    other, _ = packed(CALIBRATED, [[0, 64, 200]])
+    assert class_layout(other, value) is None

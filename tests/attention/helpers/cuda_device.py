@@ -1,0 +1,12 @@
+"""What GPU tests of the CUDA kernels need."""
+
+import pytest
+import torch
+
+from duotone.attention.cuda.shared.runtime import MIN_CAPABILITY
+
+NO_KERNELS = not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY
+NEEDS_KERNELS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NO_KERNELS, reason=f"needs a CUDA device of capability {MIN_CAPABILITY}"),
+]

@@ -1,0 +1,65 @@
+import json
+import sys
+
+import mquant_tables
+import pytest
+import torch
+from mquant_tables import hooked, linear_bytes, memory_7b, memory_rows, quantized_linears
+
+from duotone.hf.weights.weight_maps import weight_map
+
+from families import tiny_model
+
+
+def test_bytes_of_a_linear():
+    assert linear_bytes(10, 256, "bf16", split=False) == 5120
+    assert linear_bytes(10, 300, "W4A16", split=False) == 1500 + 10 * 3 * 2
+    assert linear_bytes(10, 300, "W4A8", split=False) == 1500 + 40 + 8
+    # 4304 is padded to 4352; w0 stays in 16 bit.
+    assert linear_bytes(10, 4304, "W4A8", split=True) == 5 * 4352 + 40 + 8 + 20
+
+
+@pytest.mark.parametrize("name", ["internvl", "qwen3_vl", "llava_onevision"])
+def test_every_parameter_counts_once(name):
+    model = tiny_model(name)
+    rows = {row["recipe"]: row for row in memory_rows(model, weight_map(model))}
+    assert rows["bf16"]["total"] == 2 * sum(p.numel() for p in model.parameters())
+    assert rows["W4A8"]["language"] < rows["bf16"]["language"] / 2
+    parts = quantized_linears(weight_map(model))
+    assert set(parts.values()) == {"vision", "language", "projector"}
+    assert "lm_head" not in parts
+
+
+def test_a_7b_shape_is_the_papers():
+    rows = {row["recipe"]: row for row in memory_7b()}
+    # Their Table 3 has 16.45 GB for bf16 and 6.50 GB, activations included, for W4A8.
+    assert rows["bf16"]["total"] == pytest.approx(16.58e9, rel=1e-3)
+    assert rows["W4A8"]["total"] == pytest.approx(5.79e9, rel=1e-3)
+
+
+def test_inputs_of_four_linears_per_layer():
+    model = tiny_model("internvl")
+    stream = weight_map(model).stream("language")
+    found = hooked(model, stream)
+    assert {name for _, name in found} == {"q_proj", "o_proj", "gate_proj", "down_proj"}
+    assert len(found) == 4 * len(stream.blocks)
+
+
+def test_one_scale_cannot_be_better(monkeypatch):
+    monkeypatch.setattr(mquant_tables, "SAMPLES", 1)
+    rows = mquant_tables.modality_rows(rotated=True)
+    assert {row["layer"] for row in rows} == set(range(8))
+    gains = [
+        r[f"{m}_sqnr_db_two"] - r[f"{m}_sqnr_db_one"] for r in rows for m in ("visual", "text")
+    ]
+    # The modality with the larger peak keeps its scale; the other one gains.
+    assert torch.tensor(gains).mean() > 0.5
+
+
+def test_main_writes_new_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mquant_tables, "TABLES", {"split": lambda: [{"a": 1}]})
+    monkeypatch.setattr(sys, "argv", ["mquant_tables", "--out", str(tmp_path)])
+    mquant_tables.main()
+    assert json.loads((tmp_path / "split.json").read_text())["rows"] == [{"a": 1}]
+    with pytest.raises(ValueError, match="never overwritten"):
+        mquant_tables.main()

@@ -1,0 +1,149 @@
+import json
+
+import pytest
+import transformers
+from PIL import Image
+
+import duotone
+from duotone.inference import batch as inference
+from duotone.inference import compare as comparing
+from duotone.loading import Loaded
+from tiny_vlm import TinyProcessor, tiny_model
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return Loaded("tiny", tiny_model(), TinyProcessor())
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    for name in ("a.png", "b.png"):
+        Image.effect_noise((32, 32), 90).save(tmp_path / name)
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    return comparing.prompts_of(files, ["what is this ?", "how many red ?"])
+
+
+def test_an_exact_scheme_gives_only_equal_answers(loaded, prompts):
+    outcome = comparing.compare(loaded, prompts, duotone.scheme("dense"), "dense", 6)
+    assert outcome.same_answers == len(outcome.answers) == 4
+    assert all(answer.reference for answer in outcome.answers)
+
+
+def test_a_lossy_scheme_counts_its_differences_and_its_bytes(loaded, prompts):
+    spec = duotone.scheme("minmax", bits=1)
+    outcome = comparing.compare(loaded, prompts, spec, "minmax", 6)
+    assert outcome.same_answers == sum(a.reference == a.answer for a in outcome.answers) < 4
+    memory = outcome.memory
+    assert outcome.ratio("visual") == (
+        memory["visual_dense_equivalent_bytes"] / memory["visual_bytes"]
+    )
+    assert outcome.ratio("visual") > 4
+    assert outcome.sentence().startswith(f"The pictures' cache is {outcome.ratio('visual'):.1f}x")
+    assert f"{outcome.same_answers} of 4 answers" in outcome.sentence()
+    assert 0 < outcome.ms_per_token < 1000
+
+
+def test_asking_later_disturbs_more_than_asking_at_once(loaded, prompts):
+    spec = duotone.scheme("minmax", bits=1)
+    first_words = []
+    for later in (False, True):
+        outcome = comparing.compare(loaded, prompts, spec, "x", 1, later_question=later)
+        first_words.append(outcome.same_answers)
+    assert first_words[0] == 4 > first_words[1]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
+def test_what_schemes_and_questions_share_is_computed_once(loaded, prompts, monkeypatch, later):
+    specs = {name: duotone.scheme(name) for name in ("minmax", "calibquant")}
+    alone = {
+        name: [
+            comparing.compare(loaded, [prompt], spec, name, 5, later_question=later).answers[0]
+            for prompt in prompts
+        ]
+        for name, spec in specs.items()
+    }
+    calls = []
+    features, read = loaded.model.get_image_features, inference._read_pictures
+    monkeypatch.setattr(
+        loaded.model, "get_image_features", lambda **g: calls.append("seen") or features(**g)
+    )
+    monkeypatch.setattr(
+        inference, "_read_pictures", lambda *given: calls.append("read") or read(*given)
+    )
+    outcomes = comparing.compare_schemes(loaded, prompts, specs, 5, later_question=later)
+    assert {o.scheme: o.answers for o in outcomes} == alone
+    pictures = len({prompt.picture for prompt in prompts})
+    assert calls.count("seen") == pictures < len(prompts)
+    assert calls.count("read") == (pictures if later else 0)
+
+
+def test_json_carries_every_number(loaded, prompts):
+    spec = duotone.scheme("minmax", bits=2)
+    outcome = comparing.compare(loaded, prompts[:1], spec, "minmax", 4)
+    data = json.loads(json.dumps(outcome.to_dict()))
+    assert data["answers"][0]["picture"] == "a.png"
+    assert data["answers"][0]["same"] == outcome.answers[0].same
+    assert data["memory"]["nominal_bits"] == 2
+    assert data["memory"]["visual_bits_per_element"] > 2
+    expected = {"ms_per_token", "reference_ms_per_token", "same_answers", "visual_ratio"}
+    assert expected | {"total_ratio", "sentence", "spec", "model", "scheme"} <= set(data)
+
+
+def test_progress_counts_prompts(loaded, prompts):
+    seen = []
+    spec = duotone.scheme("dense")
+    comparing.compare(loaded, prompts[:2], spec, "dense", 2, lambda *count: seen.append(count))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_every_question_is_asked_about_every_picture():
+    prompts = comparing.prompts_of(["x/a.png", "b.png"], ["one?", "two?"])
+    assert [(p.picture, p.question) for p in prompts] == [
+        ("a.png", "one?"),
+        ("a.png", "two?"),
+        ("b.png", "one?"),
+        ("b.png", "two?"),
+    ]
+    assert comparing.prompts_of(["a.png"], [])[0].question == comparing.DEFAULT_QUESTION
+
+
+def test_the_bundled_questions_are_enough_for_a_demo():
+    prompts = comparing.bundled_prompts()
+    assert len(prompts) >= 10
+    assert len({prompt.picture for prompt in prompts}) >= 3
+    for prompt in prompts:
+        pictures = prompt.messages()[0]["content"][:-1]
+        assert [part["image"].mode for part in pictures] == ["RGB"] * len(prompt.images)
+
+
+def test_no_prompts_raise(loaded):
+    with pytest.raises(ValueError, match="at least one prompt"):
+        comparing.compare(loaded, [], duotone.scheme("dense"), "dense")
+
+
+def text_only():
+    config = transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+    return Loaded("words", transformers.LlamaForCausalLM(config), None)
+
+
+@pytest.mark.parametrize("scheme", ["duotone", "calibquant"])
+def test_a_visual_scheme_needs_visual_tokens(loaded, scheme):
+    spec = duotone.scheme(scheme)
+    comparing.check_scheme_fits(loaded, spec, has_images=True)
+    with pytest.raises(ValueError, match="prompt without a picture"):
+        comparing.check_scheme_fits(loaded, spec, has_images=False)
+    with pytest.raises(ValueError, match=r"'words' \(llama\), which has no visual tokens"):
+        comparing.check_scheme_fits(text_only(), spec, has_images=False)
+
+
+@pytest.mark.parametrize("scheme", ["kivi", "dense"])
+def test_other_schemes_take_any_prompt(scheme):
+    spec = duotone.scheme(scheme)
+    assert comparing.check_scheme_fits(text_only(), spec, has_images=False) is None

@@ -1,0 +1,122 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import InternVLConfig
+
+import duotone
+from duotone import SCHEMES, QuantizedCache
+from duotone.loading import load_config
+from duotone.planning.capacity import allocated_bytes, read_bytes
+from duotone.planning.shapes import SHAPES, Load
+
+from families import inputs, tiny_model
+
+
+@pytest.mark.parametrize("ranges", ["sequence", "run"])
+@pytest.mark.parametrize("name", [n for n, entry in SCHEMES.items() if entry.model is None])
+def test_a_plan_predicts_what_the_cache_holds(name: str, ranges: str) -> None:
+    model = tiny_model("internvl")
+    spec = duotone.scheme(name).replace(ranges=ranges, recent=4, sink=2)
+    given = inputs("internvl", [[3, "image", 50, "image", 9]])
+    cache = QuantizedCache(model, spec)
+    model.generate(**given, past_key_values=cache, max_new_tokens=40)
+    visual = int((given["input_ids"] == model.config.image_token_id).sum())
+    planned = duotone.plan(
+        model,
+        spec,
+        visual_tokens=visual,
+        text_tokens=given["input_ids"].shape[1] - visual,
+        new_tokens=39,
+        images=2,
+        budget_bytes=10**6,
+    )
+    report = cache.memory()
+    assert planned.codes_bytes == report.codes_bytes
+    assert planned.params_bytes == report.params_bytes
+    assert planned.dense_equivalent_bytes == report.dense_equivalent_bytes
+    spare = cache.layers[0].store.key.shape[2] - int(cache.ledger.state.dense.lengths)
+    rows = 2 * 3 * 2  # K and V, layers, kv heads
+    spare_bytes = spare * rows * spec.dense_row_bytes(16, model.dtype.itemsize)
+    assert planned.dense_bytes == report.dense_bytes - spare_bytes
+    assert planned.max_batch == 10**6 // planned.bytes_per_sequence
+    assert planned.dense_max_batch == 10**6 // report.dense_equivalent_bytes
+
+
+def test_schemes_of_one_model_are_planned_for_that_model() -> None:
+    """The table in docs/calibrate.md counts 1.15 true bits per number of a picture."""
+    config = load_config("duotone-tiny")
+    (name,) = (n for n, entry in SCHEMES.items() if entry.model is not None)
+    planned = duotone.plan(config, duotone.scheme(name), visual_tokens=256)
+    assert planned.bits_per_element == pytest.approx(1.14, abs=0.01)
+    with pytest.raises(ValueError, match="made for a deeper model"):
+        duotone.plan(tiny_model("internvl"), duotone.scheme(name), visual_tokens=256)
+
+
+def config_of_7b() -> InternVLConfig:
+    text = dict(
+        model_type="qwen2",
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        dtype="bfloat16",
+    )
+    return InternVLConfig(text_config=text)
+
+
+def test_known_numbers_of_a_7b_shape() -> None:
+    """KERNELS.md: 131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
+    planned = duotone.plan(config_of_7b(), duotone.scheme("minmax"), visual_tokens=3328)
+    assert planned.dense_equivalent_bytes == 3328 * 131072
+    assert planned.codes_bytes == 3328 * 131072 // 16
+    assert 1.0 < planned.bits_per_element < 1.02
+    assert planned.max_batch is None
+
+
+def test_the_readme_opens_with_what_a_plan_says() -> None:
+    # 32 tiles of 256 tokens, a range each.
+    spec = duotone.scheme("duotone")
+    planned = duotone.plan(config_of_7b(), spec, visual_tokens=8192, images=32)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"{planned.dense_equivalent_bytes / 1e9:.2f} GB" in readme
+    assert f"{planned.bytes_per_sequence / 1e6:.0f} MB" in readme
+
+
+@pytest.mark.parametrize("images", [1, 7, 63])
+@pytest.mark.parametrize("name", ["minmax", "duotone", "duotone-mixed", "kivi"])
+def test_capacity_counts_the_ranges_of_all_images(name: str, images: int) -> None:
+    shape, spec = SHAPES["internvl2.5-8b"], duotone.scheme(name).replace(ranges="run")
+    load = Load(visual=1001, prompt=111, new=63, images=images)
+    counts = {"visual_tokens": load.visual, "text_tokens": load.prompt, "new_tokens": load.new}
+    planned = duotone.plan(shape.facts, spec, **counts, images=images)
+    assert read_bytes(shape, spec, load).total == planned.bytes_per_sequence
+    one = duotone.plan(shape.facts, spec, **counts)
+    more = allocated_bytes(shape, spec, load) - allocated_bytes(
+        shape, spec, replace(load, images=1)
+    )
+    assert more == planned.bytes_per_sequence - one.bytes_per_sequence
+    assert (more > 0) == (images > 1 and spec.visual != "text")
+
+
+@pytest.mark.parametrize(
+    ("counts", "rule"),
+    [
+        ({}, "needs tokens"),
+        ({"visual_tokens": -1}, "integer >= 0"),
+        ({"text_tokens": 2.5}, "integer >= 0"),
+        ({"visual_tokens": 5, "images": 0}, "at least one image"),
+        ({"visual_tokens": 5, "images": 6}, "6 images of 5 visual tokens"),
+        ({"text_tokens": 5, "images": 2}, "2 images of 0 visual tokens"),
+    ],
+)
+def test_bad_counts_raise(counts: dict[str, int], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        duotone.plan(tiny_model("internvl"), duotone.scheme("duotone"), **counts)
+
+
+def test_text_only_models_need_a_text_policy() -> None:
+    with pytest.raises(ValueError, match="visual tokens only"):
+        duotone.plan(tiny_model("llama"), duotone.scheme("duotone"), text_tokens=5)
+    assert torch.is_tensor(tiny_model("llama").lm_head.weight)

@@ -1,0 +1,71 @@
+"""Fused models on a real GPU: near the unfused ones, captured and compiled."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+from duotone.bench.timing import CudaClock
+from duotone.hf.weights.fusion import is_fused, unfused
+
+import mquant_random
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+RECIPES = ("mquant-w8a8", "mquant-w4a8", "dynamic-w4a8")
+CONTEXT, STEPS = 48, 16
+
+
+def model(recipe):
+    torch.manual_seed(0)
+    config = mquant_random.config(tiny=True, layers=2)
+    return mquant_random.model(config, recipe, torch.device("cuda"))
+
+
+def relative_error(found, wanted):
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@torch.inference_mode()
+def test_fused_modules_are_near_those_by_themselves(recipe):
+    made = model(recipe)
+    inputs = mquant_random.prompt(made, 200, 100)
+    assert is_fused(made)
+    found = made(**inputs).logits
+    with unfused(made):
+        wanted = made(**inputs).logits
+    # 16-bit roundings between the steps move codes by one, which the layers behind pass on.
+    assert relative_error(found, wanted) < 0.1
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@torch.inference_mode()
+def test_a_captured_step_is_the_eager_one(recipe):
+    made, clock = model(recipe), CudaClock()
+    step = mquant_random.decode_step(made, CONTEXT, STEPS)
+    for _ in range(2):
+        step()
+    kept = []
+    replay = clock.capture([lambda: kept.append(step())])
+    for _ in range(2):
+        replay()
+    again = mquant_random.decode_step(made, CONTEXT, STEPS)
+    wanted = [again() for _ in range(4)][-1]
+    assert relative_error(kept[0], wanted) < 0.02
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@torch.inference_mode()
+def test_a_compiled_step_is_the_eager_one(recipe):
+    torch._dynamo.reset()
+    made = model(recipe)
+    steps = [
+        mquant_random.decode_step(run, CONTEXT, STEPS)
+        for run in (made, torch.compile(made, fullgraph=True, backend="aot_eager"))
+    ]
+    for _ in range(3):
+        wanted, found = (step() for step in steps)
+        assert relative_error(found, wanted) < 0.02

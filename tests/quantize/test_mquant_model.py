@@ -1,0 +1,64 @@
+"""The benchmark of the whole model at a tiny size on a CPU, and the table made of it."""
+
+import json
+
+import mquant_model
+import pytest
+import torch
+
+from duotone.report import mquant as mquant_tables
+from duotone.weights.modules.quant_linear import QuantLinear
+
+import mquant_random
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(mquant_model, "RECIPES", (None, "mquant-w4a8"))
+    monkeypatch.setattr(mquant_model, "REPLAYS", 1)
+
+
+def test_it_runs_from_end_to_end(quick, tmp_path, monkeypatch):
+    given = ["--tiny", "--layers", "1", "--tokens", "140", "--runs", "1", "--context", "9"]
+    monkeypatch.setattr("sys.argv", ["mquant_model.py", "--out", str(tmp_path), *given])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    mquant_model.main()
+    data = json.loads((tmp_path / "model.json").read_text())
+    assert [(row["recipe"], row["fused"]) for row in data["rows"]] == [
+        ("bf16", False),
+        ("mquant-w4a8", True),
+        ("mquant-w4a8", False),
+    ]
+    # Two norms and an MLP in the only layer of each stack.
+    assert [row["fused_modules"] for row in data["rows"]] == [0, 6, 0]
+    for row in data["rows"]:
+        assert not [name for name in row if name.endswith("failed")]
+        assert row["decode_ms"] > 0
+        (prefill,) = row["prefill"]
+        assert prefill["visual_tokens"] == 9
+        assert 0 < prefill["vision_ms"] < prefill["ms"]
+    assert data["rows"][1]["weight_bytes"] < data["rows"][0]["weight_bytes"]
+    assert "| mquant-w4a8 | 6 |" in mquant_tables.model_table([data])
+
+
+def test_a_failure_is_part_of_the_row(quick, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(mquant_model, "decode_ms", broken)
+    monkeypatch.setattr(mquant_model, "prefill_rows", broken)
+    row = mquant_model.measured(None, [140], mquant_model.HostClock(), 1, 9)
+    assert row["decode_failed"] == row["prefill_failed"] == "RuntimeError: out of memory"
+
+
+def test_a_random_model_is_that_of_its_recipe():
+    config = mquant_random.config(tiny=True, layers=1)
+    model = mquant_random.model(config, "mquant-w8a8", torch.device("cpu"))
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, QuantLinear)}
+    assert len(linears) == 4 + 2 + 7
+    behind = {n for n, m in linears.items() if m.plan is not None and m.weight_w0 is not None}
+    assert {name.rpartition(".")[2] for name in behind} == {"fc2", "down_proj"}
+    assert {len(m.scales) for n, m in linears.items() if "language" in n} == {2}
+    assert not any(p.is_meta for p in model.parameters())
+    with pytest.raises(ValueError, match="more than 128 tokens"):
+        mquant_random.prompt(model, 128, 128)

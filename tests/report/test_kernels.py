@@ -1,0 +1,141 @@
+"""Tables and pictures of made-up results."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from duotone.bench.kernel_plots import _points
+from duotone.bench.plots import draw
+from duotone.report import tables as report
+from duotone.report.kernels import innerq_table, kernel_summary, kernel_table, packing_table
+
+from made_up import made_up
+
+MAIN = "B 32, heads 32/8, n 8,192, d 128"
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made_up()
+
+
+def test_the_full_table_has_every_row_and_what_is_missing(result):
+    text = kernel_table([result])
+    assert text.count(f"**{MAIN}**") == 1
+    main = text.split(f"**{MAIN}**")[1].split("**B ")[0]
+    cells = [
+        c.strip() for c in next(x for x in main.splitlines() if "| 1 bit | cuda" in x).split("|")
+    ]
+    us = 134217728 * 0.5 * (1 / 8 + 0.002) / 3.5e6 * 8 + 4
+    assert float(cells[3]) == pytest.approx(us, abs=0.06)
+    assert cells[8].endswith(" %")
+    assert "- unavailable, flashinfer-python is not installed: flashinfer" in main
+    assert "4.00 TB/s" in text
+    assert "commit 0123456789" in text
+
+
+def test_the_summary_takes_the_faster_implementation(result):
+    lines = kernel_summary([result]).splitlines()
+    assert lines[0].count("|") == 1 + 1 + len(result["shapes"])
+    one_bit = next(line for line in lines if line.startswith("| 1 bit |"))
+    assert one_bit.count("(cuda)") == len(result["shapes"])
+    kivi = next(line for line in lines if line.startswith("| kivi-2 |"))
+    assert kivi.count("(triton)") == len(result["shapes"])
+    quarter = next(line for line in lines if line.startswith("| 32 of 128"))
+    assert quarter.endswith("|  |")  # head_dim 64 has no such row
+
+
+def test_a_wrong_row_shows_in_every_table(result):
+    bad = copy.deepcopy(result)
+    for row in bad["rows"]:
+        if row["row"] == "1 bit":
+            row |= {"status": "wrong", "reason": "relative RMS 0.5"}
+    assert "- wrong, relative RMS 0.5: 1 bit (cuda), 1 bit (triton)" in kernel_table([bad])
+    one_bit = next(x for x in kernel_summary([bad]).splitlines() if x.startswith("| 1 bit |"))
+    assert one_bit.count("wrong") == len(bad["shapes"])
+
+
+def test_without_rotated_times_the_clean_ones_count(result):
+    bad = copy.deepcopy(result)
+    for row in bad["rows"]:
+        for part in ("us", "tb_per_s", "share_of_copy", "speedup"):
+            if part in row:
+                row[part]["rotated"] = None
+    assert kernel_table([bad])
+    assert "- / " in kernel_summary([bad])
+
+
+def test_innerq_counts_saved_time(result):
+    text = innerq_table([result])
+    assert "| q K^T | 512 | 100.0 | 20.0 | 16.0 | +20 % | +84 % |" in text
+    assert "| K | 512 | 9 | 10 | 15 | 1.50 |" in text
+    short = result | {"innerq": result["innerq"] | {"stopped": "out of memory at 9 tokens"}}
+    assert "Larger n are missing: out of memory at 9 tokens." in innerq_table([short])
+    assert "missing" not in text
+    failed = result | {"innerq": {"status": "failed", "reason": "x"}}
+    for other in (failed, result | {"innerq": None}):
+        assert innerq_table([other]) == "InnerQ's table was not measured."
+
+
+def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(result):
+    text = packing_table([result])
+    assert "| 8, 8, 8,192 | innerq-2 symmetric | 120.0 | 1.20 | 33.6 |" in text
+    assert "8, 8, 8,192: hybrid / symmetric 1.25" in text
+    short = result | {"pack": result["pack"] | {"stopped": "no time", "rows": []}}
+    assert "Larger shapes are missing: no time." in packing_table([short])
+    assert "hybrid /" not in packing_table([short])
+    before = {key: value for key, value in result.items() if key != "pack"}
+    for other in (before, result | {"pack": {"status": "failed", "reason": "x"}}):
+        assert packing_table([other]) == "Packing was not measured."
+
+
+def test_report_renders_them(result, tmp_path):
+    (tmp_path / "h200.json").write_text(json.dumps(result))
+    names = {"kernels", "kernels-summary", "kernels-innerq", "kernels-packing"}
+    assert names <= set(report.tables(tmp_path))
+
+
+def test_a_family_is_drawn_over_n(result):
+    family = [s for s in result["shapes"] if (s["kv_heads"], s["head_dim"]) == (8, 128)]
+    family = [s for s in family if s["q_heads"] == 32]
+    points = _points(result, family, "1 bit")
+    assert [n for n, _ in points] == [3328, 8192, 32768, 131072]
+    assert all(speedup > 5 for _, speedup in points)
+    assert _points(result, family, "nothing") == []
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_pictures(result, tmp_path, form):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "h200.json"
+    path.write_text(json.dumps(result))
+    files = draw([path], tmp_path / "new", form)
+    assert [file.name for file in files] == [f"h200-speedup.{form}", f"h200-roofline.{form}"]
+    assert all(file.stat().st_size > 10_000 for file in files)
+
+
+THROUGHPUT = sorted((Path(__file__).parents[2] / "results" / "throughput").rglob("*.json"))
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_throughput_is_drawn_together(tmp_path, form):
+    pytest.importorskip("matplotlib")
+    files = draw(THROUGHPUT, tmp_path, form)
+    names = [f"throughput.{form}", f"throughput-roofline.{form}"]
+    assert [file.name for file in files] == names
+    assert all(file.stat().st_size > 10_000 for file in files)
+    with pytest.raises(ValueError, match="3 budgets or more"):
+        draw(THROUGHPUT[:2], tmp_path)
+
+
+def test_pictures_of_something_else_are_refused(tmp_path):
+    pytest.importorskip("matplotlib")
+    other = tmp_path / "other.json"
+    for text in ("{}", "[]", "no json", '{"schema": "duotone.quality/1"}'):
+        other.write_text(text)
+        with pytest.raises(ValueError, match="must be a result file"):
+            draw([other], tmp_path)
+    with pytest.raises(ValueError, match="--format"):
+        draw([other], tmp_path, "gif")

@@ -1,0 +1,78 @@
+"""Tables of static W4A8's quality hold the numbers of their files."""
+
+from duotone.report import mquant_quality as tables
+
+HEADER = {"created": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef", "device": "H200"}
+HEADER |= {"versions": {"torch": "2.11"}}
+
+
+def interval(value):
+    return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+
+def recipe(name, score, kl, difference=None):
+    task = {"samples": 64, "headline": "anls", "differences": {}}
+    task |= {"metrics": {"anls": interval(score), "kl": interval(kl)}}
+    made = HEADER | {"recipe": name, "tasks": {"documents": task}}
+    if difference is None:
+        return made
+    task["differences"] = {"anls": interval(difference)}
+    made["bytes"] = {"before": {"total": 23e6}, "after": {"total": 7.5e6}}
+    return made | {"calibration": [{"samples": 24}]}
+
+
+def test_quality_has_recipes_in_order_and_the_size_before():
+    rows = [recipe("rtn-w4a8", 0.8, 0.3, -0.1), recipe("mquant-w8a8", 0.9, 0.1, 0.0)]
+    rows += [recipe("mquant-w4a8", 0.9, 0.2, 0.01), recipe("bf16", 0.9, 0.0)]
+    lines = tables.quality_table(rows).splitlines()
+    names = [line.split(" | ")[0][2:] for line in lines[2:6]]
+    assert names == ["bf16", "mquant-w4a8", "rtn-w4a8", "mquant-w8a8"]
+    assert lines[2].startswith("| bf16 | 23.0 | 0.900 ± 0.100 |  |  |")
+    assert "| 7.5 | 0.800 ± 0.100 | -0.100 [-0.200, +0.000] | 0.30000 ± 0.10000 |" in lines[4]
+    assert "64 held-out and 24 calibration samples" in lines[-1]
+
+
+def test_outlier_channels_have_a_table_of_their_own():
+    rows = [recipe("bf16", 0.9, 0.0), recipe("static-w4a8", 0.8, 0.3, -0.1)]
+    rows.append(recipe("static-w4a8", 0.5, 0.9, -0.4) | {"outliers": 64.0})
+    plain, grown = tables.quality_table(rows).split("**With outlier channels, 64 times as large**")
+    assert "| bf16 |" in plain
+    assert "0.800 ±" in plain
+    assert "0.500" not in plain
+    assert "| bf16 |" in grown
+    assert "0.500 ±" in grown
+    assert "0.800 ±" not in grown
+
+
+def test_split_names_the_transform():
+    row = {
+        "model": "a",
+        "size": 18944,
+        "transform": "sign-normalised",
+        "padded": 18944,
+        "base": 148,
+    }
+    row |= {"split": True, "incoherence": 5.25, "channel0_share": 1.0, "sqnr_db": 15.8}
+    plain = row | {"transform": "none", "split": False, "channel0_share": None}
+    del plain["padded"], plain["base"]
+    text = tables.split_table([HEADER | {"rows": [row, plain]}])
+    assert "| a | 18,944 | sign-normalised | 18,944 | 148 | yes | 5.2 | 1.000 | 15.8 |" in text
+    assert "| a | 18,944 | none |  |  | no | 5.2 |  | 15.8 |" in text
+
+
+def test_memory_has_a_column_per_part():
+    text = tables.memory_table(
+        [HEADER | {"rows": [{"recipe": "bf16", "vision": 1e9, "total": 2e9}]}]
+    )
+    assert "| GB | vision | total |" in text
+    assert "| bf16 | 1.00 | 2.00 |" in text
+
+
+def test_modality_is_the_mean_over_layers():
+    def row(layer, gain):
+        found = {f"{m}_sqnr_db_{n}": 30.0 + gain * (n == "two") for m in tables.MODALITIES
+                 for n in ("one", "two")}  # fmt: skip
+        return found | {"layer": layer, "linear": "down_proj", "rotated": False}
+
+    text = tables.modality_table([HEADER | {"rows": [row(0, 1.0), row(1, 3.0)]}])
+    assert "| down_proj | no | 30.0 | 32.0 | 30.0 | 32.0 | +2.0 | +2.0 |" in text

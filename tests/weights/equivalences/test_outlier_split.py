@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from duotone.weights.equivalences.hadamard import plan_hadamard, random_signs, transform
+from duotone.weights.equivalences.outlier_split import (
+    channel0_share,
+    exceeds,
+    incoherence,
+    split_channel0,
+    wants_split,
+)
+
+from exactly import assert_same
+
+
+@pytest.mark.parametrize("size", [12, 56, 91, 148, 256])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_split_changes_nothing_before_quantization(size, bias):
+    plan = plan_hadamard(size)
+    x, w = torch.randn(3, 2, size).double(), torch.randn(7, size).double() + 0.4
+    b = torch.randn(7).double() if bias else None
+    split, turned = split_channel0(transform(w, plan)), transform(x, plan)
+    main = torch.nn.functional.linear(turned, split.main, b)
+    ours = main + turned[..., :1] * split.column
+    assert_same(ours, torch.nn.functional.linear(x, w, b), 1e-12)
+    assert not split.main[:, 0].any()
+    assert torch.equal(split.column, transform(w, plan)[:, 0])
+
+
+def test_eq_8_names_the_rows_that_get_an_outlier():
+    torch.manual_seed(0)
+    w = torch.randn(6, 512)
+    w[::2] += 1
+    w[4] -= 2
+    assert exceeds(w).tolist() == [True, False] * 3
+    assert wants_split(w)
+    assert not wants_split(w[1::2])
+    turned = transform(w, plan_hadamard(512)).abs()
+    assert torch.equal(turned[:, 0] > w.abs().amax(1), exceeds(w))
+
+
+@pytest.mark.parametrize(
+    ("size", "policy", "share"),
+    [
+        (11008, "auto", 1),
+        (18944, "auto", 1),
+        (18944, "blocks", 1 / 37),
+        (13696, "auto", 13696 / 13824),
+        (4304, "auto", 4304 / 4352),
+    ],
+)
+def test_share_of_the_mean_in_channel_0(size, policy, share):
+    plan = plan_hadamard(size, policy)
+    assert channel0_share(plan) == pytest.approx(share)
+    energy = transform(torch.ones(size).double(), plan).square()
+    assert float(energy[0] / energy.sum()) == pytest.approx(share)
+
+
+def test_share_of_a_base_that_is_not_normalised():
+    plan = plan_hadamard(11008)
+    assert channel0_share(plan, row0_sum=16) == pytest.approx((16 / 172) ** 2)
+
+
+def test_incoherence():
+    assert incoherence(torch.ones(3, 5)) == pytest.approx(1)
+    one = torch.zeros(4, 4)
+    one[1, 2] = -3
+    assert incoherence(one) == pytest.approx(4)
+
+
+def test_random_signs_leave_no_outlier():
+    w = torch.randn(8, 1024) + 0.5
+    plan = plan_hadamard(1024)
+    assert incoherence(transform(w, plan)) > 10
+    assert incoherence(transform(w, plan, random_signs(1024))) < 7
+
+
+def test_bad_weights_are_refused():
+    for bad in (torch.zeros(2, 2), torch.zeros(0, 3)):
+        with pytest.raises(ValueError, match="not zero everywhere"):
+            incoherence(bad)
+    for function in (exceeds, split_channel0):
+        with pytest.raises(ValueError, match=r"weight \[out, in\]"):
+            function(torch.zeros(3))
