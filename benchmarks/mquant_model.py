@@ -6,8 +6,8 @@
 
 Prefill: one picture and text, vision tower and projector included, the median of a few runs.
 Decode: one token behind a static cache, under a CUDA graph. 16 bit and recipes of
-`duotone quantize`, with modules fused (`duotone.hf.weights.fusion`) and each by itself. Parameters are
-random and static scales fixed: nothing is said about quality.
+`duotone quantize`, with modules fused (`duotone.hf.weights.fusion`) and each by itself. Parameters
+are random and static scales fixed: nothing is said about quality.
 """
 
 import argparse

@@ -162,9 +162,8 @@ def test_a_mean_that_is_read_must_be_kept(monkeypatch):
     """Centring InternVL's tower, as MQuant's code does, changes what its projector sees."""
     model, given = made("internvl")
     expected = logits(model, given)
-    monkeypatch.setattr(
-        "duotone.weights.equivalences.residual.mean_is_read", lambda model, stream: False
-    )
+    residual = "duotone.weights.equivalences.residual"
+    monkeypatch.setattr(f"{residual}.mean_is_read", lambda model, stream: False)
     apply_equivalences(model)
     assert relative_error(logits(model, given), expected) > 1e-3
     assert not torch.equal(keeping_mean(random_orthogonal(8)), random_orthogonal(8))

@@ -245,7 +245,8 @@ def generate(
 ) -> Generated:
     """Greedy answers of a batch through `cache`, by the model's own `generate`.
 
-    stopping: more stopping criteria; those of `duotone.inference.stopping` see the answers' tokens only.
+    stopping: more stopping criteria; `duotone.inference.stopping` has some that see the answers'
+        tokens only.
     """
     with visual_tokens_of(model, batch):
         return _generate(model, batch, cache, max_new_tokens, timed, logits_processors, stopping)

@@ -1,8 +1,8 @@
 """Weights and activations on few bits: what makes a linear layer cheap without changing a model.
 
 This room knows tensors and `torch.nn` modules, never transformers: which module plays which part
-is told by `weights.equivalences.module_map`, and `hf.weights.weight_maps` fills that in per family. A whole model is
-quantized by `duotone.quantize`; `quantize_model` here is the same function, for one door to weights.
+is told by `weights.equivalences.module_map`, and `hf.weights.weight_maps` fills that in per family.
+`duotone.quantize` quantizes a whole model; `quantize_model` here is its function, for one door.
 """
 
 from __future__ import annotations

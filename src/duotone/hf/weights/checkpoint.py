@@ -60,8 +60,8 @@ def quantization_of(model: nn.Module) -> Quantization | None:
 def mark_quantized(model: PreTrainedModel, modality: Modality, header: Mapping[str, Any]) -> None:
     """From now on `model` tells its linears which rows are visual, and knows what it is.
 
-    Its modules hand codes on where they can (`duotone.hf.weights.fusion`); by a recipe with `visual_first`
-    it runs reordered, too.
+    Its modules hand codes on where they can (`duotone.hf.weights.fusion`); by a recipe with
+    `visual_first` it runs reordered, too.
     """
     model.duotone_quantization = Quantization(modality, header)
     VisualRows.attach(model, modality)

@@ -43,7 +43,7 @@ ATTRIBUTE = "duotone_reordering"
 def visual_first(model: PreTrainedModel) -> Iterator[None]:
     """Within, every forward of `model` runs on reordered tokens; nothing new if it always does.
 
-    Models on `inputs_embeds` are told their visual tokens by `duotone.hf.weights.modality.announced`.
+    Models on `inputs_embeds` get their visual tokens by `duotone.hf.weights.modality.announced`.
     Errors: ValueError for a model without visual tokens, an attention implementation that takes no
     mask, and (at the forward) for sliding windows whose masks the model makes too late.
     """

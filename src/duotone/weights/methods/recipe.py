@@ -31,8 +31,8 @@ class Recipe:
     activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
     modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
         theirs.
-    visual_first: the language model runs with visual tokens first (AIFS, `duotone.hf.weights.reorder`), so
-        that slices of rows have one scale each: the same integers.
+    visual_first: the language model runs with visual tokens first (AIFS,
+        `duotone.hf.weights.reorder`), so that slices of rows have one scale each: equal integers.
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
     online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.

@@ -130,7 +130,7 @@ class QuantLinear(nn.Module):
             raise ValueError(
                 "a quantized linear takes floating point, or once the int8 codes that a fused "
                 f"module in front of it made; got {x.dtype} {tuple(x.shape)}, which nobody handed "
-                "over. Undo the fusion (duotone.hf.weights.fusion.unfuse) to call linears one by one"
+                "over. Undo the fusion (duotone.hf.weights.fusion.unfuse) to call them one by one"
             )
         return coded._replace(codes=x.reshape(-1, self.columns))
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from group_specs import CASES
 from run_cases import KEEPS, completed, of_run
-from test_cuda_group_layout import CASES
 
 from duotone.attention.cuda.groups.format import TILE, stream_reason
 from duotone.attention.cuda.groups.records import GroupLayout

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from test_static_decoder import NoQuestions
+from no_questions import NoQuestions
 
 import duotone
 from duotone.attention import attend
