@@ -35,13 +35,13 @@ from duotone.inference.batch import decode_answers, generate, make_cache, prepar
 from duotone.loading import Loaded, load
 from duotone.quantize import CalibrationSet, calibration_set, check_disjoint, quantize_model
 from duotone.quantize.calibration import appended
-from duotone.report.mquant_quality import quality_table
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import Score, confidence_interval, paired_difference
 from duotone.weights.methods.recipe import get_recipe
 
 from outlier_channels import grow_outliers
+from tables.mquant_quality import quality_table
 
 TABLE_2 = ("rtn", "smoothquant", "awq", "quarot", "mquant")
 ABLATIONS = (

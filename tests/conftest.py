@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -25,6 +26,7 @@ CHECKED_CALLS = 100
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 POISON_BYTE = 0xAA
+TESTS = Path(__file__).parent
 
 
 class FirstCalls(type(jaxtyping.config)):
@@ -58,7 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # Many try the slow paths; those that must not take one say so.
             slow = "default::duotone.slow_paths.SlowPathWarning"
             item.add_marker(pytest.mark.filterwarnings(slow))
-        rule = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
+        path = item.path.relative_to(TESTS).with_suffix("").as_posix()
+        rule = f"{path}::{getattr(item, 'originalname', item.name)}"
         if seen[rule] % ONE_OF.get(rule, 1):
             item.add_marker(pytest.mark.slow)
         seen[rule] += 1

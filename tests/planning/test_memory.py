@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from duotone.planning.capacity import allocated_bytes, read_bytes
 from duotone.planning.shapes import SHAPES, Load
 
 from families import inputs, tiny_model
+from paths import REPOSITORY
 
 
 @pytest.mark.parametrize("ranges", ["sequence", "run"])
@@ -79,7 +79,7 @@ def test_the_readme_opens_with_what_a_plan_says() -> None:
     # 32 tiles of 256 tokens, a range each.
     spec = duotone.scheme("duotone")
     planned = duotone.plan(config_of_7b(), spec, visual_tokens=8192, images=32)
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (REPOSITORY / "README.md").read_text()
     assert f"{planned.dense_equivalent_bytes / 1e9:.2f} GB" in readme
     assert f"{planned.bytes_per_sequence / 1e6:.0f} MB" in readme
 

@@ -6,10 +6,10 @@ import mquant_model
 import pytest
 import torch
 
-from duotone.report import mquant as mquant_tables
 from duotone.weights.modules.quant_linear import QuantLinear
 
 import mquant_random
+from tables import mquant as mquant_tables
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from duotone.inference.memory import cache_memory, total_memory
 from duotone.loading import Loaded
 from duotone.tasks import open_picture
 
-EXAMPLES = Path(__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 DEFAULT_QUESTION = "Describe the picture."
 
 

@@ -10,6 +10,7 @@ import torch
 
 from duotone.attention.cuda.shared import runtime
 
+import cuda_on_cpu
 from cuda_on_cpu import COMPILER, FLAGS, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -43,7 +44,7 @@ HEADERS = ("packing/levels.cuh", "packing/codes.cuh", "spans/thresholds.cuh")
 def wrong(request, tmp_path_factory):
     """Of a scale and a zero-point, as bits of fp16."""
     folder = tmp_path_factory.mktemp("thresholds")
-    header = Path(__file__).with_name("cuda_on_cpu.h").read_text()
+    header = Path(cuda_on_cpu.__file__).with_suffix(".h").read_text()
     text = "".join(runtime.source_text(name) for name in HEADERS)
     text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)
     # What loads a tile is not needed here.

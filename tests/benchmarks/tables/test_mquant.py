@@ -1,14 +1,16 @@
 """Tables of made-up times of the linear kernels."""
 
 import copy
-from pathlib import Path
 
 import pytest
 
-from duotone.report import mquant as mquant_tables
 from duotone.report import tables as report
 
-RESULTS = Path(__file__).parents[1] / "results"
+import tables
+from paths import REPOSITORY
+from tables import mquant as mquant_tables
+
+RESULTS = REPOSITORY / "results"
 SPEED = ("duotone.mquant.speed/1", "duotone.mquant.model/1")
 SHAPES = {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
 CHAINS = {
@@ -115,8 +117,8 @@ def test_whole_models_are_compared_with_16_bit(result):
     ("page", "is_speed", "count"), [("docs/mquant.md", True, 5), ("docs/quantize.md", False, 4)]
 )
 def test_every_marker_of_a_page_has_a_table(page, is_speed, count):
-    text = (Path(__file__).parents[1] / page).read_text()
-    of_mquant = {n: s for n, (s, _) in report.RENDERERS.items() if n.startswith("mquant-")}
+    text = (REPOSITORY / page).read_text()
+    of_mquant = {n: s for n, (s, _) in tables.RENDERERS.items() if n.startswith("mquant-")}
     if not list(RESULTS.glob("mquant/model*.json")):
         # Its block joins docs/mquant.md with its first results; a marker without any is an error.
         del of_mquant["mquant-model"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from duotone.report import transform as tables
+from tables import transform as tables
 
 HEADER = {"created": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef", "device": "H200"}
 HEADER |= {"versions": {"torch": "2.11"}}

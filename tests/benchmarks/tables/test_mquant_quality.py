@@ -1,6 +1,6 @@
 """Tables of static W4A8's quality hold the numbers of their files."""
 
-from duotone.report import mquant_quality as tables
+from tables import mquant_quality as tables
 
 HEADER = {"created": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef", "device": "H200"}
 HEADER |= {"versions": {"torch": "2.11"}}
