@@ -36,10 +36,10 @@ from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.calibrate import Settings, calibrate, calibration_data
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
 from duotone.inference.batch import prepare
+from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded, load
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
-from duotone.tune.batches import longest_prompt
 from duotone.tune.heldout import entry
 from duotone.tune.objective import measure
 from duotone.tune.prefilled import Prefilled, later_where_possible, prefill

@@ -226,7 +226,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_changes_the_sums_is_refused(name, left, pictured, batches):
     settings, chosen, message = REFUSED[name]
-    with pytest.raises(ValueError, match=rf"goes on with what it began with.*{message}"):
+    with pytest.raises(ValueError, match=rf"goes on with the identity it began with.*{message}"):
         calibrate(pictured, batches[chosen], settings, partial=left)
 
 
@@ -241,7 +241,7 @@ def test_files_that_were_cut_off_are_refused(left, pictured, batches):
         lambda: calibrate(pictured, batches, SETTINGS, partial=left),
         lambda: check_files(left.with_name("mine")),
     ):
-        with pytest.raises(ValueError, match=r"partial file must be .* Remove it to begin again"):
+        with pytest.raises(ValueError, match=r"must come from .* Remove it to begin again"):
             use()
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
+from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded, image_token_ids
 from duotone.tasks import Task
-from duotone.tune.batches import longest_prompt
 
 from .moments import CalibrationBatch
 

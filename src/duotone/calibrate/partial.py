@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from duotone.hf.fingerprint import fingerprint, raw_bytes, weights_digest
 from duotone.quant import tensor_file
-from duotone.tune.settings import differences
+from duotone.resume import check_identity, noted
 
 from .moments import CalibrationBatch, LayerMoments
 from .profiles import Profile, ProfileSums
@@ -133,12 +133,8 @@ class Partial:
         if path is None or not Path(path).exists():
             return cls(path and Path(path), identity, Sums())
         path, header = Path(path), read_header(path)
-        if header["identity"] != identity:
-            raise ValueError(
-                f"a calibration goes on with what it began with; {str(path)!r} differs in "
-                f"{differences(header['identity'], identity)}. Give what it began with or another "
-                "--out, or remove the file to begin again"
-            )
+        again = "remove the file to begin again"
+        check_identity("calibration", path, header["identity"], identity, again)
         with _damage_named(path):
             # Copies: the file is written anew while sums grow.
             sums = Sums.restored(*tensor_file.read(path, KEY, "the sums of a calibration"))
@@ -154,15 +150,9 @@ class Partial:
         self.written, self.kept_batches = monotonic(), self.sums.batches
         self.pause = PAUSE * (self.written - began)
 
-    @contextmanager
-    def noted(self, total: int) -> Iterator[None]:
-        """Work on `total` batches whose interruption carries a note of what is kept."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            if self.path is not None:
-                interrupt.add_note(f"interrupted: {self._what_is_kept(total)}")
-            raise
+    def noted(self, total: int) -> AbstractContextManager[None]:
+        """Work on `total` batches whose interruption carries a note of finished ones."""
+        return noted(lambda: None if self.path is None else self._what_is_kept(total))
 
     def _what_is_kept(self, total: int) -> str:
         if not self.kept_batches:

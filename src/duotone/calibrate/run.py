@@ -16,8 +16,8 @@ from duotone.hf.fingerprint import fingerprint
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
+from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
-from duotone.tune.build import layer_rules
 
 from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments
 from .partial import Partial, identity

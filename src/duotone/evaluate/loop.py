@@ -11,6 +11,7 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.inference.batch import Batch, ask_later, decode_answers, generate, make_cache, prepare
 from duotone.inference.memory import cache_memory
+from duotone.inference.prompts import longest_prompt
 from duotone.inference.stopping import StopTexts
 from duotone.loading import image_token_ids
 from duotone.report.provenance import stamp
@@ -91,9 +92,7 @@ class _Evaluator:
         """Tokens that leave room for the answer."""
         if self.settings.max_prompt_tokens is not None:
             return self.settings.max_prompt_tokens
-        text = self.model.config.get_text_config(decoder=True)
-        limit = getattr(text, "max_position_embeddings", None)
-        return limit and max(2, limit - self.max_new_tokens)
+        return longest_prompt(self.model, self.max_new_tokens)
 
     def time_is_over(self) -> bool:
         """Whether the minutes granted are used up."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from duotone import json_text
+from duotone.resume import not_partial, noted
 
 # Of the file and of what its numbers mean: other arithmetic needs another one.
 # 2: a digest in each line.
 FORMAT = 2
+RUN = "evaluation"
 SUFFIX = ".partial.jsonl"
 Say = Callable[[str], None]
 
@@ -90,14 +92,9 @@ class Partial:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Work whose interruption carries a note of what is kept."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"interrupted: {self._what_is_kept()}")
-            raise
+    def noted(self) -> AbstractContextManager[None]:
+        """Work whose interruption carries a note of finished batches."""
+        return noted(self._what_is_kept)
 
     def _what_is_kept(self) -> str:
         done = _batches(len(self.batches))
@@ -137,23 +134,17 @@ def _read(path: Path, identity: Mapping[str, Any], schemes: set[str]) -> list[di
         batches = [dict(line["schemes"]) for line in lines]
         intact = all(line.pop("digest") == _digest(line) for line in lines)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise _refusal(path, f"a line that cannot be read ({error})") from error
+        raise not_partial(RUN, path, f"a line that cannot be read ({error})") from error
     if not whole:
         path.unlink()
         return []
     if found != identity or not in_order:
-        raise _refusal(path, "lines of another run")
+        raise not_partial(RUN, path, "lines of another run")
     if missing := sorted(schemes.difference(*batches[:1])) if batches else []:
-        raise _refusal(path, f"no batches of {missing[0]!r}, whose result was there when it began")
+        reason = f"no batches of {missing[0]!r}, whose result was there when it began"
+        raise not_partial(RUN, path, reason)
     if not intact:
-        raise _refusal(path, "a line whose digest is another one's")
+        raise not_partial(RUN, path, "a line whose digest is another one's")
     with path.open("r+b") as file:
         file.truncate(len(whole))
     return batches
-
-
-def _refusal(path: Path, reason: str) -> ValueError:
-    return ValueError(
-        f"a partial file must be what an interrupted evaluation left, got {str(path)!r} with "
-        f"{reason}. Remove it to begin again, or give another --out"
-    )

@@ -47,3 +47,10 @@ def encoder_of(processor: Any) -> Callable[[str], list[int]]:
     tokenizer = tokenizer_of(processor)
     # A text is cut into windows afterwards: its length is no reason to warn.
     return lambda text: tokenizer(text, verbose=False)["input_ids"]
+
+
+def longest_prompt(model: Any, max_new_tokens: int) -> int | None:
+    """Tokens of a prompt that leave room for the answer; None for a model without a limit."""
+    text = model.config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None)
+    return limit and max(2, limit - max_new_tokens)

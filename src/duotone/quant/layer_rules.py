@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,3 +93,17 @@ class Sharing(Record):
             return layer
         start = layer - (layer - first) % self.layers
         return start + self.dominant if start + self.layers <= depth else layer
+
+
+def layer_rules(
+    kinds: Sequence[Mapping[str, KVSpec]],
+) -> tuple[dict[str, KVSpec], tuple[LayerRule, ...]]:
+    """Find the most frequent policies by name, and a rule for each run of layers with others."""
+    common = max(kinds, key=list(kinds).count)
+    rules, start = [], 0
+    for stop in range(1, len(kinds) + 1):
+        if stop == len(kinds) or kinds[stop] != kinds[start]:
+            if kinds[start] != common:
+                rules.append(LayerRule(start, stop, **kinds[start]))
+            start = stop
+    return dict(common), tuple(rules)

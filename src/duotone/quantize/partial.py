@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import nn
 
 from duotone.hf.fingerprint import fingerprint, weights_digest
 from duotone.quant import tensor_file
-from duotone.tune.settings import differences
+from duotone.resume import check_identity, not_partial, noted
 from duotone.weights.equivalences.module_map import at, put, set_data
 from duotone.weights.methods.recipe import Recipe
 from duotone.weights.modules.checkpoint_records import made_of, record_of
@@ -114,18 +114,13 @@ class Partial:
         if self.folder is not None:
             shutil.rmtree(self.folder)
 
-    @contextmanager
-    def noted(self, total: int) -> Iterator[None]:
-        """Work on `total` units whose interruption carries a note of what is kept."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            if self.folder is not None:
-                interrupt.add_note(
-                    f"interrupted: {len(list(self.folder.glob('unit-*.safetensors')))} of {total} "
-                    f"units are kept in {self.folder}; the same command goes on there"
-                )
-            raise
+    def noted(self, total: int) -> AbstractContextManager[None]:
+        """Work on `total` units whose interruption carries a note of finished ones."""
+        return noted(lambda: None if self.folder is None else self._kept(total))
+
+    def _kept(self, total: int) -> str:
+        count = len(list(self.folder.glob("unit-*.safetensors")))
+        return f"{count} of {total} units are kept in {self.folder}; the same command goes on there"
 
     def _file(self, number: int) -> Path:
         return self.folder / f"unit-{number:04d}.safetensors"
@@ -139,20 +134,12 @@ def _read(folder: Path) -> dict[str, Any]:
             raise ValueError("identity.json is no JSON object")
         return found
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"a partial folder must be what an interrupted quantization left, got {str(folder)!r}: "
-            f"{error}. Remove it to begin again, or give another --out"
-        ) from error
+        raise not_partial("quantization", folder, error) from error
 
 
 def _check(folder: Path, given: Mapping[str, Any]) -> None:
-    found = _read(folder)
-    if found != given:
-        raise ValueError(
-            f"a quantization goes on with what it began with; {str(folder)!r} differs in "
-            f"{differences(found, dict(given))}. Give what it began with or another --out, or "
-            "--no-resume to begin again"
-        )
+    again = "--no-resume to begin again"
+    check_identity("quantization", folder, _read(folder), dict(given), again)
 
 
 def _filled(

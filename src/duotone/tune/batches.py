@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -45,13 +44,6 @@ def prompt_counts(loaded: Loaded, encoded: Sequence[dict[str, torch.Tensor]]) ->
         real += mask.sum(1).tolist()
     mean_visual = sum(visual) // len(visual)
     return PromptCounts(mean_visual, sum(real) // len(real) - mean_visual, min(visual) > 0)
-
-
-def longest_prompt(model: Any, max_new_tokens: int) -> int | None:
-    """Tokens that leave room for the answer."""
-    text = model.config.get_text_config(decoder=True)
-    limit = getattr(text, "max_position_embeddings", None)
-    return limit and max(2, limit - max_new_tokens)
 
 
 def check_model(loaded: Loaded) -> None:

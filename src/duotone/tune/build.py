@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from duotone.quant import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
+from duotone.quant import CacheSpec, KVSpec, Sharing, TensorSpec
+from duotone.quant.layer_rules import layer_rules
 
 from .space import SHARES
 
@@ -100,20 +101,6 @@ def policies(point: Mapping[str, Any], layers: int, ranking: Ranking) -> list[KV
         for which in ("key", "value")
     }
     return [KVSpec(tensors["key"][i], tensors["value"][i]) for i in range(layers)]
-
-
-def layer_rules(
-    kinds: Sequence[Mapping[str, KVSpec]],
-) -> tuple[dict[str, KVSpec], tuple[LayerRule, ...]]:
-    """The most frequent policies by name, and a rule for each run of layers that has others."""
-    common = max(kinds, key=list(kinds).count)
-    rules, start = [], 0
-    for stop in range(1, len(kinds) + 1):
-        if stop == len(kinds) or kinds[stop] != kinds[start]:
-            if kinds[start] != common:
-                rules.append(LayerRule(start, stop, **kinds[start]))
-            start = stop
-    return dict(common), tuple(rules)
 
 
 def _text_stream(bits: int) -> KVSpec:

@@ -12,6 +12,7 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.evaluate.records import describe
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp
@@ -21,7 +22,6 @@ from .batches import (
     PromptCounts,
     check_model,
     encode_task,
-    longest_prompt,
     prefill_task,
     prompt_counts,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from duotone.report.provenance import write_new_json
+from duotone.resume import differences
 
 from .search import SAMPLERS
 
@@ -59,12 +60,6 @@ class TuneSettings:
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe fields."""
         return asdict(self)
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Fields that are not the same, as "name: old -> new"."""
-    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    return ", ".join(f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in changed)
 
 
 def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:

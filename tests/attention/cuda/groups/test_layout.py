@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from group_specs import CASES
+from group_specs import CASES, INNER
 
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand, operand_of
 from duotone.attention.cuda.groups.layout import MAX_SCALE, group_order, to_group_records
