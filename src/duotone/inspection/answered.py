@@ -97,7 +97,7 @@ class Answered:
         def whole(*parts: Sequence[Heads]) -> tuple[Heads, Heads]:
             return tuple(torch.cat(both, 2) for both in zip(*parts, strict=True))
 
-        return whole(exact, tails), whole(coded, [as_stored(x, store.spec) for x in tails])
+        return whole(exact, tails), whole(coded, [as_stored(x, spec) for x in tails])
 
     def _spans(self, spec: CacheSpec) -> Spans | None:
         """The prompt's spans whose tokens a layer with a background has put in another order."""
