@@ -2,7 +2,12 @@
 
 The plain-torch reference is `attention.reference.attend` on the same segment. Along rows (KIVI)
 codes become levels, rounded once to fp16; along k (InnerQ) they are exact. q and p are rounded to
-fp16, sums are fp32.
+fp16, sums are fp32. Along rows a scale may be any fp16 number; along k it must lie below
+2^(15 - bits), a range of 16,384 or more (`group_layout.scales_fit`).
+
+Warps draw records from a counter, here as in all kernels with a ring, so that outputs differ from
+call to call by the order of fp32 sums. Where torch is told to be deterministic they take them in
+turn (IN_TURN in ring.cuh).
 """
 
 from __future__ import annotations

@@ -184,9 +184,14 @@ struct Packer {
       __syncthreads();
     }
     if (!job.there) return true;
-    bool fits = write_all(x, b, job, seen, false);
-    // Not often: steps of a tile are all of one kind.
-    if (!ALONG_K && __ballot_sync(FULL, !fits)) fits = write_all(x, b, job, seen, true);
+    bool wide = false, fits;
+    // Not often twice: steps of a tile are all of one kind.
+#pragma unroll 1
+    while (true) {
+      fits = write_all(x, b, job, seen, wide);
+      if (ALONG_K || wide || !__ballot_sync(FULL, !fits)) break;
+      wide = true;
+    }
     if (!(K_APART || V_APART) || job.codes)
       words_of(job).template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;

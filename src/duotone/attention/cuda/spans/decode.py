@@ -2,7 +2,9 @@
 
 The plain-torch reference is `attention.reference.attend` on the same segment. Where the error of
 the kernel comes from: q is rounded to 16-bit integers per head, p to 16 bits under the running
-maximum, both exact afterwards (integer products, KERNELS.md).
+maximum, both exact afterwards (integer products, KERNELS.md). A channel of K whose scale is a
+thousand times the others' leaves these fewer of the 16 bits. The error that they get by it is a
+tenth of what their own levels have, at 1 to 4 bits.
 """
 
 from __future__ import annotations
