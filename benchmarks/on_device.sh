@@ -61,34 +61,34 @@ PYTEST="$PYTEST -p no:cacheprovider -m gpu"
 
 # All files at once: most of their time is compilation.
 tests() {
-  for file in tests/*/test_*_gpu.py; do
-    timeout 420 $PYTEST "$file" > "/tmp/results/$(basename "$file").log" 2>&1 &
+  for file in $(find tests -name 'test_*_gpu.py' | sort); do
+    timeout 420 $PYTEST "$file" > "/tmp/results/$(echo "${file#tests/}" | tr / -).log" 2>&1 &
   done
   wait
-  tail -n 1 /tmp/results/test_*.log
+  tail -n 1 /tmp/results/*test_*_gpu.py.log
   keep
 }
 
-# Cases of a file of tests/attention under tool $1. Other kernels are left out with `--kernel-regex`,
+# Cases of a file of tests/attention/cuda, $2, under tool $1. Other kernels are left out with `--kernel-regex`,
 # which saves minutes; the tool fails over clusters then.
 sanitize_cases() {
   tool=$1 file=$2 cases=$3
   shift 3
-  timeout 120 compute-sanitizer --tool "$tool" "$@" $PYTEST "tests/attention/test_cuda_$file.py" \
-    -k "$cases" > "/tmp/results/$tool-$file-$(echo "$cases" | tr ' ' '-').log" 2>&1 &
+  timeout 120 compute-sanitizer --tool "$tool" "$@" $PYTEST "tests/attention/cuda/$file.py" \
+    -k "$cases" > "/tmp/results/$tool-$(echo "$file-$cases" | tr ' /' '--').log" 2>&1 &
 }
 
 sanitize() {
-  sanitize_cases "$1" gpu teams --kernel-regex kns=decode
-  sanitize_cases "$1" gpu "kept_or_made and 6-1 and 900"
+  sanitize_cases "$1" spans/test_decode_gpu teams --kernel-regex kns=decode
+  sanitize_cases "$1" spans/test_decode_gpu "kept_or_made and 6-1 and 900"
   for cases in exponentials teams; do
-    sanitize_cases "$1" class_gpu $cases --kernel-regex kns=decode
+    sanitize_cases "$1" classes/test_decode_gpu $cases --kernel-regex kns=decode
   done
-  sanitize_cases "$1" paged_gpu teams --kernel-regex kns=decode
-  sanitize_cases "$1" group_gpu matches --kernel-regex kns=decode
-  sanitize_cases "$1" window_gpu token
-  sanitize_cases "$1" saved_gpu loaded --kernel-regex kns=decode
-  sanitize_cases "$1" joint_gpu "spans_streams or fp8_windows or classes_and_windows" \
+  sanitize_cases "$1" test_paged_gpu teams --kernel-regex kns=decode
+  sanitize_cases "$1" groups/test_decode_gpu matches --kernel-regex kns=decode
+  sanitize_cases "$1" dense/test_window_gpu token
+  sanitize_cases "$1" test_saved_gpu loaded --kernel-regex kns=decode
+  sanitize_cases "$1" test_joint_gpu "spans_streams or fp8_windows or classes_and_windows" \
     --kernel-regex kns=decode
   wait
   grep "SUMMARY" /tmp/results/"$1"-*.log

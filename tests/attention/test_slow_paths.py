@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_cuda_launch import records_of
+from launch_cases import records_of
 
 import duotone
 from duotone import KVSpec, TensorSpec

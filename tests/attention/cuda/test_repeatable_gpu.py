@@ -4,16 +4,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import test_cuda_class_gpu as classes
-import test_cuda_gpu as spans
-import test_cuda_group_gpu as groups
-import test_cuda_joint_gpu as joint
 import torch
 from cuda_device import NEEDS_KERNELS
 
 from duotone.attention import decode_attention
 
 from cases import Case, build
+from paths import module_at
+
+CUDA = "attention/cuda"
+classes, groups, spans = (
+    module_at(f"{CUDA}/{x}/test_decode_gpu") for x in ("classes", "groups", "spans")
+)
+joint = module_at(f"{CUDA}/test_joint_gpu")
 
 pytestmark = NEEDS_KERNELS
 TIMES = 8

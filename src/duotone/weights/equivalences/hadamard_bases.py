@@ -156,7 +156,8 @@ def _divides(low: tuple[int, ...], polynomial: tuple[int, ...], p: int) -> bool:
 @cache
 def _williamson_rows() -> list[list[str]]:
     """First rows of four symmetric circulants A, B, C, D with A^2 + B^2 + C^2 + D^2 = 4q I."""
-    return json.loads((files("duotone.weights") / "williamson_rows.json").read_text())["rows"]
+    room = files("duotone.weights.equivalences")
+    return json.loads((room / "williamson_rows.json").read_text())["rows"]
 
 
 def _williamson(m: int) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_cuda_group_layout import CASES
+from group_specs import CASES
 
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand
 from duotone.attention.cuda.groups.layout import to_group_records

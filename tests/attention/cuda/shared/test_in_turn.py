@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_cuda_launch import LENGTHS, records_of, span_of
+from launch_cases import LENGTHS, records_of, span_of
 
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.format import ClassFormat

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from launch_cases import LENGTHS, records_of, span_of
 from run_cases import KEEPS, reader
 
 import duotone
@@ -19,27 +20,11 @@ from duotone.attention.cuda.shared import launch
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.shared.work import Call, inverse_of
 from duotone.attention.cuda.spans import decode as span_decode
-from duotone.attention.cuda.spans.layout import span_layout
 from duotone.cache.dense_dtype import FP8, as_bytes
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, Case, build
-
-LENGTHS = (9000, 300)
-
-
-def records_of(case: Case, layout=span_layout):
-    """(query, segments), the packed one in records."""
-    query, (first, *rest) = build(case)
-    pair = PackedPair(first.key, first.value).laid_out(layout)
-    return query, [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
-
-
-def span_of(segment) -> span_decode.Span:
-    key, value = segment.key, segment.value
-    params = (key.scale, key.zero_point, value.scale, value.zero_point)
-    return span_decode.Span(segment.records, *params, key.blocks.offsets)
 
 
 def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
