@@ -1,7 +1,7 @@
-"""What quantized attention must beat: every backend that attends to 16-bit (or 8-bit) K and V.
+"""Baselines of quantized attention: every backend that attends to 16-bit (or 8-bit) K and V.
 
 A backend is an entry of BASELINES. `prepare` brings K and V into its layout, which is not timed,
-and returns the call that is. The math backend of SDPA is left out: 40 times slower than the rest.
+and returns the timed call. The math backend of SDPA is left out: 40 times slower than the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKSPACE_BYTES = 128 << 20
 
 
 class UnavailableError(Exception):
-    """This row cannot be had here; the message says why."""
+    """Error of a row that cannot be measured here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Baseline:
 
     prepare: (query [batch, q_heads, 1, d], key and value [batch, kv_heads, n, d], sm_scale) to the
         call, which returns the outputs of q head after q head: [batch, q_heads, 1, d], or with the
-        heads split, since a copy to that shape would be timed too. Errors: UnavailableError.
+        heads split, because a copy to that shape would be timed too. Errors: UnavailableError.
     bits: of K and V. tolerance: relative RMS and maximum error against fp64.
     compiled: starts with seconds of compiling.
     """
@@ -46,7 +46,7 @@ class Baseline:
 
 
 def _as_rows(query: Tensor, kv_heads: int) -> Tensor:
-    """The q heads of one kv head as its queries: without a mask that is the same attention."""
+    """The q heads of one kv head as its queries: without a mask, attention is the same."""
     return query.reshape(query.shape[0], kv_heads, -1, query.shape[3])
 
 
@@ -170,7 +170,7 @@ BASELINES = (
     Baseline("sdpa cudnn, heads as rows", partial(_sdpa, "CUDNN_ATTENTION", True)),
     Baseline("sdpa flash", partial(_sdpa, "FLASH_ATTENTION", False)),
     Baseline("sdpa flash, heads as rows", partial(_sdpa, "FLASH_ATTENTION", True)),
-    # It takes no GQA.
+    # This backend takes no GQA.
     Baseline("sdpa efficient, heads as rows", partial(_sdpa, "EFFICIENT_ATTENTION", True)),
     Baseline("two matmuls", _matmuls),
     Baseline("flash-attn 2", _flash2),
@@ -186,7 +186,7 @@ BASELINES = (
 
 @contextmanager
 def quiet() -> Any:
-    """Without the warnings in which backends explain at length why they decline."""
+    """Suppress the warnings of backends that decline."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

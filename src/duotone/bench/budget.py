@@ -1,9 +1,9 @@
-"""A memory budget that holds: the allocator itself refuses more, and a search for what still runs.
+"""A memory budget that the allocator enforces, and a search for the largest batch within it.
 
-On a GPU the limit is `torch.cuda.set_per_process_memory_fraction`: what the caching allocator may
-reserve in all, so its rounding, its fragments and the private pools of CUDA graphs count, as they
-would on a smaller card. Weights are there before, and do not count. A CPU has no such limit: there
-the caches' bytes and the predicted activations are added up.
+On a GPU the limit is `torch.cuda.set_per_process_memory_fraction`: the caching allocator may
+reserve no more. Its rounding, its fragments and the private pools of CUDA graphs count, as on a
+smaller card. Weights are loaded before, and do not count. A CPU has no such limit: there the bytes
+of the caches and of the predicted activations are summed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 
 import torch
 
-# Of a batch, what the search goes up or down by; one sequence at least.
+# Share of a batch by which the search goes up or down; one sequence at least.
 SEARCH_STEP = 0.02
 MAX_TRIALS = 12
 
 
 def release() -> None:
-    """Give back what nothing holds any more."""
+    """Free all memory that is no longer referenced."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -28,12 +28,12 @@ def release() -> None:
 
 @contextmanager
 def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) -> Iterator[None]:
-    """Inside the block, the allocator reserves at most the sum of both."""
+    """Limit the allocator to the sum of both within the block."""
     if device.type != "cuda":
         yield
         return
     release()
-    # The allocator wants to know which device "cuda" is.
+    # The allocator needs the index of the device "cuda".
     device = torch.device(
         "cuda", torch.cuda.current_device() if device.index is None else device.index
     )
@@ -57,7 +57,7 @@ def check_budget(device: torch.device, needed_bytes: int, budget_bytes: int) -> 
 
 
 def attempt(run: Callable[[int], dict], batch: int) -> dict | None:
-    """What `run(batch)` gives, or None where memory ends; nothing of it stays behind."""
+    """Result of `run(batch)`, or None if memory runs out; all of its memory is released."""
     result = None
     try:
         result = run(batch)
@@ -69,7 +69,7 @@ def attempt(run: Callable[[int], dict], batch: int) -> dict | None:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Itself, in a library's words, or behind the error of a capture that memory ended."""
+    """True for the error itself, a library's wording of it, or a capture that ran out of memory."""
     if error is None:
         return False
     words = str(error).lower()
@@ -81,8 +81,8 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 def largest_batch(run: Callable[[int], dict], guess: int) -> tuple[int, dict] | None:
     """(batch, result) of the largest batch that runs, to within SEARCH_STEP; None: not even one.
 
-    run: takes a batch, raises torch.OutOfMemoryError where it does not fit. A guess that is right
-    takes two runs: itself, and the next one, which fails.
+    run: takes a batch, raises torch.OutOfMemoryError where it does not fit. A right guess takes two
+    runs: the guess, and the next batch, which fails.
     """
     batch, best = max(1, guess), None
     near = step = max(1, round(SEARCH_STEP * batch))

@@ -1,7 +1,7 @@
 """Prefilled caches of a batch for throughput: 16 bit at its fastest, and any scheme frozen.
 
-Contents are random but real: one sequence's K and V are quantized as a model's would be, and all
-sequences get copies. Times do not depend on what the numbers are.
+Contents are random: one sequence's K and V are quantized like a model's, and all sequences get
+copies. Times do not depend on the values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duotone.quant import CacheSpec
 
 
 class BenchCache(Protocol):
-    """A cache of a whole batch behind its prompts, with room for all generated tokens."""
+    """A cache of a whole batch after its prompts, with room for all generated tokens."""
 
     attention: str
     has_stream: bool
@@ -35,15 +35,15 @@ class BenchCache(Protocol):
         ...
 
     def jump(self, generated: int) -> None:
-        """As if so many tokens had been generated: lengths only."""
+        """Set lengths as if so many tokens had been generated."""
         ...
 
     def is_due(self, step: int) -> bool:
-        """Step `step` (tokens generated before it) starts with `flush`."""
+        """True if step `step` (tokens generated before it) starts with `flush`."""
         ...
 
     def flush(self) -> None:
-        """Whatever happens between some steps."""
+        """Do the work between some steps."""
         ...
 
     def advance(self) -> None:
@@ -57,7 +57,7 @@ class BenchCache(Protocol):
         ...
 
     def take_prompt(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """K and V of one sequence's prompt, as a prefill hands them over: row 0 of the batch."""
+        """K and V of one sequence's prompt, as a prefill passes K and V on: row 0 of the batch."""
         ...
 
 
@@ -74,16 +74,16 @@ class Steady:
         """Nothing leaves."""
 
     def advance(self) -> None:
-        """A length belongs to a captured graph, or to the cache itself."""
+        """Do nothing: a length belongs to a captured graph, or to the cache itself."""
 
 
 class NoCache(Steady):
-    """Attention that returns the query: what is left of a step is the model."""
+    """Attention that returns the query, to time a step without attention."""
 
     attention, nbytes = "none", 0
 
     def jump(self, generated: int) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
@@ -92,14 +92,14 @@ class NoCache(Steady):
         return query
 
     def take_prompt(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 class DenseCache(Steady):
-    """16 bit, preallocated; attention reads the tokens that exist and nothing else.
+    """16 bit, preallocated; attention reads existing tokens only.
 
-    `jump` fixes the length that the next capture sees: one graph per length, as if a server kept
-    one for each. That favours this side: no mask, no unused slots, no device-side lengths.
+    `jump` fixes the length that the next capture sees: one graph per length, as if a server kept a
+    graph for each. This favours 16 bit: no mask, no unused slots, no device-side lengths.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DenseCache(Steady):
         return sum(states.nbytes for states in self.states)
 
     def jump(self, generated: int) -> None:
-        """The next step writes and reads token `generated` behind the prompt."""
+        """Let the next step write and read token `generated` after the prompt."""
         self.length = self.prompt + generated + 1
         self.at.fill_(self.length - 1)
 
@@ -143,7 +143,7 @@ class DenseCache(Steady):
 
 
 class PackedCache:
-    """A scheme's stores, frozen behind the prompt."""
+    """A scheme's stores, frozen after the prompt."""
 
     captures = True
 
@@ -199,7 +199,7 @@ class PackedCache:
         return self.decoder.nbytes
 
     def jump(self, generated: int) -> None:
-        """Lengths as they are after so many tokens; what lies in the buffers is random anyway."""
+        """Set lengths as after so many tokens; the contents of the buffers are random."""
         places = self.places
         gone = places.group * flush_count(places.movable[0], generated, places.recent, places.group)
         places.dense.copy_(self._start[0] + generated - gone)
@@ -207,7 +207,7 @@ class PackedCache:
         places.head.zero_()
 
     def is_due(self, step: int) -> bool:
-        """Some group leaves the window before this step."""
+        """True if some group leaves the window before this step."""
         return self.places.is_due(step)
 
     def flush(self) -> None:
@@ -230,7 +230,7 @@ class PackedCache:
 
 
 def _fill(store: StaticStore) -> None:
-    """Random numbers where generated tokens will be: zeros would be read faster than data."""
+    """Fill the room for generated tokens with random numbers: zeros are read faster than data."""
     filled = int(store.places.dense.max())
     for states in (store.key, store.value):
         rest = states[:, :, filled:]

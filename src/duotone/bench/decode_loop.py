@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs with static buffers: one for a step, one for what happens between.
+"""Decode steps as CUDA graphs with static buffers: one for a step, one for the flush between steps.
 
 The same loop drives a 16-bit cache and few-bit ones; on a CPU it runs the same steps eagerly.
 """
@@ -38,12 +38,12 @@ class DecodeLoop:
         self.positions.add_(1)
 
     def jump(self, generated: int) -> None:
-        """Go to the state behind `generated` tokens."""
+        """Go to the state after `generated` tokens."""
         self.cache.jump(generated)
         self.positions.fill_(self.start + generated)
 
     def capture(self, generated: int) -> None:
-        """Warm up, then record the step (and the flush) as they are after `generated` tokens."""
+        """Warm up, then record the step (and the flush) in the state after `generated` tokens."""
         self._step, self._flush = self._eager_step, self.cache.flush
         for _ in range(WARMUP_STEPS):
             self.jump(generated)
@@ -52,7 +52,7 @@ class DecodeLoop:
         self.jump(generated)
         if self.model.device.type != "cuda" or not self.cache.captures:
             return
-        # What the eager steps held is the graphs' to have.
+        # The graphs may use the memory of the eager steps.
         release()
         step = torch.cuda.CUDAGraph()
         with torch.cuda.graph(step):
@@ -66,7 +66,7 @@ class DecodeLoop:
         self.jump(generated)
 
     def run(self, first: int, steps: int) -> Tensor:
-        """Decode `steps` tokens behind `first` generated ones; returns the last, [batch]."""
+        """Decode `steps` tokens after `first` generated tokens; returns the last token, [batch]."""
         for step in range(first, first + steps):
             if self.cache.is_due(step):
                 self._flush()
@@ -84,6 +84,6 @@ class DecodeLoop:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has nothing left to do."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

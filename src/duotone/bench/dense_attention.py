@@ -1,4 +1,4 @@
-"""16-bit attention of one query per sequence: the fastest that torch has for given tensors."""
+"""16-bit attention of one query per sequence: the fastest kernel of torch for given tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _two_products(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) ->
 
 
 def attention_choices(device: torch.device) -> dict[str, Attention]:
-    """16-bit attention by name; the fastest of KERNELS.md on a GPU."""
+    """16-bit attention by name; on a GPU, the kernels that were measured fastest."""
     if device.type != "cuda":
         return {"sdpa": _sdpa(None), "two products": _two_products}
     return {
@@ -47,7 +47,7 @@ def attention_choices(device: torch.device) -> dict[str, Attention]:
 
 
 def fastest_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Attention, str]:
-    """(function, name) of the fastest on these tensors; what cannot run them is left out."""
+    """(function, name) of the fastest on these tensors; kernels that cannot run are left out."""
     times: dict[str, float] = {}
     choices = attention_choices(query.device)
     if query.device.type != "cuda":

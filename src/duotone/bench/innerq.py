@@ -4,10 +4,10 @@ Claims (InnerQ sec. 5.3, Tables 3-4, Figure 4; an RTX 4090): inner grouping take
 time than outer and up to 88 % less than `torch.matmul` in half precision; hybrid quantization takes
 no longer than symmetric. Shape: batch 1 and Llama 3.1-8B's 32 heads, a vector and a matrix each.
 
-Where we differ: both groupings have asymmetric codes, so that they read the same bytes, and both
-multiply by scales once per group of codes. `torch.matmul` reads K and V as they are; the paper's
-times of it are those of more bytes than K and V have. Quantization is ours in torch, from 16-bit K
-or V to packed codes, not the paper's fused kernel.
+Where we differ: both groupings have asymmetric codes, so that both read the same bytes, and both
+multiply by scales once per group of codes. `torch.matmul` reads K and V themselves; the paper's
+times of `torch.matmul` belong to more bytes than K and V have. Quantization is ours in torch, from
+16-bit K or V to packed codes, not the paper's fused kernel.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def innerq_rows(
     tokens: Sequence[int] = TOKENS,
     heads: int = HEADS,
 ) -> dict[str, Any]:
-    """{"products": rows, "quantization": rows, "stopped": why larger sizes are missing, or None}.
+    """{"products": rows, "quantization": rows, "stopped": reason for missing sizes, or None}.
 
     Errors: ValueError where a kernel differs from torch.
     """
@@ -95,7 +95,7 @@ def spec_of(product: str, grouping: str) -> TensorSpec:
 def product_call(
     product: str, vector: Tensor, matrix: PackedTensor | Tensor, tile: tuple[int, int] | None
 ) -> Callable[[], Tensor]:
-    """What is timed. vector: [1, heads, 1, d or n]. matrix: [1, heads, n, d], packed or dense."""
+    """The timed call. vector: [1, heads, 1, d or n]. matrix: [1, heads, n, d], packed or dense."""
     if isinstance(matrix, Tensor):
         turned = matrix.transpose(-1, -2) if product == "q K^T" else matrix
         return lambda: torch.matmul(vector, turned)
@@ -117,7 +117,7 @@ def _operands(size: Size, product: str, grouping: str, device: torch.device) -> 
 
 
 def check_product(product: str, vector: Tensor, matrix: PackedTensor, out: Tensor) -> None:
-    """Errors: ValueError if `out` is not the product with the dequantized matrix."""
+    """Raise ValueError if `out` is not the product with the dequantized matrix."""
     dense = replace(matrix, dtype=torch.float64).dequantize()
     expected = product_call(product, vector.double(), dense, None)()
     error = out.double() - expected
@@ -199,7 +199,7 @@ def _quantization_rows(clock: Clock, size: Size) -> list[dict[str, Any]]:
 
 
 def _eager_us(clock: Clock, work: Callable[[], object]) -> float:
-    """Quantizers look at the device between launches and cannot be captured."""
+    """Time eager calls: quantizers synchronise between launches and cannot be captured."""
     work()
     clock.wait()
     times = sorted(clock.elapsed_us(work) for _ in range(MAX_REPEATS_EAGER))

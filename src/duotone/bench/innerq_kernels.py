@@ -1,4 +1,4 @@
-"""The two vector-matrix products of decode attention on packed K and V, apart, in Triton.
+"""The two vector-matrix products of decode attention on packed K and V, one by one, in Triton.
 
 The decode kernels fuse both products with the softmax, so InnerQ's claim about each needs kernels
 of its own. Each works on one matrix per program row, in canonical bytes, asymmetric codes:

@@ -1,7 +1,7 @@
 """`duotone bench kernel`: check every row on a small shape, then time it on the large ones.
 
-A row that is wrong is never timed; one that cannot run, fails or comes too late says so in its
-place and ends nothing. Speed-ups are over the best 16-bit row of the same shape by the same method.
+A wrong row is never timed. A row that cannot run, fails or comes too late states the reason, and
+the table goes on. Speed-ups are over the best 16-bit row of the same shape by the same method.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """Choice of measurements.
 
     minutes: no row is started later; None: all rows. repeats: most launches per method.
     slow_starters: also backends that start with long compilations. tables: `TABLES`.
@@ -92,7 +92,7 @@ def _table(
     deadline: Deadline,
     progress: Progress,
 ) -> dict[str, Any]:
-    """A table of its own, or why there is none: what was measured before is not lost."""
+    """A separate table, or the reason for none: earlier measurements are not lost."""
     try:
         return rows(clock, deadline, settings.repeats, progress)
     except Exception as error:
@@ -100,7 +100,7 @@ def _table(
 
 
 def failures(result: Mapping[str, Any]) -> list[str]:
-    """What was wrong or failed, a line each; what is unavailable or came too late is not."""
+    """Lines for wrong and failed rows; not for rows that are unavailable or too late."""
     lines = [
         f"{row['row']} ({row['impl'] or row['kind']}): {row['status']}, {row['reason']}"
         for row in result["rows"]
@@ -125,7 +125,7 @@ def _settings(settings: Settings) -> dict[str, Any]:
 
 
 def _plain(scheme: BenchScheme) -> dict[str, Any]:
-    """As JSON has it: lists for tuples."""
+    """Convert to JSON types: lists for tuples."""
     return json.loads(json.dumps(asdict(scheme)))
 
 
@@ -154,7 +154,7 @@ def table_rows(schemes: Sequence[BenchScheme], impls: Sequence[str]) -> list[Row
 
 
 def describe(shape: Shape, row: Row) -> dict[str, Any]:
-    """What a row is, before anything is known of it."""
+    """Fields that describe a row before it is measured."""
     kind = "packed" if row.impl else f"{row.bits:g}-bit"
     tau = isinstance(row, PackedRow) and row.scheme.tau is not None
     return {
@@ -168,7 +168,7 @@ def describe(shape: Shape, row: Row) -> dict[str, Any]:
 
 
 def _outcome(bench: RowBench, shape: Shape, row: Row, deadline: Deadline) -> dict[str, Any]:
-    """The row's numbers, or why it has none."""
+    """The row's numbers, or the reason for none."""
     if deadline.passed:
         return {"status": "skipped", "reason": "the time was over (--minutes)"}
     try:

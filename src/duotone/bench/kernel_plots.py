@@ -49,7 +49,7 @@ def draw_speedups(result: Row, path: Path) -> None:
 
 
 def _families(result: Row) -> dict[tuple[int, int, int], list[Row]]:
-    """{(q_heads, kv_heads, head_dim): shapes}; those with one n only where there are no others."""
+    """{(q_heads, kv_heads, head_dim): shapes}; families with one n only if none has more."""
     families: dict[tuple[int, int, int], list[Row]] = {}
     for shape in result["shapes"]:
         key = (shape["q_heads"], shape["kv_heads"], shape["head_dim"])

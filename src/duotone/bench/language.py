@@ -1,4 +1,4 @@
-"""A lean decoder with random weights of a real shape: what a step costs without a framework.
+"""A lean decoder with random weights of a real shape, to time a step without a framework.
 
 Llama's structure (RMS norms, rotary embedding, grouped heads, gated MLP), fused projections, no
 dropout, no biases. Attention and cache are given: the same model decodes on 16 bit and on few.
@@ -30,7 +30,7 @@ HEAD_MULTIPLE = 64
 
 
 class StepCache(Protocol):
-    """What a decode step asks of a cache."""
+    """Interface of a cache in a decode step."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
@@ -41,7 +41,7 @@ class StepCache(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer, as `Linears` make them; qkv and gate_up are fused."""
+    """Weights of one layer, made by `Linears`; qkv and gate_up are fused."""
 
     qkv: Any
     out: Any
@@ -85,7 +85,7 @@ class LanguageModel:
             for _ in range(shape.layers)
         ]
         self.norm, self.embedding = self._ones(), self.dense.matrix(shape.vocab, shape.hidden)
-        # Rows that no product likes are filled up, as trained models do.
+        # Odd numbers of rows are filled up, as in trained models.
         rows = -(-shape.vocab // HEAD_MULTIPLE) * HEAD_MULTIPLE
         self.head = self.dense.matrix(rows, shape.hidden)
         self.cos, self.sin = self._rotation(max_tokens)
@@ -110,7 +110,7 @@ class LanguageModel:
         x = F.embedding(tokens, self.embedding)
         angles = (self.cos[positions][:, None], self.sin[positions][:, None])
         entering = self.linears.norm(x, self.layers[0].norms[0])
-        # The head behind the last layer is 16 bit.
+        # The head after the last layer is 16 bit.
         following = [(self.linears, layer.norms[0]) for layer in self.layers[1:]]
         following.append((self.dense, self.norm))
         for index, layer in enumerate(self.layers):
@@ -139,7 +139,7 @@ class LanguageModel:
             )
             take(index, key, value)
             x = x + self._out(attended[0].transpose(0, 1).flatten(1), layer)
-            # In place: a second copy of a long prompt is what a small budget lacks.
+            # In place: a small budget has no room for a second copy of a long prompt.
             for part in x.split(PREFILL_TOKENS):
                 part += self._mlp(self.linears.norm(part, layer.norms[1]), layer)
         return self._most_likely(rms_norm(x[-1:], self.norm))

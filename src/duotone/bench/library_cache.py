@@ -1,7 +1,8 @@
 """transformers' own quantized cache as a row of the throughput table.
 
-It keeps few bits and attends in 16: each step dequantizes every layer, joins the new token and
-calls dense attention. So it saves memory, not time, and its Python cannot be captured in a graph.
+This cache keeps few bits and attends in 16. Each step dequantizes every layer, appends the new
+token and calls dense attention. So the cache saves memory, not time, and its Python cannot be
+captured in a graph.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from duotone.bench.caches import Steady
 from duotone.bench.dense_attention import fastest_attention
 from duotone.planning.shapes import DecoderShape, Load
 
-# Of `transformers.QuantizedCache`, beside its defaults (groups of 64, a window of 128). HQQ's
-# groups are along channels here: by default they reach over sequences.
+# Arguments of `transformers.QuantizedCache`, in addition to its defaults (groups of 64, a window of
+# 128). HQQ's groups are along channels here: by default, groups reach over sequences.
 BACKENDS: dict[str, dict[str, int]] = {
     "quanto": {"nbits": 2},
     "hqq": {"nbits": 2, "axis_key": 1, "axis_value": 1},
@@ -27,8 +28,8 @@ BACKENDS: dict[str, dict[str, int]] = {
 class LibraryCache(Steady):
     """`transformers.QuantizedCache` of a batch in the middle of its generation, where it stays.
 
-    It quantizes everything anew whenever its window is full, each 128 tokens; steps between that
-    are what is timed, in its favour.
+    The cache quantizes everything anew whenever its window is full, each 128 tokens. Only steps
+    between are timed, in the cache's favour.
     Errors: ValueError for a backend that is not in BACKENDS; ImportError if it is not installed.
     """
 
@@ -71,12 +72,12 @@ class LibraryCache(Steady):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that it keeps between steps."""
+        """Bytes that the cache keeps between steps."""
         names = ("_quantized_keys", "_quantized_values", "keys", "values")
         return sum(kept_bytes(getattr(at, name)) for at in self.cache.layers for name in names)
 
     def jump(self, generated: int) -> None:
-        """It stays where it is."""
+        """Do nothing: the cache stays in its state."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, sm_scale: float
@@ -85,14 +86,14 @@ class LibraryCache(Steady):
         return self._attend(query, *self.cache.update(key, value, layer), sm_scale)
 
     def take_prompt(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Quantize one sequence's prompt, which nobody keeps."""
+        """Quantize one sequence's prompt, which is not kept."""
         if layer == 0:
             self._prompt = self._empty()
         self._prompt.update(key, value, layer)
 
 
 def kept_bytes(held: Any) -> int:
-    """Bytes of a tensor, of those that a wrapper subclass is made of, or of a collection's."""
+    """Bytes of a tensor, of a wrapper subclass's inner tensors, or of a collection's tensors."""
     if isinstance(held, dict):
         held = tuple(held.values())
     if isinstance(held, tuple):

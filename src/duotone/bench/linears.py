@@ -1,7 +1,7 @@
-"""How a model's matrices multiply: 16-bit products, or MQuant's integers, static and fused.
+"""Matrix products of a model: 16 bit, or MQuant's integers, static and fused.
 
-A model asks for matrices and for what stands before a product; what is a product's input (codes or
-16 bit) is known here alone.
+A model calls for matrices and for the operations before a product. Only this file knows the type of
+a product's input (codes or 16 bit).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.quantize_rows import norm_quantize, quantize
 
 EPSILON = 1e-5
-# Of the static scale: rows of random numbers with a variance of one lie within, most of the time.
+# Range of the static scale: random numbers with a variance of one rarely exceed it.
 STATIC_RANGE = 4.5
 
 
@@ -38,16 +38,16 @@ class Linears(Protocol):
         """`entering` times the matrix, 16 bit."""
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What enters a product behind a norm."""
+        """Input of a product after a norm."""
 
     def add_norm(self, x: Tensor, more: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(x + more, what enters a product behind its norm); x may be overwritten."""
+        """(x + more, input of a product after its norm); x may be overwritten."""
 
     def gated(self, entering: Tensor, matrix: Any) -> Tensor:
-        """What enters a product behind silu(first half) * second half of `product`."""
+        """Input of a product after silu(first half) * second half of `product`."""
 
     def plain(self, x: Tensor) -> Tensor:
-        """What enters a product for x itself."""
+        """Input of a product from x itself."""
 
 
 class DenseLinears:
@@ -83,9 +83,9 @@ class DenseLinears:
 
 
 class IntegerLinears:
-    """MQuant's static integers: one kernel quantizes what a norm or a gate gives.
+    """MQuant's static integers: one kernel quantizes the output of a norm or a gate.
 
-    bits: 8 or 4, of weights; activations have 8. gate_size: channels behind the gate, which are
+    bits: 8 or 4, of weights; activations have 8. gate_size: channels after the gate, which are
     transformed by an online Hadamard.
     """
 
@@ -119,7 +119,7 @@ class IntegerLinears:
         return x, norm_quantize(more, self.scale, **given).codes
 
     def gated(self, entering: Tensor, matrix: PackedWeight) -> Tensor:
-        """As `Linears` has it; gate, up and what joins them in one launch where that pays."""
+        """As `Linears` has it; gate, up and their product in one launch where that pays."""
         plan, both = self.plan, Gate.halves(matrix, "silu")
         given = (self.scale, plan.blocks, self.base, plan.power)
         if pays(len(entering), both):
@@ -144,7 +144,7 @@ class Elementwise:
 
 @cache
 def elementwise(fused: bool) -> Elementwise:
-    """In one launch each instead of seven, two and two; for all caches alike."""
+    """Compile each function to one launch instead of seven, two and two; for all caches alike."""
     if not fused:
         return Elementwise(_rotate, _gate, _add_norm)
     from duotone.bench.rotary import rotate
@@ -153,7 +153,7 @@ def elementwise(fused: bool) -> Elementwise:
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Of rows [rows, hidden]."""
+    """RMS norm of rows [rows, hidden]."""
     return F.rms_norm(x, (x.shape[-1],), weight, EPSILON)
 
 

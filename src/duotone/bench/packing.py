@@ -1,12 +1,12 @@
 """Time from dense K and V to packed ones, by the packing kernels, against a copy of K and V.
 
 A copy reads and writes 16 bits per element, a kernel reads 16 bits and writes codes and scales:
-`over_copy` below 1 is possible, and the copy is what no scheme without quantization goes below.
-Spans are read twice, for the bounds and for the codes, but where clusters hold all of them at once.
-Rows of classes of channels are of the codes alone, of everything ("with levels") and of single
-eager calls of torch without a kernel ("by torch"). All sequences are whole, so that the numbers are
-those of bandwidth; every row is first compared with torch, byte for byte, classes by the levels
-that kernels find (tests compare those with torch's).
+`over_copy` below 1 is possible; no scheme without quantization is faster than the copy. Spans are
+read twice, for the bounds and for the codes, except where clusters hold a whole span. Rows of
+classes of channels time the codes alone, everything ("with levels"), or single eager calls of torch
+without a kernel ("by torch"). All sequences are whole, so that the numbers measure bandwidth. Every
+row is first compared with torch, byte for byte; classes use the levels that kernels find (tests
+compare these levels with torch's).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHECKED = Shape(2, 4, 2, 512)
 SYMMETRIC, HYBRID = "innerq-2 symmetric", "innerq-2 hybrid"
 # As calibration writes them.
 COEFFICIENTS = ((4, 1 / 8), (2, 1 / 8), (1, 1 / 4))
-# What a hybrid may differ in: torch's order of a sum decides near ties between its mappings.
+# Allowed differences of a hybrid: torch's order of a sum decides near ties between mappings.
 NEAR_TIES = 1e-3
 EAGER_REPEATS = 3
 Call = Callable[[], Tensor]
@@ -64,10 +64,10 @@ class Packing:
         return self.spec.key.group is None and not self.classes
 
     def call(self, key: Tensor, value: Tensor, piece: Piece) -> Call:
-        """What is timed; it returns all that it writes but a span's scales.
+        """The timed call; returns all that it writes except a span's scales.
 
-        piece: `all_tokens`. As the layers of a model do, buffers share it: where its records begin
-        is asked of the device once.
+        piece: `all_tokens`. As in a model's layers, buffers share it: the offsets of its records
+        are read from the device once.
         """
         if self.classes:
             return self._class_codes(key, value, piece)
@@ -96,7 +96,7 @@ class Packing:
         return pack
 
     def whole(self, key: Tensor, value: Tensor, piece: Piece) -> Call:
-        """Classes with their levels. The host checks nothing, so that a graph can have it."""
+        """Pack classes and levels, without checks on the host, so that graphs can capture it."""
 
         def pack() -> Tensor:
             with unchecked():
@@ -105,14 +105,14 @@ class Packing:
         return pack
 
     def by_torch(self, key: Tensor, value: Tensor) -> Call:
-        """Classes without a kernel, which asks the host: no graph can have it."""
+        """Pack classes without a kernel; this synchronises, so no graph can capture it."""
         return lambda: self._quantized(key, value).laid_out(VisualLayout()).records.data
 
     def _quantized(self, key: Tensor, value: Tensor) -> PackedPair:
         return PackedPair.pack(key, value, self.spec, all_tokens(key))
 
     def expected(self, key: Tensor, value: Tensor) -> Tensor:
-        """What torch writes there; of classes, by the kernels' levels."""
+        """Bytes that torch writes; for classes, by the kernels' levels."""
         if self.classes:
             return self._by_own_levels(key, value)
         pair = self._quantized(key, value)
@@ -165,7 +165,7 @@ def packing_rows(
     progress: Callable[[str, int, int], None],
     shapes: Sequence[Shape] = SHAPES,
 ) -> dict[str, Any]:
-    """{"rows": ..., "stopped": why shapes are missing, or None}.
+    """{"rows": ..., "stopped": reason for missing shapes, or None}.
 
     Errors: ValueError where a kernel differs from torch.
     """
@@ -184,7 +184,7 @@ def packing_rows(
 
 
 def check(packing: Packing, device: torch.device) -> None:
-    """Errors: ValueError if the kernel's bytes are not torch's."""
+    """Raise ValueError if the kernel's bytes are not torch's."""
     key, value = states(CHECKED, device)
     made, expected = packing.call(key, value, all_tokens(key))(), packing.expected(key, value)
     same = made.shape == expected.shape
@@ -227,7 +227,7 @@ def _shape_rows(clock: Clock, shape: Shape, repeats: int) -> list[dict[str, Any]
 
 
 def _copy(key: Tensor, value: Tensor) -> Call:
-    """By a kernel: graphs hand plain copies to the copy engine, at two thirds of the bandwidth."""
+    """Copy by a kernel: graphs run plain copies on the copy engine, at two thirds of the speed."""
     targets = torch.empty_like(key), torch.empty_like(value)
 
     def copy() -> Tensor:

@@ -1,4 +1,4 @@
-"""What a row works on: a query and segments with random contents in their packed form.
+"""Input of a row: a query and segments with random contents in their packed form.
 
 Nothing is quantized: random codes with random scales take the same time as real ones.
 """
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Bytes:
-    """What a call must read, filling of records included."""
+    """Bytes that a call must read, padding of records included."""
 
     codes: int
     params: int
@@ -43,12 +43,12 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.codes + self.params + self.dense
 
 
 def bytes_of(problem: Problem) -> Bytes:
-    """Bytes of K and V, by the containers' own count; the query and the output are not in it."""
+    """Bytes of K and V, by the containers' own count; without the query and the output."""
     packed = [s for s in problem.segments if isinstance(s, PackedSegment)]
     dense = [s for s in problem.segments if isinstance(s, DenseSegment)]
     tensors = [t for s in packed for t in (s.key, s.value)]
@@ -63,7 +63,7 @@ def bytes_of(problem: Problem) -> Bytes:
 
 
 def copy_of(x: T) -> T:
-    """The same contents in memory of their own: tensors, and dataclasses and tuples of them."""
+    """Copy of tensors, and of dataclasses and tuples of tensors, in new memory."""
     if isinstance(x, Tensor):
         return x.clone()  # type: ignore[return-value]
     if isinstance(x, tuple):
@@ -113,7 +113,7 @@ def random_packed(
 def _random_offsets(
     spec: TensorSpec, shape: tuple[int, ...], tokens: int, head_dim: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """What stands beside codes and scales: zero_points; signs; both in slots, with the modes."""
+    """Arrays next to codes and scales: zero_points; signs; both in slots, with the modes."""
     if spec.mapping == "symmetric":
         signs = (*shape[:2], tokens, packed_bytes(head_dim, 1))
         return {"negative": _random_bytes(signs, device)}

@@ -1,8 +1,8 @@
 """The rotary embedding of a step in one launch, q and k contiguous: for 16 bit and few bits alike.
 
-Attention kernels want q contiguous. Compiled by torch, a launch that writes q and k apart takes
-twice as long for small batches as one that does not, which a copy of q behind it would cost, too
-(LOG.md, tenth session).
+Attention kernels want q contiguous. Compiled by torch, a launch that writes q and k separately
+takes twice as long for small batches as one that writes both together. A later copy of q would cost
+as much.
 """
 
 # ruff: noqa: D103

@@ -24,7 +24,7 @@ MIN_REPEATS = 5
 
 
 class WrongResultError(Exception):
-    """A row's output is not the reference's."""
+    """Error of a row whose output is not the reference's."""
 
 
 class RowBench:
@@ -35,13 +35,13 @@ class RowBench:
         self._checked: dict[tuple, dict[str, float]] = {}
 
     def run(self, shape: Shape, row: Row) -> dict[str, Any]:
-        """Numbers of one row. Errors: UnavailableError, WrongResultError, what backends raise."""
+        """Numbers of one row. Errors: UnavailableError, WrongResultError, errors of backends."""
         self.clock.release()
         first_use_s, check = self.check(shape, row)
         problem = row.lay_out(row.problem(shape, self.clock.device))
         run = row.call(problem)
         seconds, _ = self._first_call(row, run)
-        # What the problem was made from is not free before it is given back.
+        # The memory of the problem's sources is free only after this.
         self.clock.release()
         copies = rotated_count(row.nbytes(problem).total, self.clock.free_bytes())
         more = [row.call(copy_of(problem)) for _ in range(copies - 1)]
@@ -80,7 +80,7 @@ class RowBench:
         return self.clock.now_s() - started, out
 
     def _call(self, row: Row, run: Callable[[], Tensor]) -> Tensor:
-        """The output; a backend of others that declines the shape is not available."""
+        """The output. Errors: UnavailableError where a foreign backend declines the shape."""
         try:
             return run()
         except torch.OutOfMemoryError:
@@ -91,7 +91,7 @@ class RowBench:
             raise
 
     def _repeats(self, run: Callable[[], Tensor]) -> int:
-        """As many launches as a row's share of the time allows."""
+        """Number of launches that a row's share of the time allows."""
         us = max(1.0, self.clock.elapsed_us(run))
         return max(MIN_REPEATS, min(self.repeats, int(ROW_BUDGET_US / us)))
 
@@ -120,5 +120,5 @@ def compare(out: Tensor, expected: Tensor, tolerance: tuple[float, float]) -> di
 
 
 def first_line(error: Exception) -> str:
-    """What a table has room for."""
+    """First line of an error, cut to a table's width."""
     return next(iter(str(error).splitlines()), "")

@@ -17,7 +17,7 @@ from duotone.bench.shapes import Shape
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 
-# What each implementation's rows wait for: NVRTC takes a second per kernel, Triton several.
+# Stages of implementations: NVRTC takes a second per kernel, Triton several.
 STAGES = {"cuda": 0, "triton": 1, "reference": 3}
 COMPILED_STAGE = 2
 IMPLS = tuple(STAGES)
@@ -30,12 +30,12 @@ class Row(Protocol):
 
     @property
     def name(self) -> str:
-        """What K and V are stored as."""
+        """Name of the storage of K and V."""
         ...
 
     @property
     def impl(self) -> str | None:
-        """Which of our implementations; None for backends of others."""
+        """Our implementation by name; None for other libraries' backends."""
         ...
 
     @property
@@ -45,12 +45,12 @@ class Row(Protocol):
 
     @property
     def tolerance(self) -> tuple[float, float]:
-        """Relative RMS and maximum error that are right."""
+        """Largest allowed relative RMS and maximum error."""
         ...
 
     @property
     def stage(self) -> int:
-        """Stages are measured one after the other, so that what is slow to start comes late."""
+        """Stage of the measurement; later stages hold rows that are slow to start."""
         ...
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
@@ -58,15 +58,15 @@ class Row(Protocol):
         ...
 
     def lay_out(self, problem: Problem) -> Problem:
-        """The same as it is read. Errors: UnavailableError."""
+        """The problem in this row's layout. Errors: UnavailableError."""
         ...
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:
-        """What is timed. Errors: UnavailableError."""
+        """The timed call. Errors: UnavailableError."""
         ...
 
     def nbytes(self, problem: Problem) -> Bytes:
-        """What it must read."""
+        """Bytes that the call must read."""
         ...
 
 
@@ -94,7 +94,7 @@ class PackedRow:
         return STAGES[self.impl]
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
-        """The scheme's. Errors: UnavailableError."""
+        """The scheme's problem. Errors: UnavailableError."""
         reason = self.scheme.reason(shape)
         if reason is not None:
             raise UnavailableError(reason)
@@ -118,14 +118,15 @@ class PackedRow:
         )
 
     def nbytes(self, problem: Problem) -> Bytes:
-        """What its containers hold."""
+        """Bytes that the containers hold."""
         return bytes_of(problem)
 
 
 def laid_out(problem: Problem, shared: bool = False) -> Problem:
-    """The same with packed codes as the CUDA kernels take them.
+    """The problem with packed codes in the CUDA kernels' layout.
 
-    shared: as a layer that shares codes has them, apart from its scales. Errors: UnavailableError.
+    shared: codes are stored separately from scales, as in a layer that shares codes. Errors:
+    UnavailableError.
     """
     segments = (
         _segment_laid_out(segment, shared) if isinstance(segment, PackedSegment) else segment
@@ -144,7 +145,7 @@ def _segment_laid_out(segment: PackedSegment, shared: bool) -> PackedSegment:
     layout = groups if visual_reason(*specs) else VisualLayout()
     pair = PackedPair(segment.key, segment.value).laid_out(layout)
     if pair.records is None:
-        # What follows the rule is the spec, which the row names already.
+        # After "; " the reason names the spec, which the row names already.
         reason = stream_reason(*specs) or "the CUDA kernels have no layout for these blocks"
         raise UnavailableError(reason.partition("; ")[0])
     return replace(segment, key=pair.key, value=pair.value, records=pair.records)
@@ -176,7 +177,7 @@ class DenseRow:
 
     @property
     def bits(self) -> float:
-        """Of its K and V."""
+        """Bits of its K and V."""
         return self.baseline.bits
 
     @property
@@ -195,7 +196,7 @@ class DenseRow:
         return Problem(query, (random_dense(shape, shape.tokens, device),), shape.head_dim**-0.5)
 
     def lay_out(self, problem: Problem) -> Problem:
-        """As it is: `prepare` knows the backend's layout."""
+        """The problem, unchanged: `prepare` knows the backend's layout."""
         return problem
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:

@@ -1,4 +1,4 @@
-"""The schemes that are measured: how K and V are stored, as data, nothing of their quality."""
+"""Measured schemes: the storage of K and V, as data, without their quality."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duotone.cache import PackedSegment, PackedTensor
 from duotone.quant import TensorSpec
 
 TAU = (0.0, 3.0)
-# Whose head_dim fixed classes of channels are defined for.
+# The head_dim that fixed classes of channels are defined for.
 TRANSFORMED_HEAD_DIM = 128
 
 
@@ -21,10 +21,10 @@ TRANSFORMED_HEAD_DIM = 128
 class BenchScheme:
     """One row's K and V.
 
-    window: tokens that stay in 16 bit, a segment beside the packed one.
+    window: tokens that stay in 16 bit, in a second segment.
     shared: K and V read the codes of another layer with scales of their own.
-    channels: coded channels of a transformed head, the others have 0 bits and are not stored; the
-        transform of q and of the output is not part of what is measured. None: all of head_dim.
+    channels: coded channels of a transformed head, other channels have 0 bits and are not stored;
+    the transform of q and of the output is not measured. None: all of head_dim.
     """
 
     name: str
@@ -37,7 +37,7 @@ class BenchScheme:
     channels: int | None = None
 
     def reason(self, shape: Shape) -> str | None:
-        """Why this scheme has no such shape, or None."""
+        """Reason why this scheme has no such shape, or None."""
         if self.channels is not None and shape.head_dim != TRANSFORMED_HEAD_DIM:
             return f"{self.channels} coded channels are defined for head_dim {TRANSFORMED_HEAD_DIM}"
         if shape.tokens <= self.window:
@@ -107,7 +107,7 @@ def _xquant() -> BenchScheme:
 
 
 def bench_schemes() -> list[BenchScheme]:
-    """All of them, in the order in which they are measured."""
+    """All schemes, in the order of measurement."""
     presets = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
     quarter = TensorSpec(4)
     by_span = replace(presets[1], key=presets[1].key.replace(group=None))

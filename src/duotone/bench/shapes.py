@@ -42,7 +42,8 @@ class Shape:
         return ",".join(str(part) for part in asdict(self).values())
 
 
-# KERNELS.md's, the papers' 3,328 visual tokens at a batch that serves, MHA, and a small head_dim.
+# Shapes of the kernel table, the papers' 3,328 visual tokens at a serving batch, MHA, and a small
+# head_dim.
 SHAPES = (
     Shape(32, 32, 8, 8192),
     Shape(8, 32, 8, 32768),

@@ -1,4 +1,4 @@
-"""What follows from times: TB/s, shares of the copy bandwidth, speed-ups."""
+"""Numbers derived from times: TB/s, shares of the copy bandwidth, speed-ups."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Random weights of the real shapes; for each row and budget the largest batch tha
 its caches, a prefill and captured decode steps inside the budget.
 
     decode     `STEPS` steps around the middle and `STEPS` before the end of the generation, each
-               with its caches at the length they have there; a step in the middle is what a step
-               costs on average, since times are linear in the tokens. Flushes of the stream are in.
+               with its caches at that length. Times are linear in the tokens, so a step in the
+               middle has the average cost. Flushes of the stream are included.
     prefill    one sequence at a time, quantization included, with all caches of the batch already
                there; times the batch
     overall    sequences / (prefill + generated tokens x time of a step in the middle)

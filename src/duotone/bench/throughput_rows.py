@@ -1,4 +1,4 @@
-"""What `duotone bench throughput` compares, as data."""
+"""Rows of `duotone bench throughput`, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _with_stream(bits: int, stream: str) -> CacheSpec:
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared. cache: None is 16 bit. weights: a key of step_time.WEIGHT_BITS.
+    """A row of the comparison. cache: None is 16 bit. weights: a key of step_time.WEIGHT_BITS.
 
     library: instead of `cache`, a backend of transformers' own quantized cache; the search for its
         largest batch begins where `cache` would have it.
@@ -42,5 +42,5 @@ ROWS = {
     "1-bit visual, our 2-bit text": Row(_with_stream(1, "duotone-stream")),
     "1-bit visual, our 2-bit text, W8A8": Row(_with_stream(1, "duotone-stream"), "w8a8"),
 }
-# Without the schemes that quantize everything, which one budget is enough for, and MQuant's.
+# Without MQuant's rows, and without schemes that quantize everything: one budget suffices there.
 MAIN_ROWS = tuple(ROWS)[:6]

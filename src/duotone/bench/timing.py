@@ -6,8 +6,8 @@
                captured graph, whichever takes less
     rotated    a graph of launches on different buffers, like the layers of a model; per launch
 
-What is timed comes as functions without arguments. A `Clock` does what needs a device, so that
-everything else here runs in tests on a CPU.
+Timed work comes as functions without arguments. A `Clock` does all that needs a device, so that
+tests run everything else on a CPU.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch
 
 METHODS = ("do_bench", "clean", "rotated")
 FLUSH_BYTES = 512 << 20
-# How often they are read: for half a millisecond, so that what follows is launched meanwhile.
+# Number of reads: half a millisecond's worth, so that the next launch is queued meanwhile.
 FLUSH_READS = 4
 COPY_BYTES = 1 << 30
-# Launches of a rotated graph, and how many bytes they must touch together to outgrow any L2.
+# Launches of a rotated graph, and the bytes that these launches touch together to outgrow any L2.
 MIN_ROTATED, MAX_ROTATED = 8, 32
 ROTATED_BYTES = 512 << 20
-# Of the memory that is free, what buffers may take: results and workspaces need some too.
+# Share of free memory that buffers may take: results and workspaces need some too.
 MEMORY_SHARE = 0.8
 
 Work = Callable[[], object]
@@ -44,11 +44,11 @@ class Clock(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Wait until the device is idle."""
         ...
 
     def capture(self, work: Sequence[Work]) -> Work:
-        """All of `work` as one graph; calling it replays the graph."""
+        """Capture all of `work` as one graph; calling the result replays the graph."""
         ...
 
     def flush(self) -> None:
@@ -64,7 +64,7 @@ class Clock(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Device memory that nobody holds."""
+        """Bytes of free device memory."""
         ...
 
     def release(self) -> None:
@@ -89,11 +89,11 @@ class CudaClock:
         return time.perf_counter()
 
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Wait until the device is idle."""
         torch.cuda.synchronize(self.device)
 
     def capture(self, work: Sequence[Work]) -> Work:
-        """All of `work`, which must have run before, as one graph."""
+        """Capture all of `work`, which must have run before, as one graph."""
         self.wait()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -123,7 +123,7 @@ class CudaClock:
         return do_bench(work, warmup=5, rep=rep_ms, return_mode="median") * 1e3
 
     def free_bytes(self) -> int:
-        """Device memory that nobody holds."""
+        """Bytes of free device memory."""
         return torch.cuda.mem_get_info(self.device)[0]
 
     def release(self) -> None:
@@ -132,7 +132,7 @@ class CudaClock:
 
 
 class Deadline:
-    """When to stop starting things. minutes: from now on; None: never."""
+    """Time after which nothing new starts. minutes: from now on; None: never."""
 
     def __init__(self, clock: Clock, minutes: float | None) -> None:
         if minutes is not None and not minutes > 0:
@@ -142,14 +142,14 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """The time is over."""
+        """True if the time is over."""
         return self._now() >= self._end
 
 
 def rotated_count(nbytes: int, free_bytes: int) -> int:
     """Buffers of a rotated graph: at least 8 and 512 MB of them, as far as memory goes.
 
-    nbytes: of one buffer. free_bytes: beside the first buffer. Fewer than 2 mean: not possible.
+    nbytes: of one buffer. free_bytes: in addition to the first buffer. Fewer than 2: not possible.
     """
     wanted = max(MIN_ROTATED, -(-ROTATED_BYTES // max(1, nbytes)))
     return min(wanted, MAX_ROTATED, 1 + int(MEMORY_SHARE * free_bytes) // max(1, nbytes))
