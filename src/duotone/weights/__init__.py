@@ -1,8 +1,9 @@
-"""Weights and activations on few bits: what makes a linear layer cheap without changing a model.
+"""Few-bit weights and activations: cheap linear layers that keep a model's function.
 
-This room knows tensors and `torch.nn` modules, never transformers: which module plays which part
-is told by `weights.equivalences.module_map`, and `hf.weights.weight_maps` fills that in per family.
-`duotone.quantize` quantizes a whole model; `quantize_model` here is its function, for one door.
+This room knows tensors and `torch.nn` modules, never transformers.
+`weights.equivalences.module_map` describes the part of each module, and `hf.weights.weight_maps`
+fills it in per family. `duotone.quantize` quantizes a whole model; `quantize_model` here is its
+function, for one door.
 """
 
 from __future__ import annotations

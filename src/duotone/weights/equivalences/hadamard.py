@@ -1,9 +1,9 @@
-"""The online Hadamard transform: which one a size gets, its reference, and the weight's side of it.
+"""Online Hadamard transform: the choice for a size, the reference, and the weight's side.
 
     y = (H_m (x) H_p) x / sqrt(m p)      per block of m * p channels, after zero padding
 
-m: order of a base matrix with row 0 all +1 (`weights.hadamard_bases`), p: a power of two
-(Sylvester). The transform T is orthogonal, so that W x = (W T^T) (T x): a linear behind it keeps
+m: order of a base matrix with row 0 all +1 (`weights.equivalences.hadamard_bases`), p: a power of
+two (Sylvester). The transform T is orthogonal, so that W x = (W T^T) (T x): a linear after T keeps
 its output when `transform` is applied to the rows of its weight.
 """
 
@@ -21,7 +21,7 @@ from duotone.kept import kept
 from duotone.weights.equivalences.hadamard_bases import LARGEST_BASE, base_matrix, has_base
 
 Policy = Literal["auto", "exact", "pad", "blocks"]
-# What "auto" gives up for one transform over all channels: growth of the GEMM behind it.
+# What "auto" gives up for one transform over all channels: growth of the GEMM after it.
 LARGEST_GROWTH = 1 / 16
 # Smaller blocks spread an outlier over too few channels to be worth a pass over the activation.
 SMALLEST_BLOCK = 64
@@ -61,8 +61,8 @@ class HadamardPlan:
 def plan_hadamard(size: int, policy: Policy = "auto", pad: bool = True) -> HadamardPlan:
     """The cheapest transform of `size` channels that `policy` allows.
 
-    auto: exact if some m * 2^k with m <= 256 is the size; else padded where that grows the size by
-    at most 1/16; else blocks of at least 64 channels; else padded whatever it costs. Among
+    auto: exact if some m * 2^k with m <= 256 is the size. Else padded where that grows the size by
+    at most 1/16. Else blocks of at least 64 channels. Else padded at any cost. Among
     equals the smallest base wins: a transform costs m + log2(p) additions per channel.
     pad=False (--no-pad): exact or blocks.
     Errors: ValueError where nothing fits.
@@ -138,8 +138,8 @@ def _blocks(size: int) -> HadamardPlan | None:
 def transform(x: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -> Tensor:
     """T x over the last dimension: [..., size] -> [..., padded], in x's type, float32 inside.
 
-    signs: [size] of +-1, multiplied first (a random-sign transform); applied to a weight's rows
-    they are its side of it too. Errors: ValueError for another number of channels.
+    signs: [size] of +-1, multiplied first (a random-sign transform). For a weight's rows, pass the
+    same signs. Errors: ValueError for another number of channels.
     """
     if x.shape[-1] != plan.size:
         raise ValueError(

@@ -3,9 +3,10 @@
 Orders from Paley's two constructions (prime powers included: 28 is GF(27), 52 is GF(25)), from
 Williamson's array for the orders in `williamson_rows.json`, and doubled from those.
 
-The first row matters. With it all +1, channel 0 of the transform is the mean of the input, so that
-all of a weight's mean is in one column and can be split off (`weights.outlier_split`). QuaRot's
-and MQuant's tables of 52, 156 and 172 are not normalised; there the split catches 0.6 to 2.4 %.
+The first row matters. Where that row is all +1, channel 0 of the transform is the mean of the
+input. A weight's mean is then in one column and can be split off
+(`weights.equivalences.outlier_split`). QuaRot's and MQuant's tables of 52, 156 and 172 are not
+normalised; there the split catches 0.6 to 2.4 %.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def base_matrix(m: int) -> Tensor:
 
 @cache
 def has_base(m: int) -> bool:
-    """Whether `base_matrix(m)` exists."""
+    """True if `base_matrix(m)` exists."""
     return _construct(m) is not None
 
 

@@ -1,4 +1,4 @@
-"""Which module plays which part in a transformer, as paths of modules; filled in per family.
+"""Map of a transformer: the part of each module, as paths of modules; filled in per family.
 
 A stream is a residual stream: [tokens, channels] that blocks read and add to. A multimodal model
 has two, the vision tower's and the language model's; the projector reads the first and writes into
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def branches(self) -> tuple[Branch, Branch]:
-        """Attention and MLP as the same kind of thing."""
+        """Attention and MLP as two `Branch` objects."""
         return (
             Branch(
                 self.attention_norm,
@@ -71,7 +71,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Branch:
-    """What a block adds to the stream: norm -> inputs -> ... -> output [-> output_norm]."""
+    """A branch, added to the stream: norm -> inputs -> ... -> output [-> output_norm]."""
 
     norm: str | None
     inputs: tuple[str, ...]
@@ -98,9 +98,9 @@ class Stream:
 
     writers: linears and convolutions outside the blocks whose output enters it.
     tables: embeddings whose rows enter it. vectors: parameters [..., channels] that do.
-    entry_norm: a norm whose *output* is the stream (CLIP's ln_pre); what is before it is not part
-    of the stream. outside: modules that read the stream and stay in its first basis (pooling heads
-    that nobody uses in a multimodal model).
+    entry_norm: a norm whose *output* is the stream (CLIP's ln_pre); the stream begins after that
+    norm. outside: modules that read the stream and stay in its first basis (pooling heads that
+    nobody uses in a multimodal model).
     """
 
     name: StreamName

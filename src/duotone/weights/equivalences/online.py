@@ -1,4 +1,4 @@
-"""What turns within a block: V's heads for free, and inputs of linears by an online Hadamard.
+"""Rotations within a block: V's heads for free, and inputs of linears by an online Hadamard.
 
 Value heads: V' = R V per head and W_o' = W_o R^T, nothing at run time. Online: a linear's input is
 transformed just before it, T x, and its weight once, W T^T (padding columns are zero and no bias
@@ -34,7 +34,7 @@ class RotatedInput(nn.Module):
     def around(
         cls, linear: nn.Linear, plan: HadamardPlan, signs: Tensor | None = None
     ) -> RotatedInput:
-        """The same function as `linear`, its input transformed online."""
+        """Build a module that computes `linear` on an input transformed online."""
         weight = transform(linear.weight.data.double(), plan, signs).to(linear.weight.dtype)
         rows, columns = weight.shape
         # Built without storage: an initialised weight or bias must not survive anywhere.
@@ -60,14 +60,14 @@ class RotatedInput(nn.Module):
 
 
 def output_side(module: nn.Module) -> nn.Module:
-    """What holds a linear's weight rows and bias, whether or not its input is transformed."""
+    """Module that holds a linear's weight rows and bias, with or without an online transform."""
     return module.linear if isinstance(module, RotatedInput) else module
 
 
 def rotate_online(
     model: nn.Module, path: str, plan: HadamardPlan, signs: Tensor | None = None
 ) -> None:
-    """Put a RotatedInput in the place of the linear at `path`."""
+    """Replace the linear at `path` by a RotatedInput."""
     linear = at(model, path)
     if not isinstance(linear, nn.Linear):
         raise ValueError(
@@ -82,8 +82,8 @@ def rotate_mlp_output(
 ) -> None:
     """Online Hadamard at down_proj / fc2. seed: with random signs.
 
-    Behind a gate the signs are folded into up_proj's rows and cost nothing; behind a plain
-    activation they stay in the transform.
+    After a gate, the signs are folded into up_proj's rows and cost nothing. After a plain
+    activation, the signs stay in the transform.
     """
     linear = at(model, block.mlp_output)
     plan = plan or plan_hadamard(linear.in_features)
@@ -111,7 +111,7 @@ def flip_rows(linear: nn.Linear, signs: Tensor) -> None:
 def rotate_values(model: nn.Module, block: Block) -> None:
     """R = Hadamard per head on V's rows, R^T on the columns of the output linear.
 
-    Grouped-query attention: all q heads of a kv head read its turned V. Errors: ValueError where
+    Grouped-query attention: all q heads of a kv head read its rotated V. Errors: ValueError where
     the output linear's inputs are no multiple of head_dim.
     """
     values, output = block.values, at(model, block.attention_output)
@@ -152,5 +152,5 @@ def rotate_attention_output(model: nn.Module, block: Block) -> None:
 
 
 def is_rotated(module: nn.Module) -> bool:
-    """Whether any linear of a model is transformed online already."""
+    """True if any linear of a model is transformed online already."""
     return any(isinstance(m, RotatedInput) for m in module.modules())

@@ -1,18 +1,17 @@
-"""RMS: the outlier that an online Hadamard makes of a weight's mean, computed apart.
+"""RMS: the outlier that an online Hadamard makes of a weight's mean, computed separately.
 
-H's row 0 is constant, so that column 0 of W H^T is sqrt(n) times the mean of each row of W. Where
-that is larger than anything in the row (MQuant eq. 8, with the absolute values that the paper
-leaves out),
+H's row 0 is constant, so column 0 of W H^T is sqrt(n) times the mean of each row of W. Where that
+is the row's largest entry (MQuant eq. 8, with the absolute values that the paper leaves out),
 
     sqrt(n) |mean_i w_ji| > max_i |w_ji|,
 
-column 0 sets the row's scale. It stays in floating point, and so does the activation's channel 0,
-which has the mean of a GELU's outputs and would set the static scale:
+column 0 sets the row's scale. That column stays in floating point. So does the activation's channel
+0: it has the mean of a GELU's outputs and would set the static scale.
 
     y = W'[:, 1:] x'[1:] + w0 x'_0      the rank-1 term; W' and w0 = W'[:, 0] after the transform
 
 Cost: one multiply-add per output and token, and w0's bytes. With random signs in the transform
-there is no such column to begin with (`weights.split_tables` compares them).
+there is no such column to begin with (benchmarks/mquant_split.py compares both).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def exceeds(weight: Tensor) -> Tensor:
 
 
 def wants_split(weight: Tensor) -> bool:
-    """Whether eq. 8 holds for any row: the GEMV of the split then serves at least that one."""
+    """True if eq. 8 holds for any row: the GEMV of the split then serves at least that row."""
     return bool(exceeds(weight).any())
 
 
@@ -62,7 +61,7 @@ def channel0_share(plan: HadamardPlan, row0_sum: int | None = None) -> float:
 
 @dataclass(frozen=True)
 class Split:
-    """A transformed weight with its channel 0 apart.
+    """A transformed weight and its channel 0, stored separately.
 
     main [out, padded]: column 0 is zero. column [out]: w0, kept in floating point.
     """

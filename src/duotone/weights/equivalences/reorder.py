@@ -6,8 +6,8 @@ this rule for any number of images, turns and left-padded batches):
     j is visible to i  <=>  pos[j] <= pos[i], and j is no padding
 
 `order` is a permutation per row: slot s of the reordered batch holds token order[s]. Padding is no
-visual token, so it stays among the text, hidden by the mask. Where the GEMM takes a scale per row
-(`Modality.row_scale`), MSQ needs none of this.
+visual token, so padding stays among the text, hidden by the mask. Where the GEMM takes a scale per
+row (`Modality.row_scale`), MSQ needs no reordering.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def take(x: Tensor, order: Tensor) -> Tensor:
 def take_positions(positions: Tensor, order: Tensor) -> Tensor:
     """Position ids [..., batch or 1, tokens] in another order: M-RoPE's [3, batch, tokens] too.
 
-    They are computed on the original order; only then are they permuted.
+    The ids are computed on the original order; only then are the ids permuted.
     """
     wide = positions.expand(*positions.shape[:-2], *order.shape)
     return wide.gather(-1, order.expand_as(wide))
@@ -56,7 +56,7 @@ def visibility(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> Ten
 
     queries [batch, queries], keys [batch, keys]: original positions of what the slots hold.
     real [batch, keys]: False at padding. A query at padding sees itself, so that no softmax is
-    empty; nobody reads it.
+    empty; its output is not read.
     """
     later = keys[:, None] <= queries[..., None]
     if real is None:
@@ -67,8 +67,8 @@ def visibility(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> Ten
 def take_mask(mask: Tensor, queries: Tensor, keys: Tensor | None = None) -> Tensor:
     """A model's own mask [batch or 1, heads, queries, keys] for reordered queries and keys.
 
-    M[perm][:, perm]: sliding windows and bidirectional images keep what they mean. keys None: they
-    are where they were.
+    M[perm][:, perm]: sliding windows and bidirectional images keep their meaning. keys None: keys
+    are not reordered.
     """
     shape = (len(queries), mask.shape[1], queries.shape[1], mask.shape[-1])
     given = (*shape[:3], shape[3] if keys is None else keys.shape[1])

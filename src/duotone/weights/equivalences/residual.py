@@ -1,4 +1,4 @@
-"""The equivalences on a whole residual stream: fold its norms, turn it, or turn what reads it.
+"""Equivalences on a whole residual stream: fold its norms, rotate it, or rotate its readers.
 
 Three cases, all exact:
 
@@ -8,10 +8,10 @@ Three cases, all exact:
   it is; InternVL's projector and Qwen3-VL's DeepStack mergers normalise four tokens at once), the
   norms stay LayerNorms without weight, and Q keeps the ones vector.
 - A norm on what a branch adds (post-norm, sandwich): its weight fixes the basis of each branch, so
-  the stream stays as it is. MQuant's A.14 turns it with two D x D products per block on the
-  residual; an online Hadamard before the branch's linears does the same for their inputs at
-  D (m + log2 p) additions instead of 2 D^2 multiplications, and is what we do. LayerNorms there
-  become RMSNorms by centring the linear in front of them.
+  the stream stays as it is. MQuant's A.14 rotates it with two D x D products per block on the
+  residual. We put an online Hadamard before the branch's linears: D (m + log2 p) additions instead
+  of 2 D^2 multiplications, with the same effect on their inputs. LayerNorms there become RMSNorms
+  by centring the linear before the norm.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from duotone.weights.equivalences.rotation import (
 
 @torch.no_grad()
 def rotate_stream(model: nn.Module, stream: Stream, q: Tensor | None = None, seed: int = 0) -> None:
-    """Fold the norms of `stream` and turn it by Q (None: a random-sign Hadamard), in place.
+    """Fold the norms of `stream` and rotate it by Q (None: a random-sign Hadamard), in place.
 
     The model computes the same function. q: [channels, channels] float64, orthogonal; where the
     mean is read, the matrix used is `keeping_mean(q)`. Errors: ValueError for a Q that is not
-    orthogonal, and for a stream that cannot be turned (post-norm: `rotate_branch_inputs`).
+    orthogonal, and for a stream that cannot be rotated (post-norm: `rotate_branch_inputs`).
     """
     if not stream.is_rotatable:
         raise ValueError(
@@ -66,9 +66,9 @@ def rotate_stream(model: nn.Module, stream: Stream, q: Tensor | None = None, see
 
 @torch.no_grad()
 def fold_norms(model: nn.Module, stream: Stream, centred: bool = False) -> None:
-    """Weights and biases of all norms into the linears behind them; the norms are left plain.
+    """Move weights and biases of all norms into the linears after them; leave the norms plain.
 
-    centred: what is written to the stream has no mean, so that LayerNorms become RMSNorms.
+    centred: tokens written to the stream have no mean, so that LayerNorms become RMSNorms.
     """
     for norm, linears in _normed_readers(stream):
         parts = norm_parts(at(model, norm))
@@ -79,7 +79,7 @@ def fold_norms(model: nn.Module, stream: Stream, centred: bool = False) -> None:
 
 @torch.no_grad()
 def rotate_branch_inputs(model: nn.Module, stream: Stream) -> None:
-    """For streams that stay as they are: an online Hadamard before each branch's linears.
+    """Put an online Hadamard before each branch's linears, for streams that are not rotated.
 
     Norms in front are folded; LayerNorms on a branch's output become RMSNorms with weight and bias
     by centring that linear.
@@ -106,7 +106,7 @@ def _centre_output(model: nn.Module, branch: Branch) -> None:
 
 
 def has_layer_norms(model: nn.Module, stream: Stream) -> bool:
-    """Whether the blocks' norms take the mean off."""
+    """True if the blocks' norms subtract the mean."""
     return any(
         branch.norm is not None and norm_parts(at(model, branch.norm)).centres
         for block in stream.blocks
@@ -115,7 +115,7 @@ def has_layer_norms(model: nn.Module, stream: Stream) -> bool:
 
 
 def mean_is_read(model: nn.Module, stream: Stream) -> bool:
-    """Whether some reader sees the mean of a token of a LayerNorm stream."""
+    """True if some reader sees the mean of a token of a LayerNorm stream."""
     return has_layer_norms(model, stream) and any(
         _sees_mean(model, stream, reader) for reader in stream.readers
     )
@@ -135,7 +135,7 @@ def _normed_readers(stream: Stream) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def reading_linears(stream: Stream) -> list[str]:
-    """Paths of all linears that read the stream, behind a norm or not."""
+    """Paths of all linears that read the stream, after a norm or directly."""
     branches = [branch for block in stream.blocks for branch in block.branches]
     inner = [path for branch in branches for path in branch.inputs]
     return inner + [path for reader in stream.readers for path in reader.linears]
@@ -172,7 +172,7 @@ def _replace_entry(model: nn.Module, stream: Stream, into: Tensor) -> None:
 
 
 def _turned_back(module: nn.Module, q: Tensor) -> nn.Module:
-    """`module` behind Q^T: what it reads is the stream in its first basis again."""
+    """`module` after Q^T, so that it reads the stream in its first basis."""
     return nn.Sequential(_linear_like(next(module.parameters()), q.T.contiguous()), module)
 
 

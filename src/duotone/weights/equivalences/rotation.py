@@ -1,4 +1,4 @@
-"""Turning a residual stream: x' = M x, told to everything that writes to it and reads from it.
+"""Rotation of a residual stream: x' = M x, applied to every writer and every reader.
 
     writers   W' = M W, b' = M b          embeddings, vectors: rows e' = M e
     readers   W' = W Q^T                  (per token, where a linear reads several)
@@ -23,8 +23,8 @@ ROWS_AT_ONCE = 16384
 def random_hadamard(channels: int, seed: int = 0, device: str | None = None) -> Tensor:
     """Q [n, n] float64 = H D, D random signs; blocks where no H of that size is known.
 
-    Costs nothing at run time, so that sizes without a Hadamard matrix get an orthogonal one from
-    the QR of a Gaussian matrix instead of padding.
+    Q costs nothing at run time. Sizes without a Hadamard matrix get an orthogonal matrix from the
+    QR of a Gaussian matrix instead of padding.
     """
     signs = random_signs(channels, seed)
     try:
@@ -47,8 +47,8 @@ def keeping_mean(q: Tensor) -> Tensor:
     """An orthogonal matrix near Q that keeps the ones vector: Q' 1 = 1.
 
     Q, then the Householder reflection that brings Q 1 back to 1. With it LayerNorm(Q' x) =
-    Q' LayerNorm(x), so that a stream whose mean is read can be turned as well (Samsung/TICO turns
-    the zero-mean subspace to the same end).
+    Q' LayerNorm(x), so that a stream whose mean is read can be rotated as well (Samsung/TICO
+    rotates the zero-mean subspace to the same end).
     """
     n = len(q)
     ones = q.new_ones(n)
@@ -107,13 +107,13 @@ def turn_input(module: nn.Module, q: Tensor) -> None:
 
 
 def fold_scale(linear: nn.Linear, scale: nn.Parameter) -> None:
-    """LayerScale into the linear before it: y * scale; the parameter becomes ones."""
+    """Fold LayerScale into the linear before it: y * scale; the parameter becomes ones."""
     map_output(linear, torch.diag(scale.data.double()))
     scale.data.fill_(1)
 
 
 def untie(embedding: nn.Embedding, head: nn.Linear) -> bool:
-    """Give the head its own copy of a weight it shares with the embedding; whether it did."""
+    """Give the head its own copy of a weight that it shares with the embedding; True if copied."""
     if head.weight is not embedding.weight:
         return False
     copy = embedding.weight.data.clone()

@@ -1,4 +1,4 @@
-"""Which kernel and which tiles for which shape, as measured on an H200; one table to change."""
+"""Table of kernels and tiles by shape, as measured on an H200; the one place to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SPLIT_TILES = {
 }
 _MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
 _FULL_TILE = 64
-# Behind more rounds of tiles a last one that is near empty does not matter.
+# After more rounds of tiles, a nearly empty last round does not matter.
 _FEW_ROUNDS = 4
 # W8A8's tiles, up to so many tokens: the first that all run at one time; few of them are cut into
 # parts, and have many bytes in flight each.
@@ -71,7 +71,7 @@ def gemm_config(tokens: int, weight: PackedWeight) -> GemmConfig:
     """Tiles of the W8A8 kernel, which unpacked weights of 4 bits take too."""
     if weight.group_size is not None:
         # Two sums per output, so half the outputs; three programs on an SM, which registers just
-        # allow, take turns on tensor cores and on scales.
+        # allow, alternate between tensor cores and scales.
         step, stages = _group_steps(weight.group_size, 128, 3)
         return GemmConfig(64, 128, step, warps=4, stages=stages, per_sm=3, registers=168)
     outs = weight.shape[0]

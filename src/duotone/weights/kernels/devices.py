@@ -1,4 +1,4 @@
-"""Whether kernels can run, and how many of their programs at one time."""
+"""Device facts for kernels: support, and the number of programs that run at one time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Triton is there, and the device is its, or its interpreter is on."""
+    """True if Triton is installed and can use the device, or if its interpreter is on."""
     able = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return able and _HAS_TRITON
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 where the interpreter runs one program after the other."""
+    """Number of a GPU's multiprocessors; 1 where the interpreter runs programs one by one."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""The base of a Hadamard transform as its kernels read it: folded, padded, on the device."""
+"""Table of a Hadamard transform's base, as kernels read it: folded, padded, on the device."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def linear_int_reference(
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """What `linear_int` computes, on any device."""
+    """Compute `linear_int` in plain torch, on any device."""
     if weight.group_size is None:
         sums = integer_product(x_q, weight.unpacked())
     else:
@@ -72,7 +72,7 @@ def _grouped_sums(x_q: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def linear_float_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """What `linear_float` computes: 16-bit activations, dequantized weights, sums in fp32."""
+    """Compute `linear_float` in plain torch: 16-bit activations, dequantized weights, fp32 sums."""
     with torch.autocast(x.device.type, enabled=False):
         y = x.float() @ weight.dequantized().T
     return (y if bias is None else y + bias.float()).to(x.dtype)

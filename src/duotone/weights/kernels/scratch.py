@@ -17,7 +17,7 @@ _buffers: dict[tuple[torch.device, str], list[Tensor]] = {}
 
 
 def scratch(device: torch.device, use: str, count: int, dtype: torch.dtype) -> Tensor:
-    """`count` elements for `use`; zeros when new, afterwards what the last call left there.
+    """`count` elements for `use`; zeros when new, later the contents that the last call left.
 
     Errors: RuntimeError if it had to grow while a CUDA graph is captured.
     """

@@ -1,14 +1,14 @@
-"""AWQ (Lin et al. 2023): input channels that carry much are scaled up before they are rounded.
+"""AWQ (Lin et al. 2023): scale up input channels of large magnitude before rounding.
 
     s = mean|x|^alpha,   alpha the best of a grid:                                      (eq. 5)
     || Q(W diag(s)) diag(s)^-1 X - W X ||^2  over all linears that read x               (eq. 4)
 
-diag(s)^-1 goes into what makes x: a norm, V's rows, up_proj's rows. The error comes from second
-moments H = X X^T as tr(D H D^T), so that every calibration token counts.
+diag(s)^-1 goes into the producer of x: a norm, V's rows, up_proj's rows. The error comes from
+second moments H = X X^T as tr(D H D^T), so that every calibration token counts.
 
-Where we differ from the authors' code: codes are symmetric, the error is that of the linears
-(theirs: of the attention or MLP around them), and the clip search that follows
-(`rtn.weight_scale` with moments) leaves no linear out.
+Where we differ from the authors' code: codes are symmetric; the error is measured at the linears
+(theirs: at the attention or MLP around them). The clip search that follows (`rtn.weight_scale` with
+moments) covers every linear.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALLEST = 1e-4
 
 @dataclass(frozen=True)
 class Pair:
-    """Linears `readers` and what makes their input: outputs `rows` of a norm or a linear."""
+    """Linears `readers` and the producer of their input: outputs `rows` of a norm or a linear."""
 
     source: str
     readers: tuple[str, ...]
@@ -47,9 +47,9 @@ class Scaling:
 
 
 def pairs_of(model: nn.Module, block: Block) -> list[Pair]:
-    """Where a block's inputs can be scaled without a change of its function.
+    """Pairs of a block whose inputs can be scaled without a change of its function.
 
-    Behind a norm; o_proj where every query head has a V of its own; down_proj behind a gate.
+    After a norm; o_proj where every query head has a V of its own; down_proj after a gate.
     """
     found = [Pair(b.norm, b.inputs, slice(None)) for b in block.branches if b.norm is not None]
     values = block.values

@@ -1,8 +1,8 @@
-"""What the inputs of linears look like: magnitudes by modality, second moments, channel maxima.
+"""Statistics of linears' inputs: magnitudes by modality, second moments, channel maxima.
 
 One observer watches the linears of one unit (a block, a projector) while calibration data run
-through it; rows that are padding do not count. Linears that are given the very same input share
-their statistics.
+through it; rows that are padding do not count. Linears with the very same input share their
+statistics.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rows:
 
 @dataclass
 class Statistics:
-    """Of one input: magnitudes by modality, X^T X [columns, columns] float32, tokens.
+    """Statistics of one input: magnitudes by modality, X^T X [columns, columns] float32, tokens.
 
     largest, absolute: max |x| and sum |x| [columns], float32.
     """
@@ -66,9 +66,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to gather; absolute: sums of |x|.
+    """Choice of statistics to gather; absolute: sums of |x|.
 
-    visual_weight: what visual tokens count in `moments`; text counts 1.
+    visual_weight: weight of visual tokens in `moments`; text has weight 1.
     """
 
     magnitudes: bool = False
@@ -103,7 +103,7 @@ class Observer:
         self._last: tuple[str, Tensor] | None = None
 
     def of(self, path: str) -> Statistics:
-        """Of one linear. Errors: ValueError if it has never run."""
+        """Statistics of one linear's input. Errors: ValueError if the linear has never run."""
         if path not in self.leader:
             raise ValueError(
                 f"{path!r} got no input during calibration; does the model use it for these data?"
@@ -112,7 +112,7 @@ class Observer:
 
     @contextmanager
     def watching(self) -> Iterator[Observer]:
-        """Hooks on all linears, removed at the end."""
+        """Put hooks on all linears; remove the hooks at the end."""
         hooks = [
             module.register_forward_pre_hook(self._hook(path))
             for path, module in self.linears.items()
@@ -139,7 +139,7 @@ class Observer:
         self._add(self.statistics.setdefault(path, Statistics()), rows, path in self.split)
 
     def _alike(self, path: str, other: str) -> bool:
-        """Whether both transform their input the same way, without signs of their own."""
+        """True if both transform their input the same way, without signs of their own."""
         mine, theirs = (plan_and_signs(self.linears[p]) for p in (path, other))
         return mine[0] == theirs[0] and mine[1] is None and theirs[1] is None
 

@@ -29,7 +29,7 @@ from duotone.weights.modules.quant_linear import QuantLinear
 
 
 def wanted_by(recipe: Recipe) -> Wanted:
-    """What a recipe needs to know of a linear's inputs."""
+    """Statistics that a recipe needs of a linear's inputs."""
     return Wanted(
         magnitudes=recipe.activation == "static",
         moments=recipe.method != "rtn",
@@ -39,7 +39,7 @@ def wanted_by(recipe: Recipe) -> Wanted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A quantized linear, and what is worth a line of a report (JSON-safe)."""
+    """A quantized linear, and its line of the report (JSON-safe)."""
 
     linear: QuantLinear
     report: dict[str, Any]
@@ -96,7 +96,7 @@ def _codes(
 
 
 def _fitted_moments(statistics: Statistics, columns: int, split: bool) -> Tensor:
-    """Moments of the padded weight's columns; the split one makes no error, so none to mend."""
+    """Moments of the padded weight's columns; the split one makes no error."""
     if statistics.moments is None:
         raise ValueError(
             "GPTQ and AWQ need second moments of the inputs, got none; observe them first"

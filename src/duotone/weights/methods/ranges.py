@@ -5,8 +5,8 @@ the range. Where one exceeds it, it doubles and neighbouring bins merge, so coun
 
     minmax      clip = largest magnitude seen
     percentile  clip = magnitude that a share of PERCENTILE of all numbers does not exceed
-    mse         clip of least expected error: numbers inside are off by s^2 / 12 (or by themselves,
-                where they round to 0), numbers outside by what is cut off; s = clip / 127
+    mse         clip of least expected squared error: s^2 / 12 inside (a number's own square
+                where it rounds to 0), the squared excess outside; s = clip / 127
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Magnitudes:
 
     @property
     def numbers(self) -> int:
-        """How many were seen."""
+        """Count of numbers seen."""
         return 0 if self.counts is None else int(self.counts.sum())
 
     def update(self, x: Tensor) -> None:
@@ -70,7 +70,7 @@ class Magnitudes:
         return (magnitude * (BINS / self.limit)).long().clamp_(max=BINS - 1)
 
     def merge(self, other: Magnitudes) -> None:
-        """Add what another one has counted: its bins go to the bins of their centres."""
+        """Add another histogram's counts: its bins go to the bins of their centres."""
         if other.counts is None:
             return
         self._widen(other.largest, other.counts.device)

@@ -3,8 +3,9 @@
     w ~ scale * clamp(round(w / scale), low, high)     per output channel, or per group along `in`
 
 int8: [-127, 127]; int4: [-8, 7]. The clip search shrinks the range of a channel until the error of
-its codes is least (norm 2.4 as in GPTQ's and QuaRot's code; they take 100 steps
-down to 0.2, we 40 down to a half), or that of the output where moments of the inputs are given.
+its codes is least. Where moments of the inputs are given, the output's error is minimised. The norm
+is 2.4 as in GPTQ's and QuaRot's code, which take 100 steps down to 0.2; here 40 steps go down to
+0.5.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _output_error(moments: Tensor, size: int) -> Callable[[Tensor], Tensor]:
 def _least_error(
     parts: Tensor, full: Tensor, bits: int, error_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Of CLIP_STEPS shrunken scales [out, groups], each row's and group's best."""
+    """Best of CLIP_STEPS shrunken scales [out, groups], for each row and group."""
     best, least = full, torch.full_like(full, torch.inf)
     for step in range(CLIP_STEPS):
         scale = full * (1 - step * (1 - CLIP_SMALLEST) / CLIP_STEPS)
@@ -102,7 +103,7 @@ def rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def packed(codes: Tensor, scale: Tensor, bits: int, w0: Tensor | None = None) -> PackedWeight:
-    """Codes [out, in] of any type -> their storage. `w0`: the column kept beside them."""
+    """Codes [out, in] of any type -> their storage. `w0`: the column that is stored separately."""
     group = None if scale.dim() == 1 else codes.shape[1] // scale.shape[1]
     codes = codes.to(torch.int8).contiguous()
     return PackedWeight(

@@ -1,7 +1,7 @@
-"""Modules that quantization puts into a model, as JSON-safe records, and empty ones made of them.
+"""JSON-safe records of the modules that quantization puts into a model; empty modules from records.
 
-A quantized model is its configuration's model with some modules replaced: a checkpoint says which
-and by what, its tensors fill them.
+A quantized model is its configuration's model with some modules replaced. A checkpoint lists the
+replaced modules; its tensors fill the new ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OURS = (QuantLinear, RotatedInput, RMSNorm, LayerNorm)
 
 
 def changes(model: nn.Module, plain: nn.Module) -> dict[str, Record]:
-    """{path: record} of all modules of `model` that are others than in `plain`, outermost first.
+    """{path: record} of all modules of `model` that differ from `plain`, outermost first.
 
     plain: the same model as its configuration makes it; its tensors may be on the meta device.
     """
@@ -50,7 +50,7 @@ def _differs(module: nn.Module, before: nn.Module | None) -> bool:
 
 
 def record_of(module: nn.Module, before: nn.Module | None = None) -> Record:
-    """What `made_of` needs. `before`: what the model had in its place; it may be kept inside.
+    """Record for `made_of`. `before`: the module that was replaced; it may be kept inside.
 
     Errors: ValueError for a module of a kind that quantization does not make.
     """

@@ -1,8 +1,8 @@
 """The kernels' doors as single operations of a compiled graph; in eager mode, the doors themselves.
 
-A compiler would otherwise trace what chooses and launches a kernel: caches, shared memory, launches
-that overlap. Eager calls go around the operations, whose dispatch takes the host microseconds each.
-Operations take tensors and numbers only, and may not return what they were given.
+A compiler would otherwise trace the code that chooses and launches a kernel: caches, shared memory,
+launches that overlap. Eager calls bypass the operations, whose dispatch takes the host microseconds
+each. Operations take tensors and numbers only, and may not return their arguments.
 """
 
 from __future__ import annotations

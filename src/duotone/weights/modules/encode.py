@@ -1,4 +1,4 @@
-"""What stands before a quantized product: activation, transform, padding, split, int8 codes.
+"""Steps before a quantized product: activation, transform, padding, split, int8 codes.
 
     x -> activation(x) * up -> signs, online Hadamard, zero padding -> [float channel 0] + codes
 
@@ -22,7 +22,7 @@ from duotone.weights.modules.quantize_rows import activated_rows, quantize, take
 class Coded(NamedTuple):
     """The int8 input of a product.
 
-    codes: [rows, columns]. scale: float32, what they were divided by: [rows] or [1].
+    codes: [rows, columns]. scale: float32, the divisor of the features: [rows] or [1].
     x0: float32 [rows], channel 0 where it is split off (its codes are 0). dtype: of the result.
     """
 
@@ -39,10 +39,10 @@ def features(
     columns: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """x [..., in] -> [rows, columns]: what the weight is multiplied with, fp32 behind a transform.
+    """x [..., in] -> [rows, columns]: the weight's other factor, fp32 after a transform.
 
-    columns: more than there are: zeros are appended. impl: "auto" (a kernel where there is one) or
-    "reference".
+    columns: at least the features; zeros are appended. impl: "auto" (a kernel where there is one)
+    or "reference".
     """
     rows = x.flatten(0, -2)
     if plan is not None:
@@ -81,7 +81,7 @@ def encode(
 def one_launch(
     x: Tensor, scale: Tensor | None, plan: HadamardPlan | None, split: bool, impl: str
 ) -> bool:
-    """Whether a kernel does it all. Dynamic scales behind blocks of a transform need a second."""
+    """True if one kernel does it all. Dynamic scales after blocks of a transform need a second."""
     possible = not split if plan is None else scale is not None
     return possible and takes_kernels(impl, x)
 
@@ -97,7 +97,7 @@ def _in_one_launch(
     up: Tensor | None,
     impl: str,
 ) -> Coded:
-    # Attention may give channels that are not next to each other.
+    # Attention may return channels that are not contiguous.
     x = x if x.stride(1) == 1 else x.contiguous()
     given = {"activation": activation, "up": up, "impl": impl}
     if plan is None:
@@ -110,7 +110,7 @@ def _in_one_launch(
 
 
 def _with_signs(x: Tensor, up: Tensor | None, signs: Tensor | None) -> Tensor | None:
-    """Signs multiply what is transformed, as `up` does; behind a gate they are folded into up."""
+    """Multiply the transform's input by signs, as by `up`; after a gate, fold signs into up."""
     if signs is None:
         return up
     return signs.expand(x.shape) if up is None else up * signs
@@ -126,6 +126,6 @@ def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None, impl: str)
 
 
 def _widened(rows: Tensor, columns: int) -> Tensor:
-    """Zeros behind the last channel."""
+    """Append zeros after the last channel."""
     missing = columns - rows.shape[1]
     return F.pad(rows, (0, missing)) if missing else rows

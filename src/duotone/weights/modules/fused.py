@@ -1,15 +1,15 @@
-"""Modules that make the int8 input of quantized linears once, in the launch of what stands before.
+"""Modules that make the int8 input of quantized linears once, in the launch before the linears.
 
     norm -> codes -> q, k, v          CodedNorm: its output is the codes, [..., columns] int8
     gate, up -> codes -> down         FusedMLP: activation * up, Hadamard, codes in one or two;
                                       on Hopper gate, up, activation * up in one, then the rest
 
 A producer hands its codes to each reader (`QuantLinear.handed`), which takes them at its next call
-and refuses integers that nobody handed over. Nothing of this is part of a checkpoint: a fused
-module has the tensors of the module that it stands for, under the same names, and gives it back.
+and refuses integers that nobody handed over. A checkpoint does not store the fusion. A fused module
+has the tensors of the module that it replaces, under the same names, and gives that module back.
 
-On a CPU, and with impl="reference", the original norms and activation functions run: the codes are
-those of the unfused model, bit by bit. Kernels do not round between their steps, so that a code may
+On a CPU, and with impl="reference", the original norms and activation functions run: the codes
+equal the unfused model's, bit by bit. Kernels do not round between their steps, so that a code may
 differ by one where the unfused model's 16-bit intermediate was rounded across the boundary.
 """
 
@@ -28,17 +28,17 @@ from duotone.weights.modules.gate import Gate
 from duotone.weights.modules.quant_linear import QuantLinear
 from duotone.weights.modules.quantize_rows import ACTIVATIONS, activate, normalized, takes_kernels
 
-# Largest differences of values that count as the same function: gelu's two forms are 5e-4 apart;
+# Largest differences of values that count as the same function: gelu's two forms differ by 5e-4;
 # 16-bit norms round twice.
 _SAME_ACTIVATION, _SAME_NORM = 1e-5, 0.03
 
 
 class Fused(nn.Module):
-    """A module in the place of `original`: parameters, buffers and children are its own."""
+    """Replacement of `original`, with its parameters, buffers and children."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
-        # The same dictionaries: what moves or loads the tensors of one does it for both. In a
+        # The same dictionaries: moving or loading the tensors of one does it for both. In a
         # tuple the original is no child.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = original.__dict__[name]
@@ -46,11 +46,11 @@ class Fused(nn.Module):
 
     @property
     def original(self) -> nn.Module:
-        """What this module stands for, with the tensors of now."""
+        """The replaced module, with the current tensors."""
         return self._original[0]
 
     def extra_repr(self) -> str:
-        """Whose place it takes."""
+        """Name the replaced module."""
         return f"in place of {type(self.original).__name__}"
 
 
@@ -127,7 +127,7 @@ class FusedMLP(Fused):
     def _in_one(self, x: Tensor) -> Tensor | None:
         """act(gate(x)) * up(x) [rows, channels] in one launch, where that can be and pays.
 
-        Not what somebody listens to, and not in a compiled graph, whose nodes are single products.
+        Not where hooks are set, and not in a compiled graph, whose nodes are single products.
         """
         if not self._agree or torch.compiler.is_compiling():
             return None
@@ -138,7 +138,7 @@ class FusedMLP(Fused):
         gate = _gate_of(readers, self._kind)
         if not gated.pays(x.shape[:-1].numel(), gate):
             return None
-        # Floating point is encoded once; codes are taken from all whom they were handed to.
+        # Floating point is encoded once; codes that were handed over are taken from all readers.
         coded, *_ = [r.coded(x) for r in (readers[:1] if x.is_floating_point() else readers)]
         return gated.gated_product(coded.codes, coded.scale, gate, dtype=coded.dtype)
 
@@ -150,7 +150,7 @@ class FusedMLP(Fused):
 
 
 def _gate_of(readers: Sequence[QuantLinear], activation: str) -> Gate:
-    """What makes gate and up, or both."""
+    """Linears that make gate and up, or both in one."""
     if len(readers) == 1:
         return Gate.halves(readers[0].packed, activation, readers[0].bias)
     gate, up = readers
@@ -159,7 +159,7 @@ def _gate_of(readers: Sequence[QuantLinear], activation: str) -> Gate:
 
 @torch.no_grad()
 def norm_kind(norm: nn.Module, channels: int) -> tuple[str, float] | None:
-    """("rms" or "layer", eps) of a norm over the last dimension, told by its values; else None."""
+    """("rms" or "layer", eps) of a norm over the last dimension, found by its values; else None."""
     eps = next((getattr(norm, n) for n in ("eps", "variance_epsilon") if hasattr(norm, n)), None)
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     if eps is None:
@@ -177,7 +177,7 @@ def norm_kind(norm: nn.Module, channels: int) -> tuple[str, float] | None:
 
 @torch.no_grad()
 def activation_kind(function: nn.Module) -> str | None:
-    """Which of `quantize_rows.ACTIVATIONS` it is, told by its values; else None."""
+    """Name among `quantize_rows.ACTIVATIONS`, found by the module's values; else None."""
     x = torch.linspace(-6, 6, 97)
     found = function(x)
     return next((k for k in ACTIVATIONS[1:] if _near(activate(x, k), found)), None)
@@ -188,7 +188,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def agree(readers: Sequence[nn.Module]) -> bool:
-    """Whether one tensor of codes can serve all of them; compares scales (synchronises)."""
+    """True if one tensor of codes can serve all readers; compares scales (synchronises)."""
     if not readers or not all(isinstance(reader, QuantLinear) for reader in readers):
         return False
     first, *others = readers

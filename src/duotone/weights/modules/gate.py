@@ -1,4 +1,4 @@
-"""What a gated MLP multiplies before `down`: two weights and the activation between them."""
+"""Factors that a gated MLP multiplies before `down`: two weights and the activation between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gate:
 
     @classmethod
     def halves(cls, both: PackedWeight, activation: str | None, bias: Tensor | None = None) -> Gate:
-        """Of one weight [2 * channels, in] and its bias, views: gate's channels are the first."""
+        """Split one weight [2 * channels, in] and its bias into views: gate's channels first."""
         channels = both.shape[0] // 2
         biases = (None, None) if bias is None else bias.chunk(2)
         parts = (both.rows(slice(0, channels)), both.rows(slice(channels, None)))
@@ -42,7 +42,7 @@ class Gate:
 
     @property
     def channels(self) -> int:
-        """What comes out, per token."""
+        """Number of outputs per token."""
         return self.gate.shape[0]
 
     @property

@@ -3,7 +3,8 @@
     codes -> activation(gate) * up [tokens, channels] -> Hadamard, codes -> down
 
 Gate and up are not rounded before they are activated and multiplied, where two products round both
-to 16 bit: it is as exact as one rounding, and a code behind it may differ by one from theirs.
+to 16 bit. The result is as exact as one rounding, and a later code may differ by one from the two
+products'.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def gated_product(
 
 
 def gated_reference(x_q: Tensor, row_scale: Tensor, gate: Gate, dtype: torch.dtype) -> Tensor:
-    """What `gated_product` computes, on any device."""
+    """Compute `gated_product` in plain torch, on any device."""
     first, second = (
         linear_int(x_q, row_scale, weight, None, bias, "reference", torch.float32)
         for weight, bias in gate.products
@@ -69,7 +70,7 @@ def gated_reference(x_q: Tensor, row_scale: Tensor, gate: Gate, dtype: torch.dty
 
 
 def pays(tokens: int, gate: Gate) -> bool:
-    """Whether one launch can do it, where `linear_int` would take warpgroup products too."""
+    """True if one launch can do it, where `linear_int` would take warpgroup products too."""
     if unsupported(gate) is not None:
         return False
     return choose(tokens, gate.gate, has_kernels(gate.gate.codes.device)) == KERNEL

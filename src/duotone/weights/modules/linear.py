@@ -49,17 +49,18 @@ def linear_int(
     """Integer activations times integer weights, scaled: W8A8 and W4A8.
 
     y = (x_q @ codes^T) * row_scale * weight.scale + x0 (x) weight.w0 + bias; the product is exact
-    in int32, the rest fp32 in this order, so all implementations agree bit by bit.
+    in int32. All else is fp32 in this order, so all implementations agree bit by bit.
 
     With groups: y = (sum over groups g of (x_q_g @ codes_g^T) * scale_g) * row_scale + ...; a
-    group's product is exact in int32, what is scaled and added is fp32, in ascending order in the
-    reference, and in "w8a8" and "w4a8-scratch" up to 128 columns per group: these agree bit by
-    bit. The others share columns out and add in other orders, each always in its own. Before y is
+    group's product is exact in int32, then scaled and added in fp32. The reference adds in
+    ascending order. So do "w8a8" and "w4a8-scratch" up to 128 columns per group, bit by bit. Other
+    implementations split columns and add in another order, which is fixed for each. Before y is
     rounded to `dtype` they differ from the reference by a relative RMS below 1e-6 on random data,
     and always by less than n * 2^-23 * the sum of the magnitudes of the n scaled products.
 
     x_q: int8 [tokens, in]. row_scale: float32 [tokens] (MSQ: one of two values per row), or [] or
-    [1]. x0: [tokens], what RMS keeps in floating point; to be given iff weight.w0 is.
+    [1]. x0: [tokens], the channel that RMS keeps in floating point; required iff weight.w0 is
+    given.
     bias: [out]. dtype: of the result. out: [tokens, out] of that dtype, contiguous, to write it to.
     impl: "reference" runs everywhere; the others are kernels and need a CUDA device (or
         TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
@@ -124,7 +125,7 @@ def linear_float(
 
 
 def _has_fast(x: Tensor) -> bool:
-    """Whether kernels run natively: "auto" never takes the interpreter, which is for tests."""
+    """True if kernels run natively: "auto" never takes the interpreter, which is for tests."""
     return x.is_cuda and has_kernels(x.device)
 
 
@@ -297,5 +298,5 @@ _RUN = {
     "w4a8-scratch": _run_scratch,
     "int_mm": _run_int_mm,
 }
-# Those for many tokens, whose results a copy would be seen of; the others' are copied to `out`.
+# Kernels for many tokens, where a copy would cost time; other results are copied to `out`.
 _WRITES = ("w8a8", "w8a8-wgmma", "w4a8-scratch")

@@ -1,6 +1,6 @@
-"""Which rows of a language model's activations are visual tokens, told to all its linears at once.
+"""Visual rows of a language model's activations, shared by all its linears.
 
-One `Modality` belongs to one model. What runs the model sets the mask of a step before it; decode
+One `Modality` belongs to one model. The caller sets a step's mask before the step runs; decode
 steps and text prompts have none. The linears pick their static scale by it (MSQ, MQuant eq. 3-4).
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 class Modality:
     """The visual rows of the step that runs now: bool [tokens], the batch flattened, or None.
 
-    first: how many they are where they come first (AIFS), so that scales go by slices; None where
-    they lie anywhere, so that each row picks its scale.
+    first: the number of visual rows where these come first (AIFS), so that scales go by slices.
+    None where visual rows may lie anywhere, so that each row picks its scale.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Modality:
         self.first: int | None = None
 
     def set(self, visual: Tensor | None, first: int | None = None) -> None:
-        """Of the step that comes now; `visual` [B, T]."""
+        """Set the mask of the next step; `visual` [B, T]."""
         self.visual, self.first = None if visual is None else visual.flatten(), first
 
     @contextmanager
     def rows(self, visual: Tensor | None) -> Iterator[None]:
-        """Inside: `visual` [B, T] marks the visual tokens of what the model is given."""
+        """Mark the visual tokens of the model's input by `visual` [B, T], within the block."""
         before = self.visual, self.first
         self.set(visual)
         try:

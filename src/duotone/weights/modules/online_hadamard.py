@@ -102,7 +102,7 @@ def _sizes_rule(columns: int, blocks: int, base: Tensor | None, p: int) -> str:
 
 
 def _fits(base: Tensor | None, p: int) -> bool:
-    """The kernels have room for it: powers of two above 128 are folded into the base."""
+    """True if kernels have room for the base: powers of two above 128 are folded into it."""
     if base is None:
         return p <= 16384
     return len(base) * max(1, p // 128) <= 256

@@ -18,7 +18,7 @@ class PackedWeight:
     """Symmetric integer codes of a weight [out, in], as nn.Linear has it.
 
     codes: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], two's complement nibbles, the
-        even column in the low one.
+    even column in the low nibble.
     scale: float32 [out], or [out, in / group_size] with groups along `in`; w ~ codes * scale.
     w0: [out] floating point or None: column 0 of the weight where RMS splits it off; the codes of
         that column are then 0.
@@ -97,7 +97,7 @@ class PackedWeight:
         return weight.to(dtype)
 
     def to(self, device: torch.device | str) -> PackedWeight:
-        """The same on `device`."""
+        """Copy to `device`."""
         w0 = None if self.w0 is None else self.w0.to(device)
         return replace(self, codes=self.codes.to(device), scale=self.scale.to(device), w0=w0)
 
@@ -127,6 +127,6 @@ def unpack_int4(packed: Tensor) -> Tensor:
         raise ValueError(
             f"packed int4 is a matrix of uint8; got {tuple(packed.shape)} of {packed.dtype}"
         )
-    # The shift left moves a nibble to the sign's place; the arithmetic one back extends the sign.
+    # The shift left moves a nibble to the sign's bits; the arithmetic one back extends the sign.
     both = torch.stack((packed << 4, packed & 0xF0), -1)
     return both.flatten(1).view(torch.int8) >> 4

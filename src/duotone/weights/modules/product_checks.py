@@ -1,4 +1,4 @@
-"""What the arguments of integer products have to be, whichever kernel runs them."""
+"""Checks of the arguments of integer products, for every kernel."""
 
 from __future__ import annotations
 

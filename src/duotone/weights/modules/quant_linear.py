@@ -2,8 +2,8 @@
 
     x -> features: signs, online Hadamard, zero padding -> [float channel 0] + int8 codes -> linear
 
-It is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict. A module in front of it
-may make the codes and hand them over (`weights.fused`).
+The layer is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict. A module before
+the layer may make the codes and hand these over (`weights.modules.fused`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class QuantLinear(nn.Module):
         return opaque.encode(rows, self.row_scale(), self.columns, *given)
 
     def coded(self, x: Tensor) -> Coded:
-        """The codes of x [..., in]: made here, or of int8 x those that were handed over, once.
+        """The codes of x [..., in]: made here, or for int8 x the codes that were handed over, once.
 
         Errors: ValueError for other integers.
         """
@@ -103,7 +103,7 @@ class QuantLinear(nn.Module):
         return opaque.linear_int(coded, self._weight, self.bias, self.impl)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in x's type; int8 only as the codes that were handed over.
+        """[..., in] -> [..., out], in x's type; int8 x must be the codes that were handed over.
 
         Errors: ValueError for other integers.
         """
@@ -129,7 +129,7 @@ class QuantLinear(nn.Module):
         if coded is None or x.dtype != torch.int8 or x.numel() != coded.codes.numel():
             raise ValueError(
                 "a quantized linear takes floating point, or once the int8 codes that a fused "
-                f"module in front of it made; got {x.dtype} {tuple(x.shape)}, which nobody handed "
+                f"module before it made; got {x.dtype} {tuple(x.shape)}, which nobody handed "
                 "over. Undo the fusion (duotone.hf.weights.fusion.unfuse) to call them one by one"
             )
         return coded._replace(codes=x.reshape(-1, self.columns))
@@ -145,13 +145,13 @@ class QuantLinear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """Sizes, as nn.Linear shows them, and what is quantized how."""
+        """Sizes, as nn.Linear shows them, and the quantization."""
         turned = "" if self.plan is None else f", hadamard={self.plan.block}"
         kind = f"{self.mode}, {self.activation}, split={self.weight_w0 is not None}"
         return f"in_features={self.in_features}, out_features={self.out_features}, {kind}{turned}"
 
     def record(self) -> dict[str, Any]:
-        """What `from_record` needs beside the state."""
+        """JSON-safe record that `from_record` needs in addition to the state."""
         return {
             "kind": "quantized",
             "in_features": self.in_features,

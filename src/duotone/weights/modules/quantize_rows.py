@@ -1,4 +1,4 @@
-"""Activations to int8, one symmetric scale per row or tensor, with what precedes fused.
+"""Activations to int8, one symmetric scale per row or tensor, fused with the operations before.
 
 q = clamp(round_half_even(x / s), -127, 127). With `scale` the scales are static (MSQ: [tokens], one
 of two values per row; or a single one); without, each row's own maximum / 127 is found in the same
@@ -19,7 +19,7 @@ ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "quick_gelu")
 
 
 class Rows(NamedTuple):
-    """codes: int8 [tokens, channels]. scale: what they were divided by: [tokens], [1] or []."""
+    """codes: int8 [tokens, channels]. scale: the divisor of the rows: [tokens], [1] or []."""
 
     codes: Tensor
     scale: Tensor
@@ -151,7 +151,7 @@ def chosen_impl(impl: str, x: Tensor) -> str:
 
 
 def takes_kernels(impl: str, x: Tensor) -> bool:
-    """Whether `chosen_impl` takes kernels."""
+    """True if `chosen_impl` takes kernels."""
     return chosen_impl(impl, x) == "triton"
 
 

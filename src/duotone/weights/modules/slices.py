@@ -1,8 +1,8 @@
 """AIFS's product: two contiguous slices of the rows, one scale each (MQuant 3.3).
 
-Where visual tokens come first (`weights.reorder`), no row has to look its scale up. The integers
-and the fp32 arithmetic of every row are those of a product with a scale per row, bit by bit; what
-differs is that there are two launches with a tail each (benchmarks/mquant_speed.py times both).
+Where visual tokens come first (`weights.equivalences.reorder`), no row has to look its scale up.
+Integers and fp32 arithmetic of every row equal a product with a scale per row, bit by bit. The
+difference is two launches with a tail each, instead of one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def linear_by_slices(
     """`linear_int` of rows whose scale is scales[1] (visual) up to row `first`, then scales[0].
 
     x_q: int8 [tokens, in]. scales: float32 [text, visual]. Both slices write into one result
-    [tokens, out]. Errors: ValueError for another number of scales or a `first` beyond the rows, and
-    what `linear_int` refuses.
+    [tokens, out]. Errors: ValueError for another number of scales, a `first` beyond the rows, and
+    all that `linear_int` refuses.
     """
     tokens = len(x_q)
     if tuple(scales.shape) != (2,) or not 0 <= first <= tokens:

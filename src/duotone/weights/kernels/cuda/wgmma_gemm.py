@@ -22,8 +22,8 @@ MAP_BYTES, ALIGNMENT_BYTES = 128, 64
 GROUP_THREADS = 128
 # Registers of a thread that multiplies, by warpgroups that do.
 REGISTERS = {1: 240, 2: 240, 3: 160}
-# Up to so many tokens a launch begins while the one ahead of it ends. Beyond, its blocks take what
-# that one's last blocks need: chains of 2,048 tokens and more were up to 17 % slower (LOG.md).
+# Up to so many tokens, a launch begins while the previous launch ends. Beyond, its blocks take what
+# the previous launch's last blocks need: chains of 2,048 tokens and more were up to 17 % slower.
 MAX_OVERLAP_TOKENS = 1024
 # TMA wants addresses and rows of multiples of 16 bytes, and eight outs are stored at one time.
 START_BYTES, IN_MULTIPLE, OUT_MULTIPLE = 16, 16, 8
@@ -109,12 +109,12 @@ def launch(tile: WgmmaTile, given: Arguments, macros: dict[str, int], x_q: Tenso
 
 
 def overlaps(x_q: Tensor) -> bool:
-    """Whether a launch for these tokens begins while the one ahead ends."""
+    """True if a launch for these tokens begins while the previous launch ends."""
     return len(x_q) <= MAX_OVERLAP_TOKENS
 
 
 def type_of(tensor: Tensor | None) -> int:
-    """The number of its type in the source."""
+    """Number of a tensor's type in the source."""
     return NO_TYPE if tensor is None else TYPES[tensor.dtype]
 
 
@@ -168,7 +168,7 @@ def macros_of(
     bias: int = NO_TYPE,
     gated: int = 0,
 ) -> dict[str, int]:
-    """What the source is compiled with; out, x0, w0, bias: numbers of TYPES; gated: as it says."""
+    """Macros that the source is compiled with; out, x0, w0, bias: numbers of TYPES."""
     registers = tile.tokens // 2
     return {
         "N": tile.tokens,

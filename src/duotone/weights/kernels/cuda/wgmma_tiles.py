@@ -1,8 +1,8 @@
 """Tiles of the W8A8 kernel for Hopper's warpgroup products, and which of them a product takes.
 
 What a tile costs is counted: products on tensor cores, bytes out of shared memory and into it. The
-rates are fitted to products of 150 to 477 tokens on an H200 (5 % RMS; what is chosen by them takes
-1.5 % longer than the best that was measured, LOG.md).
+rates are fitted to products of 150 to 477 tokens on an H200 (5 % RMS; the chosen tile takes 1.5 %
+longer than the fastest measured one).
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ STEP = 128
 GROUP_OUTS = 64
 TOKEN_MULTIPLE, MAX_TOKENS = 16, 256
 SHARED_BYTES = 226 << 10
-# Per warpgroup: two times 16 tokens by 64 outs of 16 bits, where sums are turned to rows of tokens.
+# Per warpgroup: two times 16 tokens by 64 outs of 16 bits, where sums are transposed to rows of
+# tokens.
 TURN_BYTES = 2 * 16 * GROUP_OUTS * 2
 MAX_STAGES = 8
 # Per cycle and multiprocessor: products, bytes of shared memory, bytes that come into it.
 _PRODUCTS, _SHARED, _INCOMING = 3160.0, 128.0, 58.5
-# Cycles to scale and write a number of a tile; beside it, to scale a gate and activate it (counted
+# Cycles to scale and write a number of a tile; next to it, to scale a gate and activate it (counted
 # instructions, not measured).
 _WRITE, _ACTIVATE = 0.175, 0.17
 _CYCLES_PER_US, _LAUNCH_US = 1980.0, 1.5
-# The weights, once: bytes per us, and what it takes besides.
+# The weights, once: bytes per us, and the overhead in us.
 _MEMORY_BYTES_PER_US, _MEMORY_US = 3.32e6, 2.7
-# Between what takes turns and what all runs at one time: exponents of a norm.
+# Between phases that alternate and phases that overlap: exponents of a norm.
 _STEP_NORM, _MEMORY_NORM = 24.0, 6.0
 
 
@@ -37,7 +38,7 @@ class WgmmaTile:
     """A tile of the product, and how a block works on it.
 
     tokens: 16 to 256, in sixteens. groups: warpgroups that multiply. rows: times 64 outs that each
-    has. teams: 1, all groups share a tile; 2, two groups have a tile each and take turns.
+    has. teams: 1, all groups share a tile; 2, two groups have a tile each and alternate.
     """
 
     tokens: int
@@ -52,7 +53,7 @@ class WgmmaTile:
 
     @property
     def step_bytes(self) -> int:
-        """Of a step's codes."""
+        """Bytes of a step's codes."""
         return STEP * (self.outs + self.tokens)
 
     @property

@@ -1,4 +1,4 @@
-"""What ends every integer product: scales, the rank-1 term, bias, in the reference's order."""
+"""Epilogue of every integer product: scales, the rank-1 term, bias, in the reference's order."""
 
 # ruff: noqa: D103
 from __future__ import annotations

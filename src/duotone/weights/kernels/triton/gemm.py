@@ -11,8 +11,9 @@ integers are.
 With groups of scales a step of `in` lies in one group; its product is scaled and added in fp32, in
 ascending order. Such sums depend on their order, so tiles stay whole.
 
-Its programs fill the device, and being there before their input is costs more than the gap between
-launches: unlike those for few tokens, it does not overlap the launch ahead (LOG.md).
+The programs fill the device. Starting them before their input is ready costs more than the gap
+between launches. So this kernel, unlike the kernels for few tokens, does not overlap the previous
+launch.
 """
 
 # ruff: noqa: D103
@@ -39,8 +40,8 @@ TMA_BYTES = 16
 class GemmConfig:
     """Tile sizes [tokens, outs, ins], tiles per group, warps, stages; programs per SM or 0: all.
 
-    registers: the most per thread, None for as many as the compiler likes. parts: the most that
-    tiles are cut into where they are too few for all programs; not with groups of scales.
+    registers: the most per thread, None for the compiler's choice. parts: the most parts of a tile,
+    where tiles are too few for all programs; not with groups of scales.
     """
 
     tokens: int
@@ -92,8 +93,8 @@ def _add_parts(sums, partial, arrived, m_row, i_part, parts):
     is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1
     if is_last:
         for i_other in range(1, parts):
-            # every part but this program's own, which stays in registers: bringing the others to
-            # where it lies keeps all loads of a part in flight at one time
+            # every part but this program's own, which stays in registers: loading the other parts
+            # into its layout keeps all loads of a part in flight at one time
             p_other = p_part + (i_part + i_other) % parts * (BM * BN)
             sums += tl.load(p_other, mask=m_part, other=0, cache_modifier=".cg")
         tl.store(arrived, 0)
@@ -147,7 +148,7 @@ def gemm_kernel(
         i_m = first + i_tile % in_group % size
         i_n = i_tile % in_group // size
         # the last tile of rows starts where it ends with them: rows beyond the tensor cost TMA more
-        # than real ones, and those of two tiles get the same numbers twice
+        # than real ones, and rows of two tiles get the same numbers twice
         first_row = tl.minimum(i_m * BM, tl.maximum(tokens - BM, 0))
         o_row = first_row + tl.arange(0, BM)
         o_out = i_n * BN + tl.arange(0, BN)
@@ -158,7 +159,7 @@ def gemm_kernel(
             if SIZE is None:
                 sums = tl.dot(b_x, b_w.T, sums, out_dtype=tl.int32)
             else:
-                # asked for before the product, behind which it is needed
+                # loaded before the product, after which it is needed
                 b_s = group_scale(out_scale, o_out, k // SIZE, outs, ins // SIZE)
                 part = tl.dot(b_x, b_w.T, out_dtype=tl.int32)
                 sums += part.to(tl.float32) * b_s[None, :]

@@ -1,10 +1,10 @@
 """One token: 32-bit words of weights times words of x by dp4a.
 
-No splits and no tensor cores: a program holds a few rows and walks their columns in steps so long
-that loads of many bytes are in flight, the first of them before the kernel ahead has ended.
+No splits and no tensor cores: a program holds a few rows and walks their columns in steps. Steps
+are so long that loads of many bytes are in flight, the first before the previous kernel ends.
 
 With groups of scales a step's products are summed by group in int32, scaled, and added in fp32 to
-those of the steps before, group by group of a step; the groups of a step are added last.
+the sums of earlier steps, group by group. The groups of a step are added last.
 """
 
 # ruff: noqa: D103

@@ -1,10 +1,10 @@
-"""Which kernels make an online Hadamard transform of how many rows.
+"""Choose the kernels of an online Hadamard transform by the number of rows.
 
-No base: one kernel (`triton_sylvester`), but for large powers of two, which are folded into a base
+No base: one kernel (`triton.sylvester`), but for large powers of two, which are folded into a base
 of one. A base, many rows of 16 bit: one kernel, a program per unit
-(`triton_hadamard_base.base_kernel`). Few rows, which leave most of the device idle that way,
-and fp32, whose products need more room: Sylvester's part into fp32 memory, then the base's, each
-in many small programs.
+(`triton.hadamard_base.base_kernel`). Few rows would leave most of the device idle, and fp32
+products need more room. Both run Sylvester's part into fp32 memory, then the base's part, each in
+many small programs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from duotone.weights.kernels.triton.sylvester import sylvester_rows
 
 @dataclass(frozen=True)
 class HadamardConfig:
-    """few_units: up to how many (a block of a row each) two launches are faster than one.
+    """few_units: the most units (a block of a row each) for which two launches are faster than one.
 
-    many: None for what the number of units asks for.
+    many: None to choose by the number of units.
     """
 
     few_units: int = 15

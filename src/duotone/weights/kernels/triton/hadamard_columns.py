@@ -1,6 +1,6 @@
 """The base's part of an online Hadamard alone: of few rows, in many small programs.
 
-Behind a launch of Sylvester's part, which leaves fp32. The base's table is read before the wait.
+Sylvester's part is launched first and leaves fp32. The base's table is read before the wait.
 """
 
 # ruff: noqa: D103
@@ -22,7 +22,7 @@ from duotone.weights.kernels.triton.unpack import ASM
 
 @dataclass(frozen=True)
 class ColumnsConfig:
-    """Behind a launch of Sylvester's part: columns and warps of a program."""
+    """Columns and warps of a program, launched after Sylvester's part."""
 
     columns: int = 16
     warps: int = 4

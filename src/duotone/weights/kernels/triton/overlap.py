@@ -2,8 +2,8 @@
 
 A kernel lets its successor start as soon as all of its own programs have, and waits for its
 predecessor before it reads what that wrote, or writes anything at all. Before the wait it may only
-read what no kernel of a forward pass writes: weights, tables. As every kernel waits, whoever waits
-for one has waited for all before it. Neighbours that know nothing of this are waited for as ever.
+read what no kernel of a forward pass writes: weights, tables. As every kernel waits, a kernel that
+waits for one has waited for all before it. Kernels that do not take part are waited for as usual.
 """
 
 # ruff: noqa: D103
@@ -46,15 +46,15 @@ def fetch_to_l2(pointers):
 
 
 # (overlap, fetch ahead), the innermost `overlap_if` last. Fetching was measured to be slower: 1.91
-# ms a step of Qwen2-VL-7B's shape, 1.77 without (LOG.md, static W4A8).
+# ms a step of Qwen2-VL-7B's shape, 1.77 without (static W4A8).
 _allowed = [(True, False)]
 
 
 @contextmanager
 def overlap_if(allowed: bool, ahead: bool = False) -> Iterator[None]:
-    """Launches within overlap or do not: for comparisons.
+    """Set whether launches within the block overlap, for comparisons.
 
-    ahead: while they wait, they ask for the weights that their registers have no room for.
+    ahead: waiting kernels prefetch the weights that their registers have no room for.
     """
     _allowed.append((allowed, allowed and ahead))
     try:
@@ -64,12 +64,12 @@ def overlap_if(allowed: bool, ahead: bool = False) -> Iterator[None]:
 
 
 def overlaps(device: torch.device) -> bool:
-    """Launches on this device overlap."""
+    """True if launches on this device overlap."""
     return _allowed[-1][0] and _able(device)
 
 
 def fetches_ahead(device: torch.device) -> bool:
-    """Launches on this device bring weights into L2 while they wait."""
+    """True if waiting launches on this device bring weights into L2."""
     return _allowed[-1][1] and _able(device)
 
 

@@ -1,4 +1,4 @@
-"""Activations to int8 in Triton, with what comes before fused: norms, gates, activations.
+"""Activations to int8 in Triton, fused with the operations before: norms, gates, activations.
 
 Static scales are known beforehand, so without a norm a row may be cut into pieces; a norm and a
 dynamic scale (the row's own maximum) need a whole row in one program, which reads a long one twice.
@@ -39,7 +39,7 @@ def to_codes(values, scale):
 
 @triton.jit
 def divided_codes(values, scale, inverse):
-    # values / scale, correctly rounded: the product with the reciprocal, mended by its remainder
+    # values / scale, correctly rounded: the product with the reciprocal, fixed by its remainder
     # (Markstein). A division each has branches; that of a zero takes the slow one.
     most = scale * 127.0
     values = tl.minimum(tl.maximum(values, -most), most)
@@ -68,7 +68,7 @@ def rows_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    # all loads come first: behind the reduction each would wait for memory once more
+    # all loads come first: after the reduction each would wait for memory once more
     start_next(OVERLAP)
     i_row = tl.program_id(0).to(tl.int64)
     o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -200,7 +200,7 @@ def rows_quantize(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Launch. x, up: [tokens, channels], rows may be strided; all else contiguous.
 
-    Returns (codes, scale per row if it was found here, dense result if asked for).
+    Returns (codes, scale per row if it was found here, dense result if wanted).
     """
     tokens, columns = x.shape
     dynamic = quantize and scale is None

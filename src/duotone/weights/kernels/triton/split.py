@@ -2,12 +2,12 @@
 
 W4A8, W8A8 and W4A16 in one kernel. The weight is the first operand of the product (channels are
 the rows of a tile), so few tokens fill a tensor core's short side, and the unpacked side may stay
-in registers. Even and odd columns of 4-bit weights are multiplied apart, so no nibble changes
-its place: x is read two values at a time and taken apart the same way.
+in registers. Even and odd columns of 4-bit weights are multiplied separately, so no nibble moves: x
+is read two values at a time and split the same way.
 
-Splits write partial sums; the last one to come adds them in order, so the result does not depend on
-who was last. Integer sums are exact anyway; with groups of scales they are of a group, and what is
-added up is fp32.
+Splits write partial sums; the last split to arrive adds the sums in order, so the result does not
+depend on the order of arrival. Integer sums are exact in any order. With groups of scales, each
+group's integer sums are scaled, and fp32 is added up.
 """
 
 # ruff: noqa: D103
