@@ -1,4 +1,4 @@
-"""What a model is calibrated on: encoded prompts of some tasks, and a record of which."""
+"""Calibration data: encoded prompts of some tasks, and a record of their origin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CalibrationData:
 
 
 def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
-    """Of the prompts' token ids and pixels; padding and the size of batches do not matter."""
+    """Digest of the prompts' token ids and pixels, independent of padding and batch size."""
     found = hashlib.sha256()
     for batch in batches:
         for ids, real in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
@@ -56,7 +56,7 @@ def calibration_data(
     """The first samples of every task's calibration split; a file has one split only.
 
     Errors: ValueError where a task has fewer samples, or where a multimodal model would see no
-    visual token: what is calibrated is their K and V.
+    visual token to calibrate.
     """
     for task in tasks:
         task.check_samples(samples)

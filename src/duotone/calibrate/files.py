@@ -1,4 +1,4 @@
-"""The two files of a calibration, and the one beside them while it is not finished."""
+"""The two files of a calibration, and the partial file of an unfinished one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .partial import read_header, remove_partial
 
 
 def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
-    """Write the bases and the spec beside them; a partial file has done its service.
+    """Write the bases and, next to them, the spec; remove a partial file.
 
     Errors: ValueError for files that exist.
     """
@@ -36,9 +36,9 @@ def partial_of(out: str | Path) -> Path:
 
 
 def check_files(out: str | Path) -> tuple[Path, Path]:
-    """Both files, which do not exist yet and can be written.
+    """Check that neither file exists and that both can be written; returns both paths.
 
-    Errors: ValueError if not so, or if there is a partial file that cannot be read.
+    Errors: ValueError if not, or if there is a partial file that cannot be read.
     """
     files = files_of(out)
     found = [str(path) for path in files if path.exists()]

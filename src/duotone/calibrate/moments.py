@@ -1,7 +1,7 @@
-"""What bases are made of: moments of K, V and queries, summed while the model reads and answers.
+"""Moments of K, V and queries for bases, summed while the model reads and answers.
 
-Sums only: memory does not grow with the samples. Knows how a model is watched, not what is done
-with the numbers.
+Sums only: memory does not grow with the samples. This file watches a model; other files use the
+numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LayerMoments:
 
     key, value: of (x - mean)(x - mean)^T about the mean of the token's own span. query: of q q^T,
     also over the q heads of the kv head. output: sum over these of W_h^T W_h, where W_h are the
-    columns of W_o for one q head. sm_scale: what scores q . k are multiplied by.
+    columns of W_o for one q head. sm_scale: factor of the scores q . k.
     """
 
     key: Sums
@@ -53,17 +53,17 @@ class LayerMoments:
     queries: int = 0
 
     def to(self, device: torch.device) -> None:
-        """Move the sums, where they are not there yet."""
+        """Move the sums to a device."""
         for name in ("key", "value", "query", "output"):
             setattr(self, name, getattr(self, name).to(device))
 
     def covariance(self, which: str) -> Sums:
-        """Of "key" or "value", about the spans' means."""
+        """Covariance of "key" or "value" about the spans' means."""
         return getattr(self, which) / max(self.tokens, 1)
 
     @property
     def scores(self) -> Sums:
-        """Mean over queries of sm_scale^2 q q^T, summed over q heads: what errors of K do to s."""
+        """Mean over queries of sm_scale^2 q q^T, summed over q heads: the metric of K's errors."""
         return self.query * self.sm_scale**2 / max(self.queries, 1)
 
 
@@ -100,7 +100,7 @@ def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
 
 
 def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:
-    """What a layer multiplies scores with, by the argument that attention got."""
+    """Factor of a layer's scores, by the argument that attention received."""
     return facts.head_dim**-0.5 if scaling is None else float(scaling)
 
 
@@ -108,7 +108,7 @@ def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:
 class AnswerListener:
     """Knows which queries count while a batch is read and then answered token by token.
 
-    alive: [B] whose answer goes on; the rest only feed padding to the model.
+    alive: [B] True where the answer goes on; other sequences only feed padding to the model.
     """
 
     facts: ModelFacts
@@ -117,13 +117,13 @@ class AnswerListener:
     read: set[int] = field(default_factory=set)
 
     def begin(self, places: Places) -> None:
-        """The next call of every layer is of a new batch's prompt."""
+        """Prepare for a new batch's prompt, the next call of every layer."""
         self.places, self.read = places, set()
-        # A sequence without tokens of K and V that count has no queries that count either.
+        # A sequence with no counted tokens of K and V has no counted queries.
         self.alive = (places.spans >= 0).any(1)
 
     def counted(self, layer: int, query: Heads) -> Bool[Tensor, "batch tokens"]:
-        """Which tokens' queries count in this call: the prompt's, then those of each step."""
+        """Mask of the tokens whose queries count in this call: the prompt's, then each step's."""
         if layer in self.read:
             return self.alive[:, None].expand(-1, query.shape[2]).to(query.device)
         self.read.add(layer)
@@ -139,7 +139,7 @@ class Recorder(AnswerListener):
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
-        """Of a prompt K, V and queries; of an answer's token the query."""
+        """Add a prompt's K, V and queries, or the query of an answer's token."""
         index = module.layer_idx
         layer = self.layers.get(index) or self._new_layer(module, query, scaling)
         if index not in self.read:
@@ -167,7 +167,7 @@ class Recorder(AnswerListener):
 
 @dataclass(frozen=True)
 class _StillAnswering:
-    """A stopping criterion that stops nothing: it tells the listener whose answer has ended."""
+    """A stopping criterion that stops nothing: it passes the ended answers to the listener."""
 
     listener: AnswerListener
     ends: Tensor
@@ -178,12 +178,12 @@ class _StillAnswering:
 
 
 class Audience(Protocol):
-    """What looks at batches once they are answered. recorder: sums the moments, and may do more."""
+    """Observer of answered batches. recorder: sums the moments, and may do more."""
 
     recorder: Recorder
 
     def see(self, batch: Batch, cache: Any) -> None:
-        """One batch, and the 16-bit cache of its prompt and answer."""
+        """Process one batch and the 16-bit cache of its prompt and answer."""
         ...
 
 
@@ -191,7 +191,7 @@ class Audience(Protocol):
 def answer(
     model: Any, given: CalibrationBatch, listener: AnswerListener, group: int = 128
 ) -> tuple[Batch, Any]:
-    """(batch, its 16-bit cache): read and answered greedily while `listener` hears every layer.
+    """(batch, its 16-bit cache) of a greedy answer; `listener` receives every layer's calls.
 
     The cache holds the prompt and all but the last token of the longest answer.
     """
@@ -217,7 +217,7 @@ def gather_moments(
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
     group: tokens per span of a text model. progress: called with the batches done. audience: sees
-    the answered batches. layers: what the first `done` batches gave; the others are added to it.
+    the answered batches. layers: sums of the first `done` batches; later batches are added.
     """
     recorder = audience.recorder if audience else Recorder(model_facts(model))
     recorder.layers = {} if layers is None else layers

@@ -1,4 +1,4 @@
-"""Which tokens of a batch are learned from."""
+"""Choice of a batch's tokens for calibration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duotone.inference.batch import Batch
 
 @dataclass(frozen=True)
 class Places:
-    """Which tokens of a batch count.
+    """Tokens of a batch that count.
 
     spans: [B, T] number of the span a token of K and V belongs to, -1: none. queries: [B, T].
     """
@@ -24,9 +24,9 @@ class Places:
 
 
 def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Places:
-    """Every run of visual tokens is a span; queries are of what stands behind the last one.
+    """One span per run of visual tokens; queries of the tokens after the last run.
 
-    A sequence without visual tokens gives nothing.
+    A sequence without visual tokens does not count.
     """
     visual = visual_mask & real.bool()
     before = torch.nn.functional.pad(visual, (1, 0))[:, :-1]
@@ -37,7 +37,7 @@ def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Pl
 
 
 def text_places(real: Tensor, group: int) -> Places:
-    """All real tokens; every `group` of a sequence's are a span, as in a stream of such groups."""
+    """All real tokens; every `group` tokens of a sequence are a span, like a stream's groups."""
     real = real.bool()
     number = (real.cumsum(1) - 1).clamp(min=0) // group
     spans = number + torch.arange(len(real), device=real.device)[:, None] * (real.shape[1] + 1)

@@ -1,8 +1,8 @@
-"""What bases leave to code: variances of coefficients, per layer and part of the tokens.
+"""Variances of coefficients in given bases, per layer and part of the tokens.
 
-Which channels get many bits is decided per span, by the span's own variances; so what an allocation
-needs is not the variance of each channel but that of the largest, the next one and so on of every
-span, in the foreground and in the background.
+Each span's own variances decide which of its channels get many bits. So an allocation needs sorted
+variances: the largest of every span, the next largest and so on, in the foreground and in the
+background.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sorted_squares(
     blocks: BlockTable,
     shares: Mapping[str, float],
 ) -> dict[str, tuple[PerHead, int]]:
-    """{part: (falling sums of squares about the spans' means; tokens)}; tokens by prominence.
+    """{part: (falling sums of squares about the spans' means; tokens)}; tokens by saliency.
 
     shares: of a span's tokens, part by part from the front.
     """
@@ -71,8 +71,8 @@ def _falling(slots: Tensor, mask: Tensor) -> tuple[PerHead, int]:
 def energies(slots: Tensor, sizes: Int[Tensor, "batch spans"], share: float) -> Float[Tensor, 2]:
     """(energy of the first ceil(share n) tokens of spans, of all), summed over spans and heads.
 
-    slots: [batch, kv_heads, spans, longest, head_dim], tokens by prominence; a token's energy is
-    its prominence |c - mean|^2, the mean that of the span.
+    slots: [batch, kv_heads, spans, longest, head_dim], tokens by saliency; a token's energy is its
+    saliency |c - mean|^2, with the span's mean.
     """
     place = torch.arange(slots.shape[3], device=slots.device)
     mask = (place < sizes[..., None])[:, None, ..., None]
@@ -90,20 +90,20 @@ def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim
 
 @dataclass
 class Profile:
-    """Sorted squares of all spans, summed, in float64; and their tokens."""
+    """Sums of sorted squares over all spans, in float64; and the number of tokens."""
 
     total: PerHead
     tokens: int
 
     def add(self, falling: PerHead, tokens: int) -> None:
-        """One more batch."""
+        """Add one more batch."""
         self.total = self.total.to(falling.device) + falling
         self.tokens += tokens
 
 
 @dataclass
 class ProfileSums:
-    """What prompts have added up.
+    """Sums over prompts.
 
     spans: by layer, tensor and part. energy: `energies` of K by layer, for the first part's share.
     """
@@ -112,17 +112,17 @@ class ProfileSums:
     energy: dict[int, Float[Tensor, 2]] = field(default_factory=dict)
 
     def add(self, name: Name, falling: PerHead, tokens: int) -> None:
-        """Sorted squares of one more batch."""
+        """Add sorted squares of one more batch."""
         zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
         self.spans.setdefault(name, zero).add(falling.double(), tokens)
 
     def add_energy(self, layer: int, found: Float[Tensor, 2]) -> None:
-        """Energies of one more batch."""
+        """Add energies of one more batch."""
         before = self.energy.get(layer, torch.zeros_like(found))
         self.energy[layer] = before.to(found.device) + found
 
     def profiles(self) -> Profiles:
-        """Means of what was seen."""
+        """Means over all batches."""
         variances = {name: p.total / max(p.tokens, 1) for name, p in self.spans.items()}
         energy = {layer: found.tolist() for layer, found in sorted(self.energy.items())}
         shares = {
@@ -133,7 +133,7 @@ class ProfileSums:
 
 @dataclass(frozen=True)
 class Profiles:
-    """What coefficients look like, span by span.
+    """Statistics of coefficients, span by span.
 
     variances: {(layer, which, part): spans' variances, sorted, mean over tokens}. foreground:
     {layer: the first part's share of K's energy}; 1 where nothing varies.
@@ -159,7 +159,7 @@ class ProfileRecorder:
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
-        """K and V of one layer."""
+        """Add K and V of one layer."""
         device, layer = key.device, module.layer_idx
         take = select((self.places.spans >= 0).to(device))
         blocks = blocks_of(self.places.spans.to(device))
@@ -193,8 +193,8 @@ def gather_profiles(
     """Profiles of the batches' prompts.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
-    per span of a text model. progress: called with the batches done. profiles: what the first
-    `done` batches gave; the others are added to it.
+    per span of a text model. progress: called with the batches done. profiles: sums of the first
+    `done` batches; later batches are added.
     """
     sums = ProfileSums() if profiles is None else profiles
     recorder = ProfileRecorder(model_facts(model), bases, shares, sums)
@@ -202,7 +202,7 @@ def gather_profiles(
         for number, given in enumerate(islice(batches, done, None), start=done + 1):
             batch = prepare(model, given.tensors)
             recorder.places = places_of(batch, recorder.facts, group)
-            # One token: the prompt is read, nothing more.
+            # One token: the prompt is read, and no answer.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
                 progress(number)

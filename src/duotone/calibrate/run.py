@@ -44,10 +44,10 @@ def calibrate(
 ) -> tuple[Bases, CacheSpec, dict[str, Any]]:
     """(bases, spec, report) of a model, from the 16-bit cache's K, V and queries on `batches`.
 
-    file: where the bases will lie; the spec refers to it. data: what the batches are, for the
-    header. partial: a file that sums are kept in from time to time, and that a run with the same
-    arguments goes on from where this one is interrupted; `write` removes `partial_of(out)`.
-    say: told in a sentence if this run goes on from one.
+    file: path of the bases, which the spec refers to. data: description of the batches, for the
+    header. partial: a file that sums are written to from time to time. After an interruption, a run
+    with the same arguments goes on from this file; `write` removes `partial_of(out)`. say: receives
+    a sentence if this run goes on from a partial file.
     Errors: ValueError for settings or a model that do not fit, or a partial file of something else,
     before the model runs.
     """
@@ -63,12 +63,12 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Learned:
-    """What samples say about a model.
+    """Statistics of a model on samples.
 
-    moments: by layer. units: what a unit of coefficients' squares counts at the attention's output,
-    by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the sorted
-    variances of spans, in these units, by layer, tensor and part. foreground: the first part's
-    share of K's energy, by layer.
+    moments: by layer. units: squared error at the attention's output per unit of coefficients'
+    squares, by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the
+    sorted variances of spans, in these units, by layer, tensor and part. foreground: the first
+    part's share of K's energy, by layer.
     """
 
     moments: list[LayerMoments]
@@ -96,8 +96,7 @@ def learn(
 ) -> Learned:
     """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
 
-    audience: sees the batches when they are answered; what it has seen is not in a partial file,
-    so ValueError for both.
+    audience: sees answered batches. A partial file does not hold its state, so ValueError for both.
     """
     if audience and partial:
         raise ValueError("an audience must see all batches, so it goes without a partial file")
@@ -171,7 +170,7 @@ def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectr
 def bases_of(
     moments: Sequence[LayerMoments], settings: Settings, header: dict[str, Any]
 ) -> tuple[Bases, dict[tuple[int, str], Units]]:
-    """All layers' bases, and what a unit of coefficients' squares counts, by layer and tensor."""
+    """All layers' bases, and the weight of a unit of coefficients' squares, by layer and tensor."""
     names = [(i, which) for i in range(len(moments)) for which in ("key", "value")]
     made = {(i, which): _basis(moments[i], which, settings) for i, which in names}
     stacked = {
@@ -212,12 +211,12 @@ def _check_moments(moments: Sequence[LayerMoments], facts: ModelFacts) -> None:
 def _basis(
     moments: LayerMoments, which: Literal["key", "value"], settings: Settings
 ) -> tuple[Units, Float[Tensor, "kv_heads head_dim head_dim"]]:
-    """(what a unit counts at the attention's output, per kv head; E), on the CPU.
+    """(weight of a unit at the attention's output, per kv head; E), on the CPU.
 
-    E is that of the metric with a mean diagonal of 1, so that coefficients stay in the range of
-    16-bit scales; the unit is the metric's level, and makes all tensors comparable: wrong by dv, a
-    token of probability p changes the output by p W_o dv; wrong by dk, which is
-    ds = sm_scale q . dk in its score, by p ds W_o (v - o). Of W_o (v - o) the mean square is
+    E belongs to the metric with a mean diagonal of 1, so that coefficients stay in the range of
+    16-bit scales. The unit is the metric's level and makes all tensors comparable. An error dv in V
+    of a token of probability p changes the output by p W_o dv. An error dk in K is ds = sm_scale q
+    . dk in the score, and changes the output by p ds W_o (v - o). The mean square of W_o (v - o) is
     tr(M S), with M the metric and S the covariance of V.
     """
     metric = moments.scores if which == "key" else moments.output
@@ -256,7 +255,7 @@ def spec_with(
 def _header(
     loaded: Loaded, facts: ModelFacts, moments: Sequence[LayerMoments], settings: Settings
 ) -> dict[str, Any]:
-    """What the bases belong to and where they come from."""
+    """Header of the bases: their model and their origin."""
     model = loaded.model
     return {
         "fingerprint": fingerprint(model),
@@ -272,7 +271,7 @@ def _header(
 def _report(
     learned: Learned, classes: Mapping[Name, Classes], settings: Settings
 ) -> dict[str, Any]:
-    """The header, what was spent, and per tensor its classes and its share of error and variance.
+    """The header, the bits spent, and each tensor's classes and its share of error and variance.
 
     error: expected of Gaussian coefficients; 1 bit for all channels would keep 0.36 of `variance`.
     """

@@ -1,4 +1,4 @@
-"""What a calibration is free to choose."""
+"""Settings of a calibration."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from duotone.quant import TensorSpec
 
 from .transform import WIDTHS, allocate
 
-# Chosen on calibration samples of duotone-tiny's tasks (LOG.md, 2026-11-22): with a background, and
+# Chosen on calibration samples of duotone-tiny's tasks in November 2026: with a background, and
 # for spans as a whole as in the data-free preset.
 KEY = TensorSpec(levels="lloyd", gain="fit", energy=1.0)
 PARTED_VALUE = TensorSpec(levels="lloyd", energy=0.5)
 WHOLE_VALUE = TensorSpec(levels="lloyd", energy=1.5)
-# {mean bits up to here: how far V's levels move apart}: few levels lose what tokens share.
+# {mean bits up to here: spread of V's levels}: few levels lose the mean of tokens.
 PARTED_GAINS = {1.5: 1.1}
 WHOLE_GAINS = {1.5: 1.25, 2.5: 1.1}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a calibration is free to choose.
+    """Choices of a calibration.
 
     bits: mean over the channels and tokens of all layers' K and V; widths, unit: see `allocate`.
-    regularization, mix: of the metrics, see `klt`. The default does least harm where a model is
-    used on other data than it was calibrated on; on the same, 0.1 is better (docs/calibrate.md).
+    regularization, mix: of the metrics, see `klt`. The default is best where a model is used on
+    other data than the calibration data; on the same data, 0.1 is better (docs/calibrate.md).
     key_weight, value_weight: factors of their errors. foreground: share of a visual span's tokens
     that get codes of their own, None: no background; foreground_weight: factor of their errors.
     key, value: quantizers that get classes and a transform, None: ours. group: tokens of a text
@@ -49,7 +49,7 @@ class Settings:
     group: int = 128
 
     def check(self, head_dim: int) -> None:
-        """Raise ValueError for what no calibration of heads of this size can do."""
+        """Raise ValueError for settings that heads of this size do not allow."""
         weights = ("regularization", "mix", "key_weight", "value_weight", "foreground_weight")
         for name in weights:
             if not getattr(self, name) >= 0:
@@ -81,12 +81,12 @@ class Settings:
         return weights | {"visual": self.foreground_weight} if "background" in weights else weights
 
     def of_sums(self) -> dict[str, Any]:
-        """The fields that decide what both passes add up; the others only divide the bits."""
+        """The fields that decide the sums of both passes; other fields only divide the bits."""
         names = ("regularization", "mix", "foreground", "group")
         return {name: getattr(self, name) for name in names}
 
     def quantizer(self, which: Literal["key", "value"], parted: bool) -> TensorSpec:
-        """What gets classes and a transform. parted: spans have a background."""
+        """Quantizer that gets classes and a transform. parted: spans have a background."""
         given = getattr(self, which)
         if given is not None:
             return given

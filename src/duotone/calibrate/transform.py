@@ -2,7 +2,7 @@
 
 Pure functions of covariances; nothing here knows models or files.
 
-A vector x with covariance S costs `dx^T M dx` when it comes back wrong by dx (M is the metric).
+A vector x with covariance S costs `dx^T M dx` if its decoded value is off by dx (M is the metric).
 With C a regularized M (see `klt`) and A = C^(1/2), coefficients c = x E with E = A U have
 
     |dc|^2 = dx^T C dx        their errors count alike
@@ -53,7 +53,7 @@ def klt(
 
 
 def _symmetric(matrix: Matrices) -> Matrices:
-    """Float64, and exactly symmetric: sums in another order need not be."""
+    """Float64, and exactly symmetric, which sums in another order need not be."""
     matrix = matrix.double()
     return (matrix + matrix.transpose(-1, -2)) / 2
 
@@ -70,8 +70,8 @@ class _Filling:
     """Widths of all units while bits are handed out.
 
     energy: [tensors, units] mean variance of a unit's channels times its tensor's weight, falling;
-    share: [tensors] of the tokens; sizes: [units] channels; place: [tensors, units] index into
-    widths; left: bits to hand out, per token.
+    share: [tensors] of the tokens; sizes: [units] channels; place: [tensors, units] index of the
+    unit's width in widths; left: bits to hand out, per token.
     """
 
     energy: Tensor
@@ -96,8 +96,8 @@ class _Filling:
     def _moves(self) -> tuple[Tensor, Tensor]:
         """(error per bit, bits) [tensors, units, widths] of giving a unit a width.
 
-        All wider ones are tried, not only the next: with errors that are not convex in bits a jump
-        can pay where its first half does not. No unit overtakes one of larger variance, since a
+        All wider widths are tried, not only the next. Where errors are not convex in bits, a jump
+        can pay although its first half does not. No unit overtakes one of larger variance, since a
         block gives its widest codes to its largest channels.
         """
         sizes = (self.share[:, None] * self.sizes)[..., None]
@@ -125,8 +125,8 @@ def allocate(
     spectra: of each tensor, falling, a mean over its kv heads, in one metric of what errors cost;
     bits move between layers, between K and V and between parts. widths: of codes; 0 and at most
     three more. unit: channels that get a width together (the last one may have fewer); None:
-    max(4, d // 8). weights: factors of errors; shares: of the tokens that a tensor has; both 1
-    where they say nothing. distortion: {bits: share of the variance that stays}.
+    max(4, d // 8). weights: factors of errors; shares: of the tokens that a tensor has; both 1 by
+    default. distortion: {bits: share of the variance that stays}.
     The first unit of every tensor gets the smallest width beyond 0: no classes are no TensorSpec.
     Errors: ValueError for widths that a TensorSpec cannot have, or a budget below that floor.
     """
@@ -193,7 +193,7 @@ def _unit_means(spectrum: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _classes(widths: Sequence[float], sizes: Sequence[int]) -> Classes:
-    """Shares of whole channels, the widest first; 0 bits are what is left over."""
+    """Shares of whole channels, the widest first; remaining channels have 0 bits."""
     counts: dict[int, int] = {}
     for width, size in zip(widths, sizes, strict=True):
         counts[int(width)] = counts.get(int(width), 0) + size
