@@ -1,4 +1,4 @@
-"""Samples -> prefilled batches, and what their prompts look like before any model work."""
+"""Samples -> prefilled batches, and counts of their prompts before any model work."""
 
 from __future__ import annotations
 

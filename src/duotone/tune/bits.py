@@ -1,7 +1,7 @@
 """True bits on one axis for all schemes: every byte that holds the tokens in question.
 
 `visual_bits_per_element` of `MemoryReport` covers packed visual spans only, and a stream (KIVI) has
-none. Here visual tokens count wherever they live:
+none. Here visual tokens count in every store:
 
     bytes = packed visual spans + their share of the packed stream + their share of the 16-bit store
 
@@ -65,9 +65,9 @@ def _arange(like: Tensor) -> Tensor:
 
 
 def held(cache: Any, visual_mask: Bool[Tensor, "batch tokens"], of: BitsOf) -> Held:
-    """What the cache holds of its visual tokens, or of all.
+    """Bytes that the cache holds of its visual tokens, or of all tokens.
 
-    visual_mask: where the prompt's visual tokens are.
+    visual_mask: True at the prompt's visual tokens.
     """
     memory, state, facts = cache.memory(), cache.ledger.state, cache.facts
     batch = len(visual_mask)

@@ -1,4 +1,4 @@
-"""A point of the space -> a `CacheSpec`. Pure; what is no valid spec raises ValueError."""
+"""A point of the space -> a `CacheSpec`. Pure; an invalid spec raises ValueError."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .space import SHARES
 
 Counts = dict[int, int]  # width in bits -> sixteenths of the channels
 WIDEST = 8
-# Order of the layers of K and of V: the one that a coarse cache hurts most comes first.
+# Order of the layers of K and of V: the layer that a coarse cache hurts most comes first.
 Ranking = Mapping[str, Sequence[int]]
 
 
 def counts_of(point: Mapping[str, Any], which: str) -> Counts:
-    """{bits: sixteenths of the channels}: what earlier shares leave over bounds the later ones."""
+    """{bits: sixteenths of the channels}: the rest after earlier shares bounds later shares."""
     left, counts = SHARES, {}
     for name, width in zip(("first", "second", "third"), (1, 2, 4), strict=True):
         bits, share = point[f"{which}_top"] // width, min(left, point[f"{which}_{name}"])
@@ -39,7 +39,7 @@ def boosted(counts: Counts) -> Counts:
 
 
 def _merge(counts: Counts, factor: int) -> list[tuple[int, int]]:
-    """Shares by width once widths above the widest have become that one."""
+    """Shares by width, with widths above the widest merged into the widest."""
     merged: Counts = {}
     for bits, share in counts.items():
         width = min(WIDEST // factor, bits)
@@ -55,14 +55,14 @@ def starved(counts: Counts) -> Counts:
 
 
 def _widths(counts: Counts, classes: bool) -> dict[str, Any]:
-    """classes: unequal channels are possible; where not, all channels have the widest codes."""
+    """classes: unequal channels are possible; otherwise all channels have the widest codes."""
     if counts and (not classes or list(counts.values()) == [SHARES]):
         return {"bits": max(counts)}
     return {"classes": tuple((bits, share / SHARES) for bits, share in counts.items())}
 
 
 def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpec:
-    """The quantizer of K or V with these widths; choices without effect there are left out."""
+    """The quantizer of K or V with these widths; choices without effect are left out."""
 
     def chosen(name: str) -> Any:
         return point[f"{which}_{name}"]
@@ -84,7 +84,7 @@ def tensor_of(point: Mapping[str, Any], which: str, counts: Counts) -> TensorSpe
 
 
 def _change(point: Mapping[str, Any], which: str, place: int, layers: int) -> Counts:
-    """Widths of the layer at `place` in the ranking."""
+    """Change in width of the layer at `place` in the ranking."""
     counts = counts_of(point, which)
     if place < point[f"{which}_boosted"]:
         return boosted(counts)
@@ -104,7 +104,7 @@ def policies(point: Mapping[str, Any], layers: int, ranking: Ranking) -> list[KV
 
 
 def _text_stream(bits: int) -> KVSpec:
-    """KIVI's axes for the text beside visual spans."""
+    """KIVI's axes for the text next to visual spans."""
     return KVSpec(
         TensorSpec(bits, along="tokens", group=32), TensorSpec(bits, along="channels", group=32)
     )
@@ -117,7 +117,7 @@ def _share(point: Mapping[str, Any], layers: int) -> Sharing | None:
 
 
 def natural_ranking(layers: int) -> Ranking:
-    """Layers in their own order, for both."""
+    """Layers in model order, for K and V."""
     return {which: tuple(range(layers)) for which in ("key", "value")}
 
 

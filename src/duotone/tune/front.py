@@ -9,7 +9,7 @@ Pair = tuple[float, float]
 
 
 def pareto_front(points: Sequence[Pair]) -> list[int]:
-    """Places of the points that no other one beats, by rising bits; of equal points the first."""
+    """Indices of the points that no other beats, by rising bits; of equal points the first."""
     order = sorted(range(len(points)), key=lambda i: (*points[i], i))
     front, best = [], math.inf
     for i in order:
@@ -20,13 +20,13 @@ def pareto_front(points: Sequence[Pair]) -> list[int]:
 
 
 def best_within(points: Sequence[Pair], bits: float) -> int | None:
-    """Place of the smallest divergence at no more than `bits`; None if all take more."""
+    """Index of the smallest divergence at no more than `bits`; None if all take more."""
     fitting = [i for i, point in enumerate(points) if point[0] <= bits]
     return min(fitting, key=lambda i: (points[i][1], points[i][0]), default=None)
 
 
 def thinned(front: Sequence[int], points: Sequence[Pair], most: int) -> list[int]:
-    """At most `most` of a front's points, the ends and those nearest to even steps of log bits."""
+    """At most `most` points of a front: the ends, and the nearest to even steps of log bits."""
     if len(front) <= most:
         return list(front)
     logs = [math.log(points[i][0]) for i in front]

@@ -1,4 +1,4 @@
-"""What the report says: specs on samples that the search never saw."""
+"""Numbers of the report: specs on samples that the search never saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = dict[str, Measured]
 def entry(tasks: Rows, chosen: Rows | None = None) -> dict[str, Any]:
     """JSON-safe numbers of one spec: true bits, geometric mean of KL, and each task's intervals.
 
-    chosen: another spec's measurements; the paired difference KL(this) - KL(that) goes beside.
+    chosen: another spec's measurements; adds the paired difference KL(this) - KL(chosen).
     """
     outcome, data = outcome_of(tasks), {}
     for name, measured in tasks.items():

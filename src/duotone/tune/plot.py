@@ -53,7 +53,7 @@ def draw_front(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _draw_trials(axes: Any, report: Mapping[str, Any]) -> None:
-    """Every measured trial, where it stands on the search's samples."""
+    """Draw every measured trial by its numbers on the search's samples."""
     bits, kl = zip(*((t["bits"], t["kl"]) for t in report["search"]), strict=True)
     axes.scatter(bits, kl, s=6, color="0.8", label="trials, on the search's samples", zorder=1)
 
@@ -78,7 +78,7 @@ def _draw_points(axes: Any, report: Mapping[str, Any]) -> None:
 
 
 def _by_place(numbers: Mapping[str, Any], labels: list[str]) -> dict[tuple[float, float], list]:
-    """Labels of points that a reader cannot tell apart, together at the first one's place."""
+    """Labels of points too near to tell apart, together at the first point."""
     places: dict[tuple[float, float], list[str]] = {}
     for label in labels:
         here = (numbers[label]["bits"], numbers[label]["kl"])
@@ -88,7 +88,7 @@ def _by_place(numbers: Mapping[str, Any], labels: list[str]) -> dict[tuple[float
 
 
 def _distance(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """In halves of a decade of KL and quarters of an octave of bits, whichever is farther."""
+    """Distance in halves of a decade of KL or quarters of an octave of bits, the larger of both."""
     octaves = abs(math.log2(one[0] / other[0])) * 4
     decades = abs(math.log10(max(one[1], 1e-9) / max(other[1], 1e-9))) * 2
     return max(octaves, decades)

@@ -1,7 +1,7 @@
-"""Batches whose 16-bit part is done once: a dense cache, the 16-bit answers and distributions.
+"""Batches with their 16-bit part done once: a dense cache, 16-bit answers and distributions.
 
-What is kept of a batch is all that any spec needs: `QuantizedCache.absorb` turns the dense cache
-into the spec's, and the model then reads only the question and the answer.
+A prefilled batch holds all that any spec needs. `QuantizedCache.absorb` converts the dense cache to
+the spec's; the model then reads only the question and the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Prefilled:
 
     dense: the 16-bit cache of the first `read` tokens: pictures, where the question is asked later,
         or the whole prompt.
-    tail: what the model reads behind them, by the name of its argument: [B, question + answer - 1]
+    tail: input after these tokens, by the name of the model's argument: [B, question + answer - 1]
         ids, or the same embedded. mask: [B, read + tail], padding of the prompt left out.
     counted: [B, answer] the tokens of the answers that count. steps: logits at the tail's end, one
         per token of the longest answer that has any.
@@ -55,13 +55,13 @@ class Prefilled:
 
 
 def later_where_possible(batch: Batch) -> Batch:
-    """Ask the question after the pictures where every prompt of the batch has one."""
+    """Ask the question after the pictures if every prompt of the batch has pictures."""
     pictured = batch.is_embedded and bool(batch.visual_mask.any(1).all())
     return ask_later(batch) if pictured else batch
 
 
 def can_prefill(model: Any, batch: Batch) -> bool:
-    """Whether reading goes on behind a dense cache by mask and plain positions alone."""
+    """True if the family reads on after a dense cache by mask and plain positions alone."""
     text = model.config.get_text_config(decoder=True)
     return batch.is_embedded or text is model.config
 
@@ -93,7 +93,7 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
 
 
 def _tail(model: Any, batch: Batch, read: int, answers: Tensor) -> dict[str, Tensor]:
-    """The question's part behind `read` and all but the answers' last token."""
+    """Tokens of the question after `read`, and of the answers without the last token."""
     fed = answers[:, :-1]
     if not batch.is_embedded:
         return {"input_ids": torch.cat([batch.model_inputs["input_ids"][:, read:], fed], 1)}
@@ -104,10 +104,10 @@ def _tail(model: Any, batch: Batch, read: int, answers: Tensor) -> dict[str, Ten
 
 @torch.inference_mode()
 def prefill(model: Any, batch: Batch, max_new_tokens: int) -> Prefilled:
-    """Answer a batch through the 16-bit cache, and keep what comparisons with it need.
+    """Answer a batch through the 16-bit cache, and keep all that comparisons need.
 
-    The first token of an answer counts only where the question was asked later: read in one step,
-    a prompt attends in full precision and its first answer token sees no quantized cache.
+    The first token of an answer counts only if the question was asked later. A prompt read in one
+    step attends in full precision, so its first answer token sees no quantized cache.
     """
     token_ids = generate(model, batch, make_cache(model, None, batch), max_new_tokens).token_ids
     answers, counted = _padded(token_ids, batch.attention_mask.device)
@@ -151,7 +151,7 @@ def read_tail(
 
 
 def _without_suppressed(model: Any, logits: Tensor) -> Tensor:
-    """The distributions that `generate` picks from: some models never write some tokens."""
+    """The distributions that `generate` picks from: without tokens that the model never writes."""
     suppressed = model.generation_config.suppress_tokens
     if suppressed:
         logits = logits.index_fill(-1, torch.tensor(suppressed, device=logits.device), -torch.inf)

@@ -22,7 +22,7 @@ CHOSEN = "chosen"
 
 
 def _front_specs(tuned: Tuned, bits: list[float]) -> dict[str, CacheSpec]:
-    """{label: spec}: the chosen one, the front thinned, and its best within each of `bits`."""
+    """{label: spec}: the chosen spec, the front thinned, and its best within each of `bits`."""
     points = [(tried.outcome.bits, tried.outcome.score) for tried in tuned.tried]
     front = pareto_front(points)
     kept = set(thinned(front, points, FRONT_POINTS))
@@ -51,7 +51,7 @@ def heldout_numbers(job: Job, tuned: Tuned) -> tuple[dict[str, Any], dict[str, C
 
 
 def comparisons(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each published scheme beside the front's best point of no more bits, by held-out numbers."""
+    """Each published scheme with the front's best point of no more bits, by held-out numbers."""
     ours = [label for label in numbers if label == CHOSEN or label.startswith("front ")]
     points = [(numbers[label]["bits"], numbers[label]["kl"]) for label in ours]
     rows = []
@@ -117,7 +117,7 @@ def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any
 
 
 def write_report(report: Mapping[str, Any], out: Path, *, plot: bool = True) -> list[Path]:
-    """Write spec, numbers, page and plot into `out`, over those of the same search before."""
+    """Write spec, numbers, page and plot into `out`, over earlier files of the same search."""
     import json
 
     spec = CacheSpec.from_dict(report["specs"][CHOSEN])

@@ -37,9 +37,9 @@ from .settings import TuneSettings, check_resumable, remember
 from .space import Space, merged, prefixed, space_for
 from .trials import Meter
 
-# Called with (stage, done, total); total None where there is no end but time.
+# Called with (stage, done, total); total None where only time ends the stage.
 Progress = Callable[[str, int, int | None], None]
-# Of the minutes granted, what the search may take with all before it; the rest is the report's.
+# Share of the granted minutes for the search and all before it; the rest is for the report.
 SEARCH_SHARE = 0.6
 
 
@@ -49,7 +49,7 @@ def _silent(stage: str, done: int, total: int | None) -> None:
 
 @dataclass
 class Tuned:
-    """What a search came to. chosen: the best trial within `budget_bits`."""
+    """Result of a search. chosen: the best trial within `budget_bits`."""
 
     chosen: Tried
     budget_bits: float
@@ -63,7 +63,7 @@ class Tuned:
 
 @dataclass
 class Job:
-    """One search: a loaded model, tasks in two disjoint parts, settings, and where to keep it."""
+    """One search: a loaded model, tasks in two disjoint parts, settings, and the output folder."""
 
     loaded: Loaded
     parts: Sequence[Parts]
@@ -109,7 +109,7 @@ class Job:
         return asked or ("visual" if self.counts.all_pictured else "cache")
 
     def all_settings(self) -> dict[str, Any]:
-        """What a search must have in common with the one it goes on with."""
+        """Settings that must equal those of the search to go on with."""
         return {
             **self.settings.to_dict(),
             "bits_of": self.of,
@@ -121,7 +121,7 @@ class Job:
 
     @property
     def dense_bytes(self) -> float:
-        """16-bit bytes per sequence of what the budget is for, from the prompts alone."""
+        """16-bit bytes per sequence of the budget's tokens, from the prompts alone."""
         tokens = self.counts.visual + (self.counts.text if self.of == "cache" else 0)
         return tokens * 2 * self.facts.layers * self.facts.kv_heads * self.facts.head_dim * 2
 
@@ -133,7 +133,7 @@ class Job:
         return 16 * self.settings.budget_bytes / self.dense_bytes
 
     def predict(self, spec: CacheSpec) -> float:
-        """Bits that the spec cannot fall below, without a model; 0 where windows decide.
+        """Lower bound of the spec's bits, without a model; 0 where windows decide.
 
         Errors: ValueError for a spec that does not fit the model.
         """
@@ -178,11 +178,11 @@ class Job:
         return made
 
     def meter(self, batches: Mapping[str, list[Prefilled]]) -> Meter:
-        """Measures specs on prefilled batches."""
+        """Meter that measures specs on prefilled batches."""
         return Meter(self.loaded.model, batches, self.of, self.settings.impl)
 
     def sensitivity(self, batches: Mapping[str, list[Prefilled]]) -> Sensitivity:
-        """Measured on the first batch of every task, or read back."""
+        """Sensitivity, measured on the first batch of every task or read back."""
         kept = self.out / "sensitivity.json"
         if kept.exists():
             data = json.loads(kept.read_text())

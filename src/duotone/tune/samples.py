@@ -1,9 +1,9 @@
-"""Which samples the search sees, and which it never sees.
+"""Split of samples: for the search, and held out.
 
 Tasks with splits of their own (the embedded ones) give the search their calibration split and the
 report their evaluation split; the generators' seeds keep them apart, and the samples' names are
-compared. In a file all splits are the same rows: the search takes the first ones, the report later
-ones that share no picture with them (no question, where there are no pictures).
+compared. In a file all splits are the same rows. The search takes the first rows. The report takes
+later rows that share no picture with the first (no question, where there are no pictures).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How the two parts of one task are known to be disjoint. digests: of the samples' keys."""
+    """Evidence that the two parts of one task are disjoint. digests: of the samples' keys."""
 
     task: str
     data: str
@@ -114,7 +114,7 @@ def split_task(task: Task, search: int, heldout: int) -> Parts:
 
 
 def _by_split(task: Task, search: int, heldout: int):
-    """Both from row 0 of their own splits, told apart by the names of the samples."""
+    """Both parts from row 0 of their own splits, distinguished by the names of the samples."""
     rows = (range(search), range(heldout))
     splits = (SEARCH, HELD_OUT)
     keys = [
@@ -140,7 +140,7 @@ def _by_content(task: Task, search: int, heldout: int):
             others.append(key)
     if len(rows) < heldout:
         raise ValueError(
-            f"{task.name!r} must have {heldout} samples behind the first {search} whose pictures "
+            f"{task.name!r} must have {heldout} samples after the first {search} whose pictures "
             f"(or questions) the search does not see, got {len(rows)}; order the file by picture, "
             "or give smaller --samples and --heldout"
         )

@@ -1,8 +1,8 @@
 """The search: an Optuna study of (mean log KL, log2 true bits), seeded and resumable.
 
 Every trial draws from a sampler of its own, seeded by the search's seed and the number of finished
-trials, so a study that was interrupted goes on exactly as if it had not been. A point that is no
-valid spec, or that another spec clearly beats on the first batches, is a pruned trial.
+trials, so an interrupted study goes on exactly. An invalid point is a pruned trial. So is a point
+that another spec clearly beats on the first batches.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .trials import Lost, Meter, Outcome, lost_to
 
 SAMPLERS = ("nsga2", "tpe")
 POPULATION = 12
-# Two specs that work make one that does not more often than not, so most children are one parent's,
-# with two or three of its choices changed.
+# Crossing two good specs gives a bad one more often than not. So most children have one parent,
+# with two or three choices changed.
 CROSSOVER, MUTATION = 0.25, 0.07
 JOURNAL = "trials.journal"
 
 
 def need_optuna() -> Any:
-    """Optuna, or what to do without it."""
+    """Optuna. Errors: ImportError that names the remedy."""
     try:
         import optuna
     except ImportError as error:
@@ -54,7 +54,7 @@ class Tried:
 
 @contextmanager
 def _experimental_features() -> Iterator[None]:
-    """Optuna warns of what it calls experimental; that is no news for our users."""
+    """Silence Optuna's warnings of experimental features."""
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():
@@ -138,7 +138,7 @@ class Search:
         return self.study.get_trials(deepcopy=False, states=wanted)
 
     def _end_interrupted(self) -> None:
-        """Trials of a process that ended within them start again under a new number."""
+        """Restart trials that a process left unfinished, under a new number."""
         for trial in self._in_state("RUNNING"):
             self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
 
@@ -154,7 +154,7 @@ class Search:
         return len(self._in_state("COMPLETE", "PRUNED"))
 
     def consider(self, specs: Mapping[str, CacheSpec]) -> Iterator[str]:
-        """Measure specs from outside of the space; yields their labels. The front starts there."""
+        """Measure specs from outside of the space, which start the front; yields their labels."""
         for label, spec in specs.items():
             if not any(tried.spec == spec for tried in self.tried):
                 with suppress(Lost):
@@ -201,8 +201,10 @@ class Search:
             self.study.tell(trial, (outcome.score, math.log2(outcome.bits)))
 
     def _join_generation(self) -> None:
-        """Count the trial in the population: Optuna leaves out what was enqueued, and would draw a
-        first generation at random, of which almost nothing works."""
+        """Count the trial in the population.
+
+        Optuna leaves enqueued trials out, and would draw a first generation at random, almost all
+        useless."""
         if isinstance(self.study.sampler, self.optuna.samplers.BaseGASampler):
             (running,) = self._in_state("RUNNING")
             self.study.sampler.get_trial_generation(self.study, running)

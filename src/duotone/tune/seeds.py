@@ -1,4 +1,4 @@
-"""What a search starts from: known good points, and the published configurations beside them."""
+"""Seeds of a search: known good points and the published configurations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def preset(**changes: object) -> Point:
 
 
 def two_bits(**changes: object) -> Point:
-    """Unequal channels and energies at about two bits (LOG.md, 2026-11-21)."""
+    """Unequal channels and energies at about two bits."""
     value = prefixed("value", top=4, first=2, second=12, gain=1.1)
     return merged(preset(), prefixed("key", first=6, second=4), value, changes)
 
 
 def even_two_bits(**changes: object) -> Point:
-    """What a first search found at two bits: levels a little inside K's ends, V of 2 and 1 bits."""
+    """Result of a first search at two bits: levels a little inside K's ends, V of 2 and 1 bits."""
     key = prefixed("key", levels="uniform", shrink=0.9, fit_gain=False, first=3, second=7)
     value = prefixed("value", top=2, first=6, second=10, group=64)
     return merged(preset(), key, value, changes)
@@ -50,7 +50,7 @@ def kivi(bits: int, recent: int = 128, **changes: object) -> Point:
 def seed_points(space: Space) -> list[Point]:
     """First trials: the preset and its neighbours at other widths, then the papers' schemes.
 
-    On a model without pictures the streams alone.
+    On a model without pictures: the streams alone.
     """
     lloyd = prefixed(BOTH, levels="lloyd", energy=1.0)
     value_even = prefixed("value", first=0, second=16, gain=1.3)
@@ -118,7 +118,7 @@ PUBLISHED: dict[str, Callable[[int], CacheSpec]] = {
     ),
     "xquant, pairs everywhere": lambda layers: duotone.scheme("xquant"),
 }
-# Ours, for orientation: shown, and not counted as published.
+# Ours, for orientation: shown, but not counted as published.
 OURS: dict[str, Callable[[int], CacheSpec]] = {
     "duotone @1": lambda _: duotone.scheme("duotone"),
     "duotone @2": lambda _: duotone.scheme("duotone", bits=2),

@@ -1,4 +1,4 @@
-"""How much each layer's K and V matter: one of them coarse, everything else at 8 bits."""
+"""Sensitivity of each layer's K and V: one tensor coarse, everything else at 8 bits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _cache(policy: KVSpec, spans: bool, layers: tuple[LayerRule, ...] = ()) -> C
 
 
 def probe(layer: int | None, which: str, *, spans: bool) -> CacheSpec:
-    """Everything at 8 bits but K or V of one layer, which has 2.
+    """Spec with K or V of one layer at 2 bits and everything else at 8.
 
     spans: visual spans, a scale per channel; else a stream without window on KIVI's axes.
     """

@@ -1,4 +1,4 @@
-"""What a search was asked for, and the folder that remembers it."""
+"""Settings of a search, and the folder that stores the settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """What decides the result of a search, beside model, tasks and how long it runs.
+    """Settings that decide a search's result, in addition to model, tasks and run time.
 
     budget_bits, budget_bytes: one of them; true bits per number of K and V, or bytes per sequence
-        (mean over the samples). bits_of: what the budget is for, "visual": all bytes that hold the
-        prompts' visual tokens, or "cache": all bytes; None: visual where all prompts have pictures.
+        (mean over the samples). bits_of: scope of the budget: "visual", all bytes that hold the
+        prompts' visual tokens, or "cache", all bytes. None: visual where all prompts have pictures.
     samples, heldout: per task, to search on and to report on. portable: no choice that names a
         layer, so that the spec fits models of any depth. ceiling: times the budget, where trials
         end. seed: of the sampler. impl: the decode attention, where one token is read at a time.
@@ -63,7 +63,7 @@ class TuneSettings:
 
 
 def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether `out` holds a search with exactly these settings; False if it is new.
+    """True if `out` holds a search with exactly these settings; False if it is new.
 
     Errors: ValueError for another search's folder, or one with other files.
     """
@@ -78,7 +78,7 @@ def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
     old, new = json.loads(kept.read_text()), json.loads(json.dumps(settings))
     if old != new:
         raise ValueError(
-            f"a search goes on with the settings it began with; in {str(out)!r} they differ in "
+            f"a search goes on with its first settings; in {str(out)!r} they differ in "
             f"{differences(old, new)}. Name another --out, or give the old ones"
         )
     return True

@@ -1,8 +1,8 @@
 """The search space: dimensions are data, a point is one choice per dimension.
 
-Every point has a value for every dimension, also for those that its other choices leave without
-effect, so that any sampler can mix any two points. `build.spec_of` makes a `CacheSpec` of a point;
-one that is no valid spec raises ValueError there, before any model work.
+Every point has a value for every dimension, also for dimensions without effect, so that any sampler
+can mix any two points. `build.spec_of` makes a `CacheSpec` of a point. It raises ValueError for an
+invalid spec, before any model work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TAUS = ("none", "0,1", "0,2", "0,3", "1,0", "1,1")
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values; `default` is what points leave out."""
+    """One of a few values; points may leave out `default`."""
 
     name: str
     values: tuple[Any, ...]
@@ -45,8 +45,10 @@ Dimension = Choice | Steps
 
 
 def _tensor(which: str, layers: int, portable: bool) -> list[Dimension]:
-    """How K or V is quantized. first, second, third: sixteenths of the channels at `top` bits, half
-    of them, a quarter; boosted, starved: layers with about twice or half the code bits, by rank."""
+    """Dimensions of K's or V's quantizer.
+
+    first, second, third: sixteenths of the channels at `top` bits, half of `top`, a quarter.
+    boosted, starved: layers with about twice or half the code bits, by rank."""
     ruled = 0 if portable else layers
     dimensions: list[Dimension] = [
         Choice("top", (1, 2, 4, 8), 2),
@@ -103,7 +105,7 @@ class Space:
 
     @property
     def defaults(self) -> Point:
-        """The point that every partial one starts from."""
+        """The point that completes partial points."""
         return {dimension.name: dimension.default for dimension in self.dimensions}
 
     def point(self, **choices: Any) -> Point:
@@ -118,19 +120,19 @@ class Space:
         return full
 
     def holds(self, choices: Mapping[str, Any]) -> bool:
-        """Whether `point` would take these choices."""
+        """True if `point` would take these choices."""
         known = {dimension.name: dimension for dimension in self.dimensions}
         return all(name in known and contains(known[name], v) for name, v in choices.items())
 
     @property
     def digest(self) -> str:
-        """Changes with any dimension."""
+        """Digest that changes with any dimension."""
         data = json.dumps([asdict(dimension) for dimension in self.dimensions])
         return hashlib.sha256(data.encode()).hexdigest()[:10]
 
 
 def contains(dimension: Dimension, value: Any) -> bool:
-    """Whether `value` is one of the dimension's."""
+    """True if `value` is one of the dimension's values."""
     if isinstance(dimension, Choice):
         return value in dimension.values
     steps = (value - dimension.low) / dimension.step
@@ -141,8 +143,8 @@ def space_for(layers: int, *, visual: bool, text: bool, portable: bool = False) 
     """The space for a model of `layers` layers.
 
     visual: prompts have pictures, so that visual spans may have a policy of their own; else all
-        tokens are a stream. text: beside visual spans, also how the text is stored. portable: no
-        choice that names a layer, so that the spec fits models of any depth.
+        tokens are a stream. text: in addition to visual spans, dimensions of the text's storage.
+        portable: no choice that names a layer, so that the spec fits models of any depth.
     """
     dimensions: list[Dimension] = [*_tensor("key", layers, portable)]
     dimensions += _tensor("value", layers, portable)

@@ -1,4 +1,4 @@
-"""One spec on all search batches: the two objectives, and when to give up on it early."""
+"""One spec on all search batches: the two objectives, and the rule that ends a trial early."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOST_BY = 0.3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a whole measurement came to.
+    """Result of a whole measurement.
 
-    score: mean over tasks of log10 KL, so that a factor on one task weighs like one on another.
+    score: mean over tasks of log10 KL, so that equal factors on two tasks weigh the same.
     parts: log10 KL of each batch, in order.
     """
 
@@ -32,7 +32,7 @@ class Outcome:
 
 
 class Lost(Exception):  # noqa: N818 - no error: the end of a trial that cannot win
-    """The trial was given up: what it is beaten by."""
+    """Error of a trial that was given up; the message names the reason."""
 
 
 Rival = Callable[[float, Sequence[float]], str | None]
@@ -65,7 +65,8 @@ class Meter:
     ) -> tuple[dict[str, Measured], list[float]]:
         """({task: all its samples}, log10 KL of each batch).
 
-        rival: called after each batch with the bits and parts so far; what it returns ends it.
+        rival: called after each batch with the bits and parts so far; a returned reason ends the
+        trial.
         Errors: ValueError where the spec does not fit; Lost.
         """
         tasks: dict[str, Measured] = {}
@@ -99,7 +100,7 @@ def outcome_of(tasks: Mapping[str, Measured], parts: Sequence[float] = ()) -> Ou
 
 
 def lost_to(others: Sequence[Outcome], ceiling: float) -> Rival:
-    """A rule that ends trials above `ceiling` bits and those that another outcome clearly beats."""
+    """A rule that ends trials above `ceiling` bits or clearly beaten by another outcome."""
 
     def reason(bits: float, parts: Sequence[float]) -> str | None:
         if bits > ceiling:
