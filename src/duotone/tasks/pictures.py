@@ -1,10 +1,10 @@
-"""Opening the user's pictures, with messages that say what to do."""
+"""Loader of the user's pictures, with errors that name the remedy."""
 
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# What Pillow's conversion to RGB would clip to 255: a picture of 16 bits would come out white.
+# Modes that Pillow's conversion to RGB would clip to 255: a picture of 16 bits would be white.
 DEEP_MODES = ("I", "F")
 
 

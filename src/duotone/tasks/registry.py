@@ -119,7 +119,7 @@ def _is_texts(value: object) -> bool:
 
 
 def _parse_row(line: str, where: str, folder: Path) -> dict[str, Any]:
-    """One line's row. Errors: ValueError, also for a picture that is not there."""
+    """One line's row. Errors: ValueError, also for a missing picture."""
     rule = 'each line must be {"images": [paths], "question": text, "answers": [texts]}'
     try:
         row = json_text.loads(line)
@@ -130,7 +130,7 @@ def _parse_row(line: str, where: str, folder: Path) -> dict[str, Any]:
     if not (images_ok and isinstance(row.get("question"), str)):
         raise ValueError(f"{rule} with at least one answer, got {line.strip()[:200]} in {where}")
     for key in row.keys() - set(FIELDS):
-        # Other fields may stand in a row, but one that is misspelt would be left out in silence.
+        # A row may have other fields, but a misspelt field would be ignored silently.
         if near := difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.8):
             raise ValueError(f"{rule}, got {key!r} in {where}; did you mean {near[0]!r}?")
     for image in row.get("images", ()):
@@ -158,7 +158,7 @@ def folder_task(
 ) -> Task:
     """A task from a JSONL file of {"images": [...], "question": ..., "answers": [...]}.
 
-    `images` may be left out; their paths are relative to the file. The first of `metrics` gives
+    `images` may be left out; the paths in it are relative to the file. The first of `metrics` gives
     the headline.
     """
     path = Path(path)
@@ -167,7 +167,7 @@ def folder_task(
     text = _read_text(path)
     rows = tuple(
         _parse_row(line, f"{path.name} line {number}", path.parent)
-        # Not splitlines: JSON strings may hold what Unicode counts as a line's end.
+        # Not splitlines: JSON strings may hold characters that Unicode counts as a line's end.
         for number, line in enumerate(text.split("\n"), start=1)
         if line.strip()
     )

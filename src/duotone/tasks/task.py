@@ -1,6 +1,6 @@
-"""What a task is: data that says where examples come from and how answers are scored.
+"""Tasks as data: the source of examples and the scoring of answers.
 
-Knows neither models nor caches: an example becomes chat messages, an answer comes back as text.
+Knows neither models nor caches: an example becomes chat messages, an answer is a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Example:
         return [{"role": "user", "content": [*pictures, {"type": "text", "text": self.question}]}]
 
     def without_images(self) -> "Example":
-        """The same without its pictures: what is kept for scoring."""
+        """Copy without pictures, which is kept for scoring."""
         return replace(self, images=())
 
 
@@ -93,8 +93,8 @@ class Task:
     """A named source of examples with its metrics.
 
     source: (split, index) -> Example, a pure function, so that worker processes can render.
-    metrics: keys of METRICS; headline: the one score of theirs that tables show.
-    size: number of examples, None where there is no end. fingerprint: changes with the data.
+    metrics: keys of METRICS; headline: the score that tables show.
+    size: number of examples, None for an endless source. fingerprint: changes with the data.
     plain: the question is the whole prompt, text without a chat template, and the answer keeps its
         outer white space; `stop`: texts before which an answer ends.
     """

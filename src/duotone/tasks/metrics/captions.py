@@ -1,7 +1,7 @@
 """Caption metrics of coco-caption through pycocoevalcap: BLEU, ROUGE-L, CIDEr, METEOR, SPICE.
 
-pycocoevalcap is imported on use; METEOR and SPICE need Java, and are left out (METEOR) or refused
-(SPICE) where there is none.
+pycocoevalcap is imported on use; METEOR and SPICE need Java. Without Java, METEOR is left out and
+SPICE is refused.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ def _pycocoevalcap(module: str):
 
 
 def _ptb_jar() -> Path | None:
-    """The tokenizer's jar beside pycocoevalcap, where Java can run it."""
+    """The tokenizer's jar in pycocoevalcap's folder, where Java can run it."""
     package = Path(_pycocoevalcap("tokenizer.ptbtokenizer").__file__).parent
     jar = package / "stanford-corenlp-3.4.1.jar"
     return jar if java_path() and jar.exists() else None
 
 
 def tokenizer_name() -> str:
-    """Which tokenization `caption_scores` would use here: 'ptb' or 'python'."""
+    """Name of the tokenization that `caption_scores` uses here: 'ptb' or 'python'."""
     return "ptb" if _ptb_jar() else "python"
 
 

@@ -2,9 +2,9 @@
 
 Percentile bootstrap (Efron 1979): samples are drawn with replacement, as many as there are, and the
 metric is recomputed from the resampled sums of its statistics. The draws depend only on the seed
-and the number of samples, so two schemes scored on the same samples see the same draws: that is
-what makes the difference paired. For CIDEr the statistics are per-sample scores under the document
-frequencies of the whole corpus, which are held fixed.
+and the number of samples. So two schemes scored on the same samples see the same draws, which makes
+the difference paired. For CIDEr the statistics are per-sample scores under the document frequencies
+of the whole corpus, which are held fixed.
 """
 
 from dataclasses import asdict, dataclass

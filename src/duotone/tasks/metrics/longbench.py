@@ -40,7 +40,7 @@ def qa_f1(prediction: str, reference: str) -> float:
 
 
 def rouge_l() -> Callable[[str, str], float]:
-    """ROUGE-L F of the package `rouge`; it knows no empty text, which scores 0."""
+    """ROUGE-L F of the package `rouge`; an empty text scores 0."""
     try:
         rouge = importlib.import_module("rouge").Rouge(metrics=["rouge-l"], stats=["f"])
     except ImportError as error:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from .score import Score, check_aligned
 
-# Task gsm8k_cot, version 3: the filters "strict-match" (its first match) and "flexible-extract"
-# (its last), then what exact_match ignores. The harness's pattern ends in a dot that stands for any
-# character: an answer cut off right behind its last digit loses that digit, there as here.
+# Task gsm8k_cot, version 3: the filters "strict-match" (first match) and "flexible-extract" (last
+# match), then the characters that exact_match ignores. The harness's pattern ends in a dot that
+# stands for any character: an answer cut off right after its last digit loses that digit, there as
+# here.
 _STRICT = re.compile(r"The answer is (-?[0-9.,]+).")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _SOLUTION_MARK = "#### "
@@ -21,13 +22,13 @@ def strict_number(text: str) -> str:
 
 
 def flexible_number(text: str) -> str:
-    """The last thing in the text that looks like a number; NO_NUMBER without one."""
+    """The last number in the text; NO_NUMBER without one."""
     found = _FLEXIBLE.findall(text)
     return found[-1] if found else NO_NUMBER
 
 
 def comparable_number(text: str) -> str:
-    """Without commas, dollar signs, a closing period and what stands before '#### '."""
+    """Text without commas, dollar signs, a closing period and all before '#### '."""
     number = text.replace(",", "").replace("$", "").rpartition(_SOLUTION_MARK)[2]
     return number.removesuffix(".").lower()
 

@@ -1,4 +1,4 @@
-"""Which objects a caption names: precision and recall against the objects of the scene."""
+"""Precision and recall of a caption's named objects against the objects of the scene."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""What a metric returns: statistics per sample, and how their sums become the value."""
+"""Result of a metric: statistics per sample, and the rule from their sums to the value."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Score:
 
     @property
     def samples(self) -> int:
-        """How many samples were scored."""
+        """Number of scored samples."""
         return self.statistics.shape[0]
 
     @staticmethod

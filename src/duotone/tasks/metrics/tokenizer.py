@@ -1,4 +1,4 @@
-"""Caption tokenization: Stanford's PTB tokenizer where Java is, a Python stand-in elsewhere."""
+"""Caption tokenization: Stanford's PTB tokenizer with Java, a Python stand-in without."""
 
 import re
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-# What coco-caption drops after tokenization (pycocoevalcap.tokenizer.ptbtokenizer).
+# Tokens that coco-caption drops after tokenization (pycocoevalcap.tokenizer.ptbtokenizer).
 PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--"]
 ) | {"...", ";"}
@@ -22,14 +22,14 @@ def tokenize_python(sentences: Sequence[str]) -> list[str]:
     """Words of each sentence, lower case, separated by single spaces, punctuation dropped.
 
     Agrees with the PTB tokenizer on plain prose (letters, numbers, hyphenated words, n't and 's);
-    it knows none of its special cases (abbreviations with periods, URLs, fractions, brackets).
-    Our own generated captions are plain prose.
+    the PTB tokenizer's special cases (abbreviations with periods, URLs, fractions, brackets) are
+    missing. Our own generated captions are plain prose.
     """
     return [" ".join(_WORD.findall(sentence.lower())) for sentence in sentences]
 
 
 def tokenize_ptb(sentences: Sequence[str], jar: Path) -> list[str]:
-    """The same through Stanford CoreNLP 3.4.1 (Java), exactly as coco-caption does."""
+    """Words of each sentence by Stanford CoreNLP 3.4.1 (Java), exactly like coco-caption."""
     lines = "\n".join(" ".join(sentence.split()) for sentence in sentences)
     command = [java_path() or "java", "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer"]
     done = subprocess.run(

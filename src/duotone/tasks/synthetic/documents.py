@@ -1,8 +1,8 @@
 """Receipts, forms, tables, letters, tickets and signs with random contents, and questions.
 
-Six layouts share one page description: strings with a place and a size. The last turn
-asks for the whole text in reading order: training puts it behind the other questions, where it
-teaches a model to read. It is not meant for scoring.
+Six layouts share one page description: strings with a position and a size. The last turn requests
+the whole text in reading order. Training puts this turn after the other questions, to teach a model
+to read. This turn is not meant for scoring.
 """
 
 import math
@@ -32,7 +32,7 @@ MARGIN = 8
 
 @dataclass(frozen=True)
 class Style:
-    """What one page has in common: colours, letter size, bold or not, typeface."""
+    """Style of one page: colours, letter size, bold or not, typeface."""
 
     paper: tuple[int, int, int]
     ink: tuple[int, int, int]
@@ -58,7 +58,7 @@ class Page:
         return font(size).getlength(text) + self.style.is_bold
 
     def write(self, x: float, y: float, text: str, size: int = 0, align: str = "left") -> float:
-        """Write at a place, never over the right margin; return where the text ends."""
+        """Write at a position, never over the right margin; return the end of the text."""
         size = size or self.style.size
         while self.width(text, size) > SIZE - 2 * MARGIN:
             size -= 1
@@ -75,7 +75,7 @@ class Page:
         return x + width
 
     def _mark(self, x: float, y: float, text: str, size: int) -> None:
-        """Note where every letter is, at half the height of a small one."""
+        """Note the position of every letter, at half the height of a small letter."""
         size = 0 if self.style.is_bitmap else size
         y += ascent(size) - 4
         for letter in text:
@@ -140,7 +140,7 @@ COLUMNS = (
 
 
 def table(page: Page, rng: Random) -> list[Turn]:
-    """Rows of names, two columns of values: a cell is found by its row and its column."""
+    """Rows of names, two columns of values: a row and a column identify a cell."""
     names = [surname(rng) for _ in range(rng.randint(3, 6))]
     columns = rng.sample(COLUMNS, 2)
     pitch = min(34.0, 225 / (len(names) + 1))

@@ -97,7 +97,7 @@ def _masks(shape: str, radius: int) -> tuple[Image.Image, Image.Image]:
 
 
 def _edge(fill: Image.Image) -> Image.Image:
-    """Return a one-pixel rim: what the mask loses under a 3 x 3 erosion."""
+    """Return a one-pixel rim: the pixels that a 3 x 3 erosion takes off the mask."""
     cells = np.pad(np.asarray(fill), 1)
     height, width = cells.shape
     windows = [cells[dy : height - 2 + dy, dx : width - 2 + dx] for dy, dx in np.ndindex(3, 3)]
@@ -196,7 +196,7 @@ def bitmap_font() -> ImageFont.ImageFont:
 
 @lru_cache(maxsize=4096)
 def advance(letter: str, size: int) -> float:
-    """Return how far a letter moves the pen; size 0 is the bitmap font."""
+    """Return the pen's advance for a letter; size 0 is the bitmap font."""
     return (font(size) if size else bitmap_font()).getlength(letter)
 
 

@@ -1,7 +1,7 @@
 """Random contents of documents: names, codes, amounts, dates and the questions about them.
 
 Values are drawn from spaces of thousands to billions, so an answer cannot be guessed from its
-question: it must be read.
+question, only read.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def seat(rng: Random) -> str:
 
 @dataclass(frozen=True)
 class Field:
-    """A kind of entry: what to ask, how documents label it, what may stand there."""
+    """A kind of entry: its question, its label in documents, its values."""
 
     question: str
     labels: tuple[str, ...]

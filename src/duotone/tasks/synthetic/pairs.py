@@ -1,6 +1,6 @@
-"""Two unrelated pictures in one prompt: questions say which one they mean.
+"""Two unrelated pictures in one prompt: each question names its picture.
 
-Trains what several images in one conversation need: to look at the right one.
+Trains a model to look at the right one of several images in a conversation.
 """
 
 from dataclasses import replace

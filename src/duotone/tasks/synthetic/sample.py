@@ -1,8 +1,8 @@
-"""What every generator returns, and which seeds belong to whom.
+"""Result of every generator, and the seed ranges of the splits.
 
 A generator is a pure function of one integer. Training, calibration and evaluation draw from
-disjoint seed ranges, so no picture is ever seen twice across them; the spaces behind the seeds
-(positions, colours, random names and codes) are so large that a repeat by chance is not expected.
+disjoint seed ranges, so splits share no seed. The spaces of the contents (positions, colours,
+random names and codes) are so large that a repeat by chance is not expected.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Mark:
-    """What is where: a letter, or a word that holds for a disc of one of the pictures."""
+    """A label in a picture: a letter at a point, or a word that holds for a disc."""
 
     label: str
     x: float
@@ -38,7 +38,7 @@ class Mark:
 class Sample:
     """Pictures, the turns asked about them, the objects a caption may name, and all marks.
 
-    Marks are for training only: they say at every place of a picture what there is to see.
+    Marks are for training only; they label every position of a picture.
     """
 
     images: list[Image.Image]

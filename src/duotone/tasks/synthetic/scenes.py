@@ -44,7 +44,7 @@ class Thing:
 
     @property
     def name(self) -> str:
-        """Colour and shape: what identifies the object in its scene."""
+        """Colour and shape: together they identify the object in its scene."""
         return f"{self.colour} {self.shape}"
 
     @property
@@ -63,13 +63,13 @@ def place_name(x: float, y: float) -> str:
 
 
 def is_clear_place(x: float, y: float, margin: int = 7) -> bool:
-    """Tell whether a point lies well inside its grid cell."""
+    """True if a point lies well inside its grid cell."""
     borders = (SIZE / 3, SIZE / 1.5)
     return all(abs(value - border) > margin for value in (x, y) for border in borders)
 
 
 def _fits(thing: Thing, others: list[Thing]) -> bool:
-    """No overlap, no ambiguous left-to-right order, no second object of the same name."""
+    """True without overlap, ambiguous left-to-right order, or a second object of the same name."""
     for other in others:
         gap = thing.radius + other.radius + 4
         if (thing.x - other.x) ** 2 + (thing.y - other.y) ** 2 < gap**2:
@@ -141,7 +141,7 @@ def _attribute_turns(things: list[Thing]) -> list[Turn]:
 
 
 def _place_turns(things: list[Thing]) -> list[Turn]:
-    """Ask where things are, alone and relative to their neighbours."""
+    """Make questions about positions, absolute and relative to neighbours."""
     turns = [
         Turn(f"Where is the {t.name}?", (place_name(t.x, t.y),), "place")
         for t in things

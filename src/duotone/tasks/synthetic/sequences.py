@@ -50,12 +50,12 @@ class Track:
     last: int
 
     def is_visible(self, frame: int) -> bool:
-        """Tell whether the object is in a frame."""
+        """True if the object is in a frame."""
         return self.first <= frame <= self.last
 
     @property
     def change(self) -> int | None:
-        """The frame in which the object takes its new colour, if it does."""
+        """The frame in which the object takes its new colour; None if the colour stays."""
         return next((i for i in range(1, FRAMES) if self.colours[i] != self.colours[i - 1]), None)
 
 
@@ -91,7 +91,7 @@ def _random_track(rng: Random) -> Track:
 
 
 def _fits(track: Track, others: list[Track]) -> bool:
-    """No two objects of one shape, no overlap in any frame."""
+    """True if no two objects share a shape and none overlap in any frame."""
     for other in others:
         gap = track.radius + other.radius + 3
         pairs = zip(track.places, other.places, strict=True)
@@ -116,7 +116,7 @@ def _random_tracks(rng: Random) -> list[Track]:
 
 
 def _motion_turns(track: Track) -> list[Turn]:
-    """Ask where an object goes, if it is seen in two frames, and where it is in one of them."""
+    """Make questions about an object's path, if seen in two frames, and its position in a frame."""
     turns = []
     if track.last > track.first:
         turns.append(Turn(f"Which way moves the {track.shape}?", (track.direction,), "direction"))

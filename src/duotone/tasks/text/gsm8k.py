@@ -1,7 +1,7 @@
 """GSM8K (Cobbe et al. 2021) with the eight worked examples of Wei et al. 2022 (arXiv 2201.11903).
 
-The prompt is that of lm-evaluation-harness' task gsm8k_cot, version 3. The examples are those of
-the paper's appendix, which every report of "8-shot chain of thought" shares.
+The prompt equals lm-evaluation-harness' task gsm8k_cot, version 3. The examples come from the
+paper's appendix, which every report of "8-shot chain of thought" shares.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ SHOTS = (
 
 
 def example(name: str, row: Mapping[str, Any]) -> Example:
-    """A row {"question", "answer": "... #### 18"} -> prompt and the number behind ####."""
+    """A row {"question", "answer": "... #### 18"} -> prompt and the number after ####."""
     worked = [f"Q: {question}\nA: {answer}" for question, answer in SHOTS]
     prompt = "\n\n".join([*worked, f"Q: {row['question']}\nA:"])
     return Example(name, (), prompt, (row["answer"].split("####")[-1].strip(),))

@@ -1,10 +1,10 @@
 """LongBench (Bai et al. 2024, arXiv 2308.14508): subsets, their prompts and answer lengths.
 
-Here are the seven subsets of XQuant's Table 3 (hotpotqa, 2wikimqa, musique, trec, triviaqa,
-samsum, passage_count), those of KIVI that are not among them (qasper, qmsum, multi_news, lcc,
-repobench-p), and multifieldqa_en and gov_report. The Chinese subsets need a word splitter and are
-left out. Prompts and limits are the benchmark's (MIT, THUDM/LongBench), as in
-lm-evaluation-harness 5.0: no chat template.
+The subsets are the seven of XQuant's Table 3 (hotpotqa, 2wikimqa, musique, trec, triviaqa,
+samsum, passage_count), five more of KIVI's (qasper, qmsum, multi_news, lcc, repobench-p), and
+multifieldqa_en and gov_report. The Chinese subsets need a word splitter and are left out. Prompts
+and limits are the benchmark's (MIT, THUDM/LongBench), as in lm-evaluation-harness 5.0: no chat
+template.
 """
 
 import re

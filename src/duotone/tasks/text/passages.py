@@ -34,8 +34,8 @@ class Passages:
 def windows(ids: Sequence[int], context: int, start: Sequence[int] = ()) -> tuple[Ids, ...]:
     """`ids` cut into pieces of `context` tokens, `start` before each piece but the first.
 
-    start: the token that the tokenizer puts before a text, if any; the first piece has it already.
-    A last piece with nothing to predict is dropped.
+    start: the token that the tokenizer puts before a text, if any; the first piece already has this
+    token. A last piece with nothing to predict is dropped.
     """
     step = context - len(start)
     cut = [tuple(ids[:context])]
@@ -78,7 +78,7 @@ def _texts(path: Path) -> tuple[list[str], str]:
 
 
 def _start(ids: Sequence[int], encode: Encode) -> Sequence[int]:
-    """What the tokenizer puts before any text: what all texts begin with, the empty one too."""
+    """Tokens that the tokenizer puts before any text, found as the start of all texts."""
     empty = encode("")
     return empty[:1] if list(ids[: len(empty[:1])]) == list(empty[:1]) else ()
 

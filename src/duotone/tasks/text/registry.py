@@ -12,10 +12,10 @@ from .rows import HubTable, check_row, file_rows
 
 @dataclass(frozen=True)
 class TextTask:
-    """A data set's format: where its rows are by default, what they hold, how answers are scored.
+    """A data set's format: the default source of rows, their fields, and the scoring of answers.
 
     fields: what each row must have; example: (name, row) -> the prompt with its answers.
-    metric: a key of METRICS; headline: the score of it that tables show.
+    metric: a key of METRICS; headline: the metric's score that tables show.
     """
 
     description: str
@@ -67,7 +67,7 @@ TEXT_TASKS: dict[str, TextTask] = {
 
 @dataclass(frozen=True)
 class Listed:
-    """Examples that are all there; every split is the same ones."""
+    """Examples in memory; every split has the same examples."""
 
     examples: tuple[Example, ...]
 

@@ -63,7 +63,7 @@ def file_rows(path: str | Path) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True)
 class HubTable:
-    """Where a data set lives on the hub."""
+    """Location of a data set on the hub."""
 
     repository: str
     config: str
@@ -95,7 +95,7 @@ def check_row(row: Any, fields: Mapping[str, type], where: str) -> Row:
     words = {str: "text", list: "[texts]"}
     expected = "{" + ", ".join(f'"{name}": {words[kind]}' for name, kind in fields.items()) + "}"
     if not isinstance(row, dict):
-        raise ValueError(f"each row must be {expected}, got {str(row)[:80]} in {where}; mend it")
+        raise ValueError(f"each row must be {expected}, got {str(row)[:80]} in {where}; fix it")
     wrong = [name for name, kind in fields.items() if not _fits(row.get(name), kind)]
     if wrong:
         got = f"{wrong[0]} = {str(row.get(wrong[0]))[:80]!r}" if wrong[0] in row else sorted(row)
