@@ -1,4 +1,4 @@
-"""`duotone inspect`: what calibrated bases promise a model, what schemes do to its attention."""
+"""`duotone inspect`: expected gains of calibrated bases, and errors of schemes in attention."""
 
 from .errors import ErrorMeter, Schemes
 from .layers import layer_rows, total_row

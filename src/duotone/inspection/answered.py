@@ -1,4 +1,4 @@
-"""A batch whose answers are known, and what a few-bit cache would have shown to their queries."""
+"""A batch with known answers, and the few-bit K and V that the answers' queries would see."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class HeldLayer:
 
 @dataclass(frozen=True)
 class Held:
-    """What `QuantizedCache.absorb` reads of a dense cache: here views of its first tokens."""
+    """Input of `QuantizedCache.absorb`: views of a dense cache's first tokens."""
 
     layers: list[HeldLayer]
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A batch, the 16-bit cache behind its answers, and the answers' queries."""
+    """A batch, the 16-bit cache of prompts and answers, and the answers' queries."""
 
     batch: Batch
     dense: Any
@@ -74,7 +74,7 @@ class Answered:
         return cache
 
     def shown(self, cache: Any, layer: int) -> Bool[Tensor, "batch prompt"]:
-        """Whose scores are counted: visual tokens, or those that a text model's cache packed."""
+        """Mask of tokens whose scores count: visual tokens, or a text model's packed tokens."""
         if self.recorder.facts.is_multimodal:
             return self.batch.visual_mask & self.batch.attention_mask.bool()
         return packed_tokens(cache.steps.state(layer), self.prompt_tokens)
@@ -82,7 +82,7 @@ class Answered:
     def states(self, cache: Any, layer: int) -> tuple[tuple[Heads, Heads], tuple[Heads, Heads]]:
         """((K, V) in 16 bit, (K, V) as `cache` has them), answers included, in one order.
 
-        It is the cache's own: spans with a background are sorted by prominence, head by head.
+        The order is the cache's: spans with a background are sorted by saliency, head by head.
         """
         dense, cut = self.dense.layers[layer], self.prompt_tokens
         exact = dense.keys[:, :, :cut], dense.values[:, :, :cut]

@@ -1,4 +1,4 @@
-"""Pictures of what schemes do to attention: histograms of scores, errors by layer."""
+"""Pictures of schemes' errors in attention: histograms of scores, errors by layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Report = Mapping[str, Any]
-# Share of the exact scores on each side that may lie outside a panel, and of the others.
+# Share of scores on each side that may lie outside a panel: of exact scores, and of all others.
 TAIL = 1e-3
 EXACT, PLAIN, CALIBRATED = "0.72", "tab:blue", "tab:red"
 
@@ -59,7 +59,7 @@ def _draw_layer(axes: Any, entries: Sequence[Mapping[str, Any]], layer: int) -> 
 
 
 def density(histogram: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """(heights whose area is 1, edges): what `stairs` draws."""
+    """(heights whose area is 1, edges), as `stairs` draws them."""
     start, width, counts = (histogram[name] for name in ("start", "width", "counts"))
     total = max(sum(counts), 1) * width
     return [n / total for n in counts], [start + i * width for i in range(len(counts) + 1)]
@@ -75,7 +75,7 @@ def central_range(histogram: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _bins_within(counts: Sequence[int], spare: float) -> int:
-    """How many bins from the front hold no more than `spare` together."""
+    """Number of bins from the front that hold at most `spare` together."""
     below = 0
     for place, count in enumerate(counts):
         below += count

@@ -1,8 +1,8 @@
-"""What schemes do to a model's attention: scores, weights and outputs against the 16-bit cache.
+"""Errors of schemes in attention: scores, weights and outputs against the 16-bit cache.
 
-A prompt's cache is quantized as in use (`QuantizedCache.absorb`), and the queries of question and
-answer meet it as they met the 16-bit one: what is measured is one layer's error, not what errors of
-earlier layers add to it. K and V of the answer are those of 16 bit.
+A prompt's cache is quantized as in use (`QuantizedCache.absorb`), and the recorded queries of
+question and answer attend to the quantized cache. So the measured error is one layer's, without the
+errors of earlier layers. K and V of the answer stay in 16 bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_schemes(model: Any, batches: Sequence[CalibrationBatch], schemes: Sche
         if spec.evict is not None:
             raise ValueError(
                 f"a scheme must keep all tokens to be compared token by token, {label!r} evicts "
-                "some; judge it by duotone evaluate"
+                "some; score it by duotone evaluate"
             )
         if not facts.is_multimodal and not any(_packs(spec, batch) for batch in batches):
             raise ValueError(
@@ -53,7 +53,7 @@ def check_schemes(model: Any, batches: Sequence[CalibrationBatch], schemes: Sche
 
 
 def _packs(spec: CacheSpec, batch: CalibrationBatch) -> bool:
-    """Whether some token of a text model's prompts leaves the window."""
+    """True if some token of a text model's prompts leaves the window."""
     real = batch.tensors["attention_mask"].bool()
     ledger = Ledger(spec, len(real), real.device)
     ledger.plan(torch.zeros_like(real), real)
@@ -62,7 +62,7 @@ def _packs(spec: CacheSpec, batch: CalibrationBatch) -> bool:
 
 @dataclass
 class LayerErrors:
-    """Sums over samples of what one layer loses. exact, scores: of the tokens that are shown."""
+    """Sums over samples of one layer's errors. exact, scores: histograms over the shown tokens."""
 
     exact: Histogram = field(default_factory=Histogram)
     scores: Histogram = field(default_factory=Histogram)
@@ -71,7 +71,7 @@ class LayerErrors:
     samples: int = 0
 
     def add(self, found: Compared) -> None:
-        """One more sample."""
+        """Add one more sample."""
         self.exact.add(found.exact)
         self.scores.add(found.scores)
         self.weights_mse += found.weights_mse
@@ -91,12 +91,12 @@ class LayerErrors:
 
 
 def views(label: str, spec: CacheSpec) -> dict[str, Tau]:
-    """{label: tau}: a scheme with score calibration is also seen without it."""
+    """{label: tau}: a scheme with score calibration is also measured without it."""
     return {label: None} if spec.tau is None else {f"{label}, no tau": None, label: spec.tau}
 
 
 class ErrorMeter:
-    """Measures what schemes do to attention while a model is calibrated: an `Audience`.
+    """Meter of schemes' errors in attention while a model is calibrated: an `Audience`.
 
     Errors: ValueError as for `check_schemes`.
     """

@@ -1,4 +1,4 @@
-"""A histogram of numbers whose range is not known before they have been seen."""
+"""A histogram of numbers whose range is not known beforehand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Histogram:
         self.counts, self.first = counts, first
 
     def _span(self, low: float, high: float) -> tuple[int, int]:
-        """(first bin, bins behind it) of these numbers and those that are there."""
+        """(first bin, bins after it) that hold these numbers and all counted ones."""
         first, last = int(low // self.width), int(high // self.width)
         if self.counts is not None:
             first, last = min(first, self.first), max(last, self.first + len(self.counts) - 1)

@@ -1,4 +1,4 @@
-"""Pictures of what bases promise: spectra of all layers, gains and bits by layer."""
+"""Pictures of calibrated bases: spectra of all layers, gains and bits by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibrated basis and its widths promise, layer by layer."""
+"""Expected gains of a calibrated basis and its widths, layer by layer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def layer_rows(learned: Learned, settings: Settings) -> list[dict[str, Any]]:
 
     spectrum: of the covariance in the metric, mean over kv heads, in units of squared error at the
     attention's output. effective_rank, coding_gain_bits: of each kv head's spectrum, then the mean.
-    foreground_energy: of K, the share of tokens in front; None where spans are whole. bits: what
-    the allocation gives this tensor. error: expected with them; plain_error: with as many bits in
+    foreground_energy: of K, the share of tokens in front; None where spans are whole. bits: the
+    allocation's bits for this tensor. error: expected with them; plain_error: with as many bits in
     every channel and no basis; gain: plain_error / error. Errors of a foreground count by its
     weight.
     """
@@ -45,7 +45,7 @@ def layer_rows(learned: Learned, settings: Settings) -> list[dict[str, Any]]:
 def total_row(rows: Sequence[Mapping[str, Any]], settings: Settings) -> dict[str, float]:
     """All layers together: errors are weighted sums, plain ones at the mean bits everywhere.
 
-    So this gain counts what moving bits between layers, and between K and V, is worth.
+    So this gain includes the effect of moving bits between layers, and between K and V.
     """
     weights = settings.tensor_weights
     bits = sum(row["bits"] for row in rows) / len(rows)
@@ -85,5 +85,5 @@ def _coded(
 
 
 def _ratio(plain: float, error: float) -> float:
-    """1 where nothing varies: there is nothing to gain."""
+    """Ratio of errors; 1 where nothing varies, so that there is no gain."""
     return plain / error if error else 1.0

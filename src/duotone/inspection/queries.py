@@ -1,4 +1,4 @@
-"""Queries of answers: what reads the cache once its pictures are quantized."""
+"""Queries of answers, which read the cache after its pictures are quantized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Heads = Float[Tensor, "batch heads tokens head_dim"]
 
 @dataclass
 class LayerQueries:
-    """One layer's queries of one batch, in the order in which the model made them.
+    """One layer's queries of one batch, in the model's order.
 
     places: [queries] logical index of each, padding of the prompt included. counted: which of a
     sequence's queries belong to its own question and answer.
@@ -29,7 +29,7 @@ class LayerQueries:
     length: int = 0
 
     def add(self, query: Heads, counted: Bool[Tensor, "batch tokens"]) -> None:
-        """Keep those that count for some sequence."""
+        """Keep the queries that count for some sequence."""
         columns = counted.any(0).nonzero()[:, 0]
         self.queries.append(query[:, :, columns])
         self.places.append(columns + self.length)
@@ -47,22 +47,22 @@ class LayerQueries:
 
 @dataclass
 class QueryRecorder(Recorder):
-    """Moments, and the queries behind the pictures; of a text's prompt that of the last token only.
+    """Moments, and the queries after the pictures; for a text's prompt, only the last token's.
 
-    All of them see all tokens that a cache has packed when the prompt was read.
+    These queries see all tokens that a cache packs when the prompt is read.
     """
 
     kept: dict[int, LayerQueries] = field(default_factory=dict)
 
     def begin(self, places: Places) -> None:
-        """Of a new batch; the queries of the one before are forgotten."""
+        """Begin a new batch; drop the queries of the previous batch."""
         self.kept = {}
         super().begin(places)
 
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
-        """One layer of one step."""
+        """Record one layer of one step."""
         index, is_prompt = module.layer_idx, module.layer_idx not in self.read
         super().record(module, query, key, value, scaling)
         where = self._of_prompt(query) if is_prompt else self.counted(index, query)

@@ -1,4 +1,4 @@
-"""All of an inspection: numbers by layer, errors of schemes, files."""
+"""Inspection of a model: numbers by layer, errors of schemes, files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inspect_model(
     schemes: Schemes | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What calibrated bases promise this model on these samples, and what schemes do to attention.
+    """Gains of calibrated bases for this model on these samples, and errors of schemes.
 
     Returns a JSON-safe report: "header", "layers" (`layer_rows`), "total" (`total_row`), "specs"
     and "errors" (`ErrorMeter.entries`), the last two by scheme. progress: called with (done,
@@ -54,7 +54,7 @@ def inspect_model(
 
 
 def check_folder_is_new(folder: Path) -> Path:
-    """Make a folder for the files. Errors: ValueError where it holds some, or cannot be made."""
+    """Make a folder for the files. Errors: ValueError if it holds files, or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = sorted(path.name for path in folder.iterdir())

@@ -16,9 +16,9 @@ Scores = Float[Tensor, "q_heads queries tokens"]
 
 @dataclass(frozen=True)
 class Attention:
-    """What queries of one sequence attend to; query head h reads kv head h // group.
+    """Queries of one sequence with their K and V; query head h reads kv head h // group.
 
-    visible: what each query may see. visual: tokens whose scores `tau` moves.
+    visible: tokens that each query may see. visual: tokens whose scores `tau` moves.
     """
 
     query: Float[Tensor, "q_heads queries head_dim"]
@@ -30,11 +30,11 @@ class Attention:
     tau: tuple[float, float] | None = None
 
     def coded(self, key: States, value: States, tau: tuple[float, float] | None) -> Attention:
-        """The same queries on other K and V of the same tokens, with or without calibration."""
+        """These queries on other K and V of the same tokens, with or without calibration."""
         return replace(self, key=key, value=value, tau=tau)
 
     def scores(self) -> Scores:
-        """q . k * sm_scale in float32, moved by `tau` where there is one; hidden ones included."""
+        """q . k * sm_scale in float32, moved by `tau` if there is one; hidden tokens included."""
         kv_heads = len(self.key)
         rows = self.query.float().unflatten(0, (kv_heads, -1)).flatten(1, 2)
         scores = (rows * self.sm_scale) @ self.key.float().transpose(-1, -2)
@@ -50,7 +50,7 @@ class Attention:
         return torch.where(self.visual, slope * scores + offset, scores)
 
     def weights(self, scores: Scores) -> Scores:
-        """softmax over what is visible; 0 elsewhere."""
+        """softmax over visible tokens; 0 elsewhere."""
         return scores.masked_fill(~self.visible, -torch.inf).softmax(-1)
 
     def output(self, weights: Scores) -> Float[Tensor, "q_heads queries head_dim"]:
@@ -61,7 +61,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Compared:
-    """Scores of the shown tokens, exact and from codes, and what becomes of attention.
+    """Scores of the shown tokens, exact and from codes, and the errors of attention.
 
     weights_mse: mean over heads, queries and the tokens that each query sees. output_error: norm of
     the outputs' difference over the exact outputs' norm.
@@ -74,7 +74,7 @@ class Compared:
 
 
 def compare(exact: Attention, coded: Attention, shown: Bool[Tensor, " tokens"]) -> Compared:
-    """Both with the same tokens in the same order."""
+    """Compare two attentions with the same tokens in the same order."""
     first, second = exact.scores(), coded.scores()
     weights = exact.weights(first), coded.weights(second)
     outputs = exact.output(weights[0]), coded.output(weights[1])

@@ -1,4 +1,4 @@
-"""Numbers of a spectrum: how many dimensions it fills, and what decorrelating is worth.
+"""Numbers of a spectrum: its effective dimensions, and the gain of decorrelation.
 
 Pure functions of variances; nothing here knows models.
 """
@@ -22,7 +22,7 @@ Spectrum = Float[Tensor, "*b channels"]
 def effective_rank(spectrum: Spectrum) -> Float[Tensor, "*b"]:
     """exp(entropy) of the spectrum as shares of its sum (Roy and Vetterli, 2007).
 
-    1 where one channel has all the variance, `channels` where all have the same or none has any.
+    1 if one channel has all the variance; `channels` if all have the same or none has any.
     """
     total = spectrum.double().sum(-1, keepdim=True)
     even = torch.full_like(spectrum.double(), 1 / spectrum.shape[-1])
@@ -53,7 +53,7 @@ def coefficient_variances(
 def plain_variance(
     basis: Float[Tensor, "*b channels channels"], covariance: Float[Tensor, "*b channels channels"]
 ) -> Float[Tensor, "*b"]:
-    """sum_c C_cc S_cc: what channels lose in the metric when each is coded as it stands.
+    """sum_c C_cc S_cc: the channels' loss in the metric without a change of basis.
 
     C = E E^T is the metric that the basis E was made with. Errors of channels are taken as
     uncorrelated, so only its diagonal counts.
