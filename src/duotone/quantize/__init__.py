@@ -1,4 +1,4 @@
-"""Quantizing the weights and activations of a whole multimodal model, layer by layer (MQuant).
+"""Quantization of a multimodal model's weights and activations, layer by layer (MQuant).
 
 recipe = duotone.weights.get_recipe("mquant-w4a8")
 calibration = calibration_set(loaded, tasks, samples=32)

@@ -1,7 +1,7 @@
-"""What a model's ranges and second moments are gathered on: prompts with their answers.
+"""Calibration data for ranges and second moments: prompts with their answers.
 
-The answer is part of every sample, as the model would have written it: decode steps use the text's
-scales, which must have seen generated tokens.
+Every sample includes its answer, as the model would write it. Decode steps use the text's scales,
+which must have seen generated tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CalibrationSet:
     sources: list[dict[str, Any]]
 
     def digest(self) -> str:
-        """Of all tensors as they are."""
+        """Digest of all tensors."""
         found = hashlib.sha256()
         for batch in self.batches:
             for name, tensor in sorted(batch.items()):
@@ -81,7 +81,7 @@ def check_pictures(loaded: Loaded, task: Task, examples: Sequence[Example]) -> N
 
 
 def _with_answers(loaded: Loaded, encoded: Tensors, examples: Sequence[Example]) -> Tensors:
-    """The batch with every sample's first answer and the end token behind its prompt."""
+    """The batch with every sample's first answer and the end token after its prompt."""
     tokenizer = tokenizer_of(loaded.processor)
     answers = _answer_ids(tokenizer, [example.answers[0] for example in examples])
     ends = loaded.model.generation_config.eos_token_id
@@ -94,10 +94,10 @@ def _answer_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def appended(encoded: Tensors, answers: Sequence[Sequence[int]]) -> Tensors:
-    """Tensors [B, T] with answers behind their prompts, left-padded anew; others as they are.
+    """Tensors [B, T] with answers after the prompts, left-padded anew; other tensors unchanged.
 
-    The answers' tokens are attended to and of no modality: ones in `attention_mask`, zeros in what
-    else there is per token.
+    The answers' tokens are attended to and have no modality: ones in `attention_mask`, zeros in all
+    other per-token tensors.
     """
     shape, real = encoded["input_ids"].shape, encoded["attention_mask"].bool()
     lengths = [int(row.sum()) + len(ids) for row, ids in zip(real, answers, strict=True)]
@@ -118,6 +118,6 @@ def appended(encoded: Tensors, answers: Sequence[Sequence[int]]) -> Tensors:
 
 
 def visual_mask(config: Any, ids: Tensor) -> Tensor:
-    """Bool [B, T]: where the visual tokens are."""
+    """Bool [B, T]: True at visual tokens."""
     known = torch.tensor(image_token_ids(config), device=ids.device, dtype=ids.dtype)
     return torch.isin(ids, known)

@@ -13,7 +13,7 @@ SHOWN = 5
 
 
 def content_hash(example: Example) -> str:
-    """Of a question and the pixels of its pictures; names, files and splits do not matter."""
+    """Hash of a question and the pixels of its pictures, independent of names, files and splits."""
     found = hashlib.sha256(example.question.encode())
     for image in example.images:
         pixels = image.convert("RGB")
@@ -23,7 +23,7 @@ def content_hash(example: Example) -> str:
 
 
 def check_evaluation(model: Any, task: Task, samples: int, split: str) -> None:
-    """`check_disjoint` of what a quantized model remembers and what it shall be evaluated on."""
+    """Check a quantized model's calibration samples against its evaluation samples."""
     known = quantization_of(model)
     if known is not None:
         hashes = known.header["calibration"]["hashes"]
@@ -31,7 +31,7 @@ def check_evaluation(model: Any, task: Task, samples: int, split: str) -> None:
 
 
 def check_disjoint(calibration: Mapping[str, str], evaluation: Iterable[Example]) -> None:
-    """calibration: {content hash: name}. Errors: ValueError that names samples found in both."""
+    """Check against calibration {content hash: name}. Errors: ValueError naming samples in both."""
     both = [
         f"{example.name} (calibrated on as {calibration[found]})"
         for example in evaluation

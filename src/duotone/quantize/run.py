@@ -55,10 +55,10 @@ def quantize_model(
     """Quantize `model` in place; the report, JSON-safe: a line per linear, bytes per part.
 
     Every unit's statistics are of a model whose earlier units are quantized. name: of the model,
-    for the record. partial: a folder that finished units are kept in, and that a run with the same
-    arguments goes on from (resume) where one is interrupted; it is removed at the end.
-    finish: called with the model complete and `partial` still there: what saves it.
-    progress: called with (units done, units in all). say: told in a sentence if this run goes on.
+    for the record. partial: a folder of finished units, which is removed at the end. After an
+    interruption, a run with the same arguments goes on from this folder (resume). finish: saves the
+    complete model, called while `partial` still exists.
+    progress: called with (units done, units in all). say: receives a sentence if this run goes on.
     impl: of the linears, now and afterwards: "auto" or "reference".
     Errors: ValueError for a model that is quantized already or in float64, a family without a
     module map, a size that no Hadamard matrix covers, a model that cannot run reordered where the
@@ -120,7 +120,7 @@ def _header(
 
 
 def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> WeightMap:
-    """The model with the recipe's equivalences, which do not change what it computes."""
+    """The model with the recipe's equivalences, which keep its function."""
     if recipe.smooth is not None:
         _smooth(found, recipe, runs)
     if not recipe.rotation and recipe.online == "none":
@@ -201,7 +201,7 @@ def _split(unit: Unit, linears: Mapping[str, Linear], recipe: Recipe) -> frozens
 
 
 def _eq8_holds(module: RotatedInput) -> bool:
-    """The criterion is about the weight before the transform."""
+    """True if eq. 8 holds for the weight before the transform."""
     weight = module.linear.weight.double()
     return wants_split(transform_back(weight, module.plan, module.signs))
 

@@ -1,8 +1,9 @@
-"""Running a model up to one of its modules, for every batch of the calibration data.
+"""Runs of a model up to one of its modules, for every batch of the calibration data.
 
-Each unit is reached from the model's own entrance, or from that of its language model, whose
-arguments are kept once the vision tower is done: families hand different masks, positions and
-features to each layer, and only their own code knows which. Costs half the layers per layer.
+Each unit is reached from the model's own entrance, or from its language model's. The language
+model's arguments are kept after the vision tower has run. Families pass different masks, positions
+and features to each layer, and only their own code knows which. Each layer costs half of all
+layers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .calibration import Tensors, visual_mask
 
 
 class _Reached(BaseException):
-    """Ends a forward pass; no Exception, so that no model's code catches it."""
+    """Signal that ends a forward pass; no Exception, so that no model's code catches it."""
 
 
 @dataclass
@@ -43,9 +44,9 @@ class Runs:
     _entrances: list[tuple[tuple, dict]] = field(default_factory=list)
 
     def through_vision(self, path: str) -> Iterator[Rows]:
-        """Run every batch until the module at `path` is done; those without pictures may not reach.
+        """Run every batch up to the module at `path`; batches without pictures may not reach it.
 
-        Yields before each run what its rows are.
+        Yields each run's `Rows` before the run.
         """
         for batch in self.batches:
             yield Rows()
@@ -53,7 +54,7 @@ class Runs:
                 self.model(**self._on_device(batch), use_cache=False)
 
     def through_language(self, path: str) -> Iterator[Rows]:
-        """The same from the language model's entrance, rows by modality and without padding."""
+        """Run every batch from the language model's entrance, rows by modality, without padding."""
         self._enter()
         language = at(self.model, self.language)
         for batch, (args, kwargs) in zip(self.batches, self._entrances, strict=True):
@@ -66,16 +67,16 @@ class Runs:
                 language(*args, **kwargs)
 
     def forget(self) -> None:
-        """What the language model is given has changed."""
+        """Drop the kept arguments: the language model's input has changed."""
         self._entrances.clear()
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def _enter(self) -> None:
-        """Keep what the language model is given, on the CPU."""
+        """Keep the language model's arguments, on the CPU."""
         if self._entrances:
             return
         for batch in self.batches:
@@ -103,7 +104,7 @@ def _moved(data: Any, device: torch.device) -> Any:
 
 @contextmanager
 def _until(module: nn.Module) -> Iterator[None]:
-    """A forward pass inside ends when `module` has run."""
+    """End a forward pass within the block when `module` has run."""
 
     def done(*_: object) -> None:
         raise _Reached
@@ -113,7 +114,7 @@ def _until(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _caught(module: nn.Module, keep: Callable[[tuple], None]) -> Iterator[None]:
-    """A forward pass inside ends before `module` runs; `keep` gets its (args, kwargs)."""
+    """End a forward pass within the block before `module` runs; `keep` gets its (args, kwargs)."""
 
     def caught(_: nn.Module, args: tuple, kwargs: dict) -> None:
         keep((args, kwargs))

@@ -19,10 +19,10 @@ from .units import Unit
 
 @dataclass
 class Scaled:
-    """What became of a unit.
+    """Result of scaling a unit.
 
-    lines: {path of a linear: what is worth a line of a report}. tensors: {name in the model:
-    parameter} of norms that took factors; the linears are quantized next and kept by themselves.
+    lines: {path of a linear: its line of the report}. tensors: {name in the model: parameter} of
+    norms that took factors; linears are quantized next and stored by themselves.
     """
 
     lines: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -32,8 +32,8 @@ class Scaled:
 def scale_unit(runs: Runs, unit: Unit, recipe: Recipe) -> Scaled:
     """Search and fold the scales of a unit's linears; its function stays.
 
-    One pass serves all pairs: what one of them takes from its source it gives to its readers, so
-    that no other's input changes.
+    One pass serves all pairs: a pair moves factors from its source to its readers, so that no other
+    pair's input changes.
     """
     made = Scaled()
     if unit.block is None:

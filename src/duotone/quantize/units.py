@@ -23,7 +23,7 @@ Part = Literal["vision", "projector", "language"]
 class Unit:
     """A module whose linears are calibrated and quantized together.
 
-    split: paths of linears, relative to the module, behind an online transform of the MLP.
+    split: paths of linears, relative to the module, after an online transform of the MLP.
     block: None for a projector.
     """
 
@@ -62,7 +62,7 @@ def _block(block: Block, part: Part) -> Unit:
 
 
 def _common(paths: Sequence[str]) -> str:
-    """The longest path that is above all of these."""
+    """The longest path that contains all of these."""
     parents = [path.split(".")[:-1] for path in paths]
     shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
     return ".".join(names[0] for names in shared)
