@@ -1,4 +1,4 @@
-"""How much memory a scheme takes on a model, and how many sequences fit, before anything runs."""
+"""Memory of a scheme on a model, and the number of sequences that fit, before anything runs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def attention_paths(
 
 
 def true_bits(spec: CacheSpec, tokens: int = 8192, facts: ModelFacts = SHAPE_8B) -> float:
-    """True bits per number over `tokens` of what the spec quantizes, windows in 16 bit included.
+    """True bits per number over `tokens` that the spec quantizes, windows in 16 bit included.
 
     Visual tokens of one image where it has a policy for them, tokens of the stream otherwise.
     """
@@ -193,7 +193,7 @@ def _kept_prompt(
 def _layer_bytes(
     facts: ModelFacts, spec: CacheSpec, layer: int, spans: dict[str, list[int]]
 ) -> tuple[int, int]:
-    """(codes, params) of one layer; codes that another layer keeps count there."""
+    """(codes, params) of one layer; codes that another layer keeps count in that layer."""
     own, codes, params = spec.at_layer(layer), 0, 0
     for name, sizes in spans.items():
         policy = getattr(own, name)

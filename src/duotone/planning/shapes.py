@@ -1,4 +1,4 @@
-"""Sizes of a decoder, and what its sequences hold."""
+"""Sizes of a decoder, and tokens of its sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DecoderShape:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> DecoderShape:
-        """From a model's config. Errors: ValueError where it lacks a size."""
+        """Build from a model's config. Errors: ValueError where the config lacks a size."""
         text = config.get_text_config(decoder=True)
         heads = text.num_attention_heads
         sizes = {"hidden": "hidden_size", "mlp": "intermediate_size", "vocab": "vocab_size"}
@@ -97,5 +97,5 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """All of them."""
+        """Number of all tokens."""
         return self.visual + self.prompt + self.new

@@ -1,13 +1,13 @@
-"""The time of a decode step: its roofline, and what kernels reach of it on one H200.
+"""The time of a decode step: its roofline, and the kernels' share of it on one H200.
 
 A step reads all weights once and every sequence's cache once, and multiplies. On a machine that
 copies `c` bytes and multiplies `f` numbers per second it takes no less than
 
     max(weights / c, operations / f) + caches / c
 
-The first term is what batches grow into: beyond some 200 sequences an H200 multiplies longer than
-it reads weights, and a smaller cache then buys less than its bytes. Weights and activations of 8
-bits (MQuant) halve both sides of it.
+With larger batches the first term grows. Beyond some 200 sequences, an H200 multiplies longer than
+it reads weights, and a smaller cache then saves less than its share of bytes. Weights and
+activations of 8 bits (MQuant) halve both sides of it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ WEIGHT_BITS = {"bf16": 16, "w8a8": 8, "w4a8": 4}
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one GPU, and what a step costs beside them.
+    """Rates of one GPU, and the remaining costs of a step.
 
     copy_bytes_per_s, operations_per_s: measured by a large copy and a large product in bfloat16.
     integer_operations_per_s: the most that int8 products of ours reach (docs/mquant.md), which is
         more than cuBLASLt's.
-    product_share, integer_share: of the latter two, what products with a batch's few rows reach.
+    product_share, integer_share: shares of the latter two that products with a batch's few rows
+        reach.
     layer_s: time per layer that neither bytes nor operations explain (small kernels, tails).
-    dense_layer_s, segment_s: the same of attention to a 16-bit cache, and to each segment of a
-    packed one.
-    *_share: of the copy bandwidth, what attention reaches: dense, on a 16-bit cache alone; segment,
-    on 16-bit tokens beside packed ones; span, on packed spans; stream, on packed groups.
+    dense_layer_s, segment_s: such times of attention to a 16-bit cache, and to each segment of a
+        packed cache.
+    *_share: attention's share of the copy bandwidth: dense, on a 16-bit cache alone; segment, on
+        16-bit tokens next to packed ones; span, on packed spans; stream, on packed groups.
     shared_share: of packed groups whose codes layers share, which come in pieces.
-    wide_share: what is left of span and segment where kv heads have more than four q heads.
+    wide_share: factor of span and segment where kv heads have more than four q heads.
 
     Fitted to the measurements in results/throughput, of one H200.
     """
@@ -67,14 +68,14 @@ class StepBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all parts."""
         return self.span + self.stream + self.dense
 
 
 def roofline_seconds(
     shape: DecoderShape, read: StepBytes, batch: int, machine: Machine, weights: str = "bf16"
 ) -> float:
-    """The formula of this file. weights: a key of WEIGHT_BITS."""
+    """Seconds by the formula of this file. weights: a key of WEIGHT_BITS."""
     products = max(_product_limits(shape, batch, machine, weights))
     return products + batch * read.total / machine.copy_bytes_per_s
 
@@ -87,7 +88,7 @@ def step_seconds(
     machine: Machine,
     weights: str = "bf16",
 ) -> float:
-    """The same with what kernels reach and what a layer costs beside. spec: None for 16 bit."""
+    """Seconds with the kernels' shares and the remaining costs of layers. spec: None for 16 bit."""
     if spec is None:
         copied, beside_s = read.dense / machine.dense_share, machine.dense_layer_s
     else:
