@@ -21,7 +21,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def best_known(numbers: Result) -> float | None:
-    """The rotated number, or the clean one where there was no room to rotate."""
+    """The rotated number, or the clean number where memory had no room for rotated buffers."""
     return numbers["rotated"] if numbers["rotated"] is not None else numbers["clean"]
 
 
@@ -71,7 +71,7 @@ def _provenance(result: Result) -> str:
 
 
 def kernel_table(results: Sequence[Result]) -> str:
-    """Every row of every shape, with what could not be measured and why."""
+    """Every row of every shape, and the reasons of rows without a measurement."""
     parts = []
     for result in _with_rows(results):
         for shape in result["shapes"]:
@@ -97,7 +97,7 @@ def kernel_summary(results: Sequence[Result]) -> str:
 
 
 def _with_rows(results: Sequence[Result]) -> list[Result]:
-    """Without files that hold InnerQ's table alone."""
+    """Results without files that hold InnerQ's table alone."""
     return [result for result in results if result["rows"]]
 
 

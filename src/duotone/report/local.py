@@ -1,4 +1,4 @@
-"""Tables of a repository's own benchmarks, which `duotone report` renders beside the commands'."""
+"""Tables of a repository's own benchmarks, rendered by `duotone report` next to commands'."""
 
 import importlib.util
 import sys
@@ -13,7 +13,7 @@ PACKAGE = "duotone_local_tables"
 
 
 def local_renderers(repository: Path) -> dict[str, Renderer]:
-    """{name: (schema, function)} that a repository defines; empty where it names none.
+    """{name: (schema, function)} that a repository defines; empty where the repository names none.
 
     Its pyproject.toml names a package by a path, which is imported:
 

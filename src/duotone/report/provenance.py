@@ -1,4 +1,4 @@
-"""What every result file says about where it came from: commit, date, versions, device."""
+"""Provenance in every result file: commit, date, versions, device."""
 
 import importlib.metadata
 import json
@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what decides a result, and of Python."""
+    """Installed versions of Python and of the packages that decide a result."""
     import duotone
 
     found = {package: _version(package) for package in _PACKAGES}

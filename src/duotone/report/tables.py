@@ -2,7 +2,7 @@
 
 Imports no room and needs neither a GPU nor a model. A table of a README stands between
 `<!-- duotone:NAME -->` and `<!-- /duotone:NAME -->` and is replaced as a whole. Tables of commands
-are here; a repository names those of its own benchmarks in pyproject.toml (`report.local`).
+are here; a repository names the tables of its own benchmarks in pyproject.toml (`report.local`).
 """
 
 import re
@@ -89,7 +89,7 @@ def update_text(text: str, rendered: Mapping[str, str]) -> str:
 
 
 def update_file(path: str | Path, rendered: Mapping[str, str], *, write: bool = True) -> bool:
-    """Bring the marked tables of a file up to date; returns whether they were not."""
+    """Bring the marked tables of a file up to date; returns True if the file changed."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"--readme must be an existing file, got {str(path)!r}")

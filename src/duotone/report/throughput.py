@@ -1,4 +1,4 @@
-"""Throughput results as tables: what fits, how fast it is, and how far from what limits it."""
+"""Throughput results as tables: batch, speed, and the distance from the limits."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from duotone.report.markdown import EIGHT_BITS, Result, has_8_bit_window, markdo
 from duotone.report.papers import CALIBQUANT, PAPER_GPU, tokens_per_s
 
 REFERENCE = "16-bit"
-# Rows of ours that one of the papers' rows stands for, by its bits.
+# Our rows that correspond to a row of the papers, by its bits.
 PAPER_BITS = {
     "16-bit": 16,
     "1-bit visual": 1,
@@ -101,7 +101,7 @@ def _against(result: Result, reference: Result | None) -> list[str]:
 
 
 def prediction_table(results: Sequence[Result]) -> str:
-    """What `duotone plan` predicts today beside what was measured."""
+    """Today's predictions of `duotone plan` next to the measurements."""
     from duotone.planning.capacity import predict_again
 
     header = ["model", "n", "GB", "row", "largest batch", "predicted"]

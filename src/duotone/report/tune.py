@@ -6,12 +6,12 @@ from duotone.report.markdown import Result, markdown_table, source, with_interva
 
 
 def _small(value: float) -> str:
-    """Three digits of a divergence, whatever its size."""
+    """Three digits of a divergence of any size."""
     return f"{value:.3g}"
 
 
 def _origin(report: Result) -> str:
-    """What a search ran on, and where."""
+    """Samples and machine of a search."""
     parts = report["settings"]["tasks"]
     samples = ", ".join(
         f"{p['task']} {p['search_samples']} / {p['heldout_samples']}" for p in parts
@@ -24,7 +24,7 @@ def _origin(report: Result) -> str:
 
 
 def tune_table(results: Sequence[Result]) -> str:
-    """Held-out divergence of what searches chose, and of every known scheme, by rising bits."""
+    """Held-out divergence of the chosen specs, and of every known scheme, by rising bits."""
     tables = []
     for report in results:
         numbers, budget = report["heldout"], report["budget"]
@@ -44,7 +44,7 @@ def tune_table(results: Sequence[Result]) -> str:
 
 
 def tune_comparisons(results: Sequence[Result]) -> str:
-    """Every published scheme beside the front's best point of no more bits, held out."""
+    """Every published scheme with the front's best point of no more bits, held out."""
     tables = []
     for report in results:
         rows = []
@@ -59,7 +59,7 @@ def tune_comparisons(results: Sequence[Result]) -> str:
 
 
 def _factor(row: Result) -> str:
-    """How many times smaller the found divergence is; bold where it is not."""
+    """Factor by which the found divergence is smaller; bold where it is larger."""
     ratio = row["kl"] / row["its_kl"] if row["its_kl"] else float("inf")
     return f"{ratio:.1f}x" if row["beaten"] else f"**{ratio:.2f}x**"
 
@@ -91,7 +91,7 @@ def tune_scores(results: Sequence[Result]) -> str:
 
 
 def tune_page(report: Result, plot: str | None = None) -> str:
-    """The page of one search: its tables and, beside it, the plot's file."""
+    """The page of one search: its tables and the plot."""
     sections = [
         f"# duotone tune: {report['settings']['model']['name']}",
         "`--scheme spec.json` gives every command the chosen spec.",
