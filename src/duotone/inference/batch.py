@@ -1,7 +1,7 @@
 """One batch through one cache: prompts to tensors, pictures encoded once, greedy answers.
 
-The same prepared batch goes through many caches, so what does not depend on the cache (the vision
-tower) runs once. Knows nothing about tasks, scores or files.
+The same prepared batch goes through many caches, so the vision tower, which does not depend on the
+cache, runs once. This file knows nothing about tasks, scores or files.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import torch
 from duotone.inference.stopping import StepClock
 from duotone.loading import image_token_ids
 
-# Families whose language model takes text embeddings with the visual ones put in their place, and
-# plain positions: generate from inputs_embeds then equals generate from ids and pixels.
+# Families whose language model takes text embeddings with visual ones inserted, and plain
+# positions: generate from inputs_embeds then equals generate from ids and pixels.
 EMBEDDABLE_FAMILIES = frozenset({"internvl"})
 
 
@@ -35,10 +35,10 @@ def encode(processor: Any, conversations: Sequence[list[dict]]) -> dict[str, tor
 class Batch:
     """A left-padded batch of B prompts of T tokens.
 
-    model_inputs: what `generate` takes; visual_mask [B, T]: where the visual tokens are.
-    pictures_end: T' < T where the first T' tokens are read in a step of their own, so that the
-        rest sees the cache as it is afterwards; 0 for one step.
-    pictures_read: the dense cache of those tokens, once some scheme has needed it.
+    model_inputs: arguments of `generate`; visual_mask [B, T]: True at visual tokens.
+    pictures_end: T' < T where the first T' tokens are read in a separate step, so that later tokens
+        see the cache after that step; 0 for one step.
+    pictures_read: the dense cache of these T' tokens, once some scheme has needed it.
     """
 
     model_inputs: dict[str, torch.Tensor]
@@ -49,18 +49,18 @@ class Batch:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether pictures are encoded already."""
+        """True if pictures are encoded already."""
         return "inputs_embeds" in self.model_inputs
 
 
 class SeenPictures:
-    """The features of the last pictures, so that several questions about them encode them once."""
+    """Features of the last pictures, so that several questions encode the pictures once."""
 
     def __init__(self) -> None:
         self._pixels, self._features = torch.empty(0), torch.empty(0)
 
     def features(self, model: Any, pixels: torch.Tensor) -> torch.Tensor:
-        """The model's features of the pictures, as its vision tower gives them."""
+        """Features of the pictures from the model's vision tower."""
         if pixels.device != self._pixels.device or not torch.equal(pixels, self._pixels):
             found = model.get_image_features(pixel_values=pixels, return_dict=True)
             self._pixels, self._features = pixels, found.pooler_output
@@ -73,7 +73,7 @@ def _embed(
     visual_mask: torch.Tensor,
     seen: SeenPictures,
 ) -> torch.Tensor:
-    """Input embeddings [B, T, hidden] with the visual ones in place."""
+    """Input embeddings [B, T, hidden] with visual embeddings inserted."""
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     if "pixel_values" not in inputs:
         return embeds
@@ -92,7 +92,7 @@ def prepare(
 ) -> Batch:
     """Move an encoded batch to the model and, where the family allows, encode its pictures.
 
-    seen: remembers them for the next call with the same model.
+    seen: keeps the features for the next call with the same model.
     """
     inputs = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     ids = inputs["input_ids"]
@@ -118,9 +118,9 @@ def make_cache(model: Any, spec: Any, batch: Batch, impl: str = "auto") -> Any:
 
 
 def _split_places(visual_mask: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """New places [B, T] of the tokens when pictures and questions are padded apart.
+    """New positions [B, T] of the tokens when pictures and questions are padded separately.
 
-    Returns (places, tokens of the longest picture part, tokens of the longest question).
+    Returns (positions, tokens of the longest picture part, tokens of the longest question).
     """
     length = visual_mask.shape[1]
     ends = length - visual_mask.flip(1).int().argmax(1, keepdim=True)
@@ -134,11 +134,11 @@ def _split_places(visual_mask: torch.Tensor, real: torch.Tensor) -> tuple[torch.
 
 
 def ask_later(batch: Batch) -> Batch:
-    """The same prompts, read in two steps: up to the last picture, then the question.
+    """Copy of a batch that is read in two steps: up to the last picture, then the question.
 
-    The question then sees the quantized cache, as in every turn but the first. In one step it
-    attends to the pictures in full precision, and so does the first token of the answer: a cache
-    can do no harm to answers of one token. Padding stands left of both parts.
+    The question then sees the quantized cache, as in every turn but the first. In one step the
+    question attends to the pictures in full precision, and so does the answer's first token. Then
+    no cache can harm answers of one token. Padding stands left of both parts.
     """
     has_pictures = batch.visual_mask.any(1)
     if not batch.is_embedded or not has_pictures.all():
@@ -164,7 +164,7 @@ def ask_later(batch: Batch) -> Batch:
 
 
 def share_pictures(batch: Batch, previous: Batch | None) -> Batch:
-    """`batch`, which does not read again the pictures that `previous` has read (`ask_later`)."""
+    """`batch` with the pictures that `previous` has read already (`ask_later`)."""
     end = batch.pictures_end
     if previous is None or not end or end != previous.pictures_end:
         return batch
@@ -191,9 +191,9 @@ def _read_pictures(model: Any, batch: Batch, cache: Any) -> None:
 
 
 def _fill_with_pictures(model: Any, batch: Batch, cache: Any) -> None:
-    """Put the pictures into an empty cache; the model reads them once for all that need no more.
+    """Put the pictures into an empty cache, from one dense cache for all that need only K and V.
 
-    What a cache evicts depends on queries, so one that evicts reads the pictures itself.
+    Eviction depends on queries, so an evicting cache reads the pictures itself.
     """
     spec = getattr(cache, "spec", None)
     if spec is not None and spec.evict is not None:
@@ -245,15 +245,15 @@ def generate(
 ) -> Generated:
     """Greedy answers of a batch through `cache`, by the model's own `generate`.
 
-    stopping: more stopping criteria; `duotone.inference.stopping` has some that see the answers'
-        tokens only.
+    stopping: more stopping criteria; `duotone.inference.stopping` has criteria that see only the
+        answers' tokens.
     """
     with visual_tokens_of(model, batch):
         return _generate(model, batch, cache, max_new_tokens, timed, logits_processors, stopping)
 
 
 def visual_tokens_of(model: Any, batch: Batch) -> Any:
-    """A context in which a model with scales per modality knows the batch's visual tokens."""
+    """A context that passes the batch's visual tokens to a model with scales per modality."""
     from duotone.hf.weights.modality import announced
 
     return announced(model, batch.visual_mask)

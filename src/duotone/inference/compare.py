@@ -1,4 +1,4 @@
-"""The main job: the same questions through a 16-bit and a few-bit cache, side by side."""
+"""Comparison of the same questions through a 16-bit and a few-bit cache."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Prompt:
     question: str
 
     def messages(self) -> list[dict[str, Any]]:
-        """The chat conversation; raises ValueError for what is no picture."""
+        """The chat conversation; raises ValueError for a file that is no picture."""
         pictures = [{"type": "image", "image": open_picture(path)} for path in self.images]
         return [{"role": "user", "content": [*pictures, {"type": "text", "text": self.question}]}]
 
@@ -60,7 +60,7 @@ def bundled_prompts() -> list[Prompt]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One row: what both caches answered."""
+    """One row: the answers of both caches."""
 
     picture: str
     question: str
@@ -69,13 +69,13 @@ class Answer:
 
     @property
     def same(self) -> bool:
-        """Whether the texts are equal."""
+        """True if the texts are equal."""
         return self.reference == self.answer
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All answers and what they cost.
+    """All answers with their bytes and times.
 
     memory: the few-bit caches of all answers summed (fields of MemoryReport).
     ms_per_token: median over answers of the time between tokens, prefill left out; on `device`.
@@ -98,7 +98,7 @@ class Comparison:
 
     @property
     def same_answers(self) -> int:
-        """How many answers are equal to the 16-bit ones."""
+        """Number of answers equal to the 16-bit answers."""
         return sum(answer.same for answer in self.answers)
 
     def ratio(self, part: str) -> float:
@@ -129,7 +129,7 @@ class Comparison:
 
 
 def check_scheme_fits(loaded: Loaded, spec: Any, has_images: bool) -> None:
-    """Raise where a scheme does not fit the model, or would find no visual tokens to work on."""
+    """Raise if a scheme does not fit the model, or would find no visual tokens to quantize."""
     from duotone.hf.fitting import fitting_facts
 
     if spec.text == "dense" and spec.visual != "dense":
@@ -220,7 +220,7 @@ def compare_schemes(
 
 
 def _batches(loaded: Loaded, prompts: Sequence[Prompt], later_question: bool) -> Iterator[Batch]:
-    """Batches of one. What questions about the same pictures share is computed once."""
+    """Batches of one. Questions about the same pictures share computed features."""
     seen, previous = SeenPictures(), None
     for messages in [prompt.messages() for prompt in prompts]:
         batch = prepare(loaded.model, encode(loaded.processor, [messages]), seen)

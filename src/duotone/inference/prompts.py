@@ -1,4 +1,4 @@
-"""Prompts of text alone: tokens, cut where they are too long, padded on the left."""
+"""Prompts of text alone: tokens, cut where too many, padded on the left."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def encode_text(
     """Prompts of text alone -> left-padded input_ids and attention_mask [B, tokens].
 
     chat: through the tokenizer's chat template, where it has one; else the texts as they are.
-    longest: tokens beyond which a prompt loses its middle.
+    longest: most tokens of a prompt; longer ones lose their middle.
     """
     templated = chat and tokenizer.chat_template
     if templated:

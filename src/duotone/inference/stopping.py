@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-# Tokens at the end of an answer in which a stop text is looked for after every step.
+# Tokens at the end of an answer that are searched for a stop text after every step.
 TAIL_TOKENS = 16
 
 
 class StepClock:
-    """A stopping criterion that never stops and notes when each token came."""
+    """A stopping criterion that never stops and notes the time of each token."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -57,5 +57,5 @@ class StopTexts:
         return torch.tensor(over, device=input_ids.device)
 
     def trim(self, token_ids: Sequence[list[int]]) -> list[list[int]]:
-        """Answers without the tokens that were padded behind their stop."""
+        """Answers without the tokens that were padded after their stop."""
         return [ids[: self.lengths.get(row)] for row, ids in enumerate(token_ids)]
