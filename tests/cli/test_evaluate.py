@@ -59,7 +59,7 @@ def test_an_interrupted_evaluation_says_how_to_go_on(words_only, tmp_path, monke
     assert f"1 finished batch kept in {kept}; the same command goes on there" in cut.stderr
     again = run(*asked)
     assert again.exit_code == 0, again.output
-    assert f"going on from {kept}, behind 1 finished batch" in again.stderr
+    assert f"going on from {kept}, after 1 finished batch" in again.stderr
     assert not kept.exists()
 
 

@@ -80,7 +80,7 @@ def test_it_ends_as_if_it_had_not_been_interrupted(model, whole, tmp_path):
     progress = {"progress": lambda done, _: seen.append(done)}
     again = answered(model, tmp_path, say=said.append, **progress)
     assert seen == [6]
-    assert said == [f"going on from {kept}, behind {done}"]
+    assert said == [f"going on from {kept}, after {done}"]
     assert (timeless(tmp_path), again.answers) == (whole[1], whole[0].answers)
 
 
@@ -162,7 +162,7 @@ def test_a_line_that_was_cut_off_counts_for_nothing(words, tmp_path):
     kept.write_bytes(kept.read_bytes()[:-9])
     said = []
     read(words, tmp_path / "cut", say=said.append)
-    assert said == [f"going on from {kept}, behind 1 finished batch"]
+    assert said == [f"going on from {kept}, after 1 finished batch"]
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 

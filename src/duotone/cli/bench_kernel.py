@@ -45,7 +45,7 @@ def command(
     ] = False,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Start no row later; rows left out say so.", show_default="none"),
+        typer.Option(help="Start no row later; rows left out are named.", show_default="none"),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Most launches per row and method.")] = 50,
     out: Annotated[

@@ -53,8 +53,8 @@ def command(
     """Measure the largest batch and the decode throughput that a memory budget allows.
 
     Random weights of the real shape, 16 bit and few bits through the same captured decode step,
-    inside a limit that the allocator enforces. One file per measurement; those that are there are
-    kept, so an interrupted run goes on where it stopped.
+    inside a limit that the allocator enforces. One file per measurement. Existing files are kept,
+    so an interrupted run goes on where it stopped.
 
     [bold]Examples[/bold]
 
@@ -145,7 +145,7 @@ def _batch(result: dict[str, Any]) -> str:
 
 
 def _step(result: dict[str, Any]) -> str:
-    """A step's time; rows of other libraries have neither prediction nor roofline."""
+    """A step's time; other libraries' rows have neither prediction nor roofline."""
     names = {
         "predicted": "predicted_step_s",
         "roofline": "roofline_s",

@@ -32,24 +32,22 @@ def command(
     ] = Path("calibrated"),
     foreground: Annotated[
         float,
-        typer.Option(help="Share of a picture's tokens, those that stand out; 0: no background."),
+        typer.Option(help="Share of a picture's tokens that are salient; 0: no background."),
     ] = 0.45,
     foreground_weight: Annotated[
-        float, typer.Option(help="What their errors count against the background's.")
+        float, typer.Option(help="Weight of their errors against the background's.")
     ] = 8.0,
     regularization: Annotated[
         float,
         typer.Option(
-            help="Weight of the identity in what errors cost: 1 for use on any data, 0.1 on data "
-            "like those of the calibration."
+            help="Weight of the identity in the error metric: 1 for use on any data, 0.1 on data "
+            "like the calibration's."
         ),
     ] = 1.0,
     mix: Annotated[
-        float, typer.Option(help="How far from the model's metrics to plain squares, 0 to 1.")
+        float, typer.Option(help="Mix of the model's metrics (0) and plain squares (1).")
     ] = 0.0,
-    key_weight: Annotated[
-        float, typer.Option(help="What errors of K count against those of V.")
-    ] = 0.5,
+    key_weight: Annotated[float, typer.Option(help="Weight of K's errors against V's.")] = 0.5,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -57,11 +55,11 @@ def command(
     """Find the bases in which a model's K and V take few bits; write them with a spec.
 
     Reads the tasks' calibration samples and answers them in 16 bit. K of the visual tokens (of all
-    tokens in a text model) is decorrelated in the metric of the queries behind them, V in that of
-    the output projection. The tokens of a picture that stand out are stored apart from those
-    behind them, and bits go where they save most error, in all layers together.
+    tokens in a text model) is decorrelated in the metric of the queries after them, V in the metric
+    of the output projection. A picture's salient tokens are stored separately from its background.
+    Bits go where they save most error, in all layers together.
 
-    Interrupted, the same command goes on about where it was: sums are kept in
+    After an interruption, the same command goes on about where it was. Sums are kept in
     OUT.partial.safetensors, which is removed at the end.
 
     [bold]Examples[/bold]
@@ -105,7 +103,7 @@ def command(
 
 
 def _show(report: dict[str, Any], files: tuple[Path, Path]) -> None:
-    """Bits of K and V by layer, and what to do with the files."""
+    """Show bits of K and V by layer, and the use of the files."""
     from rich.console import Console
     from rich.table import Table
 

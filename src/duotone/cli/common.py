@@ -1,4 +1,4 @@
-"""What all commands share: options, errors as one line, progress on stderr, JSON on stdout."""
+"""Shared parts of all commands: options, one-line errors, progress on stderr, JSON on stdout."""
 
 import functools
 import json
@@ -75,12 +75,12 @@ JsonOption = Annotated[
 
 
 def error_console() -> Console:
-    """Where progress and errors go."""
+    """Console of progress and errors."""
     return Console(stderr=True)
 
 
 def user_errors(command: Callable) -> Callable:
-    """Turn what the user can mend into one message and exit code 2; say what an interrupt leaves.
+    """Turn errors that the user can fix into one message and exit code 2; report kept work.
 
     DUOTONE_DEBUG=1 shows the traceback instead.
     """
@@ -103,7 +103,7 @@ def user_errors(command: Callable) -> Callable:
 
 
 def say(line: str) -> None:
-    """A sentence on stderr, as it is; above a progress bar, which listens to the stream."""
+    """Print a sentence on stderr without markup, above a progress bar."""
     print(line, file=sys.stderr)
 
 
@@ -125,7 +125,7 @@ def print_json(data: Any) -> None:
 
 
 def scheme_spec(name: str, bits: int | None) -> Any:
-    """The scheme's CacheSpec, at its own bits or the given ones; or the one of a .json file.
+    """The scheme's CacheSpec, at its own bits or the given bits; or the CacheSpec of a .json file.
 
     NAME@BITS is the scheme of that name at these bits.
     """
@@ -151,7 +151,7 @@ def _name_and_bits(text: str) -> tuple[str, int | None]:
 
 
 def load_model(name: str | None, device: str | None, **options: Any) -> Any:
-    """The model and its processor, with a word on stderr while it loads.
+    """The model and its processor, with a line on stderr while the model loads.
 
     options: of `duotone.loading.load`.
     """
@@ -166,7 +166,7 @@ def load_model(name: str | None, device: str | None, **options: Any) -> Any:
 
 
 def megabytes(count: float) -> str:
-    """Bytes in decimal units a person reads."""
+    """Bytes in decimal units."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -174,7 +174,7 @@ def megabytes(count: float) -> str:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """An output folder that can be made and written; afterwards, work would be lost."""
+    """Check that an output folder can be made and written, before any work is lost."""
     if path is None:
         return None
     if path.exists() and not path.is_dir():

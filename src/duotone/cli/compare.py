@@ -1,4 +1,4 @@
-"""`duotone compare`: the main job."""
+"""`duotone compare`: 16-bit and few-bit answers side by side."""
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -41,7 +41,9 @@ def command(
     bits: BitsOption = None,
     beside: Annotated[
         str | None,
-        typer.Option(help="Another scheme, whose answers and numbers are shown beside the first."),
+        typer.Option(
+            help="Another scheme, whose answers and numbers are shown next to the first's."
+        ),
     ] = None,
     max_new_tokens: TokensOption = 64,
     later_question: LaterOption = False,
@@ -102,7 +104,7 @@ def _other_spec(scheme: str, beside: str) -> Any:
 
 
 def _marked(answer: str, reference: str) -> Any:
-    """The answer with the words that the reference has not, in yellow."""
+    """The answer, with words that the reference lacks in yellow."""
     from rich.text import Text
 
     words = answer.split()
@@ -139,12 +141,12 @@ def _answers_header(outcome: Any, outcomes: Sequence[Any]) -> str:
 
 
 def _cell(answer: Any) -> Any:
-    """The answer, unless it is that of 16 bit."""
+    """The answer, unless it equals the 16-bit answer."""
     return "[green]the same[/]" if answer.same else _marked(answer.answer, answer.reference)
 
 
 def _on(device: str) -> str:
-    """The kernels are CUDA's; elsewhere a step says nothing about them."""
+    """Name the device of a time: only CUDA runs the kernels."""
     return "" if device == "cuda" else f" ({device}, no kernels)"
 
 
@@ -158,7 +160,7 @@ def _summary_table(outcome: Any) -> Any:
     memory = outcome.memory
     table = Table("", "16 bit", f"{outcome.scheme}, {outcome.bits:.3g} bit", "ratio")
     visual = ("pictures' cache", "visual_bytes", "visual_dense_equivalent_bytes")
-    # Where pictures are no spans of their own they are part of the whole, like text.
+    # Where pictures are no separate spans, pictures are part of the whole, like text.
     parts = [visual] if memory["visual_bytes"] else []
     for name, part, dense in (*parts, ("whole cache", "total_bytes", "dense_equivalent_bytes")):
         ratio = outcome.ratio(part.removesuffix("_bytes"))

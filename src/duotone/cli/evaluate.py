@@ -81,7 +81,7 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for one JSON per scheme; what is there is kept. Interrupted, the same "
+            help="Folder for one JSON per scheme; existing files are kept. Interrupted, the same "
             "command goes on."
         ),
     ] = None,
@@ -99,7 +99,7 @@ def command(
     GSM8K, TruthfulQA and LongBench read the data sets' own .jsonl files, or the hub's.
 
     Results are written at the end. Until then --out keeps every finished batch in a .partial.jsonl
-    file: interrupted, the same command goes on behind them.
+    file. After an interruption, the same command goes on after these batches.
 
     [bold]Examples[/bold]
 
@@ -157,7 +157,7 @@ def _dtype(name: str) -> dict[str, Any]:
 
 
 def _labelled(names: list[str], bits: list[int] | None) -> dict[str, Any]:
-    """{label: spec}. Labels become names of files: a spec file counts by its own."""
+    """{label: spec}. Labels become names of files; a spec file's label is its own name."""
     schemes: dict[str, Any] = {}
     for name in names:
         short = Path(name).stem if name.endswith(SPEC_SUFFIX) else name

@@ -36,7 +36,7 @@ def command(
     device: DeviceOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Answer one prompt from a quantized cache and say what the cache took.
+    """Answer one prompt from a quantized cache and report the cache's bytes.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""`duotone inspect`: whether a model profits from calibrated bases, and what schemes do to it."""
+"""`duotone inspect`: gains of calibrated bases, and errors of schemes in attention."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,8 +30,8 @@ def command(
         typer.Option(
             "--scheme",
             "-s",
-            help="Also measure what this does to attention: NAME, NAME@BITS, or a .json file of a "
-            "CacheSpec; repeat for more.",
+            help="Also measure this scheme's errors in attention: NAME, NAME@BITS, or a "
+            ".json file of a CacheSpec; repeat for more.",
             show_default=False,
         ),
     ] = None,
@@ -48,10 +48,10 @@ def command(
 ) -> None:
     """Show whether a model profits from calibrated transform coding, before deploying it.
 
-    Per layer, for K and V: how many dimensions they fill, what decorrelating them is worth, how
-    much of K's energy few tokens have, and the error expected of calibrated codes against plain
-    ones of as many bits. For every --scheme: how scores, weights and outputs of attention
-    change, for the questions and answers behind the pictures.
+    Per layer, for K and V: the effective dimensions, the gain of decorrelation, the share of K's
+    energy in few tokens, and the expected error of calibrated codes against plain codes of as many
+    bits. For every --scheme: the change of scores, weights and outputs of attention, for the
+    questions and answers after the pictures.
 
     [bold]Examples[/bold]
 
@@ -138,7 +138,7 @@ def _errors_table(errors: list[dict[str, Any]]) -> Any:
     title = "MSE of the attention weights, error of the output in % of its norm"
     table = Table("layer", title=title, title_justify="left")
     for entry in errors:
-        # Where there are many they get narrow: cells and names break, nothing is cut off.
+        # Many columns get narrow: cells and names break, nothing is cut off.
         table.add_column(entry["label"], justify="right", overflow="fold")
     columns = [[_error_cell([row]) for row in entry["layers"]] for entry in errors]
     for layer, cells in enumerate(zip(*columns, strict=True)):

@@ -1,4 +1,4 @@
-"""Out of memory, said with what would fit."""
+"""Errors of exhausted memory, with the sizes that would fit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def _free_bytes(device: Any) -> int:
 
 
 def what_fits(model: Any, spec: Any, counts: dict[str, int], budget_bytes: int) -> str:
-    """How many sequences of these token counts fit into `budget_bytes` of cache."""
+    """Sentence with the number of such sequences that fit into `budget_bytes` of cache."""
     import duotone
 
     plan = duotone.plan(model, spec, budget_bytes=budget_bytes, **counts)
@@ -29,7 +29,7 @@ def what_fits(model: Any, spec: Any, counts: dict[str, int], budget_bytes: int) 
 
 @contextmanager
 def explained_out_of_memory(model: Any, spec: Any, counts: dict[str, int]) -> Iterator[None]:
-    """Turn CUDA's out of memory into a ValueError that says what would fit."""
+    """Turn CUDA's out of memory into a ValueError that names the sizes that would fit."""
     import torch
 
     try:

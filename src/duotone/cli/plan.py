@@ -1,4 +1,4 @@
-"""`duotone plan`: what fits into a memory budget, before running anything."""
+"""`duotone plan`: sequences in a memory budget, before running anything."""
 
 import re
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from .common import (
 )
 
 _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-# Less than this in bytes is a unit forgotten: not even one token of most models fits.
+# Fewer bytes mean a forgotten unit: not even one token of most models fits.
 _LEAST_BARE_BYTES = 1e6
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -64,17 +64,17 @@ def command(
     text_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 500,
     images: Annotated[
-        int, typer.Option(min=1, help="Pictures the visual tokens come in, all together.")
+        int, typer.Option(min=1, help="Number of pictures that hold the visual tokens.")
     ] = 1,
     budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
     weights: Annotated[
-        str, typer.Option(help="Of the model beside the scheme: bf16, w8a8 or w4a8.")
+        str, typer.Option(help="Weights of the model: bf16, w8a8 or w4a8.")
     ] = "bf16",
     json_output: JsonOption = False,
 ) -> None:
-    """Say how many sequences fit into a memory budget and how fast they decode.
+    """Compute how many sequences fit into a memory budget and how fast these decode.
 
-    16 bit beside a scheme; times are of one H200, weights are outside the budget.
+    16 bit next to a scheme; times are of one H200, weights are outside the budget.
 
     [bold]Examples[/bold]
 

@@ -43,7 +43,7 @@ def command(
         list[str] | None,
         typer.Option(
             "--part",
-            help="vision, projector, language; repeat for more. Others stay 16 bit.",
+            help="vision, projector, language; repeat for more. Other parts stay 16 bit.",
             show_default="all",
         ),
     ] = None,
@@ -66,8 +66,8 @@ def command(
     model (visual tokens, text), GPTQ weights. Calibration prompts run with their answers, so that
     the text's scales have seen generated tokens.
 
-    Interrupted, the same command goes on with the layer it was at: finished ones are kept in
-    OUT.partial, which is removed at the end.
+    After an interruption, the same command goes on with the current layer. Finished layers are kept
+    in OUT.partial, which is removed at the end.
 
     [bold]Examples[/bold]
 
@@ -120,7 +120,7 @@ def command(
 
 
 def _show(report: dict[str, Any], out: Path, form: str) -> None:
-    """Bytes by part, and what to do with the folder."""
+    """Show bytes by part, and the use of the folder."""
     from rich.console import Console
     from rich.table import Table
 

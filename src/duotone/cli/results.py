@@ -4,7 +4,7 @@ from typing import Any
 
 
 def show_results(results: dict[str, dict[str, Any]]) -> None:
-    """Print one column per scheme, or one row each where there are many."""
+    """Print one column per scheme, or one row per scheme where there are many."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What commands learn from: tasks by name, the model, batches of their samples."""
+"""Input of commands: tasks by name, the model, batches of the tasks' samples."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from .common import EMBEDDED_TASKS, load_model
 
 
 def named_tasks(names: list[str] | None, model: str | None) -> list[Any]:
-    """Tasks by name; without names the embedded ones, which only the embedded model answers."""
+    """Tasks by name; without names the embedded tasks, which only the embedded model answers."""
     from duotone.loading import EMBEDDED
     from duotone.tasks import get_task
 

@@ -1,4 +1,4 @@
-"""`duotone schemes`: what there is to choose from."""
+"""`duotone schemes`: the list of schemes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 @user_errors
 def command(json_output: JsonOption = False) -> None:
-    """List the schemes: name, bits by default, what it is and which paper it is from.
+    """List the schemes: name, default bits, description and paper.
 
     Nominal bits are the papers' count, codes only. True bits count every byte, 16-bit windows
     included, for 8,192 tokens in a model of the 8B class (32 layers, 8 kv heads of 128).

@@ -49,14 +49,14 @@ def command(
     heldout: Annotated[int, typer.Option(help="Per task, for the report alone.")] = 16,
     minutes: Annotated[
         float | None,
-        typer.Option(help="For all of it; the search ends in time.", show_default="10"),
+        typer.Option(help="For search and report; the search ends in time.", show_default="10"),
     ] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="End the search after so many trials in all.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     portable: Annotated[
-        bool, typer.Option("--portable", help="No rules for single layers: fits any depth.")
+        bool, typer.Option("--portable", help="No rules for single layers; fits any depth.")
     ] = False,
     sampler: Annotated[str, typer.Option(help="nsga2 or tpe.")] = "nsga2",
     ceiling: Annotated[float, typer.Option(help="Times the budget: the front's upper end.")] = 8.0,
@@ -75,9 +75,9 @@ def command(
     """Search for the spec closest to 16 bit within a budget; write it with a report.
 
     Searches bits by channel and layer, axes, groups, levels, windows, sharing and rotation, by
-    next-token divergence from the 16-bit cache on a first part of the samples. All reported
-    numbers are of other samples, which the search never sees. Started again with the same --out,
-    it goes on where it ended.
+    next-token divergence from the 16-bit cache on a first part of the samples. All reported numbers
+    are of other samples, which the search never sees. If started again with the same --out, the
+    search goes on where it ended.
 
     [bold]Examples[/bold]
 
@@ -144,7 +144,7 @@ def _bars() -> Iterator[Any]:
 
 
 def _show(report: dict[str, Any], files: list[Path]) -> None:
-    """The chosen spec beside the published schemes, and what to do with it."""
+    """Show the chosen spec next to the published schemes, and the use of the spec."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Batches of rendered and encoded examples, made by worker processes ahead of the model."""
+"""Batches of rendered and encoded examples, made by worker processes in advance."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Encoder:
     """Examples -> tensors of a batch, as the task and the model want their prompts.
 
     takes_images: the model is multimodal and `processor` its processor; else a tokenizer.
-    longest: tokens beyond which a prompt of a plain task loses its middle; None: no limit.
+    longest: most tokens of a plain task's prompt, which else loses its middle; None: no limit.
     """
 
     processor: Any
@@ -77,7 +77,7 @@ def _quiet_tokenizers(_: int) -> None:
 
 
 def default_workers(device: torch.device) -> int:
-    """Processes that render: up to 8 beside a GPU, none where the CPU runs the model."""
+    """Number of rendering processes: up to 8 with a GPU, none where the CPU runs the model."""
     return min(8, max(1, (os.cpu_count() or 2) - 1)) if device.type == "cuda" else 0
 
 

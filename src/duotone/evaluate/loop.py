@@ -29,12 +29,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What an evaluation does beside its task and schemes.
+    """Settings of an evaluation, in addition to its task and schemes.
 
     seed: of the bootstrap. kl: also score next-token agreement by teacher forcing.
     later_question: read the question after the pictures' cache was quantized (`ask_later`).
     impl: the decode attention of the few-bit caches.
-    minutes: stop after the batch in which this time is over and report what is done.
+    minutes: stop after the batch in which this time is over and report all finished batches.
     max_prompt_tokens: longer prompts of text tasks lose their middle; None: what the model takes.
     """
 
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass
 class Evaluation:
-    """Results by scheme label as JSON-safe data; scores and answers for what ran just now."""
+    """Results by scheme label as JSON-safe data; scores and answers of schemes that ran now."""
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Evaluator:
         return longest_prompt(self.model, self.max_new_tokens)
 
     def time_is_over(self) -> bool:
-        """Whether the minutes granted are used up."""
+        """True if the granted minutes are used up."""
         minutes = self.settings.minutes
         return minutes is not None and monotonic() - self.started > 60 * minutes
 
@@ -218,7 +218,7 @@ def evaluate(
 def _run_batches(
     evaluator: _Evaluator, runs: Sequence[Run], kept: Partial, progress: Progress | None
 ) -> list[Example]:
-    """The examples of all batches, those of an earlier run among them, without pictures."""
+    """The examples of all batches, an earlier run's included, without pictures."""
     for batch in kept.batches:
         _note(runs, {run.label: Answered(**batch[run.label]) for run in runs})
     split, samples = evaluator.settings.split, evaluator.settings.samples

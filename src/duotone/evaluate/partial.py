@@ -1,4 +1,4 @@
-"""The batches of an evaluation that is not finished, in a file beside its results.
+"""Finished batches of an unfinished evaluation, in a file next to its results.
 
 One line per batch, added when every scheme has done it: a run that is interrupted loses the batch
 it was at and no more. Numbers come back bit by bit, so results are those of a run in one go.
@@ -56,7 +56,7 @@ class Partial:
         schemes: Iterable[str],
         say: Say | None = None,
     ) -> Partial:
-        """What an earlier run of `schemes` left in `folder`, or a new beginning; told to `say`.
+        """State that an earlier run of `schemes` left in `folder`, or a new one; `say` receives it.
 
         Errors: ValueError for a file that is not what such a run leaves.
         """
@@ -65,7 +65,7 @@ class Partial:
         path = folder / _file_name(identity)
         kept = cls(path, identity, _read(path, identity, set(schemes)) if path.exists() else [])
         if say and kept.batches:
-            say(f"going on from {path}, behind {_batches(len(kept.batches))}")
+            say(f"going on from {path}, after {_batches(len(kept.batches))}")
         elif say and (others := _others(folder, path)):
             say(
                 f"beginning anew: {others[0]} is of other schemes, settings, weights or versions. "
@@ -88,12 +88,12 @@ class Partial:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def remove(self) -> None:
-        """The results are written."""
+        """Remove the file: the results are written."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def noted(self) -> AbstractContextManager[None]:
-        """Work whose interruption carries a note of finished batches."""
+        """Run a block whose interruption carries a note of finished batches."""
         return noted(self._what_is_kept)
 
     def _what_is_kept(self) -> str:
@@ -119,13 +119,13 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _others(folder: Path, path: Path) -> list[Path]:
-    """Partial files of the same task that belong to something else."""
+    """Partial files of the same task with another identity."""
     task = path.name.removesuffix(SUFFIX).rpartition("-")[0]
     return sorted(folder.glob(f"{task}-{'?' * 10}{SUFFIX}"))
 
 
 def _read(path: Path, identity: Mapping[str, Any], schemes: set[str]) -> list[dict[str, Any]]:
-    """The whole batches; what a write that was cut off has left is taken off the file."""
+    """The whole batches; the rest of an interrupted write is cut off the file."""
     whole = path.read_bytes()
     whole = whole[: whole.rfind(b"\n") + 1]
     try:

@@ -1,4 +1,4 @@
-"""What all evaluations share: the schemes they compare, whose model it is, their result files."""
+"""Records of evaluations: the compared schemes, the model's identity, the result files."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def _weights_digest(model: Any) -> str:
 
 
 def describe(model: Any, name: str | None) -> dict[str, Any]:
-    """Which model a result is of; other weights under the same name are another model."""
+    """Identity of a result's model; other weights under the same name are another model."""
     return {
         "name": name or model.config.name_or_path or model.config.model_type,
         "family": model.config.model_type,
@@ -95,7 +95,7 @@ def result_data(
     """The JSON of one scheme on one task.
 
     metrics: {name: {value, low, high}}; memory: bytes over all batches and true bits;
-    configuration: all that is needed to run it again.
+    configuration: all arguments of a repeated run.
     """
     seed = configuration["seed"]
     intervals = {name: confidence_interval(s, seed=seed).to_dict() for name, s in scores.items()}
@@ -113,7 +113,7 @@ def result_data(
 
 
 def write_result(out: Path, result: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
-    """A new JSON of the result and, if there are any, a .jsonl of rows per sample beside it."""
+    """Write a new JSON of the result and, if there are any, a .jsonl of rows per sample."""
     stem = file_stem(result["configuration"])
     if not result["complete"]:
         stem += f"-first-{result['samples']}"

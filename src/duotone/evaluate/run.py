@@ -1,4 +1,4 @@
-"""What one scheme produced so far, and how it becomes a result."""
+"""Outputs of one scheme so far, and the result made from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from .records import result_data
 
 @dataclass(frozen=True)
 class Answered:
-    """What one scheme did with one batch, JSON-safe: answers, bytes, time.
+    """Outputs of one scheme for one batch, JSON-safe: answers, bytes, time.
 
     forced: rows [samples, 3] of `forced_agreement`, where measured.
     """
@@ -40,7 +40,7 @@ class Run:
     seconds: float = 0.0
 
     def add(self, answered: Answered) -> None:
-        """One more batch."""
+        """Add one more batch."""
         self.token_ids += answered.token_ids
         self.texts += answered.texts
         self.memory.append(answered.memory)
@@ -55,7 +55,7 @@ class Run:
 
 
 def same_token_share(ids: Sequence[int], reference: Sequence[int]) -> float:
-    """Positions with the same token, over the length of the longer answer."""
+    """Share of positions with the same token, over the length of the longer answer."""
     same = sum(a == b for a, b in zip(ids, reference, strict=False))
     return same / max(len(ids), len(reference), 1)
 
