@@ -23,8 +23,8 @@ class BenchScheme:
 
     window: tokens that stay in 16 bit, in a second segment.
     shared: K and V read the codes of another layer with scales of their own.
-    channels: coded channels of a transformed head, other channels have 0 bits and are not stored;
-    the transform of q and of the output is not measured. None: all of head_dim.
+    channels: coded channels of a transformed head; other channels have 0 bits and are not stored.
+        The transform of q and of the output is not measured. None: all of head_dim.
     """
 
     name: str

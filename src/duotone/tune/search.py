@@ -204,7 +204,8 @@ class Search:
         """Count the trial in the population.
 
         Optuna leaves enqueued trials out, and would draw a first generation at random, almost all
-        useless."""
+        useless.
+        """
         if isinstance(self.study.sampler, self.optuna.samplers.BaseGASampler):
             (running,) = self._in_state("RUNNING")
             self.study.sampler.get_trial_generation(self.study, running)

@@ -48,7 +48,8 @@ def _tensor(which: str, layers: int, portable: bool) -> list[Dimension]:
     """Dimensions of K's or V's quantizer.
 
     first, second, third: sixteenths of the channels at `top` bits, half of `top`, a quarter.
-    boosted, starved: layers with about twice or half the code bits, by rank."""
+    boosted, starved: layers with about twice or half the code bits, by rank.
+    """
     ruled = 0 if portable else layers
     dimensions: list[Dimension] = [
         Choice("top", (1, 2, 4, 8), 2),

@@ -34,7 +34,7 @@ def encode(
     up: Tensor | None,
     impl: str,
 ) -> Coded:
-    """`weights.encode.encode`."""
+    """`modules.encode.encode`."""
     rest = (signs, split, activation, up, impl)
     if not torch.compiler.is_compiling():
         return doors.encode(x, scale, columns, plan, *rest)
@@ -51,7 +51,7 @@ def norm_quantize(
     kind: str,
     impl: str,
 ) -> Rows:
-    """`weights.quantize_rows.norm_quantize`."""
+    """`modules.quantize_rows.norm_quantize`."""
     if not torch.compiler.is_compiling():
         given = {"weight": weight, "bias": bias, "kind": kind, "impl": impl}
         return quantize_rows.norm_quantize(x, scale, eps=eps, **given)
@@ -60,7 +60,7 @@ def norm_quantize(
 
 
 def linear_int(coded: Coded, weight: WeightFields, bias: Tensor | None, impl: str) -> Tensor:
-    """`weights.linear.linear_int`."""
+    """`modules.linear.linear_int`."""
     x_q, row_scale, x0, dtype = coded
     if not torch.compiler.is_compiling():
         return linear.linear_int(x_q, row_scale, PackedWeight(*weight), x0, bias, impl, dtype)
@@ -75,7 +75,7 @@ def linear_float(
     bias: Tensor | None,
     impl: str,
 ) -> Tensor:
-    """`weights.linear.linear_float` of the features of x [rows, in]."""
+    """`modules.linear.linear_float` of the features of x [rows, in]."""
     run = _linear_float if torch.compiler.is_compiling() else _features_times_weight
     return run(x, _sizes(plan), signs, *weight, bias, impl)
 

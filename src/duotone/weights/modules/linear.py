@@ -55,14 +55,15 @@ def linear_int(
     group's product is exact in int32, then scaled and added in fp32. The reference adds in
     ascending order. So do "w8a8" and "w4a8-scratch" up to 128 columns per group, bit by bit. Other
     implementations split columns and add in another order, which is fixed for each. Before y is
-    rounded to `dtype` they differ from the reference by a relative RMS below 1e-6 on random data,
-    and always by less than n * 2^-23 * the sum of the magnitudes of the n scaled products.
+    rounded to `dtype`, these sums differ from the reference by a relative RMS below 1e-6 on random
+    data. Always, they differ by less than n * 2^-23 * the sum of the magnitudes of the n scaled
+    products.
 
     x_q: int8 [tokens, in]. row_scale: float32 [tokens] (MSQ: one of two values per row), or [] or
     [1]. x0: [tokens], the channel that RMS keeps in floating point; required iff weight.w0 is
     given.
     bias: [out]. dtype: of the result. out: [tokens, out] of that dtype, contiguous, to write it to.
-    impl: "reference" runs everywhere; the others are kernels and need a CUDA device (or
+    impl: "reference" runs everywhere; all other names are kernels and need a CUDA device (or
         TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
         columns are split over programs), "w8a8" (many), "w8a8-wgmma" (the same in CUDA for
         Hopper, with duotone[cuda]), "w4a8-scratch" (unpack, then one of both), "int_mm" (cuBLASLt

@@ -18,7 +18,7 @@ class PackedWeight:
     """Symmetric integer codes of a weight [out, in], as nn.Linear has it.
 
     codes: int8 [out, in] for 8 bits; for 4 bits uint8 [out, in / 2], two's complement nibbles, the
-    even column in the low nibble.
+        even column in the low nibble.
     scale: float32 [out], or [out, in / group_size] with groups along `in`; w ~ codes * scale.
     w0: [out] floating point or None: column 0 of the weight where RMS splits it off; the codes of
         that column are then 0.
