@@ -1,4 +1,4 @@
-"""Loading a model with its processor: the embedded one, a local folder, or a hub name."""
+"""Loader of a model with its processor: the embedded model, a local folder, or a hub name."""
 
 import os
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Loaded:
 
     @property
     def takes_images(self) -> bool:
-        """Whether pictures can be part of a prompt."""
+        """True if pictures can be part of a prompt."""
         return image_token_ids(self.model.config) != ()
 
 
@@ -32,7 +32,7 @@ def image_token_ids(config: Any) -> tuple[int, ...]:
 
 
 def default_device() -> str:
-    """'cuda' where there is one."""
+    """'cuda' if available, else 'cpu'."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -110,8 +110,8 @@ def load(
 
     A folder that `duotone quantize` wrote loads the same way.
     dtype: None is bfloat16, so that the cache of the unquantized model really has 16 bits; a
-        quantized model comes in the one it was quantized in.
-    with_processor: False where the data are token ids; a folder without tokenizer will then do.
+        quantized model keeps the dtype of its quantization.
+    with_processor: False where the data are token ids; then a folder needs no tokenizer.
     """
     path = _resolve(name)
     device = device or default_device()

@@ -19,19 +19,19 @@ from typing import Any
 import torch
 
 logger = logging.getLogger("duotone")
-# From here on a launch may begin while the one ahead of it ends.
+# From this capability on, a launch may begin while the previous launch ends.
 OVERLAP_CAPABILITY = (9, 0)
 INCLUDE = re.compile(r'^#include "(.+)"$', re.M)
 
 
 @cache
 def has_compiler() -> bool:
-    """cuda-core and its NVRTC are installed."""
+    """True if cuda-core and its NVRTC are installed."""
     return find_spec("cuda") is not None and find_spec("cuda.core") is not None
 
 
 def cache_folder() -> Path:
-    """Where binaries are kept: $DUOTONE_CACHE, else ~/.cache/duotone (XDG)."""
+    """Folder of compiled binaries: $DUOTONE_CACHE, else ~/.cache/duotone (XDG)."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("DUOTONE_CACHE") or Path(home) / "duotone") / "cuda"
 
@@ -43,7 +43,7 @@ class Sources:
     package: str
 
     def text(self, name: str) -> str:
-        """A source file with its package's own headers in place."""
+        """A source file with its package's own headers inserted."""
         text = resources.files(self.package).joinpath(name).read_text(encoding="utf-8")
         return INCLUDE.sub(lambda match: self.text(match[1]), text)
 
@@ -104,9 +104,10 @@ class Launch:
 
     blocks: their number, or that along x, y and z.
 
-    cooperative: all blocks are resident together. cluster: blocks next to each other that are, and
-    read each other's shared memory. overlap: the launch may begin before the kernel
-    ahead of it in the stream ends; the kernel has to wait before it reads what that one writes.
+    cooperative: all blocks are resident together. cluster: neighbouring blocks that are resident
+    together and read each other's shared memory. overlap: the launch may begin before the previous
+    kernel in the stream ends. The kernel then has to wait before it reads the previous kernel's
+    output.
     """
 
     blocks: int | tuple[int, int, int]
@@ -120,7 +121,7 @@ class Launch:
 class Kernel:
     """One function of a compiled source on one device.
 
-    overlaps: the device can begin a launch while the one ahead of it ends.
+    overlaps: the device can begin a launch while the previous launch ends.
     """
 
     def __init__(self, binary: bytes, name: str, overlaps: bool) -> None:
@@ -168,7 +169,7 @@ class Kernel:
         return [*attributes, self._cluster(at.cluster)] if at.cluster > 1 else attributes
 
     def _attribute(self, name: str) -> Any:
-        """A launch attribute that is switched on."""
+        """A launch attribute that is enabled."""
         attribute = self._driver.CUlaunchAttribute()
         attribute.id = getattr(self._driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
         if name == "COOPERATIVE":
