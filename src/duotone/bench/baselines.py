@@ -67,10 +67,10 @@ def _sdpa(
 
 
 def _matmuls(query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Call:
-    rows, turned = _as_rows(query, key.shape[1]) * sm_scale, key.transpose(-1, -2)
+    rows, transposed = _as_rows(query, key.shape[1]) * sm_scale, key.transpose(-1, -2)
 
     def run() -> Tensor:
-        weights = torch.softmax(rows @ turned, -1, dtype=torch.float32).to(value.dtype)
+        weights = torch.softmax(rows @ transposed, -1, dtype=torch.float32).to(value.dtype)
         return weights @ value
 
     return run

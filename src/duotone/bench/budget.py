@@ -73,9 +73,9 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     if error is None:
         return False
     words = str(error).lower()
-    told = "out of memory" in words or "alloc_failed" in words
+    worded = "out of memory" in words or "alloc_failed" in words
     known = isinstance(error, torch.OutOfMemoryError)
-    return known or told or _is_out_of_memory(error.__context__)
+    return known or worded or _is_out_of_memory(error.__context__)
 
 
 def largest_batch(run: Callable[[int], dict], guess: int) -> tuple[int, dict] | None:

@@ -58,7 +58,7 @@ def fastest_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Attent
         except RuntimeError:  # not built, not for these shapes, or no memory for its workspace
             continue
     if not times:
-        raise torch.OutOfMemoryError("no 16-bit attention fits beside this cache.")
+        raise torch.OutOfMemoryError("no 16-bit attention fits next to this cache.")
     best = min(times, key=times.__getitem__)
     return choices[best], best
 

@@ -97,8 +97,8 @@ def product_call(
 ) -> Callable[[], Tensor]:
     """The timed call. vector: [1, heads, 1, d or n]. matrix: [1, heads, n, d], packed or dense."""
     if isinstance(matrix, Tensor):
-        turned = matrix.transpose(-1, -2) if product == "q K^T" else matrix
-        return lambda: torch.matmul(vector, turned)
+        transposed = matrix.transpose(-1, -2) if product == "q K^T" else matrix
+        return lambda: torch.matmul(vector, transposed)
     from duotone.bench.innerq_kernels import packed_scores, packed_values
 
     kernel = packed_scores if product == "q K^T" else packed_values

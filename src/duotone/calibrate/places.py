@@ -32,8 +32,8 @@ def visual_places(visual_mask: Bool[Tensor, "batch tokens"], real: Tensor) -> Pl
     before = torch.nn.functional.pad(visual, (1, 0))[:, :-1]
     starts = (visual & ~before).flatten().cumsum(0).view_as(visual)
     later = visual.int().cumsum(1) == visual.sum(1, keepdim=True)
-    behind = real.bool() & later & ~visual & visual.any(1, keepdim=True)
-    return Places(torch.where(visual, starts - 1, -1), behind)
+    after = real.bool() & later & ~visual & visual.any(1, keepdim=True)
+    return Places(torch.where(visual, starts - 1, -1), after)
 
 
 def text_places(real: Tensor, group: int) -> Places:

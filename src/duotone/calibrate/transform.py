@@ -48,8 +48,8 @@ def klt(
     metric = torch.where(level > 0, metric, identity)
     level = torch.where(level > 0, level, torch.ones_like(level))
     root = _root((1 - mix) * metric + (mix + regularization) * level * identity)
-    spectrum, turned = torch.linalg.eigh(_symmetric(root @ covariance @ root))
-    return spectrum.flip(-1).clamp(min=0), root @ turned.flip(-1)
+    spectrum, vectors = torch.linalg.eigh(_symmetric(root @ covariance @ root))
+    return spectrum.flip(-1).clamp(min=0), root @ vectors.flip(-1)
 
 
 def _symmetric(matrix: Matrices) -> Matrices:

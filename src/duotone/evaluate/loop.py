@@ -35,7 +35,7 @@ class Settings:
     later_question: read the question after the pictures' cache was quantized (`ask_later`).
     impl: the decode attention of the few-bit caches.
     minutes: stop after the batch in which this time is over and report all finished batches.
-    max_prompt_tokens: longer prompts of text tasks lose their middle; None: what the model takes.
+    max_prompt_tokens: longer prompts of text tasks lose their middle; None: the model's limit.
     """
 
     samples: int = 500
@@ -177,14 +177,14 @@ def evaluate(
     """Score every scheme on the first `samples` examples of a task, against the 16-bit cache.
 
     schemes: names, specs or {label: spec}; the 16-bit reference is always among them.
-    out: folder for one new JSON per scheme, with a .jsonl of answers beside it if `predictions`;
-        schemes whose file is there already are read and not run again. Until they are written, a
-        partial file there keeps every finished batch, and a run with the same arguments goes on
-        behind them.
+    out: folder for one new JSON per scheme, with a .jsonl of answers next to it if `predictions`;
+        schemes whose file exists already are read and not run again. Until all files are written,
+        a partial file keeps every finished batch. After an interruption, a run with the same
+        arguments goes on after these batches.
     settings: the other fields of `Settings` (batch_size, seed, kl, ...).
     progress: called with (samples done, samples in all) after every batch.
-    say: told in a sentence if this run goes on from a partial file. An interrupt carries a note of
-        what it leaves.
+    say: receives a sentence if this run goes on from a partial file. An interrupt carries a note of
+        all that it leaves.
     """
     chosen = Settings(samples=samples, **settings)
     task.check_samples(samples)

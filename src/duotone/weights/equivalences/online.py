@@ -141,8 +141,8 @@ def _turn_value_rows(linear: nn.Linear, values: ValueHeads, plan: HadamardPlan) 
         if parameter is None:
             continue
         heads = parameter.data[rows].double().unflatten(0, (values.heads, values.head_dim))
-        turned = transform(heads.movedim(1, -1), plan).movedim(-1, 1)
-        set_data(parameter.data[rows], turned.flatten(0, 1))
+        rotated = transform(heads.movedim(1, -1), plan).movedim(-1, 1)
+        set_data(parameter.data[rows], rotated.flatten(0, 1))
 
 
 def rotate_attention_output(model: nn.Module, block: Block) -> None:

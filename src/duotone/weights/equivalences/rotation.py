@@ -101,9 +101,9 @@ def turn_input(module: nn.Module, q: Tensor) -> None:
         )
     # A convolution's input channels are dimension 1 as well; they come last for the product.
     last = weight.data.movedim(1, -1)
-    turned = last.clone().unflatten(-1, (-1, channels))
-    map_rows(turned, q)
-    set_data(weight, turned.flatten(-2).movedim(-1, 1))
+    rotated = last.clone().unflatten(-1, (-1, channels))
+    map_rows(rotated, q)
+    set_data(weight, rotated.flatten(-2).movedim(-1, 1))
 
 
 def fold_scale(linear: nn.Linear, scale: nn.Parameter) -> None:

@@ -5,8 +5,9 @@
                                       on Hopper gate, up, activation * up in one, then the rest
 
 A producer hands its codes to each reader (`QuantLinear.handed`), which takes them at its next call
-and refuses integers that nobody handed over. A checkpoint does not store the fusion. A fused module
-has the tensors of the module that it replaces, under the same names, and gives that module back.
+and refuses integers that were not handed over. A checkpoint does not store the fusion. A fused
+module has the tensors of the module that it replaces, under the same names, and gives that module
+back.
 
 On a CPU, and with impl="reference", the original norms and activation functions run: the codes
 equal the unfused model's, bit by bit. Kernels do not round between their steps, so that a code may
@@ -132,8 +133,8 @@ class FusedMLP(Fused):
         if not self._agree or torch.compiler.is_compiling():
             return None
         readers, output = self._readers, getattr(self, self._output)
-        heard = any(reader._forward_hooks or reader._forward_pre_hooks for reader in readers)
-        if heard or any(linear.impl != "auto" for linear in (*readers, output)):
+        hooked = any(reader._forward_hooks or reader._forward_pre_hooks for reader in readers)
+        if hooked or any(linear.impl != "auto" for linear in (*readers, output)):
             return None
         gate = _gate_of(readers, self._kind)
         if not gated.pays(x.shape[:-1].numel(), gate):

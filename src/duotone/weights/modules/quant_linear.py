@@ -80,9 +80,9 @@ class QuantLinear(nn.Module):
 
     def encode(self, x: Tensor, activation: str | None = None, up: Tensor | None = None) -> Coded:
         """The codes of activation(x) * up; x, up: [..., in], floating point."""
-        rows, beside = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
+        rows, other = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
         split = self.weight_w0 is not None
-        given = (self.plan, self.signs, split, activation, beside, self.impl)
+        given = (self.plan, self.signs, split, activation, other, self.impl)
         return opaque.encode(rows, self.row_scale(), self.columns, *given)
 
     def coded(self, x: Tensor) -> Coded:
@@ -146,9 +146,9 @@ class QuantLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes, as nn.Linear shows them, and the quantization."""
-        turned = "" if self.plan is None else f", hadamard={self.plan.block}"
+        hadamard = "" if self.plan is None else f", hadamard={self.plan.block}"
         kind = f"{self.mode}, {self.activation}, split={self.weight_w0 is not None}"
-        return f"in_features={self.in_features}, out_features={self.out_features}, {kind}{turned}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, {kind}{hadamard}"
 
     def record(self) -> dict[str, Any]:
         """JSON-safe record that `from_record` needs in addition to the state."""

@@ -53,7 +53,7 @@ def _load_tile(
     o = o_m[:, None] * P + o_p[None, :]
     m = (o_m < M)[:, None] & (o_p < P)[None, :]
     if PADDED:
-        # channels that are not left are zeros that nobody stored
+        # channels beyond these are zeros that are not stored
         m = m & (o < left)
     return load_both(x, up, o, m, o)
 

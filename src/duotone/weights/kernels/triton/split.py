@@ -143,7 +143,7 @@ def split_kernel(
         tl.debug_barrier()
         mine = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
         if mine:
-            # in order, whoever adds; unrolled, so that all loads are in flight at one time
+            # in order, in whichever program; unrolled, so that all loads are in flight at one time
             sums = tl.load(p_tile, mask=m_row, other=0, cache_modifier=".cg")
             for other in range(1, SPLITS):
                 p_other = p_tile + other * (BN * BT)

@@ -143,7 +143,7 @@ def sylvester_kernel(
     m = m_unit[:, None] & (o_p < P)[None, :]
     m_x = m
     if PADDED:
-        # channels from `columns` on are zeros that nobody stored
+        # channels from `columns` on are zeros that are not stored
         m_x = m_x & (o_first[:, None] + o_p[None, :] < columns)
     o = (o_row * x_stride + o_first)[:, None] + o_p[None, :]
     o_up = (o_row * up_stride + o_first)[:, None] + o_p[None, :]
