@@ -1,7 +1,7 @@
 """Runs that go on where an interrupted one ended: identities, notes, refusals.
 
-A run keeps its work in a file or folder that names the run's identity: all that the work depends
-on, with a FORMAT of its arithmetic. Another identity is refused, never overwritten.
+A run keeps its work in a file or folder that names the run's identity. The identity is all that the
+work depends on, with a FORMAT of its arithmetic. Another identity is refused, never overwritten.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Baseline:
     """A backend.
 
     prepare: (query [batch, q_heads, 1, d], key and value [batch, kv_heads, n, d], sm_scale) to the
-        call, which returns the outputs of q head after q head: [batch, q_heads, 1, d], or with the
-        heads split, because a copy to that shape would be timed too. Errors: UnavailableError.
+        call. The call returns [batch, q_heads, 1, d], q head after q head, or with the heads split:
+        a copy to that shape would be timed too. Errors: UnavailableError.
     bits: of K and V. tolerance: relative RMS and maximum error against fp64.
     compiled: starts with seconds of compiling.
     """

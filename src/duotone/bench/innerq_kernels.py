@@ -7,8 +7,8 @@ of its own. Each works on one matrix per program row, in canonical bytes, asymme
     q K^T    GROUP channels of a token    GROUP tokens of a channel
     p V      GROUP tokens of a channel    GROUP channels of a token
 
-Scales multiply partial sums of GROUP products (inner) or the vector (outer), so that both sides
-spend one multiplication by a scale per GROUP codes, never one per code.
+Scales multiply partial sums of GROUP products (inner) or the vector (outer). So both sides spend
+one multiplication by a scale per GROUP codes, never one per code.
 """
 
 from __future__ import annotations

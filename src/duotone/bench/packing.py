@@ -1,7 +1,7 @@
 """Time from dense K and V to packed ones, by the packing kernels, against a copy of K and V.
 
-A copy reads and writes 16 bits per element, a kernel reads 16 bits and writes codes and scales:
-`over_copy` below 1 is possible; no scheme without quantization is faster than the copy. Spans are
+A copy reads and writes 16 bits per element; a kernel reads 16 bits and writes codes and scales. So
+`over_copy` below 1 is possible. No scheme without quantization is faster than the copy. Spans are
 read twice, for the bounds and for the codes, except where clusters hold a whole span. Rows of
 classes of channels time the codes alone, everything ("with levels"), or single eager calls of torch
 without a kernel ("by torch"). All sequences are whole, so that the numbers measure bandwidth. Every

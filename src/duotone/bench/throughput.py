@@ -1,7 +1,7 @@
 """Throughput under a memory budget: the papers' experiment (CalibQuant, Tables 5-8).
 
-Random weights of the real shapes; for each row and budget the largest batch that really runs with
-its caches, a prefill and captured decode steps inside the budget.
+Weights are random and have the real shapes. Each row and budget gets the largest batch that really
+runs inside the budget, with its caches, a prefill and captured decode steps.
 
     decode     `STEPS` steps around the middle and `STEPS` before the end of the generation, each
                with its caches at that length. Times are linear in the tokens, so a step in the

@@ -122,11 +122,11 @@ def allocate(
 ) -> dict[Name, Classes]:
     """{name: classes of a TensorSpec} spending `mean_bits` per number where they save most.
 
-    spectra: of each tensor, falling, a mean over its kv heads, in one metric of what errors cost;
-    bits move between layers, between K and V and between parts. widths: of codes; 0 and at most
-    three more. unit: channels that get a width together (the last one may have fewer); None:
-    max(4, d // 8). weights: factors of errors; shares: of the tokens that a tensor has; both 1 by
-    default. distortion: {bits: share of the variance that stays}.
+    spectra: of each tensor, falling, a mean over its kv heads, in one metric of errors. Bits move
+    between layers, between K and V and between parts. widths: of codes; 0 and at most three more.
+    unit: channels that get a width together (the last one may have fewer); None: max(4, d // 8).
+    weights: factors of errors; shares: of the tokens that a tensor has; both 1 by default.
+    distortion: {bits: share of the variance that stays}.
     The first unit of every tensor gets the smallest width beyond 0: no classes are no TensorSpec.
     Errors: ValueError for widths that a TensorSpec cannot have, or a budget below that floor.
     """

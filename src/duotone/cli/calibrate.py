@@ -55,9 +55,9 @@ def command(
     """Find the bases in which a model's K and V take few bits; write them with a spec.
 
     Reads the tasks' calibration samples and answers them in 16 bit. K of the visual tokens (of all
-    tokens in a text model) is decorrelated in the metric of the queries after them, V in the metric
-    of the output projection. A picture's salient tokens are stored separately from its background.
-    Bits go where they save most error, in all layers together.
+    tokens in a text model) is decorrelated in the metric of the queries after them. V is
+    decorrelated in the metric of the output projection. A picture's salient tokens are stored
+    separately from its background. Bits go where they save most error, in all layers together.
 
     After an interruption, the same command goes on about where it was. Sums are kept in
     OUT.partial.safetensors, which is removed at the end.

@@ -48,9 +48,9 @@ def command(
 ) -> None:
     """Show whether a model profits from calibrated transform coding, before deploying it.
 
-    Per layer, for K and V: the effective dimensions, the gain of decorrelation, the share of K's
-    energy in few tokens, and the expected error of calibrated codes against plain codes of as many
-    bits. For every --scheme: the change of scores, weights and outputs of attention, for the
+    Per layer, for K and V: the effective dimensions, the gain of decorrelation, and the share of
+    K's energy in few tokens. Also the expected error of calibrated codes against plain codes of as
+    many bits. For every --scheme: the change of scores, weights and outputs of attention, for the
     questions and answers after the pictures.
 
     [bold]Examples[/bold]

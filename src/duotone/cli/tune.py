@@ -74,10 +74,10 @@ def command(
 ) -> None:
     """Search for the spec closest to 16 bit within a budget; write it with a report.
 
-    Searches bits by channel and layer, axes, groups, levels, windows, sharing and rotation, by
-    next-token divergence from the 16-bit cache on a first part of the samples. All reported numbers
-    are of other samples, which the search never sees. If started again with the same --out, the
-    search goes on where it ended.
+    Searches bits by channel and layer, axes, groups, levels, windows, sharing and rotation. The
+    objective is next-token divergence from the 16-bit cache on a first part of the samples. All
+    reported numbers are of other samples, which the search never sees. If started again with the
+    same --out, the search goes on where it ended.
 
     [bold]Examples[/bold]
 

@@ -177,9 +177,9 @@ def evaluate(
     """Score every scheme on the first `samples` examples of a task, against the 16-bit cache.
 
     schemes: names, specs or {label: spec}; the 16-bit reference is always among them.
-    out: folder for one new JSON per scheme, with a .jsonl of answers next to it if `predictions`;
-        schemes whose file exists already are read and not run again. Until all files are written,
-        a partial file keeps every finished batch. After an interruption, a run with the same
+    out: folder for one new JSON per scheme, with a .jsonl of answers next to it if `predictions`.
+        Schemes whose file exists already are read and not run again. Until all files are written, a
+        partial file keeps every finished batch. After an interruption, a run with the same
         arguments goes on after these batches.
     settings: the other fields of `Settings` (batch_size, seed, kl, ...).
     progress: called with (samples done, samples in all) after every batch.

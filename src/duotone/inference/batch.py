@@ -36,8 +36,8 @@ class Batch:
     """A left-padded batch of B prompts of T tokens.
 
     model_inputs: arguments of `generate`; visual_mask [B, T]: True at visual tokens.
-    pictures_end: T' < T where the first T' tokens are read in a separate step, so that later tokens
-        see the cache after that step; 0 for one step.
+    pictures_end: T' < T where the first T' tokens are read in a separate step. Later tokens then
+        see the cache after that step. 0 for one step.
     pictures_read: the dense cache of these T' tokens, once some scheme has needed it.
     """
 

@@ -72,8 +72,8 @@ def plan(
     """Predict the cache of one sequence.
 
     Which tokens an evicting scheme drops depends on scores. The plan takes equal shares of visual
-    and text tokens and, where layers share their budget by sparsity, equal layers; that is exact
-    for 16-bit tokens, whose number over all layers is fixed, and an estimate for codes.
+    and text tokens and, where layers share their budget by sparsity, equal layers. The plan is
+    exact for 16-bit tokens, whose number over all layers is fixed, and an estimate for codes.
 
     visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: equal
     runs that the visual tokens come in; it matters where a scheme has a range per run.

@@ -34,8 +34,8 @@ class Machine:
     layer_s: time per layer that neither bytes nor operations explain (small kernels, tails).
     dense_layer_s, segment_s: such times of attention to a 16-bit cache, and to each segment of a
         packed cache.
-    *_share: attention's share of the copy bandwidth: dense, on a 16-bit cache alone; segment, on
-        16-bit tokens next to packed ones; span, on packed spans; stream, on packed groups.
+    *_share: attention's share of the copy bandwidth. dense: on a 16-bit cache alone. segment: on
+        16-bit tokens next to packed ones. span: on packed spans. stream: on packed groups.
     shared_share: of packed groups whose codes layers share, which come in pieces.
     wide_share: factor of span and segment where kv heads have more than four q heads.
 

@@ -60,9 +60,13 @@ def quantize_model(
     complete model, called while `partial` still exists.
     progress: called with (units done, units in all). say: receives a sentence if this run goes on.
     impl: of the linears, now and afterwards: "auto" or "reference".
-    Errors: ValueError for a model that is quantized already or in float64, a family without a
-    module map, a size that no Hadamard matrix covers, a model that cannot run reordered where the
-    recipe says so, or a partial folder of something else, before the model runs.
+    Errors: ValueError, before the model runs, for
+
+    - a model that is quantized already or in float64,
+    - a family without a module map,
+    - a size that no Hadamard matrix covers,
+    - a model that cannot run reordered as the recipe requires,
+    - another run's partial folder.
     """
     found = check(model, recipe)
     given = identity(model, recipe, calibration) if partial else {}

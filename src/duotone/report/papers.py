@@ -4,11 +4,11 @@
 decode tokens/s, sequences/s over 500 tokens)}}. Table 8 has no 16-bit row at 5 GB.
 
 For comparisons, note two points. In Tables 5 and 6 decode tokens/s is batch / decode s. In Tables 7
-and 8 (8192 tokens) every row divides the batch of the *same row of Table 5 or 6* by its own decode
-time, e.g. 80 / .066 = 1212 where its own batch is 28 (28 / .066 = 424); sequences/s likewise.
-`tokens_per_s` uses a row's own batch. And the prefill column cannot be a prefill of that many
-tokens by the whole model. 80 sequences of 3328 tokens are some 3.7e15 operations, or 1.7e15 per
-second in 2.2 s; an H100 has 0.99e15 dense in 16 bit.
+and 8 (8192 tokens) every row divides the batch of the *same row of Table 5 or 6* by its own time.
+An example is 80 / .066 = 1212, where the row's own batch is 28 (28 / .066 = 424). Sequences/s have
+the same fault. `tokens_per_s` uses a row's own batch. And the prefill column cannot be a prefill of
+that many tokens by the whole model. 80 sequences of 3328 tokens are some 3.7e15 operations, or
+1.7e15 per second in 2.2 s; an H100 has 0.99e15 dense in 16 bit.
 """
 
 Row = tuple[int, float, float, float, float]

@@ -96,7 +96,7 @@ class Task:
     metrics: keys of METRICS; headline: the score that tables show.
     size: number of examples, None for an endless source. fingerprint: changes with the data.
     plain: the question is the whole prompt, text without a chat template, and the answer keeps its
-        outer white space; `stop`: texts before which an answer ends.
+        outer white space. `stop`: texts before which an answer ends.
     """
 
     name: str

@@ -260,7 +260,7 @@ def make_job(
     """Split the tasks and check everything that can be checked before the model runs.
 
     Errors: ValueError for too few samples, a budget out of reach, a folder of another search, or a
-    model that cannot be tuned; ImportError without Optuna.
+    model that cannot be tuned. ImportError without Optuna.
     """
     parts = [split_task(task, settings.samples, settings.heldout) for task in tasks]
     return Job(loaded, parts, settings, Path(out), progress or _silent)

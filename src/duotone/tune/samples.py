@@ -1,7 +1,7 @@
 """Split of samples: for the search, and held out.
 
 Tasks with splits of their own (the embedded ones) give the search their calibration split and the
-report their evaluation split; the generators' seeds keep both disjoint, and the samples' names are
+report their evaluation split. The generators' seeds keep both disjoint, and the samples' names are
 compared. In a file all splits are the same rows. The search takes the first rows. The report takes
 later rows that share no picture with the first (no question, where there are no pictures).
 """

@@ -1,7 +1,7 @@
 """The search: an Optuna study of (mean log KL, log2 true bits), seeded and resumable.
 
 Every trial draws from a sampler of its own, seeded by the search's seed and the number of finished
-trials, so an interrupted study goes on exactly. An invalid point is a pruned trial. So is a point
+trials. So an interrupted study goes on exactly. An invalid point is a pruned trial. So is a point
 that another spec clearly beats on the first batches.
 """
 

@@ -1,10 +1,10 @@
 """Bootstrap 95 % intervals of a score, and of the difference of two scores on the same samples.
 
-Percentile bootstrap (Efron 1979): samples are drawn with replacement, as many as there are, and the
-metric is recomputed from the resampled sums of its statistics. The draws depend only on the seed
-and the number of samples. So two schemes scored on the same samples see the same draws, which makes
-the difference paired. For CIDEr the statistics are per-sample scores under the document frequencies
-of the whole corpus, which are held fixed.
+Percentile bootstrap (Efron 1979): as many samples as there are, drawn with replacement. The metric
+is recomputed from the resampled sums of its statistics. The draws depend only on the seed and the
+number of samples. So two schemes scored on the same samples see the same draws, which makes the
+difference paired. For CIDEr the statistics are per-sample scores under the document frequencies of
+the whole corpus, which are held fixed.
 """
 
 from dataclasses import asdict, dataclass

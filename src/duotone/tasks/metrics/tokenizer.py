@@ -21,8 +21,8 @@ def java_path() -> str | None:
 def tokenize_python(sentences: Sequence[str]) -> list[str]:
     """Words of each sentence, lower case, separated by single spaces, punctuation dropped.
 
-    Agrees with the PTB tokenizer on plain prose (letters, numbers, hyphenated words, n't and 's);
-    the PTB tokenizer's special cases (abbreviations with periods, URLs, fractions, brackets) are
+    Agrees with the PTB tokenizer on plain prose (letters, numbers, hyphenated words, n't and 's).
+    The PTB tokenizer's special cases (abbreviations with periods, URLs, fractions, brackets) are
     missing. Our own generated captions are plain prose.
     """
     return [" ".join(_WORD.findall(sentence.lower())) for sentence in sentences]

@@ -1,6 +1,6 @@
 """Shapes, fills, backgrounds and paper, drawn with PIL alone.
 
-Training renders thousands of pictures a second, so everything that does not depend on the seed
+Training renders thousands of pictures a second. So everything that does not depend on the seed
 (anti-aliased masks, textures, noise, fonts) is made once per process and cached. All randomness
 comes from the caller's generator: the same seed gives the same bytes.
 """

@@ -1,7 +1,7 @@
 """Four frames in which objects move, appear, vanish and change colour, with short questions.
 
-Every answer needs a particular frame or a comparison of frames, and every kind of question has
-many answers of similar frequency, so that guessing from the question alone fails.
+Every answer needs a particular frame or a comparison of frames. Every kind of question has many
+answers of similar frequency, so that guessing from the question alone fails.
 """
 
 from dataclasses import dataclass

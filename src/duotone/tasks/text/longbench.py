@@ -1,7 +1,7 @@
 """LongBench (Bai et al. 2024, arXiv 2308.14508): subsets, their prompts and answer lengths.
 
-The subsets are the seven of XQuant's Table 3 (hotpotqa, 2wikimqa, musique, trec, triviaqa,
-samsum, passage_count), five more of KIVI's (qasper, qmsum, multi_news, lcc, repobench-p), and
+Seven subsets are those of XQuant's Table 3 (hotpotqa, 2wikimqa, musique, trec, triviaqa, samsum,
+passage_count). Five more are KIVI's (qasper, qmsum, multi_news, lcc, repobench-p). The last two are
 multifieldqa_en and gov_report. The Chinese subsets need a word splitter and are left out. Prompts
 and limits are the benchmark's (MIT, THUDM/LongBench), as in lm-evaluation-harness 5.0: no chat
 template.

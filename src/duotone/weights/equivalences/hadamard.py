@@ -3,8 +3,8 @@
     y = (H_m (x) H_p) x / sqrt(m p)      per block of m * p channels, after zero padding
 
 m: order of a base matrix with row 0 all +1 (`weights.equivalences.hadamard_bases`), p: a power of
-two (Sylvester). The transform T is orthogonal, so that W x = (W T^T) (T x): a linear after T keeps
-its output when `transform` is applied to the rows of its weight.
+two (Sylvester). The transform T is orthogonal, so that W x = (W T^T) (T x). A linear after T keeps
+its output if `transform` is applied to the rows of its weight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hadamard matrices of small orders m that are no power of two, row 0 all +1.
 
-Orders from Paley's two constructions (prime powers included: 28 is GF(27), 52 is GF(25)), from
-Williamson's array for the orders in `williamson_rows.json`, and doubled from those.
+Paley's two constructions give orders from prime powers too: 28 is GF(27), 52 is GF(25).
+Williamson's array gives the orders in `williamson_rows.json`. Further orders are doubled from both.
 
 The first row matters. Where that row is all +1, channel 0 of the transform is the mean of the
 input. A weight's mean is then in one column and can be split off

@@ -84,8 +84,8 @@ class Branch:
 class Reader:
     """Linears outside the blocks that read the stream, through `norm` if there is one.
 
-    A linear may read several neighbours at once: its inputs are then k * channels (patch mergers,
-    pixel shuffle, several feature layers), and so may be the norm's.
+    A linear may read several neighbours at once (patch mergers, pixel shuffle, several feature
+    layers). Its inputs are then k * channels, and so may be the norm's.
     """
 
     linears: tuple[str, ...]

@@ -1,7 +1,7 @@
 """AIFS: visual tokens first, so that each modality's scale covers one slice of the rows.
 
-Causality follows the original positions, whatever the order in memory (MQuant eq. 5 for one image;
-this rule for any number of images, turns and left-padded batches):
+Causality follows the original positions in every order in memory. MQuant eq. 5 is for one image;
+this rule is for any number of images, turns and left-padded batches:
 
     j is visible to i  <=>  pos[j] <= pos[i], and j is no padding
 

@@ -4,14 +4,14 @@ Three cases, all exact:
 
 - RMSNorm before each branch (decoders, Qwen2.5-VL's tower): any orthogonal Q.
 - LayerNorm before each branch: if every reader normalises each token by itself, the stream is
-  centred and its norms become RMSNorms. If the mean is read (LLaVA's projector reads the stream as
-  it is; InternVL's projector and Qwen3-VL's DeepStack mergers normalise four tokens at once), the
-  norms stay LayerNorms without weight, and Q keeps the ones vector.
+  centred and its norms become RMSNorms. If the mean is read, the norms stay LayerNorms without
+  weight, and Q keeps the ones vector. LLaVA's projector reads the stream itself. InternVL's
+  projector and Qwen3-VL's DeepStack mergers normalise four tokens at once.
 - A norm on what a branch adds (post-norm, sandwich): its weight fixes the basis of each branch, so
   the stream stays as it is. MQuant's A.14 rotates it with two D x D products per block on the
-  residual. We put an online Hadamard before the branch's linears: D (m + log2 p) additions instead
-  of 2 D^2 multiplications, with the same effect on their inputs. LayerNorms there become RMSNorms
-  by centring the linear before the norm.
+  residual. We put an online Hadamard before the branch's linears, with the same effect on their
+  inputs. It takes D (m + log2 p) additions instead of 2 D^2 multiplications. LayerNorms there
+  become RMSNorms by centring the linear before the norm.
 """
 
 from __future__ import annotations

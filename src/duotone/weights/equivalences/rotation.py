@@ -46,9 +46,9 @@ def random_orthogonal(channels: int, seed: int = 0) -> Tensor:
 def keeping_mean(q: Tensor) -> Tensor:
     """An orthogonal matrix near Q that keeps the ones vector: Q' 1 = 1.
 
-    Q, then the Householder reflection that brings Q 1 back to 1. With it LayerNorm(Q' x) =
-    Q' LayerNorm(x), so that a stream whose mean is read can be rotated as well (Samsung/TICO
-    rotates the zero-mean subspace to the same end).
+    Q, then the Householder reflection that brings Q 1 back to 1. With it LayerNorm(Q' x) = Q'
+    LayerNorm(x), so that a stream whose mean is read can be rotated as well. Samsung/TICO rotates
+    the zero-mean subspace to the same end.
     """
     n = len(q)
     ones = q.new_ones(n)

@@ -49,8 +49,8 @@ def gptq(
     """Codes of a weight [out, in] for inputs with second moments `hessian` [in, in].
 
     Channels that were never active (diagonal 0) are rounded to nearest. A Hessian that has no
-    Cholesky factor gets ten times the damping, again and again; plain rounding never silently
-    replaces it (in the released code it does).
+    Cholesky factor gets ten times the damping, again and again. Plain rounding never silently
+    replaces GPTQ (in the released code it does).
     Errors: ValueError for shapes that do not fit, a Hessian that is not finite, or one that has no
     factor with damping MOST_DAMPING.
     """

@@ -24,10 +24,10 @@ WEIGHT_METHODS = ("rtn", "gptq", "awq")
 class Recipe:
     """One way to quantize a model.
 
-    bits, group, method, clip: of weights; group None is one scale per output channel; clip
-        searches the range of least error, of the weight ("rtn", "gptq") or of the output ("awq",
-        which scales input channels before it rounds: `weights.methods.awq`). visual_weight: weight
-        of a visual token in the second moments of GPTQ and AWQ; text has weight 1.
+    bits, group, method, clip: of weights; group None is one scale per output channel. clip searches
+        the range of least error, of the weight ("rtn", "gptq") or of the output ("awq"). "awq"
+        scales input channels before it rounds: `weights.methods.awq`. visual_weight: weight of a
+        visual token in the second moments of GPTQ and AWQ; text has weight 1.
     activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
     modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
         theirs.
@@ -36,8 +36,8 @@ class Recipe:
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
     online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.
-    split: channel 0 after the online transform stays floating point (RMS): "eq8" where MQuant's
-        criterion holds for some row of the weight, "always" as in the released code, or "never".
+    split: channel 0 after the online transform stays floating point (RMS). "eq8": if MQuant's
+        criterion holds for some row of the weight. "always": as in the released code. Or "never".
     parts: of the model; pad: a size that no Hadamard matrix covers may be zero-padded.
     seed: of the rotations.
     Errors: ValueError for values or combinations that have no meaning.

@@ -56,9 +56,9 @@ def weight_scale(
 ) -> Tensor:
     """float32 [out], or [out, in / group]: the largest magnitude over the highest code.
 
-    clip: the range of least error of the rounded weights instead; with second moments [in, in] of
-    the inputs, of least error that a channel's or group's weights make in the output. Zeros get
-    the scale 1.
+    clip: the range of least error of the rounded weights instead. With second moments [in, in] of
+    the inputs: of least error that a channel's or group's weights make in the output. Zeros get the
+    scale 1.
     """
     parts = grouped(weight.float(), group)
     largest = parts.abs().amax(-1)

@@ -10,7 +10,7 @@ module has the tensors of the module that it replaces, under the same names, and
 back.
 
 On a CPU, and with impl="reference", the original norms and activation functions run: the codes
-equal the unfused model's, bit by bit. Kernels do not round between their steps, so that a code may
+equal the unfused model's, bit by bit. Kernels do not round between their steps. So a code may
 differ by one where the unfused model's 16-bit intermediate was rounded across the boundary.
 """
 

@@ -34,8 +34,8 @@ def gated_product(
     """activation(x_q * gate) * (x_q * up), products as `linear_int` has them, rounded to `dtype`.
 
     Sums are exact, products scaled in fp32 as by `linear_int`. The kernel takes sigmoid(z) from two
-    approximations of 2^-22: before it is rounded to `dtype`, a number differs from the exact one by
-    less than 2^-20 of itself where |z| < 8, by less than |z| 2^-23 of itself beyond.
+    approximations of 2^-22. Before rounding to `dtype`, a number's relative error is below 2^-20
+    where |z| < 8, and below |z| 2^-23 beyond.
 
     x_q: int8 [tokens, in]. row_scale: float32 [tokens], [1] or []. gate: with no split column.
     out: [tokens, channels] of dtype, contiguous, to write it to.

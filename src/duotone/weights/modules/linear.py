@@ -63,11 +63,11 @@ def linear_int(
     [1]. x0: [tokens], the channel that RMS keeps in floating point; required iff weight.w0 is
     given.
     bias: [out]. dtype: of the result. out: [tokens, out] of that dtype, contiguous, to write it to.
-    impl: "reference" runs everywhere; all other names are kernels and need a CUDA device (or
-        TRITON_INTERPRET=1): "gemv" (one token), "w4a8-fused" and "w8a8-split" (few tokens: the
-        columns are split over programs), "w8a8" (many), "w8a8-wgmma" (the same in CUDA for
-        Hopper, with duotone[cuda]), "w4a8-scratch" (unpack, then one of both), "int_mm" (cuBLASLt
-        and an epilogue kernel). "auto" chooses by shape, on a CPU "reference".
+    impl: "reference" runs everywhere. All other names are kernels and need a CUDA device (or
+        TRITON_INTERPRET=1). One token: "gemv". Few tokens: "w4a8-fused" and "w8a8-split", whose
+        columns are split over programs. Many tokens: "w8a8", or "w8a8-wgmma" in CUDA for Hopper,
+        with duotone[cuda]. "w4a8-scratch" unpacks, then runs one of these two. "int_mm" is cuBLASLt
+        and an epilogue kernel. "auto" chooses by shape, on a CPU "reference".
     Returns [tokens, out].
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """

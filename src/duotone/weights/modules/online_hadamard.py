@@ -1,8 +1,8 @@
 """The Hadamard transform of activations at run time, alone or fused with quantization.
 
-x [tokens, blocks * m * p] is transformed by blocks, each a matrix [m, p]:
-y = (H_m (x) H_p) x / sqrt(m p), H_m a given matrix, H_p Sylvester's (QuaRot; row 0 of H_m all +1,
-where QuaRot's tables are not, so that RMS can split channel 0 off).
+x [tokens, blocks * m * p] is transformed by blocks, each a matrix [m, p]: y = (H_m (x) H_p) x /
+sqrt(m p), with a given H_m and Sylvester's H_p (QuaRot). Unlike in QuaRot's tables, row 0 of H_m is
+all +1, so that RMS can split channel 0 off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Activations to int8, one symmetric scale per row or tensor, fused with the operations before.
 
-q = clamp(round_half_even(x / s), -127, 127). With `scale` the scales are static (MSQ: [tokens], one
-of two values per row; or a single one); without, each row's own maximum / 127 is found in the same
-kernel: per-token dynamic quantization, the baseline. All arithmetic is fp32.
+q = clamp(round_half_even(x / s), -127, 127). With `scale` the scales are static: [tokens] with one
+of two values per row (MSQ), or a single one. Without, the same kernel finds each row's own maximum
+/ 127. That is per-token dynamic quantization, the baseline. All arithmetic is fp32.
 """
 
 from __future__ import annotations

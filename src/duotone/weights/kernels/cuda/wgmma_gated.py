@@ -1,7 +1,7 @@
 """Gate and up of an MLP by warpgroup products in one launch, the activation where sums are scaled.
 
-A warpgroup has 64 channels of gate and the same channels of up, so that a thread has both sums of
-each number that it writes. A product would write twice as much, and the next kernel read it.
+A warpgroup has 64 channels of gate and the same channels of up. So a thread has both sums of each
+number that it writes. A product would write twice as much, and the next kernel read it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tiles of the W8A8 kernel for Hopper's warpgroup products, and which of them a product takes.
 
 What a tile costs is counted: products on tensor cores, bytes out of shared memory and into it. The
-rates are fitted to products of 150 to 477 tokens on an H200 (5 % RMS; the chosen tile takes 1.5 %
-longer than the fastest measured one).
+rates are fitted to products of 150 to 477 tokens on an H200, with 5 % RMS. The chosen tile takes
+1.5 % longer than the fastest measured one.
 """
 
 from __future__ import annotations

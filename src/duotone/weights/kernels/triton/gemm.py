@@ -4,9 +4,8 @@ Programs walk over output tiles in groups of GROUP rows of tiles, so that what r
 shares its tiles in L2. Both operands have `in` as their contiguous axis, as Hopper's int8 WGMMA
 wants them.
 
-Where tiles are too few, all of them or those of the last round, programs would idle: such tiles are
-cut along `in` (as stream-K does). The last program to finish a part adds up all of them, exact as
-integers are.
+Where all tiles or the last round's are too few, programs would idle. Such tiles are cut along `in`
+(as stream-K does). The last program to finish a part adds up all of them, exact as integers are.
 
 With groups of scales a step of `in` lies in one group; its product is scaled and added in fp32, in
 ascending order. Such sums depend on their order, so tiles stay whole.

@@ -3,8 +3,8 @@
 No splits and no tensor cores: a program holds a few rows and walks their columns in steps. Steps
 are so long that loads of many bytes are in flight, the first before the previous kernel ends.
 
-With groups of scales a step's products are summed by group in int32, scaled, and added in fp32 to
-the sums of earlier steps, group by group. The groups of a step are added last.
+With groups of scales, a step's products are summed by group in int32 and scaled. The scaled sums
+are added in fp32 to the sums of earlier steps, group by group. The groups of a step are added last.
 """
 
 # ruff: noqa: D103

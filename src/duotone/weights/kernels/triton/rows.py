@@ -1,7 +1,7 @@
 """Activations to int8 in Triton, fused with the operations before: norms, gates, activations.
 
-Static scales are known beforehand, so without a norm a row may be cut into pieces; a norm and a
-dynamic scale (the row's own maximum) need a whole row in one program, which reads a long one twice.
+Static scales are known beforehand, so without a norm a row may be cut into pieces. A norm and a
+dynamic scale (the row's own maximum) need a whole row in one program, which reads a long row twice.
 """
 
 # ruff: noqa: D103

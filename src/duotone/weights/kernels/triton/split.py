@@ -1,9 +1,9 @@
 """Few tokens: the weight is read once, unpacked in registers, its columns split over programs.
 
-W4A8, W8A8 and W4A16 in one kernel. The weight is the first operand of the product (channels are
-the rows of a tile), so few tokens fill a tensor core's short side, and the unpacked side may stay
-in registers. Even and odd columns of 4-bit weights are multiplied separately, so no nibble moves: x
-is read two values at a time and split the same way.
+W4A8, W8A8 and W4A16 in one kernel. The weight is the first operand of the product: channels are the
+rows of a tile. So few tokens fill a tensor core's short side, and the unpacked side may stay in
+registers. Even and odd columns of 4-bit weights are multiplied separately, so no nibble moves. x is
+read two values at a time and split the same way.
 
 Splits write partial sums; the last split to arrive adds the sums in order, so the result does not
 depend on the order of arrival. Integer sums are exact in any order. With groups of scales, each

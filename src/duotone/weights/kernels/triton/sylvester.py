@@ -1,8 +1,8 @@
 """Sylvester's Hadamard transform of blocks of p channels in Triton, p a power of two.
 
-Alone or between an activation function and quantization. H_p = H_a (x) H_b is two small products,
-the first of 16-bit inputs as they are, the second tf32, both with fp32 sums: matrices of +-1 are
-exact, so each rounds its input once at most, to 11 bits. fp32 inputs are sums of three bf16 parts.
+Alone or between an activation function and quantization. H_p = H_a (x) H_b is two small products
+with fp32 sums: the first of unrounded 16-bit inputs, the second in tf32. Matrices of +-1 are exact,
+so each product rounds its input once at most, to 11 bits. fp32 inputs are sums of three bf16 parts.
 """
 
 # ruff: noqa: D103

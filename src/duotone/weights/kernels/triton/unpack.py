@@ -1,8 +1,8 @@
 """Nibbles to numbers inside a kernel: four bytes of a register at once on a GPU.
 
-Codes of 4 bits come out times 16: a nibble in the upper half of its byte is that already, sign
-included, so that one shift and two masks unpack eight weights. The epilogue multiplies by 1/16,
-which is exact. ASM is off in the interpreter, which knows no assembly.
+Codes of 4 bits come out times 16. A nibble in the upper half of its byte is that already, sign
+included. So one shift and two masks unpack eight weights. The epilogue multiplies by 1/16, which is
+exact. ASM is off in the interpreter, which knows no assembly.
 """
 
 # ruff: noqa: D103  (kernels' helpers say what they do in a comment)
