@@ -51,7 +51,7 @@ def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) ->
 
 
 def check_budget(device: torch.device, needed_bytes: int, budget_bytes: int) -> None:
-    """Where no allocator enforces the budget, raise torch.OutOfMemoryError by arithmetic."""
+    """Raise torch.OutOfMemoryError by arithmetic, where no allocator enforces the budget."""
     if device.type != "cuda" and needed_bytes > budget_bytes:
         raise torch.OutOfMemoryError(f"{needed_bytes} bytes do not fit {budget_bytes}.")
 

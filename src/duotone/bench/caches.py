@@ -67,11 +67,11 @@ class Steady:
     has_stream, captures = False, True
 
     def is_due(self, step: int) -> bool:
-        """Never."""
+        """False: no step starts with a flush."""
         return False
 
     def flush(self) -> None:
-        """Nothing leaves."""
+        """Do nothing: no token leaves."""
 
     def advance(self) -> None:
         """Do nothing: a length belongs to a captured graph, or to the cache itself."""

@@ -88,7 +88,7 @@ def innerq_rows(
 
 
 def spec_of(product: str, grouping: str) -> TensorSpec:
-    """Inner: K in a token, V along tokens. Outer: the other way."""
+    """Spec of a grouping: inner has K in a token and V along tokens, outer the reverse."""
     in_token = (product == "q K^T") == (grouping == "inner")
     return TensorSpec(BITS, "channels" if in_token else "tokens", GROUP)
 

@@ -66,7 +66,7 @@ class Settings:
 
 
 def run_kernels(settings: Settings, clock: Clock, progress: Progress | None = None) -> dict:
-    """Everything as one JSON-safe result of schema `duotone.kernels/1`."""
+    """Run all tables; returns one JSON-safe result of schema `duotone.kernels/1`."""
     deadline = Deadline(clock, settings.minutes)
     report = progress or (lambda what, done, total: None)
     result: dict[str, Any] = {"schema": SCHEMA, **stamp(clock.device), **_settings(settings)}

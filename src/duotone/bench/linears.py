@@ -158,7 +158,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, q_heads: int) -> tuple[Tensor, Tensor]:
-    """As `rotary.rotate` has it, in plain torch."""
+    """Rotate as `rotary.rotate` does, in plain torch."""
     query, key = (_rotated(part, cos, sin) for part in x.tensor_split([q_heads], 1))
     return query, key
 

@@ -90,7 +90,7 @@ class PackedRow:
 
     @property
     def stage(self) -> int:
-        """By implementation."""
+        """Stage by implementation."""
         return STAGES[self.impl]
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
@@ -101,7 +101,7 @@ class PackedRow:
         return self.scheme.problem(shape, device)
 
     def lay_out(self, problem: Problem) -> Problem:
-        """As this implementation reads it. Errors: UnavailableError."""
+        """The problem in this implementation's layout. Errors: UnavailableError."""
         return laid_out(problem, self.scheme.shared) if self.impl == "cuda" else problem
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:

@@ -91,7 +91,7 @@ def _kivi() -> list[BenchScheme]:
 
 
 def _innerq() -> list[BenchScheme]:
-    """InnerQ at 2 bits by mapping, and the whole of it: its windows of 32 + 96, its key norms."""
+    """InnerQ at 2 bits by mapping, and whole InnerQ: its windows of 32 + 96, its key norms."""
     rows = []
     for mapping in ("hybrid", "symmetric"):
         text = duotone.scheme("innerq", bits=2, mapping=mapping).text

@@ -58,7 +58,7 @@ class Configuration:
         return Load(self.visual, self.prompt, self.new)
 
     def path(self, folder: Path, model: str) -> Path:
-        """Where its result lies."""
+        """Path of the result."""
         row = self.row.replace(", ", "_").replace(" ", "-")
         return folder / model / f"n{self.visual}_{self.budget_bytes / 1e9:g}GB_{row}.json"
 
@@ -85,13 +85,13 @@ class Bench:
         self.load("bf16")
 
     def load(self, weights: str) -> None:
-        """From now on rows run with these weights; the ones before are let go of."""
+        """Load these weights for all later rows; free the previous weights."""
         self.model = None
         release()
         self.model = LanguageModel(self.shape, self.device, self.max_tokens, self.fuse, weights)
         release()
         on_gpu = self.device.type == "cuda"
-        # With what the allocator rounds up; later left-overs of rows come out of their budgets.
+        # Includes the allocator's rounding; later left-overs of rows count in their budgets.
         reserved = torch.cuda.memory_reserved(self.device) if on_gpu else 0
         self.weights_bytes = reserved or self.model.nbytes
 
@@ -142,7 +142,7 @@ class Bench:
         return header | {"sequence_bytes": whole.total, "read_bytes": asdict(middle)}
 
     def _trial(self, at: Configuration, row: Row, batch: int) -> dict[str, Any]:
-        """Everything a batch needs, once; raises torch.OutOfMemoryError where it does not fit."""
+        """Run a batch once; raises torch.OutOfMemoryError where it does not fit."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         cache = self._cache(at, row, batch)
@@ -196,7 +196,7 @@ class Bench:
         return PackedCache(self.shape, row.cache, *given, self.impl)
 
     def _prefill_seconds(self, cache: BenchCache, load: Load) -> float:
-        """One sequence's, after one to warm up."""
+        """Seconds of one sequence's prefill, after a warm-up."""
         prompt = torch.randint(self.shape.vocab, (load.visual + load.prompt,), device=self.device)
         self.model.prefill(prompt, cache.take_prompt)
         wait(self.device)
@@ -253,13 +253,13 @@ def _device_seconds(work: Callable[[], object], runs: int = 10) -> float:
 def run(
     bench: Bench, configurations: list[Configuration], folder: Path, minutes: float | None = None
 ) -> Iterator[tuple[Configuration, dict[str, Any] | None]]:
-    """Measure what has no result file yet, one after the other, until the time is over.
+    """Measure configurations without a result file, one after the other, until the time is over.
 
-    Yields (configuration, result); None where a file is there already. A configuration that has
-    begun is finished.
+    Yields (configuration, result); None where a file exists already. A configuration that has begun
+    is finished.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    # Those with the same weights follow each other.
+    # Configurations with the same weights follow each other.
     for at in sorted(configurations, key=lambda one: ROWS[one.row].weights):
         path = at.path(folder, bench.shape.name)
         if path.exists():

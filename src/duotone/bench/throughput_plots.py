@@ -18,7 +18,7 @@ def draw_throughput(results: Sequence[Result], path: Path) -> None:
 
 
 def draw_shares(results: Sequence[Result], path: Path) -> None:
-    """How much of the roofline's speed every row reaches, in per cent."""
+    """Draw every row's share of the roofline's speed, in per cent."""
     _draw(results, path, "% of the roofline", lambda r: 100 * r["roofline_share"])
 
 

@@ -1,4 +1,4 @@
-"""From batches to bases and to the spec that uses them."""
+"""Calibration: from batches to bases and to the spec that uses these bases."""
 
 from __future__ import annotations
 

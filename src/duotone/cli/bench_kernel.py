@@ -120,7 +120,7 @@ def _settings(
 
 @contextmanager
 def _bar() -> Iterator[Any]:
-    """One bar on stderr; yields a function of (what, done, total)."""
+    """Show one bar on stderr; yields a function of (what, done, total)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

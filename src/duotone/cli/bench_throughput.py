@@ -132,7 +132,7 @@ def _run(
 
 
 def line(at: Any, result: dict[str, Any]) -> str:
-    """One result in a line."""
+    """Line of one result."""
     head = f"n={at.visual} {at.budget_bytes / 1e9:g} GB {at.row:26s}"
     if not result["batch"]:
         return f"{head} no sequence fits ({result['wall_s']:.0f} s)"

@@ -109,7 +109,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; yields a function of (done, total)."""
+    """Show a bar on stderr; yields a function of (done, total)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -119,7 +119,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     json.dump(data, sys.stdout, indent=1)
     sys.stdout.write("\n")
 

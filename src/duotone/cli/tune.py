@@ -127,7 +127,7 @@ def _check_plot(plot: bool) -> None:
 
 @contextmanager
 def _bars() -> Iterator[Any]:
-    """One bar on stderr per stage; yields a function of (stage, done, total)."""
+    """Show one bar on stderr per stage; yields a function of (stage, done, total)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     text = TextColumn("{task.description}")

@@ -78,7 +78,7 @@ def _configuration(
 
 
 class _Evaluator:
-    """The moving parts of one call of `evaluate`."""
+    """State of one call of `evaluate`."""
 
     def __init__(self, model, processor, task: Task, settings: Settings):
         self.model, self.processor, self.task, self.settings = model, processor, task, settings
@@ -259,7 +259,7 @@ def _conclude(
 
 
 def _rows(examples: Sequence[Example], run: Run, reference: Run) -> Iterator[dict[str, Any]]:
-    """One per sample: question, references, the 16-bit answer and this scheme's."""
+    """Rows by sample: question, references, the 16-bit answer and this scheme's."""
     for example, text, reference_text in zip(examples, run.texts, reference.texts, strict=True):
         row = {"name": example.name, "question": example.question}
         yield row | {"answers": example.answers, "answer": text, "answer_16_bit": reference_text}

@@ -32,7 +32,7 @@ class StepClock:
 
 
 class StopTexts:
-    """Ends each answer of a batch once one of `stops` is among its last tokens.
+    """A criterion that ends an answer once one of `stops` is among its last tokens.
 
     decode: token ids of several answers -> their texts. prompt_tokens: where answers begin.
     lengths: {row: tokens of its answer}, of the rows that a stop text has ended.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from duotone.calibrate.transform import GAUSSIAN
 
-# Eigenvalues below this share of their mean count as it: few tokens leave zeros, whose geometric
-# mean is 0 and whose coding gain has no bound.
+# Eigenvalues below this share of their mean are raised to it. Few tokens leave zeros, whose
+# geometric mean is 0 and whose coding gain has no bound.
 SMALLEST = 1e-6
 Spectrum = Float[Tensor, "*b channels"]
 

@@ -76,7 +76,7 @@ def predict(
 
 
 def predict_again(result: Mapping[str, Any]) -> Prediction:
-    """Today's prediction for a result file of `duotone bench throughput`, at its batch.
+    """Prediction of today's model for a result file of `duotone bench throughput`, at its batch.
 
     max_batch is the predicted one. The machine's rates are the file's; what kernels reach of them
     is what `Machine` says now.

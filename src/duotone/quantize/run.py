@@ -1,4 +1,4 @@
-"""From a model, a recipe and calibration data to a quantized model, unit by unit."""
+"""Quantization of a model by a recipe and calibration data, unit by unit."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SEARCH_SHARE = 0.6
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 @dataclass

@@ -96,8 +96,8 @@ def _half(layers: int) -> int:
     return layers // 2 // 2 * 2
 
 
-# Label -> (layers of the model -> spec). XQuant's settings are made for 32 layers: here pairs of V
-# from half the depth on and two bits for K, the shape of its "vm = 16" row.
+# Label -> (layers of the model -> spec). XQuant's settings are made for 32 layers. Here V has pairs
+# from half the depth on and K has two bits, like XQuant's "vm = 16" row.
 PUBLISHED: dict[str, Callable[[int], CacheSpec]] = {
     **{
         f"{name} @{bits}": lambda _, name=name, bits=bits: duotone.scheme(name, bits=bits)

@@ -157,7 +157,7 @@ def space_for(layers: int, *, visual: bool, text: bool, portable: bool = False) 
 
 
 def merged(*parts: Mapping[str, Any]) -> Point:
-    """Choices of several parts in one."""
+    """Merge the choices of several parts."""
     return {name: value for part in parts for name, value in part.items()}
 
 

@@ -7,8 +7,8 @@ from .score import Score, check_aligned
 
 # Task gsm8k_cot, version 3: the filters "strict-match" (first match) and "flexible-extract" (last
 # match), then the characters that exact_match ignores. The harness's pattern ends in a dot that
-# stands for any character: an answer cut off right after its last digit loses that digit, there as
-# here.
+# stands for any character. So an answer cut off right after its last digit loses that digit, there
+# as here.
 _STRICT = re.compile(r"The answer is (-?[0-9.,]+).")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _SOLUTION_MARK = "#### "

@@ -216,7 +216,7 @@ LAYOUTS = (form, receipt, table, letter, ticket, sign)
 
 
 def _random_style(rng: Random) -> Style:
-    """Mostly the outline font between 12 and 17 pixels, sometimes the typewriter."""
+    """Style with mostly the outline font between 12 and 17 pixels, sometimes the typewriter."""
     ink, size = rng.choice(INKS), rng.randint(12, 17)
     is_bold = size >= 14 and rng.random() < 0.15
     return Style(rng.choice(PAPERS), ink, size, is_bold, rng.random() < 0.15)

@@ -1,1 +1,1 @@
-"""Transforms of a model that leave its outputs as they are: norms, rotations, orders of rows."""
+"""Transforms of a model that keep its outputs: norms, rotations, orders of rows."""

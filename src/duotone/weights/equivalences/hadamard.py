@@ -124,7 +124,7 @@ def _padded(size: int) -> HadamardPlan | None:
 
 
 def _blocks(size: int) -> HadamardPlan | None:
-    """Blocks of the largest power of two, which need no base; else as few as bases allow."""
+    """Blocks of the largest power of two, without a base; else as few blocks as bases allow."""
     power = size & -size
     if power >= SMALLEST_BLOCK:
         return HadamardPlan(size, size, size // power, 1, power)

@@ -115,7 +115,7 @@ class Stream:
 
     @property
     def is_rotatable(self) -> bool:
-        """No branch is normalised after itself: such a norm's weight fixes the basis per branch."""
+        """True if no branch output is normalised: such a norm's weight fixes the branch basis."""
         return all(branch.output_norm is None for b in self.blocks for branch in b.branches)
 
 

@@ -80,7 +80,7 @@ def rotate_online(
 def rotate_mlp_output(
     model: nn.Module, block: Block, plan: HadamardPlan | None = None, seed: int | None = None
 ) -> None:
-    """Online Hadamard at down_proj / fc2. seed: with random signs.
+    """Put an online Hadamard at down_proj / fc2. seed: with random signs.
 
     After a gate, the signs are folded into up_proj's rows and cost nothing. After a plain
     activation, the signs stay in the transform.
@@ -109,7 +109,7 @@ def flip_rows(linear: nn.Linear, signs: Tensor) -> None:
 
 
 def rotate_values(model: nn.Module, block: Block) -> None:
-    """R = Hadamard per head on V's rows, R^T on the columns of the output linear.
+    """Apply R = Hadamard per head to V's rows, R^T to the columns of the output linear.
 
     Grouped-query attention: all q heads of a kv head read its rotated V. Errors: ValueError where
     the output linear's inputs are no multiple of head_dim.
@@ -146,7 +146,7 @@ def _turn_value_rows(linear: nn.Linear, values: ValueHeads, plan: HadamardPlan) 
 
 
 def rotate_attention_output(model: nn.Module, block: Block) -> None:
-    """Online Hadamard over all channels at o_proj, or blocks of them; never padded."""
+    """Put an online Hadamard at o_proj, over all channels or blocks; never padded."""
     linear = at(model, block.attention_output)
     rotate_online(model, block.attention_output, plan_hadamard(linear.in_features, pad=False))
 

@@ -39,8 +39,8 @@ _MANY_TOKENS = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
 _FULL_TILE = 64
 # After more rounds of tiles, a nearly empty last round does not matter.
 _FEW_ROUNDS = 4
-# W8A8's tiles, up to so many tokens: the first that all run at one time; few of them are cut into
-# parts, and have many bytes in flight each.
+# W8A8's tiles, up to so many tokens: the first that all run at one time. Few tiles are cut into
+# parts, and each tile has many bytes in flight.
 _FEW_TILES = (
     GemmConfig(128, 64, 256, warps=4, stages=4, per_sm=1, parts=2),
     GemmConfig(128, 128, 128, warps=8, stages=6, per_sm=1, parts=4),

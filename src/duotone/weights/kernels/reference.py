@@ -1,4 +1,4 @@
-"""Plain torch: the integer product and its epilogue, the same numbers as every kernel has.
+"""Integer product and epilogue in plain torch, with the same numbers as every kernel.
 
 Autocast, which would round sums to 16 bit, is off in every product.
 """

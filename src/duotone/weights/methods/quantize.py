@@ -1,4 +1,4 @@
-"""One linear by a recipe: its statistics in, a QuantLinear out."""
+"""Quantization of one linear by a recipe: its statistics in, a QuantLinear out."""
 
 from __future__ import annotations
 

@@ -77,5 +77,5 @@ def pays(tokens: int, gate: Gate) -> bool:
 
 
 def unsupported(gate: Gate) -> str | None:
-    """Why one launch cannot do it, or None."""
+    """Reason why one launch cannot do it, or None."""
     return wgmma_gated.unsupported(gate) or wgmma_gemm.missing(gate.gate.codes.device)

@@ -163,7 +163,7 @@ def choose(tokens: int, weight: PackedWeight, kernels: bool) -> str:
 
 
 def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> str | None:
-    """Why `impl` cannot run this shape, or None."""
+    """Reason why `impl` cannot run this shape, or None."""
     if impl == "reference":
         return None
     columns = weight.shape[1]
@@ -186,7 +186,7 @@ def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> 
 
 
 def _group_reason(weight: PackedWeight) -> str | None:
-    """Why no kernel takes groups of this size, or None."""
+    """Reason why no kernel takes groups of this size, or None."""
     size = weight.group_size
     if size is not None and (size < 32 or size & (size - 1)):
         return f"it takes groups in powers of two from 32 on; got {size}"
@@ -256,7 +256,7 @@ def _tiled(
     dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> Tensor:
-    """By tiles of int8 `codes`, which may be the weight's times 16; fill: writes the result."""
+    """Product by tiles of int8 `codes`, maybe the weight's times 16; fill: writes the result."""
     if out is None:
         out = torch.empty(len(x_q), len(codes), dtype=dtype, device=x_q.device)
     fill(x_q, row_scale, codes, weight, x0, bias, out)

@@ -18,7 +18,7 @@ ACTIVATIONS = {"silu": 1, "quick_gelu": 2, "gelu_tanh": 3}
 
 
 def unsupported(gate: Gate) -> str | None:
-    """Why these weights cannot be multiplied so, or None."""
+    """Reason why these weights cannot be multiplied so, or None."""
     if gate.activation not in ACTIVATIONS:
         return f"activation must be one of {tuple(ACTIVATIONS)}; got {gate.activation!r}"
     for weight, _ in gate.products:

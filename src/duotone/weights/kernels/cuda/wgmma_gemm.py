@@ -49,7 +49,7 @@ class Arguments(ctypes.Structure):
 
 
 def missing(device: torch.device) -> str | None:
-    """Why these kernels cannot run there, or None."""
+    """Reason why these kernels cannot run on a device, or None."""
     if device.type != "cuda":
         return f"warpgroup products need a CUDA device; got {device}"
     capability = torch.cuda.get_device_capability(device)
@@ -59,7 +59,7 @@ def missing(device: torch.device) -> str | None:
 
 
 def unsupported(weight: PackedWeight) -> str | None:
-    """Why this weight's codes cannot be multiplied so, or None."""
+    """Reason why this weight's codes cannot be multiplied so, or None."""
     outs, ins = weight.shape
     if ins % IN_MULTIPLE or outs % OUT_MULTIPLE or outs < GROUP_OUTS:
         return (

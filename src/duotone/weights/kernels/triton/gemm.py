@@ -57,7 +57,7 @@ class GemmConfig:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How programs share tiles: `whole` ones, then `tail` ones in `parts` of `part_ins` columns."""
+    """Shares of programs: `whole` tiles, then `tail` tiles in `parts` of `part_ins` columns."""
 
     programs: int
     whole: int
@@ -92,8 +92,8 @@ def _add_parts(sums, partial, arrived, m_row, i_part, parts):
     is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1
     if is_last:
         for i_other in range(1, parts):
-            # every part but this program's own, which stays in registers: loading the other parts
-            # into its layout keeps all loads of a part in flight at one time
+            # every part but this program's own, which stays in registers. Loading other parts into
+            # its layout keeps all loads of a part in flight at one time
             p_other = p_part + (i_part + i_other) % parts * (BM * BN)
             sums += tl.load(p_other, mask=m_part, other=0, cache_modifier=".cg")
         tl.store(arrived, 0)
@@ -146,8 +146,8 @@ def gemm_kernel(
         size = tl.minimum(tiles_m - first, GROUP)
         i_m = first + i_tile % in_group % size
         i_n = i_tile % in_group // size
-        # the last tile of rows starts where it ends with them: rows beyond the tensor cost TMA more
-        # than real ones, and rows of two tiles get the same numbers twice
+        # the last tile of rows ends with the tensor's rows. Rows beyond the tensor cost TMA more
+        # than real rows; rows of two tiles get the same numbers twice
         first_row = tl.minimum(i_m * BM, tl.maximum(tokens - BM, 0))
         o_row = first_row + tl.arange(0, BM)
         o_out = i_n * BN + tl.arange(0, BN)

@@ -1,4 +1,4 @@
-"""One token: 32-bit words of weights times words of x by dp4a.
+"""Product for one token: 32-bit words of weights times words of x by dp4a.
 
 No splits and no tensor cores: a program holds a few rows and walks their columns in steps. Steps
 are so long that loads of many bytes are in flight, the first before the previous kernel ends.

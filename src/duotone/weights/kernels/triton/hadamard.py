@@ -34,8 +34,8 @@ class HadamardConfig:
 
 
 DEFAULT = HadamardConfig()
-# Sylvester's matrices of this order and above are products with a base too, of 1: whole rows of
-# 128 columns at a time, where `sylvester_kernel` has room for one program on a multiprocessor.
+# Sylvester's matrices of this order and above are products with a base of 1 too, in whole rows of
+# 128 columns. There `sylvester_kernel` has room for only one program on a multiprocessor.
 _FOLDED = 8192
 # Up to so many units an H200's multiprocessor has two at most, and latency counts: more warps each.
 _MIDDLE_UNITS = 264
@@ -82,7 +82,7 @@ def hadamard_rows(
 
 
 def _base_config(units: int, rows: int) -> BaseConfig:
-    """As measured on an H200; of two tiles eight warps take both at once."""
+    """Configuration measured on an H200; of two tiles eight warps take both at once."""
     if not TILE < rows <= 2 * TILE:
         return BaseConfig()
     return BaseConfig(warps=8) if units <= _MIDDLE_UNITS else BaseConfig(registers=128)
