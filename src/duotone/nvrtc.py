@@ -74,7 +74,7 @@ class Sources:
     ) -> Kernel:
         """A kernel, compiled and loaded once per device.
 
-        features: "a" for what only the device's own architecture has.
+        features: "a" for instructions of the device's own architecture alone.
         Errors: RuntimeError if it is new while a CUDA graph is captured.
         """
         return _kernel(self, source, name, macros, device, features)

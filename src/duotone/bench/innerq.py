@@ -1,9 +1,9 @@
 """InnerQ's own table: both vector-matrix products by grouping, and quantization time by mapping.
 
 Claims (InnerQ sec. 5.3, Tables 3-4, Figure 4; an RTX 4090): inner grouping takes up to 22 % less
-time than outer. It takes up to 88 % less than `torch.matmul` in half precision. Hybrid quantization
-takes no longer than symmetric. Shape: batch 1 and Llama 3.1-8B's 32 heads, a vector and a matrix
-each.
+time than outer. Inner grouping takes up to 88 % less than `torch.matmul` in half precision. Hybrid
+quantization takes no longer than symmetric. Shape: batch 1 and Llama 3.1-8B's 32 heads, a vector
+and a matrix each.
 
 Where we differ: both groupings have asymmetric codes, so that both read the same bytes, and both
 multiply by scales once per group of codes. `torch.matmul` reads K and V themselves; the paper's

@@ -22,7 +22,7 @@ FORMATS = ("png", "svg")
 
 
 def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
-    """Write FILE-PICTURE.FORM for every picture of every result file; returns what was written.
+    """Write FILE-PICTURE.FORM for every picture of every result file; returns the written files.
 
     Files of throughput are drawn together, as PICTURE.FORM.
 
@@ -47,7 +47,7 @@ def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]
 
 
 def need_matplotlib() -> None:
-    """Raise ImportError, with what to do, where matplotlib is missing."""
+    """Raise ImportError with the remedy if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

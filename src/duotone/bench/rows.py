@@ -187,7 +187,7 @@ class DenseRow:
 
     @property
     def stage(self) -> int:
-        """The first, or that of long compilations."""
+        """The first stage, or the stage of long compilations."""
         return COMPILED_STAGE if self.baseline.compiled else 0
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:

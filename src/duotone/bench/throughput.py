@@ -151,7 +151,7 @@ class Bench:
         prefill_s = self._prefill_seconds(cache, at.load)
         release()
         start = at.visual + at.prompt
-        # The rest of a step: what attention costs is the difference.
+        # The rest of a step: the cost of attention is the difference.
         alone = DecodeLoop(self.model, NoCache(), batch, start)
         alone.capture(0)
         alone_s = alone.seconds_per_step(0, min(STEPS, at.new))

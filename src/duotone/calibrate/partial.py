@@ -120,7 +120,7 @@ class Partial:
     path: Path | None
     identity: Mapping[str, Any]
     sums: Sums
-    kept_batches: int = 0  # of both passes, those in the file
+    kept_batches: int = 0  # batches of both passes in the file
     written: float = field(default_factory=monotonic)
     pause: float = 0.0
 

@@ -9,7 +9,7 @@ import typer
 
 from .common import JsonOption, error_console, print_json, user_errors
 
-# A row was wrong or failed; all others are in the output.
+# A row was wrong or failed; all other rows are in the output.
 FAILED = 1
 # `kernel_tables.HEADER`, as short as it gets.
 TITLES = ("K and V", "by", "rotated", "clean", "do_bench", "MB", "TB/s", "of copy")

@@ -75,8 +75,8 @@ def plan(
     and text tokens and, where layers share their budget by sparsity, equal layers. The plan is
     exact for 16-bit tokens, whose number over all layers is fixed, and an estimate for codes.
 
-    visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: equal
-    runs that the visual tokens come in; it matters where a scheme has a range per run.
+    visual_tokens, text_tokens: of the prompt. new_tokens: generated and fed back. images: number of
+    equal runs of visual tokens, which matters where a scheme has a range per run.
     budget_bytes: memory for caches alone, without weights.
     Errors: ValueError for negative counts, no tokens, more images than visual tokens, or an
     unsupported model.

@@ -1,4 +1,4 @@
-"""Proof that a model was not calibrated on what it is evaluated on, by the content of samples."""
+"""Proof that calibration and evaluation samples are disjoint, by the samples' content."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Partial:
     def open(cls, folder: Path | None, given: Mapping[str, Any], resume: bool = True) -> Partial:
         """What an earlier run left, or a new beginning.
 
-        Errors: ValueError for a folder that belongs to something else; it is never removed.
+        Errors: ValueError for a folder of another run or origin, which is never removed.
         """
         if folder is None:
             return cls(None)

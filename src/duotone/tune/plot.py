@@ -13,7 +13,7 @@ TOO_NEAR = 0.75
 
 
 def need_matplotlib() -> None:
-    """Raise ImportError, with what to do, where matplotlib is missing."""
+    """Raise ImportError with the remedy if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

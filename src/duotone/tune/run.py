@@ -109,7 +109,7 @@ class Job:
         return asked or ("visual" if self.counts.all_pictured else "cache")
 
     def all_settings(self) -> dict[str, Any]:
-        """Settings that must equal those of the search to go on with."""
+        """Settings that must equal the settings of the search to go on with."""
         return {
             **self.settings.to_dict(),
             "bits_of": self.of,

@@ -1,7 +1,7 @@
 """The search space: dimensions are data, a point is one choice per dimension.
 
 Every point has a value for every dimension, also for dimensions without effect, so that any sampler
-can mix any two points. `build.spec_of` makes a `CacheSpec` of a point. It raises ValueError for an
+can mix any two points. `build.spec_of` makes a `CacheSpec` of a point, or raises ValueError for an
 invalid spec, before any model work.
 """
 

@@ -38,7 +38,7 @@ class Mark:
 class Sample:
     """Pictures, the turns asked about them, the objects a caption may name, and all marks.
 
-    Marks are for training only; they label every position of a picture.
+    Marks are for training only and label every position of a picture.
     """
 
     images: list[Image.Image]

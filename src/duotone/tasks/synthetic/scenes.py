@@ -2,7 +2,7 @@
 
 Each object has a shape, colour, size, pattern and place; no two share shape and colour, and none
 overlap. A picture comes with several reference captions from a small grammar, in the manner of
-COCO. It also comes with questions whose answers are read off the picture.
+COCO. Each picture also has questions whose answers are read off the picture.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ Encode = Callable[[str], Sequence[int]]
 class Passages:
     """Documents, each in windows of at most `context` tokens that are read independently.
 
-    documents: what an interval resamples. fingerprint: changes with the data.
+    documents: the units that an interval resamples. fingerprint: changes with the data.
     """
 
     documents: tuple[tuple[Ids, ...], ...]

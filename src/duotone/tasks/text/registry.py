@@ -14,7 +14,7 @@ from .rows import HubTable, check_row, file_rows
 class TextTask:
     """A data set's format: the default source of rows, their fields, and the scoring of answers.
 
-    fields: what each row must have; example: (name, row) -> the prompt with its answers.
+    fields: required in each row; example: (name, row) -> the prompt with its answers.
     metric: a key of METRICS; headline: the metric's score that tables show.
     """
 

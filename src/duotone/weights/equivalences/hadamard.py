@@ -154,7 +154,7 @@ def transform(x: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -> Ten
 
 
 def _transformed(x: Tensor, plan: HadamardPlan, base_product: str) -> Tensor:
-    """Base and butterflies over [..., padded]; they commute, so that T^T differs in the base."""
+    """Base and butterflies over [..., padded], which commute: T^T differs only in the base."""
     x = x.unflatten(-1, (plan.blocks, plan.base, plan.power))
     if plan.base > 1:
         # Autocast would round the products to 16 bit.

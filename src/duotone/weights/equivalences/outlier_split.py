@@ -6,7 +6,7 @@ is the row's largest entry (MQuant eq. 8, with the absolute values that the pape
     sqrt(n) |mean_i w_ji| > max_i |w_ji|,
 
 column 0 sets the row's scale. That column stays in floating point. So does the activation's channel
-0: it has the mean of a GELU's outputs and would set the static scale.
+0, which has the mean of a GELU's outputs and would set the static scale.
 
     y = W'[:, 1:] x'[1:] + w0 x'_0      the rank-1 term; W' and w0 = W'[:, 0] after the transform
 

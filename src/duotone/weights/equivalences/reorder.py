@@ -54,7 +54,7 @@ def take_positions(positions: Tensor, order: Tensor) -> Tensor:
 def visibility(queries: Tensor, keys: Tensor, real: Tensor | None = None) -> Tensor:
     """[batch, queries, keys] bool from original positions.
 
-    queries [batch, queries], keys [batch, keys]: original positions of what the slots hold.
+    queries [batch, queries], keys [batch, keys]: original positions of the tokens in the slots.
     real [batch, keys]: False at padding. A query at padding sees itself, so that no softmax is
     empty; its output is not read.
     """

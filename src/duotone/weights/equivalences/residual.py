@@ -7,11 +7,11 @@ Three cases, all exact:
   centred and its norms become RMSNorms. If the mean is read, the norms stay LayerNorms without
   weight, and Q keeps the ones vector. LLaVA's projector reads the stream itself. InternVL's
   projector and Qwen3-VL's DeepStack mergers normalise four tokens at once.
-- A norm on what a branch adds (post-norm, sandwich): its weight fixes the basis of each branch, so
+- A norm on a branch's output (post-norm, sandwich): its weight fixes the basis of each branch, so
   the stream stays as it is. MQuant's A.14 rotates it with two D x D products per block on the
   residual. We put an online Hadamard before the branch's linears, with the same effect on their
-  inputs. It takes D (m + log2 p) additions instead of 2 D^2 multiplications. LayerNorms there
-  become RMSNorms by centring the linear before the norm.
+  inputs. The transform takes D (m + log2 p) additions instead of 2 D^2 multiplications. LayerNorms
+  there become RMSNorms by centring the linear before the norm.
 """
 
 from __future__ import annotations

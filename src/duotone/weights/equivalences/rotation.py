@@ -99,7 +99,7 @@ def turn_input(module: nn.Module, q: Tensor) -> None:
             f"a reader of a stream of {channels} channels must read a multiple of them; "
             f"got {weight.shape[1]} inputs."
         )
-    # A convolution's input channels are dimension 1 as well; they come last for the product.
+    # A convolution's input channels are dimension 1 as well, and come last for the product.
     last = weight.data.movedim(1, -1)
     rotated = last.clone().unflatten(-1, (-1, channels))
     map_rows(rotated, q)

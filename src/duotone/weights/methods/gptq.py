@@ -23,7 +23,7 @@ MOST_DAMPING = 10.0
 
 @dataclass(frozen=True)
 class GptqResult:
-    """codes [out, in] (float32), scale [out] or [out, groups], and what was needed to get there.
+    """codes [out, in] (float32), scale [out] or [out, groups], and the damping and errors.
 
     damping: share of the mean diagonal that was added. error, error_rtn: || (W - Q) X ||^2 of
     these codes and of plain rounding with the same scales.
@@ -129,6 +129,6 @@ def _rounded_in_order(weight: Tensor, scale: Tensor, factor: Tensor, bits: int) 
 
 
 def output_error(weight: Tensor, restored: Tensor, hessian: Tensor) -> float:
-    """|| (W - Q) X ||^2 of a weight [out, in] and what its codes stand for."""
+    """|| (W - Q) X ||^2 of a weight [out, in] and its decoded codes."""
     wrong = weight - restored
     return float(((wrong @ hessian.float()) * wrong).sum())

@@ -25,7 +25,7 @@ Linear = nn.Linear | RotatedInput
 
 @dataclass(frozen=True)
 class Rows:
-    """Bool [rows] of what runs now: `real` tokens (no padding), `visual` ones; None: all, none."""
+    """Bool masks [rows] of the run: `real` tokens (no padding), `visual` ones; None: all, none."""
 
     real: Tensor | None = None
     visual: Tensor | None = None

@@ -50,7 +50,7 @@ def _differs(module: nn.Module, before: nn.Module | None) -> bool:
 
 
 def record_of(module: nn.Module, before: nn.Module | None = None) -> Record:
-    """Record for `made_of`. `before`: the module that was replaced; it may be kept inside.
+    """Record for `made_of`. `before`: the replaced module, which may be kept inside.
 
     Errors: ValueError for a module of a kind that quantization does not make.
     """

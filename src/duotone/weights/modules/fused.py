@@ -58,7 +58,7 @@ class Fused(nn.Module):
 class CodedNorm(Fused):
     """norm(x) as the codes of its readers, which agree on how they are made (`agree`).
 
-    kind, eps: what `norm_kind` finds.
+    kind, eps: as `norm_kind` finds.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-# Columns of a step: what a row of a tile has in shared memory, 128 bytes.
+# Columns of a step: a tile's row in shared memory, 128 bytes.
 STEP = 128
 GROUP_OUTS = 64
 TOKEN_MULTIPLE, MAX_TOKENS = 16, 256

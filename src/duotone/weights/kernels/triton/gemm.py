@@ -1,7 +1,7 @@
 """W8A8 in Triton: int8 x int8 -> int32 on tensor cores, tiles by TMA, the epilogue in registers.
 
-Programs walk over output tiles in groups of GROUP rows of tiles, so that what runs at one time
-shares its tiles in L2. Both operands have `in` as their contiguous axis, as Hopper's int8 WGMMA
+Programs walk over output tiles in groups of GROUP rows of tiles, so that programs that run at one
+time share tiles in L2. Both operands have `in` as their contiguous axis, as Hopper's int8 WGMMA
 wants them.
 
 Where all tiles or the last round's are too few, programs would idle. Such tiles are cut along `in`

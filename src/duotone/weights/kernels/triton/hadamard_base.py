@@ -29,7 +29,7 @@ from duotone.weights.kernels.triton.unpack import ASM
 class BaseConfig:
     """A program per unit: its warps, 16 rows of a tile each; registers of a thread.
 
-    registers: at most, so that more programs fit on a multiprocessor; None for what it takes.
+    registers: at most, so that more programs fit on a multiprocessor; None for no limit.
     """
 
     warps: int = 4
@@ -60,14 +60,14 @@ def _load_tile(
 
 @triton.jit
 def _base_product(base, b_x, b_y, o_t, chunk, T: tl.constexpr, K: tl.constexpr, ASM: tl.constexpr):
-    # adds what rows chunk * T ... of the unit give
+    # adds the share of the unit's rows chunk * T ...
     o_k = chunk * T + tl.arange(0, T)
     return dot(tl.load(base + o_t[:, None] * K + o_k[None, :]), b_x, b_y, ASM)
 
 
 @triton.jit
 def store_result(b_y, y, x0, i_row, first, o, length, m, b_scale, CODES: tl.constexpr):
-    # b_y: of a row of `length` channels those at first + o, divided by b_scale
+    # b_y: channels at first + o of a row of `length` channels, divided by b_scale
     o += first
     if x0 is not None:
         # channel 0 of a row stays out of the codes

@@ -1,10 +1,10 @@
 """Programmatic dependent launch (Hopper and later): a kernel starts while the one before it ends.
 
-A kernel lets its successor start as soon as all of its own programs have started. It waits for its
-predecessor before it reads the predecessor's output, or writes anything at all. Before the wait it
-may only read what no kernel of a forward pass writes: weights, tables. As every kernel waits, a
-kernel that waits for one has waited for all before it. Kernels that do not take part are waited for
-as usual.
+A kernel lets its successor start as soon as all of its own programs have started. A kernel waits
+for its predecessor before it reads the predecessor's output, or writes anything at all. Before the
+wait, a kernel may only read memory that no kernel of a forward pass writes: weights, tables. As
+every kernel waits, a kernel that waits for one has waited for all before it. Kernels that do not
+take part are waited for as usual.
 """
 
 # ruff: noqa: D103

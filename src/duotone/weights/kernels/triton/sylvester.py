@@ -84,7 +84,7 @@ def rows_transformed(
 
 @triton.jit
 def load_rows(x, up, o, m, ACTIVATION: tl.constexpr, o_up):
-    # what is to be transformed
+    # the input of the transform
     b_x, b_up = load_both(x, up, o, m, o_up)
     return gated_rows(b_x, b_up, up is not None, ACTIVATION)
 
