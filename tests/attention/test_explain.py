@@ -104,7 +104,8 @@ def test_layers_with_one_answer_are_together() -> None:
     sliding = (True, False, True, False)
     found = explain_layers(SPECS["kivi"], sliding, *SHAPES["64"])
     assert [layers for layers, _ in found] == [[0, 2], [1, 3]]
-    assert explain(duotone.scheme("fp8"), *SHAPES["64"]) == {DENSE: NOTHING_PACKED}
+    assert explain(duotone.scheme("dense"), *SHAPES["64"]) == {DENSE: NOTHING_PACKED}
+    assert "8-bit windows" in explain(duotone.scheme("fp8"), *SHAPES["64"])[DENSE]
 
 
 def test_averaged_codes_are_explained() -> None:
