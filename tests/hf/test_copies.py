@@ -21,7 +21,7 @@ ONES_OF_OURS = ("generate", "__deepcopy__")
 
 
 def model_of(name: str, attention: str = "sdpa") -> PreTrainedModel:
-    # Anew: transformers leaves hooks on a model whose hidden states were asked for, by another test.
+    # Anew: after another test has asked for hidden states, transformers leaves hooks on a model.
     model = tiny_model.__wrapped__(name)
     model.set_attn_implementation(attention)
     return model

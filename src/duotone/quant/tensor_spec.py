@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from duotone.quant.bases import Reference
 from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
 
 BITS = (1, 2, 3, 4, 8)
+
+# Roles of fields (`quant.honours`): which codes and parameters are stored, or how they are read.
+ROLE, STORED, DECODED = "role", "stored", "decoded"
+
+
+def stored(default: Any) -> Any:
+    """A field that changes which codes and parameters are stored."""
+    return field(default=default, metadata={ROLE: STORED})
+
+
+def decoded(default: Any) -> Any:
+    """A field that changes how codes and parameters are read back."""
+    return field(default=default, metadata={ROLE: DECODED})
 
 
 @dataclass(frozen=True)
@@ -49,19 +62,19 @@ class TensorSpec(Record):
 
     NEEDED: ClassVar = (("bits", "classes"),)
 
-    bits: int = 1
-    along: Literal["tokens", "channels", "span"] = "tokens"
-    group: int | None = None
-    mapping: Literal["asymmetric", "symmetric", "hybrid"] = "asymmetric"
-    hybrid_at: Literal["always", "prefill"] = "always"
-    eta: float = 0.0
-    shrink: float = 1.0
-    levels: Literal["uniform", "lloyd"] = "uniform"
-    gain: float | Literal["fit"] = 1.0
-    classes: tuple[tuple[int, float], ...] | None = None
-    energy: float = 0.0
-    transform: str | None = None
-    param_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    bits: int = decoded(1)
+    along: Literal["tokens", "channels", "span"] = decoded("tokens")
+    group: int | None = decoded(None)
+    mapping: Literal["asymmetric", "symmetric", "hybrid"] = decoded("asymmetric")
+    hybrid_at: Literal["always", "prefill"] = stored("always")
+    eta: float = stored(0.0)
+    shrink: float = stored(1.0)
+    levels: Literal["uniform", "lloyd"] = stored("uniform")
+    gain: float | Literal["fit"] = stored(1.0)
+    classes: tuple[tuple[int, float], ...] | None = decoded(None)
+    energy: float = stored(0.0)
+    transform: str | None = decoded(None)
+    param_dtype: Literal["float16", "bfloat16", "float32"] = decoded("float16")
 
     def __post_init__(self) -> None:
         ok = is_count(self.bits) and self.bits in BITS

@@ -17,7 +17,11 @@ from duotone.attention.cuda.shared.work import Call
 
 from cuda_on_cpu import MAIN, built, grid_of
 
-FILES = ("merge_parts", "head_turn", "merge_turned")
+FILES = {
+    "merge_parts": "shared/merge_parts.cu",
+    "head_turn": "rotate/queries.cu",
+    "merge_turned": "rotate/merge.cu",
+}
 CHANNELS, RECORD_BYTES, KEYS, WARPS = 32, 512, 4, 2
 KERNEL = """
 #define HEADS 4
@@ -186,7 +190,7 @@ def compiled(
     assembly: dict[str, str] = ASSEMBLY,
 ) -> Callable[[Call, int | tuple[int, int, int], int], None]:
     """A function of a file of its name, or of `kernel`, as one of arguments, blocks, threads."""
-    text = runtime.source_text(f"{name}.cu") if name in FILES else kernel
+    text = runtime.source_text(FILES[name]) if name in FILES else kernel
     text = nvrtc.INCLUDE.sub(lambda match: runtime.source_text(match[1]), text)
     text = STATEMENT.sub(lambda match: _in_cpp(match, assembly), text)
     text = re.sub(r"^ *(#pragma unroll|extern __shared__).*$", "", text, flags=re.M)

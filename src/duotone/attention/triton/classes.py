@@ -19,7 +19,9 @@ channels); 0 says that all have BITS. BITS is the narrowest width with codes: SL
 import triton
 import triton.language as tl
 
-WIDTHS = (8, 4, 2, 1)
+from duotone.attention.families import TRITON
+
+WIDTHS = TRITON.bits
 COUNT_DIGITS = 9
 
 

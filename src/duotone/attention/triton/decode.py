@@ -24,11 +24,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from duotone.attention.families import TRITON
 from duotone.attention.rotated import Wants, segment_query
 from duotone.attention.triton.kernels import merge_kernel, segment_kernel
 from duotone.attention.triton.operands import (
     arithmetic,
-    code_widths,
     codes_of,
     head_dim_of,
     head_rows,
@@ -45,8 +45,6 @@ from duotone.quant.rotation import out_of_basis
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
-# Codes that do not straddle bytes.
-KERNEL_BITS = (1, 2, 4, 8)
 # A shorter split would spend more on its partial output than on its keys.
 MIN_SPLIT_TOKENS = 128
 # What an SM holds of the one-warp kernels: they use all registers that a thread may have.
@@ -77,9 +75,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
     if head_dim_of(x) > MAX_HEAD_DIM:
         return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
     if isinstance(x, PackedTensor):
-        odd = sorted({bits for bits in code_widths(x) if bits not in KERNEL_BITS})
-        if odd:
-            return f"codes must have {KERNEL_BITS} bits; got {odd}"
+        if reason := TRITON.refusal(x.spec):
+            return reason
         strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
         return f"packed K and V must be contiguous; {strided} are not" if strided else None
     if x.dtype == ROWS:  # kernels read a copy in the query's type

@@ -233,8 +233,8 @@ def test_picking_sequences_picks_their_records(name):
         (CALIBRATED[0], CLASSES_VALUE.replace(group=64), "none in V"),
         (TensorSpec(1, group=64, classes=((8, 1 / 4),)), CLASSES_VALUE, "have"),
         (CALIBRATED[0], TensorSpec(8), "have"),
-        (CALIBRATED[0], TensorSpec(2, "channels"), "along tokens"),
-        (CALIBRATED[0].replace(param_dtype="bfloat16"), TensorSpec(2), "float16 scales"),
+        (CALIBRATED[0], TensorSpec(2, "channels"), "choice of along"),
+        (CALIBRATED[0].replace(param_dtype="bfloat16"), TensorSpec(2), "param_dtype"),
     ],
     ids=str,
 )

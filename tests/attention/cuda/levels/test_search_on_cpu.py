@@ -93,9 +93,9 @@ def test_strips_fit_shared_memory(longest, head_dim, itemsize, strip) -> None:
     ("change", "tokens", "reason"),
     [
         ({}, 111, None),
-        ({"eta": 0.1}, 111, "no eta"),
-        ({"param_dtype": "float32"}, 111, "float16"),
-        ({"classes": ((8, 1 / 8), (1, 1 / 2))}, 111, "bits along tokens"),
+        ({"eta": 0.1}, 111, "choice of eta"),
+        ({"param_dtype": "float32"}, 111, "param_dtype"),
+        ({"classes": ((8, 1 / 8), (1, 1 / 2))}, 111, "codes of [1, 2, 4] bits"),
         ({}, 120_000, "does not fit shared memory"),
     ],
     ids=["all", "eta", "type", "bits", "long"],

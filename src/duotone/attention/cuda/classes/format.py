@@ -11,10 +11,11 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
 from duotone.attention.cuda.spans.layout import RECORD_BYTES, TILE
+from duotone.attention.families import CLASSES
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
 
-WIDTHS = (4, 2, 1)
+WIDTHS = CLASSES.bits
 # Channels that a product takes at once.
 COLUMN = 16
 # Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.

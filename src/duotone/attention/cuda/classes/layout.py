@@ -30,7 +30,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.classes.codes import class_codes, from_class_codes
-from duotone.attention.cuda.classes.format import WIDTHS, ClassFormat
+from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.classes.params import (
     channel_order,
     from_span_parameters,
@@ -41,6 +41,7 @@ from duotone.attention.cuda.classes.params import (
     tile_parameters,
 )
 from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
+from duotone.attention.families import CLASSES
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec
 
@@ -129,12 +130,8 @@ def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
     if key.classes is None and value.classes is None:
         return f"class records hold classes of channels; got {key} and {value}"
     for name, spec in (("key", key), ("value", value)):
-        plain = spec.along == "tokens" and spec.mapping == "asymmetric"
-        if not plain or spec.param_dtype != "float16":
-            rule = "class records hold asymmetric codes along tokens with float16 scales"
-            return f"{rule}; {name} is {spec}"
-        if any(bits not in WIDTHS for bits, _ in spec.classes or ((spec.bits, 1),)):
-            return f"class records have {WIDTHS} bits; {name} is {spec}"
+        if reason := CLASSES.refusal(spec):
+            return f"{reason}, {name} is {spec}"
     if value.group is not None or (key.group or TILE) % TILE:
         return (
             f"class records need groups of a multiple of {TILE} tokens in K, or none, and none in "

@@ -28,6 +28,7 @@ from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dens
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
 from duotone.attention.cuda.spans.pack import states_reason
+from duotone.attention.families import CLASS_PACKER
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import in_basis
@@ -85,9 +86,15 @@ class ClassLayout:
     def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V into records; None where torch has to."""
         short = piece.spans.tokens < MIN_BLOCK_TOKENS * piece.spans.blocks
-        if not key.is_cuda or short or spec_reason(spec.key, spec.value):
+        if not key.is_cuda or short or pack_reason(spec):
             return None
         return None if states_reason(key, value) else class_pack(key, value, spec, piece)
+
+
+def pack_reason(spec: KVSpec) -> str | None:
+    """Return why no kernel packs spans of these specs, or None."""
+    refusals = (CLASS_PACKER.refusal(tensor) for tensor in (spec.key, spec.value))
+    return next(filter(None, refusals), None) or spec_reason(spec.key, spec.value)
 
 
 def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
@@ -95,10 +102,10 @@ def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> Packed
 
     The host waits for the number of records once per table of spans, and to check the levels
     where they are (`quant.checks`); `unchecked`, a second call on the same spans can be captured.
-    Errors: ValueError for what `spec_reason` and `states_reason` name, for numbers that are not
+    Errors: ValueError for what `pack_reason` and `states_reason` name, for numbers that are not
     finite and for levels beyond fp16.
     """
-    if reason := spec_reason(spec.key, spec.value) or states_reason(key, value):
+    if reason := pack_reason(spec) or states_reason(key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     work = prepared(key, value, spec, piece)
     pack_codes(work)

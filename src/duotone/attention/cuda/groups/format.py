@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.families import GROUPS
 from duotone.quant import TensorSpec
 
 TILE = 32
 RECORD_BYTES = 3072
-WIDTHS = (1, 2, 4)
 MAX_CHANNELS = 256
 # Codes that lie apart are filled up to so many tiles: whole records of any format.
 APART_TILES = 4
@@ -79,10 +79,10 @@ class GroupFormat(Tiled):
 
 def operand_reason(spec: TensorSpec, which: str) -> str | None:
     """Why K ("key") or V ("value") of a spec cannot be in group records, or None."""
-    if spec.bits not in WIDTHS or spec.param_dtype != "float16" or spec.along == "span":
-        return f"group records have {WIDTHS} bits and float16 scales along one axis; got {spec}"
-    if spec.classes is not None:
-        return f"group records hold codes of one width; got {spec}"
+    if reason := GROUPS.refusal(spec):
+        return f"{reason}, {which} is {spec}"
+    if spec.along == "span":
+        return f"group records have scales along one axis; got {spec}"
     if spec.group is None and spec.along == "tokens":
         return f"group records need groups along tokens; got {spec}"
     if spec.group is not None and (spec.group % 32 or spec.group & (spec.group - 1)):

@@ -21,13 +21,13 @@ from duotone.attention.cuda.packing.inputs import (
     Dense,
     alignment,
     dense,
-    plain_reason,
     tile_bytes,
     widened_type,
 )
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
 from duotone.attention.cuda.spans.layout import LANES
+from duotone.attention.families import GROUP_PACKER
 from duotone.cache.dense_dtype import FP8
 from duotone.quant import KVSpec, TensorSpec
 
@@ -129,11 +129,10 @@ def pack_reason(specs: KVSpec) -> str | None:
     """Why no kernel packs groups of these specs, or None."""
     for name, spec in (("key", specs.key), ("value", specs.value)):
         # Signs have no zero-point that eta could move.
-        known = spec.replace(eta=0.0) if spec.mapping == "asymmetric" else spec
-        if reason := plain_reason(known):
-            return f"the packing kernel has no {reason}; {name} is {spec}"
-        if spec.along == "span" or spec.param_dtype != "float16" or spec.bits not in (1, 2, 4):
-            return f"groups are packed at 1, 2, 4 bits with float16 scales; {name} is {spec}"
+        if reason := GROUP_PACKER.refusal(spec):
+            return f"{reason}, {name} is {spec}"
+        if spec.along == "span" or (spec.eta and spec.mapping != "asymmetric"):
+            return f"groups have one axis, and eta a zero-point; {name} is {spec}"
         if spec.along == "tokens" and (spec.group or 0) not in (32, 64, 128):
             return f"groups along tokens are packed by 32, 64 or 128; {name} is {spec}"
     return None

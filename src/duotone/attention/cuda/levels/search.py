@@ -24,6 +24,7 @@ from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dens
 from duotone.attention.cuda.shared.geometry import multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.spans.pack import MAX_CHANNELS, splits_of
+from duotone.attention.families import LEVEL_SEARCH
 from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
 
@@ -79,12 +80,8 @@ def strip_row(longest: int, itemsize: int) -> int:
 
 def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
     """Why no kernel finds these levels, or None. The host may wait once per table of blocks."""
-    widths = [bits for bits, _ in spec.classes or ((spec.bits, 1),)]
-    plain = spec.along == "tokens" and spec.mapping == "asymmetric"
-    if not plain or spec.param_dtype != "float16" or not set(widths) <= set(WIDTHS):
-        return f"it finds {WIDTHS} bits along tokens, asymmetric, in float16; got {spec}"
-    if spec.eta:
-        return f"it has no eta; got {spec}"
+    if reason := LEVEL_SEARCH.refusal(spec):
+        return f"{reason} in {spec}"
     if x.dtype not in INPUTS or x.shape[3] > MAX_CHANNELS or x.stride(3) != 1:
         return f"it reads consecutive channels, up to {MAX_CHANNELS}, of {list(INPUTS)}"
     most = shared_bytes(x.device) - BESIDE_STRIP_BYTES

@@ -1,4 +1,4 @@
-"""Dense K and V as packing kernels read them, and what such a kernel can make of them."""
+"""Dense K and V as packing kernels read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from duotone.cache.dense_dtype import FP8
-from duotone.quant import TensorSpec
 
 INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 # Tokens that a warp has in shared memory, and bytes between their rows.
@@ -44,16 +43,3 @@ def alignment(x: Tensor) -> int:
 def dense(x: Tensor) -> Dense:
     """Dense K or V as the kernel is told of it: strides in bytes."""
     return Dense(x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:3]))
-
-
-def plain_reason(spec: TensorSpec) -> str | None:
-    """What a spec asks for beside levels between shrunken end points, or None."""
-    asked = {
-        "Lloyd levels": spec.levels != "uniform",
-        "gain": spec.gain != 1,
-        "energies": spec.energy != 0,
-        "eta": spec.eta != 0,
-        "classes": spec.classes is not None,
-        "transform": spec.transform is not None,
-    }
-    return next((name for name, wanted in asked.items() if wanted), None)

@@ -29,13 +29,13 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.families import SPANS
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 
 TILE = 64
 LANES = 32
 RECORD_BYTES = 4096
-WIDTHS = (1, 2, 4, 8)
 # Shorter blocks would fill most of a record with nothing and a launch with beginnings.
 MIN_BLOCK_TOKENS = 96
 Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
@@ -123,10 +123,8 @@ def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
 def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
     """Why codes of these specs have no records, or None."""
     for name, spec in (("key", key), ("value", value)):
-        if spec.along != "tokens" or spec.mapping != "asymmetric" or spec.classes is not None:
-            return f"records hold asymmetric codes of one width along tokens; {name} is {spec}"
-        if spec.bits not in WIDTHS or spec.param_dtype != "float16":
-            return f"records have {WIDTHS} bits and float16 scales; {name} is {spec}"
+        if reason := SPANS.refusal(spec):
+            return f"{reason}, {name} is {spec}"
         if spec.group is not None and spec.group < MIN_BLOCK_TOKENS:
             return f"records need groups of {MIN_BLOCK_TOKENS} tokens or more; {name} is {spec}"
     return None

@@ -18,7 +18,6 @@ from duotone.attention.cuda.packing.inputs import (
     Dense,
     alignment,
     dense,
-    plain_reason,
     tile_bytes,
 )
 from duotone.attention.cuda.shared.counters import counters
@@ -34,6 +33,7 @@ from duotone.attention.cuda.spans.layout import (
     span_layout,
     spec_reason,
 )
+from duotone.attention.families import SPAN_PACKER
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -84,8 +84,8 @@ class SpanLayout:
 def pack_reason(spec: KVSpec) -> str | None:
     """Why no kernel packs spans of these specs, or None."""
     for name, tensor in (("key", spec.key), ("value", spec.value)):
-        if reason := plain_reason(tensor):
-            return f"the packing kernel has no {reason}; {name} is {tensor}"
+        if reason := SPAN_PACKER.refusal(tensor):
+            return f"{reason}, {name} is {tensor}"
     if spec.key.group != spec.value.group:
         return f"K and V must share their groups; got {spec.key.group} and {spec.value.group}"
     return spec_reason(spec.key, spec.value)
