@@ -22,6 +22,9 @@ logger = logging.getLogger("duotone")
 # From this capability on, a launch may begin while the previous launch ends.
 OVERLAP_CAPABILITY = (9, 0)
 INCLUDE = re.compile(r'^#include "(.+)"$', re.M)
+ENTRY = re.compile(
+    r'^extern "C" __global__ void\b(?:\s+__launch_bounds__\([^\n]*\))?\s+(\w+)\(', re.M
+)
 
 
 @cache
@@ -46,6 +49,10 @@ class Sources:
         """A source file with its package's own headers inserted."""
         text = resources.files(self.package).joinpath(name).read_text(encoding="utf-8")
         return INCLUDE.sub(lambda match: self.text(match[1]), text)
+
+    def entry(self, source: str) -> str:
+        """Name of the only kernel of a source file. Errors: ValueError for none or several."""
+        return _entry(self, source)
 
     def compiled(self, source: str, arch: str, macros: Mapping[str, int]) -> bytes:
         """The cubin of a source file, from disk or fresh from NVRTC.
@@ -78,6 +85,14 @@ class Sources:
         Errors: RuntimeError if it is new while a CUDA graph is captured.
         """
         return _kernel(self, source, name, macros, device, features)
+
+
+@cache
+def _entry(sources: Sources, source: str) -> str:
+    names = ENTRY.findall(sources.text(source))
+    if len(names) != 1:
+        raise ValueError(f"{source} must have one kernel to be named by; got {names}.")
+    return names[0]
 
 
 def _compile(text: str, arch: str, options: list[str]) -> bytes:

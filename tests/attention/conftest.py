@@ -30,12 +30,13 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     from duotone.attention.cuda.rotate import merge as merge_turned
     from duotone.attention.cuda.rotate import queries as head_turn
     from duotone.attention.cuda.shared import launch
+    from duotone.attention.cuda.shared.runtime import source_text
     from duotone.attention.cuda.spans import decode as span_decode
 
     launches: list[Caught] = []
 
     def kernel(source, name, macros, device):
-        assert name == source.removesuffix(".cu")
+        assert f"\n    {name}(const" in source_text(source)
         return lambda at, given: launches.append(Caught(source, dict(macros), at, given))
 
     for module in (launch, head_turn):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.shared.launch import OVERLAP
-from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
 from duotone.cache.dense_dtype import FP8
 
 SOURCE, MOVE_SOURCE = "dense/window_append.cu", "dense/window_move.cu"
@@ -150,6 +150,6 @@ def _launch(
         return
     all_macros = macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     launch = Launch(-(-threads // THREADS), THREADS, 0, overlap=overlap)
-    name = source.removesuffix(".cu")
+    name = entry(source)
     with torch.cuda.device(device):
         kernel(source, name, tuple(all_macros.items()), device)(launch, given)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.geometry import multiprocessors
 from duotone.attention.cuda.shared.launch import OVERLAP
-from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES
 from duotone.attention.rotated import Wants, scaled_query, segment_query
 from duotone.kept import kept
@@ -124,6 +124,6 @@ def head_turn(
     }
     shared_bytes = 4 * at.rows * channels + at.sums_bytes
     launch = Launch(at.blocks, at.threads, shared_bytes, overlap=OVERLAP)
-    function = SOURCE.removesuffix(".cu")
+    function = entry(SOURCE)
     kernel(SOURCE, function, tuple(macros.items()), query.device)(launch, given)
     return out

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.counters import counters
 from duotone.attention.cuda.shared.geometry import multiprocessors
-from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
 from duotone.attention.cuda.spans.layout import LANES
 
@@ -149,7 +149,7 @@ def launch_merging(
         "ARGUMENTS_BYTES": ctypes.sizeof(given),
         **macros,
     }
-    function = source.removesuffix(".cu")
+    function = entry(source)
     kernel(source, function, tuple(all_macros.items()), out.device)(at, given)
 
 
@@ -172,7 +172,7 @@ def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
     if torch.are_deterministic_algorithms_enabled():
         own["IN_TURN"] = 1  # ring.cuh
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
-    function = task.source.removesuffix(".cu")
+    function = entry(task.source)
     kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)
 
 

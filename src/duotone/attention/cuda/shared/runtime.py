@@ -12,6 +12,7 @@ __all__ = [
     "Kernel",
     "Launch",
     "compiled",
+    "entry",
     "has_kernels",
     "is_untried",
     "kernel",
@@ -22,6 +23,7 @@ __all__ = [
 MIN_CAPABILITY = (8, 0)
 _SOURCES = Sources("duotone.attention.cuda")
 source_text, compiled, kernel = _SOURCES.text, _SOURCES.compiled, _SOURCES.kernel
+entry = _SOURCES.entry
 
 
 def missing(device: torch.device) -> str | None:
