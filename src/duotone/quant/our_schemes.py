@@ -19,7 +19,7 @@ _DUOTONE_CHANNELS = {
 
 
 def duotone(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration samples of duotone-tiny's three tasks (LOG.md, 2026-11-21).
+    """Chosen on calibration samples of duotone-tiny's three tasks (dev/log/quality.md, 2026-11-21).
 
     Needs no data to use; that these constants suit other models is not shown.
 
@@ -51,7 +51,7 @@ _PARTS_CHANNELS = {
 
 
 def duotone_parts(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration samples of duotone-tiny's tasks (LOG.md, 2026-11-22).
+    """Chosen on calibration samples of duotone-tiny's tasks (dev/log/quality.md, 2026-11-22).
 
     3/8 of a span's tokens, those that stand out, have codes of their own; both parts have unequal
     channels, ordered by their weighed variance. More than 2 bits need none of it.

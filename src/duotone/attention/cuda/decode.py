@@ -283,7 +283,7 @@ def _turn(task: Task) -> tuple[bool, bool]:
     """Tasks that must be resident as a whole come first, then, of many q heads, streams.
 
     Behind short blocks of a stream a span's many ones of two warps start as places become free:
-    2 % of a step's attention at 6 q heads per kv head, nothing at 4 (LOG.md, tenth session).
+    2 % of a step's attention at 6 q heads per kv head, nothing at 4 (dev/log/kernels.md).
     """
     ahead = task.source == group_decode.SOURCE and task.work.group > STREAM_FIRST_ABOVE
     return not task.cooperative, not ahead

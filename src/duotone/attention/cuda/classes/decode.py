@@ -131,7 +131,7 @@ def geometry(
     blocks = per_sm(form, group, warps, ring_bytes)
     at = cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
     if not form.key_in_tiles:
-        return at  # teams gain nothing by themselves and lose .7 us behind another kernel (LOG.md)
+        return at  # teams gain nothing and lose .7 us after a kernel (dev/log/kernels.md)
     beside_bytes = beside_rings(form, group, at.warps)
     return teamed(at, heads * at.splits, kv_heads, sms, beside_bytes)
 

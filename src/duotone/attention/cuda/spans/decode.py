@@ -123,7 +123,7 @@ def geometry(
 def _evened(at: Geometry, records: int) -> Geometry:
     """Blocks of two warps where those of four would share a unit's records less evenly.
 
-    2 % of a span's time at 26 records and 4 q heads per kv head (LOG.md, tenth session).
+    2 % of a span's time at 26 records and 4 q heads per kv head (dev/log/kernels.md).
     """
     if at.warps != EVENED_WARPS or at.per_sm != MAX_WARPS // EVENED_WARPS:
         return at
