@@ -185,7 +185,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _damage_named(path: Path, *also: type[Exception]) -> Iterator[None]:
-    rule = f"a partial file must be what an interrupted calibration wrote, got {str(path)!r}"
+    rule = f"a partial file must come from an interrupted calibration, got {str(path)!r}"
     try:
         with tensor_file.damage_named(rule, *also):
             yield
