@@ -62,7 +62,7 @@ class StaticDecoder:
         return any(store.stream is not None for store in self.stores)
 
     def is_due(self, step: int) -> bool:
-        """True where step `step` since freezing (from 0) starts with a flush, by the host."""
+        """True where step `step` since freezing (from 0) starts with a flush; never waits."""
         return any(places.is_due(step) for places in self.places)
 
     def flush(self) -> None:

@@ -106,7 +106,7 @@ class StaticPlaces:
         return held_bytes([*own, *spans])
 
     def is_due(self, step: int) -> bool:
-        """True where a sequence has full staged slots before step `step` (from 0), by the host."""
+        """True where a sequence has full staged slots before step `step` (from 0); never waits."""
         over = (m + step - self.recent - self.group for m in self.movable)
         return self.group > 0 and any(n >= 0 and n % self.group == 0 for n in over)
 

@@ -33,8 +33,8 @@ class _Counters:
 def counters(device: torch.device, count: int) -> Tensor:
     """Zeros that a launch leaves zero: they need no clearing before the next launch.
 
-    A captured graph keeps its zeros. Without a launch before the capture there is no
-    ring yet, and the graph clears counters of its own.
+    A captured graph keeps its zeros. Without a launch before the capture there is no ring yet, and
+    the graph clears counters of its own.
     """
     capturing = device not in _COUNTERS and torch.cuda.is_current_stream_capturing()
     if capturing or count > COUNTERS:
