@@ -246,7 +246,7 @@ def pack_groups(
 
 
 def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:
-    """Rotate K or V [batch, kv_heads, tokens, head_dim] as it is quantized, then in fp32."""
+    """Rotate K or V [batch, kv_heads, tokens, head_dim] in fp32; without a basis return x."""
     if spec.transform is None:
         return x
     return into_basis(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
