@@ -1,4 +1,4 @@
-"""JSON from outside: every way in which a text fails to be JSON raises one ValueError."""
+"""JSON from outside: every fault of a text raises one ValueError."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 def loads(text: str | bytes) -> Any:
     """Return the value that a JSON text stands for.
 
-    Errors: ValueError for text that is no JSON, nests too deeply, writes an integer of more
-    digits than Python reads, names a field twice, or is neither str nor bytes.
+    Errors: ValueError for text that is no JSON, nests too deeply, names a field twice, or is
+    neither str nor bytes. Integers of more digits than Python reads raise it, too.
     """
     if not isinstance(text, (str, bytes)):
         raise ValueError(f"JSON is a text; got a {type(text).__name__}. Dump the value first.")

@@ -1,8 +1,8 @@
-"""What a process keeps for good on a device is allocated apart from what a thread runs.
+"""Allocate tensors that a process keeps for good on a device, in another thread.
 
-A compiler that makes CUDA graphs lets all memory that a thread asks for come from a pool of its
-own while it warms up. What outlives the warm-up there is a fault to it, and would be overwritten
-by replays. The pool is one thread's, so another thread allocates.
+While a compiler that makes CUDA graphs warms up, it takes all memory of a thread from a pool of its
+own. A tensor there that outlives the warm-up is a fault to the compiler, and replays would
+overwrite it. The pool belongs to one thread, so another thread allocates.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, 
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What a damaged folder makes transformers raise; it checks types of fields by its own."""
+    """Errors that transformers raises for a damaged folder; it has its own check of field types."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 

@@ -1,10 +1,10 @@
-"""What runs slower than the kernels that were measured says so, once per model and cause."""
+"""Warn of paths that are slower than the measured kernels, once per model and cause."""
 
 from __future__ import annotations
 
 import warnings
 
-# What leaving the CUDA kernels costs, by what takes over.
+# Cost of leaving the CUDA kernels, by the implementation that takes over.
 COSTS = {
     "triton": "runs by Triton, 5 to 20 times slower than the CUDA kernels",
     "reference": "runs by PyTorch operations, slower than attention on a 16-bit copy would be",
@@ -16,7 +16,7 @@ class SlowPathWarning(UserWarning):
 
 
 class SlowPaths:
-    """What was said already: of one model, or of one cache."""
+    """Warnings that one model, or one cache, has given already."""
 
     def __init__(self) -> None:
         self.said: set[tuple[str, str]] = set()

@@ -1,4 +1,4 @@
-"""Which implementation reads which tokens of a cache, said before the cache exists."""
+"""Explain, before a cache exists, which implementation reads each kind of its tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from duotone.cache.dense_dtype import dense_dtype
 from duotone.quant import CacheSpec, KVSpec
 
 AVERAGED = "averaged codes of several layers are in no order of the CUDA kernels"
-# What `explain` calls the tokens of windows, sinks and everything else that is not packed.
+# Name in `explain` of tokens that are not packed: windows, sinks and dense policies.
 DENSE = "dense"
 PACKED = ("visual", "background", "text")
-# Numbers of an H200, which the kernels were tuned on; nothing is asked of a device.
+# Stands for an H200, which the kernels were tuned on; no device is queried.
 HOPPER = torch.device("cpu")
 NOTHING_PACKED = "no token of such a cache is packed"
 NOTHING_READ = "the CUDA kernels take no call without packed tokens that they read"
@@ -35,13 +35,14 @@ def explain(
     sliding: bool = False,
     apart: frozenset[str] | None = None,
 ) -> dict[str, str | None]:
-    """Why the CUDA kernels do not decode each kind of token of one layer; None where they do.
+    """Reasons why the CUDA kernels do not decode kinds of tokens of one layer; None where they do.
 
-    By "visual", "background" and "text", if they are packed, and "dense". What the kernels do not
-    read, Triton or the reference does. Spans of less than 96 tokens are not foreseen.
+    Keys: "visual", "background" and "text", if these are packed, and "dense". Triton or the
+    reference reads the tokens that the kernels do not. Spans of less than 96 tokens are not
+    foreseen.
 
     spec: of the layer. dtype: of the model. device: None: an H200 that has cuda-core. impl: "auto"
-    or "cuda". sliding: the layer has a sliding window. apart: which of "key" and "value" have codes
+    or "cuda". sliding: the layer has a sliding window. apart: names, "key" or "value", of codes
     that another layer keeps or reads; None: the layer shares nothing.
     """
     common = None if device is None else reasons.device_reason(device, impl)
@@ -70,10 +71,10 @@ def explain_layers(
     device: torch.device | None = None,
     impl: str = "auto",
 ) -> list[tuple[list[int], dict[str, str | None]]]:
-    """`explain` of a whole cache: layers that have the same answer, and the answer.
+    """Explain a whole cache: layers that have the same answer, and the answer.
 
-    sliding: which layers have a sliding window, one entry per layer. Other arguments: as of
-    `explain`; spec: of all layers.
+    sliding: True at layers with a sliding window, one entry per layer. spec: of all layers. Other
+    arguments: as in `explain`.
     """
     groups: list[tuple[list[int], dict[str, str | None]]] = []
     for layer, slides in enumerate(sliding):
@@ -91,13 +92,13 @@ def explain_layers(
 
 
 def _alike(one: dict[str, str | None], other: dict[str, str | None]) -> bool:
-    """By rules; what breaks them, such as a basis of a layer's own, stands behind a semicolon."""
+    """Compare rules, the text before a semicolon; the rest may differ by layer, such as a basis."""
     rules = ({n: r and r.partition("; ")[0] for n, r in x.items()} for x in (one, other))
     return next(rules) == next(rules)
 
 
 def _runs(spec: CacheSpec, layer: int, layers: int) -> dict[str, int]:
-    """How many layers share the codes of K and of V that a layer reads."""
+    """Number of layers that share the codes of K and of V that a layer reads."""
     counts = {}
     for which in ("key", "value"):
         sources = [spec.source(which, i, layers) for i in range(layers)]

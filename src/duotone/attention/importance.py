@@ -1,4 +1,4 @@
-"""How much attention the tokens of a prompt get from some of its queries, the judges."""
+"""Importance of a prompt's tokens: the attention of some of its queries, the judges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duotone.cache.eviction import Importance
 
-# Attention weights that exist at a time, over all heads: 64 MB in float32.
+# Attention weights per tile, over all heads: 64 MB in float32.
 LARGEST_TILE = 2**24
 # VL-Cache: a weight below this part of its row's maximum counts as zero.
 THRESHOLD = 0.01
@@ -25,11 +25,11 @@ def measure_importance(
 ) -> Importance:
     """Scores and density from softmax(q K^T sm_scale), averaged over query heads.
 
-    weights: w_i of every judge, 0 at queries that do not judge. visible(rows): what those queries
-    may see. Queries before the first judge are not computed, the others in tiles.
+    weights: w_i of every judge, 0 at all other queries. visible(rows): mask of the tokens that
+    these queries may see. Queries before the first judge are left out; the rest come in tiles.
     scores_j = sum_i w_i mean_h A_hij. density = |{A_hij >= .01 max_j A_hij}| / |{visible ij}| over
     judges i, averaged over heads (VL-Cache's 1 - sparsity; a row's maximum always counts).
-    Computed in float32, in float64 for a query of that type.
+    Arithmetic is in float32, or in float64 for a float64 query.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     query, key, weights = query.to(wide), key.to(wide), weights.to(wide)
@@ -57,7 +57,7 @@ def _attention(
     visible: Bool[Tensor, "batch queries tokens"],
     sm_scale: float,
 ) -> Float[Tensor, "batch q_heads queries tokens"]:
-    """Attention weights in the type of query and key; rows that see nothing are 0."""
+    """Attention weights in the type of query and key; rows without visible tokens are 0."""
     scores = query @ key.transpose(-1, -2)[:, :, None] * sm_scale
     hidden = ~visible[:, None, None]
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)

@@ -1,4 +1,4 @@
-"""Joining attention over disjoint sets of keys by their log-sum-exp."""
+"""Merge attention over disjoint sets of keys by their log-sum-exp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lse = Float[Tensor, "*b queries"]
 
 
 def merge_partials(partials: Sequence[tuple[Output, Lse]]) -> tuple[Output, Lse]:
-    """Merge (output, lse) of attention over disjoint keys into those over their union.
+    """Merge (output, lse) of attention over disjoint keys into (output, lse) over their union.
 
     out = sum_i out_i * exp(lse_i - lse),  lse = log sum_i exp(lse_i). A part without visible keys
     has lse = -inf and weight 0; a query without any visible key gets output 0.

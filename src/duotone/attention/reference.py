@@ -1,6 +1,6 @@
-"""Attention over segments in plain torch: the truth that kernels are checked against, the CPU path.
+"""Attention over segments in plain torch: the reference of all kernels, and the CPU path.
 
-Works from codes and scales by post-scaling (CalibQuant eq. 6), never from a dequantized copy:
+It works from codes and scales by post-scaling (CalibQuant eq. 6), never from a dequantized copy:
 
     q . k_hat = (q * scale) . codes + q . zero_point
     p @ v_hat = (p @ codes) * scale + sum(p) * zero_point
@@ -47,8 +47,8 @@ def attend(
 ) -> Output:
     """softmax(q K^T * sm_scale) V over all tokens of all segments, in the dtype of `query`.
 
-    tau: calibrates the scores of visual packed segments (eq. 7), per query and query head, with
-        gamma and delta over all of a sequence's visual keys. It applies after `sm_scale`.
+    tau: calibrates the scores of visual packed segments (eq. 7), per query and query head, after
+        `sm_scale`. gamma and delta are taken over all of a sequence's visual keys.
     GQA: q_heads is a multiple of kv_heads; query head h reads kv head h // (q_heads / kv_heads).
     """
     kv = [segment.canonical() for segment in kv]
@@ -63,7 +63,7 @@ def attend(
 
 
 def _narrow(kv: Sequence[Segment], start: int, step: int) -> list[tuple[Segment, Tensor | None]]:
-    """Each segment with the rows of its mask that belong to queries start..start + step."""
+    """Pair each segment with the rows of its mask for queries start..start + step."""
     masks = (None if s.mask is None else s.mask[:, start : start + step] for s in kv)
     return list(zip(kv, masks, strict=True))
 
@@ -102,7 +102,7 @@ def _masked_scores(rows: Rows, segment: Segment, mask: Tensor | None, queries: i
     visible = valid_mask(segment.lengths, segment.tokens)[:, None]
     if mask is not None:
         visible = visible & mask[:, :, : segment.tokens]
-    # Rows run over (query head of the group, query); the mask knows queries only.
+    # Rows run over (query head of the group, query); the mask has queries only.
     group = rows.shape[2] // queries
     visible = visible.expand(-1, queries, -1).repeat(1, group, 1)
     return scores.masked_fill(~visible[:, None], -math.inf)
@@ -142,7 +142,7 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
 
 
 def key_scores(rows: Rows, key: PackedTensor) -> Scores:
-    """q . k_hat for every token, from the codes."""
+    """Scores q . k_hat of every token, from the codes."""
     rows = query_into_basis(rows, key.spec.transform)
     codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
     zero_point = _offset(key, rows.dtype)
@@ -151,7 +151,7 @@ def key_scores(rows: Rows, key: PackedTensor) -> Scores:
     slots, rows = key.blocks.to_slots(codes), rows.unsqueeze(2)
     order = key.channel_order
     if order is not None:
-        # Codes and parameters are sorted by class: bring q into each block's order instead.
+        # Codes and parameters are sorted by class: sort q into each block's order instead.
         index = order.unsqueeze(3).expand(*order.shape[:3], *rows.shape[3:])
         rows = rows.expand(-1, -1, order.shape[2], -1, -1).gather(-1, index)
     scores = slots @ (rows * scale.unsqueeze(3)).transpose(-1, -2)
@@ -178,7 +178,7 @@ def _scores_along_channels(
 
 
 def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
-    """p @ v_hat, from the codes. Probabilities of tokens that do not exist must be 0."""
+    """Sum p @ v_hat, from the codes. Probabilities of tokens that do not exist must be 0."""
     return out_of_basis(_rotated_sum(probabilities, value), value.spec.transform)
 
 
@@ -207,7 +207,7 @@ def _sum_along_channels(
     zero_point: Tensor | None,
     value: PackedTensor,
 ) -> Rows:
-    # Parameters of tokens that do not exist may be anything the pack left there, but finite.
+    # Parameters of tokens that do not exist are arbitrary, but finite.
     codes = _channel_groups(codes, value.spec.group)
     output = torch.einsum("bhmn,bhnc,bhncg->bhmcg", probabilities, scale, codes)
     if zero_point is not None:

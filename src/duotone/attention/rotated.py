@@ -1,4 +1,4 @@
-"""Queries as the packed keys of a segment want them."""
+"""Scale and rotate queries to match the packed keys of a segment."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from duotone.quant.rotation import query_into_basis
 
 
 class Wants(NamedTuple):
-    """What a segment's packed keys want of the query: to be multiplied, and to be turned."""
+    """Norm and basis of a segment's packed keys, which the query must match."""
 
     norm: Float[Tensor, "batch kv_heads head_dim"] | None
     transform: str | None
 
     @classmethod
     def of(cls, segment: Segment) -> Wants:
-        """Nothing, of keys that are not packed."""
+        """Read both from a segment; (None, None) for keys that are not packed."""
         if not isinstance(segment, PackedSegment):
             return cls(None, None)
         return cls(segment.key_norm, segment.key.spec.transform)
 
 
 def segment_query(query: Tensor, wants: Wants) -> Tensor:
-    """The query as a segment's packed keys want it: times their norm, in their basis; fp32 then."""
+    """Scale the query by the keys' norm and rotate it into their basis; fp32 if either is set."""
     if wants.norm is None and wants.transform is None:
         return query
     return query_into_basis(scaled_query(query, wants).float(), wants.transform).contiguous()
 
 
 def scaled_query(query: Tensor, wants: Wants) -> Tensor:
-    """The query times the keys' norm, in fp32 where they have one."""
+    """Multiply the query by the keys' norm, in fp32 where they have one."""
     if wants.norm is None:
         return query
     heads = query.float().unflatten(1, (wants.norm.shape[1], -1))
@@ -42,14 +42,14 @@ def scaled_query(query: Tensor, wants: Wants) -> Tensor:
 
 
 class SegmentQueries:
-    """A call's query for each of its segments, made once for all that want the same."""
+    """Queries of a call for its segments, made once per norm and basis."""
 
     def __init__(self, query: Tensor, make: Callable[[Tensor, Wants], Tensor]) -> None:
         self.query, self.make = query, make
         self._made: dict[tuple[int, str | None], Tensor] = {}
 
     def of(self, segment: Segment) -> Tensor:
-        """The query as `segment` wants it."""
+        """Query that matches the keys of `segment`."""
         wants = Wants.of(segment)
         at = (id(wants.norm), wants.transform)
         if at not in self._made:

@@ -1,7 +1,7 @@
-"""One decode step over all layers of a frozen cache, without a question to the host.
+"""One decode step over all layers of a frozen cache, without waiting for the host.
 
-Eager, captured or compiled, a step is: flush groups that are due, make room for one token, then
-layer by layer write its K and V and attend.
+A step flushes the groups that are due and makes room for one token. Then, layer by layer, it writes
+the token's K and V and attends. Steps can be eager, captured or compiled.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from duotone.slow_paths import SlowPaths
 
 
 class StaticDecoder:
-    """The layers' stores and how to attend to them.
+    """Stores of all layers, and the attention to them.
 
-    stores: one per layer. tau, impl, slow: of `decode_attention`.
+    stores: one per layer. tau, impl, slow: arguments of `decode_attention`.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class StaticDecoder:
         device = self.stores[0].key.device
         tried = impl == "cuda" or (impl == "auto" and not is_untried(device))
         self.kernels = tried and has_kernels(device)
-        # Steps so far; None once a graph was captured, whose replays nobody counts.
+        # Steps so far; None once a graph was captured, whose replays are not counted.
         self.steps: int | None = 0
         self.places = list({id(s.places): s.places for s in self.stores}.values())
         self.room = min(places.new_tokens for places in self.places)
 
     def rehearse(self, q_heads: int) -> None:
-        """Launch what a step launches, with no token and no group to move: nothing changes.
+        """Launch the kernels of a step with no token and no group to move: nothing changes.
 
-        Kernels, and buffers that a process or a cache keeps, so exist before a graph, or the pool
-        of a compiler that makes graphs, could hold them.
+        Kernels, and buffers that a process or a cache keeps, then exist before a graph is made.
+        Neither the graph nor the pool of a compiler can hold them.
         """
         for store in self.stores:
             batch, _, _, channels = store.key.shape
@@ -58,25 +58,25 @@ class StaticDecoder:
 
     @property
     def has_stream(self) -> bool:
-        """Some tokens will leave the window."""
+        """True where some tokens will leave the window."""
         return any(store.stream is not None for store in self.stores)
 
     def is_due(self, step: int) -> bool:
-        """Step `step` since freezing (from 0) starts with a flush; known on the host."""
+        """True where step `step` since freezing (from 0) starts with a flush; never waits."""
         return any(places.is_due(step) for places in self.places)
 
     def flush(self) -> None:
-        """Move groups to the stream wherever they are due; nothing happens elsewhere."""
+        """Move groups to the stream at sequences where they are due."""
         flush_all(self.stores)
 
     def begin(self) -> None:
         """Begin a step: flush where it is due, make room for one token per sequence.
 
-        The host knows when something is due. While a graph is captured, and ever after, the flush
-        is launched at every step instead, and the device decides; also at the first step, so that
-        its kernels are compiled before somebody captures one.
-        Errors: ValueError for a step beyond the buffers' room. Of a captured graph nobody counts
-        the replays: there the device stops where a write would leave its buffer.
+        The host knows when a flush is due. While a graph is captured, and ever after, the flush is
+        launched at every step instead, and the device decides. The first step launches it, too: its
+        kernels are compiled before a capture.
+        Errors: ValueError for a step beyond the buffers' room. Replays of a captured graph are not
+        counted: there the device stops where a write would leave its buffer.
         """
         self._check_room()
         device = self.stores[0].key.device
@@ -126,7 +126,7 @@ class StaticDecoder:
         return sum(store.nbytes for store in self.stores)
 
     def _write(self, store: StaticStore, key: Tensor, value: Tensor) -> None:
-        """`StaticStore.write`, in one launch where a kernel can."""
+        """Write as `StaticStore.write` does, in one launch where a kernel can."""
         if self.kernels:
             from duotone.attention.cuda.dense.window_append import appends, window_append
 

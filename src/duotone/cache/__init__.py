@@ -1,7 +1,7 @@
-"""Containers of a quantized cache: dumb tensors, ragged per sequence. Imports quant only.
+"""Containers of a quantized cache: plain tensors, ragged per sequence. Imports quant only.
 
-`Ledger` knows which token lives where (once for all layers); `LayerStore` holds one layer's
-tensors and moves them as the ledger's plans say; policy lives in the spec.
+`Ledger` knows the store and slot of every token, once for all layers. `LayerStore` holds one
+layer's tensors and moves them as the ledger's plans say. Policy is in the spec.
 """
 
 from duotone.cache.blocks import BlockTable as BlockTable

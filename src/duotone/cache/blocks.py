@@ -22,14 +22,14 @@ from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
 
 
 def _once_for_all_layers(method: Callable) -> Callable:
-    """Remember the last result for the same argument object: layers ask one after the other."""
+    """Remember the last result for the same argument object: layers call one after the other."""
 
     @wraps(method)
     def remembered(self: BlockTable, argument: object) -> Any:
         memory = self.__dict__.setdefault("_results", {})
         if method.__name__ not in memory or memory[method.__name__][0] is not argument:
             result = method(self, argument)
-            if result is self:  # to remember it would be to refer to itself
+            if result is self:  # remembering it would make a reference cycle
                 return self
             memory[method.__name__] = (argument, result)
         return memory[method.__name__][1]
@@ -45,14 +45,14 @@ class BlockTable:
 
     @classmethod
     def uniform(cls, batch: int, tokens: int, size: int, device: torch.device) -> BlockTable:
-        """Blocks of `size` tokens, all whole; nothing of it has to be asked of the device."""
+        """Make whole blocks of `size` tokens, without waiting for the device."""
         edges = torch.arange(0, tokens + 1, size, device=device)
         table = cls(edges.expand(batch, -1).contiguous())
         vars(table).update(longest=size, tokens=tokens, is_uniform=True)
         return table
 
     def is_whole(self, size: int) -> bool:
-        """Blocks hold `size` tokens, but for the last one of a sequence."""
+        """True where blocks hold `size` tokens, except a sequence's last block."""
         edges = torch.arange(self.offsets.shape[1], device=self.offsets.device) * size
         return bool((self.offsets == torch.minimum(edges, self.lengths[:, None])).all())
 
@@ -77,12 +77,12 @@ class BlockTable:
         return (self.sizes > 0).sum(-1)
 
     def same_as(self, other: BlockTable) -> bool:
-        """The same blocks of the same sequences."""
+        """True for a table of the same blocks of the same sequences."""
         return self is other or torch.equal(self.offsets, other.offsets)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the offsets and of what was made from them so far."""
+        """Bytes of the offsets and of the tensors derived from them so far."""
         return sum(v.nbytes for v in self.__dict__.values() if isinstance(v, Tensor))
 
     @cached_property
@@ -97,7 +97,7 @@ class BlockTable:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """All blocks of all sequences have the same size: slots are a view of the tokens."""
+        """True where all blocks have the same size: slots are then a view of the tokens."""
         return bool((self.sizes == self.longest).all())
 
     @property
@@ -154,14 +154,14 @@ class BlockTable:
 
     @_once_for_all_layers
     def append(self, other: BlockTable) -> tuple[BlockTable, Move]:
-        """The blocks of `other` after ours, and the move that joins their rows of parameters."""
+        """Append the blocks of `other`; return also the move that joins rows of parameters."""
         move = concatenate(self.counts, other.counts, self.blocks)
         ends = torch.cat([self.offsets[:, 1:], self.lengths[:, None] + other.offsets[:, 1:]], 1)
         return _table(ends, move), move
 
     @_once_for_all_layers
     def truncate(self, lengths: Lengths) -> BlockTable:
-        """Keep the first `lengths[b]` tokens; blocks behind them become empty."""
+        """Keep the first `lengths[b]` tokens; blocks after them become empty."""
         return BlockTable(torch.minimum(self.offsets, lengths[:, None]))
 
     @_once_for_all_layers
@@ -171,7 +171,7 @@ class BlockTable:
 
 
 def single_block(lengths: Lengths) -> BlockTable:
-    """All tokens of a sequence in one block."""
+    """Put all tokens of a sequence into one block."""
     return BlockTable(torch.stack([torch.zeros_like(lengths), lengths], -1))
 
 
@@ -182,8 +182,8 @@ def runs(
 ) -> BlockTable:
     """Blocks of the selected tokens: one per contiguous run of True in `mask`.
 
-    lengths: selected tokens of each sequence, mask.sum(-1). whole: the runs count in this mask
-    instead, of which `mask` selects some tokens; runs of which none is selected have no block.
+    lengths: selected tokens of each sequence, mask.sum(-1). whole: a mask that defines the runs
+    instead; `mask` selects some of its tokens. Runs without a selected token have no block.
     """
     whole = mask if whole is None else whole
     run = (whole & ~_behind(whole)).cumsum(-1)
@@ -200,12 +200,12 @@ def runs(
 
 
 def _behind(x: Shaped[Tensor, "batch tokens"]) -> Tensor:
-    """Every token's value moves to the next one; the first gets 0."""
+    """Move every token's value to the next token; the first gets 0."""
     return torch.nn.functional.pad(x, (1, 0))[:, :-1]
 
 
 def _table(ends: Tensor, move: Move) -> BlockTable:
-    """The table of the blocks that `move` picks by their ends; empty ones close the row."""
+    """Table of the blocks that `move` picks by their ends; empty blocks close the row."""
     if not ends.shape[1]:
         return BlockTable(torch.zeros_like(move.lengths)[:, None])
     ends = move.apply_flat(ends).masked_fill(~valid_mask(move.lengths, move.tokens), 0)

@@ -1,4 +1,4 @@
-"""Checks of tensors that come from a file. Each raises ValueError: rule, got, where."""
+"""Checks of tensors from a file. Each raises ValueError: rule, got, where."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOST_TOKENS = 2**31 - 1
 
 
 def must(condition: bool, rule: str, got: object) -> None:
-    """Raise ValueError with a rule of saved caches and what a file has instead."""
+    """Raise ValueError with a rule of saved caches and the content that breaks it."""
     if not condition:
         raise ValueError(f"{rule}; got {got}")
 
 
 class Unchecked:
-    """Tensors by name; `take` hands each one out once, after a look at its type and shape."""
+    """Tensors by name; `take` returns each one once, after a check of its type and shape."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._left = dict(tensors)
@@ -43,7 +43,7 @@ class Unchecked:
         return shape[0]
 
     def take(self, name: str, dtype: torch.dtype, shape: tuple[int | None, ...]) -> Tensor:
-        """The tensor of that name; None stands for any size."""
+        """Take the tensor of that name; None stands for any size."""
         must(name in self._left, "a tensor is missing", f"no {name}")
         tensor = self._left.pop(name)
         must(tensor.dtype == dtype, f"{name} must be {dtype}", tensor.dtype)
@@ -54,15 +54,15 @@ class Unchecked:
         return tensor
 
     def finish(self, all_stores: bool) -> None:
-        """Raise where something is left over."""
+        """Raise where a tensor or a store is left over."""
         must(not self._left, "a cache has no other tensors", sorted(self._left)[:3])
         must(all_stores, "a cache has stores of its own layers only", "more")
 
 
 def check_finite(name: str, tensor: Tensor, mask: Tensor | None) -> None:
-    """Raise where a number that counts is none.
+    """Raise where a valid number is not finite.
 
-    tensor: numbers, or rows of 8-bit floats. mask: True where it counts; None: everywhere.
+    tensor: numbers, or rows of 8-bit floats. mask: True where numbers are valid; None: everywhere.
     """
     bad = ~torch.isfinite(read_as(tensor, torch.float32))
     bad = bad if mask is None else bad & mask
@@ -70,7 +70,7 @@ def check_finite(name: str, tensor: Tensor, mask: Tensor | None) -> None:
 
 
 def check_evicted(state: LedgerState, spec: CacheSpec) -> None:
-    """Raise unless counts of tokens that are stored nowhere, and logical ends, are possible."""
+    """Raise unless counts of evicted tokens, and logical ends, are possible."""
     seen, gone = state.seen, state.evicted
     for name, end in (("seen", seen), ("evicted_end", gone.end), ("whole", state.whole)):
         limit = MOST_TOKENS if name == "seen" else seen
@@ -82,7 +82,7 @@ def check_evicted(state: LedgerState, spec: CacheSpec) -> None:
 
 
 def check_places(state: LedgerState, name: str) -> None:
-    """Raise unless each token is at most in one store, in its order, at a place that was seen."""
+    """Raise unless each token is in one store at most, in order, at a position that was seen."""
     seen, places = state.seen, []
     for store in (*STORES, "dense"):
         roll, where = getattr(state, store), f"{name}{store}"
@@ -94,7 +94,7 @@ def check_places(state: LedgerState, name: str) -> None:
         must(bool((~valid | (positions < seen)).all()), f"positions must be < {seen}", where)
         rising = positions.diff(dim=-1) > 0
         must(bool((rising | ~valid[:, 1:]).all()), "positions must rise", where)
-        # A number of its own for each place that holds no token.
+        # A number of its own for each slot that holds no token.
         other = seen + sum(p.shape[1] for p in places) + torch.arange(width, device=valid.device)
         places.append(torch.where(valid, positions, other))
     ordered = torch.cat(places, 1).sort(-1).values
@@ -107,7 +107,7 @@ def check_places(state: LedgerState, name: str) -> None:
 
 
 def check_table(name: str, offsets: Tensor) -> None:
-    """Raise unless offsets are those of blocks, which empty ones follow."""
+    """Raise unless offsets are edges of blocks, with empty blocks last."""
     must(offsets.shape[1] > 0, "a table of blocks has edges", name)
     must(not bool(offsets[:, 0].any()), "the first block must begin at 0", name)
     sizes = offsets.diff(dim=-1)
@@ -118,7 +118,7 @@ def check_table(name: str, offsets: Tensor) -> None:
 
 
 def check_classes(name: str, tensor: PackedTensor, mask: Tensor) -> None:
-    """Raise unless each block that counts has as many channels of a class as the spec says."""
+    """Raise unless each valid block has as many channels of a class as the spec says."""
     counts = [count for _, count in class_counts(tensor.spec, tensor.head_dim)]
     device = tensor.classes.device
     wanted = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)

@@ -1,7 +1,7 @@
 """The tensors of a layer, by name: their shapes and types follow from its spec.
 
-Files are written and checked by this list. A tensor that a store keeps beside its dense tokens is
-an attribute of `LayerStore` and one entry of `own_tensors`.
+Files are written and checked by this list. A tensor that a store keeps in addition to its dense
+tokens is an attribute of `LayerStore` and one entry of `own_tensors`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ POLICY = {"visual": "visual", "background": "background", "stream": "text"}
 
 
 class Declared(NamedTuple):
-    """A tensor as it must be.
+    """Shape and type that a tensor must have.
 
-    valid: "tokens", a row per dense token on axis 2, those behind a sequence's length hold
-    anything; "all": every number counts. needed: False where it may be missing.
+    valid: "tokens": a row per dense token on axis 2; rows after a sequence's length hold anything.
+    "all": every number is valid. needed: False where the tensor may be missing.
     """
 
     shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class Declared(NamedTuple):
 def own_tensors(
     spec: CacheSpec, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, dense_tokens: int
 ) -> dict[str, Declared]:
-    """{attribute of `LayerStore`: what it is} of all that a layer keeps outside packed stores.
+    """{attribute of `LayerStore`: declaration} of a layer's tensors outside packed stores.
 
-    spec: the layer's. dtype: of its states. heads: (batch, kv_heads). dense_tokens: width of the
-    dense store.
+    spec: policies of the layer. dtype: type of its states. heads: (batch, kv_heads). dense_tokens:
+    width of the dense store.
     """
     states = Declared((*heads, dense_tokens, row_width(spec, head_dim)), dense_dtype(spec, dtype))
     found = {"key": states, "value": states}
@@ -51,14 +51,14 @@ def own_tensors(
 
 
 def policy_of(store: str, spec: CacheSpec) -> KVSpec | None:
-    """How one of `STORES` is quantized; None: a layer of this spec has no such store."""
+    """Policy of one of `STORES`; None: a layer of this spec has no such store."""
     policy = getattr(spec, POLICY[store])
     return policy if isinstance(policy, KVSpec) else None
 
 
 @lru_cache(maxsize=256)
 def packed_parts(spec: TensorSpec, head_dim: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """{field of `PackedTensor`: (type, sizes behind the axis of rows)}, from one packed token."""
+    """{field of `PackedTensor`: (type, sizes after the axis of rows)}, from one packed token."""
     token = torch.zeros(1, 1, 1, head_dim, device="cpu")
     one = single_block(torch.ones(1, dtype=torch.long, device="cpu"))
     packed = pack_tensor(token, spec.replace(transform=None), one)

@@ -1,10 +1,10 @@
 """Tokens of the dense store in 8-bit floats: half the bytes of 16-bit windows, and one more.
 
-A head's K (or V) of a token is a row of bytes: its numbers in e4m3, then the exponent of their
-scale, a power of two, in e8m0 as OCP MX has it. The scale is the least by which no number exceeds
-448, e4m3's largest, so none is cut off. A number is rounded to 4 significant bits, at worst by 1 in
-16 of itself or, where it is below 2^-14 of the row's largest, by 2^-17 of that one.
-One tensor holds numbers and scale, so whatever moves, saves or counts tokens does so with both.
+A head's K (or V) of a token is a row of bytes: its numbers in e4m3, then their scale, a power of
+two. The scale is stored as its exponent, in e8m0 of OCP MX. It is the least by which no number
+exceeds 448, e4m3's largest, so none is cut off. A number is rounded to 4 significant bits. The
+error is at most 1/16 of the number, or, below 2^-14 of the row's largest number, 2^-17 of the
+largest. One tensor holds numbers and scale, so code that moves, saves or counts tokens treats both.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from duotone.quant.spec import SCALE_BYTES
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
-# What rows of numbers and their scale are to torch, which can gather, join and scatter bytes.
+# Torch type of rows of numbers and their scale: torch can gather, join and scatter bytes.
 ROWS = torch.uint8
-# Of e8m0 bytes: 2^0, and the least and the largest scale, whose products with e4m3 fp32 can hold.
+# E8m0 bytes of 2^0 and of the least and largest scale whose products with e4m3 fit fp32.
 BIAS, LEAST, MOST = 127, 27, 247
-# The exponent of 256, and what carries a fraction above 1.75 = 448 / 256 into an fp32's exponent.
+# The exponent of 256; the addend that carries a fraction above 1.75 = 448 / 256 into the exponent.
 TOP_EXPONENT, ABOVE_TOP = 8, 0x1FFFFF
 FRACTION_BITS = 23
 
 
 def dense_dtype(spec: CacheSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return what a cache keeps dense tokens in: the model's type, or `ROWS`.
+    """Return the type that a cache keeps dense tokens in: the model's type, or `ROWS`.
 
     dtype: the model's.
     """
@@ -37,9 +37,9 @@ def dense_dtype(spec: CacheSpec, dtype: torch.dtype) -> torch.dtype:
 def kept_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return x [..., channels] in `dtype`, rounded to nearest.
 
-    `ROWS`: [..., channels + 1] bytes. A number that is infinite, or none, becomes none. What rounds
-    to no number of x's own type becomes the largest of 4 bits that it has. `FP8`: without a scale,
-    as kernels can write it; no cache asks for that, for it is cut off at `LARGEST`.
+    `ROWS`: [..., channels + 1] bytes. Infinity and NaN become NaN. A number that would round above
+    the range of x's type becomes the largest number of 4 significant bits in that type. `FP8`: no
+    scale, as kernels can write it; no cache uses this type, which is cut off at `LARGEST`.
     """
     if dtype == ROWS and x.dtype != ROWS:
         return _rows(x)
@@ -55,22 +55,22 @@ def read_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def channels_of(x: Tensor) -> int:
-    """Return how many numbers a row of K or V has."""
+    """Return the number of channels of a row of K or V."""
     return x.shape[-1] - (SCALE_BYTES if x.dtype == ROWS else 0)
 
 
 def row_width(spec: CacheSpec, head_dim: int) -> int:
-    """Return how many elements the dense store keeps of a token and head."""
+    """Return the number of elements that the dense store keeps per token and head."""
     return head_dim + (SCALE_BYTES if spec.dense_dtype != "model" else 0)
 
 
 def as_stored(x: Tensor, spec: CacheSpec) -> Tensor:
-    """Return what a decode step reads of dense K or V behind it: x after its round trip."""
+    """Return x after its round trip: the dense K or V that later decode steps read."""
     return read_as(kept_as(x, dense_dtype(spec, x.dtype)), x.dtype)
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """8-bit floats as integers, which torch can gather and scatter; other tensors as they are."""
+    """View 8-bit floats as integers, which torch can gather and scatter; keep other types."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
@@ -85,11 +85,11 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _largest(dtype: torch.dtype) -> float:
-    """Return the largest number of 4 significant bits in `dtype`; in float64, in float32."""
+    """Return the largest number of 4 significant bits in `dtype`; float64 counts as float32."""
     exponent = 15 if dtype == torch.float16 else 127
     return 1.875 * 2.0**exponent
 
 
 def _power(byte: Tensor) -> Tensor:
-    """2^(byte - BIAS) in fp32, exactly: the bits of the number, not a function of it."""
+    """2^(byte - BIAS) in fp32, exactly, by setting its bits."""
     return (byte.int() << FRACTION_BITS).view(torch.float32)

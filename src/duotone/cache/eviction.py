@@ -1,8 +1,8 @@
-"""Which tokens of a prompt each layer keeps: budgets by layer, then the best-scored tokens.
+"""Eviction of prompt tokens: budgets by layer, then the best-scored tokens.
 
 VL-Cache (arXiv 2410.23317) and PyramidInfer (arXiv 2405.12532) are two settings of one rule. Where
-the papers clip a layer's budget they lose or gain memory; here the layers' budgets always sum to
-`keep` of all tokens, so that schemes compare at equal memory.
+the papers clip a layer's budget, they lose or gain memory. Here the layers' budgets always sum to
+`keep` of all tokens: schemes compare at equal memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duotone.quant import Eviction
 LEAST_SHARE = 0.01
 # PyramidInfer's released configs for 7B models: a layer keeps 0.9 or more of the one above it.
 PYRAMID_DECAY, PYRAMID_LAYERS = 0.9, 32
-# Halvings of the interval in which the scale of all budgets is sought: float64's precision.
+# Halvings of the interval that holds the scale of all budgets: float64's precision.
 HALVINGS = 60
 
 Mask = Bool[Tensor, "batch tokens"]
@@ -29,9 +29,9 @@ Mask = Bool[Tensor, "batch tokens"]
 
 @dataclass(frozen=True)
 class Importance:
-    """What the judges of one layer say.
+    """Scores of tokens by the judges of one layer.
 
-    scores: the attention that each token gets. density: the share of the judges' attention
+    scores: attention that each token gets. density: share of the judges' attention
     weights that reach 1 % of their row's maximum, 1 - sparsity.
     """
 
@@ -40,14 +40,14 @@ class Importance:
 
 
 def judging(evict: Eviction, visual: Mask, real: Mask) -> Mask:
-    """The tokens whose attention decides; at least one per sequence that has tokens."""
-    behind = real.sum(-1, keepdim=True) - real.cumsum(-1)
+    """Mask of the tokens whose attention decides; at least one per sequence that has tokens."""
+    after = real.sum(-1, keepdim=True) - real.cumsum(-1)
     window = (evict.window * real.sum(-1, keepdim=True)).floor().clamp_min(1)
-    latest = real & (behind < window)
+    latest = real & (after < window)
     if evict.judges == "recent":
         return latest
     pictures = visual & real
-    # Tokens with pictures before them and none at or behind them.
+    # Tokens with pictures before them and none at or after them.
     follows = (pictures.cumsum(-1) == pictures.sum(-1, keepdim=True)) & ~pictures
     following = real & follows & pictures.any(-1, keepdim=True)
     return torch.where(following.any(-1, keepdim=True), following, latest)
@@ -61,16 +61,19 @@ def judge_weights(evict: Eviction, judges: Mask) -> Float[Tensor, "batch tokens"
 
 
 def evictable(evict: Eviction, visual: Mask, real: Mask) -> Mask:
-    """The tokens that may go."""
+    """Mask of the tokens that may be dropped."""
     return real & visual if evict.which == "visual" else real
 
 
 def pyramid(depth: int) -> Float[Tensor, " {depth}"]:
-    """What PyramidInfer's released code keeps of the prompt in each of `depth` layers, layer 0: 1.
+    """Shares of the prompt that PyramidInfer's released code keeps in each of `depth` layers.
 
-    Layer l + 1 keeps r_l of the tokens of layer l, r_l = d + (1 - d) (1 + cos(pi l / depth)) / 2,
-    as its 32-layer config has it. In another depth the exponent makes it the same pyramid over the
-    relative depth; the code's configs for 40 and 80 layers skip layers to that end.
+    Layer 0 keeps all; layer l + 1 keeps r_l of the tokens of layer l, as in the 32-layer config:
+
+        r_l = d + (1 - d) (1 + cos(pi l / depth)) / 2
+
+    At another depth the exponent makes the same pyramid over the relative depth. The code's configs
+    for 40 and 80 layers skip layers for the same purpose.
     """
     layer = torch.arange(depth, dtype=torch.float64)
     ratio = PYRAMID_DECAY + (1 - PYRAMID_DECAY) * (1 + torch.cos(math.pi * layer / depth)) / 2
@@ -79,7 +82,7 @@ def pyramid(depth: int) -> Float[Tensor, " {depth}"]:
 
 
 def fixed_weights(evict: Eviction, depth: int) -> Float[Tensor, "{depth} 1"] | None:
-    """The layers' weights where no score decides them, else None."""
+    """Weights of the layers where no score decides them, else None."""
     if evict.budget == "sparsity":
         return None
     weights = pyramid(depth) if evict.budget == "pyramid" else pyramid(depth).new_ones(depth)
@@ -89,12 +92,12 @@ def fixed_weights(evict: Eviction, depth: int) -> Float[Tensor, "{depth} 1"] | N
 def layer_counts(
     evict: Eviction, weights: Float[Tensor, "layers _"], tokens: Lengths
 ) -> Int[Tensor, "layers batch"]:
-    """How many of `tokens` tokens that may go stay in each layer.
+    """Number of evictable tokens, of `tokens` ones, that stay in each layer.
 
-    share_l = clip(c weight_l, LEAST_SHARE, 1) with the c that makes the mean share `keep`; the
-    counts sum to keep * layers * tokens, rounded, and are at least 1. weights: one column per
-    sequence, or one for all. With weights 1 - sparsity and c = keep * layers / sum(weights) this is
-    VL-Cache's budget before it is clipped.
+    share_l = clip(c weight_l, LEAST_SHARE, 1) with the c that makes the mean share `keep`. Counts
+    sum to keep * layers * tokens, rounded, and are at least 1. weights: one column per sequence,
+    or one for all. With weights 1 - sparsity and c = keep * layers / sum(weights) this is the
+    budget of VL-Cache before clipping.
     """
     some = tokens.clamp_min(1).double()
     least = (1 / some).clamp_min(min(LEAST_SHARE, evict.keep))
@@ -120,24 +123,24 @@ def _whole(wanted: Float[Tensor, "layers batch"], total: Lengths) -> Int[Tensor,
 def kept_tokens(
     evict: Eviction, scores: Float[Tensor, "batch tokens"], may_go: Mask, counts: Lengths
 ) -> Mask:
-    """The `counts[b]` tokens of `may_go` that stay: sinks, then the latest, then the best scores.
+    """Mask of the `counts[b]` tokens of `may_go` that stay: sinks, the latest, the best scores.
 
     Of equal scores the earlier token stays.
     """
     place = may_go.cumsum(-1) - 1
-    behind = may_go.sum(-1, keepdim=True) - 1 - place
+    after = may_go.sum(-1, keepdim=True) - 1 - place
     sink = counts.clamp_max(evict.sink)
     recent = (evict.recent * counts).floor().minimum(counts - sink)
-    forced = (place < sink[:, None]) | (behind < recent[:, None])
+    forced = (place < sink[:, None]) | (after < recent[:, None])
     ranked = scores.masked_fill(forced, math.inf).masked_fill(~may_go, -math.inf)
     rank = torch.sort(ranked, dim=-1, descending=True, stable=True).indices.argsort(-1)
     return may_go & (rank < counts[:, None])
 
 
 class Selection:
-    """Chooses what stays of one prompt, layer by layer, as soon as the budgets are known.
+    """Choose the tokens of one prompt that stay, layer by layer, once the budgets are known.
 
-    weights: w_i of every judge, for the scores. Layers are heard in order.
+    weights: w_i of every judge, for the scores. Layers report in order.
     """
 
     def __init__(self, evict: Eviction, depth: int, visual: Mask, real: Mask) -> None:

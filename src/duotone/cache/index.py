@@ -1,4 +1,4 @@
-"""Where all tokens are at one moment: which of them each store holds, and which are nowhere."""
+"""State of a ledger: the tokens of each store at one moment, and the evicted tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Roll:
         return Roll(self.positions[index], self.lengths[index])
 
     def trimmed(self) -> Roll:
-        """As wide as its longest sequence."""
+        """Cut to the width of the longest sequence."""
         return Roll(owned(self.positions[:, : int(self.lengths.max())]), self.lengths)
 
     def truncate(self, end: int) -> Roll:
@@ -35,7 +35,7 @@ class Roll:
         return Roll(owned(self.positions[:, : int(lengths.max())]), lengths)
 
     def visible(self, mask: Bool[Tensor, "batch queries logical"]) -> Tensor:
-        """The model's mask [batch, queries, logical] in this store's order."""
+        """Arrange the model's mask [batch, queries, logical] in this store's order."""
         index = self.positions[:, None].expand(-1, mask.shape[1], -1)
         # Slots past the lengths hold stale indices; lengths exclude them later.
         return mask.expand(len(index), -1, -1).gather(2, index.clamp_max(mask.shape[2] - 1))
@@ -50,8 +50,8 @@ class Roll:
 class Evicted:
     """Tokens that were dropped from the prompt: like padding, they are stored nowhere.
 
-    tokens: how many. visual: those of them whose policy is a packed visual span. end: logical
-    length of the prompt they were dropped from.
+    tokens: their number. visual: number of those whose policy is a packed visual span. end: logical
+    length of the prompt that they were dropped from.
     """
 
     tokens: Lengths
@@ -63,7 +63,7 @@ class Evicted:
         return Evicted(self.tokens[index], self.visual[index], self.end)
 
     def truncate(self, end: int) -> Evicted:
-        """Itself; raises where the choice was made by tokens that would have to be forgotten."""
+        """Return self; raise where the choice depends on tokens that would be dropped."""
         if end < self.end:
             raise ValueError(
                 f"a prompt whose tokens were evicted can only be kept whole: expected a crop to "
@@ -74,12 +74,13 @@ class Evicted:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """Where all tokens are at one moment. Immutable: plans keep the state before and after.
+    """Stores of all tokens at one moment. Immutable: plans keep the state before and after.
 
-    streamed: which dense tokens belong to the text stream; the others stay dense for good.
-    evicted: what is stored nowhere though it is no padding. seen: logical length, padding included.
-    whole: logical end of the last spans that have a background. Layers order such a span's tokens,
-    so that only the span as a whole has a place: its first positions count as `visual`.
+    streamed: True at dense tokens of the text stream; other dense tokens stay dense for good.
+    evicted: tokens, other than padding, that are stored nowhere.
+    seen: logical length, padding included.
+    whole: logical end of the last spans that have a background. Each layer orders the tokens of
+    such a span, so only the whole span has positions: its first positions count as `visual`.
     """
 
     visual: Roll
@@ -93,7 +94,7 @@ class LedgerState:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held; some stores share what is empty."""
+        """All tensors of the state; some stores share empty ones."""
         rolls = (*(getattr(self, name) for name in STORES), self.dense)
         held = [x for roll in rolls for x in (roll.positions, roll.lengths)]
         return [*held, self.streamed, self.evicted.tokens, self.evicted.visual]

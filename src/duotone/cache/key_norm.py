@@ -1,11 +1,11 @@
-"""What keys of the stream are divided by (InnerQ sec. 4.3): taken once, of a sequence's prompt.
+"""Norm that divides keys of the stream (InnerQ sec. 4.3): taken once, from a sequence's prompt.
 
-The paper computes the norm at the end of prefill and folds it into W_K and W_Q, which is wrong for
-keys that carry RoPE and for batches. Here it is per sequence and kv head, of keys behind RoPE.
+The paper computes the norm at the end of prefill and folds it into W_K and W_Q. That is wrong for
+keys that carry RoPE, and for batches. Here the norm is per sequence and kv head, after RoPE.
 
-The prompt of a sequence is its part of the first step that brings it a token, whatever other
-sequences of the batch hold by then: a row of a padded batch so has the norm that it has alone.
-Later steps, which are later chunks of a prompt, turns and generated tokens, keep that norm.
+The prompt of a sequence is its part of the first step that brings it a token. Other sequences of
+the batch play no part: a row of a padded batch has the norm that it has alone. Later steps (later
+chunks of a prompt, turns, generated tokens) keep that norm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def key_norm(
 ) -> Norm:
     """norm_c = sqrt(max_t |key_tc|) over a sequence's first `lengths[b]` tokens.
 
-    1 where a channel is all 0, and where a sequence has no tokens. dtype: what norms are kept in.
+    The norm is 1 where a channel is all 0, and for a sequence without tokens. dtype: type of norms.
     """
     if not key.shape[2]:
         return key.new_ones((*key.shape[:2], key.shape[3]), dtype=getattr(torch, dtype))
@@ -36,6 +36,6 @@ def key_norm(
 
 
 def taken_over(old: Norm | None, new: Norm, begun: Bool[Tensor, " batch"]) -> Norm:
-    """The norms with `new` ones of the sequences that have `begun`; None: nobody had any."""
+    """Replace the norms of the sequences that have `begun`. old: None where no norm exists yet."""
     old = torch.ones_like(new) if old is None else old
     return torch.where(begun[:, None, None], new, old)

@@ -26,15 +26,15 @@ States = Float[Tensor, "batch kv_heads tokens channels"]
 
 
 class LayerStore:
-    """Executes the ledger's plans on one layer's K and V.
+    """Execute the ledger's plans on one layer's K and V.
 
-    spec: the policies of this layer. sources: the stores whose codes this one reads instead of
-    keeping its own, by "key" and "value" (`cache.sharing`). lends: those of both whose codes others
-    read. runs: this layer's part in a run that averages its codes, by the same names.
-    layouts: how decode kernels want the packed stores, where they can have that; runs that average
-    codes keep the canonical order. canonical: the names of packed stores that keep it as well;
-    layers whose runs meet have one such set. dtype: what K and V came in first, once something was
-    stored; key and value hold the dense tokens in what the spec says.
+    spec: policies of this layer. sources: stores whose codes this one reads instead of keeping its
+    own, by "key" and "value" (`cache.sharing`). lends: names of both whose codes other layers read.
+    runs: this layer's part in a run that averages its codes, by the same names.
+    layouts: layouts of decode kernels for the packed stores; runs that average codes keep the
+    canonical order. canonical: names of packed stores that keep the canonical order, too; layers
+    whose runs meet have one such set. dtype: first type of K and V, once a token is stored; key and
+    value hold the dense tokens in the spec's type.
     """
 
     def __init__(self, spec: CacheSpec, layouts: Layouts | None = None) -> None:
@@ -55,8 +55,8 @@ class LayerStore:
     def apply(self, plan: AppendPlan, key: States, value: States) -> None:
         """Take in this step's post-RoPE K and V, [batch, kv_heads, plan.tokens, head_dim].
 
-        They may come in another type than the first ones, as under `torch.autocast`: stores keep
-        the wider of the types that K and V had first, and later states are converted to it.
+        States may come in another type than the first ones, as under `torch.autocast`. Stores keep
+        the wider of the first types of K and V; later states are converted to it.
         """
         self._ensure_dense(key, value)
         with without_autocast(key.device):
@@ -82,7 +82,7 @@ class LayerStore:
         self._flushed = None
 
     def segments(self, state: LedgerState, mask: Tensor | None = None) -> list[Segment]:
-        """What attention reads.
+        """Segments that attention reads.
 
         mask: the model's own [batch, queries, logical] (True: visible), or None: all tokens.
         """
@@ -94,7 +94,7 @@ class LayerStore:
         return [replace(segment, mask=roll.visible(mask)) for segment, roll in placed]
 
     def placed_segments(self, state: LedgerState) -> list[tuple[Segment, Roll]]:
-        """The stored tokens with their places in the model's timeline."""
+        """Segments of the stored tokens, with their positions in the model's timeline."""
         placed: list[tuple[Segment, Roll]] = []
         for name in STORES:
             pair, roll, visual = self._complete(name), getattr(state, name), name != "stream"
@@ -110,7 +110,7 @@ class LayerStore:
         return placed
 
     def truncate(self, state: LedgerState) -> None:
-        """Follow a cropped ledger."""
+        """Drop the tokens that a cropped ledger has dropped."""
         for name in STORES:
             pair = getattr(self, name)
             if pair is not None:
@@ -131,7 +131,7 @@ class LayerStore:
             self.key_norm = self.key_norm[index]
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
-        """Quantize tokens and join them to a store; codes go where they are kept."""
+        """Quantize tokens and join them to a store; codes go to the layer that keeps them."""
         new, old = self._packed(name, key, value, spec, piece), getattr(self, name)
         own = new.without_codes(self.sources)
         layout = self.layout_of(name)
@@ -148,9 +148,9 @@ class LayerStore:
     def _packed(
         self, name: str, key: States, value: States, spec: KVSpec, piece: Piece
     ) -> PackedPair:
-        """Quantize tokens, straight into a kernel's order where that can be."""
+        """Quantize tokens, straight into a kernel's order where possible."""
         layout = self.layout_of(name)
-        # Behind visual tokens that are there, records would not be joined by copying.
+        # After stored visual tokens, records could not be joined by copying.
         if layout is not None and (name == "stream" or getattr(self, name) is None):
             pair = layout.pack(key, value, spec, piece)
             if pair is not None:
@@ -158,7 +158,7 @@ class LayerStore:
         return PackedPair.pack(key, value, spec, piece)
 
     def layout_of(self, name: str) -> Layout | None:
-        """How one of `STORES` is laid out."""
+        """Layout of one of `STORES`; None: canonical order."""
         if self.runs or name in self.canonical:
             return None
         if not self.shares:
@@ -171,12 +171,12 @@ class LayerStore:
         layout = self.layout_of(name)
         if layout is not None:
             setattr(self, name, getattr(self, name).laid_out(layout))
-        # Layers that share codes have one order: if one has to do without a kernel's, all do.
+        # Layers that share codes have one order: if one lacks a kernel's order, so do all.
         if self.shares and getattr(self, name).records is None:
             self.canonical.add(name)
 
     def _settled(self, name: str) -> PackedPair | None:
-        """A store's pair; from the first call on in canonical order, if a kernel's was given up."""
+        """Pair of a store, put into canonical order if the kernel's order was given up."""
         pair = getattr(self, name)
         if name in self.canonical and pair is not None:
             pair = pair.canonical()
@@ -186,7 +186,7 @@ class LayerStore:
     def _put_codes(
         self, name: str, which: str, codes: Codes, before: int | None, join: Move
     ) -> None:
-        """Replace the codes of the tokens that joined last, behind the first `before`."""
+        """Replace the codes of the tokens that joined last, after the first `before`."""
         pair = getattr(self, name)
         tensor: PackedTensor = getattr(pair, which)
         if before is not None:
@@ -194,7 +194,7 @@ class LayerStore:
         setattr(self, name, replace(pair, **{which: replace(tensor, codes=codes)}))
 
     def _complete(self, name: str) -> PackedPair | None:
-        """A store's pair with the codes that other layers keep for it."""
+        """Pair of a store with the codes that other layers keep for it."""
         pair = self._settled(name)
         for which, source in self.sources.items():
             pair = None if pair is None else pair.with_codes(which, source._settled(name))
@@ -202,11 +202,11 @@ class LayerStore:
 
     @property
     def shares(self) -> bool:
-        """Some codes are read by several layers, of which this is one."""
+        """True where this layer and another one read the same codes."""
         return bool(self.sources or self.lends)
 
     def own_tensors(self) -> dict[str, Tensor]:
-        """{name: tensor} of all that is held outside packed stores (`cache.declared`)."""
+        """{name: tensor} of all tensors outside packed stores (`cache.declared`)."""
         heads = tuple(self.key.shape[:2])
         names = own_tensors(self.spec, self.dtype, heads, self.key.shape[3], self.key.shape[2])
         held = {name: getattr(self, name) for name in names}
@@ -262,7 +262,7 @@ class LayerStore:
 
 
 def _check_whole(rolls: tuple[Roll, ...], mask: Tensor) -> None:
-    """Raise where a query sees some of a sequence's visual tokens: their order is the layer's."""
+    """Raise where a query sees some, not all, visual tokens: each layer orders them by itself."""
     seen = torch.cat([roll.visible(mask) for roll in rolls], 2)
     real = torch.cat([valid_mask(r.lengths, r.positions.shape[1]) for r in rolls], 1)[:, None]
     if bool(((seen & real).any(2) & (~seen & real).any(2)).any()):

@@ -1,12 +1,12 @@
-"""Which token lives where: one ledger for all layers, or one for each where they evict tokens.
+"""Ledger of tokens and their stores: one for all layers, or one per layer that evicts tokens.
 
-Every forward step asks it for a plan before the first layer runs (an evicted prompt: once scores
-are known). Each layer executes the plan on its own K and V; no layer decides anything. Tokens are
-named by their logical index, the place they have in the model's own timeline (padding included), so
-that a layer can apply the model's masks.
+Every forward step takes a plan from the ledger before the first layer runs (with eviction, once
+scores are known). Each layer executes the plan on its own K and V; no layer decides anything. The
+name of a token is its logical index: its position in the model's own timeline, padding included. A
+layer can thus apply the model's masks.
 
     visual   packed spans, quantized once               (policy "visual")
-    background   of their tokens those that stand out least, where the spec tells them apart
+    background   tokens of a span that stand out least, where the spec has a background
     stream   packed groups that left the window         (policy "text")
     dense    16 bit: sinks, the recent window, and everything whose policy is "dense"
 """
@@ -25,15 +25,15 @@ from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
 from duotone.cache.saliency import Spans
 from duotone.quant import CacheSpec, KVSpec
 
-# Free slots left behind the dense tokens when they move, so that decoding rarely moves them.
+# Free slots after the dense tokens when they move, so that decoding rarely moves them.
 SPARE_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that become packed: where they come from, their spans, how they join the store.
+    """Tokens to pack: their source, their spans, and the move that joins them to the store.
 
-    decoding: they leave the window at a decode step.
+    decoding: True where they leave the window at a decode step.
     """
 
     take: Move
@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Flush:
-    """Whole groups that leave the dense store for the stream, and what stays behind."""
+    """Whole groups that leave the dense store for the stream; keep: the dense tokens that stay."""
 
     piece: Piece
     keep: Move
@@ -52,17 +52,18 @@ class Flush:
 
 @dataclass(frozen=True)
 class AppendPlan:
-    """What one forward step does to each layer, in this order.
+    """Changes of one forward step to each layer, in this order.
 
     flush_first: groups that leave the window before a decode step's token enters it. They were in
         16 bit before the step, so all layers may flush them before the first one runs.
-    visual: tokens of this step that are packed as visual spans. background: those of them that
-        are packed so, and spans: all of them, which a layer orders first, where a spec wants that.
-    dense: tokens of this step that stay in 16 bit (None: none); written in place at `write_at`
+    visual: tokens of this step that are packed as visual spans. background: visual tokens that are
+        packed as background. spans: tokens of both, which a layer orders first; None without a
+        background.
+    dense: tokens of this step that stay in 16 bit, or None. They are written in place at `write_at`
         or, where the store must grow, joined by `dense_join`.
     flush_last: groups that leave the window after a prompt, or a later turn's, entered it.
-    begun: True at sequences whose first tokens this step brings, if any, where keys are normalised:
-        by those tokens (`cache.key_norm`).
+    begun: where keys are normalised (`cache.key_norm`), True at sequences whose first tokens this
+        step brings; None if there are none.
     """
 
     before: LedgerState
@@ -80,12 +81,12 @@ class AppendPlan:
 
     @property
     def is_decode_step(self) -> bool:
-        """One token that every sequence keeps in 16 bit: it is attended from the store."""
+        """True for one token per sequence in 16 bit: attention reads it from the store."""
         return self.tokens == 1 and self.visual is None
 
 
 class Ledger:
-    """Turns the masks of a step into a plan, by the policy of a `CacheSpec`."""
+    """Turn the masks of a step into a plan, by the policy of a `CacheSpec`."""
 
     def __init__(self, spec: CacheSpec, batch: int, device: torch.device) -> None:
         self.spec = spec
@@ -104,10 +105,10 @@ class Ledger:
         real: Bool[Tensor, "batch tokens"],
         kept: Bool[Tensor, "batch tokens"] | None = None,
     ) -> AppendPlan:
-        """Plan a step of new tokens and take it as done.
+        """Plan a step of new tokens and record it as done.
 
         visual: tokens of images and videos. real: False at padding, which is stored nowhere.
-        kept: False at tokens that are evicted: counted, but stored nowhere; None: all stay.
+        kept: False at evicted tokens, which are counted but stored nowhere; None: all stay.
         """
         before, tokens, shown = self.state, visual.shape[1], visual & real
         begun = self._begun(real)
@@ -119,7 +120,7 @@ class Ledger:
         decodes = tokens == 1 and not any_packed
         flush_first = self._flush(decoding=True) if decodes else None
         spans = piece = background = None
-        # Asking the device costs every decode step: it is asked once.
+        # Waiting for the device costs time at every decode step: one wait is enough.
         if any_packed:
             spans, front = self._foreground(packed, shown)
             piece = self._pack("visual", front, shown)
@@ -137,7 +138,7 @@ class Ledger:
     def crop(self, end: int) -> None:
         """Forget tokens at logical indices >= end."""
         self.state = self.state.truncate(end)
-        # Of some sequences only padding may be left.
+        # Some sequences may have only padding left.
         self._all_begun = not self.spec.key_norm
 
     def rows(self, index: Tensor) -> None:
@@ -150,7 +151,7 @@ class Ledger:
             return None
         held = self.state.tokens > 0
         begun = ~held & real.any(-1)
-        # Asking the device costs every step of a batch with sequences that have not begun.
+        # This waits for the device at every step of a batch with sequences that have not begun.
         self._all_begun, some = torch.stack([(held | begun).all(), begun.any()]).tolist()
         return begun if some else None
 
@@ -163,7 +164,7 @@ class Ledger:
         self.state = replace(self.state, evicted=evicted)
 
     def _foreground(self, packed: Tensor, shown: Tensor) -> tuple[Spans | None, Tensor]:
-        """(the packed tokens in their spans, True at the places of those in front)."""
+        """(the packed tokens in their spans, True at the positions of the foreground)."""
         if self.spec.background is None:
             return None, packed
         take = select(packed)
@@ -180,7 +181,7 @@ class Ledger:
         return runs(tokens, lengths, shown) if self.spec.ranges == "run" else single_block(lengths)
 
     def _pack(self, name: str, packed: Tensor, shown: Tensor) -> Piece | None:
-        """packed: the tokens to pack; shown: those of which some may have been evicted."""
+        """Plan one store's tokens. packed: tokens to pack; shown: also those that were evicted."""
         if not packed.any():
             return None
         take = select(packed)
@@ -210,7 +211,7 @@ class Ledger:
         return (take.index + self.state.seen).int()
 
     def _streamed(self, take: Move, visual: Tensor) -> Tensor:
-        """Which of the taken tokens belong to the text stream."""
+        """Flags of the taken tokens that belong to the text stream."""
         if not isinstance(self.spec.text, KVSpec):
             return torch.zeros_like(take.index, dtype=torch.bool)
         valid = valid_mask(take.lengths, take.tokens)

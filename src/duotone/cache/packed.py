@@ -32,7 +32,7 @@ from duotone.quant.slots import (
     slot_zero_points,
 )
 
-# What has a row per token in every layout; parameters have one only along channels.
+# Tensors with a row per token in every layout; parameters have one only along channels.
 TOKEN_PARTS = ("codes", "negative")
 Codes = UInt8[Tensor, "batch kv_heads tokens bytes"]
 Params = Float[Tensor, "batch kv_heads rows columns"]
@@ -43,19 +43,18 @@ class PackedTensor:
     """K or V of the packed tokens of one layer.
 
     codes: [batch, kv_heads, tokens, head_dim * bits / 8], big-endian in each byte.
-    scale, zero_point: one row per block along tokens and along the span, with head_dim or 1
-        columns; one row per token along channels, with a column per channel group.
-    slot: what a hybrid's group has instead of a zero_point, the group's zero_point or its signs;
-        rows and columns as scale has them. The bits are drawn in `quant.slots`, which also says
-        which hybrids have no slots.
+    scale, zero_point: along tokens and along the span one row per block, with head_dim or 1
+        columns. Along channels one row per token, with a column per channel group.
+    slot: zero_point or signs of each group of a hybrid, with rows and columns like scale.
+        `quant.slots` draws the bits and names the hybrids without slots.
     negative: packed plane of signs of sign-and-magnitude codes without slots,
         [.., tokens, head_dim / 8].
     symmetric: packed mode bits of a hybrid, one per group, row by row.
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
-    blocks: which tokens share a row of parameters.
-    codes are None where a layer reads another layer's (`with_codes` brings them in). All tensors
-    are where a kernel keeps them in an order of its own (`pair.LaidOut`).
+    blocks: tokens that share a row of parameters.
+    codes are None where a layer reads another layer's codes (`with_codes` brings them in). All
+    tensors are None where a kernel keeps them in an order of its own (`pair.LaidOut`).
     """
 
     spec: TensorSpec
@@ -74,13 +73,13 @@ class PackedTensor:
     def tokens(self) -> int:
         """Width of the token axis (the longest sequence)."""
         rows = self.codes if self.codes is not None else self.scale if self.per_token else None
-        # Without tensors the table alone knows.
+        # Without tensors only the table has the width.
         return self.blocks.tokens if rows is None else rows.shape[2]
 
     def with_codes(self, source: PackedTensor) -> PackedTensor:
-        """These scales and zero-points on another layer's codes, which are not copied.
+        """Combine these scales and zero-points with another layer's codes, without a copy.
 
-        While a step runs, an earlier layer may have taken its tokens in already: they stand behind
+        While a step runs, an earlier layer may have taken its tokens in already; they come after
         ours.
         """
         return replace(self, codes=source.codes[:, :, : self.tokens])
@@ -90,12 +89,12 @@ class PackedTensor:
         return replace(self, codes=None)
 
     def without_parts(self) -> PackedTensor:
-        """What is known of it without any of its tensors."""
+        """Fields of this object without any of its tensors."""
         return replace(self, scale=None, **dict.fromkeys(set(self.tensor_names()) - {"scale"}))
 
     @property
     def per_token(self) -> bool:
-        """Parameters have a row per token rather than a row per block."""
+        """True where parameters have a row per token rather than a row per block."""
         return self.spec.along == "channels"
 
     @property
@@ -110,13 +109,13 @@ class PackedTensor:
         return sum(t.nbytes for t in stored if t is not None)
 
     def unpacked(self) -> UInt8[Tensor, "batch kv_heads tokens head_dim"]:
-        """The codes, one per byte (magnitudes, for sign-and-magnitude mappings)."""
+        """Unpack the codes, one per byte (magnitudes, for sign-and-magnitude mappings)."""
         if self.classes is not None:
             return unpack_classes(self.codes, self.spec, self.head_dim)
         return unpack(self.codes, self.spec.bits, self.head_dim)
 
     def signed_codes(self, dtype: torch.dtype) -> Tensor:
-        """The codes as numbers, signs applied: what scale and zero_point belong to."""
+        """Codes as numbers, signs applied: the operand of scale and zero_point."""
         codes, signs = self.unpacked().to(dtype), self.signs()
         return codes if signs is None else torch.where(signs, -codes, codes)
 
@@ -132,25 +131,25 @@ class PackedTensor:
 
     @property
     def offset(self) -> Params | None:
-        """What is added to codes * scale: the zero_points, 0 in symmetric groups; None: nothing."""
+        """Addend to codes * scale: the zero_points, 0 in symmetric groups; None: nothing."""
         if self.slot is None:
             return self.zero_point
         return slot_zero_points(self.slot, self.modes, self.scale.dtype)
 
     @property
     def modes(self) -> Bool[Tensor, "batch kv_heads rows columns"]:
-        """Of a hybrid: which groups are sign and magnitude."""
+        """True at groups of a hybrid that are sign and magnitude."""
         return unpack(self.symmetric, 1, self.scale.shape[-1]).bool()
 
     @property
     def full_scale(self) -> Params:
-        """The scale of every channel: 0 where a class has no codes."""
+        """Scale of every channel: 0 where a class has no codes."""
         missing = self.head_dim - self.scale.shape[-1] if self.classes is not None else 0
         return F.pad(self.scale, (0, missing)) if missing else self.scale
 
     @property
     def channel_order(self) -> Int[Tensor, "batch kv_heads rows head_dim"] | None:
-        """Which channel each place of codes and parameters belongs to; None: as they stand."""
+        """Channel of each slot of codes and parameters; None: in the order of channels."""
         if self.classes is None:
             return None
         return class_order(unpack(self.classes, CLASS_BITS, self.head_dim))
@@ -174,7 +173,7 @@ class PackedTensor:
         return block.apply(parameter)
 
     def append(self, other: PackedTensor, move: Move) -> PackedTensor:
-        """Join the tokens of `other` behind ours, per sequence; `move` joins the token axes."""
+        """Join the tokens of `other` after ours, per sequence; `move` joins the token axes."""
         blocks, row_move = self.blocks.append(other.blocks)
         joined = {}
         for name in self.tensor_names():
@@ -192,7 +191,7 @@ class PackedTensor:
         return replace(self, blocks=self.blocks.rows(index), **picked)._trimmed()
 
     def _trimmed(self) -> PackedTensor:
-        """Cut the token axis to the longest sequence, which is what the block table spans."""
+        """Cut the token axis to the longest sequence, which the block table spans."""
         keep = int(self.blocks.lengths.max())
         if keep == self.tokens:
             return self
@@ -201,7 +200,7 @@ class PackedTensor:
         return replace(self, **cut)
 
     def tensor_names(self) -> list[str]:
-        """The tensor fields that this spec uses."""
+        """Names of the tensor fields that are not None."""
         return [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
 
     def _has_token_axis(self, name: str) -> bool:
@@ -233,7 +232,7 @@ def pack_tensor(
 def pack_groups(
     x: Float[Tensor, "batch kv_heads tokens head_dim"], spec: TensorSpec, decoding: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of `pack_tensor` for whole groups of all sequences, without any table.
+    """Make the tensors of `pack_tensor` for whole groups of all sequences, without a table.
 
     x: a multiple of `spec.group` tokens, where groups run along tokens; all of them are valid.
     """
@@ -250,7 +249,7 @@ def pack_groups(
 
 
 def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:
-    """K or V [batch, kv_heads, tokens, head_dim] as it is quantized: fp32 where it is turned."""
+    """Rotate K or V [batch, kv_heads, tokens, head_dim] in fp32; without a basis return x."""
     if spec.transform is None:
         return x
     return into_basis(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
@@ -259,7 +258,7 @@ def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:
 def _pack_blocks(
     x: Tensor, spec: TensorSpec, spans: BlockTable, decoding: bool
 ) -> tuple[BlockTable, dict[str, Tensor]]:
-    """Quantize block by block; codes come back in token order, parameters one row per block."""
+    """Quantize block by block; return codes in token order, and parameters with a row per block."""
     blocks = spans.split(spec.group)
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
@@ -271,7 +270,7 @@ def _pack_blocks(
 
 
 def _packed_parts(q: Quantized, spec: TensorSpec) -> dict[str, Tensor]:
-    """The tensors of a PackedTensor, those that `spec` uses; q may be one whole group of it."""
+    """Make the tensors of a PackedTensor that `spec` uses; q may be one whole group."""
     if q.classes is not None:
         return _sorted_by_class(q, q.classes)
     parts = {"codes": pack(q.codes, q.spec.bits), "scale": q.scale}

@@ -1,4 +1,4 @@
-"""Packed K and V of the same tokens, in canonical order or as a kernel has laid them out."""
+"""Packed K and V of the same tokens, in canonical order or in a kernel's layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ States = Float[Tensor, "batch kv_heads tokens channels"]
 
 @runtime_checkable
 class LaidOut(Protocol):
-    """K and V in an order that a kernel owns: their codes, and what else the kernel keeps there."""
+    """K and V in an order that a kernel owns: codes, and other parts that the kernel keeps."""
 
     @property
     def shape(self) -> torch.Size:
@@ -35,21 +35,21 @@ class LaidOut(Protocol):
 
     @property
     def params_bytes(self) -> int:
-        """Those of them that are no codes."""
+        """Bytes of `nbytes` that are no codes."""
         ...
 
     def canonical(self, key: PackedTensor, value: PackedTensor) -> Packed:
-        """Both in canonical order, exactly. key, value: what the kernel does not keep."""
+        """Convert to canonical order, exactly. key, value: parts that the kernel does not keep."""
         ...
 
     def left(self, key: PackedTensor, value: PackedTensor) -> Packed:
-        """What the kernel does not keep of both."""
+        """Parts of both that the kernel does not keep."""
         ...
 
     def append(self, other: LaidOut, lengths: Lengths, more: Lengths) -> LaidOut | None:
-        """`more` tokens of another one behind the first `lengths`; None where that is not copying.
+        """Append `more` tokens of `other` after the first `lengths`, by copying.
 
-        The caller then goes by way of the canonical order.
+        None where copying is not enough; the caller then goes by way of the canonical order.
         """
         ...
 
@@ -60,19 +60,19 @@ class LaidOut(Protocol):
 
 @runtime_checkable
 class Growing(LaidOut, Protocol):
-    """A stream with room for more, for `StaticStore`; layers can share its codes."""
+    """Stream with room for more tokens, for `StaticStore`; layers can share its codes."""
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The tensors that `write` changes."""
+        """Tensors that `write` changes."""
         ...
 
     def with_codes(self, which: Literal["key", "value"], source: Growing) -> Growing:
-        """The same with codes that another layer keeps, which are not copied."""
+        """Bring in codes that another layer keeps, without a copy."""
         ...
 
     def widened(self, tokens: int) -> Growing:
-        """The same tokens in a buffer for `tokens`."""
+        """Copy the tokens into a buffer for `tokens` tokens."""
         ...
 
     def write(
@@ -86,7 +86,7 @@ class Growing(LaidOut, Protocol):
     ) -> None:
         """Quantize a group of dense K and V of the sequences that are `full`, from token `where`.
 
-        leaving: which tokens they are. Shapes are fixed and nothing asks the host.
+        leaving: the tokens of the group. Shapes are fixed and nothing waits for the host.
         """
         ...
 
@@ -103,14 +103,14 @@ LayOut = Callable[[PackedTensor, PackedTensor], LaidOut | None]
 
 @runtime_checkable
 class Layout(Protocol):
-    """An order that a kernel owns, and how K and V get there."""
+    """Order that a kernel owns, and the conversion of K and V into it."""
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
-        """From packed K and V; None where the kernel has no such format."""
+        """Convert packed K and V; None where the kernel has no such format."""
         ...
 
     def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
-        """`PackedPair.pack` and laying out, at once; None where a kernel cannot."""
+        """Quantize and lay out at once, as `PackedPair.pack` would; None where a kernel cannot."""
         ...
 
 
@@ -121,11 +121,11 @@ class StreamLayout(Layout, Protocol):
     def empty(
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
     ) -> Growing | None:
-        """A stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
+        """Make a stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
         ...
 
     def sharing(self, lends: Collection[str], borrows: Collection[str]) -> StreamLayout:
-        """The same for a layer that shares codes, which then lie apart from the rest.
+        """Layout for a layer that shares codes, which are then stored separately.
 
         lends: "key", "value": other layers read these codes. borrows: another layer keeps these.
         """
@@ -134,7 +134,7 @@ class StreamLayout(Layout, Protocol):
 
 @dataclass(frozen=True)
 class Layouts:
-    """How a layer's stores are laid out for decode kernels; None: in canonical order."""
+    """Layouts of a layer's stores for decode kernels; None: canonical order."""
 
     visual: Layout | None = None
     background: Layout | None = None
@@ -145,7 +145,7 @@ class Layouts:
 class PackedPair:
     """Packed K and V of the same tokens.
 
-    records: what a kernel has laid out of them; key and value then have the rest.
+    records: the parts in a kernel's layout; key and value then have the rest.
     """
 
     key: PackedTensor
@@ -175,28 +175,28 @@ class PackedPair:
         return kept + self.key.params_bytes + self.value.params_bytes
 
     def laid_out(self, layout: LayOut) -> PackedPair:
-        """The same in a kernel's order, where it has one for them."""
+        """Convert to a kernel's order, where the kernel has one for this pair."""
         records = layout(self.key, self.value) if self.records is None else None
         if records is None:
             return self
         return PackedPair(*records.left(self.key, self.value), records)
 
     def canonical(self) -> PackedPair:
-        """The same in canonical order."""
+        """Convert to canonical order."""
         if self.records is None:
             return self
         return PackedPair(*self.records.canonical(self.key, self.value))
 
     def without_codes(self, parts: Collection[str]) -> PackedPair:
-        """Without the codes of K or V that another layer keeps: records do not have them anyway."""
+        """Drop the codes of K or V that another layer keeps; records never have them."""
         if self.records is not None:
             return self
         return replace(self, **{which: getattr(self, which).without_codes() for which in parts})
 
     def with_codes(self, which: Literal["key", "value"], source: PackedPair) -> PackedPair:
-        """With the codes of K or V that another layer keeps, which are not copied.
+        """Bring in the codes of K or V that another layer keeps, without a copy.
 
-        Both have one order, but for the step at which a layer of a run gives a kernel's up.
+        Both have one order, except at the step at which a layer of a run gives up a kernel's order.
         """
         if self.records is not None and source.records is not None:
             return replace(self, records=self.records.with_codes(which, source.records))
@@ -204,7 +204,7 @@ class PackedPair:
         return replace(own, **{which: getattr(own, which).with_codes(getattr(other, which))})
 
     def append(self, other: PackedPair, join: Move) -> PackedPair:
-        """Join the tokens of `other` behind ours, in a kernel's order if both have it."""
+        """Join the tokens of `other` after ours, in a kernel's order if both have it."""
         records = None
         if self.records is not None and other.records is not None:
             lengths = (self.key.blocks.lengths, other.key.blocks.lengths)

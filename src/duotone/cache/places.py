@@ -1,13 +1,13 @@
-"""Where the tokens of a cache with fixed buffers are: lengths and slots, on the device.
+"""Lengths and slots of the tokens of a cache with fixed buffers, on the device.
 
-The dense store of a row, and what a new token and a flush do to it:
+A new token and a flush change the dense store of a row:
 
     | fixed: sinks, dense spans | ring: `recent` slots | staged: `group` slots |
 
-The slot of a new token is the number of dense tokens, always. When the staged slots are full, the
-`group` oldest tokens leave for the stream and the staged ones take their slots in the ring, whose
-head moves on: a flush copies `group` tokens, not the window, and the tokens stay a prefix. The
-schedule is the ledger's (`Ledger._flush`).
+The slot of a new token is always the number of dense tokens. When the staged slots are full, the
+`group` oldest tokens leave for the stream. The staged tokens take the freed slots in the ring, and
+the ring's head moves on. A flush thus copies `group` tokens, not the window, and the tokens stay a
+prefix. The schedule is the ledger's (`Ledger._flush`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from duotone.quant import CacheSpec, KVSpec
 
 @dataclass(frozen=True)
 class StaticPlaces:
-    """Where the tokens of the layers of one ledger are; all tensors change in place.
+    """Lengths and slots of the tokens of one ledger's layers; all tensors change in place.
 
     dense, stream: tokens of either store, the current step's token included. at: slot of the
-    current step's token. fixed: slots in front of the ring. head: the ring's oldest slot.
+    current step's token. fixed: slots before the ring. head: the ring's oldest slot.
     visual, background: packed visual tokens, constant. recent, group: sizes of ring and staging;
-    group 0: no token ever leaves. dense_tokens, stream_tokens: what is allocated. movable: tokens
-    of each sequence that were in ring and staging at the start, on the host (below 0: missing
-    sinks). new_tokens: per sequence, that there is room for. evicted: tokens of the prompt that are
-    stored nowhere.
+    group 0: no token ever leaves. dense_tokens, stream_tokens: allocated slots. movable: tokens of
+    each sequence that were in ring and staging at the start, on the host (below 0: missing sinks).
+    new_tokens: room for new tokens per sequence. evicted: tokens of the prompt that are stored
+    nowhere.
     """
 
     dense: Lengths
@@ -53,9 +53,9 @@ class StaticPlaces:
 
     @classmethod
     def of(cls, state: LedgerState, spec: CacheSpec, new_tokens: int) -> tuple[StaticPlaces, Move]:
-        """Places for `new_tokens` more tokens, and the order in which dense tokens enter them.
+        """Make places for `new_tokens` more tokens, and the order in which dense tokens enter.
 
-        Asks the device for the lengths, once.
+        The lengths are copied from the device, once.
         """
         lengths = state.dense.lengths
         valid = valid_mask(lengths, state.dense.positions.shape[1])
@@ -106,12 +106,12 @@ class StaticPlaces:
         return held_bytes([*own, *spans])
 
     def is_due(self, step: int) -> bool:
-        """Some sequence has full staged slots before step `step` (from 0): known on the host."""
+        """True where a sequence has full staged slots before step `step` (from 0); never waits."""
         over = (m + step - self.recent - self.group for m in self.movable)
         return self.group > 0 and any(n >= 0 and n % self.group == 0 for n in over)
 
     def full(self) -> Bool[Tensor, " batch"]:
-        """Which sequences have full staged slots."""
+        """True at sequences that have full staged slots."""
         return self.dense - self.fixed == self.recent + self.group
 
     def advance(self) -> None:
@@ -146,13 +146,13 @@ class StaticPlaces:
 
 
 def flush_count(movable: int, new_tokens: int, recent: int, group: int) -> int:
-    """Groups that leave a window of `movable` tokens while `new_tokens` enter it."""
+    """Number of groups that leave a window of `movable` tokens while `new_tokens` enter it."""
     if not group or not new_tokens:
         return 0
     return max(0, (movable + new_tokens - 1 - recent) // group)
 
 
 def _fixed_first(valid: Tensor, leaving: Tensor) -> Move:
-    """Tokens that stay for good, then those that leave one day, each in their order."""
+    """Order tokens: the ones that stay for good, then the ones that leave later."""
     rank = torch.where(leaving, 1, 0) + torch.where(valid, 0, 2)
     return Move(torch.sort(rank, dim=-1, stable=True).indices, valid.sum(-1))

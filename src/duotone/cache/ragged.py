@@ -24,21 +24,21 @@ def valid_mask(lengths: Lengths, tokens: int) -> Bool[Tensor, "batch {tokens}"]:
 
 
 def owned(x: Tensor) -> Tensor:
-    """Itself, or a copy where it is a part of something larger, which it would keep in memory."""
+    """Return x, or a copy where x is part of a larger tensor that it would keep in memory."""
     if x.untyped_storage().nbytes() == x.nbytes:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes that some tensors keep in memory; what they share counts once."""
+    """Bytes that some tensors keep in memory; shared memory counts once."""
     storages = {x.untyped_storage()._cdata: x.untyped_storage() for x in tensors}
     return sum(storage.nbytes() for storage in storages.values())
 
 
 @dataclass(frozen=True)
 class Move:
-    """Token t of sequence b of the result is token index[b, t] of the source.
+    """Move of tokens: token t of sequence b of the result is token index[b, t] of the source.
 
     lengths: valid tokens of the result. Past them the index points at any token of the source.
     """
@@ -60,12 +60,12 @@ class Move:
         return as_bytes(source).gather(2, index.expand(shape)).view(source.dtype)
 
     def apply_flat(self, source: Shaped[Tensor, "batch n"]) -> Tensor:
-        """The same for one value per token, [batch, tokens]."""
+        """Gather one value per token, [batch, tokens]."""
         return self.apply(source[:, None]).squeeze(1)
 
 
 def select(mask: Bool[Tensor, "batch tokens"]) -> Move:
-    """Compact: the tokens where `mask` is True, in their order, to the front."""
+    """Compact: move the tokens where `mask` is True, in their order, to the front."""
     lengths = mask.sum(-1)
     # A stable sort of "not wanted" brings the wanted tokens to the front in order.
     order = torch.sort(~mask, dim=-1, stable=True).indices

@@ -1,4 +1,4 @@
-"""Honest memory numbers: every byte the cache holds, and what 16 bit would hold instead."""
+"""Memory numbers: every byte that the cache holds, and the bytes of a 16-bit cache."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class MemoryReport:
         their buffers included.
     index_bytes: the ledger's positions, lengths and block tables, shared by all layers unless
         each evicts tokens of its own.
-    dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots;
-        evicted tokens are among them, though they take no bytes.
+    dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots.
+        Evicted tokens count here, though they take no bytes.
     bits_per_element: true bits per number of K and V over the whole cache, all of the above.
     visual_*: the same for the packed visual tokens alone (with their share of the index).
     nominal_bits: the papers' count, codes only.
@@ -52,7 +52,7 @@ class MemoryReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        """What a person asks first: a line for the whole, for pictures, and for its parts."""
+        """Lines for the whole cache, for its visual tokens, and for each part."""
         whole = self.total_bytes, self.dense_equivalent_bytes, self.bits_per_element
         lines = [_line("cache", *whole)]
         if self.visual_bytes:
@@ -88,11 +88,10 @@ def memory_report(
 def static_memory_report(
     stores: Sequence[StaticStore], nominal_bits: float, *, length_bytes: int = 0
 ) -> MemoryReport:
-    """The same of a cache with fixed buffers, one store per layer: slots to come are counted.
+    """Count the bytes of a cache with fixed buffers, unused slots included.
 
-    length_bytes: of the logical length, which the cache keeps beside its stores.
-
-    Asks the device for the lengths: not for a step that is captured.
+    stores: one per layer. length_bytes: bytes of the logical length, which the cache keeps in
+    addition to its stores. Lengths are copied from the device: not for a captured step.
     """
     places = {id(store.places): store.places for store in stores}.values()
     slots = sum(store.index_bytes for store in stores)
@@ -111,7 +110,7 @@ def _counted(
     visual_index_bytes: int,
     nominal_bits: float,
 ) -> MemoryReport:
-    """layers: (store, tokens, visual ones among them). The indices come without block tables."""
+    """Report on layers: (store, tokens, visual tokens). The index bytes leave out block tables."""
     stores = [store for store, _, _ in layers]
     visual = _pairs(stores, SPANS)
     packed = visual + _pairs(stores, ("stream",))
@@ -179,6 +178,6 @@ def _elements_per_token(store: Store) -> int:
 
 
 def _table_bytes(pairs: list[PackedPair]) -> int:
-    """Block tables; layers share one object, so each is counted once."""
+    """Bytes of block tables; layers share one object, which counts once."""
     tables = {id(t.blocks): t.blocks for pair in pairs for t in (pair.key, pair.value)}
     return sum(table.nbytes for table in tables.values())

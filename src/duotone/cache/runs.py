@@ -13,9 +13,10 @@ class RunMember:
     """One layer's part in a run whose codes of K or V are averaged.
 
     The average is known once the run's last layer has packed its tokens. Until then, within one
-    step, the others' codes wait, packed, in a place that the members share.
+    step, packed codes of the other layers wait in a dictionary that the members share.
 
-    weights: of all layers of the run. place: this layer's. waiting: codes by store and by place.
+    weights: of all layers of the run. place: number of this layer in the run. waiting: codes by
+    store and by place.
     """
 
     weights: tuple[float, ...]
@@ -23,7 +24,7 @@ class RunMember:
     waiting: dict[str, dict[int, Codes]]
 
     def add(self, store: str, tensor: PackedTensor) -> Codes | None:
-        """Bring this layer's codes of one step; returns the run's, packed, if it was the last.
+        """Add this layer's codes of one step; return the run's, packed, if the layer is the last.
 
         store: "visual" or "stream": a step may bring tokens to both.
         """
@@ -38,6 +39,6 @@ class RunMember:
 
 
 def run_members(weights: tuple[float, ...]) -> list[RunMember]:
-    """The members of one run, in the order of its layers."""
+    """Make the members of one run, in the order of its layers."""
     waiting: dict[str, dict[int, Codes]] = {}
     return [RunMember(weights, place, waiting) for place in range(len(weights))]

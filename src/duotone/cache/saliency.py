@@ -1,14 +1,14 @@
-"""Foreground and background: which tokens of a visual span stand out.
+"""Saliency of the tokens of a visual span: foreground and background.
 
 A token's score differs from the span's mean score by q . (k - mean). In a calibrated basis of keys
-the coefficients' squared length is the mean square of that over the queries the basis was made
-from (`calibrate.transform`: |c|^2 = x^T C x with C the queries' second moment), so
+the squared length of coefficients is the mean square of this difference over the calibration
+queries: |c|^2 = x^T C x with C the queries' second moment (`calibrate.transform`). Therefore
 
-    prominence = |c - mean|^2,    c = k E
+    saliency = |c - mean|^2,    c = k E
 
-orders tokens by how far attention can tell them from the rest. Without a basis it is the plain
-distance. The few tokens in front carry most of what attention takes from a picture; they are worth
-more bits than those behind, and smaller ranges are a gain for both.
+orders tokens by how far attention can tell them from the rest. Without a basis saliency is the
+plain distance. The few salient tokens carry most of the attention output of a picture. They are
+worth more bits than the other tokens, and both parts gain by smaller ranges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ States = Float[Tensor, "batch kv_heads tokens channels"]
 
 @dataclass(frozen=True)
 class Spans:
-    """A step's visual tokens in whole spans. take: where they are; blocks: of the taken tokens."""
+    """Visual tokens of a step in whole spans. take: their positions; blocks: of taken tokens."""
 
     take: Move
     blocks: BlockTable
@@ -37,9 +37,9 @@ class Spans:
 def prominence_order(
     coefficients: States, blocks: BlockTable
 ) -> Int[Tensor, "batch kv_heads tokens"]:
-    """Tokens of every block by falling prominence, ties in their order; others as they are.
+    """Order of the tokens of every block by falling saliency; ties and other tokens stay in order.
 
-    coefficients: keys in the basis that they are quantized in.
+    coefficients: keys in the basis of their quantization.
     """
     slots, mask = blocks.to_slots(coefficients), blocks.mask[:, None]
     slots = slots.masked_fill(~mask[..., None], 0)
@@ -55,11 +55,11 @@ def prominence_order(
 def foreground_first(
     key: States, value: States, spans: Spans, transform: str | None
 ) -> tuple[States, States]:
-    """K and V with the tokens of every span in the order of prominence, all others in place."""
+    """Sort the tokens of every span in K and V by saliency; all other tokens stay in place."""
     wide = spans.take.apply(key).to(torch.promote_types(key.dtype, torch.float32))
     order = prominence_order(into_basis(wide, transform), spans.blocks)
     places = spans.take.index[:, None].expand_as(order)
     index = torch.arange(key.shape[2], device=key.device).expand(*key.shape[:3]).clone()
-    # `select` picks distinct tokens, so every place is written once.
+    # `select` picks distinct tokens, so every slot is written once.
     index.scatter_(2, places, places.gather(2, order))
     return tuple(x.gather(2, index[..., None].expand_as(x)) for x in (key, value))

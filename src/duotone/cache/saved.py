@@ -1,4 +1,4 @@
-"""A cache as named tensors and a JSON-safe header, and back, checked before anything is used."""
+"""Save a cache as named tensors and a JSON-safe header; load it with checks before any use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SavedLayer:
 
 @dataclass(frozen=True)
 class Saved:
-    """Content of a cache. states: of one ledger for all layers, or of one for each."""
+    """Content of a cache. states: of one ledger for all layers, or of one per layer."""
 
     states: list[LedgerState]
     layers: list[SavedLayer]
@@ -86,7 +86,7 @@ def collect(stores: Sequence[LayerStore], states: Sequence[LedgerState]) -> tupl
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """E.g. "float16"."""
+    """Name of a type, e.g. "float16"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -118,7 +118,7 @@ def _collect_pair(
 
 
 def _with_own_memory(tensors: Tensors) -> Tensors:
-    """Contiguous tensors that share no storage: safetensors wants it so."""
+    """Make tensors contiguous, without shared storage, as safetensors requires."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
@@ -132,16 +132,16 @@ def _with_own_memory(tensors: Tensors) -> Tensors:
 def parse(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: CacheSpec, shape: Shape
 ) -> Saved:
-    """Inverse of `collect`: shapes and types as `spec` makes them, places and numbers possible.
+    """Inverse of `collect`, with checks of shapes, types, positions and numbers against `spec`.
 
-    Errors: ValueError naming the first thing that is not so. KeyError or TypeError for a header
-    that lacks fields or has other types in them.
+    Errors: ValueError naming the first fault. KeyError or TypeError for a header that lacks fields
+    or has other types in them.
     """
     return _Parsing(header, Unchecked(tensors), spec, shape).all()
 
 
 class _Parsing:
-    """One pass over a file's tensors; each is handed out once."""
+    """One pass over a file's tensors; each is taken once."""
 
     def __init__(
         self, header: Mapping[str, Any], given: Unchecked, spec: CacheSpec, shape: Shape
@@ -237,11 +237,11 @@ class _Parsing:
         ok = spec.along == "channels" or spec.group is None or blocks.longest <= spec.group
         must(ok, f"blocks of {prefix} hold {spec.group} tokens at most", blocks.longest)
         heads, parts = (self.batch, self.shape.kv_heads), {}
-        for name, (dtype, behind) in packed_parts(spec, self.shape.head_dim).items():
+        for name, (dtype, sizes) in packed_parts(spec, self.shape.head_dim).items():
             per_token = spec.along == "channels" or name in TOKEN_PARTS
             rows = roll.positions.shape[1] if per_token else blocks.blocks
             if name != "codes" or has_codes:
-                parts[name] = self.given.take(f"{prefix}.{name}", dtype, (*heads, rows, *behind))
+                parts[name] = self.given.take(f"{prefix}.{name}", dtype, (*heads, rows, *sizes))
         made = PackedTensor(
             spec=spec,
             head_dim=self.shape.head_dim,

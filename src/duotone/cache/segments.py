@@ -1,7 +1,7 @@
-"""What attention reads: K and V of the same tokens, packed or in 16 bit.
+"""Segments that attention reads: K and V of the same tokens, packed or in 16 bit.
 
 Key order does not matter to decode attention (keys carry their rotation), so a cache is a list of
-such segments. A token belongs to exactly one of them, a pad to none.
+segments. A token belongs to exactly one segment, padding to none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from duotone.cache.ragged import Lengths
 class PackedSegment:
     """Packed tokens; `visual` ones take part in score calibration.
 
-    lengths: [batch] valid tokens. mask: [batch, queries, tokens] of what each query may see, or
-    None where every query sees every valid token.
+    lengths: [batch] valid tokens. mask: [batch, queries, tokens], True where a query may see the
+    token, or None where every query sees every valid token.
     key_norm: the packed keys are keys divided by it; queries are multiplied by it instead.
-    records: what a kernel has laid out of both; key and value then have the rest.
+    records: the parts in a kernel's layout; key and value then have the rest.
     """
 
     key: PackedTensor
@@ -38,7 +38,7 @@ class PackedSegment:
     records: LaidOut | None = None
 
     def canonical(self) -> PackedSegment:
-        """The same in canonical order."""
+        """Convert to canonical order."""
         if self.records is None:
             return self
         key, value = self.records.canonical(self.key, self.value)
@@ -55,7 +55,7 @@ class PackedSegment:
         return self.key.tokens
 
     def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
-        """K or V as the model would have them, dequantized."""
+        """Dequantize K or V, with the norm of keys multiplied back in."""
         decoded = getattr(self.canonical(), which).dequantize()
         if which == "value" or self.key_norm is None:
             return decoded
@@ -66,7 +66,7 @@ class PackedSegment:
 class DenseSegment:
     """Tokens in the model's dtype or in 8-bit floats; only the first `lengths[b]` of them exist.
 
-    key, value: numbers, or rows of bytes that hold them (`cache.eight_bit`).
+    key, value: numbers, or rows of bytes that hold them (`cache.dense_dtype`).
     """
 
     key: Shaped[Tensor, "batch kv_heads tokens key_row"]
@@ -76,11 +76,11 @@ class DenseSegment:
     mask: Bool[Tensor, "batch queries tokens"] | None = None
 
     def canonical(self) -> DenseSegment:
-        """Nothing to do."""
+        """Return self: dense tokens have one order."""
         return self
 
     def widened(self, dtype: torch.dtype) -> DenseSegment:
-        """The same, 8-bit floats in `dtype`."""
+        """Convert 8-bit floats to `dtype`; other types stay as they are."""
         if self.key.dtype not in (FP8, ROWS):
             return self
         return replace(self, key=read_as(self.key, dtype), value=read_as(self.value, dtype))
@@ -101,7 +101,7 @@ class DenseSegment:
         return self.key.shape[2]
 
     def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
-        """K or V as they are; in float32, exactly, of rows of bytes."""
+        """K or V as stored; rows of bytes in float32, exactly."""
         x: Tensor = getattr(self, which)
         return read_as(x, torch.float32) if x.dtype == ROWS else x
 

@@ -1,4 +1,4 @@
-"""Cross-layer sharing (XQuant sec. 3.3): which layers of a cache read whose codes."""
+"""Cross-layer sharing of codes (XQuant sec. 3.3): set each layer's source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def share_layers(stores: Sequence[LayerStore], spec: CacheSpec) -> None:
-    """Tell the stores of all layers whose codes they read, and with whom they average theirs."""
+    """Set, for the stores of all layers, the sources of their codes and the runs of averages."""
     of_layer = list(range(len(stores)))
     for which in ("key", "value"):
         runs: dict[int, list[int]] = {}
@@ -30,7 +30,7 @@ def share_layers(stores: Sequence[LayerStore], spec: CacheSpec) -> None:
 
 
 def _met(of_layer: list[int], run: list[int]) -> list[int]:
-    """The first layer that each one meets, in runs of K and of V by turns, with one more run."""
+    """First layer that each layer meets through runs of K and V, with one more run."""
     known = {of_layer[layer] for layer in run}
     return [min(known) if first in known else first for first in of_layer]
 

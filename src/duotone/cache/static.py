@@ -1,11 +1,11 @@
-"""A prefilled layer with fixed buffers: a decode step changes numbers on the device, no shapes.
+"""Prefilled layer with fixed buffers: a decode step changes numbers on the device, no shapes.
 
-A `LayerStore` grows: it asks the host how long sequences are. Here everything that decoding can
-need is allocated at once, lengths are tensors (`cache.places`), and a step is the same launches
-every time, so it can be captured in a CUDA graph or compiled. Packed visual spans stay as they are;
-new tokens go to the dense store, behind the tokens that never leave it. Groups that leave the
-window are quantized as the ledger would have it; rows that are not full write back what they have,
-so rows of different lengths share one launch.
+A `LayerStore` grows and needs the lengths of sequences on the host. Here everything that decoding
+can need is allocated at once, and lengths are tensors (`cache.places`). Every step has the same
+launches, so it can be captured in a CUDA graph or compiled. Packed visual spans stay as they are.
+New tokens go to the dense store, after the tokens that never leave it. Groups leave the window on
+the ledger's schedule. Rows that are not full write back their own content: rows of different
+lengths share one launch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from duotone.quant.checks import unchecked
 
 
 class StaticStore:
-    """One layer's K and V in fixed buffers.
+    """K and V of one layer in fixed buffers.
 
     store: a prefilled layer, whose packed visual spans are taken over, not copied. places: shared
-    by all layers of its ledger; order: from `StaticPlaces.of`.
+    by all layers of its ledger. order: from `StaticPlaces.of`.
     Errors: ValueError for averaged codes, and for streams that do not consist of whole groups.
     """
 
@@ -66,7 +66,7 @@ class StaticStore:
         self.segments = self._segments()
 
     def _segments(self) -> list[Segment]:
-        """What attention reads; the objects, and their lengths' addresses, never change."""
+        """Segments that attention reads; objects, and addresses of their lengths, never change."""
         found: list[Segment] = []
         for name in ("visual", "background"):
             pair, lengths = self._complete(name), getattr(self.places, name)
@@ -86,7 +86,7 @@ class StaticStore:
         return [*found, DenseSegment(self.key, self.value, self.places.dense)]
 
     def _complete(self, name: str) -> PackedPair | None:
-        """A pair with the codes that other layers keep for it."""
+        """Pair of a store with the codes that other layers keep for it."""
         pair = getattr(self, name)
         for which, source in self.sources.items():
             pair = None if pair is None else pair.with_codes(which, getattr(source, name))
@@ -117,7 +117,7 @@ class StaticStore:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what says where `write` puts a token, beside `places`."""
+        """Bytes of the indices that `write` uses in addition to `places`."""
         return sum(index.nbytes for index in self._at)
 
     def write(self, key: Tensor, value: Tensor) -> None:
@@ -177,7 +177,7 @@ class StaticStore:
 
 
 def flush_all(stores: Sequence[StaticStore]) -> None:
-    """Flush all layers, wherever a sequence has full staged slots; fixed shapes, no host."""
+    """Flush all layers at sequences with full staged slots; fixed shapes, no wait for the host."""
     distinct = {id(store.places): store.places for store in stores}
     full = {key: places.full() for key, places in distinct.items()}
     for store in stores:
@@ -188,12 +188,12 @@ def flush_all(stores: Sequence[StaticStore]) -> None:
 
 
 def move_tokens(store: Tensor, source: Tensor, target: Tensor, full: Tensor) -> None:
-    """store[b, :, target[b]] = store[b, :, source[b]] where full[b]; source, target: [batch, n]."""
+    """Set store[b, :, target[b]] = store[b, :, source[b]] where full[b]; both: [batch, n]."""
     _write_rows(store, target, Move(source, full.long()).apply(store), full)
 
 
 def _write_rows(store: Tensor, rows: Tensor, new: Tensor, full: Tensor) -> None:
-    """store[b, :, rows[b]] = new[b] where full[b]; other sequences write back what they have."""
+    """Set store[b, :, rows[b]] = new[b] where full[b]; other sequences keep their content."""
     index = rows.view(rows.shape[0], 1, -1, *([1] * (new.dim() - 3))).expand(new.shape)
     chosen = full.view(-1, *([1] * (new.dim() - 1)))
     store, new = as_bytes(store), as_bytes(new)
@@ -201,7 +201,7 @@ def _write_rows(store: Tensor, rows: Tensor, new: Tensor, full: Tensor) -> None:
 
 
 def _widened(x: Tensor, tokens: int) -> Tensor:
-    """A buffer of `tokens` tokens that starts with those of x."""
+    """Copy x into a buffer of `tokens` tokens."""
     wide = x.new_zeros(*x.shape[:2], tokens, *x.shape[3:])
     kept = min(tokens, x.shape[2])
     wide[:, :, :kept] = x[:, :, :kept]
@@ -234,7 +234,7 @@ def _check_order(own: PackedPair | None, source: PackedPair | None) -> None:
 def _static_stream(
     store: LayerStore, places: StaticPlaces, heads: tuple[int, int, int], lent: frozenset[str]
 ) -> PackedPair:
-    """A stream with room for all groups to come, which starts with those that are there."""
+    """Make a stream with room for all later groups; it starts with the stored groups."""
     batch = len(places.dense)
     records = _static_records(store, (batch, heads[0]), heads[1:], places)
     if records is not None:
@@ -263,7 +263,7 @@ def _static_stream(
 def _static_records(
     store: LayerStore, shape: tuple[int, int], channels: tuple[int, int], places: StaticPlaces
 ) -> Growing | None:
-    """The stream in a kernel's order, where it has one that grows by whole groups."""
+    """Make the stream in a kernel's order, where that order can grow by whole groups."""
     layout = store.layout_of("stream")
     if layout is None:
         return None
@@ -283,9 +283,9 @@ def _bare(
 
 
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:
-    """Blocks of equal size over the whole buffer, whether or not they hold tokens yet."""
+    """Make blocks of equal size over the whole buffer, with or without tokens."""
     size = tokens if spec.along == "channels" else spec.group
     table = BlockTable.uniform(batch, tokens, size, device)
-    # What asks the host is asked now: a captured step must find it.
+    # Sizes wait for the device, so they are made now: a captured step must find them.
     _ = table.sizes
     return table

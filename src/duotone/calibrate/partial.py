@@ -1,6 +1,6 @@
-"""The sums of a calibration that is not finished, in a file beside its output.
+"""Sums of an unfinished calibration, in a file next to its output.
 
-Sums only, so the file does not grow with the samples; float64 comes back bit by bit, and a
+The file holds sums only, so it does not grow with the samples. Float64 comes back bit by bit: a
 calibration that was interrupted ends as if it had not been.
 """
 
@@ -26,10 +26,10 @@ from .profiles import Profile, ProfileSums
 from .settings import Settings
 from .transform import Name
 
-# Of the file and of what its numbers mean: other sums under the same name need another one.
+# Format of the file and meaning of its numbers: other sums under the same name need a new one.
 FORMAT = 3
-# Seconds between two writes, per second that the last one took: a twentieth of the time at most is
-# spent on it, and where sums are small hardly a batch is lost.
+# Seconds between two writes, per second that the last one took: writing takes a twentieth of the
+# time at most, and where sums are small hardly a batch is lost.
 PAUSE = 20.0
 KEY = "duotone.partial"
 MATRICES = ("key", "value", "query", "output")
@@ -38,7 +38,7 @@ NUMBERS = ("sm_scale", "groups", "tokens", "queries")
 
 @dataclass
 class Sums:
-    """What both passes have added up, and over how many batches each."""
+    """Sums of both passes, and the number of batches in each."""
 
     moments: dict[int, LayerMoments] = field(default_factory=dict)
     profiles: ProfileSums = field(default_factory=ProfileSums)
@@ -47,7 +47,7 @@ class Sums:
 
     @property
     def batches(self) -> int:
-        """Of both passes."""
+        """Number of batches of both passes."""
         return self.moments_batches + self.profiles_batches
 
     def tensors(self) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ def identity(model: Any, batches: Sequence[CalibrationBatch], settings: Settings
 
 
 def _digest(batches: Sequence[CalibrationBatch]) -> str:
-    """Of all tensors as they are: other samples, another order or batch size make another one."""
+    """Digest of all tensors; other samples, another order or batch size change it."""
     found = hashlib.sha256()
     for batch in batches:
         for name, tensor in sorted(batch.tensors.items()):
@@ -115,7 +115,7 @@ def _digest(batches: Sequence[CalibrationBatch]) -> str:
 
 @dataclass
 class Partial:
-    """Sums, and the file that they are kept in; a path of None keeps nothing."""
+    """Sums and their file; a path of None keeps nothing."""
 
     path: Path | None
     identity: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Partial:
 
     @classmethod
     def open(cls, path: str | Path | None, identity: Mapping[str, Any]) -> Partial:
-        """What an earlier run left at `path`, or a new beginning.
+        """Read the sums that an earlier run left at `path`, or begin with none.
 
         Errors: ValueError for a file that cannot be read, or that belongs to something else.
         """
@@ -172,7 +172,7 @@ def remove_partial(path: Path) -> None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What is beside the tensors. Errors: ValueError for a file that is no whole partial file."""
+    """Read the header alone. Errors: ValueError for a file that is no whole partial file."""
     from safetensors import SafetensorError, safe_open
 
     # Sizes are checked when it is opened: a file that was cut off ends here.
@@ -185,7 +185,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _damage_named(path: Path, *also: type[Exception]) -> Iterator[None]:
-    rule = f"a partial file must be what an interrupted calibration wrote, got {str(path)!r}"
+    rule = f"a partial file must come from an interrupted calibration, got {str(path)!r}"
     try:
         with tensor_file.damage_named(rule, *also):
             yield

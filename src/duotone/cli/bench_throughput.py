@@ -86,7 +86,7 @@ def command(
 
 
 def _say_paths(shape: Any, rows: list[str], device: Any) -> None:
-    """What decodes which tokens of each row, on stderr; nothing of a CPU, which is for tests."""
+    """Print the implementation per kind of tokens of each row to stderr; nothing for a CPU."""
     from duotone.bench.throughput_rows import ROWS
     from duotone.planning.memory import attention_paths
 

@@ -136,7 +136,7 @@ def _predictions(
 
 
 def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
-    """What decodes which tokens on an H200."""
+    """Implementation per kind of tokens on an H200."""
     from duotone.hf.facts import ModelFacts, model_facts
     from duotone.planning.memory import attention_paths
 

@@ -1,18 +1,18 @@
 """Teacher-forced perplexity through the cache: every token is predicted from the quantized past.
 
-A token is scored as if the ones before it had been generated one at a time: what has left the
-window is read from codes, the window and the token itself as they are stored. Chunks make that fast
-without changing it. Before token t is read, the stream holds (sink and window left out)
+A token is scored as if the tokens before it had been generated one at a time. Tokens that have left
+the window are read from codes, the window and the token itself as stored. Chunks are faster and
+give the same result. Before token t is read, the stream holds (sink and window left out)
 
     packed(t) = group * floor(max(0, t - sink - recent) / group)
 
-tokens in codes. Several tokens read in one step see the packed past of the first of them and each
-other in 16 bit, so a chunk equals single steps exactly where packed(t) is the same for all of it:
-from one flush to the next, sink + recent + group tokens at first, then `group` at a time. Where the
-window is in 8-bit floats every step is a single one, so that they are read.
+tokens in codes. Tokens of one step see the packed past of the first of them, and each other in 16
+bit. A chunk equals single steps exactly where packed(t) is the same for all of it: from one flush
+to the next. The first chunk has sink + recent + group tokens, later ones `group`. Where the window
+is in 8-bit floats, every step is a single one, so that the floats are read.
 
-Where keys are normalised, a prompt must say by what: it is what the windows hold before the first
-flush, read in one step whatever comes after it.
+Where keys are normalised, a prompt must give the norm. This prompt is the content of the windows
+before the first flush, read in one step whatever comes after it.
 """
 
 import json
@@ -43,7 +43,7 @@ LONGEST_CHUNK = 256
 
 @dataclass(frozen=True)
 class PerplexitySettings:
-    """What a perplexity depends on beside its data and schemes.
+    """Settings of a perplexity in addition to its data and schemes.
 
     samples: documents, the first ones. batch_size: windows read side by side. seed: of the
     bootstrap. impl: the decode attention of the few-bit caches.
@@ -62,9 +62,9 @@ class PerplexitySettings:
 def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) -> Iterator[slice]:
     """Steps over `tokens` tokens whose result equals single steps: none reaches over a flush.
 
-    A cache flushes after several tokens, but before a single one: behind a single token that
-    fills a group, the next one must be read alone. Where a cache shows tokens of one step
-    otherwise than generated ones, every step is a single one.
+    A cache flushes after several tokens, but before a single one. After a single token that fills
+    a group, the next token must be read alone. Where a cache shows tokens of one step otherwise
+    than generated ones, every step is a single one.
     """
     longest = 1 if spec is not None and spec.needs_single_steps else longest
     streams = spec is not None and isinstance(spec.text, KVSpec)
@@ -134,7 +134,7 @@ def token_losses(
 ) -> tuple[torch.Tensor, Any]:
     """Negative log-likelihoods in nats [B, T - 1] of all tokens but the first, and the cache.
 
-    windows: B lists of token ids, T the longest; entries behind a window's end are 0. spec: the
+    windows: B lists of token ids, T the longest; entries after a window's end are 0. spec: the
     cache; None: 16 bit. The last token is predicted but never read.
     """
     read, mask, cache = window_logits(model, windows, spec, impl=impl, longest=longest)
@@ -196,7 +196,7 @@ def check_passages(model: Any, passages: Passages, specs: Mapping[str, CacheSpec
         if spec is not None and spec.evict is not None:
             raise ValueError(
                 f"perplexity needs a scheme that keeps all tokens, got {label!r}, which drops some "
-                "of a prompt by the attention behind it; here every token is predicted and there "
+                "of a prompt by the attention after it; here every token is predicted and there "
                 "is no prompt; use a generation task (duotone evaluate --task gsm8k)"
             )
         if spec is not None and isinstance(spec.visual, KVSpec) and spec.text == "dense":

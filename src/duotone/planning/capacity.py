@@ -1,4 +1,4 @@
-"""What a decoder takes in memory and in time: the largest batch in a budget, the time of a step."""
+"""Memory and time of a decoder: the largest batch in a budget, the time of a step."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def activation_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load, ba
 
 
 def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> StepBytes:
-    """What a step reads, `load.new` tokens in."""
+    """Bytes that a step reads after `load.new` new tokens."""
     if spec is None:
         return StepBytes(0, 0, load.tokens * _token_bytes(shape))
     everything = plan(
@@ -151,7 +151,7 @@ def read_bytes(shape: DecoderShape, spec: CacheSpec | None, load: Load) -> StepB
 
 
 def _token_bytes(shape: DecoderShape, spec: CacheSpec | None = None) -> int:
-    """Of a dense token."""
+    """Bytes of a dense token."""
     of = (shape.head_dim, shape.element_bytes)
     row_bytes = math.prod(of) if spec is None else spec.dense_row_bytes(*of)
     return 2 * shape.layers * shape.kv_heads * row_bytes

@@ -120,10 +120,10 @@ def plan(
 def attention_paths(
     facts: ModelFacts, spec: CacheSpec, device: torch.device | None = None
 ) -> list[dict[str, Any]]:
-    """What decodes which tokens, as plain data: a dictionary for each group of layers and tokens.
+    """Implementation per kind of tokens, as plain data: a dictionary per group of layers.
 
-    layers: their numbers. tokens: as `attention.explain` calls them. runs: "cuda" or "triton".
-    why: what keeps the CUDA kernels from it, or None. device: None: an H200.
+    layers: their numbers. tokens: as `attention.explain` names them. runs: "cuda" or "triton".
+    why: reason against the CUDA kernels, or None. device: None: an H200.
     """
     dtype = {2: torch.bfloat16, 4: torch.float32}.get(facts.element_bytes, torch.float64)
     shape = (facts.head_dim, facts.q_heads, facts.kv_heads, dtype)

@@ -1,4 +1,4 @@
-"""Pure tensor arithmetic: what a scheme is, and how numbers become few bits. Imports torch only."""
+"""Pure tensor arithmetic: specs of schemes, and codes of few bits. Imports torch only."""
 
 from duotone.quant.accounting import bits_per_element as bits_per_element
 from duotone.quant.accounting import tensor_bytes as tensor_bytes

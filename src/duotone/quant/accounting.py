@@ -1,6 +1,6 @@
 """True bits per element: every stored bit of codes, signs, scales and zero-points, by formula.
 
-The containers of `duotone.cache` count the bytes they really hold; tests hold the two equal.
+The containers of `duotone.cache` count the bytes that they hold; tests compare both numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int
 
 
 def _class_bytes(spec: TensorSpec, tokens: int, rows: int, channels: int) -> tuple[int, int]:
-    """A scale for coded channels only, a mean for all, a packed class number for each."""
+    """(codes_bytes, params_bytes) with classes: scales of coded channels; means, numbers of all."""
     counts = class_counts(spec, channels)
     codes = tokens * sum(packed_bytes(count, bits) for bits, count in counts)
     parameters = coded_channels(spec, channels) + channels

@@ -1,7 +1,7 @@
 """Quantize and dequantize one tensor: x_hat = codes * scale + zero_point, for every `TensorSpec`.
 
-Statistics and codes are computed in float32 (float64 for float64 input) from parameters already
-rounded to `param_dtype`, so a stored code is the nearest level of the levels that are stored.
+Statistics and codes are computed in float32 (float64 for float64 input). Codes are chosen with
+parameters already rounded to `param_dtype`: a code names the nearest of the stored levels.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from duotone.quant.spec import TensorSpec
 class Quantized:
     """Codes of one tensor [..., tokens, channels] with their parameters, not yet packed.
 
-    codes: uint8, the shape of x. At sign-and-magnitude groups the magnitude.
+    codes: uint8, the shape of x; in sign-and-magnitude groups the magnitude.
     scale, zero_point: one entry per group: [..., blocks, channels] along tokens,
         [..., tokens, channel groups] along channels, [..., blocks, 1] along the span.
         zero_point is None for mapping="symmetric" and 0 in a hybrid's symmetric groups.
-    negative: the signs, of the shape of x, False in a hybrid's asymmetric groups; None for
+    negative: signs, of the shape of x, False in a hybrid's asymmetric groups; None for
         mapping="asymmetric".
     symmetric: which groups of a hybrid are symmetric, of the shape of scale; else None.
-    classes: class number of each channel of each block, of the shape of scale, where the spec has
-        classes; a channel of 0 bits has scale 0 and its mean as zero_point.
+    classes: class number of each channel of each block, of the shape of scale, or None. A channel
+        of 0 bits has scale 0 and its mean as zero_point.
     """
 
     codes: UInt8[Tensor, "*b tokens channels"]
@@ -128,8 +128,8 @@ def _grouped(x: Tensor, spec: TensorSpec, mask: Tensor | None) -> tuple[Tensor, 
 class BlockLevels:
     """Levels of a block's channels, without codes, in param_dtype.
 
-    chosen_scale, chosen_zero: codes are the nearest of these levels. scale, zero_point: what codes
-    stand for. classes: `Quantized`'s.
+    chosen_scale, chosen_zero: levels that codes are chosen by. scale, zero_point: levels that codes
+    decode to. classes: as in `Quantized`.
     """
 
     chosen_scale: Float[Tensor, "*b channels"]
@@ -144,9 +144,9 @@ def block_levels(
     spec: TensorSpec,
     mask: Bool[Tensor, "*b tokens"] | None = None,
 ) -> BlockLevels:
-    """The levels of `quantize`, for who makes codes elsewhere. x: one block along tokens.
+    """Levels of `quantize`, for codes that are made elsewhere. x: one block along tokens.
 
-    spec: asymmetric, along tokens, without groups. Errors: as `quantize` has them.
+    spec: asymmetric, along tokens, without groups. Errors: as for `quantize`.
     """
     groups, valid = _grouped(x, spec, mask)
     chosen = chosen_levels(groups, valid, spec)
@@ -160,7 +160,7 @@ def block_levels(
 
 @dataclass(frozen=True)
 class _Groups:
-    """What a mapping makes of grouped x [*g, n]: codes and signs [*g, n], parameters [*g, 1]."""
+    """Result of a mapping for grouped x [*g, n]: codes and signs [*g, n], parameters [*g, 1]."""
 
     codes: Tensor
     scale: Tensor
@@ -206,7 +206,7 @@ def _hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
 
 
 def _symmetric_hybrid(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
-    """A hybrid of symmetric groups alone: the other mode is not computed."""
+    """Hybrid of symmetric groups alone; the other mode is not computed."""
     result = _symmetric(x, mask, spec)
     symmetric = torch.ones_like(result.scale, dtype=torch.bool)
     return replace(result, zero_point=torch.zeros_like(result.scale), symmetric=symmetric)

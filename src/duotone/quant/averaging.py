@@ -1,12 +1,12 @@
-"""The weighted average of the codes of several layers (XQuant sec. 3.3.3).
+"""Weighted average of the codes of several layers (XQuant sec. 3.3.3).
 
     X_Q = round(sum_l gamma_l * codes_l)        gamma_l >= 0, sum_l gamma_l = 1
 
-Rounded to nearest. The paper prints no rounding for the sum, but its Table 5 splits the range of
-gamma_0 for pairs of 2 bits at 1/6, 1/4, 1/2, 3/4 and 5/6: where gamma_0 * delta, the codes
-differing by delta = 1, 2 or 3, passes a half. Inside each of the six intervals rounding to nearest
-gives one and the same result, and outside [1/6, 5/6] one layer's codes. On the borders, which the
-table leaves out, ties go up as everywhere here; at gamma_0 = 1/2 that is the table's "Ceiling".
+The average is rounded to nearest. The paper prints no rounding for the sum. Its Table 5 splits the
+range of gamma_0 for pairs of 2 bits at 1/6, 1/4, 1/2, 3/4 and 5/6. There gamma_0 * delta passes a
+half, where the codes differ by delta = 1, 2 or 3. Inside each of the six intervals rounding to
+nearest gives one result, and outside [1/6, 5/6] one layer's codes. The table leaves out the
+borders; ties go up there, as everywhere here. At gamma_0 = 1/2 this is the table's "Ceiling".
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-# Weights such as 1/6 are not exact: what misses a tie by less is one. Codes are below 256, so sums
-# in float32 are off by less than this, and no order of the layers changes the result.
+# Weights such as 1/6 are not exact: a sum that misses a tie by less counts as a tie. Codes are
+# below 256, so float32 sums are off by less than this, and no order of layers changes the result.
 TIE = 2.0**-14
 
 

@@ -1,9 +1,9 @@
-"""Calibrated bases: what a model's K and V are turned into before they are quantized.
+"""Calibrated bases, into which a model's K and V are rotated before quantization.
 
 A basis is a matrix E [head_dim, head_dim] per layer, K or V, and kv head. Coefficients c = x E are
-quantized; nothing has to come back:
+quantized and never rotated back:
 
-    q . k = (q E^-T) . (k E)            queries are turned once per step
+    q . k = (q E^-T) . (k E)            queries are rotated once per step
     sum p v = (sum p (v E)) E^-1        and so are outputs
 
 Specs name a basis by reference, "klt:FILE#LAYER.key" or ".value"; FILE is a path, or "preset:NAME"
@@ -30,7 +30,7 @@ from duotone.quant.spec_base import require
 
 # 2: a checksum.
 FORMAT = 2
-# E has rows of a square root with a floor (`calibrate.transform`): both are far away from it.
+# E is a square root with a floor (`calibrate.transform`), far within both limits.
 MAX_CONDITION, MAX_NUMBER = 1e6, 1e9
 REMEDY = "Make a file with duotone calibrate."
 FEW = "Were the statistics of too few tokens? Make a file with duotone calibrate."
@@ -43,7 +43,7 @@ Matrices = Float[Tensor, "kv_heads head_dim head_dim"]
 
 
 class Reference(NamedTuple):
-    """Which basis of which file."""
+    """Name of one basis: file, layer, and K or V."""
 
     file: str
     layer: int
@@ -54,7 +54,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Reference | None:
-        """The parts of a reference; None if `text` is none."""
+        """Parse a reference; None if `text` is no reference."""
         found = REFERENCE.fullmatch(text)
         return found and cls(found["file"], int(found["layer"]), found["which"])
 
@@ -63,8 +63,8 @@ class Reference(NamedTuple):
 class Bases:
     """All bases of a model.
 
-    key, value: E of every layer. header: what they belong to and where they come from, JSON-safe;
-    "fingerprint" is the model's.
+    key, value: E of every layer. header: model and origin, JSON-safe; "fingerprint" is the
+    model's.
     """
 
     key: Float[Tensor, "layers kv_heads head_dim head_dim"]
@@ -73,7 +73,7 @@ class Bases:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of all matrices and of the model they belong to."""
+        """Digest of all matrices and of the model's fingerprint."""
         return digest(self._tensors, self.header.get("fingerprint"))
 
     @property
@@ -91,8 +91,8 @@ class Bases:
     def load(cls, file: str | Path, waive: Collection[str] = ()) -> Bases:
         """Read a file.
 
-        waive: ("checksum",) reads a damaged file, or one of before there were checksums, as far as
-        its matrices can be used; `save` then writes it anew. Errors: ValueError naming the file if
+        waive: ("checksum",) reads a file that is damaged or has no checksum, as far as its matrices
+        can be used; `save` then writes it anew. Errors: ValueError naming the file if
         it is no file of bases, damaged, or has matrices that `check_matrices` refuses.
         """
         try:
@@ -143,16 +143,16 @@ _STATUS: dict[str, tuple[int, ...]] = {}
 
 @cache
 def bases(file: str) -> Bases:
-    """The bases of a file, or of one that ships with duotone ("preset:NAME"), read once."""
+    """Read the bases of a file, or of a shipped one ("preset:NAME"), once per process."""
     _STATUS[file] = _status(file)
     return Bases.load(_path(file))
 
 
 def check_unchanged(file: str) -> None:
-    """Raise ValueError where a file's content is another one than `bases` has read.
+    """Raise ValueError where a file's content has changed since `bases` read it.
 
-    Caches of this process hold tokens in the bases that were there first. A file that is gone is
-    no error.
+    Caches of this process hold tokens in the bases that were read first. A missing file is no
+    error.
     """
     known, status = bases(file), _status(file)
     if status in ((), _STATUS[file]):
@@ -175,7 +175,7 @@ def _ships(file: str) -> bool:
 
 
 def _status(file: str) -> tuple[int, ...]:
-    """What changes with a file's content; () where there is none."""
+    """Time, size and inode of a file, which change with its content; () without a file."""
     try:
         found = _path(file).stat()
     except OSError:
@@ -184,7 +184,7 @@ def _status(file: str) -> tuple[int, ...]:
 
 
 class Turn(NamedTuple):
-    """What a basis multiplies with, per kv head: K and V; outputs, and what is decoded; queries."""
+    """Matrices of a basis per kv head: for K and V, for outputs and decoded x, for queries."""
 
     into: Matrices
     back: Matrices
@@ -193,7 +193,7 @@ class Turn(NamedTuple):
 
 @cache
 def turn(reference: str, dtype: torch.dtype, device: torch.device) -> Turn:
-    """The matrices of a reference, kept per device: a captured step copies nothing.
+    """Make the matrices of a reference, kept per device: a captured step copies nothing.
 
     Errors: ValueError for a layer that the file does not have.
     """

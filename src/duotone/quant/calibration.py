@@ -1,16 +1,16 @@
-"""Score calibration (CalibQuant eq. 7-8): an affine map of the visual scores before the softmax.
+"""Score calibration (CalibQuant eq. 7-8): an affine map of visual scores before the softmax.
 
     g(x) = (x - gamma) * slope + gamma - tau1
     slope = ((delta - tau2) - (gamma - tau1)) / (delta - gamma)
 
 gamma and delta are the minimum and maximum of the scores over the visual keys, per sequence, query
-head and query; g maps [gamma, delta] onto [gamma - tau1, delta - tau2].
+head and query. g maps [gamma, delta] onto [gamma - tau1, delta - tau2].
 
-Where we differ: once delta - gamma + tau1 - tau2 <= 0 the slope of eq. 7 is zero or negative and
-the order of the keys is lost or reversed (neither the paper nor its code looks at this). We clamp
-the slope from below at `MIN_SLOPE`, so the order always survives, and let the image's *upper* end
-stay at delta - tau2: the strongest key keeps the score that eq. 7 gives it. A span of equal scores
-(delta == gamma up to `MIN_WIDTH`) has slope 1 and moves by -tau2 as a whole.
+One case differs from the paper: where delta - gamma + tau1 - tau2 <= 0, the slope of eq. 7 is zero
+or negative. It loses or reverses the order of the keys; neither the paper nor its code treats this
+case. Here the slope is clamped from below at `MIN_SLOPE`, so the order always survives. The *upper*
+end of the image stays at delta - tau2: the strongest key keeps the score of eq. 7. A span of equal
+scores (delta == gamma up to `MIN_WIDTH`) has slope 1 and moves by -tau2 as a whole.
 """
 
 from __future__ import annotations

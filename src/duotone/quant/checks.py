@@ -1,7 +1,7 @@
 """Checks that read a tensor on the host, and where they must not run.
 
-Bad numbers raise where they enter a cache. Such a check waits for the device, which a decode step
-that is captured or compiled cannot do: there a bad number becomes NaN in scales and output.
+Bad numbers raise where they enter a cache. Such a check waits for the device. A captured or
+compiled decode step cannot wait: there a bad number becomes NaN in scales and output.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _CHECKED: ContextVar[bool] = ContextVar("duotone_checked", default=True)
 
 
 def checked() -> bool:
-    """Checks of values may wait for the device here."""
+    """True where checks of values may wait for the device."""
     return _CHECKED.get()
 
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Inside the block no check of values runs."""
+    """Run no check of values inside the block."""
     token = _CHECKED.set(False)
     try:
         yield

@@ -1,7 +1,7 @@
 """Classes of channels: how many channels get how many bits, and which ones.
 
-The counts are fixed by the spec; which channels they are is decided per block, by what their errors
-would cost (variance, weighed as the spec says). A block stores one class number per channel (2
+The spec fixes the counts. Each block chooses its channels by the cost of their errors: their
+variance, weighted as the spec says. A block stores one class number per channel (2
 bits). Inside a class channels keep their order, so
 
     class numbers  1 3 0 3 3 1 3 2      order  2 | 0 5 | 7 | 1 3 4 6
@@ -36,16 +36,16 @@ def class_counts(spec: TensorSpec, channels: int) -> list[tuple[int, int]]:
 
 
 def coded_channels(spec: TensorSpec, channels: int) -> int:
-    """Channels that have codes, and so a scale."""
+    """Number of channels that have codes, and so a scale."""
     return sum(count for bits, count in class_counts(spec, channels) if bits)
 
 
 def assign_classes(
     variance: Float[Tensor, "*b channels"], spec: TensorSpec
 ) -> UInt8[Tensor, "*b channels"]:
-    """The class number of every channel: the largest first, ties by channel number.
+    """Class number of every channel: the largest variance first, ties by channel number.
 
-    variance: what leaving a channel to its mean would cost; see `TensorSpec.energy`.
+    variance: cost of leaving a channel to its mean; see `TensorSpec.energy`.
     """
     channels = variance.shape[-1]
     sizes = torch.tensor([count for _, count in class_counts(spec, channels)])
@@ -56,7 +56,7 @@ def assign_classes(
 
 
 def class_order(numbers: UInt8[Tensor, "*b channels"]) -> Int[Tensor, "*b channels"]:
-    """Channels sorted by class: place i of the packed order holds channel order[i]."""
+    """Channels sorted by class: slot i of the packed order holds channel order[i]."""
     return numbers.argsort(dim=-1, stable=True)
 
 

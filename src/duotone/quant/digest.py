@@ -1,14 +1,13 @@
-"""Digests of tensors, computed where they lie, equal on every device.
+"""Digests of tensors, computed on their own device, equal on every device.
 
 A tensor is read as 64-bit words w_i, the last one filled up with zeros. Its sum is, modulo 2^64,
 
     sum_i  f(w_i xor (G * i)),    f: the finalizer of splitmix64
 
-f is a bijection, so a change within one word is always seen, and it mixes all bits with all others,
-so that changes of two words do not cancel; they are missed once in about 2^64. Integer sums have no
-order: threads and devices agree. A name, a type
-and a shape go with each sum into a BLAKE2b digest. It finds damage and differences; it is no
-signature against forgers.
+f is a bijection, so a change within one word is always seen. It mixes all bits with all others:
+changes of two words cancel once in about 2^64. Integer sums have no order: threads and devices
+agree. A name, a type and a shape go with each sum into a BLAKE2b digest. The digest finds damage
+and differences; it is no signature against forgers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 WORD = 8  # bytes
-# Words at a time: what stays in a CPU's cache, and what keeps a GPU busy.
+# Words per pass: few enough for a CPU's cache, enough to keep a GPU busy.
 CHUNK = {"cpu": 1 << 17}
 LARGE_CHUNK = 1 << 23
 # Odd constants of splitmix64, as signed integers.
@@ -45,7 +44,7 @@ def digest(tensors: Mapping[str, Tensor], data: Any = None) -> str:
 
 
 def word_sum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's mixed words: int64, without axes, on its device."""
+    """Sum of a tensor's mixed words: int64, without axes, on its device."""
     data = tensor.detach().contiguous().flatten().view(torch.uint8)
     size = CHUNK.get(data.device.type, LARGE_CHUNK)
     total = torch.zeros((), dtype=torch.int64, device=data.device)
@@ -67,7 +66,7 @@ def _words(data: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor, mixed: Tensor) -> Tensor:
-    """f of words and of what stands for their places, which it overwrites."""
+    """f of words and `mixed`, their places times G, which is overwritten."""
     mixed.bitwise_xor_(words)
     shifted = torch.empty_like(mixed)
     _fold(mixed, 30, shifted).mul_(M1)
@@ -87,7 +86,7 @@ def _wrapped(number: int) -> int:
 
 
 def _on_host(sums: Mapping[str, Tensor]) -> dict[str, int]:
-    """All sums as numbers; every device is asked once."""
+    """Copy all sums to the host, with one transfer per device."""
     found: dict[str, int] = {}
     for device in {total.device for total in sums.values()}:
         names = [name for name, total in sums.items() if total.device == device]

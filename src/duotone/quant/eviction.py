@@ -1,4 +1,4 @@
-"""Which tokens of the prompt a cache drops before it stores the rest: data, like all of a spec."""
+"""Eviction: tokens of the prompt that a cache drops before it stores the rest, as data."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Eviction(Record):
-    """Drop tokens of the first prompt, in each layer its own; what stays is stored by the spec.
+    """Drop tokens of the first prompt, per layer; the spec stores the tokens that stay.
 
     A token's score in a layer is the attention that it gets from some later tokens, the judges:
-    S_j = sum_i w_i mean_h A_hij over judges i and query heads h. The best tokens stay. Only the
-    first step is evicted (the papers compress once, after prefill): a prompt that is read in pieces
-    loses tokens of its first piece only, later turns and generated tokens stay.
 
-    keep: share of the tokens that stay, on average over the layers, of those that may go; 1/16 of
-        them in 16 bit take the memory of 1 bit.
-    budget: how layers share it: "uniform"; "pyramid" (less in deeper layers, PyramidInfer);
-        "sparsity" (in proportion to the scores above 1 % of their row's maximum, VL-Cache). All
+        S_j = sum_i w_i mean_h A_hij        over judges i and query heads h
+
+    The best tokens stay. Only the first step is evicted: the papers compress once, after prefill.
+    A prompt that is read in pieces loses tokens of its first piece only. Later turns and generated
+    tokens stay.
+
+    keep: share of the evictable tokens that stay, on average over the layers. 1/16 of the tokens
+        in 16 bit takes the memory of 1 bit.
+    budget: share of each layer: "uniform"; "pyramid" (less in deeper layers, PyramidInfer);
+        "sparsity" (by the share of scores above 1 % of their row's maximum, VL-Cache). All
         layers' states are then held in 16 bit until the last layer of the prompt has run.
-    judges: "post-visual", the tokens behind the last visual one (VL-Cache), or "recent", the last
-        `window` share of the prompt. Where nothing follows a picture, or there is none, the former
-        means the latter. At least one token judges.
+    judges: "post-visual", the tokens after the last visual one (VL-Cache), or "recent", the last
+        `window` share of the prompt. Where no token follows a picture, or there is no picture,
+        "post-visual" means "recent". At least one token is a judge.
     newest_weight: w_i of the newest judge; it falls linearly to 1 at the oldest.
-    sink, recent: the first tokens (a count) and the last ones (a share of the layer's budget) stay
-        whatever their scores; both are part of the budget.
-    nested: what a layer drops stays away from all deeper ones.
+    sink, recent: the first tokens (a count) and the last ones (a share of the layer's budget)
+        always stay. Both are part of the budget.
+    nested: a token that one layer drops is dropped in all deeper layers.
     which: "all" tokens may go, or "visual" ones only.
     """
 

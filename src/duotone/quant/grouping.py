@@ -1,11 +1,10 @@
-"""Which elements share one scale: views of x [..., tokens, channels] with one group per row.
+"""Groups, elements that share one scale: views of x [..., tokens, channels], a group per row.
 
     along="tokens"    [..., blocks, channels, group]      a group is a block of tokens of a channel
     along="channels"  [..., tokens, blocks, group]        a block of channels of a token
     along="span"      [..., blocks, 1, group * channels]  a block of tokens, all channels
 
-A last block that is too short is filled up with zeros; the mask, grouped the same way, excludes
-them.
+A last block that is too short is filled up with zeros; the mask, grouped alike, excludes them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def group_sizes(spec: TensorSpec, tokens: int, channels: int) -> GroupSizes:
 
 
 def group(x: Shaped[Tensor, "*b tokens channels"], spec: TensorSpec) -> Shaped[Tensor, "*b r c n"]:
-    """One group per row of the last axis; zeros (False) fill the last block up."""
+    """Arrange x with one group per row of the last axis; zeros (False) fill the last block up."""
     tokens, channels = x.shape[-2:]
     size = group_sizes(spec, tokens, channels)
     if spec.along == "channels":

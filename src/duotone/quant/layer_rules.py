@@ -1,4 +1,4 @@
-"""What differs from layer to layer: other policies, and codes that layers share."""
+"""Differences between layers: other policies, and codes that layers share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LayerRule(Record):
                 require(ok, f"LayerRule.{name} must be a KVSpec or None", value, "See CacheSpec.")
 
     def covers(self, layer: int) -> bool:
-        """This rule speaks of `layer`."""
+        """True where this rule covers `layer`."""
         return self.start <= layer and (self.stop is None or layer < self.stop)
 
 
@@ -50,12 +50,11 @@ class Sharing(Record):
     """Cross-layer sharing of codes (XQuant sec. 3.3): runs of layers that store codes once.
 
     key, value: the first layer whose K or V shares; None: all layers keep their own codes.
-    layers: layers per run (the paper's G). dominant: which of a run stores its codes (the paper's
-    k); the others store their own scale and zero_point and read the dominant layer's codes with
-    them. A run that the model's depth cuts short does not share.
-    weights: what is stored is the average of the run's codes with these weights (the paper's
-    gamma, one per layer of the run, sum 1), rounded to nearest (`quant.averaging`); the dominant
-    layer only keeps it. None: the dominant layer's own codes.
+    layers: layers per run (the paper's G). dominant: number, in the run, of the layer that stores
+    codes (the paper's k). The other layers store their own scale and zero_point and read the
+    dominant layer's codes. A run that the model's depth cuts short does not share.
+    weights: the paper's gamma, one per layer of the run, sum 1. The dominant layer then stores the
+    average of the run's codes, rounded to nearest (`quant.averaging`). None: its own codes.
     """
 
     key: int | None = None
@@ -87,7 +86,7 @@ class Sharing(Record):
         object.__setattr__(self, "weights", weights)
 
     def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
-        """The layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
+        """Layer whose codes `layer` reads in a model of `depth` layers; itself if it stores."""
         first = getattr(self, which)
         if first is None or layer < first:
             return layer

@@ -1,8 +1,8 @@
-"""Asymmetric levels of groups: those that codes are chosen by, and those that codes stand for.
+"""Asymmetric levels of groups: levels that codes are chosen by, and levels that codes decode to.
 
-Between the two are what moves levels and leaves codes alone: eta, energy and gain. All functions
-see grouped tensors x [..., groups, n] with a mask, as `quant.ranges` does; with classes the groups
-are the channels of a block.
+They differ by eta, energy and gain, which move levels and leave codes alone. All functions take
+grouped tensors x [..., groups, n] with a mask, as in `quant.ranges`. With classes the groups are
+the channels of a block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from duotone.quant.tensor_spec import BITS, TensorSpec
 class ChosenLevels:
     """Levels whose nearest is an element's code, rounded to param_dtype.
 
-    bits: of all groups, or of each, like scale. classes: the class number of every channel.
+    bits: width of all groups, or of each, shaped like scale. classes: each channel's class number.
     """
 
     scale: Tensor
@@ -39,7 +39,7 @@ class ChosenLevels:
     classes: Tensor | None = None
 
     def codes(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The nearest levels, 0 at padding."""
+        """Codes of the nearest levels, 0 at padding."""
         if isinstance(self.bits, int):
             return nearest_code(x, self.scale, self.zero_point, self.bits) * mask
         return nearest_code(x, self.scale, self.zero_point, max(BITS)).clamp_max(self.top) * mask
@@ -86,17 +86,17 @@ def chosen_levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> ChosenLevels:
 
 
 def needs_codes(spec: TensorSpec) -> bool:
-    """Codes are asked before it is known what they stand for."""
+    """True where decoding levels depend on the codes (`decoding_levels`)."""
     return spec.gain != 1 or bool(spec.energy)
 
 
 def decoding_levels(
     x: Tensor, mask: Tensor, codes: Tensor | None, chosen: ChosenLevels, spec: TensorSpec
 ) -> tuple[Tensor, Tensor]:
-    """(scale, zero_point) that codes stand for. codes: where `needs_codes` says so."""
+    """(scale, zero_point) that codes decode to. codes: needed where `needs_codes` is True."""
     scale, zero_point = chosen.scale, chosen.zero_point
     if spec.eta:
-        # XQuant eq. 12; its Algorithm 2 forgets the factor 2**bits - 1, its code has it.
+        # XQuant eq. 12. Algorithm 2 there lacks the factor 2**bits - 1; the released code has it.
         zero_point = stored(zero_point + spec.eta * scale * chosen.top, spec)
         scale = stored((1 - 2 * spec.eta) * scale, spec)
     return _with_gain(x, codes, mask, spec, scale, zero_point)
@@ -125,7 +125,7 @@ def _with_gain(
 
 
 def _power_about_mean(x: Tensor, mask: Tensor, spec: TensorSpec) -> Tensor:
-    """What a channel's error would cost, [..., blocks, channels]: the order of the classes."""
+    """Cost of a channel's error, [..., blocks, channels], which orders the classes."""
     centred = (x - masked_mean(x, mask)) * mask
     return (energy_weights(centred, spec.energy) * centred.square()).sum(-1)
 
@@ -135,7 +135,7 @@ def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def _range(x: Tensor, mask: Tensor, spec: TensorSpec, bits: int) -> tuple[Tensor, Tensor]:
-    """(scale, zero_point) between end points; of 0 bits, the mean."""
+    """(scale, zero_point) between end points; at 0 bits (0, mean)."""
     if not bits:
         mean = stored(masked_mean(x, mask), spec)
         return torch.zeros_like(mean), mean

@@ -7,7 +7,7 @@ from duotone.quant.spec import CacheSpec, KVSpec, TensorSpec
 
 
 def visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
-    """Visual spans by these quantizers, text in 16 bit."""
+    """Spec that quantizes visual spans by these quantizers, with text in 16 bit."""
     return CacheSpec(visual=KVSpec(key, value), text="dense", **cache)  # type: ignore[arg-type]
 
 
@@ -19,13 +19,14 @@ _DUOTONE_CHANNELS = {
 
 
 def duotone(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration samples of duotone-tiny's three tasks (dev/log/quality.md, 2026-11-21).
+    """Spec chosen on calibration samples of duotone-tiny's three tasks.
 
-    Needs no data to use; that these constants suit other models is not shown.
+    The spec needs no data; that its constants suit other models is not shown.
 
-    At 1 and 2 bits: unequal channels in K and V, ordered by their weighed variance; keys in
-    groups of 64 tokens; levels fitted to the tokens that stand out, and V's a further gain apart,
-    which undoes what few levels lose of what tokens share. More bits need none of it.
+    At 1 and 2 bits, K and V have channels of unequal width, ordered by their weighted variance.
+    Keys are in groups of 64 tokens. Levels are fitted to the tokens that stand out. V's levels
+    have a further gain: it restores what tokens share and few levels lose. More bits need none of
+    this.
     """
     if bits not in _DUOTONE_CHANNELS:
         tensor = TensorSpec(bits, levels="lloyd", gain="fit")
@@ -37,7 +38,7 @@ def duotone(bits: int = 1) -> CacheSpec:
     return visual(key, value, ranges="run")
 
 
-# By bits: classes of K and of V in front, of K and of V behind.
+# By bits: classes of K and of V of the foreground, then of the background.
 _PARTS_CHANNELS = {
     1: (
         (((4, 3 / 8), (2, 1 / 4)), ((4, 1 / 8), (2, 3 / 4))),
@@ -51,10 +52,10 @@ _PARTS_CHANNELS = {
 
 
 def duotone_parts(bits: int = 1) -> CacheSpec:
-    """Chosen on calibration samples of duotone-tiny's tasks (dev/log/quality.md, 2026-11-22).
+    """Spec with a foreground, chosen on calibration samples of duotone-tiny's tasks.
 
-    3/8 of a span's tokens, those that stand out, have codes of their own; both parts have unequal
-    channels, ordered by their weighed variance. More than 2 bits need none of it.
+    3/8 of a span's tokens, those that stand out, have codes of their own. Both parts have channels
+    of unequal width, ordered by their weighted variance. More than 2 bits need none of this.
     """
     if bits not in _PARTS_CHANNELS:
         return duotone(bits)
@@ -71,10 +72,11 @@ _ETA = {1: 1 / 6, 2: 0.045}
 
 
 def stream(bits: int = 2) -> CacheSpec:
-    """Everything in one stream: KIVI's groups of 32 with end points moved in, 4 sinks, 96 recent.
+    """Spec of one stream: KIVI's groups of 32 with end points moved in, 4 sinks, 96 recent.
 
-    The least window whose loss on text is not above KIVI's, which has 128 recent tokens: four
-    fifths of its bytes. Half of it in 8-bit floats loses ten times as much (docs/table.md).
+    This is the least window whose loss on text is not above that of KIVI, which keeps 128 recent
+    tokens: four fifths of KIVI's bytes. Half the window in 8-bit floats loses ten times as much
+    (docs/table.md).
     """
     key = TensorSpec(bits, along="tokens", group=32, eta=_ETA.get(bits, 0.0))
     value = key.replace(along="channels")
@@ -82,7 +84,7 @@ def stream(bits: int = 2) -> CacheSpec:
 
 
 def mixed(bits: int = 2) -> CacheSpec:
-    """The 1-bit preset for visual spans; `bits` for the stream of text and generated tokens."""
+    """Spec with 1 bit for visual spans and `bits` for the stream of text and generated tokens."""
     return stream(bits).replace(visual=duotone().visual, ranges="run")
 
 
@@ -91,10 +93,10 @@ def _shipped(name: str) -> CacheSpec:
 
 
 def tuned() -> CacheSpec:
-    """What `duotone tune` chose for duotone-tiny's three tasks (results/tune, docs/tune.md)."""
+    """Spec that `duotone tune` chose for duotone-tiny's tasks (results/tune, docs/tune.md)."""
     return _shipped("duotone-tuned")
 
 
 def klt() -> CacheSpec:
-    """What `duotone calibrate` made of duotone-tiny and its three tasks (docs/calibrate.md)."""
+    """Spec that `duotone calibrate` made for duotone-tiny's three tasks (docs/calibrate.md)."""
     return _shipped("duotone-klt")

@@ -7,7 +7,7 @@
     bits=3   bytes c0c0c0c1 c1c1c2c2 | c2c3c3c3 c4c4c4c5 | ...: 8 codes in 3 bytes, bit by bit
 
 The last byte of a row is filled up with zeros. This is the serialized layout; a kernel may own
-another one and converts with exact inverses.
+another layout and converts with exact inverses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _check_bits(bits: int) -> None:
 
 
 def _shifts(word: int, bits: int, device: torch.device) -> Tensor:
-    """How far pieces of `bits` bits stand above the end of a word, from its top."""
+    """Shifts of pieces of `bits` bits of a word, the top piece first."""
     return torch.arange(word - bits, -1, -bits, dtype=torch.uint8, device=device)
 
 
@@ -65,7 +65,7 @@ def unpack(words: UInt8[Tensor, "*b bytes"], bits: int, n: int) -> UInt8[Tensor,
 
 
 def _split(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b n_bits"]:
-    """The single bits of codes, the top one first: big-endian as well."""
+    """Single bits of codes, the top bit first: big-endian as well."""
     return ((codes.unsqueeze(-1) >> _shifts(bits, 1, codes.device)) & 1).flatten(-2)
 
 

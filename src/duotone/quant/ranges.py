@@ -1,7 +1,7 @@
 """End points of a group: scale and zero_point before any code exists, and the Lloyd refinement.
 
-All functions see grouped tensors x [..., n] (one group per row) with a mask of the same shape
-(False: padding, never part of a statistic) and return per-group tensors [..., 1].
+All functions take grouped tensors x [..., n] (one group per row) with a mask of the same shape,
+and return per-group tensors [..., 1]. Where the mask is False, padding enters no statistic.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def lloyd_range(x: Group, mask: Mask, bits: int) -> tuple[PerGroup, PerGroup]:
 
     Assign each element its nearest level, then fit scale and zero_point to the assignment by least
     squares; neither step can raise the error. At 1 bit a fixed point has the two conditional means
-    as its levels (2-means). Two starts, min/max and the best step for a Gaussian; the better end
-    wins, so the result is never worse than min/max.
+    as its levels (2-means). There are two starts, min/max and the best step for a Gaussian. The
+    better result wins, so it is never worse than min/max.
     """
     # About the mean, where rounding is small and a group of equal elements is exactly zero.
     mean = masked_mean(x, mask)
@@ -139,16 +139,17 @@ def symmetric_scale(x: Group, mask: Mask, bits: int, shrink: float, lloyd: bool)
 def fitted_gain(
     x: Float[Tensor, "*b channels n"], x_hat: Float[Tensor, "*b channels n"]
 ) -> Float[Tensor, "*b 1 1"]:
-    """The gain that makes scores unbiased, per block, from the block alone (padding must be 0).
+    """Gain that makes scores unbiased, per block, from the block alone (padding must be 0).
 
-    Signs keep 2/pi of what channels have in common but 1 of their own variance, so scores against
-    a query that reads a common direction shrink, and one gain on all levels undoes it. The least
-    squares gain for queries q is <E qq', cov(x, x_hat)> / <E qq', cov(x_hat)>; without queries we
-    take the keys' own covariance for theirs (queries look where keys vary):
+    Signs keep 2/pi of the variance that channels share but all of their own variance. Scores
+    against a query that reads a common direction therefore shrink; one gain on all levels undoes
+    this. The least squares gain for queries q is <E qq', cov(x, x_hat)> / <E qq', cov(x_hat)>.
+    Without queries the keys' own covariance takes their place (queries look where keys vary):
 
         gain = <S, cov(x, x_hat)> / <S, cov(x_hat)>,   S = cov(x)
 
-    The same expression serves V, with outputs for scores. 1 where a block has no spread.
+    The same expression serves V, with outputs for scores. The gain is 1 where a block has no
+    spread.
     """
     covariance = x @ x.transpose(-1, -2)
     cross = (covariance * (x @ x_hat.transpose(-1, -2))).sum((-1, -2), keepdim=True)
@@ -170,12 +171,13 @@ def energy_gain(
 ) -> Float[Tensor, "*b channels 1"]:
     """Gain of each channel by least squares, tokens weighted by energy (padding must be 0).
 
-    An attention that picks few tokens picks those that stand out, and levels fitted to all tokens
-    alike fall short of them: with x, x_hat about the block's mean and w_t = |x_t| ** (2 power),
+    An attention that picks few tokens picks the ones that stand out. Levels fitted to all tokens
+    alike fall short of these. With x, x_hat about the block's mean and w_t = |x_t| ** (2 power),
 
         gain_c = sum_t(w_t x_tc x_hat_tc) / sum_t(w_t x_hat_tc^2)
 
-    within MIN_GAIN and MAX_GAIN, since one token may outweigh all others. 1 where all is zero.
+    within MIN_GAIN and MAX_GAIN, since one token may outweigh all others. The gain is 1 where all
+    is zero.
     """
     weights = energy_weights(x, power)
     cross = (weights * x * x_hat).sum(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""Bases that a tensor's channels are turned into before quantization, queries and outputs too.
+"""Rotate channels of K, V, queries and outputs into the basis of quantization, and back.
 
-Two kinds: "hadamard", the same orthogonal matrix for all heads, and calibrated ones, a matrix per
-kv head (`quant.bases`), which need not be orthogonal.
+There are two kinds: "hadamard", one orthogonal matrix for all heads, and calibrated bases, a matrix
+per kv head (`quant.bases`), which need not be orthogonal.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Role = Literal["into", "back", "query"]
 def hadamard(channels: int) -> Float[Tensor, "{channels} {channels}"]:
     """Normalised Sylvester-Hadamard matrix: symmetric, orthogonal, its own inverse; float64.
 
-    Where `channels` is no power of two, one block of the largest power of two that divides it per
-    part of the channels: 80 turns by five blocks of 16.
+    Where `channels` is no power of two, the matrix is block diagonal. A block has the size of the
+    largest power of two that divides `channels`: 80 channels have five blocks of 16.
     """
     size = channels & -channels
     block = torch.ones(1, 1, dtype=torch.float64)
@@ -37,17 +37,17 @@ def hadamard(channels: int) -> Float[Tensor, "{channels} {channels}"]:
 
 
 def into_basis(x: Heads, transform: str | None) -> Heads:
-    """K or V in the basis of `transform`; heads are kv heads."""
+    """Rotate K or V into the basis of `transform`; heads are kv heads."""
     return _turned(x, transform, "into")
 
 
 def out_of_basis(x: Heads, transform: str | None) -> Heads:
-    """What is in the basis of `transform`, back; heads are kv heads or q heads."""
+    """Rotate x back from the basis of `transform`; heads are kv heads or q heads."""
     return _turned(x, transform, "back")
 
 
 def query_into_basis(query: Heads, transform: str | None) -> Heads:
-    """Queries as keys in the basis of `transform` want them; heads are kv heads or q heads."""
+    """Rotate queries to match keys in the basis of `transform`; heads are kv heads or q heads."""
     return _turned(query, transform, "query")
 
 
@@ -60,9 +60,9 @@ def _turned(x: Heads, transform: str | None, role: Role) -> Heads:
 def turn_heads(
     x: Heads, matrices: Float[Tensor, "kv_heads channels channels"]
 ) -> Float[Tensor, "batch heads tokens channels"]:
-    """Every head times the matrix of its kv head; heads of a kv head are adjacent."""
-    # Rows of all sequences meet their head's matrix in one product per head: broadcast over the
-    # batch, matmul would copy the matrices.
+    """Multiply every head by the matrix of its kv head; heads of a kv head are adjacent."""
+    # One product per head covers all sequences: broadcast over the batch, matmul would copy the
+    # matrices.
     by_kv_head = x.unflatten(1, (len(matrices), -1)).movedim(1, 0)
     turned = torch.bmm(by_kv_head.flatten(1, 3), matrices)
     return turned.view(by_kv_head.shape).movedim(0, 1).flatten(1, 2)
@@ -71,9 +71,9 @@ def turn_heads(
 def matrices(
     transform: str, role: Role, channels: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "kv_heads {channels} {channels}"]:
-    """What `transform` multiplies the kv heads with; a single one where all have the same.
+    """Matrices by which `transform` rotates the kv heads; a single one where all are equal.
 
-    role: "into" the basis, "back" from there, or what a "query" wants. Kept per device: a copy
+    role: "into" the basis, "back" from it, or for a "query". Matrices are kept per device: a copy
     from the host could not be part of a CUDA graph.
     """
     if transform == HADAMARD:

@@ -16,15 +16,15 @@ from duotone.quant.our_schemes import duotone, duotone_parts, klt, mixed, stream
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 from duotone.quant.spec_base import is_count, is_number, require, shown
 
-# Of what is compared with the names of schemes.
+# Characters of an unknown name that are compared with the names of schemes.
 LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One entry: what it is (with its source) and how its knobs become a `CacheSpec`.
+    """Entry of the registry: a summary with its source, and how knobs become a `CacheSpec`.
 
-    model: the one it is made for; None: any.
+    model: the model that the scheme is made for; None: any.
     """
 
     summary: str
@@ -71,7 +71,7 @@ def _kivi_sink(bits: int = 2) -> CacheSpec:
 
 
 def _by_depth(pairs: dict[int, KVSpec]) -> tuple[KVSpec, tuple[LayerRule, ...]]:
-    """The policy of the first layers, and rules for those from each further key on."""
+    """Policy of the first layers, and rules for the layers from each further key on."""
     starts = sorted(pairs)
     rules = [LayerRule(start, text=pairs[start]) for start in starts if start]
     return pairs[starts[0]], tuple(rules)
@@ -185,8 +185,8 @@ SCHEMES: dict[str, Scheme] = {
         duotone,
     ),
     "duotone-parts": Scheme(
-        "duotone with each picture's tokens in two parts: those that stand out from its mean key "
-        "in front, with most of the bits, the others behind; data-free as well",
+        "duotone with each picture's tokens in two parts: those that stand out from its mean key, "
+        "with most of the bits, and the others; data-free as well",
         duotone_parts,
     ),
     "duotone-klt": Scheme(

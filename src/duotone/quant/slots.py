@@ -1,8 +1,8 @@
-"""Shared slots of hybrid groups: one place for the zero_point of one mode, the signs of the other.
+"""Shared slots of hybrid groups: either the zero_point of one mode or the signs of the other.
 
-An asymmetric group needs a zero_point and no signs, a symmetric one signs and no zero_point, so a
-hybrid keeps one slot of equal width per group and one bit that says what is in it (InnerQ
-sec. 4.2). A group of 32 with fp16 parameters, four bytes:
+An asymmetric group needs a zero_point and no signs, a symmetric one signs and no zero_point. A
+hybrid therefore keeps one slot of equal width per group, and one bit that names its content (InnerQ
+sec. 4.2). The slot of a group of 32 with fp16 parameters has four bytes:
 
     mode 0, asymmetric      |  zero_point (fp16)  |   0   |   0   |
     mode 1, symmetric       | s0..s7  |  s8..s15  |s16-s23|s24-s31|     1: negative
@@ -10,11 +10,11 @@ sec. 4.2). A group of 32 with fp16 parameters, four bytes:
 
 Byte j holds the signs of elements 8j..8j+7, the first in the top bit, as `packing` has them. So the
 sign of element i is bit i ^ 7 of the little-endian word, and a kernel that has a group's word needs
-one shift. A zero_point lies in the machine's own byte order, as scales do. What is not used is 0:
-the last bytes of an asymmetric slot, and the signs of elements that a short last group lacks.
+one shift. A zero_point is in the machine's own byte order, as scales are. Unused bits are 0: the
+last bytes of an asymmetric slot, and the signs of elements that a short last group lacks.
 
-A group of n elements of b bits so takes n * b (codes) + 16 (scale) + 8 * slot_bytes + 1 (mode)
-bits: 2 + 49 / 32 bits per element for 32 of 2 bits. Two tensors, zero_points beside a plane of
+A group of n elements of b bits takes n * b (codes) + 16 (scale) + 8 * slot_bytes + 1 (mode)
+bits: 2 + 49 / 32 bits per element for 32 of 2 bits. Two tensors, zero_points and a plane of
 signs, would take 2 + (16 + 16 + 32 + 1) / 32. Modes are packed row by row into whole bytes.
 
 Elements of a group are consecutive channels of a token, or consecutive tokens of a channel.
@@ -38,11 +38,11 @@ Slots = UInt8[Tensor, "*b groups slot_bytes"]
 
 
 def has_slot(spec: TensorSpec) -> bool:
-    """Whether a tensor of this spec has shared slots.
+    """True where a tensor of this spec has shared slots.
 
-    Hybrids whose groups have no fixed, modest number of elements have none: along tokens without a
-    group or with one beyond `MAX_SLOT_TOKENS`, and along the span. They keep zero_points and a
-    plane of signs apart.
+    Hybrids need groups with a fixed, modest number of elements. Hybrids along the span, and along
+    tokens without a group or with one above `MAX_SLOT_TOKENS`, have no slots. These hybrids store
+    zero_points and a plane of signs separately.
     """
     if spec.mapping != "hybrid" or spec.along == "span":
         return False
@@ -50,12 +50,12 @@ def has_slot(spec: TensorSpec) -> bool:
 
 
 def group_elements(spec: TensorSpec, channels: int) -> int:
-    """Elements of a whole group of a spec with slots."""
+    """Number of elements of a whole group of a spec with slots."""
     return min(spec.group or channels, channels) if spec.along == "channels" else spec.group or 0
 
 
 def slot_bytes(spec: TensorSpec, channels: int) -> int:
-    """Width of a slot: what holds the zero_point, and the signs of a whole group."""
+    """Width of a slot: bytes for the zero_point or for the signs of a whole group."""
     return max(PARAM_BYTES[spec.param_dtype], packed_bytes(group_elements(spec, channels), 1))
 
 
@@ -65,7 +65,7 @@ def fill_slots(
     symmetric: Bool[Tensor, "*b groups"],
     width: int,
 ) -> Slots:
-    """The slots of groups. negative: the signs group by group, at most 8 * width of each.
+    """Fill the slots of groups. negative: signs group by group, at most 8 * width of each.
 
     Errors: signs that do not fit.
     """
@@ -79,7 +79,7 @@ def fill_slots(
 def slot_zero_points(
     slots: Slots, symmetric: Bool[Tensor, "*b groups"], dtype: torch.dtype
 ) -> Float[Tensor, "*b groups"]:
-    """The zero_points: 0 in symmetric groups."""
+    """Read zero_points: 0 in symmetric groups."""
     value = slots[..., : dtype.itemsize].contiguous().view(dtype).squeeze(-1)
     return value.masked_fill(symmetric, 0)
 

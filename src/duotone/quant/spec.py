@@ -1,8 +1,8 @@
-"""What a scheme is: frozen, JSON-safe data with no behaviour of its own.
+"""Specs of schemes: frozen, JSON-safe data with no behaviour of its own.
 
-A quantizer of one tensor is fixed by independent choices (`TensorSpec`), a policy for one modality
-by two of them (`KVSpec`), a cache by a policy per modality, its windows, and what differs from
-layer to layer (`CacheSpec`). No code asks which paper a spec came from, so every combination works.
+`TensorSpec` fixes a quantizer of one tensor by independent choices. `KVSpec`, the policy of one
+modality, has two of them. `CacheSpec` has a policy per modality, windows, and rules for layers. No
+code asks which paper a spec came from, so every combination works.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duotone.quant.spec_base import Record, is_count, is_number, is_word, requir
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
 DENSE_DTYPES = ("model", "float8_e4m3fn")
-# Of a head's K, and of its V, of a token in 8-bit floats (`cache.eight_bit`).
+# Bytes of the scale of one head's K or V of a token in 8-bit floats (`cache.dense_dtype`).
 SCALE_BYTES = 1
 
 
@@ -33,21 +33,21 @@ class CacheSpec(Record):
         join the text stream) or "dense" (16 bit).
     text: KVSpec (a stream that leaves the window in whole groups) or "dense".
     background: KVSpec of the tokens of a visual span that stand out least, or None: `visual` is
-        the policy of all. foreground: share of a span's tokens, those that stand out most, that
-        `visual` speaks of where there is a background (`cache.prominence` says which they are).
+        the policy of all. foreground: with a background, the share of a span's tokens that
+        `visual` covers: the tokens that stand out most (`cache.saliency`).
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
-    dense_dtype: what dense tokens (windows, dense policies) are kept in: "model" (its own type) or
-        "float8_e4m3fn" with a scale per token and head: half the bytes of 16 bit, and one more
-        (`cache.eight_bit`).
+    dense_dtype: type of dense tokens (windows, dense policies): "model" (its own type), or
+        "float8_e4m3fn" with a scale per token and head. The latter takes half the bytes of 16 bit
+        and one more (`cache.dense_dtype`).
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
-    ranges: what shares one range: "sequence" (all visual tokens of a sequence, the paper) or "run"
-        (each contiguous run of visual tokens: an image, a frame).
-    key_norm: divide the stream's keys by sqrt(max |k|) per channel before quantizing and multiply
-        the query instead (InnerQ sec. 4.3): per sequence and kv head, behind RoPE.
+    ranges: tokens that share one range: "sequence" (all of its visual tokens, the paper) or "run"
+        (a contiguous run of them: an image, a frame).
+    key_norm: divide the stream's keys by sqrt(max |k|) per channel before quantizing, and multiply
+        the query instead (InnerQ sec. 4.3). The norm is per sequence and kv head, after RoPE.
     layers: rules for some of the layers: other bits, other groups.
-    share: which layers read other layers' codes, or None.
-    evict: which tokens of the prompt are dropped before the rest is stored, or None: none.
+    share: cross-layer sharing of codes, or None.
+    evict: tokens of the prompt to drop before the rest is stored, or None.
     """
 
     NEEDED: ClassVar = (("visual",),)
@@ -158,39 +158,39 @@ class CacheSpec(Record):
 
     @property
     def tensors(self) -> list[TensorSpec]:
-        """Every quantizer that some layer uses, with repetitions."""
+        """Quantizers of all layers, with repetitions."""
         policies = [getattr(of, name) for of in (self, *self.layers) for name in RULED]
         policies = [policy for policy in policies if isinstance(policy, KVSpec)]
         return [tensor for policy in policies for tensor in (policy.key, policy.value)]
 
     @property
     def tells_phases_apart(self) -> bool:
-        """A token that is decoded is quantized in another way than one of a prompt."""
+        """True where decoded tokens are quantized in another way than tokens of a prompt."""
         return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
 
     @property
     def needs_single_steps(self) -> bool:
-        """Tokens read in one step are seen otherwise than those that are read one by one.
+        """True where tokens read in one step are seen otherwise than tokens read one by one.
 
-        Decoding reads even the newest token as it is stored; tokens of one step see each other in
+        Decoding reads even the newest token as it is stored. Tokens of one step see each other in
         the model's own type.
         """
         return self.tells_phases_apart or self.dense_dtype != "model"
 
     def dense_element_bytes(self, model_bytes: int) -> int:
-        """Bytes of a number of a dense token. model_bytes: of one in the model's type."""
+        """Bytes of a number of a dense token. model_bytes: bytes of one in the model's type."""
         return model_bytes if self.dense_dtype == "model" else 1
 
     def dense_row_bytes(self, channels: int, model_bytes: int) -> int:
         """Bytes of one head's K or V of a dense token, its scale included.
 
-        model_bytes: of a number in the model's type.
+        model_bytes: bytes of a number in the model's type.
         """
         scale = 0 if self.dense_dtype == "model" else SCALE_BYTES
         return channels * self.dense_element_bytes(model_bytes) + scale
 
     def at_layer(self, layer: int) -> CacheSpec:
-        """The same cache with the policies of one layer and no rules."""
+        """Spec with the policies of one layer and no rules."""
         policies = {name: getattr(self, name) for name in RULED}
         for rule in self.layers:
             if rule.covers(layer):
@@ -199,7 +199,7 @@ class CacheSpec(Record):
         return self.replace(**policies, layers=(), share=None) if self.layers else self
 
     def source(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
-        """The layer whose codes of K or V `layer` reads in a model of `depth` layers."""
+        """Layer whose codes of K or V `layer` reads in a model of `depth` layers."""
         return layer if self.share is None else self.share.source(which, layer, depth)
 
     def check_depth(self, depth: int) -> None:
@@ -232,11 +232,11 @@ class CacheSpec(Record):
             require(ok, "shared codes must be asymmetric, of one width", tensors[0], remedy)
 
     def nominal_bits(self, layers: int) -> float:
-        """The papers' count: bits of the codes of what is quantized, averaged over `layers`.
+        """Bits of the codes of quantized tokens, averaged over `layers`: the papers' count.
 
-        A layer that reads another one's codes counts 0 (XQuant App. A). Scales, zero-points, signs
-        and windows are not in it: see `MemoryReport` for those. Where tokens are evicted,
-        a token counts by the share `keep` of such tokens that stay: 16 * keep for 16-bit tokens.
+        A layer that reads another one's codes counts 0 (XQuant App. A). The count leaves out
+        scales, zero-points, signs and windows: see `MemoryReport`. Where tokens are evicted, a
+        token counts by the share `keep` of such tokens that stay: 16 * keep for 16-bit tokens.
         """
         require(is_count(layers) and layers > 0, "layers must be >= 1", layers, "Model depth.")
         share = 1.0 if self.evict is None else self.evict.keep
@@ -252,12 +252,12 @@ class CacheSpec(Record):
         return share * sum(bits) / (2 * layers)
 
     def _code_bits(self, name: str, which: str) -> float:
-        """Of K or V of one layer, a background counted by its share of the tokens."""
+        """Bits of K or V of one layer; a background counts by its share of the tokens."""
         bits = getattr(getattr(self, name), which).nominal_bits
         if name == "text" or self.background is None:
             return bits
-        behind = getattr(self.background, which).nominal_bits
-        return self.foreground * bits + (1 - self.foreground) * behind
+        back = getattr(self.background, which).nominal_bits
+        return self.foreground * bits + (1 - self.foreground) * back
 
 
 def _check_text_groups(policy: KVSpec | str | None) -> None:

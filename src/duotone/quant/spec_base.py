@@ -1,4 +1,4 @@
-"""Frozen, JSON-safe records: what specs have in common, and how a broken rule reads."""
+"""Base of specs: frozen, JSON-safe data, and the wording of a broken rule."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, ClassVar, TypeVar
 from duotone import json_text
 
 R = TypeVar("R", bound="Record")
-# No sequence, group or model is as large; indices of kernels have 32 bits.
+# No sequence, group or model is this large; indices of kernels have 32 bits.
 LARGEST_COUNT = 2**31 - 1
 LONGEST_SHOWN = 400
 
 
 def require(condition: bool, rule: str, got: object, remedy: str) -> None:
-    """Raise ValueError with the rule, what was given and the remedy."""
+    """Raise ValueError with the rule, the given value and the remedy."""
     if not condition:
         raise ValueError(f"{rule}; got {shown(got)}. {remedy}".rstrip())
 
@@ -34,25 +34,25 @@ def shown(value: object) -> str:
 
 
 def is_count(value: object) -> bool:
-    """An integer from 0 to `LARGEST_COUNT`."""
+    """True for an integer from 0 to `LARGEST_COUNT`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
 
 
 def is_number(value: object) -> bool:
-    """A finite number that a float can hold."""
+    """True for a finite number that a float can hold."""
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_real and abs(value) <= sys.float_info.max
 
 
 def is_word(value: object, words: tuple[str, ...]) -> bool:
-    """One of `words`; other types are never compared."""
+    """True for one of `words`; other types are never compared."""
     return isinstance(value, str) and value in words
 
 
 class Record:
-    """`replace`, `to_dict` and the checks of unknown fields, shared by all spec classes.
+    """Base of all spec classes: `replace`, `to_dict` and the checks of unknown fields.
 
-    NEEDED: fields that data from a file must have, each with those that may stand for it.
+    NEEDED: fields that data from a file must have, each with its alternatives.
     """
 
     NEEDED: ClassVar[tuple[tuple[str, ...], ...]] = ()

@@ -1,7 +1,7 @@
-"""Safetensors files with a JSON header and a checksum of all they hold.
+"""Safetensors files with a JSON header and a checksum of their content.
 
-A reader gets tensors in memory of their own: what is mapped from a file changes with the file. A
-writer puts the whole file in place at once. Nothing of a file is used before it is checked.
+A reader gets tensors in memory of their own: mapped memory would change with the file. A writer
+puts the whole file in place at once. Nothing of a file is used before it is checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from duotone.quant.digest import digest
 
 CHECKSUM = "checksum"
 MOST_SAID = 1000  # characters of an error's reason
-# What Python and its libraries raise over data of a kind that they did not expect.
+# Errors of Python and its libraries over data of an unexpected kind.
 FOREIGN = (
     ArithmeticError,
     AssertionError,
@@ -52,14 +52,14 @@ def write(
 
 
 def unfinished(path: str | Path, process: int | str = "*") -> Path:
-    """Where a process writes a file that is not whole yet; by default a pattern of all of them."""
+    """Path of a process's unfinished file; by default a pattern of the files of all processes."""
     return Path(f"{path}.{process}.writing")
 
 
 def read(
     path: str | Path, key: str, what: str, checked: bool = True
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header without its checksum, and all tensors on the CPU.
+    """Read the header, without its checksum, and all tensors, on the CPU.
 
     what: e.g. "a saved cache", for errors. checked: False takes a file whose checksum is missing or
     wrong; the header is {} where there is none. Errors: FileNotFoundError; ValueError naming a file
@@ -99,7 +99,7 @@ def _content(path: str | Path, key: str) -> tuple[Any, dict[str, Tensor]]:
 
 @contextmanager
 def damage_named(subject: str, *also: type[Exception]) -> Iterator[None]:
-    """Turn whatever a file's data make Python raise inside into a ValueError about `subject`.
+    """Turn errors that a file's data cause inside the block into a ValueError about `subject`.
 
     also: errors of other libraries. A missing file stays a FileNotFoundError.
     """

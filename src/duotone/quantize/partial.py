@@ -50,7 +50,7 @@ class Partial:
 
     @classmethod
     def open(cls, folder: Path | None, given: Mapping[str, Any], resume: bool = True) -> Partial:
-        """What an earlier run left, or a new beginning.
+        """Open the folder that an earlier run left, or begin a new one.
 
         Errors: ValueError for a folder of another run or origin, which is never removed.
         """

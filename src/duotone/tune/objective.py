@@ -1,7 +1,8 @@
-"""How far a spec is from 16 bit on prefilled batches, and the true bits it takes.
+"""Distance of a spec from 16 bit on prefilled batches, and the true bits that it takes.
 
-Equal to `evaluate.forcing.forced_agreement` (a test), at a fraction of its time: the prompt is not
-read again, and question and answer are read in as few steps as give what single steps would.
+The distance equals `evaluate.forcing.forced_agreement` (a test), at a fraction of its time. The
+prompt is not read again. Question and answer are read in the fewest steps that give the result of
+single steps.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ def flush_steps(
 ) -> Iterator[slice]:
     """Steps over a tail of `question` + `answer` tokens that equal the question and single steps.
 
-    streamed: tokens of each sequence's stream behind the question. A token sees packed what has
-    left the window before it,
+    streamed: tokens of each sequence's stream after the question. A token sees in codes the tokens
+    that have left the window before it,
 
         packed(n) = group * floor(max(0, n - sink - recent) / group)
 
-    with n tokens in the stream, so a step of several tokens is exact where packed stays the same
-    for all of them in all sequences. A cache flushes after several tokens and before a single one:
-    where a flush is due behind a single token, the next token is read alone. Without a quantized
-    text nothing is flushed, and one step does. Where a cache shows tokens of one step otherwise
-    than generated ones, every step behind the question is a single one.
+    with n tokens in the stream. A step of several tokens is exact where packed stays the same for
+    all of them in all sequences. A cache flushes after several tokens and before a single one.
+    Where a flush is due after a single token, the next token is read alone. Without a quantized
+    text nothing is flushed, and one step is enough. Where a cache shows tokens of one step
+    otherwise than generated ones, every step after the question is a single one.
     """
     if spec.needs_single_steps:
         if question:

@@ -1,1 +1,1 @@
-"""Decode attention in CUDA C++, compiled at the user's by NVRTC. Nothing here needs nvcc."""
+"""Decode attention in CUDA C++, compiled by NVRTC on the user's machine, without nvcc."""

@@ -1,4 +1,4 @@
-"""Why the CUDA kernels leave segments of a call to others."""
+"""Reasons why the CUDA kernels leave segments of a call to other implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duotone.cache.segments import DenseSegment, Segment
 def left_out(
     query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None = None
 ) -> list[str]:
-    """Why the CUDA kernels do not read each segment that they leave to others."""
+    """List a reason for each segment that the CUDA kernels do not read."""
     return [
         reason
         for segment in kv

@@ -1,1 +1,1 @@
-"""Decode attention in Triton, on any GPU and in Triton's interpreter: `decode` is the door."""
+"""Decode attention in Triton, on any GPU and in its interpreter: `decode` is the entry point."""

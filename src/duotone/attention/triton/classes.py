@@ -1,4 +1,4 @@
-"""Where codes lie in a row of bytes: equal bits, or classes of channels one after the other.
+"""Layout of codes in a row of bytes: equal bits, or classes of channels one after the other.
 
 A *place* is a channel's rank in the packed order (`quant.classes`; with equal bits the channel
 itself). Every class fills whole bytes; 80 channels with 5 of 4 bits, 20 of 2, 20 of 1, 35 of none:
@@ -6,11 +6,11 @@ itself). Every class fills whole bytes; 80 channels with 5 of 4 bits, 20 of 2, 2
     byte      0     1     2   |  3  ...   7    |   8       9       10
     places   0 1   2 3   4 -  | 5-8 ... 21-24  | 25-32   33-40   41-44 ----    45-79 have no code
 
-So slot s of a byte is again the s-th of its codes, and a tile of bytes is masked once per slot as
-with equal bits; only that the mask is a vector over the bytes, and that some bytes lack a slot.
+Slot s of a byte is again the s-th of its codes. A tile of bytes is masked once per slot as with
+equal bits. Here the mask is a vector over the bytes, and some bytes lack a slot.
 
-CLASSES holds how many channels have 8, 4, 2 and 1 bits, nine binary digits each (at most 256
-channels); 0 says that all have BITS. BITS is the narrowest width with codes: SLOTS = 8 / BITS.
+CLASSES holds the numbers of channels with 8, 4, 2 and 1 bits, in nine binary digits each (at most
+256 channels). 0: all channels have BITS. BITS is the narrowest width with codes: SLOTS = 8 / BITS.
 """
 
 # Constants of Triton are upper case.
@@ -26,7 +26,7 @@ COUNT_DIGITS = 9
 
 
 def encode_classes(counts):
-    """CLASSES of [(bits, channels)]; classes of 0 bits have no codes and do not count."""
+    """CLASSES of [(bits, channels)]; classes of 0 bits have no codes and are left out."""
     return sum(n << (COUNT_DIGITS * WIDTHS.index(bits)) for bits, n in counts if bits)
 
 
@@ -44,13 +44,13 @@ def first_byte(CLASSES, i):
 
 @triton.jit
 def by_width(b_bits, x8, x4, x2, x1):
-    """The one of four numbers that belongs to each width."""
+    """Select, of four numbers, the one that belongs to each width."""
     return tl.where(b_bits == 8, x8, tl.where(b_bits == 4, x4, tl.where(b_bits == 2, x2, x1)))
 
 
 @triton.jit
 def width_before(o_x, end8, end4, end2):
-    """The width of each place or byte, from where the widths end."""
+    """Width of each place or byte, from the ends of the widths."""
     return tl.where(o_x < end8, 8, tl.where(o_x < end4, 4, tl.where(o_x < end2, 2, 1)))
 
 
@@ -120,9 +120,10 @@ def place_codes(o_place, D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.conste
 
 @triton.jit
 def class_mask(CLASSES: tl.constexpr, PAD: tl.constexpr, SLOT: tl.constexpr):
-    """The bits of the code at SLOT of each byte of a row of classes: [PAD] uint8.
+    """Mask of the code at SLOT of each byte of a row of classes: [PAD] uint8.
 
-    Where a byte has no such slot they are another code: q is 0 there, and no output is read.
+    Where a byte has no such slot, the mask covers another code: q is 0 there, and no output is
+    read.
     """
     b_bits = byte_bits(tl.arange(0, PAD), CLASSES)
     return (((1 << b_bits) - 1) << tl.maximum(8 - b_bits * (1 + SLOT), 0)).to(tl.uint8)
@@ -130,16 +131,16 @@ def class_mask(CLASSES: tl.constexpr, PAD: tl.constexpr, SLOT: tl.constexpr):
 
 @triton.jit
 def channel_places(p_numbers, i_row, D: tl.constexpr, D_PAD: tl.constexpr):
-    """The place of each channel of a block, from its packed class numbers: [D_PAD].
+    """Place of each channel of a block, from its packed class numbers: [D_PAD].
 
-    p_numbers: [rows, ceil(D / 4)], 2 bits per channel. Channels past D have none (D). Whatever the
-    numbers are, the places of the others are a permutation of 0 .. D - 1.
+    p_numbers: [rows, ceil(D / 4)], 2 bits per channel. Channels past D have no place (D). Whatever
+    the numbers are, the places of channels below D are a permutation of 0 .. D - 1.
     """
     o_c = tl.arange(0, D_PAD)
     m_c = o_c < D
     b_byte = tl.load(p_numbers + i_row * ((D + 3) // 4) + o_c // 4, mask=m_c, other=0).to(tl.int32)
     b_class = (b_byte >> (6 - 2 * (o_c % 4))) & 3
-    # Counters of the classes 0, 1, 2 side by side in one number; the last class is the rest.
+    # Counters of the classes 0, 1, 2 in one number; the last class is the rest.
     b_one = tl.where(m_c & (b_class < 3), 1 << (10 * tl.minimum(b_class, 2)), 0)
     b_before = tl.cumsum(b_one, 0) - b_one
     b_all = tl.sum(b_one, 0)
@@ -154,7 +155,7 @@ def channel_places(p_numbers, i_row, D: tl.constexpr, D_PAD: tl.constexpr):
 
 @triton.jit
 def merge_output(p_out, b_out, b_keep, b_inverse, m_out):
-    """Output so far * keep + b_out * inverse, in place; where keep is 0, there may be none yet."""
+    """Set output to output * keep + b_out * inverse; keep is 0 where there is no output yet."""
     b_old = tl.load(p_out, mask=m_out & (b_keep > 0)[:, None], other=0)
     tl.store(p_out, b_old * b_keep[:, None] + b_out * b_inverse[:, None], mask=m_out)
 
@@ -165,13 +166,13 @@ def leave_classes(
     i_param, D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr,
     PAD: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Join one block's sums, which are in its packed order, to the output in channel order.
+    """Add one block's sums, which are in its packed order, to the output in channel order.
 
     b_acc: p @ plane, [HP, PAD] per slot. b_part [HP]: the block's sum of p, for its zero_points.
-    p_out [.., D] holds the output so far, normalised; keep and inverse [HP] are the weights of old
-    and new. Each block has an order of its own, so registers cannot hold the sum over blocks.
+    p_out [.., D]: the output so far, normalised. keep, inverse [HP]: weights of old and new output.
+    Each block has an order of its own, so registers cannot hold the sum over blocks.
     """
-    # What other threads of this program wrote for the block before.
+    # Wait for the writes of other threads of this program for the previous block.
     tl.debug_barrier()
     p_row = p_out + o_part[:, None] * D
     for slot in tl.static_range(8 // BITS):

@@ -1,12 +1,12 @@
 """Triton kernels of decode attention: one segment's attention, merge of the partials.
 
 A program takes one kv head of one sequence and one split of a segment's tokens. It walks the blocks
-of V, in them the blocks of K, in them tiles; `triton_tiles` does the arithmetic of a tile. Short
+of V, in them the blocks of K, in them tiles; `triton.tiles` does the arithmetic of a tile. Short
 blocks of K (K_TILES tiles at most) make one loop over tiles, whose loads run ahead across blocks.
 
-Names: i_ indices, o_ index vectors, p_ pointers, b_ values in registers, m_ masks. Nothing but
-head dims, bits, groups and flags is constexpr, and integers are not specialized, so a new length
-or batch compiles nothing.
+Names: i_ indices, o_ index vectors, p_ pointers, b_ values in registers, m_ masks. Only head dims,
+bits, groups and flags are constexpr, and integers are not specialized: a new length or batch
+compiles no kernel.
 """
 
 # Triton has no starred tuples, and its constants are upper case.
@@ -58,7 +58,7 @@ def attend_tile(
     V_GROUP: tl.constexpr, V_WIDTH: tl.constexpr, V_PAD: tl.constexpr, BN: tl.constexpr,
     DT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax after the tokens [first, end) of one tile, which share their blocks.
+    """Update the running softmax by the tokens [first, end) of one tile, which share their blocks.
 
     top: maximum score (log2); sum, part: sums of p before this block of V and in it; acc, shared:
     sums of p * v (`tile_values`). All are relative to 2**top, p itself to 2**(top - SHIFT).
@@ -87,7 +87,7 @@ def attend_tile(
 
 @triton.jit
 def empty_sums(HP: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr):
-    """Accumulators of V, [HP, PAD] per slot."""
+    """Zero accumulators of V, [HP, PAD] per slot."""
     b_acc = ()
     for _ in tl.static_range(8 // BITS):
         b_acc = b_acc + (tl.zeros((HP, PAD), tl.float32),)
@@ -96,7 +96,7 @@ def empty_sums(HP: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit
 def safe_inverse(b_x):
-    """1 / x, and 1 where x is 0."""
+    """Inverse 1 / x, and 1 where x is 0."""
     return 1.0 / tl.where(b_x == 0, 1.0, b_x)
 
 

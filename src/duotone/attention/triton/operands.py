@@ -44,10 +44,10 @@ def tile_config(
 
     bits: the wider of K and V, 16 if dense. head_dim: the larger of K's and V's (with classes of
         channels, the columns of the accumulators).
-    block: the shortest group along tokens, if any: a longer tile would stay empty behind it.
+    block: the shortest group along tokens, if any: a longer tile would stay empty after it.
     groups: some tensor has groups along channels, whose values are built in registers.
-    signs: some tensor has signs beside its codes. Not measured yet: the tile whose values all fit
-        the registers, by what ptxas says.
+    signs: some tensor has signs in addition to its codes. This case is not measured yet: the tile
+        is one whose values all fit the registers, according to ptxas.
     exact: products in fp32, which run outside the matrix units.
     """
     # One warp needs no barriers, as long as its accumulators fit its registers.
@@ -124,14 +124,14 @@ def operand(name: str, x: PackedTensor | Tensor) -> dict[str, Any]:
 
 
 def _mapping(x: PackedTensor) -> dict[str, Tensor | None]:
-    """What lies beside codes and scales: see `triton_signs`."""
+    """Pointers in addition to codes and scales: see `triton.signs`."""
     if x.slot is None:
         return {"_zero": x.zero_point, "_signs": _units(x.negative), "_modes": None}
     return {"_zero": None, "_signs": _units(x.slot), "_modes": x.symmetric}
 
 
 def _units(signs: Tensor | None) -> Tensor | None:
-    """Rows of signs as 32-bit words, where they are whole words."""
+    """View rows of signs as 32-bit words, where rows are whole words."""
     if signs is None or signs.shape[-1] % 4 or signs.data_ptr() % 4:
         return signs
     return signs.view(torch.int32)
@@ -144,7 +144,7 @@ def loop_tiles(key: PackedTensor | Tensor, tile: int) -> int:
 
 
 def kind_of(x: PackedTensor | Tensor) -> str:
-    """How the kernels name the way x is stored: see `triton_tiles`."""
+    """KIND of x, the kernels' name of its storage: see `triton.tiles`."""
     if isinstance(x, Tensor):
         return "dense"
     if not x.per_token:
@@ -153,7 +153,7 @@ def kind_of(x: PackedTensor | Tensor) -> str:
 
 
 def block_tokens(x: PackedTensor | Tensor) -> int | None:
-    """The longest that a block of x may be, where its spec limits it."""
+    """Most tokens of a block of x, where its spec limits them."""
     return x.spec.group if kind_of(x) == "block" else None
 
 
@@ -179,7 +179,7 @@ def code_widths(x: PackedTensor) -> list[int]:
 
 
 def _slot_bits(x: PackedTensor | Tensor) -> int:
-    """The narrowest code, which says how many slots a byte has; a dense row has one."""
+    """Width of the narrowest code, which fixes the slots of a byte; 8 for a dense row, one slot."""
     return 8 if isinstance(x, Tensor) else min(code_widths(x))
 
 
@@ -188,7 +188,7 @@ def _pad(x: PackedTensor | Tensor) -> int:
 
 
 def _bits(x: PackedTensor | Tensor) -> int:
-    """What `tile_config` goes by: with unequal channels the equal width of as many bytes."""
+    """Width for `tile_config`: with unequal channels the equal width of as many bytes."""
     if isinstance(x, Tensor):
         return 16
     if not _counts(x):

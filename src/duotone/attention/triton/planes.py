@@ -1,7 +1,7 @@
-"""Tiles of canonical bytes as operands of products: one matrix per slot (see `triton_tiles`).
+"""Tiles of canonical bytes as operands of products: one matrix per slot (see `triton.tiles`).
 
-Codes that share their scales with a row or a column come as they are, times 2**shift; codes of
-groups along channels as finished numbers. Names as in `triton_tiles`.
+Codes that share their scales with a row or a column stay as they are, times 2**shift. Codes of
+groups along channels become finished numbers. Names are as in `triton.tiles`.
 """
 
 # Triton has no starred tuples, and its constants are upper case.
@@ -23,7 +23,7 @@ from duotone.attention.triton.signs import (
 
 @triton.jit
 def plane_shift(BITS: tl.constexpr, SLOT: tl.constexpr):
-    """How far left in its byte the code of a slot lies."""
+    """Left shift of the code of a slot in its byte."""
     return 8 - BITS * (1 + SLOT)
 
 
@@ -31,7 +31,7 @@ def plane_shift(BITS: tl.constexpr, SLOT: tl.constexpr):
 def load_rows(
     p_x, o_row, m_row, WIDTH: tl.constexpr, PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr
 ):
-    """Rows o_row of a [rows, WIDTH] tensor, zeros where masked: [tokens, PAD] or [PAD, tokens]."""
+    """Load rows o_row of [rows, WIDTH], zeros where masked: [tokens, PAD] or [PAD, tokens]."""
     o_c = tl.expand_dims(tl.arange(0, PAD), 1 - CHANNEL_AXIS)
     m_tile = tl.expand_dims(m_row, CHANNEL_AXIS)
     if PAD != WIDTH:
@@ -79,7 +79,7 @@ def group_norm(
     at, o_row, m_row, BITS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     BN: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """A bound of |x_hat| of each token, which keeps fp16 tiles in range: [BN] (1 but for fp16)."""
+    """Bound of |x_hat| of each token, which keeps fp16 tiles in range: [BN] (1 except for fp16)."""
     if DT == tl.float16:
         PAD: tl.constexpr = triton.next_power_of_2(COLUMNS)
         b_scale = load_rows(at[0], o_row, m_row, COLUMNS, PAD, 1).to(tl.float32)
@@ -116,7 +116,7 @@ def group_planes(
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr,
     DT: tl.constexpr,
 ):  # fmt: skip
-    """x_hat / norm of a tile of bytes, one entry per slot."""
+    """Values x_hat / norm of a tile of bytes, one entry per slot."""
     SLOTS: tl.constexpr = 8 // BITS
     # Where a byte never straddles two groups, its slots share their parameters.
     SHARED: tl.constexpr = GROUP % SLOTS == 0

@@ -1,7 +1,7 @@
 """Triton kernels that run before attention: q folded into the blocks of K, channel orders of V.
 
-Both are small per block and would cost most where they belong logically: a program of attention
-would repeat them for every block it meets, with too few threads and nothing else to do meanwhile.
+Both are small per block. Inside attention they would cost most. A program would repeat them for
+every block that it meets, with too few threads and no other work in flight.
 """
 
 # Triton has no starred tuples, and its constants are upper case.
@@ -15,7 +15,7 @@ from duotone.attention.triton.signs import load_zero
 
 # Operands of fp16 products are normalised to this: far from overflow, far from subnormals.
 HALF_TOP = tl.constexpr(16384.0)
-# The smallest norm we divide by; operands below it are noise and vanish.
+# The smallest divisor; operands below it are noise and vanish.
 TINY = tl.constexpr(1e-30)
 
 
@@ -27,13 +27,13 @@ def fold_kernel(
     CLASSES: tl.constexpr, COLUMNS: tl.constexpr, OFFSETS: tl.constexpr, GROUP: tl.constexpr,
     PAD: tl.constexpr, UNIT: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """q with one block's scales folded in: q . k_hat = factor * sum(operand . plane) + offset.
+    """Fold one block's scales into q: q . k_hat = factor * sum(operand . plane) + offset.
 
     Program (batch * kv_heads * blocks) reads p_q [batch * q_heads, D], scale [rows, COLUMNS] and
-    zero_point [rows, OFFSETS] (1 column or all; or their slots, or none), and writes p_fold
-    [rows, G, SLOTS, PAD] (an operand per slot, in the order of the block's bytes) and p_affine
-    [rows, G, 2] = (factor, offset), without sm_scale. fp16 operands are normalised per row: scales
-    may be large.
+    zero_point [rows, OFFSETS] (1 column or all; or their slots, or none). It writes p_fold
+    [rows, G, SLOTS, PAD], an operand per slot, in the order of the block's bytes. It also writes
+    p_affine [rows, G, 2] = (factor, offset), without sm_scale. fp16 operands are normalised per
+    row: scales may be large.
     """
     i_param = tl.program_id(0).to(tl.int64)
     o_g, o_c = tl.arange(0, GP), tl.arange(0, D_PAD)
@@ -61,7 +61,7 @@ def fold_kernel(
     o_row = i_param * G + o_g
     ROW: tl.constexpr = (8 // BITS) * PAD
     p_row = p_fold + o_row[:, None] * ROW
-    # Bytes that are filled up, and slots that a byte of wide codes lacks: nothing may come of them.
+    # Padding bytes, and slots that a byte of wide codes lacks, must be 0.
     m_row = (o_g < G)[:, None] & (tl.arange(0, ROW) >= 0)[None, :]
     tl.store(p_row + tl.arange(0, ROW)[None, :], tl.zeros((GP, ROW), DT), mask=m_row)
     tl.debug_barrier()

@@ -1,6 +1,7 @@
 """Score calibration in Triton: the range of the visual scores, and the map that it gives.
 
-Names as in `triton_kernels`. Two halves of `reference._calibrate`, the second for its caller.
+`score_range_kernel` and `calibration_map` are the two halves of `reference._calibrate`.
+Names are as in `triton.kernels`.
 """
 
 # Constants of Triton are upper case.
@@ -132,7 +133,7 @@ def calibration_map(
     b_slope = tl.full((HP,), 1.0, tl.float32)
     b_offset = tl.zeros((HP,), tl.float32)
     if CALIBRATE:
-        # Reduced once behind the loop: Triton 3.6 fails on these reductions inside it.
+        # Reduced once after the loop: Triton 3.6 fails on these reductions inside it.
         b_low = tl.full((HP, 16), float("inf"), tl.float32)
         b_high = tl.full((HP, 16), float("-inf"), tl.float32)
         for i in range(0, range_splits, 16):

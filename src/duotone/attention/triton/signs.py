@@ -1,6 +1,6 @@
 """Sign-and-magnitude codes in Triton: signs for tiles of codes, zero_points out of shared slots.
 
-What the kernels know of a tensor beside its codes is one tuple of pointers,
+In addition to its codes, kernels know a tensor by one tuple of pointers,
 
     at = (scale, zero_point, signs, modes, offsets of blocks)       None where there is none
 
@@ -9,12 +9,12 @@ What the kernels know of a tensor beside its codes is one tuple of pointers,
     hybrid with slots     signs: the slots; modes: a bit per group (`quant.slots`)
     hybrid without        zero_point, and signs: a plane, 0 in asymmetric groups
 
-so a kernel is compiled for what is there. Signs come as *units* of 8 bits, or of 32 where rows (or
-slots) are whole words: element i of a row is bit (i % unit) ^ 7 of unit i // unit in both, because
+so a kernel is compiled for the parts that exist. Signs come as *units* of 8 bits, or of 32 where
+rows (or slots) are whole words. Element i of a row is bit (i % unit) ^ 7 of unit i // unit in both:
 words are little-endian and bytes are not. A group of 32 is one word: one load, a shift per code.
 
-where = (row of the block's parameters, first token of the block) says which block of tokens a tile
-lies in. Names as in `triton_tiles`.
+where = (row of the block's parameters, first token of the block) names the block of tokens of a
+tile. Names are as in `triton.tiles`.
 """
 
 # Constants of Triton are upper case.
@@ -32,7 +32,7 @@ def slot_units(GROUP, PARAM_BITS, UNIT_BITS):
 
 @triton.constexpr_function
 def one_word(param_type, slot_type, GROUP):
-    """Whether each slot is one 32-bit word. slot_type: None where there are no slots."""
+    """True where each slot is one 32-bit word. slot_type: None where there are no slots."""
     if slot_type is None or slot_type.element_ty.primitive_bitwidth != 32:
         return False
     return max(param_type.element_ty.primitive_bitwidth // 8, (GROUP + 7) // 8) == 4
@@ -46,13 +46,13 @@ def plane_units(D, UNIT_BITS):
 
 @triton.constexpr_function
 def element_bits(pointer_type):
-    """Bits of what pointers of a type point at."""
+    """Bits of an element of a pointer type."""
     return pointer_type.element_ty.primitive_bitwidth
 
 
 @triton.jit
 def load_modes(p_modes, o_row, o_column, m_x, COLUMNS: tl.constexpr):
-    """Whether groups are symmetric; False where masked."""
+    """Load modes: True where groups are symmetric; False where masked."""
     WIDTH: tl.constexpr = (COLUMNS + 7) // 8
     b_byte = tl.load(p_modes + o_row * WIDTH + o_column // 8, mask=m_x, other=0).to(tl.int32)
     return ((b_byte >> (7 - o_column % 8)) & 1) != 0
@@ -60,7 +60,7 @@ def load_modes(p_modes, o_row, o_column, m_x, COLUMNS: tl.constexpr):
 
 @triton.jit
 def load_zero(at, o_row, o_column, m_x, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """zero_points of groups as fp32, 0 where masked: of the shape of o_row and o_column together.
+    """Load zero_points of groups as fp32, 0 where masked: o_row and o_column, broadcast.
 
     COLUMNS: groups in a row of parameters. GROUP: elements of a group, for tensors with slots.
     """
@@ -73,14 +73,14 @@ def load_zero(at, o_row, o_column, m_x, COLUMNS: tl.constexpr, GROUP: tl.constex
     else:
         m_zero = m_x & (load_modes(p_modes, o_row, o_column, m_x, COLUMNS) == 0)
         b_word = load_param_word(p_signs, p_scale, o_group, m_zero, GROUP)
-        # What lies in the slots of symmetric groups is not a number, and was not loaded.
+        # Slots of symmetric groups hold no number, and were not loaded.
         b_zero = param_of_word(b_word, p_scale)
     return b_zero
 
 
 @triton.jit
 def param_of_word(b_word, p_scale):
-    """The parameter in the low bits of an int32, of the type that p_scale points at, as fp32."""
+    """Parameter in the low bits of an int32, of the type that p_scale points at, as fp32."""
     if p_scale.dtype.element_ty == tl.float16:
         b_param = b_word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
     elif p_scale.dtype.element_ty == tl.bfloat16:
@@ -92,7 +92,7 @@ def param_of_word(b_word, p_scale):
 
 @triton.jit
 def load_param_word(p_slots, p_scale, o_group, m_x, GROUP: tl.constexpr):
-    """The first bytes of slots, where a parameter lies, as int32; 0 where masked."""
+    """Load the first bytes of slots, which hold a parameter, as int32; 0 where masked."""
     UNIT_BITS: tl.constexpr = element_bits(p_slots.dtype)
     PARAM_BITS: tl.constexpr = element_bits(p_scale.dtype)
     p_slots += o_group * slot_units(GROUP, PARAM_BITS, UNIT_BITS)
@@ -105,7 +105,7 @@ def load_param_word(p_slots, p_scale, o_group, m_x, GROUP: tl.constexpr):
 
 @triton.jit
 def block_start(at, i_block, KIND: tl.constexpr):
-    """The first token of block i_block, where signs are counted from it."""
+    """First token of block i_block, where signs are counted from it; else 0."""
     p_modes, p_offsets = at[3], at[4]
     i_start = 0
     if KIND == "block" and p_modes is not None:
@@ -119,10 +119,10 @@ def load_signs(
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr,
     SLOT: tl.constexpr,
 ):  # fmt: skip
-    """The unit that holds the sign of the code at SLOT of each byte; 0 in asymmetric groups.
+    """Load the unit that holds the sign of the code at SLOT of each byte; 0 in asymmetric groups.
 
-    o_row, o_t, m_t [tokens]: rows of the tensor, places in the sequence, which of them exist.
-    Of the shape of a tile of bytes, or with one token where all tokens share a unit.
+    o_row, o_t, m_t [tokens]: rows of the tensor, places in the sequence, mask of tokens that exist.
+    The result has the shape of a tile of bytes, or one token where all tokens share a unit.
     """
     p_scale, _, p_signs, p_modes, _ = at
     UNIT_BITS: tl.constexpr = element_bits(p_signs.dtype)
@@ -157,7 +157,7 @@ def load_zero_and_signs(
 ):  # fmt: skip
     """(`load_zero`, `load_signs`) of groups along channels, of the shape of a tile of bytes.
 
-    Where a slot is one word, each is read once for both. Without signs the second is the first.
+    Where a slot is one word, each is loaded once for both. Without signs the second is the first.
     """
     o_c = tl.expand_dims(tl.arange(0, PAD) * (8 // BITS) + SLOT, 1 - CHANNEL_AXIS)
     o_line = tl.expand_dims(o_row, CHANNEL_AXIS)
@@ -184,9 +184,9 @@ def code_signs(
     b_units, at, where, o_t, KIND: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     PAD: tl.constexpr, CHANNEL_AXIS: tl.constexpr, SLOT: tl.constexpr,
 ):  # fmt: skip
-    """int32 whose top bit is set where the code at SLOT of each byte is negative.
+    """Make an int32 whose top bit is set where the code at SLOT of each byte is negative.
 
-    b_units: as `load_signs` has them. The lower bits are anything.
+    b_units: as from `load_signs`. The lower bits are arbitrary.
     """
     p_signs, p_modes = at[2], at[3]
     if KIND == "block" and p_modes is not None:
@@ -200,7 +200,7 @@ def code_signs(
 
 @triton.jit
 def with_signs(b_x, b_sign, DT: tl.constexpr):
-    """b_x, which is not negative, with the signs of `code_signs`: bits, since fp16 is subnormal."""
+    """Set the signs of `code_signs` in b_x >= 0, by bits, since fp16 values are subnormal."""
     if DT == tl.float16:
         b_sign = (b_sign >> 16).to(tl.uint16) & 0x8000
         b_bits = b_x.to(tl.uint16, bitcast=True) | b_sign

@@ -1,25 +1,26 @@
 """Tiles of packed tokens in registers: scores against K, sums of V, straight from canonical bytes.
 
-They read canonical bytes (`quant.packing`) and never reorder them. A tile of bytes is masked once
-per *slot*: the codes at the same place of every byte are a matrix of their own, with the channels
+Kernels read canonical bytes (`quant.packing`) and never reorder them. A tile of bytes is masked
+once per *slot*. The codes at one place of every byte are a matrix of their own, with the channels
 
-    slot + SLOTS * byte,    SLOTS = 8 / bits codes per byte,
+    slot + SLOTS * byte,    SLOTS = 8 / bits codes per byte
 
-(unequal bits: `triton_classes`), so q, scales and outputs come as tuples with an entry per slot,
-and each slot is a small product.
-Codes are masked but not shifted down: the code of a slot is worth 2**shift, which is folded into q
-(K) and into the output (V). For fp16 products the masked byte *is* the operand: its bits read as a
-subnormal fp16 are the integer times 2**-24, exact in the matrix units (`UNIT` undoes it), so
-nothing is converted.
+(unequal bits: `triton.classes`). q, scales and outputs are tuples with an entry per slot, and each
+slot is a small product.
+Codes are masked but not shifted down: the code of a slot counts 2**shift. This factor is folded
+into q (K) and into the output (V). For fp16 products the masked byte *is* the operand. Its bits,
+read as a subnormal fp16, are the integer times 2**-24, exact in the matrix units (`UNIT` undoes the
+factor). No conversion is needed.
 
-How a tensor is stored (`KIND`):
+A tensor is stored in one of four ways (`KIND`):
+
     dense   values in 16 or 32 bit
     block   a scale per channel (or one) for each block of tokens: folded into q
-            (`triton_prepare.fold_kernel`) and the output; bits may differ by channel
+            (`triton.prepare.fold_kernel`) and the output; bits may differ by channel
     token   one scale per token: multiplies its score (K), its probability (V)
     group   a scale per token and channel group: multiplies the tile in registers
 
-Parameters and signs come as the tuples `at` and `where` of `triton_signs`.
+Parameters and signs come as the tuples `at` and `where` of `triton.signs`.
 Names: i_ indices, o_ index vectors, p_ pointers, b_ values in registers, m_ masks.
 """
 
@@ -60,7 +61,7 @@ def load_query(
     p_q, o_row, m_h, KIND: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr,
     SLOT: tl.constexpr,
 ):  # fmt: skip
-    """q at SLOT's channels with plane weights folded in: [HP, PAD]."""
+    """Load q at SLOT's channels, with plane weights folded in: [HP, PAD]."""
     o_d = tl.arange(0, PAD) * (8 // BITS) + SLOT
     m_tile = m_h[:, None] & (o_d < D)[None, :]
     b_q = tl.load(p_q + o_row[:, None] * D + o_d[None, :], mask=m_tile, other=0).to(tl.float32)
@@ -76,8 +77,8 @@ def query_operands(
 ):  # fmt: skip
     """(operands, factor, offset) where no scales are folded in: for every KIND but "block".
 
-    q . x = factor * sum(operand . plane), without sm_scale; for KIND "token" the offset is what the
-    token's zero_point multiplies, sum(q). fp16 operands are normalised per row.
+    q . x = factor * sum(operand . plane), without sm_scale. For KIND "token" the offset is sum(q),
+    the factor of the token's zero_point. fp16 operands are normalised per row.
     """
     SLOTS: tl.constexpr = 8 // BITS
     b_factor = tl.full((HP,), 1.0, tl.float32)
@@ -104,7 +105,7 @@ def query_operands(
 def load_fold(
     p_fold, p_affine, i_param, o_h, m_h, G: tl.constexpr, BITS: tl.constexpr, PAD: tl.constexpr
 ):
-    """(operands, factor, offset) of a block as `triton_prepare.fold_kernel` left them."""
+    """(operands, factor, offset) of a block, as `triton.prepare.fold_kernel` wrote them."""
     SLOTS: tl.constexpr = 8 // BITS
     o_row = i_param * G + o_h
     b_operands = ()
@@ -123,9 +124,9 @@ def tile_scores(
     WIDTH: tl.constexpr, PAD: tl.constexpr, HP: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """q . k_hat of a tile of tokens: [HP, BN], without sm_scale.
+    """Scores q . k_hat of a tile of tokens: [HP, BN], without sm_scale.
 
-    i_k: row of the sequence's first token. o_t, m_t [BN]: tokens of the sequence, which exist.
+    i_k: row of the sequence's first token. o_t, m_t [BN]: tokens of the sequence, and their mask.
     """
     SLOTS: tl.constexpr = 8 // BITS
     o_row = i_k + o_t
@@ -220,7 +221,7 @@ def enter_block(
     b_acc, at, i_param, D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
     GROUP: tl.constexpr, PAD: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Accumulators in units of the block's scales: what `leave_block` undoes."""
+    """Convert accumulators to units of the block's scales; `leave_block` undoes this."""
     b_new = ()
     for slot in tl.static_range(8 // BITS):
         b_scale, _ = load_block_params(at, i_param, D, BITS, COLUMNS, GROUP, PAD, slot)
@@ -234,7 +235,7 @@ def leave_block(
     b_acc, b_part, at, i_param, D: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
     GROUP: tl.constexpr, PAD: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Accumulators as outputs again, with the block's zero_points for its sum of p, b_part [HP]."""
+    """Convert accumulators back to outputs; add zero_points times the block's sum of p, b_part."""
     b_new = ()
     for slot in tl.static_range(8 // BITS):
         b_scale, b_zero = load_block_params(at, i_param, D, BITS, COLUMNS, GROUP, PAD, slot)
@@ -245,6 +246,6 @@ def leave_block(
 
 @triton.jit
 def block_unit(b_scale, BITS: tl.constexpr, SLOT: tl.constexpr, UNIT: tl.constexpr):
-    """What one unit of a plane is worth: never 0, so that accumulators can be divided by it."""
+    """Value of one unit of a plane: never 0, so that accumulators can be divided by it."""
     b_scale = tl.where(tl.abs(b_scale) < UNIT_FLOOR, UNIT_FLOOR, b_scale)
     return b_scale * (UNIT / (1 << plane_shift(BITS, SLOT)))

@@ -1,4 +1,4 @@
-"""Which tokens a program of decode attention walks: splits, blocks, tiles of blocks, masks."""
+"""Tokens that a program of decode attention walks: splits, blocks, tiles of blocks, masks."""
 
 # Constants of Triton are upper case.
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def find_block(p_offsets, blocks, i_t, LONGEST: tl.constexpr):
-    """The block that token i_t lies in: how many of the inner edges are <= i_t.
+    """Block of token i_t: the number of inner edges that are <= i_t.
 
     No block is longer than LONGEST tokens, so the search starts there and stops early.
     """
@@ -24,13 +24,13 @@ def find_block(p_offsets, blocks, i_t, LONGEST: tl.constexpr):
 
 @triton.jit
 def block_end(p_offsets, blocks, i_block, stop):
-    """Where block i_block ends; the last one reaches to `stop`."""
+    """End of block i_block; the last block reaches to `stop`."""
     return tl.load(p_offsets + i_block + 1, mask=i_block + 1 < blocks, other=stop).to(tl.int32)
 
 
 @triton.jit
 def block_tile(p_offsets, blocks, i_block, i_tile, start, stop, BN: tl.constexpr):
-    """[first, end) of tile i_tile of a block, as far as the block lies in [start, stop)."""
+    """[first, end) of tile i_tile of a block, cut to the part of the block in [start, stop)."""
     first = tl.maximum(tl.load(p_offsets + i_block).to(tl.int32), start) + i_tile * BN
     return first, tl.minimum(block_end(p_offsets, blocks, i_block, stop), stop)
 
@@ -46,7 +46,7 @@ def split_range(p_lengths, i_b, i_split, splits, BN: tl.constexpr):
 
 @triton.jit
 def visible_tokens(p_mask, i_b, mask_width, o_t, m_t, HAS_MASK: tl.constexpr):
-    """Which tokens of a tile the query sees: inside the sequence, and not masked."""
+    """Mask of the tokens of a tile that the query sees: inside the sequence, and not masked."""
     if HAS_MASK:
         m_t = m_t & tl.load(p_mask + i_b.to(tl.int64) * mask_width + o_t, mask=m_t, other=0)
     return m_t

@@ -1,12 +1,12 @@
-"""Norms without weights: their weight and bias belong to the linears behind, their mean nowhere.
+"""Norms without weights: weight and bias move to the linears after the norm; the mean is dropped.
 
     norm(x) = gamma * n(x) + beta   ->   W norm(x) + b = (W gamma) n(x) + (b + W beta)
 
-LayerNorm is RMSNorm of the centred x. Where every reader of a residual stream normalises each
-token by itself, the mean of the stream is never seen, and writing centred rows (W - mean over
-outputs) turns its LayerNorms into RMSNorms exactly (SliceGPT; MQuant A.13). MQuant's code does so
-for InternVL too, whose projector normalises four tokens together: there it is not exact, and here
-such a stream keeps its mean (`weights.streams`).
+LayerNorm is RMSNorm of the centred x. Where every reader of a residual stream normalises each token
+by itself, the mean of the stream has no effect. Writing centred rows (W - mean over outputs) then
+turns its LayerNorms into RMSNorms exactly (SliceGPT; MQuant A.13). MQuant's code does so for
+InternVL, too, whose projector normalises four tokens together: there it is not exact. Here such a
+stream keeps its mean (`weights.equivalences.residual`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RMSNorm(nn.Module):
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What is not a parameter."""
+        """Options that are not parameters."""
         return f"eps={self.eps}, weight={self.weight is not None}, bias={self.bias is not None}"
 
 
@@ -60,9 +60,9 @@ class LayerNorm(nn.Module):
 
 @dataclass(frozen=True)
 class NormParts:
-    """What a norm module consists of; weight and bias in float64.
+    """Parts of a norm module; weight and bias in float64.
 
-    weight: what the normalised x is multiplied by, `offset` + the module's own weight.
+    weight: factor of the normalised x, `offset` + the module's own weight.
     offset: 1 where the module multiplies by 1 + weight (Gemma), else 0.
     """
 
@@ -141,7 +141,7 @@ def fold_norm(parts: NormParts, module: nn.Module) -> None:
     copies, rest = divmod(weight.shape[1], len(parts.weight))
     if rest:
         raise ValueError(
-            f"a linear behind a norm of {len(parts.weight)} channels must read a multiple of "
+            f"a linear after a norm of {len(parts.weight)} channels must read a multiple of "
             f"them; got {weight.shape[1]} inputs."
         )
     along_inputs = (1, -1, *(1,) * (weight.dim() - 2))

@@ -2,8 +2,8 @@
 
     s_j = max|x_j|^alpha / max|w_j|^(1 - alpha);   norm weight, bias / s;   linear columns * s
 
-Exact for the linears behind one norm; s is found over all of them together (eq. 4 there). A norm
-that multiplies by 1 + weight (Gemma) takes (1 + weight) / s - 1.
+This is exact for the linears after one norm. s is found over all of them together (eq. 4 there). A
+norm that multiplies by 1 + weight (Gemma) takes (1 + weight) / s - 1.
 """
 
 from __future__ import annotations

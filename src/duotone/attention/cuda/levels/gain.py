@@ -1,8 +1,8 @@
-"""Launches that fit a gain per block (`quant.ranges.fitted_gain`), behind those of `level_search`.
+"""Launches that fit a gain per block (`quant.ranges.fitted_gain`), after those of `levels.search`.
 
-Blocks of few tokens: one launch, Gram matrices of tokens in shared memory. Longer ones: the
-covariance of channels in parts, their sum, products with it, and the last step; blocks take turns
-where their covariances would take much memory.
+Blocks of few tokens take one launch, with Gram matrices of tokens in shared memory. Longer blocks
+take four: the covariance of channels in parts, its sum, products with the sum, and the last step.
+Where covariances would take much memory, blocks take turns.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch
 
 SHORT, LONG = "levels/gain_short.cu", "levels/gain_long.cu"
-# Tokens that a block of threads has in shared memory; floats between channels there.
+# Tokens that a block of threads holds in shared memory; floats between channels there.
 SHORT_TOKENS, TOKENS, GAP = (64, 128), 64, 4
-# What a block of threads has beside them, at most.
+# Most bytes of a block of threads in addition to the tokens.
 BESIDE_BYTES = 12 << 10
-# What covariances may take together; blocks of threads per SM that find them, and use them.
+# Most bytes of all covariances; blocks of threads per SM that find them, and that use them.
 SPREAD_BYTES, SPREADING, USING = 32 << 20, 2, 8
 # Channels of a tile of a covariance.
 SIDE = 64
@@ -38,7 +38,7 @@ def launch_gains(
     device: torch.device,
     sms: int,
 ) -> None:
-    """Fit the gains of all rows. given: `Arguments` of level_search."""
+    """Fit the gains of all rows. given: `Arguments` of `levels.search`."""
     most = shared_bytes(device) - BESIDE_BYTES
     fits = (n for n in SHORT_TOKENS if longest <= n and held_bytes(n, channels) <= most)
     if room := next(fits, None):
@@ -66,7 +66,7 @@ def launch_gains(
 
 
 def gain_reason(channels: int, device: torch.device) -> str | None:
-    """Why no kernel fits gains to blocks of so many channels, or None."""
+    """Reason why no kernel fits gains to blocks of so many channels, or None."""
     if held_bytes(TOKENS, channels) <= shared_bytes(device) - BESIDE_BYTES:
         return None
     return f"{TOKENS} tokens of {channels} channels do not fit shared memory twice"
@@ -78,15 +78,15 @@ def spread_channels(channels: int) -> int:
 
 
 def long_macros(channels: int) -> dict[str, int]:
-    """What level_gain_long.cu wants beside what all sources do."""
+    """Macros of levels/gain_long.cu in addition to those of all sources."""
     return {"ROOM": TOKENS, "SPREAD_CHANNELS": spread_channels(channels)}
 
 
 def held_bytes(tokens: int, channels: int) -> int:
-    """Shared memory of elements and of what their codes stand for, as level_gain.cuh has them."""
+    """Shared memory of elements and of their decoded codes, laid out as in levels/gain.cuh."""
     return 2 * 4 * channels * (tokens + GAP)
 
 
 def _parts(longest: int, blocks: int, wanted: int) -> int:
-    """Parts of a block of tokens that fill the device, of 64 tokens at least."""
+    """Number of parts of a block of tokens that fill the device, each of 64 tokens at least."""
     return max(1, min(-(-wanted // blocks), -(-longest // TOKENS)))

@@ -1,12 +1,12 @@
-"""Find the levels of blocks of K or V, and which channels get how many bits, on the device.
+"""Find the levels of blocks of K or V, and the bits of each channel, on the device.
 
-Three launches per tensor: moments of every channel; energies of tokens and the weighed power of
-channels; then strips of channels, held in shared memory, for Lloyd's rounds and the gain by energy.
-A fitted gain takes a few more (`level_gain`). Nothing waits for the device and nothing is as large
-as the tensor.
+A tensor takes three launches. The first finds moments of every channel. The second finds energies
+of tokens and the weighted power of channels. The third holds strips of channels in shared memory,
+for Lloyd's rounds and the gain by energy. A fitted gain takes a few more launches (`levels.gain`).
+The host never waits for the device, and no buffer is as large as the tensor.
 
-The plain-torch reference is `class_levels.torch_levels`. Sums have another order here, so levels
-agree to their last bit or so.
+The plain-torch reference is `classes.levels.torch_levels`. Sums have another order here, so levels
+agree to about their last bit.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
 
 THREADS = 256
-# Shared memory of a block of threads: of all channels, and of few.
+# Shared memory of a block of threads: for all channels, and for few.
 WHOLE_BYTES, STRIP_BYTES = 48 << 10, 88 << 10
 STRIPS = (8, 4, 2, 1)
-# What a search has beside its strip, at most.
+# Most bytes of a search in addition to its strip.
 BESIDE_STRIP_BYTES = 8 << 10
 # Threads of a channel, by the longest block.
 LANES = {128: 8, 1024: 32}
@@ -57,14 +57,14 @@ class Arguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Strip:
-    """How a search is cut. channels: of a block of threads. lanes: threads of a channel."""
+    """Cut of a search. channels: of a block of threads. lanes: threads of a channel."""
 
     channels: int
     lanes: int
 
     @classmethod
     def of(cls, longest: int, head_dim: int, itemsize: int) -> Strip:
-        """That for blocks of up to `longest` tokens: all channels where they fit."""
+        """Choose the strip for blocks of up to `longest` tokens: all channels where they fit."""
         lanes = next((n for most, n in LANES.items() if longest <= most), THREADS)
         row_bytes = strip_row(longest, itemsize) * itemsize
         if lanes < THREADS and row_bytes * head_dim <= WHOLE_BYTES:
@@ -79,7 +79,7 @@ def strip_row(longest: int, itemsize: int) -> int:
 
 
 def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
-    """Why no kernel finds these levels, or None. The host may wait once per table of blocks."""
+    """Reason why no kernel finds these levels, or None. The host may wait once per block table."""
     if reason := LEVEL_SEARCH.refusal(spec):
         return f"{reason} in {spec}"
     if x.dtype not in INPUTS or x.shape[3] > MAX_CHANNELS or x.stride(3) != 1:
@@ -91,9 +91,9 @@ def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
 
 
 def find_levels(x: States, spec: TensorSpec, blocks: BlockTable) -> SortedLevels:
-    """Levels of the blocks of x, as `torch_levels` has them.
+    """Find levels of the blocks of x, as `torch_levels` does.
 
-    Numbers that are not finite become levels that are not. Nothing waits for the device.
+    Numbers that are not finite give levels that are not finite. The host never waits.
     Errors: ValueError for what `level_reason` names.
     """
     if reason := level_reason(x, spec, blocks):
@@ -157,7 +157,7 @@ def _workspace(x: States, spec: TensorSpec, rows: int, splits: int) -> dict[str,
 def _launches(
     x: States, spec: TensorSpec, longest: int, rows: int, splits: int
 ) -> list[tuple[str, str, dict[str, int], Launch]]:
-    """(source, kernel, macros of its own, grid) of all launches but those for gains."""
+    """(source, kernel, own macros, grid) of all launches except those for gains."""
     channels = x.shape[3]
     sums = Launch(rows * splits, THREADS, 0)
     launches = [("levels/sums.cu", "level_moments", {}, sums)]
@@ -171,14 +171,14 @@ def _launches(
 
 
 def search_macros(strip: Strip) -> dict[str, int]:
-    """What level_search.cu wants beside what all sources do."""
+    """Macros of levels/search.cu in addition to those of all sources."""
     return {"STRIP": strip.channels, "LANES": strip.lanes}
 
 
 def macros_of(
     spec: TensorSpec, classes: Classes, head_dim: int, dtype: torch.dtype, align: int
 ) -> dict[str, int]:
-    """What all sources are compiled with."""
+    """Macros of all sources."""
     gain = {1.0: 0, "fit": 2}.get(spec.gain, 1)
     return {
         "CHANNELS": head_dim,

@@ -1,1 +1,1 @@
-"""Parts that all packing kernels share: tiles of dense K and V, codes, words."""
+"""Common parts of all packing kernels: tiles of dense K and V, codes, words."""

@@ -1,7 +1,7 @@
-"""The last launch of a call whose values are in a basis: merges all parts and turns these back.
+"""Merge all parts of a call whose values are in a basis, and rotate them back, in one launch.
 
-The plain-torch reference is `decode.attend_by_basis`: `merge_partials` of what comes out of each
-basis.
+The plain-torch reference is `decode.attend_by_basis`: `merge_partials` of the outputs of each
+basis, rotated back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = "rotate/merge.cu"
 
 
 class Arguments(Call):
-    """`Arguments` of merge_turned.cu."""
+    """`Arguments` of rotate/merge.cu."""
 
     _fields_ = (
         ("matrices", ctypes.c_void_p),
@@ -34,17 +34,17 @@ class Arguments(Call):
 
 @dataclass(frozen=True)
 class MergeTurned:
-    """What `launch.run` merges by.
+    """Merging launch for `launch.run`, which rotates parts back.
 
-    matrices: out of the basis; one where all kv heads have the same. parts: of each kv head whose
-    values are in it, the first ones.
+    matrices: out of the basis; a single one where all kv heads share it. parts: number of parts of
+    each kv head whose values are in the basis; they come first.
     """
 
     matrices: Float[Tensor, "kv_heads channels channels"]
     parts: int
 
     def __call__(self, work: Work, out: Tensor, fields: Fields) -> None:
-        """One launch, into `out`."""
+        """Merge into `out`, by one launch."""
         channels, rows = work.format.head_dim, work.heads // work.kv_heads * work.group
         given = Arguments(
             **fields,
@@ -61,7 +61,7 @@ class MergeTurned:
 
 
 def shared_bytes(at: Tiles, channels: int) -> int:
-    """Of a block: all sums, and behind them those of every share, later of every slice."""
+    """Shared memory of a block: all sums, then the sums of every share, later of every slice."""
     all_bytes = -(-8 * at.rows * (channels + 1) // 16) * 16
     shares = 4 * at.threads // (at.rows * channels)
     return all_bytes + max(shares * all_bytes, at.sums_bytes)

@@ -1,4 +1,4 @@
-"""Rows times the matrix of their kv head, in fp32: queries into the basis of their keys.
+"""Multiply rows by the matrix of their kv head, in fp32: queries into the basis of their keys.
 
 The plain-torch reference of `head_turn` is `quant.rotation.turn_heads`, in fp32 as well.
 """
@@ -25,14 +25,14 @@ SOURCE = "rotate/queries.cu"
 # Rows of the matrix that a thread keeps, by head_dim.
 DEPTHS = {64: 8, 80: 8, 96: 8, 128: 16, 256: 16}
 MAX_COLUMNS = 128
-# Of the four numbers that a thread reads.
+# Alignment of the four numbers that a thread reads.
 ALIGNMENT_BYTES = 16
-# Rows of a block: as few as leave the blocks room on the device at once.
+# Rows of a block: the fewest with which all blocks run on the device at once.
 ROWS = (1, 2, 4, 8)
 
 
 class Arguments(ctypes.Structure):
-    """`Arguments` of head_turn.cu."""
+    """`Arguments` of rotate/queries.cu."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "matrices", "out")),
@@ -42,7 +42,7 @@ class Arguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is cut: blocks in all, and what head_product.cuh is told of one."""
+    """Cut of a product: blocks in all, and the sizes of one for rotate/product.cuh."""
 
     blocks: int
     rows: int
@@ -52,23 +52,23 @@ class Tiles:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.slices * self.columns // 4
 
     @property
     def sums_bytes(self) -> int:
-        """What a thread of each slice writes for every row and column."""
+        """Bytes of the sums: a number of each slice for every row and column."""
         return 4 * self.slices * self.rows * self.columns
 
     @property
     def macros(self) -> dict[str, int]:
-        """What head_product.cuh is compiled with."""
+        """Macros of rotate/product.cuh."""
         return {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
 
 
 @cache
 def tiles(head_dim: int, kv_heads: int, rows: int, sms: int) -> Tiles:
-    """The cut for `rows` q heads of every kv head; head_dim is one of `DEPTHS`."""
+    """Choose the cut for `rows` q heads of every kv head; head_dim is one of `DEPTHS`."""
     columns, depth = min(head_dim, MAX_COLUMNS), DEPTHS[head_dim]
     heads = kv_heads * (head_dim // columns)
     blocks = {of_block: heads * -(-rows // of_block) for of_block in ROWS}
@@ -81,13 +81,13 @@ def tiles(head_dim: int, kv_heads: int, rows: int, sms: int) -> Tiles:
 def kernel_matrices(
     transform: str, role: Role, channels: int, device: torch.device
 ) -> Float[Tensor, "kv_heads {channels} {channels}"]:
-    """`matrices` in fp32, from now on there for every stream of a device."""
-    # Kernels read them before they wait for the launch ahead of them; `kept` has waited.
+    """Make `matrices` in fp32, kept for every stream of a device."""
+    # Kernels read them before they wait for the launch before them; `kept` has waited.
     return kept(lambda: matrices(transform, role, channels, torch.float32, device), device)
 
 
 def turned_query(query: Tensor, wants: Wants) -> Tensor:
-    """`segment_query`, by the kernel where it has the shape. query: contiguous."""
+    """Make `segment_query` by the kernel, where it supports the shape. query: contiguous."""
     channels = query.shape[3]
     if wants.transform is None or channels not in DEPTHS:
         return segment_query(query, wants)
@@ -99,7 +99,7 @@ def head_turn(
     query: Float[Tensor, "batch q_heads 1 channels"],
     matrices: Float[Tensor, "kv_heads channels channels"],
 ) -> Float[Tensor, "batch q_heads 1 channels"]:
-    """Every q head times the matrix of its kv head, in fp32; both are contiguous."""
+    """Multiply every q head by the matrix of its kv head, in fp32; both are contiguous."""
     if query.data_ptr() % ALIGNMENT_BYTES:
         query = query.clone()
     heads, channels = matrices.shape[:2]

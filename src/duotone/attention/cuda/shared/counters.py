@@ -15,14 +15,14 @@ _COUNTERS: dict[torch.device, _Counters] = {}
 
 
 class _Counters:
-    """A ring of zeros; every launch takes the next ones and leaves them zero."""
+    """Ring of zeros; every launch takes the next ones and leaves them zero."""
 
     def __init__(self, device: torch.device) -> None:
         made = partial(torch.zeros, COUNTERS, dtype=torch.int32, device=device)
         self.zeros, self.next = kept(made, device), 0
 
     def take(self, count: int) -> Tensor:
-        """`count` zeros that no launch shortly before or after uses."""
+        """Take `count` zeros that no launch shortly before or after uses."""
         if self.next + count > COUNTERS:
             self.next = 0
         taken = self.zeros[self.next : self.next + count]
@@ -31,10 +31,10 @@ class _Counters:
 
 
 def counters(device: torch.device, count: int) -> Tensor:
-    """Zeros that the launch leaves zero: nothing has to clear them before the next one.
+    """Zeros that a launch leaves zero: they need no clearing before the next launch.
 
-    A graph that is captured keeps those it got. Without a launch before the capture there is no
-    ring yet, and the graph clears counters of its own.
+    A captured graph keeps its zeros. Without a launch before the capture there is no ring yet, and
+    the graph clears counters of its own.
     """
     capturing = device not in _COUNTERS and torch.cuda.is_current_stream_capturing()
     if capturing or count > COUNTERS:

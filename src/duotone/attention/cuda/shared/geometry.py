@@ -1,4 +1,4 @@
-"""How a decode launch is cut into splits and blocks of warps."""
+"""Geometry of decode launches: splits, and blocks of warps."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Protocol
 import torch
 
 MAX_WARPS, MIN_WARPS = 16, 4
-# Splits beside the fewest and those that fill the device once: they even out waves.
+# Splits in addition to the fewest and the number that fills the device once: they even out waves.
 MORE_SPLITS = 4
-# Shared memory of a block in KiB, by compute capability (others: at least 99), and what of it holds
-# q, V's scales and barriers; the rest is left to the rings.
+# Shared memory of a block in KiB, by compute capability (others: at least 99), and its part for q,
+# V's scales and barriers; the rest is left to the rings.
 SHARED_KIB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 LEAST_SHARED_KIB = 99
 BESIDE_RINGS_KIB = 19
-# Blocks that may be a cluster where there are clusters: what every such device has.
+# Blocks of a cluster that every device with clusters supports.
 MAX_CLUSTER, CLUSTER_CAPABILITY = 8, (9, 0)
 SLOT_ALIGNMENT_BYTES = 128
 RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
-# Of a launch, in us: what a wave costs beside its bytes, what merging costs and each split
-# adds, bytes that one SM reads.
+# Costs of a launch in us: a wave in addition to its bytes, merging, each split; bytes that one SM
+# reads per us.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
-# Units of a block where all of them run at once, and what their warps are spread over.
+# Units of a block where all of them run at once; schedulers that share their warps.
 TEAMS, SCHEDULERS = (2, 4), 4
 # Shared memory that the variables of a block may take.
 VARIABLES_BYTES = 48 << 10
@@ -50,17 +50,17 @@ class Format(Protocol):
 
     @property
     def stages(self) -> int:
-        """Records that a warp has room for."""
+        """Number of records that a warp has room for."""
         ...
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a launch is cut: warps per unit, units per multiprocessor, splits per block of tokens.
+    """Cut of a launch: warps per unit, units per multiprocessor, splits per block of tokens.
 
-    A unit of work is a block of its own: small ones follow each other without waiting for their
-    neighbours, those of the next launch, too. Or it belongs to one of the `teams` of a block, of
-    as many kv heads, which end together.
+    With one team a unit of work is a block of its own. Small blocks follow each other without
+    waiting for their neighbours, and so do blocks of the next launch. Otherwise a unit is one of
+    the `teams` of a block, of as many kv heads, which end together.
     """
 
     warps: int
@@ -77,7 +77,7 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def ring_bytes(device: torch.device) -> int:
-    """What of it is left to the rings."""
+    """Shared memory of a block that is left to the rings."""
     return shared_bytes(device) - (BESIDE_RINGS_KIB << 10)
 
 
@@ -88,7 +88,7 @@ def slot_bytes(form: Format, sums_bytes: int) -> int:
 
 
 def warps_within_rings(warps: int, each_bytes: int, ring_bytes: int) -> int:
-    """At most `warps`, a power of two, whose rings fit shared memory. each_bytes: of a warp."""
+    """Number of warps, a power of two up to `warps`, whose rings fit. each_bytes: of a warp."""
     while warps * each_bytes > ring_bytes:
         warps //= 2
     return warps
@@ -104,10 +104,10 @@ def cut(
     per_sm: tuple[int, ...] = (1, 2, 4),
     min_warps: int = MIN_WARPS,
 ) -> Geometry:
-    """The cut with the least predicted time.
+    """Choose the cut with the least predicted time.
 
     warps: of a multiprocessor. heads: batch * kv_heads * blocks of tokens. records: of each of
-    them, at most. max_unit_tokens: what one split may hold at most. per_sm: blocks that a
+    them, at most. max_unit_tokens: tokens that one split may hold at most. per_sm: blocks that a
     multiprocessor may hold. min_warps: of a block, where there are several.
     """
     options = cuts(form, warps, heads, records, sms, max_unit_tokens, per_sm, min_warps)
@@ -124,7 +124,7 @@ def cuts(
     per_sm: tuple[int, ...] = (1, 2, 4),
     min_warps: int = MIN_WARPS,
 ) -> dict[Geometry, float]:
-    """The predicted time, in us, of all cuts worth a thought; arguments as `cut` has them.
+    """Predict the time, in us, of all sensible cuts; arguments as in `cut`.
 
     min_warps: of a block, where a multiprocessor holds several.
     """
@@ -142,9 +142,9 @@ def cuts(
 
 
 def teamed(at: Geometry, units: int, kv_heads: int, sms: int, beside_bytes: int = 0) -> Geometry:
-    """Teams in place of blocks next to each other, where all units run at once.
+    """Make teams of one block in place of single blocks, where all units run at once.
 
-    beside_bytes: of a team's variables, where those of all might not fit a block.
+    beside_bytes: of a team's variables, where those of all teams might not fit a block.
     """
     fits = at.per_sm in TEAMS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
     fits = fits and at.per_sm * beside_bytes <= VARIABLES_BYTES
@@ -157,6 +157,6 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def max_cluster(device: torch.device) -> int:
-    """Blocks that a device can keep together as a cluster; 1: it has no clusters."""
+    """Most blocks of a cluster of a device; 1: it has no clusters."""
     has = device.type != "cuda" or torch.cuda.get_device_capability(device) >= CLUSTER_CAPABILITY
     return MAX_CLUSTER if has else 1

@@ -1,4 +1,4 @@
-"""Launch the tasks of a call, and merge their parts: by tickets, in the last one, or behind it."""
+"""Launch the tasks of a call; merge their parts by tickets, in the last task, or after it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, 
 from duotone.attention.cuda.spans.layout import LANES
 
 LOG2E = 1.4426950408889634
-# Whether a launch begins while the kernel ahead of it in the stream ends.
+# True: a launch begins while the kernel before it in the stream ends.
 OVERLAP = True
-# kv heads per multiprocessor from which on the last task or a launch behind it merges the parts of
-# a call, instead of the block of a head that ends last: a ticket costs every part some 2 us.
+# From this number of kv heads per multiprocessor on, the last task or a launch after it merges the
+# parts of a call, instead of the block of a head that ends last: a ticket costs a part some 2 us.
 HEADS_PER_SM_TO_MERGE = 2
 MERGE_SOURCE, MERGE_WARPS = "shared/merge_parts.cu", 4
 
 
 class MergedBy(Enum):
-    """MERGE of common.cuh: nobody, where a part is the output; the block of a kv head that ends
-    last, by tickets; a launch behind the tasks; the last task, whose blocks have one part each.
+    """MERGE of common.cuh: the kernel that merges the parts of a call.
+
+    NOBODY: a part is the output. TICKETS: the block of a kv head that ends last. LAUNCH: a launch
+    after the tasks. TASK: the last task, whose blocks have one part each.
     """
 
     NOBODY, TICKETS, LAUNCH, TASK = range(4)
@@ -36,7 +38,7 @@ class MergedBy(Enum):
 
 @dataclass
 class _Merge:
-    """Where the tasks of one call meet.
+    """Output of one call, and the sums of its parts.
 
     zeros: counters for tickets.
     """
@@ -53,7 +55,7 @@ class _Merge:
 
     @classmethod
     def of(cls, work: Work, parts: int, by: MergedBy, **output: Any) -> _Merge:
-        """Room for the sums of `parts` of each kv head of `work`."""
+        """Allocate room for the sums of `parts` of each kv head of `work`."""
         rows, query = work.heads * parts * work.group, work.query
         partial = query.new_empty(rows, work.format.head_dim, dtype=torch.float32)
         weights = query.new_empty(rows, 2, dtype=torch.float32)
@@ -61,7 +63,7 @@ class _Merge:
         return cls(by, **output, parts=parts, partial=partial, weights=weights, zeros=zeros)
 
     def arguments(self) -> Fields:
-        """Between q heads, rows of `out` and numbers of `lse` lie a stride apart."""
+        """Fields of `Call`; the strides of `out` and `lse` are those between q heads."""
         lse, zeros = self.lse, self.zeros
         return {
             "partial": self.partial.data_ptr(),
@@ -87,9 +89,9 @@ def run(
     """softmax(q K^T * sm_scale) V over the keys of all tasks, into `out`.
 
     tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
-    head), strided; any type of query. lse: gets log2 of the sum of exponentials of each row.
-    merging: makes the last launch, which merges the parts of all tasks in their order; None of
-    them may be cooperative then.
+    head), strided; any type of query. lse: receives log2 of the sum of exponentials of each row.
+    merging: makes the last launch, which merges the parts of all tasks in their order; no task may
+    be cooperative then.
     """
     work, parts = tasks[0].work, sum(task.parts for task in tasks)
     _check_aligned("query", work.query)
@@ -106,7 +108,7 @@ def run(
 
 
 def _check_aligned(name: str, rows: Tensor) -> None:
-    """Kernels read and write up to four numbers at once; head_dim is a multiple of four."""
+    """Raise unless rows are aligned to four numbers, which kernels read and write at once."""
     unit_bytes = 4 * rows.element_size()
     if rows.data_ptr() % unit_bytes or rows.stride(1) % 4:
         raise ValueError(
@@ -116,7 +118,7 @@ def _check_aligned(name: str, rows: Tensor) -> None:
 
 
 def merged_by(tasks: Sequence[Task]) -> MergedBy:
-    """Who merges the parts of a call."""
+    """Choose the kernel that merges the parts of a call."""
     work = tasks[0].work
     if sum(task.parts for task in tasks) == 1:
         return MergedBy.NOBODY
@@ -129,7 +131,7 @@ def merged_by(tasks: Sequence[Task]) -> MergedBy:
 
 
 def _merge_parts(work: Work, out: Tensor, fields: Fields) -> None:
-    """A warp for each q head."""
+    """Launch the merging kernel, with a warp for each q head."""
     blocks = -(-work.heads * work.group // MERGE_WARPS)
     launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
     given = Call(units=work.heads, **fields)
@@ -139,7 +141,7 @@ def _merge_parts(work: Work, out: Tensor, fields: Fields) -> None:
 def launch_merging(
     source: str, at: Launch, given: Call, work: Work, out: Tensor, macros: dict[str, int]
 ) -> None:
-    """The last launch of a call. macros: what `source` wants beside what call.cuh does."""
+    """Make the last launch of a call. macros: those of `source` beyond those of call.cuh."""
     all_macros = {
         "CHANNELS": work.format.head_dim,
         "G": work.group,

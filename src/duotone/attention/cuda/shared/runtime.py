@@ -1,4 +1,4 @@
-"""Where the decode kernels run, and their sources."""
+"""Sources of the decode kernels, and the devices that run them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ entry = _SOURCES.entry
 
 
 def missing(device: torch.device) -> str | None:
-    """Why kernels cannot be compiled or run here, or None."""
+    """Reason why kernels cannot be compiled or run here, or None."""
     if device.type != "cuda":
         return f"CUDA kernels need a CUDA device; the query is on {device}"
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
@@ -38,11 +38,11 @@ def missing(device: torch.device) -> str | None:
 
 
 def is_untried(device: torch.device) -> bool:
-    """The kernels compile for this device, but nobody has run them there."""
+    """True where the kernels compile for a device but were never run on one."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9
 
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """CUDA kernels can be compiled and run there."""
+    """True where CUDA kernels can be compiled and run."""
     return missing(device) is None

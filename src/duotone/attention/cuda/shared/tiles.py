@@ -1,4 +1,4 @@
-"""Records made of tiles: the sizes that every such format has."""
+"""Sizes of records made of tiles, for every such format."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ STAGES = 3
 
 
 class Tiled:
-    """Sizes of records; a format says what a tile takes and how many tokens it holds."""
+    """Sizes of records; a format defines the bytes and the tokens of a tile."""
 
     head_dim: int
     tile_tokens: ClassVar[int]
-    # What a record should hold about.
+    # Approximate bytes of a record.
     record_bytes: ClassVar[int]
 
     @property
@@ -28,7 +28,7 @@ class Tiled:
 
     @property
     def tiles(self) -> int:
-        """Tiles per record: what fits `record_bytes`, one at least."""
+        """Tiles per record: as many as fit `record_bytes`, one at least."""
         return 1 << max(0, (self.record_bytes // self.tile_bytes).bit_length() - 1)
 
     @property
@@ -38,7 +38,7 @@ class Tiled:
 
     @property
     def stages(self) -> int:
-        """Records that a warp has room for."""
+        """Number of records that a warp has room for."""
         return STAGES
 
     @property

@@ -1,4 +1,4 @@
-"""What decode kernels are told: the work, a task that does it, the structure of its arguments."""
+"""Input of decode kernels: the work, a task that does it, the structure of its arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inverse_of(splits: int) -> int:
 
 
 class Call(ctypes.Structure):
-    """`Call` of call.cuh: what every decode kernel is told."""
+    """`Call` of call.cuh: arguments of every decode kernel."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("tokens", "first_records", "query", "records")),
@@ -45,15 +45,15 @@ class Call(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch reads.
+    """Input tensors of a launch.
 
     query: [batch, q_heads, 1, head_dim], contiguous. records: of each kv head, at most. data:
     [batch, kv_heads, records, format.nbytes], None where the kernel finds tokens by itself. first:
-    [batch, blocks], where the blocks' records start; None: one block, from record 0 on. tokens:
+    [batch, blocks], the first record of each block; None: one block, from record 0 on. tokens:
     [batch, blocks + 1] int64, offsets of the blocks; [batch], lengths, without `first`.
-    pages: data is a pool [pages, kv_heads, records_per_page, format.nbytes], of which a sequence
-    has these, in this order: [batch, pages_per_sequence] int32, contiguous. Those behind its last
-    record are not looked at.
+    pages: page numbers of each sequence in order, [batch, pages_per_sequence] int32, contiguous.
+    data is then a pool [pages, kv_heads, records_per_page, format.nbytes]. Pages after the last
+    record of a sequence are not read.
     """
 
     query: Tensor
@@ -66,7 +66,7 @@ class Work:
     pages: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Addresses follow from these: a wrong type would read anywhere."""
+        """Check the pages: addresses follow from them, so a wrong type would read anywhere."""
         table = self.pages
         if table is not None and (table.dtype != torch.int32 or not table.is_contiguous()):
             raise ValueError(
@@ -84,14 +84,14 @@ class Work:
         first: Tensor | None = None,
         pages: Tensor | None = None,
     ) -> Work:
-        """Records in one piece per kv head, or in pages."""
+        """Make the work of records in one piece per kv head, or in pages."""
         heads, records = data.shape[1:3]
         most = records * (1 if pages is None else pages.shape[1])
         return cls(query, form, heads, most, tokens, data, first, pages)
 
     @property
     def records_per_page(self) -> int:
-        """0: records lie in one piece."""
+        """Records per page; 0: records are in one piece."""
         return 0 if self.pages is None else self.data.shape[2]
 
     @property
@@ -114,9 +114,9 @@ class Work:
 class Task:
     """One planned launch of a decode kernel.
 
-    source: its file, whose function has the same name. macros: what the source wants beside what
-    all of them want. arguments: makes its structure from the fields of `Call`. shared_bytes: of a
-    block; None: its rings. cluster: blocks of a cluster.
+    source: file of the kernel, whose function has the same name. macros: those of the source in
+    addition to those of all sources. arguments: makes the structure from the fields of `Call`.
+    shared_bytes: of a block; None: its rings. cluster: blocks of a cluster.
     """
 
     source: str
@@ -135,7 +135,7 @@ class Task:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Blocks along parts, kv heads and sequences, so that no kernel has to divide."""
+        """Numbers of blocks along parts, kv heads and sequences: no kernel has to divide."""
         return self.parts, self.work.kv_heads // self.at.teams, self.work.query.shape[0]
 
     @property
