@@ -1,7 +1,7 @@
 """Kernel families and the choices of a `TensorSpec` that each honours, in one table.
 
-A family is refused by its own rules of shapes and combinations as well (`spans.layout`,
-`classes.layout`, `groups.format`, `triton.decode`); this table is what a new field has to pass.
+A family also has rules of shapes and combinations (`spans.layout`, `classes.layout`,
+`groups.format`, `triton.decode`). A new field passes none of these families until it is named here.
 """
 
 from __future__ import annotations

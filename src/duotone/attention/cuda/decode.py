@@ -180,7 +180,7 @@ def _attend(
 
 
 def _basis(segment: Segment) -> str:
-    """The transform that a segment's values are behind; "" for none."""
+    """Transform of a segment's values; "" for none."""
     value = segment.value
     return (value.spec.transform or "") if isinstance(segment, PackedSegment) else ""
 
@@ -282,7 +282,7 @@ def _tasks(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None
 def _turn(task: Task) -> tuple[bool, bool]:
     """Tasks that must be resident as a whole come first, then, of many q heads, streams.
 
-    Behind short blocks of a stream a span's many ones of two warps start as places become free:
+    After short blocks of a stream a span's many ones of two warps start as places become free:
     2 % of a step's attention at 6 q heads per kv head, nothing at 4 (dev/log/kernels.md).
     """
     ahead = task.source == group_decode.SOURCE and task.work.group > STREAM_FIRST_ABOVE

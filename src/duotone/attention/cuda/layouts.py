@@ -1,4 +1,4 @@
-"""Which layout holds visual tokens: records of codes of one width, or of classes of channels."""
+"""Layout of visual tokens: records of codes of one width, or of classes of channels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def visual_reason(key: TensorSpec, value: TensorSpec) -> str | None:
 
 
 class VisualLayout:
-    """What a cache on CUDA does with visual tokens (`cache.pair.Layout`)."""
+    """Layout of visual tokens in a cache on CUDA (`cache.pair.Layout`)."""
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> LaidOut | None:
         """The records that hold these, if any do."""

@@ -170,5 +170,5 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
 
 
 def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
-    """What class_decode.cu is compiled with beside what all kernels are."""
+    """Macros of class_decode.cu in addition to those of all kernels."""
     return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_of(form, group)}

@@ -1,4 +1,4 @@
-"""Which codes a record of channels of unequal bits holds, and its size."""
+"""Codes that a record of channels of unequal bits holds, and its size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Classes:
 
     @classmethod
     def of(cls, spec: TensorSpec, head_dim: int) -> Classes:
-        """Those of a spec; codes of one width are one class."""
+        """Classes of a spec; codes of one width are one class."""
         if spec.classes is None:
             return cls(((spec.bits, head_dim),))
         return cls(tuple((bits, n) for bits, n in class_counts(spec, head_dim) if bits and n))
@@ -71,7 +71,7 @@ class Classes:
         return torch.cat(runs)
 
     def number_of_rank(self, head_dim: int) -> UInt8[Tensor, " head_dim"]:
-        """The class of every rank, those without codes behind all others."""
+        """The class of every rank, those without codes after all others."""
         sizes = [n for _, n in self.sizes]
         sizes = torch.tensor([*sizes, head_dim - sum(sizes)])
         return torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
@@ -96,7 +96,7 @@ class ClassFormat(Tiled):
 
     @classmethod
     def of(cls, key: TensorSpec, value: TensorSpec, head_dim: int) -> ClassFormat:
-        """That of K and V of these specs."""
+        """Format of K and V of these specs."""
         both = (Classes.of(spec, head_dim) for spec in (key, value))
         return cls(head_dim, *both, key_in_tiles=key.group is not None)
 

@@ -85,7 +85,7 @@ class ClassRecords:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that it has, by the names of their fields."""
+        """Tensors that it has, by the names of their fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in values.items() if isinstance(x, Tensor)}
 

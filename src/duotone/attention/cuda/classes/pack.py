@@ -77,7 +77,7 @@ class Prepared:
 
 
 class ClassLayout:
-    """What a cache on CUDA does with visual spans of classes (`cache.pair.Layout`)."""
+    """Layout of visual spans of classes in a cache on CUDA (`cache.pair.Layout`)."""
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
         """The records of K and V that are packed already."""
@@ -196,7 +196,7 @@ def _block_of_tile(blocks: BlockTable, first: Tensor) -> Int[Tensor, "batch tile
 
 
 def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
-    """What class_pack.cu is compiled with."""
+    """Macros of class_pack.cu."""
     words = max(sum(form.key.words), sum(form.value.words))
     places = COLUMN * max(sum(form.key.columns), sum(form.value.columns))
     return {

@@ -1,4 +1,4 @@
-"""What class records keep beside the codes: scales, zero-points and channels of K and V.
+"""Parameters of class records next to the codes: scales, zero-points and channels of K and V.
 
 All of V's, and K's where it has no groups, belong to spans; else K's lie in its tiles.
 """

@@ -60,7 +60,7 @@ class DenseFormat:
 
     @classmethod
     def of(cls, head_dim: int, dtype: torch.dtype) -> DenseFormat:
-        """What the kernel reads such K and V by."""
+        """Format by which the kernel reads such K and V."""
         stages = STAGES[dtype.itemsize, head_dim > 128]
         return cls(head_dim, dtype.itemsize, stages=stages)
 
@@ -156,5 +156,5 @@ def dense_task(query: Tensor, segment: DenseSegment) -> Task:
 
 
 def macros_of(form: DenseFormat, dtype: torch.dtype) -> dict[str, int]:
-    """What dense_decode.cu wants beside what all kernels do. dtype: of K and V."""
+    """Macros of dense_decode.cu in addition to those of all kernels. dtype: of K and V."""
     return {"KV": KV_TYPES[dtype], "KEYS": form.tokens}

@@ -49,7 +49,7 @@ class MoveArguments(ctypes.Structure):
 
 
 def appends(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor]) -> bool:
-    """Whether the kernel can do it: windows of one type, new K and V of the same or, for fp8
+    """True if the kernel can append: windows of one type, new K and V of it or, for fp8
     windows, of one of `NARROWED`; equal widths, adjacent channels and tokens.
     """
     first, width = windows[0], windows[0].shape[3]
@@ -94,7 +94,7 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
 
 
 def macros_of(width: int, new: torch.dtype, window: torch.dtype) -> dict[str, int]:
-    """What window_append.cu is compiled with, but for ARGUMENTS_BYTES. width: head_dim."""
+    """Macros of window_append.cu, except ARGUMENTS_BYTES. width: head_dim."""
     return {
         "ROW_BYTES": width * window.itemsize,
         "NARROW": NARROWED[new] if _narrows(new, window) else 0,

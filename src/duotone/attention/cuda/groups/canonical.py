@@ -140,7 +140,7 @@ def _to_tokens(x: PackedTensor, elements: Tensor, value: bool) -> Tensor:
 def _slots(
     x: PackedTensor, zero: Tensor, negative: Tensor, symmetric: Tensor, value: bool
 ) -> dict[str, Tensor]:
-    """What a hybrid keeps beside codes and scales. negative: [.., rows, groups, group]."""
+    """Signs that a hybrid keeps next to codes and scales. negative: [.., rows, groups, group]."""
     modes = _by_tokens(x, symmetric, value)
     signs = [_by_tokens(x, part, value) for part in (negative & symmetric[..., None]).unbind(-1)]
     width = slot_bytes(x.spec, x.head_dim)

@@ -165,7 +165,7 @@ def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes
 
 
 def macros_of(form: GroupFormat, group: int) -> dict[str, int]:
-    """What group_decode.cu is compiled with beside what all kernels are."""
+    """Macros of group_decode.cu in addition to those of all kernels."""
     operands = _operand("K", form.key) | _operand("V", form.value)
     return {"TILES": form.tiles, "SLOT_BYTES": slot_of(form, group), **operands}
 

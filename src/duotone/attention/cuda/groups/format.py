@@ -1,4 +1,4 @@
-"""What group records hold: how K and V are stored in a tile, and which specs have such records."""
+"""Contents of group records: how a tile stores K and V, and which specs have such records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GroupFormat(Tiled):
 
     @property
     def part_bytes(self) -> list[int]:
-        """Of a tile: codes of K and of V, scales of K and of V."""
+        """Bytes of a tile: codes of K and of V, scales of K and of V."""
         sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
         codes = [TILE * self.channels * x.bits // 8 for x, _, _ in sizes]
         return codes + [x.groups(rows, k) * (6 if x.signs else 4) for x, rows, k in sizes]
@@ -68,7 +68,7 @@ class GroupFormat(Tiled):
 
     @property
     def own_tile_bytes(self) -> int:
-        """Of a tile, what its record holds."""
+        """Bytes of a tile that its record holds."""
         return sum(self.own_part_bytes)
 
     @property

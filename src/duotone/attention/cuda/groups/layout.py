@@ -67,7 +67,7 @@ MAX_SCALE = 2.0**6
 
 @cache
 def group_order(rows: int, k: int, bits: int, rows_last: bool) -> Int[Tensor, "bytes codes"]:
-    """Which element of a tile stands where: row * k + k, or k * rows + row if `rows_last`."""
+    """Element in each slot of a tile: row * k + k, or k * rows + row if `rows_last`."""
     runs, per_half = k // 32, 16 // bits
     words = rows * k * bits // 1024
     unit = 4 if words % 4 == 0 else 1 if words % 2 else 2
@@ -88,7 +88,7 @@ def group_order(rows: int, k: int, bits: int, rows_last: bool) -> Int[Tensor, "b
 def group_order_on(
     device: torch.device, rows: int, k: int, bits: int, rows_last: bool
 ) -> Int[Tensor, "bytes codes"]:
-    """The same where it is needed: a captured graph cannot fetch it."""
+    """`group_order` on the device that needs it: a captured graph cannot fetch it."""
     return kept(lambda: group_order(rows, k, bits, rows_last).to(device), device)
 
 
@@ -137,7 +137,7 @@ def _where_tokens_are(x: PackedTensor, parameter: Tensor) -> Tensor:
 
 
 def _fill(x: Tensor, tokens: int, channels: int) -> Tensor:
-    """Zeros behind the tokens and channels there are."""
+    """Zeros after the given tokens and channels."""
     return torch.nn.functional.pad(x, (0, channels - x.shape[3], 0, tokens - x.shape[2]))
 
 
@@ -171,7 +171,7 @@ def _params(x: PackedTensor, form: Operand, tokens: int, channels: int, value: b
 def _steps(
     scale: Float[Tensor, "batch heads tiles row_groups chunks half t side"], bits: int
 ) -> Tensor:
-    """What codes are multiplied by, from the scales of tiles."""
+    """Factors of codes, from the scales of tiles."""
     upper = scale * 2.0 ** (6 + bits)
     lower = upper if bits == 4 else upper * 4
     wide = (scale >= MAX_SCALE).flatten(3).any(3)[..., None, None, None, None, None]
@@ -270,6 +270,6 @@ def _as_words(x: Tensor) -> Tensor:
 def _modes(
     x: PackedTensor, form: Operand, tokens: int, channels: int, value: bool
 ) -> Bool[Tensor, "batch heads tiles rows groups"]:
-    """Which groups are sign and magnitude, by operand."""
+    """Groups that are sign and magnitude, by operand."""
     modes = torch.ones_like(x.scale) if x.symmetric is None else x.modes.half()
     return _by_operand(x, modes, form, tokens, channels, value) > 0

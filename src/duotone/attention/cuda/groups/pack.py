@@ -78,7 +78,7 @@ def group_pack(
     key, value: fp16, bf16, fp32 or e4m3, which is packed as the same numbers in fp16 are; with
     consecutive channels. index: int64, which token each taken
     token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
-    behind them is neither read nor written. where: int64, counted from the start of a head's
+    after them is neither read nor written. where: int64, counted from the start of a head's
     records. key_norm: keys are divided by it and rounded to their type before anything else.
     codes: where those of K and V go that lie apart, [batch, kv_heads, tiles, bytes], as many tiles
     as `data` or more; None: nowhere, another layer keeps them.
@@ -111,7 +111,7 @@ def group_pack(
 
 
 def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bool:
-    """Whether the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
+    """True if the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
     key, value = states
     alike = (
         key.dtype == value.dtype
@@ -141,7 +141,7 @@ def pack_reason(specs: KVSpec) -> str | None:
 def macros_of(
     form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
 ) -> dict[str, int]:
-    """What group_pack.cu is compiled with, but for ALIGN and NORM."""
+    """Macros of group_pack.cu, except ALIGN and NORM."""
     wide, widest = widened_type(dtype), max(form.key.bits, form.value.bits)
     words_bytes = TILE * form.channels * widest // 8
     return {

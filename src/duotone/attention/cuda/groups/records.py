@@ -67,7 +67,7 @@ class GroupRecords:
 
     @property
     def codes(self) -> tuple[Tiles | None, Tiles | None]:
-        """Those of K and of V that lie apart."""
+        """Codes of K and of V that are stored separately."""
         return self.key_codes, self.value_codes
 
     @property
@@ -82,11 +82,11 @@ class GroupRecords:
 
     @property
     def tiles(self) -> Tiles:
-        """What records hold, tile by tile: a view."""
+        """Contents of the records, tile by tile: a view."""
         return self.data.view(*self.shape, -1, self.format.own_tile_bytes)
 
     def with_codes(self, which: Literal["key", "value"], source: GroupRecords) -> GroupRecords:
-        """The same with codes that another layer keeps, which are not copied."""
+        """Records with codes that another layer keeps; nothing is copied."""
         codes = f"{which}_codes"
         return replace(self, **{codes: getattr(source, codes)})
 
@@ -111,7 +111,7 @@ class GroupRecords:
         )
 
     def append(self, other: GroupRecords, lengths: Lengths, more: Lengths) -> GroupRecords | None:
-        """More tiles behind whole ones: copies. None behind a tile that is not full."""
+        """More tiles after whole ones: copies. None after a tile that is not full."""
         if self.format != other.format or bool((lengths % TILE).any()):
             return None
         counts = (lengths // TILE, -(-more // TILE))
@@ -129,7 +129,7 @@ class GroupRecords:
         own[..., codes:].view(torch.float16).uniform_(0.1, 0.2)
 
     def widened(self, tokens: int) -> GroupRecords:
-        """The same tokens in buffers for `tokens`."""
+        """Records of these tokens in buffers for `tokens`."""
         count = -(-tokens // TILE)
         return self._of_tiles(*(x if x is None else widened(x, count) for x in self._all_tiles))
 
@@ -201,7 +201,7 @@ class GroupLayout:
     borrows: frozenset[str] = frozenset()
 
     def sharing(self, lends: Collection[str], borrows: Collection[str]) -> GroupLayout:
-        """The same for a layer that shares codes."""
+        """Layout for a layer that shares codes."""
         return GroupLayout(frozenset(lends), frozenset(borrows))
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> GroupRecords | None:

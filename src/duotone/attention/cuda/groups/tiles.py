@@ -24,7 +24,7 @@ def widened(tiles: Tiles, count: int) -> Tiles:
 
 
 def joined(tiles: Tiles, new: Tiles, counts: Lengths, more: Lengths) -> Tiles:
-    """`more` tiles of `new` behind the first `counts`, per sequence."""
+    """`more` tiles of `new` after the first `counts`, per sequence."""
     join = concatenate(counts, more, tiles.shape[2])
     return join.apply(torch.cat([tiles, new], 2))
 

@@ -25,7 +25,7 @@ class Dense(ctypes.Structure):
 
 
 def widened_type(dtype: torch.dtype) -> torch.dtype:
-    """What numbers of a type are to a kernel, and to torch's arithmetic: fp16 for e4m3, exactly."""
+    """Type in which a kernel, and torch's arithmetic, reads a type: fp16 for e4m3, exactly."""
     return torch.float16 if dtype == FP8 else dtype
 
 

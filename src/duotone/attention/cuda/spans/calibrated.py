@@ -64,7 +64,7 @@ def _fits(form: RecordFormat, group: int, at: Geometry, records: int, shared_byt
 
 
 def static_bytes(form: RecordFormat, group: int, warps: int) -> int:
-    """What a block has beside rings and scores: maxima, ranges, barriers, and what aligns rings."""
+    """Bytes of a block next to rings and scores: maxima, ranges, barriers, alignment."""
     heads = 4 * _head_tiles(group)
     own = warps * (8 * heads + 8 * form.stages) + 20 * heads + 32
     return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -2,7 +2,7 @@
 
 The plain-torch reference is `attention.reference.attend` on the same segment. Where the error of
 the kernel comes from: q is rounded to 16-bit integers per head, p to 16 bits under the running
-maximum, both exact afterwards (integer products, KERNELS.md). A channel of K whose scale is a
+maximum, both exact afterwards (integer products). A channel of K whose scale is a
 thousand times the others' leaves these fewer of the 16 bits. The error that they get by it is a
 tenth of what their own levels have, at 1 to 4 bits.
 """
@@ -39,12 +39,12 @@ SOURCE = "spans/decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
 MAX_UNIT_TOKENS = 32768
 # Records per multiprocessor from which on a launch is long. In a short one, what a warp does before
-# its first record and behind its last one counts: half as many warps do it half as often. In a long
+# its first record and after its last one counts: half as many warps do it half as often. In a long
 # one more warps hide more.
 LONG_RECORDS = 48
 # Two tiles of q heads (5 to 8 of them) take more time for products than for bytes in long launches.
 # 168 registers hold what they need of few bits: 12 warps. What a warp does before its first record
-# and behind its last one takes time, too: blocks of two warps, where kv heads fill the device's
+# and after its last one takes time, too: blocks of two warps, where kv heads fill the device's
 # places this many times; below, they would leave it half empty in the end.
 TWO_TILES_WARPS, TWO_TILES_BITS = 12, 2
 # Blocks of so many warps become smaller where that saves this share of their rounds, and units fill
@@ -150,7 +150,7 @@ def _has_12_warps(form: RecordFormat, group: int, ring_bytes: int) -> bool:
 
 
 def is_long(records: int, sms: int) -> bool:
-    """Whether the records of all heads keep the multiprocessors for long."""
+    """True if the records of all heads keep the multiprocessors for long."""
     return records >= LONG_RECORDS * sms
 
 
@@ -264,6 +264,6 @@ def _geometry(work: Work, calibrate: bool) -> Geometry:
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
-    """What span_decode.cu is compiled with beside what all kernels are."""
+    """Macros of span_decode.cu in addition to those of all kernels."""
     widths = {"KB": form.key_bits, "VB": form.value_bits}
     return {**widths, "TILES": form.tiles, "TAU": int(calibrate)}

@@ -1,4 +1,4 @@
-"""Whether one launch packs a block of tokens, held by the shared memory of a cluster.
+"""Plan of one launch that packs a block of tokens from the shared memory of a cluster.
 
     | bounds that warps saw, then words of codes | levels | tiles of 32 tokens |
 

@@ -235,7 +235,7 @@ def _coordinates(channels: int, bits: int, unit: int | None) -> tuple[Tensor, ..
 
 @cache
 def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
-    """Which element, token * channels + channel, stands at each place of a tile of K.
+    """Element, token * channels + channel, in each slot of a tile of K.
 
     unit: words per vector; None: as the kernel reads a tile that has these codes alone.
     """
@@ -247,7 +247,7 @@ def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, 
 
 @cache
 def value_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
-    """Which element, token * channels + channel, stands at each place of a tile of V.
+    """Element, token * channels + channel, in each slot of a tile of V.
 
     unit: words per vector; None: as the kernel reads a tile that has these codes alone.
     """

@@ -64,7 +64,7 @@ class Arguments(ctypes.Structure):
 
 
 class SpanLayout:
-    """What a cache on CUDA does with visual spans (`cache.pair.Layout`)."""
+    """Layout of visual spans in a cache on CUDA (`cache.pair.Layout`)."""
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> Records | None:
         """The records of K and V that are packed already."""
@@ -223,12 +223,12 @@ def _launch_twice(
 
 
 def macros_of(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
-    """What span_pack.cu is compiled with."""
+    """Macros of span_pack.cu."""
     return common_macros(form, dtype, align) | twice_macros(form, dtype)
 
 
 def common_macros(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
-    """What both sources want."""
+    """Macros of both sources."""
     return {
         "CHANNELS": form.head_dim,
         "KB": form.key_bits,
@@ -241,7 +241,7 @@ def common_macros(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[st
 
 
 def twice_macros(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
-    """What span_pack.cu wants beside what both sources do."""
+    """Macros of span_pack.cu in addition to those of both sources."""
     words_bytes = TILE_TOKENS * form.channels * max(form.key_bits, form.value_bits) // 8
     levels_bytes = 16 * form.channels
     return {
@@ -252,7 +252,7 @@ def twice_macros(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
 
 
 def once_macros(at: Held, form: RecordFormat) -> dict[str, int]:
-    """What span_pack_once.cu wants beside what both sources do."""
+    """Macros of span_pack_once.cu in addition to those of both sources."""
     return {
         "WARPS": at.slots * sharers(form),
         "SHARERS": sharers(form),
