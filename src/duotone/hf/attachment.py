@@ -98,7 +98,7 @@ class Attachment:
     def _inputs(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """What the model was given, by name, if one of our caches is among it."""
+        """Inputs of the model by name, if one of our caches is among them."""
         # A compiled decode step, of a static cache, needs no announcement.
         if torch.compiler.is_compiling() or model is not self._model():
             return {}

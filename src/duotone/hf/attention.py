@@ -104,7 +104,7 @@ def _scale(query: Tensor, scaling: float | None) -> float:
 def _importance(
     query: Tensor, key: LazyStates, mask: Tensor | None, scaling: float | None
 ) -> Importance:
-    """What the judges of a prompt see in its tokens, by the model's own mask."""
+    """Attention of the scoring queries to a prompt's tokens, by the model's own mask."""
     steps, tokens = key.layer.cache.steps, query.shape[2]
     place = torch.arange(tokens, device=query.device)
     given = None if mask is None else as_visibility(mask, tokens)

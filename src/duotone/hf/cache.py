@@ -259,7 +259,7 @@ class QuantizedCache(Cache):
                 layer.store.rows(index)
 
     def freeze(self, max_new_tokens: int) -> StaticQuantizedCache:
-        """The same tokens in fixed buffers with room for `max_new_tokens` more.
+        """Copy of these tokens in fixed buffers with room for `max_new_tokens` more.
 
         For CUDA graphs and torch.compile: `hf.static`. This cache must not be used afterwards.
         Errors: ValueError for an empty cache, and what `StaticQuantizedCache` refuses.

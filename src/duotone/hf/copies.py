@@ -53,7 +53,7 @@ def _copy(
 
 
 def _plain_copy(model: PreTrainedModel, memo: dict[int, Any]) -> PreTrainedModel:
-    """What `copy.deepcopy` does with a module."""
+    """Copy a module as `copy.deepcopy` does."""
     make, given, state = model.__reduce_ex__(4)[:3]
     clone = make(*given)
     memo[id(model)] = clone

@@ -1,4 +1,4 @@
-"""What must be known about a model: where its visual tokens are and what its layers look like.
+"""Facts of a model: its visual tokens and the shapes and kinds of its layers.
 
 Facts come from the config, not from patches. A model that cannot be served correctly raises here,
 by name, before any work is done.
@@ -65,7 +65,7 @@ class ModelFacts:
         return self.takes_pictures or bool(self.visual_token_ids)
 
     def signature(self) -> dict[str, Any]:
-        """What a saved cache must agree on with the model that loads it."""
+        """Facts that a saved cache shares with the model that loads it."""
         facts = asdict(self)
         return {k: facts[k] for k in ("model_type", "layers", "kv_heads", "head_dim")}
 

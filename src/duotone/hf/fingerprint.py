@@ -1,4 +1,4 @@
-"""Which model this is, by its configuration and the shapes of its weights, not by its name."""
+"""Fingerprints of models, by configuration and shapes of weights, not by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model and a spec go together, before any work is done."""
+"""Checks that a model and a spec go together, before any work is done."""
 
 from __future__ import annotations
 

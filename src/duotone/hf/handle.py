@@ -1,4 +1,4 @@
-"""What `update()` of a static layer returns: no tensor, so that a compiler can look through it."""
+"""Handles that `update()` of a static layer returns: no tensors, so a compiler sees through."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class StaticStates:
 
     @property
     def shape(self) -> torch.Size:
-        """Of this step's states: a frozen cache has its length on the device."""
+        """Shape of this step's states: a frozen cache has its length on the device."""
         return self.new.shape

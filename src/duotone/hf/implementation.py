@@ -1,4 +1,4 @@
-"""What runs a model's decode attention: asked for before a run, said once where it is slow."""
+"""Implementations of a model's decode attention: checked before a run, warned of once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAID: weakref.WeakKeyDictionary[PreTrainedModel, SlowPaths] = weakref.WeakKeyDi
 
 
 def slow_paths(model: PreTrainedModel) -> SlowPaths:
-    """What was said of a model's caches so far."""
+    """Warnings of a model's caches so far."""
     return _SAID.setdefault(model, SlowPaths())
 
 

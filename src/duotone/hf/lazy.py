@@ -1,4 +1,4 @@
-"""What `update()` returns: a tensor with the logical shape of K or V and no storage.
+"""Tensors that `update()` returns: the logical shape of K or V and no storage.
 
 Our attention function reads `.layer` and `.new` and never materialises it. Any other operation
 dequantizes, so a foreign attention function computes the right thing, only slowly.

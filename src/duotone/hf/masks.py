@@ -1,4 +1,4 @@
-"""Which tokens of a step are visual and which are padding, from what the model was given."""
+"""Masks of a step's visual tokens and of its padding, from the model's inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def visual_tokens(
 
     explicit: the caller's mask over the whole prompt; `span` is this step's place in it. Without
     one, the ids decide. A single token after others was generated and is text, whatever its id: a
-    placeholder that the model wrote has no picture behind it.
+    placeholder that the model wrote has no picture.
     """
     given = input_ids if input_ids is not None else inputs_embeds
     batch, tokens = given.shape[:2]
@@ -44,7 +44,7 @@ def visual_tokens(
         )
     raise ValueError(
         f"{facts.model_type!r} has no ids of visual tokens, and this step's tokens "
-        f"{span.start} to {span.stop - 1} lie behind its visual_mask; set cache.visual_mask to a "
+        f"{span.start} to {span.stop - 1} lie past its visual_mask; set cache.visual_mask to a "
         "mask [batch, tokens] of the whole conversation first."
     )
 

@@ -20,7 +20,7 @@ Heads = Float[Tensor, "batch heads tokens head_dim"]
 
 
 class Listener(Protocol):
-    """What sees the queries, K and V of every layer as attention does."""
+    """Receiver of the queries, K and V of every layer, as attention has them."""
 
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None

@@ -62,7 +62,7 @@ def save_cache(cache: QuantizedCache, model: PreTrainedModel | None, path: str |
 
 
 def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
-    """What K and V follow from, JSON-safe, by the words of `WAIVABLE`."""
+    """Facts that K and V follow from, JSON-safe, by the words of `WAIVABLE`."""
     return {
         "weights": all_weights_digest(model),
         "config": config_facts(model),
@@ -208,7 +208,7 @@ def _moved(record: Any, device: torch.device) -> Any:
 
 
 def _on_device(pair: PackedPair, tables: dict[int, BlockTable], device: torch.device) -> PackedPair:
-    """The same tensors there; tables that parts share stay one object."""
+    """Copies of these tensors on a device; tables that parts share stay one object."""
     parts = []
     for part in (pair.key, pair.value):
         known = tables.setdefault(id(part.blocks), BlockTable(part.blocks.offsets.to(device)))

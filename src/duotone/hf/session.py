@@ -23,7 +23,7 @@ from duotone.quant import CacheSpec
 
 
 class Session:
-    """What `enable` yields: the cache of the last `generate` call and its memory."""
+    """Handle that `enable` yields: the cache of the last `generate` call and its memory."""
 
     def __init__(self, spec: CacheSpec, visual_mask: Tensor | None, impl: str) -> None:
         self.cache: QuantizedCache | None = None
@@ -166,7 +166,7 @@ def _wrapped(plain: Callable) -> Callable:
 
 
 def _asked(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the call itself says of a setting of its generation config; None: nothing."""
+    """Setting of the generation config in the call itself; None where it is not given."""
     if kwargs.get(name) is not None:
         return kwargs[name]
     given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)

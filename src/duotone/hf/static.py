@@ -172,7 +172,7 @@ class StaticQuantizedCache(Cache):
             self.growing.order_queries(order)
 
     def end_step(self) -> None:
-        """Freeze behind the prompt."""
+        """Freeze after the prompt."""
         if self.growing is not None:
             is_whole = self.growing.steps.is_complete
             self.growing.end_step()

@@ -1,4 +1,4 @@
-"""What a model must not have: each refusal names the model type and the property that rules it out.
+"""Refusals of models: each names the model type and the property that rules it out.
 
 All of it is read from the config, but for the window, which only the model's own code tells.
 """
@@ -77,7 +77,7 @@ def _check_layers_alike(name: str, text: PreTrainedConfig) -> None:
 
 
 def takes_pictures(model_or_config: PreTrainedModel | PreTrainedConfig) -> bool:
-    """Whether a part of the model looks at pictures, wherever their tokens then go."""
+    """True if a part of the model looks at pictures, wherever their tokens then go."""
     if isinstance(model_or_config, PreTrainedModel):
         if "pixel_values" in inspect.signature(model_or_config.forward).parameters:
             return True

@@ -43,7 +43,7 @@ CONFIGS = ("config.json", "generation_config.json")
 
 @dataclass(frozen=True)
 class Quantization:
-    """What belongs to a quantized model beside its modules.
+    """Facts of a quantized model in addition to its modules.
 
     header: recipe, base model, calibration data, memory; JSON-safe.
     """
@@ -53,7 +53,7 @@ class Quantization:
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:
-    """Of a quantized model, None of any other."""
+    """Facts of a quantized model; None for any other."""
     return getattr(model, "duotone_quantization", None)
 
 
@@ -84,7 +84,7 @@ def check_not_quantized(model: PreTrainedModel) -> None:
 
 
 def is_quantized_folder(folder: str | Path) -> bool:
-    """Whether a folder has a checkpoint of ours."""
+    """True if a folder has a checkpoint of ours."""
     return (Path(folder) / HEADER).is_file()
 
 

@@ -25,7 +25,7 @@ from duotone.weights.equivalences.rotation import untie
 
 @dataclass(frozen=True)
 class Equivalences:
-    """Which ones to apply.
+    """Equivalences to apply.
 
     stream: fold norms and turn residual streams. values: turn V's heads. mlp_output: online
     Hadamard at down_proj / fc2. attention_output: online Hadamard at o_proj. random_signs: in the

@@ -61,7 +61,7 @@ def unfuse(model: nn.Module) -> None:
 
 
 def is_fused(model: nn.Module) -> bool:
-    """Whether any module is."""
+    """True if any module is fused."""
     return any(isinstance(module, Fused) for module in model.modules())
 
 

@@ -94,7 +94,7 @@ class VisualRows:
         return visual
 
     def _is_known(self, cache: Any) -> bool:
-        """Whether the place of a single embedding is: fixed-size caches have it on the device."""
+        """True if a single embedding's position is known: fixed-size caches have it on the device."""
         return self.announced is not None and not getattr(cache, "is_compileable", False)
 
     def _of_embeddings(self, embeds: Tensor, cache: Any) -> Tensor:
@@ -107,13 +107,13 @@ class VisualRows:
         rows, tokens = embeds.shape[:2]
         first = 0 if cache is None else int(cache.get_seq_length())
         mask = self.announced[:, first : first + tokens]
-        # Beams of one prompt lie side by side; tokens behind the prompt are generated ones.
+        # Beams of one prompt lie side by side; tokens after the prompt are generated ones.
         mask = mask.repeat_interleave(rows // len(mask), 0)
         return torch.nn.functional.pad(mask, (0, tokens - mask.shape[1]))
 
 
 def _brings_pictures(given: Mapping[str, Any]) -> bool:
-    """Whether a single token can be visual: a placeholder that the model wrote has no picture."""
+    """True if a single token can be visual: a placeholder that the model wrote has no picture."""
     return any(given.get(name) is not None for name in PICTURES)
 
 

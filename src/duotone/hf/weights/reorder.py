@@ -164,7 +164,7 @@ class Reordering:
     def _reordered(
         self, decoder: nn.Module, given: dict[str, Any], visual: Tensor
     ) -> tuple[tuple, dict[str, Any]] | None:
-        """What the decoder is given, everything with a dimension of tokens in the new order."""
+        """Inputs of the decoder, each with a dimension of tokens in the new order."""
         count = int(visual.sum())
         if count == 0:
             return None

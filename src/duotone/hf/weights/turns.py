@@ -18,7 +18,7 @@ PATIENCE_S = 1.0
 class Turns:
     """A lock from a step's begin to its end, which whoever was interrupted in between loses.
 
-    torch calls no hook behind a KeyboardInterrupt, so that a step may have begun and never end.
+    torch calls no hook after a KeyboardInterrupt, so that a step may have begun and never end.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Turns:
         self._owner = me
 
     def _took_over(self, module: nn.Module) -> bool:
-        """Whether the lock was one that nobody would have given back, and is this thread's now."""
+        """True if nobody would have released the lock, and this thread has it now."""
         with self._taking_over:
             owner = self._owner  # None: it is just being taken or given back
             if owner is None or _runs(owner, module):
@@ -50,7 +50,7 @@ class Turns:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread has begun."""
+        """True if this thread has begun."""
         return self._owner == threading.get_ident()
 
     def end(self) -> None:
@@ -60,7 +60,7 @@ class Turns:
 
 
 def _runs(thread: int | None, module: nn.Module) -> bool:
-    """Whether a method of `module` is being executed there."""
+    """True if a thread is executing a method of `module`."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_locals.get("self") is module:

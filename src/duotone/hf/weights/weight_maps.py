@@ -1,4 +1,4 @@
-"""Which module plays which part, for the families whose weights can be transformed.
+"""Maps of modules to their parts, for the families whose weights can be transformed.
 
 Data only: a family is a function from a loaded model to a `WeightMap` of paths. Families share
 blocks, so that a new one is a few lines. What a path must be is documented in `weights.structure`.
