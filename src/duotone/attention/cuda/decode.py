@@ -9,17 +9,15 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.classes import decode as class_decode
-from duotone.attention.cuda.classes.layout import ClassRecords
 from duotone.attention.cuda.dense.decode import dense_reason, dense_task
 from duotone.attention.cuda.groups import decode as group_decode
-from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.reasons import (
     CALIBRATED_GROUPS,
     CALIBRATED_TWICE,
     NO_MASK,
     NO_RECORDS,
     format_reason,
+    kernel_of,
     query_reason,
 )
 from duotone.attention.cuda.rotate.merge import MergeTurned
@@ -96,11 +94,11 @@ def records_reason(
 def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
     if not segment.visual:
         return None
-    if isinstance(segment.records, GroupRecords | ClassRecords):
+    if not kernel_of(segment.records.format).CALIBRATES:
         return CALIBRATED_GROUPS
     if sum(other.visual for other in kv) > 1:
         return CALIBRATED_TWICE
-    if not span_decode.is_resident(query, _span(segment)):
+    if not span_decode.is_resident(query, span_decode.span_of(segment)):
         return "score calibration needs all parts of a head on the device at once"
     return None
 
@@ -293,23 +291,4 @@ def _task(query: Tensor, segment: Segment, tau: tuple[float, float] | None) -> T
     """query: as the segment wants it."""
     if isinstance(segment, DenseSegment):
         return dense_task(query, segment)
-    if isinstance(segment.records, ClassRecords):
-        span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-        return class_decode.class_task(query, span)
-    if isinstance(segment.records, GroupRecords):
-        records = segment.records
-        stream = group_decode.Stream(records.format, records.data, segment.lengths, *records.codes)
-        return group_decode.group_task(query, stream)
-    return span_decode.span_task(query, _span(segment), tau if segment.visual else None)
-
-
-def _span(segment: PackedSegment) -> span_decode.Span:
-    key, value = segment.key, segment.value
-    return span_decode.Span(
-        segment.records,
-        key.scale,
-        key.zero_point,
-        value.scale,
-        value.zero_point,
-        key.blocks.offsets,
-    )
+    return kernel_of(segment.records.format).segment_task(query, segment, tau)

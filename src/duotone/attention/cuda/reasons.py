@@ -53,11 +53,13 @@ def query_reason(dtype: torch.dtype) -> str | None:
     return f"query must be one of {list(QUERY_TYPES)}; got {dtype}"
 
 
+# A kernel's module has `fits`, `segment_task` and `CALIBRATES`.
+KERNELS = {RecordFormat: span_decode, ClassFormat: class_decode, GroupFormat: group_decode}
+
+
 def kernel_of(form: RecordsFormat) -> ModuleType:
     """The module whose kernel reads records of a format."""
-    if isinstance(form, ClassFormat):
-        return class_decode
-    return group_decode if isinstance(form, GroupFormat) else span_decode
+    return KERNELS[type(form)]
 
 
 def format_reason(form: RecordsFormat, group: int, ring_bytes: int) -> str | None:

@@ -94,7 +94,7 @@ class VisualRows:
         return visual
 
     def _is_known(self, cache: Any) -> bool:
-        """True if a single embedding's position is known: fixed-size caches have it on the device."""
+        """True if one embedding's position is known: fixed-size caches have it on the device."""
         return self.announced is not None and not getattr(cache, "is_compileable", False)
 
     def _of_embeddings(self, embeds: Tensor, cache: Any) -> Tensor:

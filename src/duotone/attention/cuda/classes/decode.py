@@ -32,7 +32,10 @@ from duotone.attention.cuda.shared.geometry import (
 from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.decode import MAX_UNIT_TOKENS
+from duotone.cache.segments import PackedSegment
 
+# Scores cannot be calibrated.
+CALIBRATES = False
 SOURCE = "classes/decode.cu"
 # What K or V has of every span.
 PARAMETERS = ("scale", "zero", "order")
@@ -172,3 +175,8 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
 def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
     """Macros of class_decode.cu in addition to those of all kernels."""
     return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_of(form, group)}
+
+
+def segment_task(query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None) -> Task:
+    """Task of a packed segment. tau: for other segments only."""
+    return class_task(query, ClassSpan(segment.records, segment.value.blocks.offsets))

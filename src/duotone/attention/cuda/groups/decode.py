@@ -36,7 +36,10 @@ from duotone.attention.cuda.shared.geometry import (
 )
 from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
+from duotone.cache.segments import PackedSegment
 
+# Scores cannot be calibrated.
+CALIBRATES = False
 SOURCE = "groups/decode.cu"
 # Blocks per multiprocessor where heads take all places of four. What a warp does around its records
 # is as much as two of them, and warps of a block merge their sums: a head whose stream is short
@@ -178,3 +181,10 @@ def _operand(name: str, form: Operand) -> dict[str, int]:
         f"{name}_SIGNS": int(form.signs),
         f"{name}_APART": int(form.apart),
     }
+
+
+def segment_task(query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None) -> Task:
+    """Task of a packed segment. tau: for other segments only."""
+    records = segment.records
+    stream = Stream(records.format, records.data, segment.lengths, *records.codes)
+    return group_task(query, stream)

@@ -42,7 +42,11 @@ def is_untried(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9
 
 
-@cache
 def has_kernels(device: torch.device) -> bool:
     """True where CUDA kernels can be compiled and run."""
+    return device.type == "cuda" and _has_kernels(device)
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
     return missing(device) is None

@@ -34,7 +34,10 @@ from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.calibrated import SOURCE as KEEPING_SOURCE
 from duotone.attention.cuda.spans.calibrated import block_bytes, kept_geometry
 from duotone.attention.cuda.spans.layout import RecordFormat, Records
+from duotone.cache.segments import PackedSegment
 
+# Scores of visual tokens can be calibrated.
+CALIBRATES = True
 SOURCE = "spans/decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
 MAX_UNIT_TOKENS = 32768
@@ -267,3 +270,15 @@ def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
     """Macros of span_decode.cu in addition to those of all kernels."""
     widths = {"KB": form.key_bits, "VB": form.value_bits}
     return {**widths, "TILES": form.tiles, "TAU": int(calibrate)}
+
+
+def span_of(segment: PackedSegment) -> Span:
+    """A packed segment as the kernel takes it."""
+    key, value = segment.key, segment.value
+    params = (key.scale, key.zero_point, value.scale, value.zero_point)
+    return Span(segment.records, *params, key.blocks.offsets)
+
+
+def segment_task(query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None) -> Task:
+    """Task of a packed segment. tau: calibration of its scores, if it is visual."""
+    return span_task(query, span_of(segment), tau if segment.visual else None)
