@@ -11,22 +11,17 @@ from torch import Tensor
 
 from duotone.attention.cuda.dense.decode import dense_reason, dense_task
 from duotone.attention.cuda.groups import decode as group_decode
+from duotone.attention.cuda.left_out import left_out, records_reason
 from duotone.attention.cuda.reasons import (
-    CALIBRATED_GROUPS,
-    CALIBRATED_TWICE,
-    NO_MASK,
     NO_RECORDS,
-    format_reason,
     kernel_of,
     query_reason,
 )
 from duotone.attention.cuda.rotate.merge import MergeTurned
 from duotone.attention.cuda.rotate.queries import DEPTHS, kernel_matrices, turned_query
-from duotone.attention.cuda.shared.geometry import ring_bytes
 from duotone.attention.cuda.shared.launch import LOG2E, run
 from duotone.attention.cuda.shared.runtime import missing
 from duotone.attention.cuda.shared.work import Task
-from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.merge import merge_partials
 from duotone.attention.rotated import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
@@ -76,31 +71,6 @@ def _unsupported_by_triton(query: Tensor, others: Sequence[Segment]) -> str | No
     from duotone.attention.triton.decode import unsupported as reason
 
     return reason(query, others)
-
-
-def records_reason(
-    query: Tensor, segment: PackedSegment, kv: Sequence[Segment], tau: object
-) -> str | None:
-    """Why the kernels do not read a segment that is in records, or None."""
-    if segment.mask is not None:
-        return NO_MASK
-    group = query.shape[1] // segment.records.shape[1]
-    reason = format_reason(segment.records.format, group, ring_bytes(query.device))
-    if reason is not None:
-        return reason
-    return _calibration_reason(query, segment, kv) if tau is not None else None
-
-
-def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
-    if not segment.visual:
-        return None
-    if not kernel_of(segment.records.format).CALIBRATES:
-        return CALIBRATED_GROUPS
-    if sum(other.visual for other in kv) > 1:
-        return CALIBRATED_TWICE
-    if not span_decode.is_resident(query, span_decode.span_of(segment)):
-        return "score calibration needs all parts of a head on the device at once"
-    return None
 
 
 def decode_attention_cuda(
@@ -154,8 +124,6 @@ def _say(
     others: Sequence[Segment],
     tau: tuple[float, float] | None,
 ) -> None:
-    from duotone.attention.cuda.left_out import left_out
-
     for reason in left_out(query, others, tau):
         slow.say("decode attention of some tokens", "triton", reason)
 

@@ -6,11 +6,20 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from duotone.attention.cuda.decode import records_reason
 from duotone.attention.cuda.dense.decode import dense_reason
-from duotone.attention.cuda.reasons import NO_MASK, OTHER_ORDER, group_reason, span_reason
+from duotone.attention.cuda.reasons import (
+    CALIBRATED_GROUPS,
+    CALIBRATED_TWICE,
+    NO_MASK,
+    OTHER_ORDER,
+    format_reason,
+    group_reason,
+    kernel_of,
+    span_reason,
+)
 from duotone.attention.cuda.shared.geometry import ring_bytes
-from duotone.cache.segments import DenseSegment, Segment
+from duotone.attention.cuda.spans import decode as span_decode
+from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 
 
 def left_out(
@@ -39,3 +48,28 @@ def _segment_reason(
     shape = (query.shape[3], group, ring_bytes(query.device))
     ask = span_reason if segment.visual else group_reason
     return ask(segment.key.spec, segment.value.spec, *shape) or OTHER_ORDER
+
+
+def records_reason(
+    query: Tensor, segment: PackedSegment, kv: Sequence[Segment], tau: object
+) -> str | None:
+    """Why the kernels do not read a segment that is in records, or None."""
+    if segment.mask is not None:
+        return NO_MASK
+    group = query.shape[1] // segment.records.shape[1]
+    reason = format_reason(segment.records.format, group, ring_bytes(query.device))
+    if reason is not None:
+        return reason
+    return _calibration_reason(query, segment, kv) if tau is not None else None
+
+
+def _calibration_reason(query: Tensor, segment: PackedSegment, kv: Sequence[Segment]) -> str | None:
+    if not segment.visual:
+        return None
+    if not kernel_of(segment.records.format).CALIBRATES:
+        return CALIBRATED_GROUPS
+    if sum(other.visual for other in kv) > 1:
+        return CALIBRATED_TWICE
+    if not span_decode.is_resident(query, span_decode.span_of(segment)):
+        return "score calibration needs all parts of a head on the device at once"
+    return None
