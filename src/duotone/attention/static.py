@@ -14,6 +14,7 @@ from torch import Tensor
 from duotone.attention.cuda.shared.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
+from duotone.cache.dense_dtype import channels_of
 from duotone.quant.autocast import without_autocast
 from duotone.slow_paths import SlowPaths
 
@@ -47,7 +48,7 @@ class StaticDecoder:
         Neither the graph nor the pool of a compiler can hold them.
         """
         for store in self.stores:
-            batch, _, _, channels = store.key.shape
+            batch, channels = len(store.key), channels_of(store.key)
             query = store.key.new_zeros(batch, q_heads, 1, channels, dtype=store.dtype)
             self._attend(store, query, channels**-0.5)
             store.flush(torch.zeros(batch, dtype=torch.bool, device=query.device))

@@ -299,10 +299,10 @@ def test_a_model_says_what_it_says_by_the_reference(name: str, windows: str, fro
     tokens = torch.randint(300, (2, 230), device="cuda")
     spec = duotone.scheme(name, bits=4).replace(sink=0, recent=32, dense_dtype=windows)
     logits = {}
-    for impl in ("reference", "cuda"):
+    for impl in ("reference", "auto"):
         growing = cache = duotone.QuantizedCache(model, spec, impl=impl)
         seen = [model(tokens[:, :150], past_key_values=cache).logits[:, -1].float()]
-        if frozen and impl == "cuda":
+        if frozen and impl == "auto":
             cache = growing.freeze(max_new_tokens=80)
         for step in tokens[:, 150:].split(1, 1):
             seen.append(model(step, past_key_values=cache).logits[:, -1].float())
@@ -310,10 +310,10 @@ def test_a_model_says_what_it_says_by_the_reference(name: str, windows: str, fro
         stores = [layer.store for layer in growing.layers]
         if cache is not growing:
             stores = cache.decoder.stores
-        assert all((store.stream.records is not None) == (impl == "cuda") for store in stores)
+        assert all((store.stream.records is not None) == (impl == "auto") for store in stores)
         assert all((store.key.dtype == ROWS) == (windows != "model") for store in stores)
         growing.detach()
-    error = (logits["cuda"] - logits["reference"]).norm() / logits["reference"].norm()
+    error = (logits["auto"] - logits["reference"]).norm() / logits["reference"].norm()
     assert error < 2e-2
 
 

@@ -243,20 +243,20 @@ def test_a_cache_lays_them_out_and_does_what_caches_do(name) -> None:
     model = loaded.model
     batch = prepare(model, encode(loaded.processor, examples))
     caches, answers = {}, {}
-    for impl in ("reference", "cuda"):
+    for impl in ("reference", "auto"):
         caches[impl] = cache = make_cache(model, TINY[name], batch, impl)
         answers[impl] = generate(model, batch, cache, 12).token_ids
         pairs = [layer.store.visual for layer in cache.layers]
-        assert all((pair.records is not None) == (impl == "cuda") for pair in pairs)
+        assert all((pair.records is not None) == (impl == "auto") for pair in pairs)
         cache.batch_select_indices(torch.tensor([4, 1]))
         cache.crop(-2)
-    assert answers["reference"] == answers["cuda"]
-    for ours, theirs in zip(caches["cuda"].layers, caches["reference"].layers, strict=True):
+    assert answers["reference"] == answers["auto"]
+    for ours, theirs in zip(caches["auto"].layers, caches["reference"].layers, strict=True):
         for which in ("key", "value"):
             got, expected = (
                 getattr(x.store.visual.canonical(), which).dequantize() for x in (ours, theirs)
             )
             error = float((got - expected).norm() / expected.norm())
             assert error < LEVEL_ERROR.get(name, 1e-3), error
-    used, plain = (caches[impl].memory().total_bytes for impl in ("cuda", "reference"))
+    used, plain = (caches[impl].memory().total_bytes for impl in ("auto", "reference"))
     assert used <= 1.2 * plain

@@ -79,7 +79,7 @@ def buffers(fill: float = 1.0):
 
 
 def test_scales_that_do_not_fit_are_told() -> None:
-    key, value, data, overflow = buffers(fill=1e3)
+    key, value, data, overflow = buffers(fill=1e5)
     launch(key, value, data, overflow=overflow)
     assert int(overflow) == SCALE_TOO_LARGE
     launch(key, value, data)
@@ -199,7 +199,7 @@ def test_a_cache_lays_classes_out_without_torch(case, monkeypatch) -> None:
     expected = packed_by_torch(key, value, case.spec, piece)
     # Neither canonical codes nor their conversion.
     for name in ("pack_tensor", "to_class_records"):
-        for module in ("cache.pair", "attention.cuda.class_layout"):
+        for module in ("cache.pair", "attention.cuda.classes.layout"):
             monkeypatch.delattr(f"duotone.{module}.{name}", raising=False)
     pair = ClassLayout().pack(key, value, case.spec, piece)
     assert_same_records(pair, expected)

@@ -197,19 +197,19 @@ def test_a_model_writes_what_it_writes_by_the_reference(pictures, name: str, bit
     batch = prepare(model, inputs)
     spec = duotone.scheme(name, bits=bits).replace(ranges="run")
     answers = {}
-    for impl in ("reference", "cuda"):
+    for impl in ("reference", "auto"):
         cache = make_cache(model, spec, batch, impl)
         answers[impl] = generate(model, batch, cache, 12).token_ids
         pairs = [layer.store.visual for layer in cache.layers]
-        assert all((pair.records is not None) == (impl == "cuda") for pair in pairs)
-    assert answers["reference"] == answers["cuda"]
+        assert all((pair.records is not None) == (impl == "auto") for pair in pairs)
+    assert answers["reference"] == answers["auto"]
 
 
 def test_a_cache_in_records_does_what_caches_do(pictures, tmp_path) -> None:
     model, inputs = pictures
     batch = prepare(model, inputs)
     spec = duotone.scheme("minmax", bits=2)
-    laid, plain = (make_cache(model, spec, batch, impl) for impl in ("cuda", "reference"))
+    laid, plain = (make_cache(model, spec, batch, impl) for impl in ("auto", "reference"))
     for cache in (laid, plain):
         generate(model, batch, cache, 4)
         cache.batch_select_indices(torch.tensor([4, 1]))
