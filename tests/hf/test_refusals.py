@@ -111,7 +111,7 @@ def test_a_mask_says_where_pictures_are(without_ids: PreTrainedModel) -> None:
     without_ids(**embeds, past_key_values=cache)
     assert cache.ledger.state.visual.lengths.tolist() == [4, 4]
     question = torch.tensor([[5, 6, 7]] * 2)
-    with pytest.raises(ValueError, match=r"tokens 18 to 20 lie behind.*cache\.visual_mask"):
+    with pytest.raises(ValueError, match=r"tokens 18 to 20 lie past.*cache\.visual_mask"):
         without_ids(question, past_key_values=cache)
     cache.visual_mask = torch.cat([places, torch.zeros(2, 3, dtype=torch.bool)], 1)
     without_ids(question, past_key_values=cache)
