@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from merge_throughput import merge
 from transformers import LlamaConfig, QuantizedCache
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from duotone.planning.capacity import predict, predict_again
 from duotone.planning.shapes import SHAPES, Load
 from duotone.planning.step_time import WEIGHT_BITS, Machine
 from duotone.report import tables as report
+from duotone.report.files import read_file
 from duotone.report.papers import CALIBQUANT, tokens_per_s
 
 from tiny_decoder import CPU, LOAD, SPECS, TINY
@@ -133,15 +135,18 @@ def test_nothing_fits(tmp_path: Path) -> None:
 
 
 RESULTS = Path(__file__).parents[2] / "results" / "throughput"
-MEASURED = [
-    path for path in sorted(RESULTS.rglob("*.json")) if "predicted" in json.loads(path.read_text())
-]
+MEASURED = {
+    str(Configuration.of(result).path(Path(), path.stem).with_suffix("")): result
+    for path in sorted(RESULTS.glob("*.jsonl"))
+    for result in read_file(path)
+    if "predicted" in result
+}
 
 
-@pytest.mark.parametrize("path", MEASURED, ids=[path.stem for path in MEASURED])
-def test_predictions_hold_where_measured(path: Path) -> None:
-    """Today's predictor against the files: batch within 5 % (or one), a step within 20 %."""
-    assert prediction_misses(json.loads(path.read_text(encoding="utf-8"))) == []
+@pytest.mark.parametrize("result", MEASURED.values(), ids=MEASURED)
+def test_predictions_hold_where_measured(result: dict) -> None:
+    """Today's predictor against the results: batch within 5 % (or one), a step within 20 %."""
+    assert prediction_misses(result) == []
 
 
 def prediction_misses(result: dict) -> list[str]:
@@ -183,6 +188,27 @@ def test_tables(tmp_path: Path) -> None:
     assert text.count("**internvl2.5-8b") == 2
     assert set(rendered) == {"throughput", "throughput-predictions"}
     assert rendered["throughput-predictions"].count("\n") == 3
+
+
+@pytest.mark.usefixtures("short")
+def test_merged_results_are_not_measured_again(tmp_path: Path) -> None:
+    bench = Bench(TINY, CPU, LOAD.tokens, Machine())
+    wanted = [Configuration(row, 70, 1000, 20, 40) for row in ("16-bit", "mixed")]
+    assert len(list(run(bench, wanted[:1], tmp_path / "new"))) == 1
+    merge(tmp_path / "new", tmp_path)
+    found = dict(run(bench, wanted, tmp_path))
+    assert found[wanted[0]] is None
+    assert found[wanted[1]]["configuration"]["row"] == "mixed"
+    line = (tmp_path / "tiny.jsonl").read_text()
+    (tmp_path / "tiny.jsonl").write_text(line.replace("duotone.throughput/1", "other/1"))
+    with pytest.raises(ValueError, match=r"schema 'duotone\.throughput/1' .*; got .*other/1"):
+        list(run(bench, wanted, tmp_path))
+
+
+def test_two_results_of_a_line_are_refused() -> None:
+    result = next(iter(MEASURED.values()))
+    with pytest.raises(ValueError, match=r"got two of '1-bit visual' for internvl2\.5-26b, 3328"):
+        report.RENDERERS["throughput"][1]([result, result])
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

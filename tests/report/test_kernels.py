@@ -116,7 +116,7 @@ def test_pictures(result, tmp_path, form):
     assert all(file.stat().st_size > 10_000 for file in files)
 
 
-THROUGHPUT = sorted((Path(__file__).parents[2] / "results" / "throughput").rglob("*.json"))
+THROUGHPUT = sorted((Path(__file__).parents[2] / "results" / "throughput").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
@@ -127,7 +127,24 @@ def test_throughput_is_drawn_together(tmp_path, form):
     assert [file.name for file in files] == names
     assert all(file.stat().st_size > 10_000 for file in files)
     with pytest.raises(ValueError, match="3 budgets or more"):
-        draw(THROUGHPUT[:2], tmp_path)
+        draw([few_lines(tmp_path, THROUGHPUT[0], 2)], tmp_path)
+
+
+def few_lines(folder, path, lines):
+    few = folder / path.name
+    few.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    return few
+
+
+def test_every_line_of_a_file_has_its_pictures(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    both = tmp_path / "two.jsonl"
+    both.write_text("\n".join([json.dumps(result)] * 2))
+    names = [f"two-{i}-{name}.svg" for i in (1, 2) for name in ("speedup", "roofline")]
+    assert [file.name for file in draw([both], tmp_path, "svg")] == names
+    both.write_text(json.dumps(result) + "\n{}\n")
+    with pytest.raises(ValueError, match="must be a result file"):
+        draw([both], tmp_path)
 
 
 def test_pictures_of_something_else_are_refused(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from duotone.cli import app
 from duotone.report import tables as report
+from duotone.report.files import read_file
 
 from made_up_results import result
 from paths import REPOSITORY
@@ -71,11 +72,11 @@ def test_the_speedups_in_the_readme_are_those_of_the_kernels_file():
 def test_the_throughput_in_the_readme_is_that_of_its_files():
     home = REPOSITORY
     speeds: dict[tuple, dict[str, float]] = {}
-    for path in (home / "results/throughput").rglob("*.json"):
-        result = json.loads(path.read_text())
-        at = result["configuration"]
-        key = (result["model"]["name"], at["visual"], at["budget_bytes"])
-        speeds.setdefault(key, {})[at["row"]] = result["decode_tokens_per_s"]
+    paths = (home / "results/throughput").glob("*.jsonl")
+    for measured in (one for path in paths for one in read_file(path)):
+        at = measured["configuration"]
+        key = (measured["model"]["name"], at["visual"], at["budget_bytes"])
+        speeds.setdefault(key, {})[at["row"]] = measured["decode_tokens_per_s"]
 
     def ratios_of(*names: str) -> list[float]:
         found = (

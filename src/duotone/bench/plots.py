@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from duotone import json_text
 from duotone.bench.kernel_plots import draw_roofline, draw_speedups
 from duotone.bench.throughput_plots import draw_shares, draw_throughput
+from duotone.report.files import read_file
 
 # By schema: {name of the picture: a function of (result, path)}.
 PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
@@ -24,7 +24,8 @@ FORMATS = ("png", "svg")
 def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
     """Write FILE-PICTURE.FORM for every picture of every result file; returns the written files.
 
-    Files of throughput are drawn together, as PICTURE.FORM.
+    Results of throughput are drawn together, as PICTURE.FORM. FILE has a number for each line of a
+    .jsonl of several results.
 
     Errors: ValueError for other formats and files; ImportError without matplotlib.
     """
@@ -33,11 +34,10 @@ def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     written, together = [], {}
-    for path in results:
-        result = _read(path)
+    for stem, result in [named for path in results for named in _read(path).items()]:
         together.setdefault(result["schema"], []).append(result)
         for name, picture in PLOTS.get(result["schema"], {}).items():
-            written.append(folder / f"{path.stem}-{name}.{form}")
+            written.append(folder / f"{stem}-{name}.{form}")
             picture(result, written[-1])
     for schema, found in together.items():
         for name, joint in JOINT_PLOTS.get(schema, {}).items():
@@ -56,12 +56,14 @@ def need_matplotlib() -> None:
         ) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """Results of a file, by what their pictures are called."""
     try:
-        data = json_text.loads(path.read_text(encoding="utf-8"))
+        found = read_file(path)
     except ValueError as error:
         raise ValueError(f"{path} must be a result file of duotone bench: {error}") from error
     known = {**PLOTS, **JOINT_PLOTS}
-    if not isinstance(data, dict) or data.get("schema") not in known:
+    if not all(isinstance(data, dict) and data.get("schema") in known for data in found):
         raise ValueError(f"{path} must be a result file with a schema among {sorted(known)}")
-    return data
+    several = len(found) > 1
+    return {f"{path.stem}-{i}" if several else path.stem: r for i, r in enumerate(found, start=1)}

@@ -14,7 +14,7 @@ runs inside the budget, with its caches, a prefill and captured decode steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from duotone.bench.throughput_rows import ROWS, Row
 from duotone.planning.capacity import activation_bytes, predict, read_bytes
 from duotone.planning.shapes import DecoderShape, Load
 from duotone.planning.step_time import Machine
+from duotone.report.files import read_file
 from duotone.report.provenance import stamp, write_new_json
 
 SCHEMA = "duotone.throughput/1"
@@ -57,8 +58,21 @@ class Configuration:
         """Tokens of every sequence."""
         return Load(self.visual, self.prompt, self.new)
 
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Configuration:
+        """Return what a result measured. Errors: ValueError for anything but its result file."""
+        try:
+            if result["schema"] == SCHEMA:
+                return cls(**result["configuration"])
+        except (LookupError, TypeError):
+            pass
+        raise ValueError(
+            f"a result of throughput is an object of schema {SCHEMA!r} with the fields of its "
+            f"configuration; got {str(result)[:200]}. Is this another benchmark's?"
+        )
+
     def path(self, folder: Path, model: str) -> Path:
-        """Path of the result."""
+        """Path of the result, before it is a line of the model's .jsonl."""
         row = self.row.replace(", ", "_").replace(" ", "-")
         return folder / model / f"n{self.visual}_{self.budget_bytes / 1e9:g}GB_{row}.json"
 
@@ -250,19 +264,29 @@ def _device_seconds(work: Callable[[], object], runs: int = 10) -> float:
     return (time.perf_counter() - began) / runs
 
 
+def merged(folder: Path, model: str) -> list[Configuration]:
+    """Return what the lines of `folder`/MODEL.jsonl measured; nothing where there is no such file.
+
+    Errors: ValueError for a line that is no result of throughput.
+    """
+    path = folder / f"{model}.jsonl"
+    return [Configuration.of(result) for result in read_file(path)] if path.exists() else []
+
+
 def run(
     bench: Bench, configurations: list[Configuration], folder: Path, minutes: float | None = None
 ) -> Iterator[tuple[Configuration, dict[str, Any] | None]]:
-    """Measure configurations without a result file, one after the other, until the time is over.
+    """Measure configurations without a result, one after the other, until the time is over.
 
-    Yields (configuration, result); None where a file exists already. A configuration that has begun
-    is finished.
+    Yields (configuration, result); None where a file or a line of MODEL.jsonl exists already. A
+    configuration that has begun is finished.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    done = merged(folder, bench.shape.name)
     # Configurations with the same weights follow each other.
     for at in sorted(configurations, key=lambda one: ROWS[one.row].weights):
         path = at.path(folder, bench.shape.name)
-        if path.exists():
+        if at in done or path.exists():
             yield at, None
             continue
         if deadline is not None and time.monotonic() > deadline:

@@ -53,8 +53,8 @@ def command(
     """Measure the largest batch and the decode throughput that a memory budget allows.
 
     Random weights of the real shape, 16 bit and few bits through the same captured decode step,
-    inside a limit that the allocator enforces. One file per measurement. Existing files are kept,
-    so an interrupted run goes on where it stopped.
+    inside a limit that the allocator enforces. One new file per measurement. What has a file or
+    a line of MODEL.jsonl is left out, so an interrupted run goes on where it stopped.
 
     [bold]Examples[/bold]
 
@@ -108,11 +108,12 @@ def _run(
 ) -> list[dict[str, Any]]:
     import torch
 
-    from duotone.bench.throughput import Bench, run
+    from duotone.bench.throughput import Bench, merged, run
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU and a CUDA build of torch; got neither")
-    left = [at for at in wanted if not at.path(out, shape.name).exists()]
+    done = merged(out, shape.name)
+    left = [at for at in wanted if at not in done and not at.path(out, shape.name).exists()]
     if not left:
         typer.echo(f"all {len(wanted)} measurements are in {out} already", err=True)
         return []

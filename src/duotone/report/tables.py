@@ -8,9 +8,8 @@ are here; a repository names the tables of its own benchmarks in pyproject.toml 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from duotone import json_text
+from duotone.report.files import read_file, result_files
 from duotone.report.kernels import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
@@ -36,18 +35,14 @@ RENDERERS: dict[str, Renderer] = {
 
 
 def read_results(folder: Path) -> list[Result]:
-    """All result files below `folder` that name their schema, in the order of their paths."""
+    """All results below `folder` that name their schema, by path and line.
+
+    Errors: ValueError for a folder that is missing and for what is no JSON, with file and line.
+    """
     if not folder.is_dir():
         raise ValueError(f"--results must be an existing folder, got {str(folder)!r}")
-    found = (_read(path) for path in sorted(folder.rglob("*.json")))
+    found = (data for path in result_files(folder) for data in read_file(path))
     return [data for data in found if isinstance(data, dict) and "schema" in data]
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json_text.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"a result file is JSON; got {str(path)!r}: {error}") from error
 
 
 def _render(render: Callable[[Sequence[Result]], str], schema: str, mine: list[Result]) -> str:
@@ -55,7 +50,7 @@ def _render(render: Callable[[Sequence[Result]], str], schema: str, mine: list[R
         return render(mine)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"results of schema {schema!r} must have its fields; got {len(mine)} files, one of "
+            f"results of schema {schema!r} must have its fields; got {len(mine)} of them, one of "
             f"which has not: {type(error).__name__} {error}. Write it anew."
         ) from error
 

@@ -38,12 +38,22 @@ HEADER = (
 
 
 def throughput_table(results: Sequence[Result]) -> str:
-    """One table per model, visual tokens and budget."""
+    """One table per model, visual tokens and budget.
+
+    Errors: ValueError for two results of one line, which would hide each other.
+    """
     groups: dict[tuple, dict[str, Result]] = {}
     for result in results:
         at = result["configuration"]
         key = (result["model"]["name"], at["visual"], at["budget_bytes"])
-        groups.setdefault(key, {})[at["row"]] = result
+        rows = groups.setdefault(key, {})
+        if at["row"] in rows:
+            raise ValueError(
+                f"a line of the throughput table has one result; got two of {at['row']!r} for "
+                f"{key[0]}, {key[1]} visual tokens, {key[2] / 1e9:g} GB. Remove one of them: a "
+                "single file whose result is in the model's .jsonl, or a run with other tokens."
+            )
+        rows[at["row"]] = result
     parts = []
     for (model, visual, budget), rows in sorted(groups.items()):
         some = next(iter(rows.values()))["configuration"]
