@@ -197,7 +197,7 @@ def test_a_number_in_a_cache_would_compile_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch._dynamo, "maybe_mark_dynamic", lambda tensor, dim: None)
     config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
     config._compile_all_devices = True
-    model, given = exact_model("llama"), batch_of("llama")
+    model, given = tiny_model("llama"), batch_of("llama")  # nothing is compared
     for _ in range(2):
         cache = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
         run(model, given, cache, compile_config=config)
