@@ -83,7 +83,7 @@ def decode_attention_cuda(
 ) -> Tensor:
     """softmax(q K^T * sm_scale) V of one query per sequence: `reference.attend`.
 
-    Arguments, result and graph capture as in `triton_decode.decode_attention_triton`.
+    Arguments, result and graph capture as in `triton.decode.decode_attention_triton`.
     Errors: ValueError with the reason from `unsupported`.
     """
     reason = unsupported(query, kv, tau)
