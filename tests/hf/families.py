@@ -7,7 +7,6 @@ tokens depend on the images.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -108,9 +107,11 @@ MULTIMODAL = [name for name, family in FAMILIES.items() if family.is_multimodal]
 TEXT_ONLY = [name for name in FAMILIES if name not in MULTIMODAL]
 
 
-@cache
-def tiny_model(name: str) -> PreTrainedModel:
-    """The family's model, fp32, the same weights every time."""
+def new_model(name: str) -> PreTrainedModel:
+    """The family's model, fp32, the same weights every time.
+
+    A copy of one that has been compiled would not do: it keeps the first one's compiled forward.
+    """
     torch.manual_seed(0)
     family = FAMILIES[name]
     auto = AutoModelForImageTextToText if family.is_multimodal else AutoModelForCausalLM
@@ -121,9 +122,15 @@ def tiny_model(name: str) -> PreTrainedModel:
 
 
 @cache
+def tiny_model(name: str) -> PreTrainedModel:
+    """The family's model, one object for all tests that leave it as it is."""
+    return new_model(name)
+
+
+@cache
 def exact_model(name: str) -> PreTrainedModel:
     """The family's model in float64: no last digit of a sum decides a code (`exactly`)."""
-    return copy.deepcopy(tiny_model(name)).double()
+    return new_model(name).double()
 
 
 def typed(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """Caches under `torch.autocast`: states come in several types, codes are those without it."""
 
-import copy
 import math
 from contextlib import nullcontext
 from dataclasses import fields
@@ -15,7 +14,7 @@ from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
 from duotone.attention import decode_attention
 from duotone.cache import LayerStore, Ledger
 
-from families import inputs, tiny_model
+from families import inputs, new_model
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = [name for name, entry in duotone.SCHEMES.items() if entry.model is None]
@@ -30,7 +29,7 @@ def small(name: str) -> CacheSpec:
 
 
 def model_in(dtype: torch.dtype) -> PreTrainedModel:
-    return copy.deepcopy(tiny_model("internvl")).to(dtype)
+    return new_model("internvl").to(dtype)
 
 
 def cache_of(model: PreTrainedModel, spec: CacheSpec, static: bool = False):

@@ -1,7 +1,5 @@
 """8-bit windows of models whose keys are large: nothing is cut off, in no cache."""
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ import duotone
 from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
 from duotone.cache.dense_dtype import LARGEST, kept_as, read_as
 
-from families import inputs, tiny_model
+from families import inputs, new_model
 
 BIAS, PROMPT, NEW = 900.0, 12, 5
 WINDOW = {"sink": 4, "recent": 64, "dense_dtype": "float8_e4m3fn"}
@@ -24,7 +22,7 @@ SPECS = {
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     """Qwen2 with a key bias as Qwen2.5 has in its first and last layer."""
-    made = copy.deepcopy(tiny_model("qwen2"))
+    made = new_model("qwen2")
     with torch.no_grad():
         for layer in (made.model.layers[0], made.model.layers[-1]):
             layer.self_attn.k_proj.bias[7] = BIAS

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 
-from families import IMAGE, inputs, tiny_model
+from families import IMAGE, inputs, new_model, tiny_model
 
 DENSE = CacheSpec(visual="dense", text="dense")
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
@@ -25,7 +25,7 @@ STREAM = CacheSpec(
 @pytest.fixture
 def model() -> PreTrainedModel:
     """A model of its own: its settings are changed."""
-    return copy.deepcopy(tiny_model("internvl"))
+    return new_model("internvl")
 
 
 def answer(model: PreTrainedModel, **settings: object) -> torch.Tensor:

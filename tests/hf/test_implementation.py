@@ -1,6 +1,5 @@
 """A model hears once per cause why its cache is slow, and before a run what cannot be."""
 
-import copy
 import warnings
 
 import pytest
@@ -18,7 +17,7 @@ from duotone import (
 )
 from pretended_gpu import pretend
 
-from families import inputs, tiny_model
+from families import inputs, new_model, tiny_model
 
 STREAM = CacheSpec(
     visual="text",
@@ -39,7 +38,7 @@ def heard(run) -> list[str]:
 
 def test_generate_says_each_cause_once_per_model(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    model, given = copy.deepcopy(tiny_model("llama")), inputs("llama", [[23], [9]])
+    model, given = new_model("llama"), inputs("llama", [[23], [9]])
 
     def enabled() -> None:
         with duotone.enable(model, STREAM):
@@ -50,7 +49,7 @@ def test_generate_says_each_cause_once_per_model(monkeypatch: pytest.MonkeyPatch
     assert not heard(enabled)
     fixed = StaticQuantizedCache(model, STREAM, max_new_tokens=NEW)
     assert not heard(lambda: model.generate(**given, past_key_values=fixed, max_new_tokens=NEW))
-    other = copy.deepcopy(tiny_model("llama"))
+    other = new_model("llama")
     cache = StaticQuantizedCache(other, STREAM, max_new_tokens=NEW)
     run = {"past_key_values": cache, "max_new_tokens": NEW, "do_sample": False}
     assert len(heard(lambda: other.generate(**given, **run))) == 1
@@ -58,7 +57,7 @@ def test_generate_says_each_cause_once_per_model(monkeypatch: pytest.MonkeyPatch
 
 def test_sliding_layers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    model, given = copy.deepcopy(tiny_model("gemma3")), inputs("gemma3", [[3, "image", 9], [7]])
+    model, given = new_model("gemma3"), inputs("gemma3", [[3, "image", 9], [7]])
     cache = QuantizedCache(model, STREAM.replace(visual="dense"))
     messages = heard(lambda: model.generate(**given, past_key_values=cache, max_new_tokens=NEW))
     assert sum("no mask" in message for message in messages) == 1
@@ -90,7 +89,7 @@ def test_cuda_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layers_that_stand_in_the_way_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    model = copy.deepcopy(tiny_model("llama")).to(torch.bfloat16)
+    model = new_model("llama").to(torch.bfloat16)
     odd = duotone.LayerRule(1, 2, text=STREAM.text)
     spec = duotone.scheme("kivi", bits=2).replace(layers=(odd,))
     with pytest.raises(ValueError, match=r"for text tokens.*Use impl='auto'"):

@@ -3,7 +3,6 @@
 In float64, where rounding differs by 1e-15 and no code flips.
 """
 
-import copy
 from functools import cache
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, StaticQuantizedCache, TensorSpec
 
-from families import inputs, tiny_model
+from families import inputs, new_model
 
 STEPS = 32
 # The first is longer than the windows below, the second leaves them while tokens are generated.
@@ -36,7 +35,7 @@ KINDS = pytest.mark.parametrize("static", [False, True], ids=["growing", "static
 
 @cache
 def model() -> PreTrainedModel:
-    made = copy.deepcopy(tiny_model("internvl")).double()
+    made = new_model("internvl").double()
     for layer in made.get_decoder().layers:  # channels that stand out, which norms are for
         layer.self_attn.k_proj.weight.data[::7] *= 4
     return made

@@ -1,7 +1,5 @@
 """What cannot be right raises, by name, and before any work is lost."""
 
-import copy
-
 import pytest
 import torch
 from family_configs import TEXT
@@ -20,7 +18,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.hf.lazy import LazyStates
 
-from families import IMAGE, inputs, tiny_model
+from families import IMAGE, inputs, new_model, tiny_model
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
 TEXT_SPEC = KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels"))
@@ -86,7 +84,7 @@ def test_a_window_without_a_mask_raises() -> None:
 @pytest.fixture
 def without_ids() -> PreTrainedModel:
     """A model whose config does not name its placeholders."""
-    model = copy.deepcopy(tiny_model("internvl"))
+    model = new_model("internvl")
     vars(model.config)["image_token_id"] = None  # past the check of its type
     return model
 

@@ -1,7 +1,6 @@
 """AIFS on whole models: two images at different places, padding, two turns with a KV cache."""
 
 from contextlib import nullcontext
-from copy import deepcopy
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from duotone.hf.weights.modality import announced
 from duotone.hf.weights.reorder import reorder_always, visual_first
 
 from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, rounding_as
-from families import IMAGE, MULTIMODAL, inputs, tiny_model
+from families import IMAGE, MULTIMODAL, inputs, new_model, tiny_model
 
 TURNS = (
     [[3, "image", 5, "image", 2], [6, "image", 4]],
@@ -33,7 +32,7 @@ def later_positions(seen):
 
 
 def model_of(name):
-    model = deepcopy(tiny_model(name)).double()
+    model = new_model(name).double()
     return model if name == "gemma3" else exact_norms(model)
 
 
@@ -68,7 +67,7 @@ def test_two_turns_with_images_padding_and_a_cache(name):
 
 
 def test_eager_attention_gets_an_additive_mask():
-    model = deepcopy(tiny_model("internvl"))
+    model = new_model("internvl")
     model.set_attn_implementation("eager")
     expected = two_turns(model, "internvl", Tensor.float)
     with visual_first(model):
@@ -213,7 +212,7 @@ def test_beams_write_the_same_tokens(scheme):
     "how", [{"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}]
 )
 def test_generate_with_masks_and_chunks_of_its_own(how, attention):
-    model, given = deepcopy(tiny_model("internvl")), inputs("internvl", [TURNS[0][0]], 0)
+    model, given = new_model("internvl"), inputs("internvl", [TURNS[0][0]], 0)
     model.set_attn_implementation(attention)
     wanted = model.generate(**given, max_new_tokens=6, do_sample=False)
     with visual_first(model):
@@ -254,7 +253,7 @@ def test_a_failed_step_leaves_the_cache_as_it_was():
 
 
 def test_attention_weights_are_refused():
-    model = deepcopy(tiny_model("internvl"))
+    model = new_model("internvl")
     model.set_attn_implementation("eager")
     with visual_first(model), pytest.raises(ValueError, match="in another order"):
         model(**inputs("internvl", TURNS[1], 1), output_attentions=True)
@@ -278,7 +277,7 @@ def test_embeddings_are_announced():
 
 
 def test_nothing_is_left_on_the_model():
-    model = deepcopy(tiny_model("internvl"))
+    model = new_model("internvl")
     parts = (model, model.base_model, model.get_decoder())
 
     def state():

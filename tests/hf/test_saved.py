@@ -18,7 +18,7 @@ from duotone.quant import bases as bases_module
 from duotone.quant.bases import Bases
 from duotone.weights.modules.quant_linear import QuantLinear
 
-from families import FAMILIES, tiny_model
+from families import FAMILIES, new_model, tiny_model
 from mquant_setups import quantized
 
 SCHEMES = sorted(set(duotone.schemes()) - {"duotone-klt", "duotone-tuned"})
@@ -78,7 +78,7 @@ def test_other_weights_are_refused_however_few(path: Path, where: str) -> None:
 
 
 def test_weights_that_change_after_they_were_read_are_read_again() -> None:
-    model = copy.deepcopy(tiny_model("internvl"))
+    model = new_model("internvl")
     before = all_weights_digest(model)
     assert all_weights_digest(model) == before == all_weights_digest(copy.deepcopy(model))
     weight = model.get_input_embeddings().weight
@@ -113,7 +113,7 @@ def test_another_configuration_is_refused_by_the_names_of_its_fields(path: Path)
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_running_a_model_does_not_change_its_configuration(name: str) -> None:
-    model = copy.deepcopy(tiny_model(name))
+    model = new_model(name)
     before = config_facts(model)
     assert any("rope" in field or "position" in field for field in before)
     with duotone.enable(model, duotone.scheme("kivi")):

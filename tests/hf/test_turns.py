@@ -14,7 +14,7 @@ from duotone.hf.weights.modality import VisualRows
 from duotone.hf.weights.turns import Turns
 from duotone.weights.modules.modality import Modality
 
-from families import inputs, tiny_model
+from families import inputs, new_model
 
 
 class Slow(nn.Module):
@@ -70,7 +70,7 @@ def test_copies_have_their_own(copied):
 
 
 def test_a_models_steps_see_their_own_pictures():
-    model = copy.deepcopy(tiny_model("internvl"))
+    model = new_model("internvl")
     modality, seen = Modality(), []
     rows = VisualRows.attach(model, modality)
     prompts = [inputs("internvl", [["image", 5]]), inputs("internvl", [[7]])]

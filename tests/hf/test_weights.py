@@ -1,6 +1,5 @@
 """Every equivalence on tiny models of the real families: the same logits, pixels included."""
 
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from duotone.weights.equivalences.residual import has_layer_norms, mean_is_read,
 from duotone.weights.equivalences.rotation import keeping_mean, random_orthogonal
 
 from exactly import FP32, FP64, assert_same, exact_norms, relative_error, rounding_as, scramble
-from families import FAMILIES, IMAGE, inputs, tiny_model
+from families import FAMILIES, IMAGE, inputs, new_model, tiny_model
 
 PROMPTS = [[3, "image", 5], [2, "image", 4, "image", 6]]
 STEPS = {
@@ -63,7 +62,7 @@ VARIANTS = ("llava-siglip", "internvl-llama", "llava_next")
 def made(name, dtype=torch.float64):
     """A scrambled model and inputs for it."""
     if name in FAMILIES:
-        model, family = deepcopy(tiny_model(name)), name
+        model, family = new_model(name), name
     else:
         torch.manual_seed(0)
         config, family = variant(name)

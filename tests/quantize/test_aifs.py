@@ -17,7 +17,7 @@ from duotone.weights.methods.recipe import get_recipe
 from duotone.weights.modules.quant_linear import QuantLinear
 from tiny_vlm import tiny_example
 
-from families import MULTIMODAL, inputs, tiny_model
+from families import MULTIMODAL, inputs, new_model, tiny_model
 from mquant_setups import quantized, tiny_loaded
 
 # Codes flip at the border between two where attention adds up in another order.
@@ -205,7 +205,7 @@ def test_a_compiled_prompt_takes_its_order_from_outside_the_graph(aifs):
 @pytest.mark.parametrize("name", [n for n in MULTIMODAL if n in MAPPED])
 def test_every_family_runs_reordered(name):
     recipe = get_recipe("static-msq-aifs-w8a8").replace(method="rtn", parts=("language",))
-    model = copy.deepcopy(tiny_model(name))
+    model = new_model(name)
     data = [inputs(name, [[3, "image", 4], ["image", 2]], seed) for seed in (1, 2)]
     quantize_model(model, recipe, CalibrationSet(data, {}, []))
     found, seen = told(model, data[0])

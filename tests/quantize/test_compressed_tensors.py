@@ -1,6 +1,5 @@
 """Exports, and what the format's own loader makes of them where it is installed."""
 
-import copy
 import json
 
 import pytest
@@ -17,7 +16,7 @@ from duotone.weights.modules.linear import linear_float, linear_int
 from duotone.weights.modules.quant_linear import QuantLinear
 from duotone.weights.modules.quantize_rows import quantize
 
-from families import FAMILIES, inputs, tiny_model
+from families import FAMILIES, inputs, new_model
 from mquant_setups import quantized, tiny_loaded
 
 EXPRESSIBLE = {
@@ -161,7 +160,7 @@ def test_a_quantized_language_model_under_a_16_bit_tower_loads(name, tmp_path):
 def test_every_family_comes_back_with_its_logits(family, tmp_path):
     multimodal = FAMILIES[family].is_multimodal
     given = inputs(family, [[3, "image", 4], ["image", 2]] if multimodal else [[7], [4]], 1)
-    model = copy.deepcopy(tiny_model(family))
+    model = new_model(family)
     recipe = get_recipe("w4a16-g128").replace(group=8)
     if family == "llava_onevision":
         # transformers initialises SigLIP's linears by a weight that packed ones do not have.

@@ -1,7 +1,5 @@
 """AWQ's scales on tiny models of the real families."""
 
-import copy
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from duotone.weights.equivalences.module_map import at
 from duotone.weights.methods.awq import pairs_of
 from duotone.weights.methods.smooth import fold
 
-from families import FAMILIES, inputs, tiny_model
+from families import FAMILIES, inputs, new_model, tiny_model
 from mquant_setups import quantized, tiny_loaded
 
 KNOWN = [name for name in FAMILIES if name in MAPPED]
@@ -30,7 +28,7 @@ def logits(model, given):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_factors_move_without_a_change_of_the_function(name):
-    model = copy.deepcopy(tiny_model(name))
+    model = new_model(name)
     given = inputs(name, [[3, "image", 4]] if FAMILIES[name].is_multimodal else [[7, 4]], 1)
     wanted = logits(model, given)
     generator = torch.Generator().manual_seed(0)
