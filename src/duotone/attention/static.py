@@ -90,6 +90,15 @@ class StaticDecoder:
         if self.steps is not None:
             self.steps += 1
 
+    def starts_with_flush(self) -> bool:
+        """True where groups leave the window before the next step's `advance`.
+
+        For steps that are replayed: the host decides and counts `steps`, the device advances.
+        Errors: ValueError for a step beyond the buffers' room.
+        """
+        self._check_room()
+        return self.has_stream and self.is_due(self.steps)
+
     def _check_room(self) -> None:
         if self.steps is not None and self.steps >= self.room:
             raise ValueError(

@@ -23,3 +23,5 @@ from duotone.cache.segments import PackedSegment as PackedSegment
 from duotone.cache.segments import Segment as Segment
 from duotone.cache.static import StaticStore as StaticStore
 from duotone.cache.static import flush_all as flush_all
+from duotone.cache.thaw import chronological as chronological
+from duotone.cache.thaw import thaw as thaw

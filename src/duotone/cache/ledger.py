@@ -21,7 +21,7 @@ from torch import Tensor
 
 from duotone.cache.blocks import BlockTable, runs, single_block
 from duotone.cache.index import Evicted, LedgerState, Roll
-from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
+from duotone.cache.ragged import Lengths, Move, concatenate, owned, select, valid_mask
 from duotone.cache.saliency import Spans
 from duotone.quant import CacheSpec, KVSpec
 
@@ -135,6 +135,26 @@ class Ledger:
         stored = (piece, dense, write_at, join, flush_last, background, spans, begun)
         return AppendPlan(before, self.state, tokens, flush_first, *stored)
 
+    def decoded(self, steps: int) -> None:
+        """Record `steps` decode steps of one 16-bit token per sequence, without their plans.
+
+        The state becomes what as many calls of `plan` would make of it.
+        """
+        if not steps:
+            return
+        s, batch = self.state, len(self.state.dense.lengths)
+        every = torch.ones(batch, steps, dtype=torch.bool, device=s.streamed.device)
+        self._append_dense(select(every), ~every)
+        if isinstance(self.spec.text, KVSpec):
+            # A group that is complete with the last token leaves at the step after it.
+            leaving = self._leaving(self._movable(self.state), entered=1)
+            if leaving.any():
+                self._move_to_stream(leaving, decoding=True)
+        dense = self.state.dense.trimmed()
+        streamed = owned(self.state.streamed[:, : dense.positions.shape[1]])
+        seen = s.seen + steps
+        self.state = replace(self.state, dense=dense, streamed=streamed, seen=seen)
+
     def crop(self, end: int) -> None:
         """Forget tokens at logical indices >= end."""
         self.state = self.state.truncate(end)
@@ -221,13 +241,20 @@ class Ledger:
         """Whole groups beyond the recent window, oldest first; None if there are none."""
         if not isinstance(self.spec.text, KVSpec):
             return None
-        s, group = self.state, self.spec.flush_tokens
+        leaving = self._leaving(self._movable(self.state))
+        return self._move_to_stream(leaving, decoding) if leaving.any() else None
+
+    def _movable(self, s: LedgerState) -> Tensor:
+        """True at dense tokens that leave the window some day."""
         streamed = s.streamed & valid_mask(s.dense.lengths, s.streamed.shape[1])
         # Sinks never leave, so the first streamed tokens of the store are the sinks.
-        movable = streamed & (streamed.cumsum(-1) > self.spec.sink)
-        groups = (movable.sum(-1) - self.spec.recent).clamp_min(0) // group
-        leaving = movable & (movable.cumsum(-1) <= (groups * group)[:, None])
-        return self._move_to_stream(leaving, decoding) if leaving.any() else None
+        return streamed & (streamed.cumsum(-1) > self.spec.sink)
+
+    def _leaving(self, movable: Tensor, entered: int = 0) -> Tensor:
+        """True at whole groups beyond the window, before the last `entered` tokens came."""
+        group = self.spec.flush_tokens
+        groups = (movable.sum(-1) - entered - self.spec.recent).clamp_min(0) // group
+        return movable & (movable.cumsum(-1) <= (groups * group)[:, None])
 
     def _move_to_stream(self, leaving: Tensor, decoding: bool) -> Flush:
         s = self.state

@@ -10,7 +10,7 @@ lengths share one launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool
@@ -39,7 +39,7 @@ class StaticStore:
     """
 
     def __init__(self, store: LayerStore, places: StaticPlaces, order: Move) -> None:
-        _check_frozen(store, places)
+        check_frozen(store)
         self.spec, self.places, self.key_norm = store.spec, places, store.key_norm
         self.dtype = store.dtype
         self.key = _widened(order.apply(store.key), places.dense_tokens)
@@ -208,7 +208,8 @@ def _widened(x: Tensor, tokens: int) -> Tensor:
     return wide
 
 
-def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
+def check_frozen(store: LayerStore) -> None:
+    """Raise ValueError for averaged codes, and for a stream with a group that is not whole."""
     if store.runs:
         raise ValueError(
             "codes that layers average need all layers at once; got a scheme with "
@@ -222,13 +223,30 @@ def _check_frozen(store: LayerStore, places: StaticPlaces) -> None:
             )
 
 
+def check_shared(stores: Iterable[LayerStore]) -> None:
+    """Raise ValueError where layers that share codes would have streams in unlike orders."""
+    for store in stores:
+        for source in store.sources.values():
+            if _lies_in_records(store) != _lies_in_records(source):
+                raise ValueError(UNLIKE)
+
+
+def _lies_in_records(store: LayerStore) -> bool:
+    """True where `_static_stream` makes records."""
+    records = store.stream is None or store.stream.records is not None
+    return records and store.layout_of("stream") is not None
+
+
+UNLIKE = (
+    "layers that share codes must have them in one order; the kernels lay out the stream "
+    "of one of them only. Decode it with QuantizedCache, or with impl='triton'."
+)
+
+
 def _check_order(own: PackedPair | None, source: PackedPair | None) -> None:
     orders = {None if pair is None else pair.records is None for pair in (own, source)}
     if len(orders) > 1:
-        raise ValueError(
-            "layers that share codes must have them in one order; the kernels lay out the stream "
-            "of one of them only. Decode it with QuantizedCache, or with impl='triton'."
-        )
+        raise ValueError(UNLIKE)
 
 
 def _static_stream(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from duotone.hf.attention import NAME, register
 from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks
+from duotone.hf.graph_decode import current_call
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
 # Reentrant: collecting a cache releases its hold, and that can happen anywhere.
@@ -109,6 +110,9 @@ class Attachment:
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        call = current_call()
+        if call is not None and call.claims(model, args, kwargs):
+            return
         if given := self._inputs(model, args, kwargs):
             given["past_key_values"].begin_step(
                 given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
@@ -117,6 +121,10 @@ class Attachment:
     def _after_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object
     ) -> None:
+        call = current_call()
+        if call is not None and call.claimed:
+            call.claimed = False
+            return
         if given := self._inputs(model, args, kwargs):
             given["past_key_values"].end_step()
 

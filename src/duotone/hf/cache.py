@@ -19,6 +19,7 @@ from duotone.cache.sharing import share_layers
 from duotone.hf.attachment import Attachment
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fitting import fitting_facts
+from duotone.hf.frozen import Frozen
 from duotone.hf.implementation import check_implementation, slow_paths
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
@@ -59,13 +60,25 @@ class QuantizedCache(Cache):
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
         self._device, self.slow = model.device, slow_paths(model)
         self.steps = Steps(spec, self.facts.layers)
+        self.frozen: Frozen | None = None
         self._hold(Attachment.to(model))
         super().__init__(layers=[QuantizedLayer(self, i) for i in range(self.facts.layers)])
         share_layers([layer.store for layer in self.layers], self.spec)
 
     @property
+    def device(self) -> torch.device:
+        """Device of the tokens."""
+        return self._device
+
+    @property
+    def length(self) -> int:
+        """Logical length after the last whole step, padding included."""
+        return self.steps.length if self.frozen is None else self.frozen.length
+
+    @property
     def ledger(self) -> Ledger | None:
         """Where the tokens of all layers are (of the first, if layers evict); None while empty."""
+        self.thaw()
         return self.steps.ledgers[0] if self.steps.ledgers else None
 
     def new_store(self, index: int) -> LayerStore:
@@ -84,6 +97,23 @@ class QuantizedCache(Cache):
         """Let go of the model; it is restored once nothing else holds it."""
         self._release()
 
+    def hold_still(self, room: int) -> Frozen:
+        """Freeze in place: fixed buffers with room for `room` steps of one token per sequence.
+
+        Whatever else is asked of the cache thaws it first.
+        Errors: ValueError, before anything is changed, where fixed buffers cannot hold it.
+        """
+        self._finish_step()
+        self.frozen = Frozen(self, room)
+        return self.frozen
+
+    def thaw(self) -> None:
+        """Go on with buffers that grow; nothing where they do already."""
+        if self.frozen is not None:
+            frozen, self.frozen = self.frozen, None
+            with without_autocast(self._device):
+                frozen.thaw(self)
+
     def __copy__(self) -> QuantizedCache:
         raise TypeError(
             "a shallow copy of a QuantizedCache would write to the same buffers; use "
@@ -91,6 +121,7 @@ class QuantizedCache(Cache):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedCache:
+        self.thaw()
         clone = self.__class__.__new__(self.__class__)
         memo[id(self)] = clone
         own = {k: v for k, v in self.__dict__.items() if k not in ("_attachment", "_release")}
@@ -150,7 +181,7 @@ class QuantizedCache(Cache):
                 "absorb needs a scheme that keeps all tokens; this one evicts some by the scores "
                 "of queries, which a dense cache does not hold. Run the model with this cache."
             )
-        if length := self.steps.length:
+        if length := self.length:
             raise ValueError(f"absorb needs an empty cache; this one holds {length} tokens.")
         held = {getattr(layer, "keys", None) is not None and layer.keys.shape[2]
                 for layer in dense.layers}  # fmt: skip
@@ -205,16 +236,22 @@ class QuantizedCache(Cache):
                 member.waiting.clear()
 
     def _finish_step(self) -> None:
+        self.thaw()
         self.commit()
         self.steps.check_whole()
         self.steps.finish()
 
     def memory(self) -> MemoryReport:
-        """Every byte this cache holds, and what 16 bit would hold."""
+        """Every byte this cache holds, and what 16 bit would hold.
+
+        While it holds still, free slots of its buffers count, too.
+        """
+        nominal = self.spec.nominal_bits(self.facts.layers)
+        if self.frozen is not None:
+            return self.frozen.memory(nominal)
         self._finish_step()
         if self.ledger is None:
             raise ValueError("the cache is empty; run the model with it first.")
-        nominal = self.spec.nominal_bits(self.facts.layers)
         states = [ledger.state for ledger in self.steps.ledgers]
         return memory_report([layer.store for layer in self.layers], states, nominal)
 
@@ -270,6 +307,7 @@ class QuantizedCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
+        self.frozen = None
         self.steps = Steps(self.spec, self.facts.layers)
         for layer in self.layers:
             layer.store, layer.is_initialized = self.new_store(layer.index), False

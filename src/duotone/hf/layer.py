@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from duotone.cache import Segment
+from duotone.hf.handle import StaticStates
 from duotone.hf.lazy import LazyStates
 from duotone.quant.autocast import without_autocast
 
@@ -53,11 +54,21 @@ class QuantizedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Take this step's post-RoPE states; returns what `duotone_attention` reads."""
         self.is_initialized = True
+        if self.cache.frozen is not None:
+            return StaticStates(self, key_states), StaticStates(self, value_states)
         self.cache.take(self, key_states, value_states)
         return LazyStates(self, "key", key_states), LazyStates(self, "value", value_states)
 
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
+        """Store one token per sequence and attend, [batch, q_heads, 1, value_dim].
+
+        Of a cache that holds still, whose step has begun.
+        """
+        return self.cache.frozen.decoder.attend(self.index, query, key, value, sm_scale)
+
     def segments(self, before: bool = False, mask: Tensor | None = None) -> list[Segment]:
         """The stored tokens, as they are or as they were before this step."""
+        self.cache.thaw()
         return self.store.segments(self.cache.steps.state(self.index, before), mask)
 
     def materialize(self, which: Literal["key", "value"], new: Tensor) -> Tensor:
@@ -67,6 +78,7 @@ class QuantizedLayer(CacheLayerMixin):
         """
         if self.cache.spec.evict is not None:
             raise _foreign("evicts tokens")
+        self.cache.thaw()
         steps = self.cache.steps
         stored = steps.is_stored(self.index)
         out = new.new_zeros(*new.shape[:2], steps.seen(self.index), new.shape[3])
@@ -93,7 +105,8 @@ class QuantizedLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Logical length, padding included, as the model counts."""
-        return self.cache.steps.seen(self.index)
+        cache = self.cache
+        return cache.steps.seen(self.index) if cache.frozen is None else cache.length
 
     def get_max_length(self) -> int:
         """No maximum."""

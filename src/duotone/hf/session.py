@@ -8,9 +8,10 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,6 +19,7 @@ from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
 from duotone.hf.fitting import fitting_facts
+from duotone.hf.graph_decode import DecodeCall, current_call
 from duotone.hf.implementation import check_implementation
 from duotone.quant import CacheSpec
 
@@ -25,9 +27,12 @@ from duotone.quant import CacheSpec
 class Session:
     """Handle that `enable` yields: the cache of the last `generate` call and its memory."""
 
-    def __init__(self, spec: CacheSpec, visual_mask: Tensor | None, impl: str) -> None:
+    def __init__(
+        self, spec: CacheSpec, visual_mask: Tensor | None, impl: str, graphs: bool
+    ) -> None:
         self.cache: QuantizedCache | None = None
         self._spec, self._visual_mask, self._impl = spec, visual_mask, impl
+        self._graphs = graphs
         self._caches: weakref.WeakSet[QuantizedCache] = weakref.WeakSet()
         self._thread = threading.get_ident()
 
@@ -58,26 +63,59 @@ class Session:
             kwargs["cache_implementation"] = None
         return kwargs
 
+    def _running(
+        self, model: PreTrainedModel, forward: Callable, args: tuple, kwargs: dict
+    ) -> AbstractContextManager[None]:
+        """The context that one `generate` call runs in."""
+        if not self._graphs:
+            return nullcontext()
+        asked = _asked("max_new_tokens", args, kwargs)
+        return DecodeCall(model, forward, asked or model.generation_config.max_new_tokens).running()
+
     def _detach(self) -> None:
         for cache in self._caches:
             cache.detach()
 
 
 class _Enabled:
-    """A model's open sessions, and the `generate` that it had before the first."""
+    """A model's open sessions, and the methods that it had of its own before the first."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        own = model.__dict__.get("generate")
-        ours = _wrapped(type(model).generate)
+        self.ours = {
+            "generate": _generate(type(model).generate),
+            "forward": _forward(type(model).forward),
+        }
         # A shallow copy that was made inside a block brings ours along.
-        self.own = None if getattr(own, "__func__", None) is ours else own
+        self.own = {
+            name: own
+            for name, ours in self.ours.items()
+            if (own := model.__dict__.get(name)) is not None
+            and getattr(own, "__func__", None) is not ours
+        }
         self.sessions: list[Session] = []
 
+    def install(self, model: PreTrainedModel) -> None:
+        """Put our methods in the place of the model's."""
+        for name, ours in self.ours.items():
+            setattr(model, name, types.MethodType(ours, model))
+
+    def remove(self, model: PreTrainedModel) -> None:
+        """Give the model back the methods that it had."""
+        for name in self.ours:
+            delattr(model, name)
+        for name, own in self.own.items():
+            setattr(model, name, own)
+
+    def plain(self, model: PreTrainedModel, name: str) -> Callable:
+        """The model's method without us."""
+        return self.own.get(name) or types.MethodType(getattr(type(model), name), model)
+
     def clean(self, clone: PreTrainedModel, memo: dict[int, Any]) -> None:
-        """Give a deep copy the `generate` that the model had."""
-        clone.__dict__.pop("generate", None)
-        if self.own is not None:
-            clone.generate = copy.deepcopy(self.own, memo)
+        """Give a deep copy the methods that the model had."""
+        for name in self.ours:
+            clone.__dict__.pop(name, None)
+            if name in self.own:
+                setattr(clone, name, copy.deepcopy(self.own[name], memo))
 
     def current(self) -> Session:
         """The last one that this thread opened, else the last one of all.
@@ -99,6 +137,7 @@ def enable(
     *,
     visual_mask: Tensor | None = None,
     impl: str = "auto",
+    graphs: bool = True,
 ) -> Iterator[Session]:
     """Inside the block, `model.generate` uses a fresh `QuantizedCache(model, spec)` per call.
 
@@ -106,6 +145,8 @@ def enable(
     is changed, and restored on exit, also after an exception. Of nested blocks the inner one
     counts, of blocks in several threads each thread's own.
     visual_mask: [batch, tokens] of the prompt, as `QuantizedCache` has it.
+    graphs: on CUDA, `generate` replays its decode steps as one CUDA graph where it can
+        (`hf.graph_decode`); False: it never does.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
     facts = fitting_facts(model, spec, visual_mask)
@@ -115,7 +156,7 @@ def enable(
             f"enable changes model.generate; {type(model).__name__} has none. Give the model with "
             "its language head, or pass a QuantizedCache to the forward pass."
         )
-    session = Session(spec, visual_mask, impl)
+    session = Session(spec, visual_mask, impl, graphs)
     attachment = Attachment.to(model)
     _open(model, session, attachment)
     try:
@@ -131,7 +172,7 @@ def _open(model: PreTrainedModel, session: Session, attachment: Attachment) -> N
         if model not in _ENABLED:
             enabled = _ENABLED[model] = _Enabled(model)
             attachment.cleaners.append(enabled.clean)
-            model.generate = types.MethodType(_wrapped(type(model).generate), model)
+            enabled.install(model)
         _ENABLED[model].sessions.append(session)
 
 
@@ -141,14 +182,13 @@ def _close(model: PreTrainedModel, session: Session, attachment: Attachment) -> 
         enabled.sessions.remove(session)
         if enabled.sessions:
             return
-        del _ENABLED[model], model.generate
+        del _ENABLED[model]
+        enabled.remove(model)
         attachment.cleaners.remove(enabled.clean)
-        if enabled.own is not None:
-            model.generate = enabled.own  # type: ignore[method-assign]
 
 
 @functools.cache
-def _wrapped(plain: Callable) -> Callable:
+def _generate(plain: Callable) -> Callable:
     """`generate` of a class, which looks for the model's sessions."""
 
     @functools.wraps(plain)
@@ -159,10 +199,26 @@ def _wrapped(plain: Callable) -> Callable:
         if session is None:  # a shallow copy that was made inside a block
             return plain(model, *args, **kwargs)
         kwargs = session._with_cache(model, args, kwargs)
-        own = enabled.own
-        return own(*args, **kwargs) if own is not None else plain(model, *args, **kwargs)
+        with session._running(model, enabled.plain(model, "forward"), args, kwargs):
+            return enabled.plain(model, "generate")(*args, **kwargs)
 
     return generate
+
+
+@functools.cache
+def _forward(plain: Callable) -> Callable:
+    """Forward pass of a class, which hands over the steps that a `generate` call has claimed."""
+
+    @functools.wraps(plain)
+    def forward(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        call = None if torch.compiler.is_compiling() else current_call()
+        if call is not None and call.model is model and call.claimed:
+            return call.step(kwargs)
+        enabled = _ENABLED.get(model)
+        own = None if enabled is None else enabled.own.get("forward")
+        return plain(model, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+    return forward
 
 
 def _asked(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from duotone.attention.static import StaticDecoder
-from duotone.cache import MemoryReport, StaticPlaces, StaticStore, static_memory_report
+from duotone.cache import MemoryReport, static_memory_report
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
+from duotone.hf.frozen import check_freezable, frozen_stores
 from duotone.hf.handle import StaticStates
 from duotone.hf.masks import padding_mask
 from duotone.hf.static_ops import handle_of, static_begin, static_decode
@@ -182,7 +183,7 @@ class StaticQuantizedCache(Cache):
     def _freeze(self) -> None:
         growing = self.growing
         growing._finish_step()
-        stores = static_stores(growing, self.max_new_tokens)
+        stores = frozen_stores(growing, self.max_new_tokens)[0]
         self.decoder = StaticDecoder(stores, self.spec.tau, growing.impl, growing.slow)
         if stores[0].key.is_cuda:
             self.decoder.rehearse(self.facts.q_heads)
@@ -236,35 +237,7 @@ class StaticQuantizedCache(Cache):
         raise NotImplementedError(f"a static cache has no {what}. Use QuantizedCache.")
 
 
-def static_stores(cache: QuantizedCache, new_tokens: int) -> list[StaticStore]:
-    """The layers of a prefilled cache in fixed buffers, with room for `new_tokens` tokens."""
-    made: dict[int, Any] = {}
-    stores = []
-    for layer in cache.layers:
-        state = cache.steps.state(layer.index)
-        if id(state) not in made:
-            made[id(state)] = StaticPlaces.of(state, cache.spec, new_tokens)
-        stores.append(StaticStore(layer.store, *made[id(state)]))
-        layer.store.key = layer.store.value = None  # one layer's 16-bit tokens twice, not all
-    for index, layer in enumerate(cache.layers):
-        sources = {
-            which: stores[cache.spec.source(which, index, len(stores))]
-            for which in layer.store.sources
-        }
-        stores[index].share(sources)
-    return stores
-
-
 def _check(cache: QuantizedCache, max_new_tokens: int) -> None:
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be an integer >= 1; got {max_new_tokens!r}.")
-    if any(cache.facts.sliding):
-        raise ValueError(
-            "a static cache does not read the masks that sliding windows need; "
-            f"{cache.facts.model_type!r} has such layers. Use QuantizedCache."
-        )
-    if cache.spec.share is not None and cache.spec.share.weights is not None:
-        raise ValueError(
-            "a static cache flushes layer by layer and cannot average the codes of several; got "
-            "Sharing.weights. Use QuantizedCache."
-        )
+    check_freezable(cache)

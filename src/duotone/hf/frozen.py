@@ -1,0 +1,121 @@
+"""A cache's tokens in fixed buffers for as long as every step brings one token per sequence.
+
+A `QuantizedCache` freezes after its prompt, decodes, and thaws before anything else is asked of
+it: a longer step, a crop, a change of rows, a file. Its ledgers rest meanwhile; the number of steps
+alone says what has become of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from duotone.attention.static import StaticDecoder
+from duotone.cache import MemoryReport, StaticPlaces, StaticStore, static_memory_report, thaw
+from duotone.cache.ragged import Move
+from duotone.cache.static import check_frozen, check_shared
+from duotone.cache.thaw import chronological
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
+
+
+class Frozen:
+    """Fixed buffers of all layers of one cache, with room for `room` more tokens.
+
+    Errors: ValueError, before anything is changed, for a cache that cannot freeze.
+    """
+
+    def __init__(self, cache: QuantizedCache, room: int) -> None:
+        check_freezable(cache)
+        self.start, self.room = cache.steps.length, room
+        stores, self._orders = frozen_stores(cache, room)
+        self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow)
+        self._broke_off = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A decode step, begun and ended: a cache whose step broke off is of no use."""
+        self._broke_off = True
+        yield
+        self.decoder.steps += 1
+        self._broke_off = False
+
+    @property
+    def steps(self) -> int:
+        """Steps since the cache froze."""
+        return self.decoder.steps
+
+    @property
+    def length(self) -> int:
+        """Logical length, padding included."""
+        return self.start + self.steps
+
+    def memory(self, nominal_bits: float) -> MemoryReport:
+        """Bytes of all buffers, free slots included."""
+        return static_memory_report(self.decoder.stores, nominal_bits)
+
+    def thaw(self, cache: QuantizedCache) -> None:
+        """Give the cache's layers and ledgers the tokens back.
+
+        Errors: RuntimeError after a step that broke off.
+        """
+        if self._broke_off:
+            raise RuntimeError(
+                "the last decode step broke off, so the cache is not consistent any more. Start "
+                "again with a new cache."
+            )
+        slots: dict[int, Move] = {}
+        for layer, static, order in zip(
+            cache.layers, self.decoder.stores, self._orders, strict=True
+        ):
+            key = id(static.places)
+            if key not in slots:
+                state = cache.steps.ledgers[layer.index].state
+                slots[key] = chronological(static.places, state, order)
+            thaw(layer.store, static, slots[key])
+        for ledger in {id(ledger): ledger for ledger in cache.steps.ledgers}.values():
+            ledger.decoded(self.steps)
+
+
+def check_freezable(cache: QuantizedCache) -> None:
+    """Raise ValueError for a cache that fixed buffers cannot hold."""
+    if any(cache.facts.sliding):
+        raise ValueError(
+            "a static cache does not read the masks that sliding windows need; "
+            f"{cache.facts.model_type!r} has such layers. Use QuantizedCache."
+        )
+    if cache.spec.share is not None and cache.spec.share.weights is not None:
+        raise ValueError(
+            "a static cache flushes layer by layer and cannot average the codes of several; got "
+            "Sharing.weights. Use QuantizedCache."
+        )
+
+
+def frozen_stores(cache: QuantizedCache, new_tokens: int) -> tuple[list[StaticStore], list[Move]]:
+    """(layers of a prefilled cache in fixed buffers, the order of each one's dense tokens).
+
+    new_tokens: room for later tokens. The layers lose their dense tokens, one after the other.
+    """
+    made: dict[int, Any] = {}
+    for layer in cache.layers:
+        state = cache.steps.state(layer.index)
+        if id(state) not in made:
+            made[id(state)] = StaticPlaces.of(state, cache.spec, new_tokens)
+        check_frozen(layer.store)
+    if any(places.stream_tokens for places, _ in made.values()):
+        check_shared([layer.store for layer in cache.layers])
+    stores, orders = [], []
+    for layer in cache.layers:
+        places, order = made[id(cache.steps.state(layer.index))]
+        stores.append(StaticStore(layer.store, places, order))
+        orders.append(order)
+        layer.store.key = layer.store.value = None  # one layer's 16-bit tokens twice, not all
+    for index, layer in enumerate(cache.layers):
+        sources = {
+            which: stores[cache.spec.source(which, index, len(stores))]
+            for which in layer.store.sources
+        }
+        stores[index].share(sources)
+    return stores, orders

@@ -1,0 +1,94 @@
+"""Rules for decode steps by CUDA graphs: which steps a graph can be of, and which models.
+
+A graph repeats launches with the numbers that the host gave them. A step suits one where all that
+changes from token to token is in tensors of fixed shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from transformers import PreTrainedModel
+
+# Inputs of a step by name, tensors [..., batch, 1] that are copied before a replay.
+INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids")
+# A mask is not read: after the prompt no token is padding, and padding is stored nowhere.
+LEFT_OUT = ("past_key_values", "attention_mask")
+OBSERVED = ("output_attentions", "output_hidden_states", "output_router_logits")
+# Their hooks pass everything through at a step that asks for no activations.
+HARMLESS = ("duotone.", "transformers.utils.output_capturing")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def graphs_on(device: torch.device) -> bool:
+    """True where steps can be captured."""
+    return device.type == "cuda"
+
+
+def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+    """True for one generated token per sequence after a prompt, without gradients.
+
+    kwargs: arguments of the forward pass, as `generate` gives them: with positions.
+    """
+    ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
+    if not isinstance(ids, Tensor) or ids.shape[1:] != (1,) or not graphs_on(ids.device):
+        return False
+    tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
+    return (
+        hasattr(cache, "hold_still")
+        and cache.length > 0
+        and not _may_be_visual(cache)
+        and "position_ids" in tensors
+        and tensors <= {*INPUTS, "attention_mask"}
+        and not any(kwargs.get(name) for name in OBSERVED)
+        and kwargs.get("return_dict") is True
+        and kwargs.get("use_cache") is not False
+        and not (model.training or torch.is_grad_enabled())
+        and not (torch.is_autocast_enabled(ids.device.type) or torch.compiler.is_compiling())
+    )
+
+
+def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that all steps of a graph share; of tensors, shape and type."""
+    return {
+        name: (value.shape, value.dtype) if isinstance(value, Tensor) else value
+        for name, value in kwargs.items()
+        if name not in LEFT_OUT
+    }
+
+
+def reason_against(model: PreTrainedModel) -> str | None:
+    """Why no step of this model can be captured, or None."""
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return "a model that is compiled has graphs of its own"
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        return f"a graph needs all weights on one device; they are on {', '.join(devices)}"
+    if hook := next(_foreign_hooks(model), None):
+        return f"hooks that read activations see no replays; remove them, first of {hook}"
+    return None
+
+
+def _may_be_visual(cache: Any) -> bool:
+    """True where the caller's mask goes on after the tokens so far."""
+    mask = cache.visual_mask
+    return mask is not None and mask.shape[1] > cache.length
+
+
+def _foreign_hooks(model: nn.Module) -> Iterator[str]:
+    """Names of modules with forward hooks that are not ours."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        yield "torch.nn.Module"
+    for name, module in model.named_modules():
+        found = [hook for kind in HOOKS for hook in getattr(module, kind).values()]
+        if any(not _home(hook).startswith(HARMLESS) for hook in found):
+            yield name or type(module).__name__
+
+
+def _home(hook: Any) -> str:
+    """Module that a hook's code is in."""
+    return getattr(getattr(hook, "func", hook), "__module__", None) or ""  # also of a partial

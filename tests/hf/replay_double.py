@@ -1,0 +1,44 @@
+"""A CUDA graph's stand-in on CPUs: a replay runs the captured body again, on the same tensors.
+
+Like a graph it runs nothing when it is captured, and later results overwrite earlier ones.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from duotone.hf import graph_decode, graph_rules
+
+
+class ReplayDouble:
+    """Has the attributes of `CudaGraph`; counts captures and replays."""
+
+    captures = replays = 0
+
+    def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
+        type(self).captures += 1
+        self._body, self._kept, self.result = body, {}, None
+
+    def replay(self) -> None:
+        type(self).replays += 1
+        result = self._body()
+        if result is None:
+            return
+        kind, fields = result
+        for name, x in fields.items():
+            if isinstance(x, torch.Tensor) and name in self._kept:
+                self._kept[name].copy_(x)
+            else:
+                self._kept[name] = x
+        self.result = (kind, self._kept)
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
+    """`enable` on a CPU decodes as on a GPU, with the double for its graphs."""
+    kind = type("ReplayDouble", (ReplayDouble,), {})
+    monkeypatch.setattr(graph_decode, "capture", kind)
+    monkeypatch.setattr(graph_rules, "graphs_on", lambda device: True)
+    return kind

@@ -1,0 +1,346 @@
+"""`enable` decodes by graphs exactly what it decodes step by step."""
+
+import copy
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from replay_double import ReplayDouble, double
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation import LogitsProcessor, StoppingCriteria
+
+import duotone
+from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, StaticQuantizedCache, TensorSpec
+from duotone.hf import graph_decode
+from duotone.slow_paths import SlowPathWarning
+
+from exactly import FP64, rounding_as
+from families import (
+    FAMILIES,
+    IMAGE,
+    TEXT_ONLY,
+    exact_model,
+    inputs,
+    logit_error,
+    new_model,
+    tiny_model,
+    typed,
+)
+
+__all__ = ["double"]  # a fixture
+
+TWO = TensorSpec(2)
+VISUAL = CacheSpec(visual=KVSpec(TWO, TWO), tau=(0, 1))
+STREAM = CacheSpec(
+    visual="text",
+    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
+    sink=2,
+    recent=3,
+)
+MIXED = STREAM.replace(visual=KVSpec(TWO, TensorSpec(2, along="channels")), ranges="run")
+SPECS = {"visual": VISUAL, "stream": STREAM, "mixed": MIXED}
+SLIDING = ("gemma3",)
+CASES = [(n, p) for n in FAMILIES for p in SPECS if p != "visual" or n not in TEXT_ONLY]
+NEW = 30
+
+
+def batch_of(name: str) -> dict[str, Tensor]:
+    if name in TEXT_ONLY:
+        return inputs(name, [[23], [9], [16]])
+    rows = [[3, "image", 9, "image", 4], [11, "image", 2], [7]]
+    return inputs(name, rows[:1] * 2 if name == "smolvlm" else rows)
+
+
+def answer(
+    model: PreTrainedModel, spec: CacheSpec, given: dict, graphs: bool = True, **settings: Any
+) -> Any:
+    call = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+    call |= {"output_logits": True, **settings}
+    with (
+        rounding_as(model.dtype),
+        duotone.enable(model, spec, graphs=graphs) as session,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", SlowPathWarning)
+        out = model.generate(**typed(model, given), **call)
+        out.session = session
+        return out
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert torch.equal(ours.sequences, theirs.sequences)
+    error = logit_error(torch.stack(ours.logits), torch.stack(theirs.logits))
+    assert error < FP64, f"logits differ by {error:.2e} of their spread"
+
+
+@pytest.mark.parametrize(("name", "policy"), CASES)
+def test_every_family_answers_as_step_by_step(
+    double: type[ReplayDouble], name: str, policy: str
+) -> None:
+    model, given = exact_model(name), batch_of(name)
+    ours = answer(model, SPECS[policy], given)
+    assert_same(ours, answer(model, SPECS[policy], given, graphs=False))
+    # The first token comes from the prompt, the second from the step that warms up.
+    flushes = policy != "visual" and name not in SLIDING
+    assert double.replays >= (0 if name in SLIDING else NEW - 2)
+    assert double.captures == (0 if name in SLIDING else 1 + flushes)
+
+
+OTHER_SPECS = {
+    "no window": STREAM.replace(sink=0, recent=0),
+    "sinks that fill while decoding": STREAM.replace(sink=12, recent=1),
+    "symmetric": STREAM.replace(
+        text=KVSpec(
+            TensorSpec(2, group=4, mapping="hybrid"),
+            TensorSpec(2, along="channels", group=8, mapping="symmetric"),
+        )
+    ),
+    "shared codes": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
+    "8-bit floats": STREAM.replace(dense_dtype="float8_e4m3fn"),
+    "normalised keys": STREAM.replace(key_norm=True, sink=0, recent=1),
+    "dense pictures": STREAM.replace(visual="dense"),
+    "dense": CacheSpec(visual="dense", text="dense"),
+    "evicting": duotone.scheme("vl-cache"),
+    "background": duotone.scheme("duotone"),
+    "kivi": duotone.scheme("kivi", bits=2),
+    "innerq": duotone.scheme("innerq"),
+}
+
+
+@pytest.mark.parametrize("spec", OTHER_SPECS.values(), ids=list(OTHER_SPECS))
+@pytest.mark.parametrize("room", [8, 512])
+def test_every_scheme_grows_and_thaws_to_where_it_would_be(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch, spec: CacheSpec, room: int
+) -> None:
+    """After the answer the cache goes on with another turn, and knows the place of every token."""
+    monkeypatch.setattr(graph_decode, "MOST_ROOM", room)
+    monkeypatch.setattr(graph_decode, "FIRST_ROOM", room)
+    model = exact_model("internvl")
+    prompt = inputs("internvl", [[40, "image", 13], [20, "image", 3, "image", 30]])
+    more, states = torch.randint(2, 280, (2, 5)), []
+    for graphs in (True, False):
+        out = answer(model, spec, prompt, graphs)
+        cache = out.session.cache
+        ids = torch.cat([out.sequences, more], 1)
+        mask = torch.cat([prompt["attention_mask"], ids.new_ones(2, ids.shape[1])], 1)
+        given = {"input_ids": ids, "attention_mask": mask[:, : ids.shape[1]]}
+        mine = QuantizedCacheTurn(model, cache, given, graphs)
+        states.append((out, mine.out, mine.ledger, mine.length))
+    (first, second, ledger, length), theirs = states
+    assert_same(first, theirs[0])
+    assert_same(second, theirs[1])
+    assert length == theirs[3]
+    for name in ("visual", "background", "stream", "dense"):
+        ours, other = getattr(ledger, name), getattr(theirs[2], name)
+        assert torch.equal(ours.lengths, other.lengths)
+        for row, n in enumerate(ours.lengths.tolist()):
+            assert torch.equal(ours.positions[row, :n], other.positions[row, :n])
+    assert double.captures > (2 if room == 8 else 0)
+
+
+class QuantizedCacheTurn:
+    """A later turn with the cache of an earlier answer."""
+
+    def __init__(self, model: PreTrainedModel, cache: QuantizedCache, given: dict, graphs: bool):
+        cache._hold(cache._attachment.acquire())  # its block has ended
+        self.out = answer(model, cache.spec, given, graphs, past_key_values=cache)
+        self.ledger, self.length = cache.ledger.state, cache.get_seq_length()
+
+
+def test_sampling_takes_the_same_numbers(double: type[ReplayDouble]) -> None:
+    model, given, outs = exact_model("llama"), batch_of("llama"), []
+    for graphs in (True, False):
+        torch.manual_seed(3)
+        settings = {"do_sample": True, "temperature": 1.5, "top_k": 50, "top_p": 0.95}
+        outs.append(answer(model, STREAM, given, graphs, **settings))
+    assert_same(*outs)
+    assert double.replays
+
+
+class Ban(LogitsProcessor):
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, ids.shape[1] % scores.shape[1]] = -1e9
+        return scores.div_(2)
+
+
+class StopAt(StoppingCriteria):
+    def __call__(self, ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return torch.full((len(ids),), ids.shape[1] >= 40)
+
+
+class Streamed:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def put(self, value: Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.tokens.append(-1)
+
+
+def test_processors_criteria_and_streamers_work(double: type[ReplayDouble]) -> None:
+    model, given, outs, streams = exact_model("llama"), inputs("llama", [[23]]), [], []
+    for graphs in (True, False):
+        streams.append(Streamed())
+        settings = {"logits_processor": [Ban()], "stopping_criteria": [StopAt()]}
+        outs.append(answer(model, STREAM, given, graphs, streamer=streams[-1], **settings))
+    assert_same(*outs)
+    assert outs[0].sequences.shape[1] == 40
+    assert streams[0].tokens == streams[1].tokens
+    assert double.replays
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3},
+        {"num_beams": 2, "do_sample": True},
+        {"prompt_lookup_num_tokens": 3},
+        {"num_return_sequences": 2, "do_sample": True},
+        {"output_hidden_states": True},
+        {"repetition_penalty": 1.3},
+        {"max_new_tokens": 3},
+    ],
+    ids=str,
+)
+def test_other_ways_to_decode(double: type[ReplayDouble], settings: dict) -> None:
+    model, given, outs = exact_model("llama"), inputs("llama", [[23]]), []
+    for graphs in (True, False):
+        torch.manual_seed(5)
+        outs.append(answer(model, STREAM, given, graphs, output_logits=False, **settings))
+    assert torch.equal(outs[0].sequences, outs[1].sequences)
+
+
+def test_the_rule_for_hooks_is_said_once(double: type[ReplayDouble]) -> None:
+    model, given, seen = new_model("llama"), inputs("llama", [[23]]), []
+    layer = model.model.layers[1]
+    hook = layer.register_forward_hook(lambda *call: seen.append(call))
+    with duotone.enable(model, STREAM):
+        with pytest.warns(SlowPathWarning, match=r"hooks that read .* first of model\.layers\.1"):
+            model.generate(**given, max_new_tokens=12, do_sample=False)
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+        assert len(seen) == 24
+        assert not double.captures
+        hook.remove()
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+        assert double.captures
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(body: Callable, device: torch.device) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nsecond line")
+
+    monkeypatch.setattr(graph_decode, "capture", refuse)
+    model, given = exact_model("llama"), batch_of("llama")
+    theirs = answer(model, STREAM, given, graphs=False)
+    fresh = copy.deepcopy(model)
+    warned = pytest.warns(SlowPathWarning, match="not permitted")
+    with duotone.enable(fresh, STREAM), warned, rounding_as(fresh.dtype):
+        ours = fresh.generate(**given, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(ours, theirs.sequences)
+
+
+def test_a_cache_that_holds_still_can_be_asked_anything(double: type[ReplayDouble]) -> None:
+    model, given = exact_model("internvl"), batch_of("internvl")
+    with rounding_as(model.dtype), duotone.enable(model, MIXED) as session:
+        model.generate(**typed(model, given), max_new_tokens=NEW, do_sample=False)
+        cache = session.cache
+        assert cache.frozen is not None
+        held = session.memory()
+        assert held.dense_equivalent_bytes == _dense_equivalent(model, given)
+        assert cache.get_seq_length() == given["input_ids"].shape[1] + NEW - 1
+        clone = copy.deepcopy(cache)
+        assert cache.frozen is None
+        cache.crop(-7)
+        assert cache.get_seq_length() == given["input_ids"].shape[1] + NEW - 8
+        cache.batch_select_indices(torch.tensor([2, 0]))
+        assert cache.memory().dense_equivalent_bytes < clone.memory().dense_equivalent_bytes
+
+
+def _dense_equivalent(model: PreTrainedModel, given: dict) -> int:
+    out = answer(model, MIXED, given, graphs=False)
+    return out.session.cache.memory().dense_equivalent_bytes
+
+
+def test_a_broken_step_shows(double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = new_model("llama"), inputs("llama", [[23]])
+
+    def fail(self: ReplayDouble) -> None:
+        raise KeyboardInterrupt
+
+    with duotone.enable(model, STREAM) as session:
+        monkeypatch.setattr(double, "replay", fail)
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(**given, max_new_tokens=12, do_sample=False)
+        with pytest.raises(RuntimeError, match="broke off"):
+            session.cache.crop(-1)
+        monkeypatch.undo()
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+
+
+def test_nothing_outlives_its_use(double: type[ReplayDouble]) -> None:
+    model, given = new_model("llama"), inputs("llama", [[23]])
+    with duotone.enable(model, STREAM) as session:
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+        assert graph_decode.current_call() is None
+        first = weakref.ref(session.cache)
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+    assert "forward" not in vars(model)
+    gc.collect()
+    assert first() is None
+
+
+def test_threads_decode_each_its_own(double: type[ReplayDouble]) -> None:
+    model, prompts = exact_model("llama"), [inputs("llama", [[n]], seed=n) for n in (9, 17, 30)]
+    expected = [answer(model, STREAM, given, graphs=False).sequences for given in prompts]
+    found: dict[int, Tensor] = {}
+
+    def work(number: int) -> None:
+        cache = QuantizedCache(model, STREAM)
+        call = {**prompts[number], "past_key_values": cache, "max_new_tokens": NEW}
+        found[number] = model.generate(**call, do_sample=False)
+
+    with rounding_as(model.dtype), duotone.enable(model, STREAM):
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all(torch.equal(found[n], expected[n]) for n in range(3))
+
+
+def test_a_static_cache_still_wins(double: type[ReplayDouble]) -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[23]])
+    with duotone.enable(model, STREAM):
+        cache = StaticQuantizedCache(model, STREAM, max_new_tokens=12)
+        model.generate(**given, past_key_values=cache, max_new_tokens=12, do_sample=False)
+    assert not double.captures
+
+
+def test_cpus_decode_step_by_step() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[23]])
+    with duotone.enable(model, STREAM) as session:
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+        assert session.cache.frozen is None
+
+
+def test_placeholders_that_the_model_writes_are_text(double: type[ReplayDouble]) -> None:
+    model, given = exact_model("internvl"), inputs("internvl", [[3, "image", 9]])
+
+    class Write(LogitsProcessor):
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            scores[:, IMAGE] = 1e9 if ids.shape[1] % 3 == 0 else -1e9
+            return scores
+
+    settings = {"logits_processor": [Write()]}
+    ours = answer(model, MIXED, given, **settings)
+    assert_same(ours, answer(model, MIXED, given, graphs=False, **settings))
