@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from duotone.hf import graph_decode, graph_rules
+from duotone.hf import decode_steps, graph_rules
 
 
 class ReplayDouble:
     """Has the attributes of `CudaGraph`; counts captures and replays."""
 
     captures = replays = 0
+    nbytes = 1000
 
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
         type(self).captures += 1
@@ -39,6 +40,6 @@ class ReplayDouble:
 def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
     """`enable` on a CPU decodes as on a GPU, with the double for its graphs."""
     kind = type("ReplayDouble", (ReplayDouble,), {})
-    monkeypatch.setattr(graph_decode, "capture", kind)
+    monkeypatch.setattr(decode_steps, "capture", kind)
     monkeypatch.setattr(graph_rules, "graphs_on", lambda device: True)
     return kind

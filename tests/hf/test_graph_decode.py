@@ -17,7 +17,7 @@ from transformers.generation import LogitsProcessor, StoppingCriteria
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, StaticQuantizedCache, TensorSpec
-from duotone.hf import graph_decode
+from duotone.hf import decode_steps, graph_decode
 from duotone.slow_paths import SlowPathWarning
 
 from exactly import FP64, rounding_as
@@ -46,7 +46,12 @@ STREAM = CacheSpec(
 MIXED = STREAM.replace(visual=KVSpec(TWO, TensorSpec(2, along="channels")), ranges="run")
 SPECS = {"visual": VISUAL, "stream": STREAM, "mixed": MIXED}
 SLIDING = ("gemma3",)
-CASES = [(n, p) for n in FAMILIES for p in SPECS if p != "visual" or n not in TEXT_ONLY]
+CASES = [
+    pytest.param(n, p, marks=() if p == "mixed" or n in ("llama", "qwen2_vl") else pytest.mark.slow)
+    for n in FAMILIES
+    for p in SPECS
+    if p != "visual" or n not in TEXT_ONLY
+]
 NEW = 30
 
 
@@ -114,13 +119,13 @@ OTHER_SPECS = {
 
 
 @pytest.mark.parametrize("spec", OTHER_SPECS.values(), ids=list(OTHER_SPECS))
-@pytest.mark.parametrize("room", [8, 512])
+@pytest.mark.parametrize("room", [8, pytest.param(512, marks=pytest.mark.slow)])
 def test_every_scheme_grows_and_thaws_to_where_it_would_be(
     double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch, spec: CacheSpec, room: int
 ) -> None:
     """After the answer the cache goes on with another turn, and knows the place of every token."""
-    monkeypatch.setattr(graph_decode, "MOST_ROOM", room)
-    monkeypatch.setattr(graph_decode, "FIRST_ROOM", room)
+    monkeypatch.setattr(decode_steps, "MOST_ROOM", room)
+    monkeypatch.setattr(decode_steps, "FIRST_ROOM", room)
     model = exact_model("internvl")
     prompt = inputs("internvl", [[40, "image", 13], [20, "image", 3, "image", 30]])
     more, states = torch.randint(2, 280, (2, 5)), []
@@ -239,7 +244,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(
     def refuse(body: Callable, device: torch.device) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nsecond line")
 
-    monkeypatch.setattr(graph_decode, "capture", refuse)
+    monkeypatch.setattr(decode_steps, "capture", refuse)
     model, given = exact_model("llama"), batch_of("llama")
     theirs = answer(model, STREAM, given, graphs=False)
     fresh = copy.deepcopy(model)

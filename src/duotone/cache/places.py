@@ -12,6 +12,7 @@ prefix. The schedule is the ledger's (`Ledger._flush`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -52,9 +53,12 @@ class StaticPlaces:
     evicted: Evicted
 
     @classmethod
-    def of(cls, state: LedgerState, spec: CacheSpec, new_tokens: int) -> tuple[StaticPlaces, Move]:
+    def of(
+        cls, state: LedgerState, spec: CacheSpec, new_tokens: int, multiple: int = 1
+    ) -> tuple[StaticPlaces, Move]:
         """Make places for `new_tokens` more tokens, and the order in which dense tokens enter.
 
+        multiple: allocated slots are a multiple of it; prompts of near lengths so have equal sizes.
         The lengths are copied from the device, once.
         """
         lengths = state.dense.lengths
@@ -90,8 +94,11 @@ class StaticPlaces:
             background=state.background.lengths.clone(),
             recent=spec.recent,
             group=group,
-            dense_tokens=max(room),
-            stream_tokens=max(p + group * n for p, n in zip(packed, flushes, strict=True)),
+            dense_tokens=_rounded_up(max(room), multiple),
+            stream_tokens=_rounded_up(
+                max(p + group * n for p, n in zip(packed, flushes, strict=True)),
+                math.lcm(multiple, group or 1),
+            ),
             movable=tuple(movable),
             new_tokens=new_tokens,
             evicted=state.evicted,
@@ -143,6 +150,10 @@ class StaticPlaces:
         self.dense.sub_(gone)
         self.stream.add_(gone)
         self.head.copy_((self.head + gone) % max(self.recent, 1))
+
+
+def _rounded_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 def flush_count(movable: int, new_tokens: int, recent: int, group: int) -> int:

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from duotone.attention.static import StaticDecoder
 from duotone.cache import MemoryReport, StaticPlaces, StaticStore, static_memory_report, thaw
+from duotone.cache.alike import OF_PROMPTS, Structure
 from duotone.cache.ragged import Move
 from duotone.cache.static import check_frozen, check_shared
 from duotone.cache.thaw import chronological
 
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
+
+# Prompts whose lengths differ by less may have buffers of equal size.
+MULTIPLE = 64
+# What a layer still holds while it is frozen.
+TAKEN_OVER = ("visual", "background", "key_norm")
 
 
 class Frozen:
@@ -30,9 +37,37 @@ class Frozen:
     def __init__(self, cache: QuantizedCache, room: int) -> None:
         check_freezable(cache)
         self.start, self.room = cache.steps.length, room
-        stores, self._orders = frozen_stores(cache, room)
+        stores, self._orders = frozen_stores(cache, room, MULTIPLE)
         self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow)
-        self._broke_off = False
+        self._broke_off = self.is_thawed = False
+
+    @cached_property
+    def structure(self) -> Structure:
+        """All that launches on these buffers depend on."""
+        return Structure.of([self.decoder.stores, self.decoder.tau, self.decoder.impl])
+
+    @property
+    def is_usable(self) -> bool:
+        """True where nobody else has the buffers: the cache gave none of them back."""
+        return not (self.is_thawed or self._broke_off)
+
+    def move_into(self, other: Frozen, cache: QuantizedCache) -> bool:
+        """Go on in the buffers of `other`, where they are alike; False: they are not.
+
+        cache: of this object, before its first step. `other` has no cache any more.
+        """
+        if self.room != other.room or not self.structure.is_like(other.structure):
+            return False
+        other.structure.copy_from(self.structure)
+        for ours, theirs in zip(self.decoder.places, other.decoder.places, strict=True):
+            for name in OF_PROMPTS:
+                object.__setattr__(theirs, name, getattr(ours, name))
+        self.decoder, self.structure = other.decoder, other.structure
+        self.decoder.steps, self.decoder.slow = 0, cache.slow
+        for layer, static in zip(cache.layers, self.decoder.stores, strict=True):
+            for name in TAKEN_OVER:
+                setattr(layer.store, name, getattr(static, name))
+        return True
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -66,6 +101,7 @@ class Frozen:
                 "the last decode step broke off, so the cache is not consistent any more. Start "
                 "again with a new cache."
             )
+        self.is_thawed = True
         slots: dict[int, Move] = {}
         for layer, static, order in zip(
             cache.layers, self.decoder.stores, self._orders, strict=True
@@ -93,16 +129,19 @@ def check_freezable(cache: QuantizedCache) -> None:
         )
 
 
-def frozen_stores(cache: QuantizedCache, new_tokens: int) -> tuple[list[StaticStore], list[Move]]:
+def frozen_stores(
+    cache: QuantizedCache, new_tokens: int, multiple: int = 1
+) -> tuple[list[StaticStore], list[Move]]:
     """(layers of a prefilled cache in fixed buffers, the order of each one's dense tokens).
 
-    new_tokens: room for later tokens. The layers lose their dense tokens, one after the other.
+    new_tokens: room for later tokens. multiple: of `StaticPlaces.of`. The layers lose their dense
+    tokens and their streams, one after the other.
     """
     made: dict[int, Any] = {}
     for layer in cache.layers:
         state = cache.steps.state(layer.index)
         if id(state) not in made:
-            made[id(state)] = StaticPlaces.of(state, cache.spec, new_tokens)
+            made[id(state)] = StaticPlaces.of(state, cache.spec, new_tokens, multiple)
         check_frozen(layer.store)
     if any(places.stream_tokens for places, _ in made.values()):
         check_shared([layer.store for layer in cache.layers])
@@ -111,7 +150,8 @@ def frozen_stores(cache: QuantizedCache, new_tokens: int) -> tuple[list[StaticSt
         places, order = made[id(cache.steps.state(layer.index))]
         stores.append(StaticStore(layer.store, places, order))
         orders.append(order)
-        layer.store.key = layer.store.value = None  # one layer's 16-bit tokens twice, not all
+        # One layer's tokens are there twice, not all.
+        layer.store.key = layer.store.value = layer.store.stream = None
     for index, layer in enumerate(cache.layers):
         sources = {
             which: stores[cache.spec.source(which, index, len(stores))]

@@ -21,6 +21,7 @@ from duotone.hf.cache import QuantizedCache
 from duotone.hf.fitting import fitting_facts
 from duotone.hf.graph_decode import DecodeCall, current_call
 from duotone.hf.implementation import check_implementation
+from duotone.hf.kept_steps import KeptSteps
 from duotone.quant import CacheSpec
 
 
@@ -32,7 +33,7 @@ class Session:
     ) -> None:
         self.cache: QuantizedCache | None = None
         self._spec, self._visual_mask, self._impl = spec, visual_mask, impl
-        self._graphs = graphs
+        self._graphs, self._kept = graphs, KeptSteps()
         self._caches: weakref.WeakSet[QuantizedCache] = weakref.WeakSet()
         self._thread = threading.get_ident()
 
@@ -43,6 +44,13 @@ class Session:
                 "no cache yet; call model.generate inside the block first, with use_cache."
             )
         return self.cache.memory()
+
+    def graph_bytes(self) -> int:
+        """Bytes that captured decode steps hold, with all buffers that they are for.
+
+        Buffers of the last call's cache are among them, and in `memory()`, too.
+        """
+        return self._kept.nbytes
 
     def _with_cache(self, model: PreTrainedModel, args: tuple, kwargs: dict) -> dict[str, Any]:
         """The arguments of `generate` with a fresh cache, unless they ask for none."""
@@ -69,10 +77,11 @@ class Session:
         """The context that one `generate` call runs in."""
         if not self._graphs:
             return nullcontext()
-        asked = _asked("max_new_tokens", args, kwargs)
-        return DecodeCall(model, forward, asked or model.generation_config.max_new_tokens).running()
+        asked = _asked("max_new_tokens", args, kwargs) or model.generation_config.max_new_tokens
+        return DecodeCall(model, forward, asked, self._kept).running()
 
     def _detach(self) -> None:
+        self._kept = KeptSteps()
         for cache in self._caches:
             cache.detach()
 
@@ -195,11 +204,11 @@ def _generate(plain: Callable) -> Callable:
     def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         with _LOCK:
             enabled = _ENABLED.get(model)
-            session = None if enabled is None else enabled.current()
-        if session is None:  # a shallow copy that was made inside a block
+            current = None if enabled is None else enabled.current()
+        if current is None:  # a shallow copy that was made inside a block
             return plain(model, *args, **kwargs)
-        kwargs = session._with_cache(model, args, kwargs)
-        with session._running(model, enabled.plain(model, "forward"), args, kwargs):
+        kwargs = current._with_cache(model, args, kwargs)
+        with current._running(model, enabled.plain(model, "forward"), args, kwargs):
             return enabled.plain(model, "generate")(*args, **kwargs)
 
     return generate

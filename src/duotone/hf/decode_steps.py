@@ -1,0 +1,180 @@
+"""One cache's decode steps: the first runs as it is, the second is captured, later ones replayed.
+
+The first step warms up what a capture must find: compiled kernels, handles of libraries, buffers
+that a process keeps. Inputs of a capture are in tensors that stay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+from duotone.cuda_graph import CudaGraph
+from duotone.hf.graph_rules import INPUTS, settings_of
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
+
+# Room for new tokens where a call does not say how many will come, and the most to begin with.
+FIRST_ROOM, MOST_ROOM = 128, 512
+
+
+def first_room(new_tokens: int | None) -> int:
+    """Tokens that a cache gets room for at first. new_tokens: of the call, where it says so."""
+    return FIRST_ROOM if new_tokens is None else min(new_tokens, MOST_ROOM)
+
+
+class DecodeSteps:
+    """Decode steps of one cache from the moment on that it holds still.
+
+    kwargs: arguments of the model's forward pass at the first of them. taken: steps before it in
+    this call.
+    Errors: ValueError where the cache cannot freeze; then nothing has changed.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        cache: QuantizedCache,
+        kwargs: dict[str, Any],
+        room: int,
+        before: int = 0,
+    ) -> None:
+        self.forward, self.before = forward, before
+        self.frozen = cache.hold_still(room)
+        self.owner, self.spec, self.device = weakref.ref(cache), cache.spec, cache.device
+        self.settings = settings_of(kwargs)
+        self.inputs = {name: kwargs[name].clone() for name in INPUTS if name in self.settings}
+        self._model = Replayed(self._forward, self.device)
+        self._flush = Replayed(self.frozen.decoder.flush, self.device)
+
+    @property
+    def taken(self) -> int:
+        """Steps of this call so far."""
+        return self.before + self.frozen.steps
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.inputs["input_ids"])
+
+    @property
+    def is_captured(self) -> bool:
+        """True once a step was captured."""
+        return self._model.graph is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the graphs and of the buffers that they are for."""
+        graphs = (replayed.graph for replayed in (self._model, self._flush))
+        return self.frozen.structure.nbytes + sum(g.nbytes for g in graphs if g is not None)
+
+    def set_warm(self, is_warm: bool) -> None:
+        """Say that an earlier call has warmed up all that these steps launch."""
+        for replayed in (self._model, self._flush):
+            replayed.is_warm = replayed.is_hoped = is_warm
+
+    def take_over(self, fresh: DecodeSteps, cache: QuantizedCache) -> bool:
+        """Take over the tokens of `fresh` into buffers that are alike; False: they are not.
+
+        Our own cache is gone. cache: of `fresh`, before its first step.
+        """
+        if self.spec is not fresh.spec or self.settings != fresh.settings:
+            return False
+        if not fresh.frozen.move_into(self.frozen, cache):
+            return False
+        self.frozen, self.owner = fresh.frozen, fresh.owner
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """True where one more token needs more room."""
+        return self.frozen.steps >= self.frozen.room
+
+    def goes_on(self, cache: QuantizedCache, kwargs: dict[str, Any]) -> bool:
+        """True where a step of `kwargs` is like the first one, and the cache still holds still."""
+        return cache.frozen is self.frozen and settings_of(kwargs) == self.settings
+
+    def with_more_room(self, cache: QuantizedCache, left: int | None) -> DecodeSteps:
+        """The steps after these, in buffers with room for as many as there were, at most `left`."""
+        room = max(self.taken, FIRST_ROOM)
+        cache.thaw()
+        kwargs = {**self.settings, **self.inputs}
+        room = room if left is None else max(min(room, left), 1)
+        more = DecodeSteps(self.forward, cache, kwargs, room, self.taken)
+        # Kernels are warm: the next step is captured at once.
+        more.set_warm(True)
+        return more
+
+    def run(self, cache: QuantizedCache, kwargs: dict[str, Any]) -> ModelOutput:
+        """One step; `generate` may change the result."""
+        with self.frozen.step():
+            if self.frozen.decoder.starts_with_flush():
+                self._run(self._flush, cache)
+            for name, kept in self.inputs.items():
+                kept.copy_(kwargs[name])
+            kind, found = self._run(self._model, cache)
+        fields = {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}
+        return kind(**fields, past_key_values=cache)
+
+    def _run(self, replayed: Replayed, cache: QuantizedCache) -> Any:
+        self._cache = cache
+        try:
+            return replayed()
+        finally:
+            del self._cache
+            if replayed.error is not None:
+                say(cache, f"a step cannot be captured; {replayed.error}")
+
+    def _forward(self) -> tuple[type[ModelOutput], dict[str, Any]]:
+        """The model's step on the kept inputs, without a mask: padding is stored nowhere."""
+        self.frozen.decoder.advance()
+        given = {**self.settings, **self.inputs, "attention_mask": None}
+        out = self.forward(**given, past_key_values=self._cache)
+        # The cache belongs to the caller; a result that is kept must not keep it.
+        return type(out), {name: x for name, x in out.items() if name != "past_key_values"}
+
+
+class Replayed:
+    """A body that runs as it is once, then is captured and replayed."""
+
+    def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
+        self.body, self.device = body, device
+        self.is_warm, self.graph, self.error = False, None, None
+        # True where nobody has seen the body run: then one failure to capture it says nothing.
+        self.is_hoped = False
+
+    def __call__(self) -> Any:
+        """The body's result, in tensors that the next call overwrites."""
+        if self.graph is None and self.is_warm and self.error is None:
+            self._try_capture()
+        if self.graph is None:
+            result, self.is_warm = self.body(), True
+            return result
+        self.graph.replay()
+        return self.graph.result
+
+    def _try_capture(self) -> None:
+        try:
+            self.graph = capture(self.body, self.device)
+        except RuntimeError as error:  # nothing has run; PyTorch names the operation
+            if not self.is_hoped:
+                self.error = str(error).partition("\n")[0]
+        self.is_hoped = False
+
+
+def capture(body: Callable[[], Any], device: torch.device) -> CudaGraph:
+    """A graph of the launches of `body`."""
+    return CudaGraph(body, device)
+
+
+def say(cache: QuantizedCache, reason: str) -> None:
+    """Say once per model why decode steps are not replayed."""
+    cache.slow.say(
+        "decode of `generate`", "runs step by step, 2 to 6 times slower than by CUDA graphs", reason
+    )
