@@ -126,6 +126,7 @@ def test_every_scheme_grows_and_thaws_to_where_it_would_be(
     """After the answer the cache goes on with another turn, and knows the place of every token."""
     monkeypatch.setattr(decode_steps, "MOST_ROOM", room)
     monkeypatch.setattr(decode_steps, "FIRST_ROOM", room)
+    monkeypatch.setattr(decode_steps, "MOST_BYTES", 0)
     model = exact_model("internvl")
     prompt = inputs("internvl", [[40, "image", 13], [20, "image", 3, "image", 30]])
     more, states = torch.randint(2, 280, (2, 5)), []
@@ -349,3 +350,29 @@ def test_placeholders_that_the_model_writes_are_text(double: type[ReplayDouble])
     settings = {"logits_processor": [Write()]}
     ours = answer(model, MIXED, given, **settings)
     assert_same(ours, answer(model, MIXED, given, graphs=False, **settings))
+
+
+@pytest.mark.parametrize(
+    ("asked", "room"), [({"max_new_tokens": 40}, 40), ({"max_length": 60}, 37), ({}, 100)], ids=str
+)
+def test_room_is_for_as_many_tokens_as_can_come(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch, asked: dict, room: int
+) -> None:
+    monkeypatch.setattr(decode_steps, "FIRST_ROOM", 100)
+    model, given = new_model("llama"), inputs("llama", [[23]])
+    stop = {"stopping_criteria": [StopAt()]}
+    with duotone.enable(model, STREAM) as session, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of transformers, where nothing is asked
+        model.generate(**given, **asked, **stop, do_sample=False)
+        assert session.cache.frozen.room == room
+
+
+def test_bytes_of_a_token_are_those_that_it_adds() -> None:
+    model, given = tiny_model("llama"), inputs("llama", [[23], [9]])
+    dense = CacheSpec(visual="dense", text="dense")
+    with duotone.enable(model, dense) as session:
+        sizes = []
+        for new in (3, 4):
+            model.generate(**given, max_new_tokens=new, do_sample=False)
+            sizes.append(session.memory().dense_equivalent_bytes)
+        assert sizes[1] - sizes[0] == session.cache.token_bytes > 0

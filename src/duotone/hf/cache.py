@@ -76,6 +76,13 @@ class QuantizedCache(Cache):
         return self.steps.length if self.frozen is None else self.frozen.length
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one dense token per sequence, in all layers; 0 while the cache is empty."""
+        stores = [layer.store for layer in self.layers if layer.store.key is not None]
+        dense = (x for store in stores for x in (store.key, store.value))
+        return sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in dense)
+
+    @property
     def ledger(self) -> Ledger | None:
         """Where the tokens of all layers are (of the first, if layers evict); None while empty."""
         self.thaw()

@@ -20,13 +20,20 @@ from duotone.hf.graph_rules import INPUTS, settings_of
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
-# Room for new tokens where a call does not say how many will come, and the most to begin with.
+# Room for new tokens where a call does not say how many will come, and the most where it does.
 FIRST_ROOM, MOST_ROOM = 128, 512
+# Room may be more than that if so many bytes of dense tokens hold it.
+MOST_BYTES = 2**28
 
 
-def first_room(new_tokens: int | None) -> int:
-    """Tokens that a cache gets room for at first. new_tokens: of the call, where it says so."""
-    return FIRST_ROOM if new_tokens is None else min(new_tokens, MOST_ROOM)
+def first_room(new_tokens: int | None, token_bytes: int) -> int:
+    """Tokens that a cache gets room for at first.
+
+    new_tokens: of the call, where it says so. token_bytes: of one dense token per sequence.
+    """
+    if new_tokens is None:
+        return FIRST_ROOM
+    return min(new_tokens, max(MOST_ROOM, MOST_BYTES // token_bytes))
 
 
 class DecodeSteps:

@@ -38,7 +38,8 @@ def current_call() -> DecodeCall | None:
 class DecodeCall:
     """One call of `generate`, whose decode steps are captured where that is possible.
 
-    forward: the model's own forward pass. new_tokens: the most that the call makes, if it says so.
+    forward: the model's own forward pass. new_tokens: the most that the call makes, most_tokens:
+    the most with the prompt; None where the call does not say so.
     kept: captures of earlier calls of this model.
     """
 
@@ -47,10 +48,11 @@ class DecodeCall:
         model: PreTrainedModel,
         forward: Callable[..., Any],
         new_tokens: int | None,
+        most_tokens: int | None,
         kept: KeptSteps,
     ) -> None:
-        self.model, self.forward, self.new_tokens = model, forward, new_tokens
-        self.kept = kept
+        self.model, self.forward, self.kept = model, forward, kept
+        self.new_tokens, self.most_tokens = new_tokens, most_tokens
         self.steps: DecodeSteps | None = None
         # True while the model runs a step that this call has claimed.
         self.claimed = self._has_begun = False
@@ -102,7 +104,9 @@ class DecodeCall:
         try:
             if (reason := reason_against(self.model)) is not None:
                 raise ValueError(reason)
-            room = first_room(self.new_tokens)
+            if self.new_tokens is None and (self.most_tokens or 0) > cache.length:
+                self.new_tokens = self.most_tokens - cache.length
+            room = first_room(self.new_tokens, cache.token_bytes)
             with torch.inference_mode(False), torch.no_grad():
                 self.steps = self.kept.like(DecodeSteps(self.forward, cache, kwargs, room), cache)
         except ValueError as error:

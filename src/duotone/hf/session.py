@@ -77,8 +77,10 @@ class Session:
         """The context that one `generate` call runs in."""
         if not self._graphs:
             return nullcontext()
-        asked = _asked("max_new_tokens", args, kwargs) or model.generation_config.max_new_tokens
-        return DecodeCall(model, forward, asked, self._kept).running()
+        own = model.generation_config
+        new = _asked("max_new_tokens", args, kwargs) or own.max_new_tokens
+        most = _asked("max_length", args, kwargs) or own.max_length
+        return DecodeCall(model, forward, new, most, self._kept).running()
 
     def _detach(self) -> None:
         self._kept = KeptSteps()
