@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from duotone.recorded import recording
+
 logger = logging.getLogger("duotone")
 # From this capability on, a launch may begin while the previous launch ends.
 OVERLAP_CAPABILITY = (9, 0)
@@ -152,9 +154,18 @@ class Kernel:
 
     def __call__(self, at: Launch, arguments: ctypes.Structure) -> None:
         """Launch on the current stream with one structure as the only argument."""
-        settings = self._settings(at)
-        values = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        self._call("cuLaunchKernelEx", settings, self._function, ctypes.addressof(values), 0)
+        launch = PreparedLaunch(self, self._settings(at), arguments)
+        launch(torch.cuda.current_stream().cuda_stream)
+        if (current := recording()) is not None:
+            current.launches.append(launch)
+
+    def launch(self, settings: Any, values: int) -> None:
+        """Launch with all settings made. values: address of the arguments' addresses."""
+        self._call("cuLaunchKernelEx", settings, self._function, values, 0)
+
+    def stream(self, handle: int) -> Any:
+        """A stream as settings want it."""
+        return self._driver.CUstream(handle)
 
     def clusters_at_once(self, at: Launch) -> int:
         """Clusters of such a launch that the device has room for."""
@@ -171,7 +182,6 @@ class Kernel:
         settings.gridDimX, settings.gridDimY, settings.gridDimZ = grid
         settings.blockDimX, settings.blockDimY, settings.blockDimZ = at.threads, 1, 1
         settings.sharedMemBytes = at.shared_bytes
-        settings.hStream = self._driver.CUstream(torch.cuda.current_stream().cuda_stream)
         attributes = self._launch_attributes(at)
         settings.attrs = attributes
         settings.numAttrs = len(attributes)
@@ -212,6 +222,25 @@ class Kernel:
         if int(error) != 0:
             raise RuntimeError(f"{name} failed: {error}.")
         return result[0] if result else None
+
+
+class PreparedLaunch:
+    """One launch of a kernel, whose stream and addresses may change from call to call.
+
+    arguments: read at every launch.
+    """
+
+    def __init__(self, kernel: Kernel, settings: Any, arguments: ctypes.Structure) -> None:
+        self.kernel, self.settings, self.arguments = kernel, settings, arguments
+        self._values = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        self._address = ctypes.addressof(self._values)
+        self._stream: int | None = None
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream, by its handle."""
+        if stream != self._stream:
+            self.settings.hStream, self._stream = self.kernel.stream(stream), stream
+        self.kernel.launch(self.settings, self._address)
 
 
 @cache

@@ -4,12 +4,13 @@ Like a graph it runs nothing when it is captured, and later results overwrite ea
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from duotone.hf import decode_steps, graph_rules
+from duotone.hf import decode_steps, graph_decode, graph_rules
 
 
 class ReplayDouble:
@@ -43,3 +44,11 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
     monkeypatch.setattr(decode_steps, "capture", kind)
     monkeypatch.setattr(graph_rules, "graphs_on", lambda device: True)
     return kind
+
+
+@contextmanager
+def growing() -> Iterator[None]:
+    """Caches decode in buffers that grow: the reference for fixed ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_decode, "is_decode_step", lambda *step: False)
+        yield

@@ -6,11 +6,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from replay_double import ReplayDouble, double
+from replay_double import ReplayDouble, double, growing
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation import LogitsProcessor, StoppingCriteria
@@ -69,7 +70,8 @@ def answer(
     call |= {"output_logits": True, **settings}
     with (
         rounding_as(model.dtype),
-        duotone.enable(model, spec, graphs=graphs) as session,
+        nullcontext() if graphs else growing(),
+        duotone.enable(model, spec) as session,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", SlowPathWarning)
@@ -201,6 +203,41 @@ def test_processors_criteria_and_streamers_work(double: type[ReplayDouble]) -> N
     assert outs[0].sequences.shape[1] == 40
     assert streams[0].tokens == streams[1].tokens
     assert double.replays
+
+
+@pytest.mark.parametrize("spec", OTHER_SPECS.values(), ids=list(OTHER_SPECS))
+def test_beams_move_within_the_buffers(double: type[ReplayDouble], spec: CacheSpec) -> None:
+    """Rows of different lengths, whose tokens are then at their places."""
+    model, outs = exact_model("internvl"), []
+    prompt = inputs("internvl", [[30, "image", 13], [9, "image", 3]])
+    beams = {"num_beams": 3, "num_return_sequences": 3, "output_logits": False}
+    for graphs in (True, False):
+        out = answer(model, spec, prompt, graphs, **beams)
+        outs.append([out.sequences, *_tokens_of(out.session.cache)])
+    for ours, theirs in zip(*outs, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+    # All of them: reordering the sequences leaves the cache where it is.
+    assert double.replays >= NEW - 2
+
+
+def _tokens_of(cache: QuantizedCache) -> list[Tensor]:
+    """K and V of all layers, where the tokens are and how many."""
+    state = cache.ledger.state
+    found = [state.tokens, state.dense.lengths, state.stream.lengths]
+    if cache.spec.evict is None:
+        empty = torch.empty(6, cache.facts.kv_heads, 0, cache.facts.head_dim, dtype=torch.float64)
+        found += [x.materialize(which, empty) for x in cache.layers for which in ("key", "value")]
+    return found
+
+
+def test_steps_may_run_in_the_buffers_without_graphs(double: type[ReplayDouble]) -> None:
+    model, given = exact_model("internvl"), batch_of("internvl")
+    with rounding_as(model.dtype), duotone.enable(model, MIXED, graphs=False) as session:
+        call = {"max_new_tokens": NEW, "do_sample": False}
+        ours = model.generate(**typed(model, given), **call)
+        assert session.cache.frozen.steps == NEW - 1
+    assert torch.equal(ours, answer(model, MIXED, given, graphs=False).sequences)
+    assert not double.captures
 
 
 @pytest.mark.parametrize(

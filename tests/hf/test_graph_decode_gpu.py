@@ -1,10 +1,12 @@
 """Decode steps as real CUDA graphs: long answers, many calls, models that ask the host."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from replay_double import growing
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -53,12 +55,15 @@ def prompt_of(name: str, rows: int = 2, seed: int = 1) -> dict[str, Tensor]:
 
 def answer(model: PreTrainedModel, given: dict, graphs: bool, **settings: Any) -> Tensor:
     call = {"max_new_tokens": 512, "do_sample": False, **settings}
-    with rounding_as(model.dtype), duotone.enable(model, MIXED, graphs=graphs):
+    path = nullcontext() if graphs else growing()
+    with rounding_as(model.dtype), path, duotone.enable(model, MIXED):
         torch.manual_seed(3)
         return model.generate(**typed(model, given), **call)
 
 
-@pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 1.3}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"do_sample": True, "temperature": 1.3}, {"num_beams": 3}], ids=str
+)
 @pytest.mark.parametrize("name", FEW)
 def test_512_tokens_are_those_of_step_by_step(
     name: str, how: dict[str, Any], captures: list[CudaGraph]
@@ -106,7 +111,7 @@ class Asks(nn.Module):
 def test_a_model_that_asks_the_host_runs_step_by_step() -> None:
     model, given = new_model("llama").cuda(), prompt_of("llama")
     model.model.layers[0].mlp = Asks(model.model.layers[0].mlp)
-    with warnings.catch_warnings(), duotone.enable(model, MIXED, graphs=False):
+    with warnings.catch_warnings(), growing(), duotone.enable(model, MIXED):
         warnings.simplefilter("ignore", SlowPathWarning)
         theirs = model.generate(**given, max_new_tokens=40, do_sample=False)
     with duotone.enable(model, MIXED), pytest.warns(SlowPathWarning, match="cannot be captured"):
@@ -124,7 +129,8 @@ def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph]) -> None
     try:
         for graphs in (True, False):
             cache = duotone.QuantizedCache(model, MIXED)
-            with rounding_as(model.dtype), duotone.enable(model, MIXED, graphs=graphs):
+            path = nullcontext() if graphs else growing()
+            with rounding_as(model.dtype), path, duotone.enable(model, MIXED):
                 call = {"past_key_values": cache, "max_new_tokens": 70, "do_sample": False}
                 first = model.generate(**given, **call)
                 ids = torch.cat([first, first[:, -3:]], 1)

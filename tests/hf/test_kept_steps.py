@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from replay_double import ReplayDouble, double
+from replay_double import ReplayDouble, double, growing
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -42,7 +42,7 @@ def prompt_of(rows: list, seed: int = 0) -> dict[str, Tensor]:
 
 
 def expected(model: PreTrainedModel, spec: CacheSpec, prompt: dict[str, Tensor]) -> Tensor:
-    with rounding_as(model.dtype), duotone.enable(model, spec, graphs=False):
+    with rounding_as(model.dtype), growing(), duotone.enable(model, spec):
         return asked(model, prompt)
 
 
@@ -127,7 +127,7 @@ def test_a_cache_that_lives_keeps_its_tokens(double: type[ReplayDouble]) -> None
         asked(model, prompts[1])
         assert double.captures == 4
         goes_on = _next_turn(model, held, first)
-    with rounding_as(model.dtype), duotone.enable(model, MIXED, graphs=False) as session:
+    with rounding_as(model.dtype), growing(), duotone.enable(model, MIXED) as session:
         assert torch.equal(asked(model, prompts[0]), first)
         assert torch.equal(_next_turn(model, session.cache, first), goes_on)
 

@@ -15,6 +15,7 @@ from duotone.cache.pair import Layouts
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.autocast import without_autocast
+from duotone.recorded import spoil
 from duotone.slow_paths import SlowPaths
 
 # Dense tokens per sequence that no implementation takes long for.
@@ -62,6 +63,7 @@ def _run(
 
         run = decode.attend_records if impl == "auto" else decode.decode_attention_cuda
         return run(query, kv, sm_scale=sm_scale, tau=tau, slow=slow)
+    spoil()
     kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)

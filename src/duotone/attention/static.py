@@ -7,6 +7,7 @@ the token's K and V and attends. Steps can be eager, captured or compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,13 +17,15 @@ from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 from duotone.cache.dense_dtype import channels_of
 from duotone.quant.autocast import without_autocast
+from duotone.recorded import RecordedCall, Scratch
 from duotone.slow_paths import SlowPaths
 
 
 class StaticDecoder:
     """Stores of all layers, and the attention to them.
 
-    stores: one per layer. tau, impl, slow: arguments of `decode_attention`.
+    stores: one per layer. tau, impl, slow: arguments of `decode_attention`. records: a layer's
+    launches are prepared once (`duotone.recorded`); not for steps that are compiled.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class StaticDecoder:
         tau: tuple[float, float] | None,
         impl: str = "auto",
         slow: SlowPaths | None = None,
+        records: bool = False,
     ) -> None:
         self.stores, self.tau, self.impl, self.slow = list(stores), tau, impl, slow
         device = self.stores[0].key.device
@@ -40,6 +44,10 @@ class StaticDecoder:
         self.steps: int | None = 0
         self.places = list({id(s.places): s.places for s in self.stores}.values())
         self.room = min(places.new_tokens for places in self.places)
+        self.scratch = Scratch() if records and self.kernels else None
+        if self.scratch is not None:
+            _prepare(device)
+        self._calls: dict[tuple[int, float], RecordedCall] = {}
 
     def rehearse(self, q_heads: int) -> None:
         """Launch the kernels of a step with no token and no group to move: nothing changes.
@@ -53,9 +61,7 @@ class StaticDecoder:
             self._attend(store, query, channels**-0.5)
             store.flush(torch.zeros(batch, dtype=torch.bool, device=query.device))
         if self.kernels:
-            from duotone.attention.cuda.shared.counters import prepare
-
-            prepare(self.stores[0].key.device)
+            _prepare(self.stores[0].key.device)
 
     @property
     def has_stream(self) -> bool:
@@ -121,10 +127,20 @@ class StaticDecoder:
         """
         store = self.stores[layer]
         # Under autocast states come in other types than those of the prompt.
-        typed, key, value = (x.to(store.dtype) for x in (query, key, value))
+        states = [x.to(store.dtype) for x in (query, key, value)]
         with without_autocast(query.device):
-            self._write(store, key, value)
-            return self._attend(store, typed, sm_scale).to(query.dtype)
+            step = partial(self._step, store, sm_scale)
+            if self.scratch is None:
+                return step(*states).to(query.dtype)
+            if (layer, sm_scale) not in self._calls:
+                self._calls[layer, sm_scale] = RecordedCall(self.scratch)
+            return self._calls[layer, sm_scale](step, *states).to(query.dtype)
+
+    def _step(
+        self, store: StaticStore, sm_scale: float, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        self._write(store, key, value)
+        return self._attend(store, query, sm_scale)
 
     def _attend(self, store: StaticStore, query: Tensor, sm_scale: float) -> Tensor:
         given = {"tau": self.tau, "impl": self.impl, "slow": self.slow}
@@ -145,3 +161,9 @@ class StaticDecoder:
                 window_append(new, windows, store.places.at)
                 return
         store.write(key, value)
+
+
+def _prepare(device: torch.device) -> None:
+    from duotone.attention.cuda.shared.counters import prepare
+
+    prepare(device)

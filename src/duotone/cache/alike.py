@@ -7,12 +7,13 @@ right for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
@@ -39,6 +40,7 @@ class Structure:
 
     facts: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     _seen: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -56,6 +58,33 @@ class Structure:
         """Take over the content of a structure that is alike."""
         if self.tensors:
             torch._foreach_copy_(self.tensors, other.tensors)
+        self.forget_derived()
+
+    def reorder(self, index: Int[Tensor, " batch"], but: Collection[int] = ()) -> None:
+        """Make sequence b a copy of sequence index[b]; the first axis of every tensor is `batch`.
+
+        but: ids of tensors that are left as they are.
+        """
+        kept = [x for x in self._buffers() if id(x) not in but]
+        torch._foreach_copy_(kept, [x.index_select(0, index) for x in kept])
+        self.forget_derived()
+
+    def forget_derived(self) -> None:
+        """Let tables derive anew what follows from their offsets."""
+        for table in self.tables:
+            for name in vars(table).keys() - {"offsets", *OF_TABLES}:
+                del vars(table)[name]
+
+    def _buffers(self) -> list[Tensor]:
+        """Tensors without those that are views of another one."""
+        whole: dict[range, Tensor] = {}
+        for x in sorted(self.tensors, key=_span_bytes, reverse=True):
+            taken = range(x.data_ptr(), x.data_ptr() + _span_bytes(x))
+            if x.numel() and not any(
+                taken.start in other and taken[-1] in other for other in whole
+            ):
+                whole[taken] = x
+        return list(whole.values())
 
     @property
     def nbytes(self) -> int:
@@ -77,10 +106,18 @@ class Structure:
         else:
             self._seen[id(x)] = len(self._seen)
             self.facts.append(type(x))
+            if isinstance(x, BlockTable):
+                self.tables.append(x)
             for name, part in _parts(x):
                 self.facts.append(name)
                 self._enter(part)
             self.facts.append("end")
+
+
+def _span_bytes(x: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    steps = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return (steps + 1) * x.element_size() if x.numel() else 0
 
 
 def _parts(x: Any) -> Iterator[tuple[Any, Any]]:

@@ -107,9 +107,13 @@ class LedgerState:
 
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
+        picked = self.reordered(index)
+        # As wide as the packed tensors, which are trimmed.
+        return replace(picked, **{name: getattr(picked, name).trimmed() for name in STORES})
+
+    def reordered(self, index: Int[Tensor, " batch"]) -> LedgerState:
+        """Pick sequences for stores that keep the width that they have."""
         rolls = {name: getattr(self, name).rows(index) for name in (*STORES, "dense")}
-        for name in STORES:  # as wide as the packed tensors, which are trimmed
-            rolls[name] = rolls[name].trimmed()
         evicted = self.evicted.rows(index)
         return replace(self, **rolls, streamed=self.streamed[index], evicted=evicted)
 

@@ -135,11 +135,14 @@ class Ledger:
         stored = (piece, dense, write_at, join, flush_last, background, spans, begun)
         return AppendPlan(before, self.state, tokens, flush_first, *stored)
 
-    def decoded(self, steps: int) -> None:
+    def decoded(self, steps: int, rows: Int[Tensor, " batch"] | None = None) -> None:
         """Record `steps` decode steps of one 16-bit token per sequence, without their plans.
 
-        The state becomes what as many calls of `plan` would make of it.
+        The state becomes what as many calls of `plan` would make of it. rows: the sequences that
+        these have become, in stores as wide as before.
         """
+        if rows is not None:
+            self.state = self.state.reordered(rows)
         if not steps:
             return
         s, batch = self.state, len(self.state.dense.lengths)

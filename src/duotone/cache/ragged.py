@@ -59,6 +59,10 @@ class Move:
             return source.new_zeros(shape)
         return as_bytes(source).gather(2, index.expand(shape)).view(source.dtype)
 
+    def rows(self, index: Int[Tensor, " rows"]) -> Move:
+        """Pick sequences."""
+        return Move(self.index[index], self.lengths[index])
+
     def apply_flat(self, source: Shaped[Tensor, "batch n"]) -> Tensor:
         """Gather one value per token, [batch, tokens]."""
         return self.apply(source[:, None]).squeeze(1)

@@ -34,7 +34,8 @@ class StaticStore:
     """K and V of one layer in fixed buffers.
 
     store: a prefilled layer, whose packed visual spans are taken over, not copied. places: shared
-    by all layers of its ledger. order: from `StaticPlaces.of`.
+    by all layers of its ledger. order: from `StaticPlaces.of`. indices: of sequences and kv heads,
+    for `write`.
     Errors: ValueError for averaged codes, and for streams that do not consist of whole groups.
     """
 
@@ -52,7 +53,7 @@ class StaticStore:
             with without_autocast(self.key.device):
                 self.stream = _static_stream(store, places, heads, frozenset(store.sources))
         rows = torch.arange(self.key.shape[0], device=self.key.device)
-        self._at = (rows[:, None], torch.arange(self.key.shape[1], device=rows.device)[None])
+        self.indices = (rows[:, None], torch.arange(self.key.shape[1], device=rows.device)[None])
         self.segments = self._segments()
 
     def share(self, sources: dict[str, StaticStore]) -> None:
@@ -118,11 +119,11 @@ class StaticStore:
     @property
     def index_bytes(self) -> int:
         """Bytes of the indices that `write` uses in addition to `places`."""
-        return sum(index.nbytes for index in self._at)
+        return sum(index.nbytes for index in self.indices)
 
     def write(self, key: Tensor, value: Tensor) -> None:
         """Enter the current step's K and V, [batch, kv_heads, 1, channels], at `places.at`."""
-        index = (*self._at, self.places.at[:, None])
+        index = (*self.indices, self.places.at[:, None])
         for states, new in ((self.key, key), (self.value, value)):
             states.index_put_(index, kept_as(new[:, :, 0], states.dtype))
 

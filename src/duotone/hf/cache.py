@@ -291,6 +291,9 @@ class QuantizedCache(Cache):
             self._pick_rows(torch.arange(self.steps.batch).repeat_interleave(repeats))
 
     def _pick_rows(self, index: Tensor) -> None:
+        if self.frozen is not None and index.dtype != torch.bool and len(index) == self.steps.batch:
+            self.frozen.reorder(index.to(self._device))
+            return
         self._finish_step()
         if self.ledger is None:
             return

@@ -1,4 +1,4 @@
-"""One cache's decode steps: the first runs as it is, the second is captured, later ones replayed.
+"""Decode steps of one cache: the first as it is, the second captured, later ones replayed.
 
 The first step warms up what a capture must find: compiled kernels, handles of libraries, buffers
 that a process keeps. Inputs of a capture are in tensors that stay.
@@ -39,8 +39,8 @@ def first_room(new_tokens: int | None, token_bytes: int) -> int:
 class DecodeSteps:
     """Decode steps of one cache from the moment on that it holds still.
 
-    kwargs: arguments of the model's forward pass at the first of them. taken: steps before it in
-    this call.
+    kwargs: arguments of the model's forward pass at the first of them. captures: False where all
+    of them run as they are. before: steps before it in this call.
     Errors: ValueError where the cache cannot freeze; then nothing has changed.
     """
 
@@ -50,15 +50,16 @@ class DecodeSteps:
         cache: QuantizedCache,
         kwargs: dict[str, Any],
         room: int,
+        captures: bool = True,
         before: int = 0,
     ) -> None:
-        self.forward, self.before = forward, before
+        self.forward, self.captures, self.before = forward, captures, before
         self.frozen = cache.hold_still(room)
         self.owner, self.spec, self.device = weakref.ref(cache), cache.spec, cache.device
         self.settings = settings_of(kwargs)
         self.inputs = {name: kwargs[name].clone() for name in INPUTS if name in self.settings}
-        self._model = Replayed(self._forward, self.device)
-        self._flush = Replayed(self.frozen.decoder.flush, self.device)
+        self._model = Replayed(self._forward, self.device, captures)
+        self._flush = Replayed(self.frozen.decoder.flush, self.device, captures)
 
     @property
     def taken(self) -> int:
@@ -79,7 +80,7 @@ class DecodeSteps:
     def nbytes(self) -> int:
         """Bytes of the graphs and of the buffers that they are for."""
         graphs = (replayed.graph for replayed in (self._model, self._flush))
-        return self.frozen.structure.nbytes + sum(g.nbytes for g in graphs if g is not None)
+        return self.frozen.nbytes + sum(g.nbytes for g in graphs if g is not None)
 
     def set_warm(self, is_warm: bool) -> None:
         """Say that an earlier call has warmed up all that these steps launch."""
@@ -113,7 +114,7 @@ class DecodeSteps:
         cache.thaw()
         kwargs = {**self.settings, **self.inputs}
         room = room if left is None else max(min(room, left), 1)
-        more = DecodeSteps(self.forward, cache, kwargs, room, self.taken)
+        more = DecodeSteps(self.forward, cache, kwargs, room, self.captures, self.taken)
         # Kernels are warm: the next step is captured at once.
         more.set_warm(True)
         return more
@@ -148,17 +149,17 @@ class DecodeSteps:
 
 
 class Replayed:
-    """A body that runs as it is once, then is captured and replayed."""
+    """A body that runs as it is once, then is captured and replayed, if it is at all."""
 
-    def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
-        self.body, self.device = body, device
+    def __init__(self, body: Callable[[], Any], device: torch.device, captures: bool) -> None:
+        self.body, self.device, self.captures = body, device, captures
         self.is_warm, self.graph, self.error = False, None, None
         # True where nobody has seen the body run: then one failure to capture it says nothing.
         self.is_hoped = False
 
     def __call__(self) -> Any:
         """The body's result, in tensors that the next call overwrites."""
-        if self.graph is None and self.is_warm and self.error is None:
+        if self.captures and self.graph is None and self.is_warm and self.error is None:
             self._try_capture()
         if self.graph is None:
             result, self.is_warm = self.body(), True
@@ -183,5 +184,5 @@ def capture(body: Callable[[], Any], device: torch.device) -> CudaGraph:
 def say(cache: QuantizedCache, reason: str) -> None:
     """Say once per model why decode steps are not replayed."""
     cache.slow.say(
-        "decode of `generate`", "runs step by step, 2 to 6 times slower than by CUDA graphs", reason
+        "decode of `generate`", "is launched step by step, slower than by CUDA graphs", reason
     )

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
 from duotone.attention.static import StaticDecoder
 from duotone.cache import MemoryReport, StaticPlaces, StaticStore, static_memory_report, thaw
 from duotone.cache.alike import OF_PROMPTS, Structure
@@ -38,8 +42,10 @@ class Frozen:
         check_freezable(cache)
         self.start, self.room = cache.steps.length, room
         stores, self._orders = frozen_stores(cache, room, MULTIPLE)
-        self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow)
+        self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow, records=True)
         self._broke_off = self.is_thawed = False
+        # What the sequences have become of those at the start, by number.
+        self.rows: Int[Tensor, " batch"] | None = None
 
     @cached_property
     def structure(self) -> Structure:
@@ -69,6 +75,18 @@ class Frozen:
                 setattr(layer.store, name, getattr(static, name))
         return True
 
+    def reorder(self, index: Int[Tensor, " batch"]) -> None:
+        """Make sequence b a copy of sequence index[b], in place.
+
+        Flushes stay due where they are due for any sequence: the device finds whose.
+        """
+        self.rows = index if self.rows is None else self.rows[index]
+        kept = {id(x) for store in self.decoder.stores for x in store.indices}
+        with torch.inference_mode(False), torch.no_grad():
+            self.structure.reorder(index, but=kept)
+        for places in self.decoder.places:
+            object.__setattr__(places, "evicted", places.evicted.rows(index))
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """A decode step, begun and ended: a cache whose step broke off is of no use."""
@@ -86,6 +104,12 @@ class Frozen:
     def length(self) -> int:
         """Logical length, padding included."""
         return self.start + self.steps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, and of what launches share."""
+        scratch = self.decoder.scratch
+        return self.structure.nbytes + (0 if scratch is None else scratch.nbytes)
 
     def memory(self, nominal_bits: float) -> MemoryReport:
         """Bytes of all buffers, free slots included."""
@@ -109,10 +133,12 @@ class Frozen:
             key = id(static.places)
             if key not in slots:
                 state = cache.steps.ledgers[layer.index].state
+                if self.rows is not None:
+                    state, order = state.reordered(self.rows), order.rows(self.rows)
                 slots[key] = chronological(static.places, state, order)
             thaw(layer.store, static, slots[key])
         for ledger in {id(ledger): ledger for ledger in cache.steps.ledgers}.values():
-            ledger.decoded(self.steps)
+            ledger.decoded(self.steps, self.rows)
 
 
 def check_freezable(cache: QuantizedCache) -> None:

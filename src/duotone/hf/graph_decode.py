@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from duotone.hf.decode_steps import DecodeSteps, first_room, say
-from duotone.hf.graph_rules import is_decode_step, reason_against
+from duotone.hf.graph_rules import is_decode_step, reason_against_buffers, reason_against_capture
 from duotone.hf.kept_steps import KeptSteps
 
 # Shorter answers end before a capture has paid for itself.
@@ -40,7 +40,7 @@ class DecodeCall:
 
     forward: the model's own forward pass. new_tokens: the most that the call makes, most_tokens:
     the most with the prompt; None where the call does not say so.
-    kept: captures of earlier calls of this model.
+    kept: captures of earlier calls of this model. graphs: False where nothing is captured.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class DecodeCall:
         new_tokens: int | None,
         most_tokens: int | None,
         kept: KeptSteps,
+        graphs: bool,
     ) -> None:
-        self.model, self.forward, self.kept = model, forward, kept
+        self.model, self.forward, self.kept, self.graphs = model, forward, kept, graphs
         self.new_tokens, self.most_tokens = new_tokens, most_tokens
         self.steps: DecodeSteps | None = None
         # True while the model runs a step that this call has claimed.
@@ -102,17 +103,26 @@ class DecodeCall:
             # Something else was asked of the cache meanwhile: beams, tokens that are taken back.
             return self.steps.goes_on(cache, kwargs) or self._end()
         try:
-            if (reason := reason_against(self.model)) is not None:
+            if (reason := reason_against_buffers(self.model)) is not None:
                 raise ValueError(reason)
             if self.new_tokens is None and (self.most_tokens or 0) > cache.length:
                 self.new_tokens = self.most_tokens - cache.length
             room = first_room(self.new_tokens, cache.token_bytes)
+            captures = self._captures(cache)
             with torch.inference_mode(False), torch.no_grad():
-                self.steps = self.kept.like(DecodeSteps(self.forward, cache, kwargs, room), cache)
+                steps = DecodeSteps(self.forward, cache, kwargs, room, captures)
+                self.steps = self.kept.like(steps, cache) if captures else steps
         except ValueError as error:
             say(cache, str(error))
             return self._end()
         return True
+
+    def _captures(self, cache: Any) -> bool:
+        """True where steps are to be captured; where a hook forbids it, say so."""
+        reason = reason_against_capture(self.model) if self.graphs else None
+        if reason is not None:
+            say(cache, reason)
+        return self.graphs and reason is None
 
     @property
     def _left(self) -> int | None:

@@ -61,13 +61,18 @@ def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def reason_against(model: PreTrainedModel) -> str | None:
-    """Why no step of this model can be captured, or None."""
+def reason_against_buffers(model: PreTrainedModel) -> str | None:
+    """Why a cache of this model cannot decode in fixed buffers, or None."""
     if getattr(model, "_compiled_call_impl", None) is not None:
         return "a model that is compiled has graphs of its own"
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
-        return f"a graph needs all weights on one device; they are on {', '.join(devices)}"
+        return f"fixed buffers need all weights on one device; they are on {', '.join(devices)}"
+    return None
+
+
+def reason_against_capture(model: PreTrainedModel) -> str | None:
+    """Why no step of this model can be captured, or None."""
     if hook := next(_foreign_hooks(model), None):
         return f"hooks that read activations see no replays; remove them, first of {hook}"
     return None

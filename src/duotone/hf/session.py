@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -75,12 +75,10 @@ class Session:
         self, model: PreTrainedModel, forward: Callable, args: tuple, kwargs: dict
     ) -> AbstractContextManager[None]:
         """The context that one `generate` call runs in."""
-        if not self._graphs:
-            return nullcontext()
         own = model.generation_config
         new = _asked("max_new_tokens", args, kwargs) or own.max_new_tokens
         most = _asked("max_length", args, kwargs) or own.max_length
-        return DecodeCall(model, forward, new, most, self._kept).running()
+        return DecodeCall(model, forward, new, most, self._kept, self._graphs).running()
 
     def _detach(self) -> None:
         self._kept = KeptSteps()

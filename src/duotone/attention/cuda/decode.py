@@ -26,6 +26,7 @@ from duotone.attention.merge import merge_partials
 from duotone.attention.rotated import SegmentQueries
 from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant.rotation import out_of_basis
+from duotone.recorded import spoil
 from duotone.slow_paths import SlowPaths
 
 # q heads per kv head above which streams are launched ahead of spans.
@@ -198,6 +199,7 @@ def _attend_with_triton(
 ) -> Tensor:
     from duotone.attention.triton.decode import SegmentLaunch, attend_launches
 
+    spoil()
     launches = [SegmentLaunch(query, segment, sm_scale) for segment in others]
     if ours:
         launches = [RecordsLaunch(query, ours, sm_scale, tau), *launches]
