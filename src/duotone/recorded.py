@@ -1,8 +1,8 @@
 """Kernel launches of one call, made again for other tensors of its shapes.
 
 To choose and prepare the launches of a decode step takes Python far longer than a device needs to
-run them, and all of it but the addresses of the inputs is equal at every step. So the first call is
-recorded: its launches, and the places in their arguments where addresses of inputs are.
+run them. Only addresses of inputs differ from step to step. So the first call is recorded: its
+launches, and the places in their arguments where these addresses are.
 
 Only launches can be recorded. A call in which torch computes something is made as ever.
 """

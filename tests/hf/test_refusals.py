@@ -1,5 +1,7 @@
 """What cannot be right raises, by name, and before any work is lost."""
 
+from typing import Any
+
 import pytest
 import torch
 from family_configs import TEXT
@@ -16,7 +18,9 @@ from transformers import (
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.cache.pair import PackedPair
 from duotone.hf.lazy import LazyStates
+from duotone.quant.checks import NOT_FINITE, holds
 
 from families import IMAGE, inputs, new_model, tiny_model
 
@@ -219,3 +223,23 @@ def test_untested_families_pass_with_a_warning_in_the_log(caplog: pytest.LogCapt
     assert (facts.layers, facts.kv_heads, facts.head_dim) == (1, 2, 16)
     assert not facts.is_multimodal
     assert IMAGE not in facts.visual_token_ids
+
+
+def test_numbers_that_a_kernel_found_bad_show_at_the_end_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels put their checks off; the cache is then of no use."""
+    model, given = new_model("internvl"), inputs("internvl", [[4, "image", 9]])
+    pack = PackedPair.pack
+
+    def found_bad(*args: Any) -> PackedPair:
+        assert holds(torch.tensor(False), NOT_FINITE)
+        return pack(*args)
+
+    monkeypatch.setattr(PackedPair, "pack", found_bad)
+    cache = QuantizedCache(model, VISUAL)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="only finite values"):
+            model(**given, past_key_values=cache)
+        with pytest.raises(RuntimeError, match="reached 0 of"):
+            model(input_ids=given["input_ids"][:, -1:], past_key_values=cache)

@@ -27,6 +27,7 @@ from duotone.hf.serialization import load_cache, save_cache
 from duotone.hf.timeline import Steps
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
+from duotone.quant.checks import put_off
 
 if TYPE_CHECKING:
     from duotone.hf.static import StaticQuantizedCache
@@ -225,26 +226,32 @@ class QuantizedCache(Cache):
 
     def commit(self) -> None:
         """Quantize and store the states whose plans are known; their dense copies are released."""
-        for index in self.steps.due():
-            self.layers[index].store.apply(*self.steps.release(index))
+        with put_off(self.steps.checks):
+            for index in self.steps.due():
+                self.layers[index].store.apply(*self.steps.release(index))
 
     def end_step(self) -> None:
         """Nothing temporary outlives a step, also one that broke off (the model's hook calls this).
 
-        A step that reached all layers is stored; of another one, which makes the cache unusable,
-        the states and codes that wait for later layers are let go.
+        A step that reached all layers is stored, and checks that were put off are made. Of another
+        one, which makes the cache unusable, the states and codes that wait for later layers are
+        let go. Errors: ValueError for numbers that cannot be quantized.
         """
-        if self.steps.is_complete:
-            self.commit()
-            self.steps.finish()
-        self.steps.let_go()
-        for layer in self.layers:
-            for member in layer.store.runs.values():
-                member.waiting.clear()
+        try:
+            if self.steps.is_complete:
+                self.commit()
+                self.steps.settle()
+                self.steps.finish()
+        finally:
+            self.steps.let_go()
+            for layer in self.layers:
+                for member in layer.store.runs.values():
+                    member.waiting.clear()
 
     def _finish_step(self) -> None:
         self.thaw()
         self.commit()
+        self.steps.settle()
         self.steps.check_whole()
         self.steps.finish()
 

@@ -12,6 +12,7 @@ from duotone.cache import AppendPlan, Importance, Ledger
 from duotone.cache.eviction import Selection
 from duotone.cache.index import LedgerState
 from duotone.quant import CacheSpec
+from duotone.quant.checks import Checks
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Steps:
         self.step: Step | None = None
         self.order: Tensor | None = None
         self.selection: Selection | None = None
+        # Of states that are stored already, to be made before the step ends.
+        self.checks = Checks()
         self._taken: set[int] = set()
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -155,6 +158,14 @@ class Steps:
     def is_complete(self) -> bool:
         """The current step has reached all layers."""
         return len(self._taken) == self.depth
+
+    def settle(self) -> None:
+        """Make the checks that were put off. Errors: ValueError; the step has then broken off."""
+        try:
+            self.checks.settle()
+        except ValueError:
+            self._taken.clear()
+            raise
 
     def let_go(self) -> None:
         """Drop states that still wait: they belong to a step that broke off, which has to show."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import WIDTHS, Classes
@@ -34,11 +34,11 @@ class SortedLevels:
     zero: Float[Tensor, "batch kv_heads blocks head_dim"]
 
     @property
-    def are_finite(self) -> bool:
-        """All levels are numbers that fp16 holds. The host waits for the device."""
+    def are_finite(self) -> Bool[Tensor, ""]:
+        """True if all levels are numbers that fp16 holds."""
         parts = (self.chosen_scale, self.chosen_zero, self.scale, self.zero)
         filled = (self.blocks.sizes > 0)[:, None, :, None]
-        return bool(torch.cat([x.isfinite() | ~filled for x in parts], -1).all())
+        return torch.cat([x.isfinite() | ~filled for x in parts], -1).all()
 
     def packed(self, x: States, spec: TensorSpec) -> PackedTensor:
         """x by these levels in canonical order, by torch: the reference of `class_pack.pack_codes`.

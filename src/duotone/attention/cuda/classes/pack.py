@@ -34,7 +34,7 @@ from duotone.cache.ledger import Piece
 from duotone.cache.packed import in_basis
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
-from duotone.quant.checks import checked
+from duotone.quant.checks import NOT_FINITE, holds
 
 SOURCE = "classes/pack.cu"
 WARPS = 4
@@ -101,7 +101,8 @@ def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> Packed
     """Quantize the tokens that `piece` takes out of K and V.
 
     The host waits for the number of records once per table of spans, and to check the levels
-    where they are (`quant.checks`); `unchecked`, a second call on the same spans can be captured.
+    unless that is put off (`quant.checks`); `unchecked`, a second call on the same spans can be
+    captured.
     Errors: ValueError for what `pack_reason` and `states_reason` name, for numbers that are not
     finite and for levels beyond fp16.
     """
@@ -139,7 +140,7 @@ def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) ->
     blocks = spans if spec.group is None else spans.split(spec.group)
     if x.is_cuda and level_reason(x, spec, blocks) is None:
         levels = find_levels(x, spec, blocks)
-        if not checked() or levels.are_finite:
+        if holds(levels.are_finite, NOT_FINITE):
             return levels
     return torch_levels(x, spec, blocks, coded)  # which raises, where a kernel's are not finite
 
