@@ -3,28 +3,28 @@
 import pytest
 import torch
 
-from duotone.quant.checks import Checks, holds, put_off, unchecked
+from duotone.quant.checks import Checks, is_finite, put_off, unchecked
 
-GOOD, BAD = torch.tensor(True), torch.tensor(False)
+GOOD, BAD = torch.tensor(3.0), torch.tensor(float("inf"))
 
 
 def test_a_check_is_made_where_it_is_asked_for() -> None:
-    assert holds(GOOD, "")
-    assert not holds(BAD, "")
+    assert is_finite(GOOD, "")
+    assert not is_finite(BAD, "")
 
 
 def test_nobody_checks_inside_unchecked() -> None:
     with unchecked():
-        assert holds(BAD, "")
+        assert is_finite(BAD, "")
 
 
 def test_checks_that_are_put_off_are_made_together() -> None:
     checks = Checks()
     with put_off(checks):
-        assert holds(GOOD, "first")
-        assert holds(BAD, "second")
-        assert holds(BAD, "third")
-    assert not holds(BAD, "not put off")
+        assert is_finite(GOOD, "first")
+        assert is_finite(BAD, "second")
+        assert is_finite(BAD, "third")
+    assert not is_finite(BAD, "not put off")
     with pytest.raises(ValueError, match="second"):
         checks.settle()
     checks.settle()  # none is left
@@ -33,7 +33,7 @@ def test_checks_that_are_put_off_are_made_together() -> None:
 def test_good_numbers_pass() -> None:
     checks = Checks()
     with put_off(checks):
-        holds(GOOD, "")
+        is_finite(GOOD, "")
     checks.settle()
 
 
@@ -41,8 +41,8 @@ def test_blocks_within_blocks_put_off_to_their_own() -> None:
     inner, outer = Checks(), Checks()
     with put_off(outer):
         with put_off(inner):
-            holds(BAD, "inner")
-        holds(BAD, "outer")
+            is_finite(BAD, "inner")
+        is_finite(BAD, "outer")
     for checks, name in ((inner, "inner"), (outer, "outer")):
         with pytest.raises(ValueError, match=name):
             checks.settle()

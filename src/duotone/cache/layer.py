@@ -232,8 +232,9 @@ class LayerStore:
             self.key[row, :, plan.write_at] = key[:, :, 0]
             self.value[row, :, plan.write_at] = value[:, :, 0]
             return
-        self.key = plan.dense_join.apply(torch.cat([self.key, key], 2))
-        self.value = plan.dense_join.apply(torch.cat([self.value, value], 2))
+        if self.key.shape[2]:
+            key, value = torch.cat([self.key, key], 2), torch.cat([self.value, value], 2)
+        self.key, self.value = plan.dense_join.apply(key), plan.dense_join.apply(value)
 
     def _take_norm(self, plan: AppendPlan, key: States) -> None:
         """Fix the norm of the sequences that begin, over the dense tokens of this step.

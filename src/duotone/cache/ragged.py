@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -58,6 +59,25 @@ class Move:
         if not source.shape[2]:
             return source.new_zeros(shape)
         return as_bytes(source).gather(2, index.expand(shape)).view(source.dtype)
+
+    @cached_property
+    def start(self) -> int | None:
+        """First of consecutive tokens, equal in all sequences; None for any other move.
+
+        The host waits once.
+        """
+        if not self.index.numel():
+            return None
+        count = torch.arange(self.tokens, device=self.index.device)
+        is_run = (self.index == self.index[:1, :1] + count).all()
+        first, found = torch.stack([self.index[0, 0], is_run.long()]).tolist()
+        return first if found else None
+
+    def pick(self, source: Shaped[Tensor, "batch heads n *rest"]) -> Tensor:
+        """`apply`, as a view of the source where this is possible."""
+        if self.start is None:
+            return self.apply(source)
+        return source[:, :, self.start : self.start + self.tokens]
 
     def rows(self, index: Int[Tensor, " rows"]) -> Move:
         """Pick sequences."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Float
 from torch import Tensor
 
 _CHECKED: ContextVar[bool] = ContextVar("duotone_checked", default=True)
@@ -37,23 +37,23 @@ class Checks:
     """Checks that are put off, to be made with one wait for the device."""
 
     def __init__(self) -> None:
-        self._flags: list[Bool[Tensor, ""]] = []
+        self._totals: list[Float[Tensor, ""]] = []
         self._errors: list[str] = []
 
-    def add(self, flag: Bool[Tensor, ""], error: str) -> None:
-        """Put one off. error: what `settle` raises where `flag` is False."""
-        self._flags.append(flag)
+    def add(self, total: Float[Tensor, ""], error: str) -> None:
+        """Put one off. error: what `settle` raises where `total` is not finite."""
+        self._totals.append(total)
         self._errors.append(error)
 
     def settle(self) -> None:
         """Make all checks. Errors: ValueError of the first that fails; none is left then."""
-        if not self._flags:
+        if not self._totals:
             return
-        flags, errors = self._flags, self._errors
-        self._flags, self._errors = [], []
-        held = torch.stack(flags).tolist()
-        if not all(held):
-            raise ValueError(errors[held.index(False)])
+        totals, errors = self._totals, self._errors
+        self._totals, self._errors = [], []
+        finite = torch.stack(totals).isfinite().tolist()
+        if not all(finite):
+            raise ValueError(errors[finite.index(False)])
 
 
 _LATER: ContextVar[Checks | None] = ContextVar("duotone_later", default=None)
@@ -61,7 +61,7 @@ _LATER: ContextVar[Checks | None] = ContextVar("duotone_later", default=None)
 
 @contextmanager
 def put_off(checks: Checks) -> Iterator[None]:
-    """Inside the block, `holds` puts its checks off to `checks`."""
+    """Inside the block, `is_finite` puts its checks off to `checks`."""
     token = _LATER.set(checks)
     try:
         yield
@@ -69,13 +69,16 @@ def put_off(checks: Checks) -> Iterator[None]:
         _LATER.reset(token)
 
 
-def holds(flag: Bool[Tensor, ""], error: str) -> bool:
-    """The flag, or True where nobody checks, or checks later."""
+def is_finite(total: Float[Tensor, ""], error: str) -> bool:
+    """True for a finite number, and where nobody checks, or checks later.
+
+    total: of numbers of 16 bits in fp32, which is finite if all of them are.
+    """
     if not checked():
         return True
     if (later := _LATER.get()) is None:
-        return bool(flag)
-    later.add(flag, error)
+        return bool(total.isfinite())
+    later.add(total, error)
     return True
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from duotone.report.files import read_file, result_files
+from duotone.report.generate import generate_summary, generate_table
 from duotone.report.kernels import innerq_table, kernel_summary, kernel_table, packing_table
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
@@ -21,6 +22,8 @@ _MARKED = re.compile(
 )
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS: dict[str, Renderer] = {
+    "generate": ("duotone.generate/1", generate_table),
+    "generate-summary": ("duotone.generate/1", generate_summary),
     "kernels": ("duotone.kernels/1", kernel_table),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-innerq": ("duotone.kernels/1", innerq_table),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import WIDTHS, Classes
@@ -24,6 +27,7 @@ class SortedLevels:
     """Levels of K's or V's blocks, sorted by class, fp16, and the channel of each of them.
 
     chosen_scale, chosen_zero: codes are the nearest of these. scale, zero: what codes stand for.
+    numbers: the buffer of them all, where they have one.
     """
 
     blocks: BlockTable
@@ -32,13 +36,32 @@ class SortedLevels:
     chosen_zero: Float[Tensor, "batch kv_heads blocks coded"]
     scale: Float[Tensor, "batch kv_heads blocks coded"]
     zero: Float[Tensor, "batch kv_heads blocks head_dim"]
+    numbers: Float[Tensor, " levels"] | None = None
+
+    @classmethod
+    def empty(cls, blocks: BlockTable, rows: tuple[int, int], channels: int, coded: int) -> Self:
+        """Room for the levels of all blocks, in one buffer.
+
+        rows: (batch, kv_heads). The host waits once per table: blocks without tokens get zeros.
+        """
+        shape = (*rows, blocks.blocks)
+        sizes = [math.prod(shape) * n for n in (coded, coded, coded, channels)]
+        make = torch.empty if blocks.is_uniform else torch.zeros
+        device = blocks.offsets.device
+        numbers = make(sum(sizes), dtype=torch.float16, device=device)
+        parts = (part.view(*shape, -1) for part in numbers.split(sizes))
+        order = torch.empty((*shape, channels), dtype=torch.long, device=device)
+        return cls(blocks, order, *parts, numbers)
 
     @property
-    def are_finite(self) -> Bool[Tensor, ""]:
-        """True if all levels are numbers that fp16 holds."""
-        parts = (self.chosen_scale, self.chosen_zero, self.scale, self.zero)
-        filled = (self.blocks.sizes > 0)[:, None, :, None]
-        return torch.cat([x.isfinite() | ~filled for x in parts], -1).all()
+    def total(self) -> Float[Tensor, ""]:
+        """The sum of all levels in fp32; finite if all of them are."""
+        return self.numbers.sum(dtype=torch.float32)
+
+    @cached_property
+    def channels(self) -> UInt8[Tensor, "batch kv_heads blocks head_dim"]:
+        """`order` in bytes."""
+        return self.order.to(torch.uint8)
 
     def packed(self, x: States, spec: TensorSpec) -> PackedTensor:
         """x by these levels in canonical order, by torch: the reference of `class_pack.pack_codes`.

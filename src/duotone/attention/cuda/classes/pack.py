@@ -34,7 +34,7 @@ from duotone.cache.ledger import Piece
 from duotone.cache.packed import in_basis
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
-from duotone.quant.checks import NOT_FINITE, holds
+from duotone.quant.checks import NOT_FINITE, is_finite
 
 SOURCE = "classes/pack.cu"
 WARPS = 4
@@ -64,15 +64,15 @@ class Arguments(ctypes.Structure):
 class Prepared:
     """All that packing needs but the codes.
 
-    key, value: K and V of the taken tokens in their basis, of one type. token: of every slot of
-    the records, -1 for none. records: their codes, and what tiles have beside, are not written yet.
+    key, value: K and V of the taken tokens in their basis, of one type. records: their codes, and
+    what tiles have beside, are not written yet.
     """
 
     key: States
     value: States
     key_levels: SortedLevels
     value_levels: SortedLevels
-    token: Int[Tensor, "batch slots"]
+    slots: Slots
     records: ClassRecords
 
 
@@ -120,15 +120,15 @@ def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> Packed
 def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared:
     """Levels, the order of channels and room for codes; the arguments are `class_pack`'s."""
     form = ClassFormat.of(spec.key, spec.value, key.shape[3])
-    taken = [in_basis(piece.take.apply(x), s) for x, s in ((key, spec.key), (value, spec.value))]
+    taken = [in_basis(piece.take.pick(x), s) for x, s in ((key, spec.key), (value, spec.value))]
     levels = (
         sorted_levels(taken[0], spec.key, piece.spans, form.key.channels),
         sorted_levels(taken[1], spec.value, piece.spans, form.value.channels),
     )
     wide = max((x.dtype for x in taken), key=lambda dtype: dtype.itemsize)
-    token, first = _SLOTS.of(piece.spans, form.tokens)
-    records = _records(form, first, token.shape[1] // form.tokens, *levels)
-    return Prepared(*(x.to(wide) for x in taken), *levels, token, records)
+    slots = _SLOTS.of(piece.spans, form.tokens)
+    records = _records(form, slots.first, slots.token.shape[1] // form.tokens, *levels)
+    return Prepared(*(x.to(wide) for x in taken), *levels, slots, records)
 
 
 def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) -> SortedLevels:
@@ -140,7 +140,7 @@ def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) ->
     blocks = spans if spec.group is None else spans.split(spec.group)
     if x.is_cuda and level_reason(x, spec, blocks) is None:
         levels = find_levels(x, spec, blocks)
-        if holds(levels.are_finite, NOT_FINITE):
+        if is_finite(levels.total, NOT_FINITE):
             return levels
     return torch_levels(x, spec, blocks, coded)  # which raises, where a kernel's are not finite
 
@@ -152,13 +152,13 @@ def _records(
     size = (*value.scale.shape[:2], per_head, form.nbytes)
     data = torch.empty(size, dtype=torch.uint8, device=value.scale.device)
     params = {"value_scale": value.scale, "value_zero": value.zero}
-    params["value_order"] = value.order.to(torch.uint8)
+    params["value_order"] = value.channels
     if form.key_in_tiles:
         full = F.pad(key.scale, (0, form.head_dim - key.scale.shape[-1]))
         params["key_top"] = largest_scales(full, key.order, key.blocks, value.blocks)
     else:
         params |= {"key_scale": key.scale, "key_zero": key.zero}
-        params["key_order"] = key.order.to(torch.uint8)
+        params["key_order"] = key.channels
     return ClassRecords(form, data, first, **params)
 
 
@@ -169,31 +169,23 @@ def pack_codes(work: Prepared) -> None:
     """
     form, (heads, per_head) = work.records.format, work.records.data.shape[1:3]
     both = ((work.key, work.key_levels), (work.value, work.value_levels))
-    first, place = work.token[:, ::TILE], work.token.int()
-    block = [_block_of_tile(levels.blocks, first) for _, levels in both]
-    order = [levels.order.to(torch.uint8) for _, levels in both]
     sides = [
-        Side(dense(x), b.data_ptr(), o.data_ptr(), levels.chosen_scale.data_ptr(),
+        Side(dense(x), work.slots.block_of_tile(levels.blocks).data_ptr(),
+             levels.channels.data_ptr(), levels.chosen_scale.data_ptr(),
              levels.chosen_zero.data_ptr(), levels.blocks.blocks)
-        for (x, levels), b, o in zip(both, block, order, strict=True)
+        for x, levels in both
     ]  # fmt: skip
     given = Arguments(
         *sides, work.key_levels.scale.data_ptr(), work.key_levels.zero.data_ptr(),
-        place.data_ptr(), work.records.data.data_ptr(), heads, per_head * form.tiles,
+        work.slots.place.data_ptr(), work.records.data.data_ptr(), heads, per_head * form.tiles,
     )  # fmt: skip
-    device = work.token.device
+    device = work.key.device
     macros = macros_of(form, work.key.dtype, min(alignment(work.key), alignment(work.value)))
-    blocks = 2 * len(work.token) * heads * -(-given.tiles // WARPS)
+    blocks = 2 * len(work.key) * heads * -(-given.tiles // WARPS)
     launch = Launch(blocks, WARPS * LANES, WARPS * macros["WARP_SHARED_BYTES"])
     if blocks:
         with torch.cuda.device(device):
             kernel(SOURCE, "class_pack", tuple(macros.items()), device)(launch, given)
-
-
-def _block_of_tile(blocks: BlockTable, first: Tensor) -> Int[Tensor, "batch tiles"]:
-    """The block of each tile's first token; -1 where there is none."""
-    block = blocks.block_of_token(blocks.tokens).gather(1, first.clamp_min(0))
-    return block.masked_fill(first < 0, -1).int()
 
 
 def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
@@ -211,20 +203,39 @@ def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, in
     }
 
 
-class _Slots:
-    """Where the tokens of a table of spans go; layers ask for the same table in turn."""
+class Slots:
+    """Where the tokens of a table of spans go; equal for all layers.
+
+    token: of every slot of the records, -1 for none; place: as int32. first: record of each span.
+    """
+
+    def __init__(self, spans: BlockTable, tokens: int) -> None:
+        self.spans, self.tokens = spans, tokens
+        self.token, self.first = record_slots(spans, tokens)
+        self.place = self.token.int()
+        self._blocks: dict[int, tuple[BlockTable, Tensor]] = {}
+
+    def block_of_tile(self, blocks: BlockTable) -> Int[Tensor, "batch tiles"]:
+        """The block of each tile's first token; -1 where there is none."""
+        if id(blocks) not in self._blocks:
+            first = self.token[:, ::TILE]
+            block = blocks.block_of_token(blocks.tokens).gather(1, first.clamp_min(0))
+            self._blocks[id(blocks)] = blocks, block.masked_fill(first < 0, -1).int()
+        return self._blocks[id(blocks)][1]
+
+
+class _Latest:
+    """The slots of the last table; layers ask for one table in turn."""
 
     def __init__(self) -> None:
-        self._spans: BlockTable | None = None
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        self._slots: Slots | None = None
 
-    def of(self, spans: BlockTable, tokens: int) -> tuple[Tensor, Tensor]:
-        """`record_slots`."""
-        if self._spans is not spans:
-            self._spans, self._known = spans, {}
-        if tokens not in self._known:
-            self._known[tokens] = record_slots(spans, tokens)
-        return self._known[tokens]
+    def of(self, spans: BlockTable, tokens: int) -> Slots:
+        """Slots of records of so many tokens."""
+        held = self._slots
+        if held is None or held.spans is not spans or held.tokens != tokens:
+            held = self._slots = Slots(spans, tokens)
+        return held
 
 
-_SLOTS = _Slots()
+_SLOTS = _Latest()

@@ -3,7 +3,7 @@
 A tensor takes three launches. The first finds moments of every channel. The second finds energies
 of tokens and the weighted power of channels. The third holds strips of channels in shared memory,
 for Lloyd's rounds and the gain by energy. A fitted gain takes a few more launches (`levels.gain`).
-The host never waits for the device, and no buffer is as large as the tensor.
+No buffer is as large as the tensor.
 
 The plain-torch reference is `classes.levels.torch_levels`. Sums have another order here, so levels
 agree to about their last bit.
@@ -93,20 +93,14 @@ def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
 def find_levels(x: States, spec: TensorSpec, blocks: BlockTable) -> SortedLevels:
     """Find levels of the blocks of x, as `torch_levels` does.
 
-    Numbers that are not finite give levels that are not finite. The host never waits.
+    Numbers that are not finite give levels that are not finite. The host waits once per table.
     Errors: ValueError for what `level_reason` names.
     """
     if reason := level_reason(x, spec, blocks):
         raise ValueError(f"the search for levels: {reason}. Use torch_levels.")
-    channels = x.shape[3]
-    shape = (*x.shape[:2], blocks.blocks)
-    classes = Classes.of(spec, channels)
-    half = {"dtype": torch.float16, "device": x.device}
-    coded = [torch.empty((*shape, classes.channels), **half) for _ in range(3)]
-    zero = torch.empty((*shape, channels), **half)
-    order = torch.empty((*shape, channels), dtype=torch.long, device=x.device)
-    found = SortedLevels(blocks, order, *coded, zero)
-    if order.numel():
+    classes = Classes.of(spec, x.shape[3])
+    found = SortedLevels.empty(blocks, x.shape[:2], x.shape[3], classes.channels)
+    if found.order.numel():
         _search(x, spec, classes, found)
     return found
 
