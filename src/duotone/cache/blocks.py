@@ -117,7 +117,7 @@ class BlockTable:
     @property
     def slot_of_token(self) -> Int[Tensor, "batch tokens"]:
         """Flattened slot of each token: the inverse of `index`."""
-        t = torch.arange(int(self.lengths.max()), device=self.offsets.device)
+        t = torch.arange(self.tokens, device=self.offsets.device)
         block = self.block_of_token(len(t))
         return block * self.longest + t - self.offsets.gather(1, block)
 
