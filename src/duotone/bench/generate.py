@@ -40,7 +40,7 @@ DEFAULT_ROWS = (PLAIN, NO_CUDNN, "duotone@1", "calibquant@1", "duotone-mixed@2",
 
 @dataclass(frozen=True)
 class Load:
-    """What every row is asked: batch, tokens of a prompt, new tokens, calls."""
+    """Question to every row: batch, tokens of a prompt, new tokens, calls."""
 
     batch: int
     tokens: int
@@ -225,7 +225,7 @@ class _Profiled:
 
 
 def header(bench: Bench) -> dict[str, Any]:
-    """What a result file says beside its rows."""
+    """Header of a result file, without rows yet."""
     config = bench.model.config.get_text_config(decoder=True)
     return {
         "schema": SCHEMA,

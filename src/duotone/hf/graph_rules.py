@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids")
 # A mask is not read: after the prompt no token is padding, and padding is stored nowhere.
 LEFT_OUT = ("past_key_values", "attention_mask")
+# Of the prompt, and handed on by some versions of transformers; steps with positions do not read
+# them. The last one is an input of a step where it has one token.
+OF_PROMPTS = ("image_grid_thw", "video_grid_thw", "image_sizes", "mm_token_type_ids")
 OBSERVED = ("output_attentions", "output_hidden_states", "output_router_logits")
 # Their hooks pass everything through at a step that asks for no activations.
 HARMLESS = ("duotone.", "transformers.utils.output_capturing")
@@ -37,7 +40,7 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
     if not isinstance(ids, Tensor) or ids.shape[1:] != (1,) or not graphs_on(ids.device):
         return False
-    tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
+    tensors = {n for n, x in kwargs.items() if isinstance(x, Tensor) and not _of_prompt(n, x)}
     return (
         hasattr(cache, "hold_still")
         and cache.length > 0
@@ -57,8 +60,13 @@ def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {
         name: (value.shape, value.dtype) if isinstance(value, Tensor) else value
         for name, value in kwargs.items()
-        if name not in LEFT_OUT
+        if name not in LEFT_OUT and not _of_prompt(name, value)
     }
+
+
+def _of_prompt(name: str, value: Any) -> bool:
+    """True for tensors that say something of the prompt."""
+    return name in OF_PROMPTS and isinstance(value, Tensor) and value.shape[1:] != (1,)
 
 
 def reason_against_buffers(model: PreTrainedModel) -> str | None:

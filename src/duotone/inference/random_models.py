@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IMAGE, PAD, VOCABULARY = 151667, 0, 150000
+PAD = 0
 _QWEN = {
     "model_type": "qwen2",
     "vocab_size": 151674,
@@ -32,7 +32,7 @@ _LLAMA = {
 }
 _TINY = {
     "model_type": "qwen2",
-    "vocab_size": 151674,
+    "vocab_size": 300,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -60,7 +60,7 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
     config = transformers.InternVLConfig(
         vision_config={**tower, "intermediate_size": 4 * tower["hidden_size"], **sizes},
         text_config={**text, "max_position_embeddings": 40000, "pad_token_id": PAD},
-        image_token_id=IMAGE,
+        image_token_id=image_id(shape),
         image_seq_length=tile_tokens(shape),
         downsample_ratio=0.5,
         tie_word_embeddings=False,
@@ -78,8 +78,13 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
             if parameter.ndim > 1:
                 parameter.normal_(0, SPREAD, generator=generator)
     own = model.generation_config
-    own.eos_token_id, own.pad_token_id, own.suppress_tokens = None, PAD, [IMAGE]
+    own.eos_token_id, own.pad_token_id, own.suppress_tokens = None, PAD, [image_id(shape)]
     return model.eval()
+
+
+def image_id(shape: str) -> int:
+    """Id that stands for a visual token."""
+    return SHAPES[shape][0]["vocab_size"] - 7
 
 
 def tile_tokens(shape: str) -> int:
@@ -104,8 +109,8 @@ def random_prompt(
         )
     text = tokens - tiles * of_tile
     draw = torch.Generator().manual_seed(1)
-    words = torch.randint(5, VOCABULARY, (batch, text), generator=draw)
-    picture = torch.full((batch, tiles * of_tile), IMAGE)
+    words = torch.randint(5, image_id(shape), (batch, text), generator=draw)
+    picture = torch.full((batch, tiles * of_tile), image_id(shape))
     ids = torch.cat([words[:, : text // 2], picture, words[:, text // 2 :]], 1)
     mask = torch.ones_like(ids)
     for row in range(batch if padded else 0):
