@@ -26,8 +26,8 @@ FORMATS = ("png", "svg")
 def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
     """Write FILE-PICTURE.FORM for every picture of every result file; returns the written files.
 
-    Results of throughput and of generate are drawn together, as PICTURE.FORM. FILE has a number for each line of a
-    .jsonl of several results.
+    Results of throughput and of generate are drawn together, as PICTURE.FORM. FILE has a number
+    for each line of a .jsonl of several results.
 
     Errors: ValueError for other formats and files; ImportError without matplotlib.
     """
