@@ -19,7 +19,7 @@ from transformers import (
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache.pair import PackedPair
-from duotone.hf.lazy import LazyStates
+from duotone.hf.states import LazyStates
 from duotone.quant.checks import NOT_FINITE, is_finite
 
 from families import IMAGE, inputs, new_model, tiny_model

@@ -12,9 +12,8 @@ from transformers.masking_utils import sdpa_mask
 
 from duotone.attention import attend, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
-from duotone.hf.handle import StaticStates
-from duotone.hf.lazy import LazyStates
 from duotone.hf.masks import as_visibility, causal_visibility
+from duotone.hf.states import LazyStates, StaticStates
 from duotone.quant.autocast import without_autocast
 
 NAME = "duotone"

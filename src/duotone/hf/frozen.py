@@ -7,29 +7,55 @@ alone says what has become of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from duotone.attention.static import StaticDecoder
-from duotone.cache import MemoryReport, StaticPlaces, StaticStore, static_memory_report, thaw
+from duotone.cache import (
+    LayerStore,
+    MemoryReport,
+    StaticPlaces,
+    StaticStore,
+    static_memory_report,
+    thaw,
+)
 from duotone.cache.alike import OF_PROMPTS, Structure
 from duotone.cache.ragged import Move
 from duotone.cache.static import check_frozen, check_shared
 from duotone.cache.thaw import chronological
-
-if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
+from duotone.hf.facts import ModelFacts
+from duotone.hf.timeline import Steps
+from duotone.quant import CacheSpec
+from duotone.slow_paths import SlowPaths
 
 # Prompts whose lengths differ by less may have buffers of equal size.
 MULTIPLE = 64
 # What a layer still holds while it is frozen.
 TAKEN_OVER = ("visual", "background", "key_norm")
+
+
+class Stored(Protocol):
+    """A layer of a cache."""
+
+    index: int
+    store: LayerStore
+
+
+class Freezable(Protocol):
+    """A cache whose steps are whole, as fixed buffers are made of it."""
+
+    facts: ModelFacts
+    spec: CacheSpec
+    impl: str
+    slow: SlowPaths
+    steps: Steps
+    layers: Sequence[Stored]
 
 
 class Frozen:
@@ -38,7 +64,7 @@ class Frozen:
     Errors: ValueError, before anything is changed, for a cache that cannot freeze.
     """
 
-    def __init__(self, cache: QuantizedCache, room: int) -> None:
+    def __init__(self, cache: Freezable, room: int) -> None:
         check_freezable(cache)
         self.start, self.room = cache.steps.length, room
         stores, self._orders = frozen_stores(cache, room, MULTIPLE)
@@ -57,7 +83,7 @@ class Frozen:
         """True where nobody else has the buffers: the cache gave none of them back."""
         return not (self.is_thawed or self._broke_off)
 
-    def move_into(self, other: Frozen, cache: QuantizedCache) -> bool:
+    def move_into(self, other: Frozen, cache: Freezable) -> bool:
         """Go on in the buffers of `other`, where they are alike; False: they are not.
 
         cache: of this object, before its first step. `other` has no cache any more.
@@ -115,7 +141,7 @@ class Frozen:
         """Bytes of all buffers, free slots included."""
         return static_memory_report(self.decoder.stores, nominal_bits)
 
-    def thaw(self, cache: QuantizedCache) -> None:
+    def thaw(self, cache: Freezable) -> None:
         """Give the cache's layers and ledgers the tokens back.
 
         Errors: RuntimeError after a step that broke off.
@@ -141,7 +167,7 @@ class Frozen:
             ledger.decoded(self.steps, self.rows)
 
 
-def check_freezable(cache: QuantizedCache) -> None:
+def check_freezable(cache: Freezable) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
     if any(cache.facts.sliding):
         raise ValueError(
@@ -156,7 +182,7 @@ def check_freezable(cache: QuantizedCache) -> None:
 
 
 def frozen_stores(
-    cache: QuantizedCache, new_tokens: int, multiple: int = 1
+    cache: Freezable, new_tokens: int, multiple: int = 1
 ) -> tuple[list[StaticStore], list[Move]]:
     """(layers of a prefilled cache in fixed buffers, the order of each one's dense tokens).
 

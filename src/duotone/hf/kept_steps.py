@@ -8,15 +8,11 @@ Any other prompt of this batch size is captured at its first step: kernels and l
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import torch
 
-from duotone.hf.decode_steps import DecodeSteps
+from duotone.hf.decode_steps import DecodeSteps, HoldsStill
 from duotone.quant import CacheSpec
-
-if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
 
 # Captures per model, and the part of a device's memory that they may take with their buffers.
 MOST_KEPT, MEMORY_SHARE = 2, 1 / 32
@@ -32,7 +28,7 @@ class KeptSteps:
         self._warm: list[tuple[CacheSpec, str, int]] = []
         self._lock = threading.Lock()
 
-    def like(self, fresh: DecodeSteps, cache: QuantizedCache) -> DecodeSteps:
+    def like(self, fresh: DecodeSteps, cache: HoldsStill) -> DecodeSteps:
         """Kept steps that can take over the tokens of `fresh`, or `fresh`.
 
         cache: of `fresh`, before its first step.
@@ -86,7 +82,7 @@ def most_bytes(device: torch.device) -> float:
     return torch.cuda.get_device_properties(device).total_memory * MEMORY_SHARE
 
 
-def _kind(cache: QuantizedCache, steps: DecodeSteps) -> tuple[CacheSpec, str, int]:
+def _kind(cache: HoldsStill, steps: DecodeSteps) -> tuple[CacheSpec, str, int]:
     return cache.spec, cache.impl, steps.batch
 
 

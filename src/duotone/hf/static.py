@@ -20,10 +20,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from duotone.attention.static import StaticDecoder
 from duotone.cache import MemoryReport, static_memory_report
 from duotone.hf.attachment import Attachment
-from duotone.hf.cache import QuantizedCache
 from duotone.hf.frozen import check_freezable, frozen_stores
-from duotone.hf.handle import StaticStates
+from duotone.hf.growing import GrowingCache
 from duotone.hf.masks import padding_mask
+from duotone.hf.states import StaticStates
 from duotone.hf.static_ops import handle_of, static_begin, static_decode
 from duotone.quant import CacheSpec
 
@@ -36,7 +36,7 @@ class StaticLayer(CacheLayerMixin):
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self, cache: QuantizedCache, index: int) -> None:
+    def __init__(self, cache: GrowingCache, index: int) -> None:
         super().__init__()
         self.index, self.growing = index, cache.layers[index]
         self.handle, self.seen, self.most, self.is_last = None, None, -1, False
@@ -111,11 +111,11 @@ class StaticQuantizedCache(Cache):
         visual_mask: Tensor | None = None,
         impl: str = "auto",
     ) -> None:
-        growing = QuantizedCache(model, spec, visual_mask=visual_mask, impl=impl)
+        growing = GrowingCache(model, spec, visual_mask=visual_mask, impl=impl)
         self._take_over(growing, max_new_tokens)
 
     @classmethod
-    def of(cls, cache: QuantizedCache, max_new_tokens: int) -> StaticQuantizedCache:
+    def of(cls, cache: GrowingCache, max_new_tokens: int) -> StaticQuantizedCache:
         """A prefilled cache, frozen; `cache` must not be used any more."""
         if cache.ledger is None:
             raise ValueError("an empty cache cannot be frozen; run the model with it first.")
@@ -124,10 +124,10 @@ class StaticQuantizedCache(Cache):
         made._freeze()
         return made
 
-    def _take_over(self, cache: QuantizedCache, max_new_tokens: int) -> None:
+    def _take_over(self, cache: GrowingCache, max_new_tokens: int) -> None:
         _check(cache, max_new_tokens)
         self.facts, self.spec, self.max_new_tokens = cache.facts, cache.spec, max_new_tokens
-        self.growing: QuantizedCache | None = cache
+        self.growing: GrowingCache | None = cache
         self.decoder: StaticDecoder | None = None
         self._hold(cache._attachment.acquire())
         Cache.__init__(self, layers=[StaticLayer(cache, i) for i in range(self.facts.layers)])
@@ -237,7 +237,7 @@ class StaticQuantizedCache(Cache):
         raise NotImplementedError(f"a static cache has no {what}. Use QuantizedCache.")
 
 
-def _check(cache: QuantizedCache, max_new_tokens: int) -> None:
+def _check(cache: GrowingCache, max_new_tokens: int) -> None:
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be an integer >= 1; got {max_new_tokens!r}.")
     check_freezable(cache)
