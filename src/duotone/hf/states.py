@@ -1,8 +1,8 @@
-"""What `update()` of a layer returns in the place of K and V, and what it asks of the layer.
+"""States that `update()` of a layer returns in the place of K and V.
 
-Our attention function reads `.layer` and `.new`. The states of a growing cache are tensors with the
-logical shape of K or V and no storage: any other operation dequantizes, so a foreign attention
-function computes the right thing, only slowly. Those of fixed buffers are no tensors, so a compiler
+Our attention function reads `.layer` and `.new`. States of a growing cache are tensors with the
+logical shape of K or V and no storage. Any other operation dequantizes them, so a foreign attention
+function computes the right thing, only slowly. States of fixed buffers are no tensors: a compiler
 sees through them, and another attention function fails on them by their type.
 """
 
