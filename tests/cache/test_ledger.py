@@ -169,7 +169,7 @@ def test_appending_in_pieces_gives_the_codes_of_appending_at_once() -> None:
     assert torch.equal(decoded[0], decoded[2])
 
 
-@pytest.mark.parametrize("name", ["stream", "stream-no-window", "mixed"])
+@pytest.mark.parametrize("name", ["mixed", "stream", "stream-no-window"])
 def test_windows_hold_over_hundreds_of_steps(name: str) -> None:
     model = Model(SPECS[name])
     model.step(torch.tensor([[False] * 4 + [True] * 5] * BATCH), torch.ones(BATCH, 9).bool())

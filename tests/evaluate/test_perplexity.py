@@ -350,9 +350,8 @@ def test_known_perplexity_of_a_trained_model():
 
 
 @needs_stories
-@pytest.mark.parametrize(
-    "bits", [2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (1, 4, 8))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_known_perplexity_where_every_token_is_rounded(bits):
     """The known answers round the current token's own K and V too, as no cache does."""
     model = stories_model()

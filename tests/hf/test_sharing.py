@@ -41,8 +41,9 @@ def run(spec: CacheSpec, steps: int = 14) -> QuantizedCache:
 
 
 @functools.cache
-def without_sharing(visual: KVSpec | str) -> QuantizedCache:
-    cache = run(spec_of(None, visual))
+def generated(share: Sharing | None, visual: KVSpec | str = "text") -> QuantizedCache:
+    """A cache that tests read and leave as it is."""
+    cache = run(spec_of(share, visual))
     cache.detach()  # it outlives its test, and the model is everybody's
     return cache
 
@@ -55,7 +56,7 @@ def completed(cache: QuantizedCache, store: str, which: str) -> list:
 @pytest.mark.parametrize("visual", ["text", STREAM], ids=["stream", "spans"])
 def test_a_layer_reads_its_sources_codes_with_its_own_scales(share, visual) -> None:
     spec = spec_of(share, visual)
-    cache, alone = run(spec), without_sharing(visual)
+    cache, alone = generated(share, visual), generated(None, visual)
     for name in ("stream",) if visual == "text" else ("stream", "visual"):
         for which in ("key", "value"):
             full = completed(cache, name, which)
@@ -74,7 +75,7 @@ def test_a_layer_reads_its_sources_codes_with_its_own_scales(share, visual) -> N
 
 @pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
 def test_attention_over_shared_codes_is_attention_over_what_they_decode_to(share) -> None:
-    cache = run(spec_of(share))
+    cache = generated(share)
     for layer in cache.layers:
         for segment in layer.store.segments(cache.ledger.state):
             query = torch.randn(2, 4, 1, 16)
@@ -114,7 +115,7 @@ def test_a_run_keeps_the_weighted_average_of_its_layers_codes(visual) -> None:
 def test_all_weight_on_one_layer_is_that_layer_dominant(visual) -> None:
     for dominant, weights in ((0, (1, 0)), (1, (0, 1))):
         plain = Sharing(key=0, value=0, dominant=dominant)
-        pair = [run(spec_of(s, visual)) for s in (plain, plain.replace(weights=weights))]
+        pair = [generated(s, visual) for s in (plain, plain.replace(weights=weights))]
         assert pair[0].memory() == pair[1].memory()
         for name in ("stream",) if visual == "text" else ("stream", "visual"):
             for which in ("key", "value"):
@@ -192,7 +193,7 @@ def test_codes_that_wait_do_not_outlive_a_step_that_broke_off() -> None:
 
 
 def test_only_the_stored_codes_are_counted() -> None:
-    shared, alone = run(spec_of(Sharing(key=0, value=0))).memory(), without_sharing("text").memory()
+    shared, alone = (generated(share).memory() for share in (Sharing(key=0, value=0), None))
     # Three layers: the pair 0, 1 stores once, layer 2 for itself.
     assert shared.codes_bytes * 3 == alone.codes_bytes * 2
     assert shared.params_bytes == alone.params_bytes
