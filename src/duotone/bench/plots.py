@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from duotone.bench.generate_plots import draw_generate
 from duotone.bench.kernel_plots import draw_roofline, draw_speedups
 from duotone.bench.throughput_plots import draw_shares, draw_throughput
 from duotone.report.files import read_file
@@ -16,6 +17,7 @@ PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
 }
 # The same for files that are drawn together: a function of (results, path).
 JOINT_PLOTS: dict[str, dict[str, Callable[[Sequence[Mapping[str, Any]], Path], None]]] = {
+    "duotone.generate/1": {"generate": draw_generate},
     "duotone.throughput/1": {"throughput": draw_throughput, "throughput-roofline": draw_shares},
 }
 FORMATS = ("png", "svg")
@@ -24,8 +26,8 @@ FORMATS = ("png", "svg")
 def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
     """Write FILE-PICTURE.FORM for every picture of every result file; returns the written files.
 
-    Results of throughput are drawn together, as PICTURE.FORM. FILE has a number for each line of a
-    .jsonl of several results.
+    Results of throughput and of generate are drawn together, as PICTURE.FORM. FILE has a number
+    for each line of a .jsonl of several results.
 
     Errors: ValueError for other formats and files; ImportError without matplotlib.
     """
