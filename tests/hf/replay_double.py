@@ -3,6 +3,7 @@
 Like a graph it runs nothing when it is captured, and later results overwrite earlier ones.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,11 +22,12 @@ class ReplayDouble:
 
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
         type(self).captures += 1
-        self._body, self._kept, self.result = body, {}, None
+        # A graph does not keep its body alive.
+        self._body, self._kept, self.result = weakref.WeakMethod(body), {}, None
 
     def replay(self) -> None:
         type(self).replays += 1
-        result = self._body()
+        result = self._body()()
         if result is None:
             return
         kind, fields = result

@@ -196,3 +196,22 @@ def test_nothing_is_kept_after_the_block(double: type[ReplayDouble]) -> None:
 
 def _forget(session: Session) -> None:
     session.cache = None
+
+
+def test_buffers_are_freed_with_their_last_user(double: type[ReplayDouble]) -> None:
+    """At once: no collector has to find them."""
+    model = exact_model("internvl")
+    prompts = [prompt_of(ROWS["short"]), prompt_of(ROWS["short"] + [[7]])]
+    gc.collect()
+    gc.disable()
+    try:
+        with duotone.enable(model, MIXED) as session, rounding_as(model.dtype):
+            asked(model, prompts[0])
+            buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
+            asked(model, prompts[1])
+            assert buffer() is None
+            buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
+        session.cache = None
+        assert buffer() is None
+    finally:
+        gc.enable()

@@ -73,6 +73,13 @@ class Move:
         first, found = torch.stack([self.index[0, 0], is_run.long()]).tolist()
         return first if found else None
 
+    def holds_groups_of(self, tokens: int) -> bool:
+        """True where every sequence gets whole groups of so many tokens. The host waits once."""
+        known = self.__dict__.setdefault("_groups", {})
+        if tokens not in known:
+            known[tokens] = not bool((self.lengths % tokens).any())
+        return known[tokens]
+
     def pick(self, source: Shaped[Tensor, "batch heads n *rest"]) -> Tensor:
         """`apply`, as a view of the source where this is possible."""
         if self.start is None:

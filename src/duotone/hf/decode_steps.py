@@ -58,8 +58,8 @@ class DecodeSteps:
         self.owner, self.spec, self.device = weakref.ref(cache), cache.spec, cache.device
         self.settings = settings_of(kwargs)
         self.inputs = {name: kwargs[name].clone() for name in INPUTS if name in self.settings}
-        self._model = Replayed(self._forward, self.device, captures)
-        self._flush = Replayed(self.frozen.decoder.flush, self.device, captures)
+        self._model = Replayed(self.device, captures)
+        self._flush = Replayed(self.device, captures)
 
     @property
     def taken(self) -> int:
@@ -123,17 +123,17 @@ class DecodeSteps:
         """One step; `generate` may change the result."""
         with self.frozen.step():
             if self.frozen.decoder.starts_with_flush():
-                self._run(self._flush, cache)
+                self._run(self._flush, self.frozen.decoder.flush, cache)
             for name, kept in self.inputs.items():
                 kept.copy_(kwargs[name])
-            kind, found = self._run(self._model, cache)
+            kind, found = self._run(self._model, self._forward, cache)
         fields = {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}
         return kind(**fields, past_key_values=cache)
 
-    def _run(self, replayed: Replayed, cache: QuantizedCache) -> Any:
+    def _run(self, replayed: Replayed, body: Callable[[], Any], cache: QuantizedCache) -> Any:
         self._cache = cache
         try:
-            return replayed()
+            return replayed(body)
         finally:
             del self._cache
             if replayed.error is not None:
@@ -149,27 +149,30 @@ class DecodeSteps:
 
 
 class Replayed:
-    """A body that runs as it is once, then is captured and replayed, if it is at all."""
+    """A body that runs as it is once, then is captured and replayed, if it is at all.
 
-    def __init__(self, body: Callable[[], Any], device: torch.device, captures: bool) -> None:
-        self.body, self.device, self.captures = body, device, captures
+    It does not hold the body, whose owner holds it: buffers are freed with their last user.
+    """
+
+    def __init__(self, device: torch.device, captures: bool) -> None:
+        self.device, self.captures = device, captures
         self.is_warm, self.graph, self.error = False, None, None
         # True where nobody has seen the body run: then one failure to capture it says nothing.
         self.is_hoped = False
 
-    def __call__(self) -> Any:
-        """The body's result, in tensors that the next call overwrites."""
+    def __call__(self, body: Callable[[], Any]) -> Any:
+        """The result of `body`, always one function, in tensors that the next call overwrites."""
         if self.captures and self.graph is None and self.is_warm and self.error is None:
-            self._try_capture()
+            self._try_capture(body)
         if self.graph is None:
-            result, self.is_warm = self.body(), True
+            result, self.is_warm = body(), True
             return result
         self.graph.replay()
         return self.graph.result
 
-    def _try_capture(self) -> None:
+    def _try_capture(self, body: Callable[[], Any]) -> None:
         try:
-            self.graph = capture(self.body, self.device)
+            self.graph = capture(body, self.device)
         except RuntimeError as error:  # nothing has run; PyTorch names the operation
             if not self.is_hoped:
                 self.error = str(error).partition("\n")[0]

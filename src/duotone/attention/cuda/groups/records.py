@@ -222,7 +222,7 @@ class GroupLayout:
             return None
         multiple = max(TILE, spec.flush_tokens)
         take, lengths = piece.take, piece.take.lengths
-        if take.tokens % multiple or bool((lengths % multiple).any()):
+        if take.tokens % multiple or not take.holds_groups_of(multiple):
             return None
         tiles, overflow = lengths // TILE, lengths.new_zeros(1, dtype=torch.int32)
         records = self._zeros(form, (len(lengths), key.shape[1]), take.tokens, key.device)
