@@ -62,7 +62,7 @@ class Row:
 
     @property
     def missing(self) -> str | None:
-        """What a row needs that is not installed, in words; None where nothing is missing."""
+        """Package that the row needs and that is not installed, in words, or None."""
         found = LIBRARY.fullmatch(self.base)
         if found is None or find_spec(PACKAGES[found[1]]) is not None:
             return None
@@ -125,15 +125,8 @@ def default_rows(takes_images: bool) -> list[str]:
     """Names of the whole table."""
     first, *others = _VISUAL if takes_images else _TEXT
     ours = [*rows_of_spec(first), *others]
-    return [
-        PLAIN,
-        NO_CUDNN,
-        STATIC,
-        "quanto@4",
-        "hqq@4",
-        *ours,
-        *(_coded(x) for x in (PLAIN, first)),
-    ]
+    coded = [f"{name}, {RECIPE}" for name in (PLAIN, first)]
+    return [PLAIN, NO_CUDNN, STATIC, "quanto@4", "hqq@4", *ours, *coded]
 
 
 def cache_bytes(cache: Any) -> int:

@@ -133,22 +133,31 @@ def _subject(name: str, device: Any, load: Any) -> Any:
     if name in made.SHAPES:
         model = made.random_model(name, device, dtype)
         given = made.random_prompt(name, model, load.batch, load.tokens)
-        few = made.short_prompt(name, model)
+
+        def few() -> dict[str, Any]:
+            return made.short_prompt(name, model)
+
     elif name.endswith(".json"):
         if Path(name).name != "config.json":
             raise ValueError(f"a configuration is a config.json; got --model {name!r}")
         model = made.random_model_of(load_config(name), device, dtype)
         given, mask = made.marked_prompt(model, load.batch, load.tokens)
-        few, _ = made.marked_prompt(model, 1, made.TEXT * 4)
+
+        def few() -> dict[str, Any]:
+            return made.marked_prompt(model, 1, 4 * made.TEXT)[0]
+
     else:
         loaded = load_model(name, str(device))
         model = loaded.model
         given = made.prompt_of_noise(loaded, load.batch, load.tokens)
-        few = made.prompt_of_noise(loaded, 1, 1)
+
+        def few() -> dict[str, Any]:
+            return made.prompt_of_noise(loaded, 1, 1)
+
     if load.padded:
         given = made.left_padded(given)
         mask = None if mask is None else mask & (given["attention_mask"] == 1)
-    return Subject(name, model, given, mask, lambda recipe: _quantize(model, few, recipe))
+    return Subject(name, model, given, mask, lambda recipe: _quantize(model, few(), recipe))
 
 
 def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:

@@ -7,7 +7,6 @@ from duotone.report.markdown import Result, markdown_table, source
 
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
 PREFERRED = "duotone@1"
-PICTURE = "docs/img/generate.png"
 HEADER = (
     "row",
     "first token, ms",
@@ -65,15 +64,14 @@ def generate_table(results: Sequence[Result]) -> str:
 
 
 def generate_summary(results: Sequence[Result]) -> str:
-    """A picture, and ms per token and gigabytes of each load: plain, static, and `enable`."""
-    header = ("", "plain", STATIC, "`enable`", "", "cache, GB: plain", "`enable`", "")
+    """Ms per token and gigabytes of each load: plain, static where it was measured, `enable`."""
     found = [summary for result in ordered(results) if (summary := summarized(result))]
-    alt = "ms per token and gigabytes of the cache, plain against enable"
-    said = (
-        "*ms per token of `model.generate`, warm; plain: the faster of cuDNN attention on and off"
-    )
-    table = markdown_table(header, [_summary_line(one) for one in found])
-    return "\n\n".join([f"![{alt}]({PICTURE})", table, f"{said}; {source(*results)}.*"])
+    with_static = any(summary["ms"][1] is not None for summary in found)
+    header = ["", "ms per token", *["StaticCache"] * with_static, "with `enable`", ""]
+    header += ["cache, GB", "with `enable`", ""]
+    table = markdown_table(header, [_summary_line(one, with_static) for one in found])
+    plain = "plain is the faster of cuDNN attention on and off"
+    return f"{table}\n\n*Warm; {plain}; {source(*results)}.*"
 
 
 def summarized(result: Result) -> dict[str, Any] | None:
@@ -104,17 +102,17 @@ def summarized(result: Result) -> dict[str, Any] | None:
     }
 
 
-def _summary_line(summary: dict[str, Any]) -> list[str]:
+def _summary_line(summary: dict[str, Any], with_static: bool) -> list[str]:
     plain, static, ours = summary["ms"]
     dense, few = summary["gb"]
     return [
         f"{summary['title']}, {summary['row']}",
         f"{plain:.1f}",
-        "" if static is None else f"{static:.1f}",
-        f"**{ours:.1f}**",
+        *[_number(static, 1, ".1f")] * with_static,
+        f"{ours:.1f}",
         f"{plain / ours:.1f}x",
         f"{dense:.2f}",
-        f"**{few:.2f}**",
+        f"{few:.2f}",
         f"{dense / few:.1f}x",
     ]
 

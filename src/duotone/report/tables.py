@@ -35,9 +35,6 @@ RENDERERS: dict[str, Renderer] = {
     "tune-scores": ("duotone.tune/1", tune_scores),
     "tune-sensitivity": ("duotone.tune/1", tune_sensitivity),
 }
-# What stands in the place of a table that has no results yet.
-NOT_YET = "*Not measured yet: `duotone bench generate --out results/generate/NAME.json`.*"
-PENDING = {"generate": NOT_YET, "generate-summary": NOT_YET}
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -76,19 +73,15 @@ def tables(folder: str | Path, repository: str | Path = ".") -> dict[str, str]:
 
 
 def update_text(text: str, rendered: Mapping[str, str]) -> str:
-    """`text` with every marked table replaced.
-
-    Errors: ValueError for a marker without results, but for the tables of `PENDING`.
-    """
-    known = {**PENDING, **rendered}
+    """`text` with every marked table replaced; a marker without results raises ValueError."""
 
     def replace(match: re.Match) -> str:
-        if match["name"] not in known:
+        if match["name"] not in rendered:
             raise ValueError(
                 f"every marked table needs results, got none for {match['name']!r}; there are "
                 f"{sorted(rendered)}: run its benchmark or remove the marker"
             )
-        return f"{match['open']}{known[match['name']]}\n{match['close']}"
+        return f"{match['open']}{rendered[match['name']]}\n{match['close']}"
 
     return _MARKED.sub(replace, text)
 
