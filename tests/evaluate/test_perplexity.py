@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from cli_runs import run
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -12,11 +14,11 @@ from transformers.masking_utils import sdpa_mask
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.evaluate import REFERENCE, evaluate_perplexity
-from duotone.evaluate.perplexity import chunks, perplexity_score, token_losses
+from duotone.evaluate.perplexity import chunks, perplexity_score, token_losses, window_logits
 from duotone.quant import quantize
 from duotone.quant.spec import DENSE_DTYPES
 from duotone.tasks import Passages
-from stories import needs_stories, stories, stories_model
+from stories import FOLDER, needs_stories, stories, stories_model
 from tiny_vlm import tiny_model
 
 VOCABULARY = 40
@@ -181,6 +183,20 @@ def test_windows_of_a_batch_do_not_see_each_other(model):
         alone, _ = token_losses(model, [window], spec)
         torch.testing.assert_close(losses[row, : len(window) - 1], alone[0])
         assert not losses[row, len(window) - 1 :].any()
+
+
+@pytest.mark.parametrize("longest", [7, 300])
+def test_losses_of_float32_logits_have_no_rounding_of_their_own(model, longest):
+    """Also where more tokens are read than are widened at a time."""
+    narrow, windows = copy.deepcopy(model).float(), [*texts(*[130] * 3), *texts(90)]
+    losses, _ = token_losses(narrow, windows, longest=longest)
+    with torch.inference_mode():
+        read, mask, _ = window_logits(narrow, windows, longest=longest)
+        logits = torch.cat([step for _, step in read], 1)
+    assert logits.dtype == torch.float32
+    targets = torch.tensor([[*window, *[0] * (130 - len(window))] for window in windows])[:, 1:]
+    exact = logits.double().logsumexp(-1) - logits.double().gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(losses, exact * mask, rtol=1e-14, atol=1e-14)
 
 
 def test_without_a_scheme_it_is_the_models_own_loss(model):
@@ -366,11 +382,19 @@ def test_perplexity_through_the_cache_rises_as_bits_fall():
 @pytest.mark.parametrize(
     ("name", "knobs"), [("fp8", {}), ("duotone-stream", {"bits": 2}), ("kivi", {"bits": 2})]
 )
-def test_perplexity_of_a_trained_model_is_that_of_generated_tokens(name, knobs):
+def test_perplexity_of_a_trained_model_is_that_of_generated_tokens(name, knobs, tmp_path):
+    """By the command; in float64, where no order of summation decides a code."""
+    windows = [ids[:length] for ids, length in zip(stories(), (180, 40), strict=False)]
+    path = tmp_path / "ids.json"
+    path.write_text(json.dumps(windows))
+    asked = ("evaluate", "perplexity", "--model", FOLDER, "--data", path, "--dtype", "float64")
+    bits = ("--bits", knobs["bits"]) if knobs else ()
+    result = run(*asked, "--scheme", name, *bits, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    read = {k: v["metrics"]["perplexity"]["value"] for k, v in json.loads(result.stdout).items()}
+    dense = read.pop(REFERENCE)
+    ((_, value),) = read.items()
     model, spec = stories_model(torch.float64), duotone.scheme(name, **knobs)
-    few = Passages(((tuple(stories()[0][:180]),),), 180)
-    read = evaluate_perplexity(model, few, {name: spec}).scores
-    words = [document[0] for document in few.documents]
-    nats = torch.cat([generated_losses(model, window, spec) for window in words])
-    assert read[name]["perplexity"].value == pytest.approx(float(nats.mean().exp()), abs=1e-6)
-    assert abs(read[name]["perplexity"].value - read[REFERENCE]["perplexity"].value) > 1e-4
+    nats = torch.cat([generated_losses(model, window, spec) for window in windows])
+    assert value == pytest.approx(float(nats.mean().exp()), abs=1e-6)
+    assert abs(value - dense) > 1e-4

@@ -79,6 +79,75 @@ def test_a_copy_of_what_holds_a_model_holds_a_clean_one() -> None:
     check_clean(clone["one"], "llama", "sdpa")
 
 
+def parts_of(model: PreTrainedModel) -> dict[str, nn.Module]:
+    text = model.model.language_model if hasattr(model.model, "language_model") else model.model
+    attention = text.layers[1].self_attn
+    return {"base": model.model, "text": text, "layer": text.layers[1], "attention": attention}
+
+
+@FAMILIES
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("part", ["base", "text", "layer", "attention"])
+def test_a_copy_of_a_part_is_a_clean_part(name: str, attention: str, part: str) -> None:
+    model = model_of(name, attention)
+    with duotone.enable(model, KIVI):
+        cache = QuantizedCache(model, KIVI)
+        clone = copy.deepcopy(parts_of(model)[part])
+        cache.detach()
+    for module in clone.modules():
+        assert "__deepcopy__" not in vars(module)
+        if "config" in vars(module):
+            text = module.config.get_text_config(decoder=True)
+            assert text._attn_implementation == attention
+    pickle.loads(pickle.dumps(clone))
+    assert not any("__deepcopy__" in vars(module) for module in model.modules())
+    assert model.config.get_text_config(decoder=True)._attn_implementation == attention
+
+
+def test_a_copied_part_runs_alone() -> None:
+    model, ids = model_of("llama"), torch.tensor([[3, 5, 8]])
+    with duotone.enable(model, KIVI), torch.no_grad():
+        clone = copy.deepcopy(model.model)
+        expected = model.model(ids).last_hidden_state
+        model.model.embed_tokens.weight.zero_()
+        assert torch.equal(clone(ids).last_hidden_state, expected)
+
+
+def test_parts_with_caches_of_their_own_are_copied_clean() -> None:
+    model = model_of("llama", "eager")
+    caches = [QuantizedCache(model, KIVI), QuantizedCache(model.model, KIVI)]
+    for _ in range(2):
+        for clone in (copy.deepcopy(model), copy.deepcopy(model.model)):
+            assert clone.config._attn_implementation == "eager"
+            assert hooks(clone) == hooks(clone.base_model) == 0
+        caches.pop().detach()
+    assert not any("__deepcopy__" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_part_cannot_be_pickled_inside_a_block() -> None:
+    model = model_of("llama")
+    with duotone.enable(model, KIVI), pytest.raises(TypeError, match="leave the enable block"):
+        pickle.dumps(model.model.layers[0])
+
+
+def test_a_copy_runs_no_compiled_call_of_the_first_model() -> None:
+    model, ran = model_of("llama"), []
+    model.forward = torch.compile(model.forward, backend=lambda graph, _: graph.forward)
+    model._compiled_call = torch.compile(model.__call__, backend="eager")
+    compiled = model.forward
+    with duotone.enable(model, KIVI):
+        clone = copy.deepcopy(model)
+    assert model.forward is compiled
+    assert not {"forward", "_compiled_call", "_last_compile_config"} & set(vars(clone))
+    model.register_forward_pre_hook(lambda *_: ran.append("first"))
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    assert torch.isfinite(answer(clone, "llama")).all()
+    assert torch.isfinite(clone(torch.ones(1, 3).long()).logits).all()
+    assert ran == []
+
+
 def test_a_copy_keeps_what_is_not_ours() -> None:
     model, heard = model_of("llama"), []
     model.register_forward_pre_hook(lambda module, args: heard.append(module))

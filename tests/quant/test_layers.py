@@ -47,6 +47,36 @@ def test_nominal_bits_are_the_papers(scheme: str, knobs: dict[str, int], bits: f
     assert spec.nominal_bits(32) == bits
 
 
+def counted_bits(spec: CacheSpec, depth: int) -> float:
+    """Nominal bits, layer by layer."""
+    stored = [
+        bits_of(spec, which, depth)[i]
+        for which in ("key", "value")
+        for i in range(depth)
+        if spec.source(which, i, depth) == i
+    ]
+    return sum(stored) / (2 * depth)
+
+
+RULES = (LayerRule(1, 4, text=ONE), LayerRule(3, text=TWO), LayerRule(7, 9, text=ONE))
+SHARINGS = [None, *(Sharing(k, v, n, n - 1) for k, v, n in ((0, None, 2), (3, 1, 3), (9, 2, 4)))]
+
+
+@pytest.mark.parametrize("share", SHARINGS, ids=str)
+def test_nominal_bits_are_those_counted_layer_by_layer(share: Sharing | None) -> None:
+    spec = STREAM.replace(layers=RULES, share=share)
+    for depth in range(1, 24):
+        assert spec.nominal_bits(depth) == pytest.approx(counted_bits(spec, depth), rel=1e-12)
+
+
+@pytest.mark.parametrize("share", SHARINGS, ids=str)
+def test_nominal_bits_of_many_layers_take_no_longer(share: Sharing | None) -> None:
+    deep = 2**31 - 1
+    bits = STREAM.replace(layers=RULES, share=share).nominal_bits(deep)
+    without = {None: 2, 2: 1.5, 3: 2 / 3, 4: 0.5}[share and share.layers]
+    assert bits == pytest.approx(without, abs=1e-6)
+
+
 def test_xquant_key_and_value_bits_apart() -> None:
     spec = duotone.scheme("xquant", kq=30, vq=2, km=32, vm=16)
     keys = sum(bits_of(spec, "key", 32)) / 32

@@ -97,6 +97,14 @@ def test_a_folder_is_resumed_with_its_own_settings_only(tmp_path):
         check_resumable(out, settings | {"budget_bits": 2.0})
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"seed": 0, "seed": 1}', "[" * 10**5, "\xff"])
+def test_damaged_settings_are_named(tmp_path, text):
+    remember(tmp_path / "out", TuneSettings(budget_bits=1.3).to_dict())
+    (tmp_path / "out/settings.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"got '.*settings\.json', which is damaged. Delete it"):
+        check_resumable(tmp_path / "out", TuneSettings(budget_bits=1.3).to_dict())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{}, {"budget_bits": -1.0}, {"budget_bits": 1.0, "budget_bytes": 1}, {"budget_bits": 0.0}],

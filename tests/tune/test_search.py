@@ -8,7 +8,7 @@ from duotone.tune.build import spec_of
 from duotone.tune.prefilled import prefill
 from duotone.tune.search import Search
 from duotone.tune.seeds import seed_points
-from duotone.tune.sensitivity import measure_sensitivity, probe
+from duotone.tune.sensitivity import Sensitivity, measure_sensitivity, probe
 from duotone.tune.space import space_for
 from duotone.tune.trials import Lost, Meter, Outcome, in_turn, lost_to
 from tiny_vlm import TinyProcessor, tiny_example, tiny_model
@@ -92,6 +92,54 @@ def test_an_interrupted_study_goes_on_as_if_it_had_not_been(meter, tmp_path, sam
     other = search(meter, seed=4, sampler=sampler)
     other.run(trials=9)
     assert history(other.study) != history(whole.study)
+
+
+DAMAGES = {
+    "cut": lambda text: text[: len(text) // 2] + "\n" + text[len(text) // 2 :],
+    "no spec": lambda text: text.replace('"spec"', '"speck"'),
+    "another spec": lambda text: text.replace('\\"bits\\": ', '\\"bits\\": 1'),
+    "no score": lambda text: text.replace('"score"', '"scores"'),
+    "a word": lambda text: text.replace('"parts":[', '"parts":["x",'),
+    "no number": lambda text: text.replace('"bits":', '"bits":null,"was":'),
+    "no operation": lambda text: text.replace('"op_code":0', '"op_code":99'),
+    "no text": lambda text: "\x00" + text,
+}
+
+
+@pytest.fixture(scope="module")
+def journal(meter, tmp_path_factory):
+    path = tmp_path_factory.mktemp("kept") / "journal"
+    kept = search(meter, path)
+    kept.run(trials=1)
+    assert kept.done == len(kept.tried) == 1
+    return path.read_text()
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
+def test_a_damaged_journal_is_named(meter, tmp_path, journal, damage):
+    damaged = damage(journal)
+    assert damaged != journal
+    (tmp_path / "journal").write_text(damaged)
+    with pytest.raises(ValueError, match=r"got '.*journal', which is damaged. Delete it .*: "):
+        search(meter, tmp_path / "journal")
+
+
+GOOD = {"key": [0.1, 0.2], "value": [0.3, 0.4], "baseline": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"key": [0.1]}, "'key' has 2 numbers"),
+        ({"value": "12"}, "'value' has 2 numbers"),
+        ({"value": [0.1, float("nan")]}, "'value' has 2 numbers"),
+        ({"baseline": None}, "'baseline' is a finite number"),
+    ],
+)
+def test_a_sensitivity_of_other_layers_is_refused(wrong, message):
+    assert Sensitivity.from_dict(GOOD, 2).ranking == {"key": (1, 0), "value": (1, 0)}
+    with pytest.raises(ValueError, match=message):
+        Sensitivity.from_dict(GOOD | wrong, 2)
 
 
 def _interrupt(trial, race):

@@ -25,7 +25,7 @@ from .results import show_results
 PERPLEXITY = "perplexity"
 # Few-bit schemes by default: one for pictures, one for text.
 DEFAULT_SCHEME, DEFAULT_TEXT_SCHEME = "duotone", "kivi"
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @user_errors

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from duotone.hf.attention import NAME, register
-from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks
+from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
 from duotone.hf.graph_decode import current_call
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
@@ -53,10 +53,7 @@ class Attachment:
         return self
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a model cannot be pickled while duotone is attached to it; leave the enable block "
-            "and delete its quantized caches, or save model.state_dict()."
-        )
+        raise not_pickled()
 
     def acquire(self) -> Attachment:
         """Count one more holder."""
@@ -72,7 +69,10 @@ class Attachment:
             self._holders -= 1
             model = self._model()
             if self._holders == 0 and model is not None:
-                copied_as_it_is(model)
+                copied_as_it_is(model, self._clean)
+                for part in self._parts:
+                    copied_as_it_is(part, self._clean_part)
+                self._parts = ()
                 for hook in self._hooks:
                     hook.remove()
                 set_text_implementation(model, self._previous)
@@ -88,6 +88,11 @@ class Attachment:
             model.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         )
         copied_clean(model, self._clean)
+        text = model.config.get_text_config(decoder=True)
+        parts = (part for part in model.modules() if part is not model)
+        self._parts = tuple(part for part in parts if vars(part).get("config") is text)
+        for part in self._parts:
+            copied_clean(part, self._clean_part)
 
     def _clean(self, clone: PreTrainedModel, memo: dict[int, Any]) -> None:
         """Make a deep copy what the model was before anything of ours was on it."""
@@ -95,6 +100,10 @@ class Attachment:
         set_text_implementation(clone, self._previous)
         for clean in self.cleaners:
             clean(clone, memo)
+
+    def _clean_part(self, clone: nn.Module, memo: dict[int, Any]) -> None:
+        """Give the configuration of a copied part of the model its attention back."""
+        clone.config._attn_implementation = self._previous
 
     def _inputs(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 import types
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
+from duotone.hf.copies import copied_method
 from duotone.hf.fitting import fitting_facts
 from duotone.hf.graph_decode import DecodeCall, current_call
 from duotone.hf.implementation import check_implementation
@@ -123,8 +123,9 @@ class _Enabled:
         """Give a deep copy the methods that the model had."""
         for name in self.ours:
             clone.__dict__.pop(name, None)
-            if name in self.own:
-                setattr(clone, name, copy.deepcopy(self.own[name], memo))
+            copied = name in self.own and copied_method(self.own[name], clone, memo)
+            if copied:
+                setattr(clone, name, copied)
 
     def current(self) -> Session:
         """The last one that this thread opened, else the last one of all.

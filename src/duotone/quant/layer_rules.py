@@ -93,6 +93,15 @@ class Sharing(Record):
         start = layer - (layer - first) % self.layers
         return start + self.dominant if start + self.layers <= depth else layer
 
+    def stored_before(self, which: Literal["key", "value"], layer: int, depth: int) -> int:
+        """Count the layers before `layer` that are their own `source`."""
+        first = getattr(self, which)
+        if first is None or layer <= first:
+            return layer
+        runs = max(0, depth - first) // self.layers
+        within, after = layer - first, layer - first - runs * self.layers
+        return first + min(runs, (within - self.dominant - 1) // self.layers + 1) + max(0, after)
+
 
 def layer_rules(
     kinds: Sequence[Mapping[str, KVSpec]],

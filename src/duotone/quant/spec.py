@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 from duotone.quant.eviction import Eviction
@@ -243,13 +244,22 @@ class CacheSpec(Record):
         name = "visual" if isinstance(self.visual, KVSpec) else "text"
         if not isinstance(getattr(self, name), KVSpec):
             return 8.0 * self.dense_element_bytes(2) * share
+        # Between two edges all layers have the same policies.
+        ruled = {edge for rule in self.layers for edge in (rule.start, rule.stop) if edge}
+        edges = sorted({0, layers} | {edge for edge in ruled if edge < layers})
         bits = [
-            self.at_layer(i)._code_bits(name, which)
+            self.at_layer(start)._code_bits(name, which) * self._stored(which, start, stop, layers)
             for which in ("key", "value")
-            for i in range(layers)
-            if self.source(which, i, layers) == i
+            for start, stop in pairwise(edges)
         ]
         return share * sum(bits) / (2 * layers)
+
+    def _stored(self, which: Literal["key", "value"], start: int, stop: int, depth: int) -> int:
+        """Layers of [start, stop) that store codes of K or V of their own."""
+        if self.share is None:
+            return stop - start
+        before = (self.share.stored_before(which, layer, depth) for layer in (stop, start))
+        return next(before) - next(before)
 
     def _code_bits(self, name: str, which: str) -> float:
         """Bits of K or V of one layer; a background counts by its share of the tokens."""

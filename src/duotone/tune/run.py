@@ -28,6 +28,7 @@ from .batches import (
 from .bits import BitsOf
 from .build import spec_of
 from .front import best_within
+from .kept import json_object, reading
 from .prefilled import Prefilled
 from .samples import Parts, split_task
 from .search import JOURNAL, Search, Tried, need_optuna
@@ -185,8 +186,8 @@ class Job:
         """Sensitivity, measured on the first batch of every task or read back."""
         kept = self.out / "sensitivity.json"
         if kept.exists():
-            data = json.loads(kept.read_text())
-            return Sensitivity(tuple(data["key"]), tuple(data["value"]), data["baseline"])
+            with reading(kept):
+                return Sensitivity.from_dict(json_object(kept), self.facts.layers)
         found = measure_sensitivity(
             self.loaded.model,
             [parts[0] for parts in batches.values()],

@@ -20,6 +20,7 @@ from typing import Any
 from duotone import CacheSpec
 
 from .build import Ranking, spec_of
+from .kept import reading
 from .space import Choice, Point, Space
 from .trials import Lost, Meter, Outcome, lost_to
 
@@ -116,9 +117,11 @@ class Search:
         self.space, self.meter, self.ranking, self.ceiling = space, meter, ranking, ceiling
         self.seeds, self.seed, self.sampler, self.predict = seeds, seed, sampler, predict
         self.distributions = _distributions(space)
-        self.study = self._study(storage)
-        self._end_interrupted()
-        self.tried = [self._restored(trial) for trial in self._in_state("COMPLETE")]
+        self.storage = storage
+        with reading(storage, self.optuna.exceptions.OptunaError):
+            self.study = self._study(storage)
+            self._end_interrupted()
+            self.tried = [self._restored(trial) for trial in self._in_state("COMPLETE")]
 
     def _study(self, storage: Path | None) -> Any:
         from optuna.storages import JournalStorage
@@ -144,8 +147,7 @@ class Search:
 
     @staticmethod
     def _restored(trial: Any) -> Tried:
-        data = dict(trial.user_attrs["outcome"])
-        outcome = Outcome(**{**data, "parts": tuple(data["parts"])})
+        outcome = Outcome.from_dict(trial.user_attrs["outcome"])
         return Tried(trial.number, CacheSpec.from_json(trial.user_attrs["spec"]), outcome)
 
     @property
@@ -168,7 +170,8 @@ class Search:
             outcome = self._measured(spec)
             self.study.set_user_attr(label, json.loads(json.dumps(asdict(outcome))))
             return outcome
-        return Outcome(**{**kept, "parts": tuple(kept["parts"])})
+        with reading(self.storage):
+            return Outcome.from_dict(kept)
 
     def run(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec
 
 from .bits import BitsOf
 from .build import Ranking
+from .kept import number, numbers
 from .objective import measure
 from .prefilled import Prefilled
 
@@ -24,6 +25,12 @@ class Sensitivity:
     key: tuple[float, ...]
     value: tuple[float, ...]
     baseline: float
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], layers: int) -> Sensitivity:
+        """Inverse of `asdict`. Errors: ValueError where not all `layers` have a finite number."""
+        key, value = (numbers(data, which, layers) for which in ("key", "value"))
+        return cls(key, value, number(data, "baseline"))
 
     @property
     def ranking(self) -> Ranking:

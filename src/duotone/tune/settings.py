@@ -11,6 +11,7 @@ from typing import Any, Literal
 from duotone.report.provenance import write_new_json
 from duotone.resume import differences
 
+from .kept import json_object, reading
 from .search import SAMPLERS
 
 SETTINGS = "settings.json"
@@ -75,7 +76,9 @@ def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
                 "it; name another"
             )
         return False
-    old, new = json.loads(kept.read_text()), json.loads(json.dumps(settings))
+    with reading(kept):
+        old = json_object(kept)
+    new = json.loads(json.dumps(settings))
     if old != new:
         raise ValueError(
             f"a search goes on with its first settings; in {str(out)!r} they differ in "

@@ -9,6 +9,7 @@ from typing import Any
 from duotone import CacheSpec
 
 from .bits import BitsOf
+from .kept import number, numbers, numbers_by_name
 from .objective import Measured, log_kl, measure
 from .prefilled import Prefilled
 
@@ -29,6 +30,13 @@ class Outcome:
     kl: dict[str, float]
     same_top_token: dict[str, float]
     parts: tuple[float, ...] = field(default=())
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """Inverse of `asdict`. Errors: ValueError for missing fields and what is no number."""
+        score, bits = (number(data, name) for name in ("score", "bits"))
+        shares = (numbers_by_name(data, name) for name in ("kl", "same_top_token"))
+        return cls(score, bits, *shares, numbers(data, "parts"))
 
 
 class Lost(Exception):  # noqa: N818 - no error: the end of a trial that cannot win

@@ -69,5 +69,45 @@ def test_unknown_names_and_fields_are_refused():
     with pytest.raises(ValueError, match="did you mean mquant-w4a8"):
         get_recipe("mquant-w4")
     assert get_recipe("mquant-w4a8-g128") == get_recipe("mquant-w4a8").replace(group=128)
-    with pytest.raises(ValueError, match=r"got \['rank'\]"):
-        Recipe.from_dict({"rank": 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"rank": 1}, r"Recipe has the fields .*; got \['rank'\]. Check the spelling"),
+        ([1], r"a Recipe is a JSON object; got \[1\]"),
+        ("w4a8", "a Recipe is a JSON object; got 'w4a8'"),
+        ({"bits": {}}, r"bits must be one of .*; got \{\}"),
+        ({"bits": 4.0}, "bits must be one of .*; got 4.0"),
+        ({"bits": True}, "bits must be one of .*; got True"),
+        ({"method": ["rtn"]}, r"method must be one of .*; got \['rtn'\]"),
+        ({"group": "64"}, "even number of channels; got '64'. None: one scale"),
+        ({"group": 2.0}, "even number of channels; got 2.0"),
+        ({"smooth": "half"}, "smooth must be a number between 0 and 1; got 'half'"),
+        ({"smooth": float("nan")}, "smooth must be a number between 0 and 1; got nan"),
+        ({"visual_weight": None}, "visual_weight must be a finite number >= 0; got None"),
+        ({"clip": 1}, "clip must be a bool; got 1"),
+        ({"pad": "no"}, "pad must be a bool; got 'no'"),
+        ({"parts": "vision"}, "parts must be some of .*; got 'vision'. A list"),
+        ({"parts": [["vision"]]}, r"parts must be some of .*; got \[\['vision'\]\]"),
+        ({"parts": None}, "parts must be some of .*; got None"),
+        ({"seed": -1}, "seed must be an integer >= 0; got -1"),
+        ({"seed": 10**400}, "seed must be an integer >= 0"),
+    ],
+)
+def test_data_that_are_no_recipe_are_refused_with_words(data, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_dict(data)
+    if isinstance(data, dict) and "rank" not in data:
+        with pytest.raises(ValueError, match=message):
+            Recipe().replace(**data)
+
+
+def test_a_recipe_is_read_from_a_file_that_errors_name(tmp_path):
+    path = tmp_path / "recipe.json"
+    path.write_text(RECIPES["mquant-w4a8"].to_json())
+    assert Recipe.from_file(path) == RECIPES["mquant-w4a8"]
+    for text in ("{", '{"bits": 4', '{"bits": 4, "bits": 8}', "[" * 10**5, '{"bits": 3}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"recipe\.json: "):
+            Recipe.from_file(path)

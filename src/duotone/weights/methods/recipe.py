@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
 from duotone.weights.methods.ranges import METHODS, Method
 from duotone.weights.modules.packed_weight import BITS
 from duotone.weights.modules.quant_linear import ACTIVATIONS, Activation
@@ -18,10 +18,19 @@ PARTS = ("vision", "projector", "language")
 ONLINE = ("none", "hadamard", "random-signs")
 SPLITS = ("never", "eq8", "always")
 WEIGHT_METHODS = ("rtn", "gptq", "awq")
+# Fields that take a word, and those that are on or off.
+WORDS = {
+    "method": WEIGHT_METHODS,
+    "activation": ACTIVATIONS,
+    "ranges": METHODS,
+    "online": ONLINE,
+    "split": SPLITS,
+}
+SWITCHES = ("clip", "modality_scales", "visual_first", "rotation", "pad")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """One way to quantize a model.
 
     bits, group, method, clip: of weights; group None is one scale per output channel. clip searches
@@ -61,35 +70,39 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        allowed = {
-            "bits": BITS,
-            "method": WEIGHT_METHODS,
-            "activation": ACTIVATIONS,
-            "ranges": METHODS,
-            "online": ONLINE,
-            "split": SPLITS,
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"a recipe's {name} must be one of {values}, got {getattr(self, name)!r}"
-                )
-        self._check_parts()
+        ok = is_count(self.bits) and self.bits in BITS
+        require(ok, f"a recipe's bits must be one of {BITS}", self.bits, "Bits of a weight.")
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            rule = f"a recipe's {name} must be one of {words}"
+            require(is_word(value, words), rule, value, "Pick one of them.")
+        for name in SWITCHES:
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"a recipe's {name} must be a bool", value, "")
+        self._normalise_parts()
         self._check_numbers()
         self._check_combinations()
 
-    def _check_parts(self) -> None:
-        unknown = sorted(set(self.parts) - set(PARTS))
-        if unknown or not self.parts:
-            raise ValueError(f"a recipe's parts must be some of {PARTS}, got {self.parts}")
+    def _normalise_parts(self) -> None:
+        ok = isinstance(self.parts, (tuple, list)) and len(self.parts) > 0
+        ok = ok and all(is_word(part, PARTS) for part in self.parts)
+        rule = f"a recipe's parts must be some of {PARTS}"
+        require(ok, rule, self.parts, "A list of them; all without it.")
+        object.__setattr__(self, "parts", tuple(self.parts))
 
     def _check_numbers(self) -> None:
-        if self.group is not None and (self.group < 2 or self.group % 2):
-            raise ValueError(f"a group must be an even number of channels, got {self.group}")
-        if self.smooth is not None and not 0 <= self.smooth <= 1:
-            raise ValueError(f"smooth must be between 0 and 1, got {self.smooth}")
-        if not 0 <= self.visual_weight < float("inf"):
-            raise ValueError(f"visual_weight must be >= 0 and finite, got {self.visual_weight}")
+        ok = self.group is None or (is_count(self.group) and self.group >= 2)
+        ok = ok and (self.group or 0) % 2 == 0
+        rule = "a recipe's group must be an even number of channels"
+        require(ok, rule, self.group, "None: one scale per output channel.")
+        ok = self.smooth is None or (is_number(self.smooth) and 0 <= self.smooth <= 1)
+        rule = "a recipe's smooth must be a number between 0 and 1"
+        require(ok, rule, self.smooth, "None: no smoothing.")
+        ok = is_number(self.visual_weight) and self.visual_weight >= 0
+        rule = "a recipe's visual_weight must be a finite number >= 0"
+        require(ok, rule, self.visual_weight, "Text has weight 1.")
+        ok = is_count(self.seed)
+        require(ok, "a recipe's seed must be an integer >= 0", self.seed, "Of the rotations.")
 
     def _check_combinations(self) -> None:
         wrong = {
@@ -110,22 +123,9 @@ class Recipe:
             if broken:
                 raise ValueError(f"{rule}; got {self}")
 
-    def replace(self, **changes: Any) -> Recipe:
-        """Another recipe with these fields changed."""
-        return replace(self, **changes)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe fields."""
         return asdict(self) | {"parts": list(self.parts)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
-        """Inverse of `to_dict`. Errors: ValueError for unknown fields."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown:
-            raise ValueError(f"a recipe has the fields {sorted(known)}, got {unknown}")
-        return cls(**{**data, "parts": tuple(data.get("parts", PARTS))})
 
 
 def _family(bits: int) -> dict[str, Recipe]:
