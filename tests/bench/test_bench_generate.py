@@ -1,102 +1,296 @@
-"""`duotone bench generate`, with a tiny model on a CPU."""
+"""`duotone bench generate`, with tiny models on a CPU."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from typer.testing import CliRunner
 
-from duotone.bench import generate
-from duotone.bench.generate import Load, Row, check_row
+import duotone
+from duotone.bench import generate, generate_rows, generate_watch
+from duotone.bench.generate import Bench, Load, Subject, summary
+from duotone.bench.generate_rows import Row, parse_rows
+from duotone.bench.generate_watch import FEWEST_TOKENS, PROFILED, Watch, busy_ms
 from duotone.cli import app
-from duotone.inference.random_models import image_id, random_model, random_prompt
-from duotone.report import tables
+from duotone.inference.random_models import random_model, random_prompt
 
 CPU = torch.device("cpu")
-SMALL = ("--model", "tiny", "--device", "cpu", "--tokens", "40", "--new", "24", "--calls", "2")
+SMALL = ("--device", "cpu", "--tokens", "40", "--new-tokens", "24", "--calls", "2")
+TINY = ("--model", "tiny", *SMALL)
 
 
 def run(*arguments: object) -> object:
     return CliRunner().invoke(app, ["bench", "generate", *map(str, arguments)])
 
 
-def test_rows_are_measured_and_written(tmp_path: Path) -> None:
-    out, rows = tmp_path / "b1.json", ("plain", "kivi@2, no graphs", "quanto@4")
-    done = run(*SMALL, *(x for row in rows for x in ("--row", row)), "--out", out)
+def rows(*names: str) -> list[str]:
+    return [part for name in names for part in ("--row", name)]
+
+
+def measured(*arguments: object) -> dict:
+    done = run(*arguments, "--json")
     assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Subject:
+    model = random_model("tiny", CPU, torch.float32)
+    return Subject("tiny", model, random_prompt("tiny", model, 1, 40))
+
+
+def test_rows_are_measured_and_written(tmp_path: Path) -> None:
+    out, names = tmp_path / "new/b1.json", ("plain", "kivi@2, no graphs", "duotone@1")
+    done = run(*TINY, *rows(*names), "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "without a GPU" in done.output
     result = json.loads(out.read_text())
-    assert [row["row"] for row in result["rows"]] == list(rows)
+    assert [row["row"] for row in result["rows"]] == list(names)
     assert result["prompt_tokens"] == 40
-    plain, ours, library = result["rows"]
-    for row in (plain, ours):
+    assert result["left_out"] == ["idle", "peak_bytes", "graphs"]
+    assert {"created", "commit", "versions", "device"} <= set(result)
+    for row in result["rows"]:
         assert 0 < row["ms_per_token"] <= row["longest_ms"]
         assert row["tokens_per_s"] == pytest.approx(1e3 / row["ms_per_token"])
+        assert row["answer_tokens"] == 24
         assert row["idle"] is None
-    assert ours["cache_bytes"] > 0 < ours["cache_bytes_16_bit"]
+        assert row["peak_bytes"] is None
+        assert [call["tokens"] for call in row["calls"]] == [24, 24]
+    plain, _, ours = (row["cache_bytes"] for row in result["rows"])
+    assert plain == 2 * 2 * 2 * 16 * 4 * (40 + 23)  # layers, K and V, heads, head_dim, fp32
+    assert 0 < ours < plain
+    assert result["rows"][2]["cache_bytes_16_bit"] == plain
+
+
+def test_the_table_of_its_own_names_no_packages_that_are_missing() -> None:
+    result = measured(*TINY, *rows("quanto@4", "StaticCache, compiled"))
+    library, static = result["rows"]
     assert "reason" in library or library["ms_per_token"] > 0
-    text = tables.tables(tmp_path)
-    assert "| kivi@2, no graphs |" in text["generate"]
-    assert "tiny (4/2 heads), batch 1, 40 tokens, kivi@2" in text["generate-summary"]
+    assert static["notes"] == ["not compiled: generate compiles on a GPU"]
 
 
-def test_weights_can_be_quantized_first() -> None:
-    done = run(*SMALL, "--row", "plain", "--recipe", "rtn-w8a8", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["weights"] == "rtn-w8a8"
+def test_weights_are_quantized_for_the_rows_that_ask_for_it() -> None:
+    names = ("plain, rtn-w8a8", "plain")
+    result = measured(*TINY, *rows(*names))
+    assert result["weights"] == "16 bit"
+    assert [(row["row"], row["weights"]) for row in result["rows"]] == [
+        ("plain", "16 bit"),
+        ("plain, rtn-w8a8", "rtn-w8a8"),
+    ]
+
+
+def test_a_spec_is_two_rows_beside_plain(tmp_path: Path) -> None:
+    spec = tmp_path / "mine.json"
+    spec.write_text(json.dumps(duotone.scheme("kivi", bits=4).to_dict()))
+    result = measured(*TINY, "--spec", "kivi@2", "--spec", spec)
+    assert [row["row"] for row in result["rows"]] == [
+        "plain",
+        "kivi@2",
+        "kivi@2, no graphs",
+        f"{spec}",
+        f"{spec}, no graphs",
+    ]
+    two, four = (result["rows"][at]["cache_bytes"] for at in (1, 3))
+    assert 0 < two <= four
+
+
+@pytest.mark.slow
+def test_a_folder_is_measured_with_noise_for_pictures_and_padding() -> None:
+    arguments = ("--model", "duotone-tiny", *SMALL, "--batch", 2, "--padded")
+    result = measured(*arguments, *rows("plain", "duotone@1"))
+    assert all(row["ms_per_token"] > 0 for row in result["rows"])
+    assert result["load"]["padded"]
+
+
+def test_a_configuration_is_enough(tmp_path: Path) -> None:
+    random_model("tiny", CPU, torch.float32).config.save_pretrained(tmp_path)
+    result = measured("--model", tmp_path / "config.json", *SMALL, *rows("plain", "duotone@1"))
+    plain, ours = result["rows"]
+    assert result["prompt_tokens"] == 40
+    assert ours["cache_bytes"] < plain["cache_bytes"]  # a mask says what is visual
+
+
+def test_rows_that_fail_say_so_and_others_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(row: Row) -> dict:
+        return {"cache_implementation": "quantized", "cache_config": {"backend": "nobody's"}}
+
+    monkeypatch.setattr(Row, "missing", None)
+    monkeypatch.setattr(
+        Row, "settings", lambda row: broken(row) if row.base.startswith("hqq") else {}
+    )
+    out = tmp_path / "b1.json"
+    done = run(*TINY, *rows("hqq@4", "plain"), "--out", out)
+    assert done.exit_code == 1
+    failed, plain = json.loads(out.read_text())["rows"]
+    assert failed["failed"]
+    assert "nobody's" in failed["reason"]
+    assert plain["ms_per_token"] > 0
+
+
+def test_rows_that_begin_late_are_named() -> None:
+    result = measured(*TINY, *rows("plain"), "--minutes", "0")
+    assert result["rows"] == [
+        {"row": "plain", "failed": False, "reason": "the time was over (--minutes)"}
+    ]
+
+
+def test_a_late_row_is_cut_and_keeps_its_second_call(tiny: Subject) -> None:
+    load = Load(batch=1, tokens=40, new_tokens=200, calls=3, seconds=0.0)
+    row = Bench(tiny, load).row(Row.parse("plain"))
+    assert [call["tokens"] for call in row["calls"]] == [FEWEST_TOKENS] * 2
+
+
+def test_answers_have_no_end_and_the_models_settings_come_back(tiny: Subject) -> None:
+    model, own = tiny.model, tiny.model.generation_config
+    own.eos_token_id = list(range(300))
+    try:
+        row = Bench(tiny, Load(1, 40, 24, calls=2)).row(Row.parse("plain"))
+    finally:
+        own.eos_token_id = None
+    assert row["answer_tokens"] == 24
+    assert model.generation_config is own
 
 
 REFUSED = {
-    "an unknown scheme": (("--row", "nope@1"), "nope"),
-    "an unknown row": (("--row", "plain@fast"), "--row must be"),
-    "few tokens": (("--new", "10"), "24 new tokens"),
+    "an unknown scheme": (rows("nope@1"), "nope"),
+    "an unknown row": (rows("plain@fast"), "--row must be"),
+    "an unknown recipe": (rows("plain, w3a3"), "--row must be"),
+    "plain without graphs": (rows("plain, no graphs"), "goes with a scheme"),
+    "a row twice": (("--row", "kivi@2", "--spec", "kivi@2"), "measured once"),
+    "two recipes": (rows("plain, rtn-w4a8", "plain, rtn-w8a8"), "quantized once"),
+    "few tokens": (("--new-tokens", "10"), "24 new tokens"),
     "a short prompt": (("--tokens", "12"), "--tokens must hold a tile of 16"),
-    "padding a prompt of pictures": (("--model", "duotone-tiny", "--padded"), "--padded needs"),
+    "another file of JSON": (("--model", "mine.json"), "a configuration is a config.json"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_before_any_work(name: str) -> None:
     more, message = REFUSED[name]
-    done = run(*SMALL, *more)
+    done = run(*TINY, *more)
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
 
 
+def test_a_scheme_that_does_not_fit_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = random_model("tiny", CPU, torch.float32)
+    model.config.text_config.save_pretrained(tmp_path)
+    monkeypatch.setattr(Bench, "row", lambda *_: pytest.fail("a row was measured"))
+    done = run("--model", tmp_path / "config.json", *SMALL, *rows("plain", "duotone@1"))
+    assert done.exit_code == 2
+    assert "text" in done.output
+
+
 def test_an_existing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text("{}")
-    done = run(*SMALL, "--out", tmp_path / "old.json")
+    done = run(*TINY, "--out", tmp_path / "old.json")
     assert done.exit_code == 2
     assert "--out must be a new file" in " ".join(done.output.split())
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_prompts_have_the_tokens_that_are_asked_for(padded: bool) -> None:
-    model = random_model("tiny", CPU, torch.float32)
-    given = random_prompt("tiny", model, batch=3, tokens=60, padded=padded)
-    assert given["input_ids"].shape == (3, 60)
-    tiles = (given["input_ids"] == image_id("tiny")).sum(1)
-    assert tiles.tolist() == [3 * 16] * 3
-    assert len(given["pixel_values"]) == 9
-    assert given["attention_mask"].sum(1).tolist() == ([60, 59, 58] if padded else [60] * 3)
+def test_every_row_of_the_whole_table_is_one() -> None:
+    for takes_images in (True, False):
+        names = generate_rows.default_rows(takes_images)
+        assert [row.name for row in parse_rows(names)] == names
+    assert "duotone@1, no graphs" in generate_rows.default_rows(True)
 
 
 def test_cudnn_is_off_in_its_row_alone() -> None:
     was = torch.backends.cuda.cudnn_sdp_enabled()
-    with Row(generate.NO_CUDNN, None).block():
+    with Row.parse(generate_rows.NO_CUDNN).block(None):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == was
 
 
+def test_a_static_row_leaves_nothing_compiled_in_the_model() -> None:
+    model = SimpleNamespace(_compiled_call=1, _cache=2, other=3)
+    with Row.parse(generate_rows.STATIC).block(model):
+        pass
+    assert vars(model) == {"other": 3}
+
+
 def test_rows_of_libraries_say_how_they_call_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="hqq"):
-        check_row("hqq@2")
-    settings = Row("hqq@2", None).settings()
-    assert settings["cache_config"]["nbits"] == 2
-    assert Row(generate.STATIC, None).settings() == {"cache_implementation": "static"}
+    monkeypatch.setattr(generate_rows, "find_spec", lambda name: None)
+    row = Row.parse("hqq@2")
+    assert row.missing == "needs the package 'hqq', which is not installed"
+    assert row.settings()["cache_config"]["nbits"] == 2
+    assert Row.parse(generate_rows.STATIC).settings() == {"cache_implementation": "static"}
+
+
+def test_a_summary_takes_medians_of_warm_calls() -> None:
+    def call(ttft: float, early: float, step: float, busy: float | None) -> dict:
+        steps = [early, *[step] * 15, step, step + 2, step + 1]
+        return {"ttft_ms": ttft, "steps_ms": steps, "busy_ms": busy, "peak_bytes": int(ttft)}
+
+    calls = [call(900, 500, 50, None), call(30, 9, 8, 2.0), call(10, 9, 7, 2.0)]
+    found = summary(calls, batch=4)
+    assert found["ttft_ms"] == 20
+    assert (found["first_ttft_ms"], found["first_call_step_ms"]) == (900, 500)
+    assert (found["ms_per_token"], found["first_ms_per_token"]) == (8, 51)
+    assert (found["longest_ms"], found["first_step_ms"]) == (9, 9)
+    assert found["tokens_per_s"] == 500
+    assert found["answer_tokens_per_s"] == pytest.approx(4e3 * 20 / (10 + 9 + 15 * 7 + 24))
+    assert found["idle"] == 0.75
+    assert found["peak_bytes"] == 900
+
+
+class FakeProfile:
+    """A profile of kernels of 8 ms in all, in the place of torch's."""
+
+    def __init__(self, **_: object) -> None:
+        self.log: list[str] = []
+
+    def __enter__(self) -> None:
+        self.log.append("begin")
+
+    def __exit__(self, *_: object) -> None:
+        self.log.append("end")
+
+    def key_averages(self) -> list[SimpleNamespace]:
+        gpu, cpu = DeviceType.CUDA, DeviceType.CPU
+        return [
+            SimpleNamespace(device_type=gpu, self_device_time_total=5000.0),
+            SimpleNamespace(device_type=gpu, self_device_time_total=3000.0),
+            SimpleNamespace(device_type=cpu, self_device_time_total=9000.0),
+        ]
+
+
+def watched(watch: Watch, most: int) -> int:
+    """Tokens until the watch stops the answer, at most so many."""
+    ids = torch.zeros(2, 1, dtype=torch.long)
+    return next((i for i in range(1, most + 1) if watch(ids, None).all()), most)
+
+
+def test_the_last_steps_are_profiled_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_watch.torch.profiler, "profile", FakeProfile)
+    watch = Watch(CPU, 40, lambda: False, profiled=True)
+    assert watched(watch, 40) == 40
+    assert watch.busy_ms == 8.0 / PROFILED
+    assert len(watch.times_s) == 40 - PROFILED
+
+
+def test_a_late_call_ends_with_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_watch.torch.profiler, "profile", FakeProfile)
+    watch = Watch(CPU, 400, lambda: True, profiled=True)
+    assert watched(watch, 400) == FEWEST_TOKENS
+    assert watch.busy_ms == 8.0 / PROFILED
+    assert len(watch.times_s) == FEWEST_TOKENS - PROFILED
+
+
+def test_without_events_of_a_gpu_nothing_is_said_of_idleness() -> None:
+    assert (
+        busy_ms([SimpleNamespace(device_type=DeviceType.CPU, self_device_time_total=5)], 4) is None
+    )
 
 
 def test_a_load_has_room_for_its_medians() -> None:
     with pytest.raises(ValueError, match="24 new tokens"):
         Load(batch=1, tokens=40, new_tokens=20)
+    assert generate.FEWEST_TOKENS == 24

@@ -1,241 +1,256 @@
 """`duotone bench generate`: rows of `model.generate`, as a user calls it.
 
-A row is called several times with one prompt. The first call has never seen its length; the last
-one is warm. Times are between tokens, taken by a stopping criterion that waits for the device.
+A row is called several times with one prompt. The first call has never seen its length; later ones
+are warm. Times are between tokens, taken by a stopping criterion that waits for the device.
 """
 
 from __future__ import annotations
 
 import gc
-import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from itertools import pairwise
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
 import duotone
-from duotone.inference.stopping import StepClock
+from duotone.bench.generate_rows import STATIC, Row, cache_bytes
+from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
+from duotone.hf.weights.checkpoint import quantization_of
+from duotone.loading import image_token_ids
 from duotone.report.provenance import stamp
 
 SCHEMA = "duotone.generate/1"
 METHOD = (
-    "model.generate, greedy; ms per token: median between tokens of the last call, after the "
-    "first ones; idle: share of a step's time in which no kernel runs"
+    "model.generate, greedy, without an end; medians: of warm calls to the first token, and "
+    "between tokens of the last call after its first ones; peak: above what was there before the "
+    "row; idle: share of these milliseconds per token in which no kernel runs, by a profile of the "
+    "last steps"
 )
-# Tokens before the medians, and steps that are profiled.
-WARM_TOKENS, PROFILED = 16, 4
-PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
-LIBRARY = re.compile(r"(quanto|hqq)@(\d)")
-PACKAGES = {"quanto": "optimum", "hqq": "hqq"}
-STEP_BY_STEP = ", no graphs"
-DEFAULT_ROWS = (PLAIN, NO_CUDNN, "duotone@1", "calibquant@1", "duotone-mixed@2", "kivi@2")
+BITS_16 = "16 bit"
+
+Inputs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Load:
-    """Question to every row: batch, tokens of a prompt, new tokens, calls."""
+    """Question to every row: batch, tokens of a prompt, new tokens, calls.
+
+    seconds: after so many a row begins no further call, beyond its second, and cuts the one that
+    runs; None: it takes its time.
+    """
 
     batch: int
     tokens: int
     new_tokens: int
     padded: bool = False
     calls: int = 3
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.new_tokens < WARM_TOKENS + 2 * PROFILED or self.calls < 2 or self.batch < 1:
+        if self.new_tokens < FEWEST_TOKENS or self.calls < 2 or self.batch < 1:
             raise ValueError(
-                f"a row needs a batch, 2 calls and {WARM_TOKENS + 2 * PROFILED} new tokens; got "
-                f"{self}"
+                f"a row needs a batch, 2 calls and {FEWEST_TOKENS} new tokens; got {self}"
             )
 
 
-def check_row(name: str) -> None:
-    """Raise ValueError for an unknown row, ImportError for one whose package is missing."""
-    if name in (PLAIN, NO_CUDNN, STATIC):
-        return
-    if found := LIBRARY.fullmatch(name):
-        if find_spec(PACKAGES[found[1]]) is None:
-            raise ImportError(f"the row {name!r} needs the package {PACKAGES[found[1]]!r}")
-        return
-    _spec(name)
+@dataclass(frozen=True)
+class Subject:
+    """A model with a prompt to generate from.
 
+    inputs: of `generate`, but for its settings. visual_mask: [batch, tokens] for `enable`, where
+    the ids do not say which tokens are visual. quantize: quantizes the model's weights in place by
+    the recipe of a name.
+    """
 
-def _spec(name: str) -> Any:
-    scheme, at, bits = name.removesuffix(STEP_BY_STEP).partition("@")
-    if at and not bits.isdecimal():
-        raise ValueError(
-            f"--row must be {PLAIN!r}, {NO_CUDNN!r}, {STATIC!r}, quanto@BITS, hqq@BITS, or a "
-            f"scheme as NAME@BITS, with {STEP_BY_STEP!r} after it or not; got {name!r}"
-        )
-    return duotone.scheme(scheme, bits=int(bits)) if at else duotone.scheme(scheme)
-
-
-class Row:
-    """One way to call `generate`. opened: the handle of `enable`, inside `block`."""
-
-    def __init__(self, name: str, model: Any) -> None:
-        self.name, self.model = name, model
-        self.is_ours = name not in (PLAIN, NO_CUDNN, STATIC) and not LIBRARY.fullmatch(name)
-        self.opened: Any = None
-
-    @contextmanager
-    def block(self) -> Iterator[None]:
-        """The block in which all calls of this row are made."""
-        around: AbstractContextManager[Any] = nullcontext()
-        if self.is_ours:
-            graphs = not self.name.endswith(STEP_BY_STEP)
-            around = duotone.enable(self.model, _spec(self.name), graphs=graphs)
-        was_on = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(was_on and self.name != NO_CUDNN)
-        try:
-            with around as self.opened:
-                yield
-        finally:
-            self.opened = None
-            torch.backends.cuda.enable_cudnn_sdp(was_on)
-
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `generate` that make the row."""
-        if self.name == STATIC:
-            return {"cache_implementation": "static"}
-        if found := LIBRARY.fullmatch(self.name):
-            axis = {"axis_key": 1, "axis_value": 1} if found[1] == "hqq" else {}
-            config = {"backend": found[1], "nbits": int(found[2]), "q_group_size": 64, **axis}
-            return {"cache_implementation": "quantized", "cache_config": config}
-        return {}
+    name: str
+    model: Any
+    inputs: Inputs
+    visual_mask: torch.Tensor | None = None
+    quantize: Callable[[str], None] | None = None
 
 
 class Bench:
-    """Rows of one model on one prompt. inputs: of `generate`, but for its settings."""
+    """Rows of one subject under one load."""
 
-    def __init__(
-        self, name: str, model: Any, load: Load, inputs: Mapping[str, torch.Tensor]
-    ) -> None:
-        self.name, self.model, self.load, self.inputs = name, model, load, dict(inputs)
-        self.device, self.weights = model.device, "16 bit"
+    def __init__(self, subject: Subject, load: Load) -> None:
+        self.subject, self.load = subject, load
+        self.model, self.device = subject.model, subject.model.device
+        self.weights = _weights(self.model)
+        self._on_gpu = self.device.type == "cuda"
 
-    def row(self, name: str) -> dict[str, Any]:
+    @property
+    def takes_images(self) -> bool:
+        """True where tokens of the prompt can be visual."""
+        return self.subject.visual_mask is not None or bool(image_token_ids(self.model.config))
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise ValueError for rows that this model cannot have, before any work."""
+        for row in rows:
+            with row.enabled(self.model, self.subject.visual_mask):
+                pass
+        if any(row.recipe for row in rows) and self.weights != BITS_16:
+            raise ValueError(
+                f"rows of quantized weights need a model in {BITS_16}; got one in {self.weights}. "
+                "Leave the recipe out of --row."
+            )
+
+    def row(self, row: Row) -> dict[str, Any]:
         """Measure a row; where it cannot run, its "reason" instead."""
+        if row.missing is not None:
+            return {"row": row.name, "failed": False, "reason": row.missing}
         try:
-            check_row(name)
-            return {"row": name, **self._measure(Row(name, self.model))}
-        except (ImportError, RuntimeError, NotImplementedError, torch.OutOfMemoryError) as error:
-            return {"row": name, "reason": f"{type(error).__name__}: {error}".partition("\n")[0]}
+            if row.recipe is not None and self.weights == BITS_16:
+                self.subject.quantize(row.recipe)
+                self.weights = row.recipe
+            with _unending(self.model):
+                return {"row": row.name, "weights": self.weights, **self._measure(row)}
+        # Caches of others raise anything; a table does not end with one row.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return {"row": row.name, "failed": True, "reason": reason}
         finally:
             gc.collect()
-            if self.device.type == "cuda":
+            if self._on_gpu:
                 torch.cuda.empty_cache()
 
     def _measure(self, row: Row) -> dict[str, Any]:
-        with row.block(), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", category=duotone.SlowPathWarning)
-            calls = [self._call(row) for _ in range(self.load.calls)]
-            result = self._summary(calls)
-            if row.opened is not None:
-                report = row.opened.memory()
-                result["cache_bytes"] = report.total_bytes
-                result["cache_bytes_16_bit"] = report.dense_equivalent_bytes
-                result["graph_bytes"] = row.opened.graph_bytes()
-            result["idle"] = self._idle(row)
-        slow = {str(w.message) for w in said if issubclass(w.category, duotone.SlowPathWarning)}
-        return {**result, "slow_paths": sorted(slow)}
+        base = torch.cuda.memory_allocated(self.device) if self._on_gpu else 0
+        begin, calls = perf_counter(), []
 
-    def _call(self, row: Row, new_tokens: int | None = None, also: Sequence[Callable] = ()) -> dict:
-        clock, on_gpu = StepClock(self.device), self.device.type == "cuda"
-        before = 0
-        if on_gpu:
+        def is_late() -> bool:
+            return self.load.seconds is not None and perf_counter() - begin > self.load.seconds
+
+        with (
+            row.block(self.model, self.subject.visual_mask) as opened,
+            warnings.catch_warnings(record=True) as said,
+        ):
+            warnings.simplefilter("always", category=duotone.SlowPathWarning)
+            while len(calls) < self.load.calls and (len(calls) < 2 or not is_late()):
+                calls.append(self._call(row, is_late, base, opened, first=not calls))
+        slow = {str(w.message) for w in said if issubclass(w.category, duotone.SlowPathWarning)}
+        notes = sorted(slow)
+        if row.base == STATIC and not self._on_gpu:
+            notes.append("not compiled: generate compiles on a GPU")
+        return {**summary(calls, self.load.batch), "notes": notes}
+
+    def _call(
+        self, row: Row, is_late: Callable[[], bool], base: int, opened: Any, first: bool
+    ) -> dict[str, Any]:
+        new = self.load.new_tokens
+        watch = Watch(self.device, new, is_late, profiled=self._on_gpu and not first)
+        if self._on_gpu:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)
-        new = new_tokens or self.load.new_tokens
         begin = perf_counter()
-        self.model.generate(
-            **self.inputs,
+        made = self.model.generate(
+            **self.subject.inputs,
             **row.settings(),
             max_new_tokens=new,
             do_sample=False,
-            stopping_criteria=[clock, *also],
+            return_dict_in_generate=True,
+            stopping_criteria=[watch],
         )
-        peak = torch.cuda.max_memory_allocated(self.device) - before if on_gpu else None
-        at = clock.times_s
-        steps = [1e3 * (b - a) for a, b in pairwise(at)]
-        return {"ttft_ms": 1e3 * (at[0] - begin), "steps_ms": steps, "peak_bytes": peak}
-
-    def _summary(self, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        last, first = calls[-1], calls[0]
-        after = [sorted(call["steps_ms"][WARM_TOKENS:]) for call in (first, last)]
-        ms = [steps[len(steps) // 2] for steps in after]
+        at = watch.times_s
         return {
-            "ttft_ms": min(call["ttft_ms"] for call in calls[1:]),
-            "first_ttft_ms": first["ttft_ms"],
-            "ms_per_token": ms[1],
-            "first_ms_per_token": ms[0],
-            "longest_ms": after[1][-1],
-            "first_step_ms": last["steps_ms"][0],
-            "tokens_per_s": 1e3 * self.load.batch / ms[1],
-            "peak_bytes": max((c["peak_bytes"] for c in calls), default=0) if self._gpu else None,
-            "calls": [
-                {"ttft_ms": call["ttft_ms"], "first_steps_ms": call["steps_ms"][:4]}
-                for call in calls
-            ],
+            "ttft_ms": 1e3 * (at[0] - begin),
+            "steps_ms": [1e3 * (b - a) for a, b in pairwise(at)],
+            "busy_ms": watch.busy_ms,
+            "peak_bytes": self._peak(base),
+            **_memory(made.past_key_values, opened),
         }
 
-    @property
-    def _gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    def _idle(self, row: Row) -> float | None:
-        """Share of a step's time in which no kernel runs; None without a GPU."""
-        if not self._gpu:
-            return None
-        profiled = _Profiled(self.device)
-        self._call(row, WARM_TOKENS + 2 * PROFILED, [profiled])
-        return profiled.idle
+    def _peak(self, base: int) -> int | None:
+        return torch.cuda.max_memory_allocated(self.device) - base if self._on_gpu else None
 
 
-class _Profiled:
-    """A stopping criterion that profiles `PROFILED` steps after the warm ones."""
+def summary(calls: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
+    """Numbers of a row of its calls, at least two."""
+    first, last = calls[0], calls[-1]
+    ms, first_ms = (median(call["steps_ms"][WARM_TOKENS:]) for call in (last, first))
+    busy, tokens = last["busy_ms"], len(last["steps_ms"]) + 1
+    answer_ms = last["ttft_ms"] + sum(last["steps_ms"])
+    peaks = [call["peak_bytes"] for call in calls]
+    return {
+        "ttft_ms": median(call["ttft_ms"] for call in calls[1:]),
+        "first_ttft_ms": first["ttft_ms"],
+        "ms_per_token": ms,
+        "first_ms_per_token": first_ms,
+        "longest_ms": max(last["steps_ms"][WARM_TOKENS:]),
+        "first_step_ms": last["steps_ms"][0],
+        "first_call_step_ms": max(first["steps_ms"][:WARM_TOKENS]),
+        "tokens_per_s": 1e3 * batch / ms,
+        "answer_tokens": tokens,
+        "answer_tokens_per_s": 1e3 * batch * tokens / answer_ms,
+        "busy_ms": busy,
+        "idle": None if busy is None else max(0.0, 1 - busy / ms),
+        "peak_bytes": None if None in peaks else max(peaks),
+        **{name: last[name] for name in MEMORY if name in last},
+        "calls": [
+            {
+                "ttft_ms": call["ttft_ms"],
+                "tokens": len(call["steps_ms"]) + 1,
+                "first_steps_ms": call["steps_ms"][:4],
+            }
+            for call in calls
+        ],
+    }
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.idle = device, math.nan
-        self._steps = 0
-        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
 
-    def __call__(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self._steps += 1
-        if self._steps == WARM_TOKENS:
-            self._profile.__enter__()
-            torch.cuda.synchronize(self.device)
-            self._begin = perf_counter()
-        elif self._steps == WARM_TOKENS + PROFILED:
-            torch.cuda.synchronize(self.device)
-            wall_us = 1e6 * (perf_counter() - self._begin)
-            self._profile.__exit__(None, None, None)
-            found = self._profile.key_averages()
-            busy = sum(event.self_device_time_total for event in found)
-            self.idle = max(0.0, 1 - busy / wall_us)
-        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+MEMORY = ("cache_bytes", "cache_bytes_16_bit", "graph_bytes")
+
+
+def _memory(cache: Any, opened: Any) -> dict[str, int]:
+    """Bytes of the cache at the end of a call; inside `enable`, also of 16 bit and of graphs."""
+    if opened is None:
+        return {"cache_bytes": cache_bytes(cache)}
+    report = opened.memory()
+    found = (report.total_bytes, report.dense_equivalent_bytes, opened.graph_bytes())
+    return dict(zip(MEMORY, found, strict=True))
+
+
+@contextmanager
+def _unending(model: Any) -> Iterator[None]:
+    """Inside, answers have no end, no visual tokens and no settings of the model's own."""
+    own = model.generation_config
+    visual = list(image_token_ids(model.config))
+    given = type(own)(pad_token_id=0 if own.pad_token_id is None else own.pad_token_id)
+    given.suppress_tokens = visual or None
+    model.generation_config = given
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _weights(model: Any) -> str:
+    """Weights of a model in words."""
+    known = quantization_of(model)
+    if known is None:
+        return BITS_16
+    recipe = known.header["recipe"]
+    return f"W{recipe['bits']}A{16 if recipe['activation'] == 'none' else 8}"
 
 
 def header(bench: Bench) -> dict[str, Any]:
     """Header of a result file, without rows yet."""
     config = bench.model.config.get_text_config(decoder=True)
+    on_gpu = bench.device.type == "cuda"
     return {
         "schema": SCHEMA,
         **stamp(bench.device),
         "method": METHOD,
-        "model": bench.name,
+        "left_out": [] if on_gpu else ["idle", "peak_bytes", "graphs"],
+        "model": bench.subject.name,
         "weights": bench.weights,
-        "prompt_tokens": bench.inputs["input_ids"].shape[1],
+        "prompt_tokens": bench.subject.inputs["input_ids"].shape[1],
         "q_heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         "layers": config.num_hidden_layers,
         "dtype": str(bench.model.dtype).removeprefix("torch."),
         "load": asdict(bench.load),

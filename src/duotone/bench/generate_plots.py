@@ -1,4 +1,4 @@
-"""Picture of `duotone bench generate`: ms per token and gigabytes, plain against `enable`."""
+"""The picture of `duotone bench generate`: ms per token and gigabytes, plain against `enable`."""
 
 from __future__ import annotations
 
@@ -6,49 +6,53 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from duotone.report.generate import STATIC, ordered, summarized
+
 Result = Mapping[str, Any]
-PANEL_INCHES, WIDTH = (4.2, 3.0), 0.38
-PLAIN, COLORS = "plain", ("0.65", "C0")
+PANEL_INCHES, LOAD_INCHES, BAR = (4.6, 3.2), 2.0, 0.27
+COLORS = {"plain": "0.6", STATIC: "0.8", "enable": "C0"}
 
 
 def draw_generate(results: Sequence[Result], path: Path) -> None:
-    """Two panels, a pair of bars for every load: plain, and the file's first scheme.
+    """Bars per load without padding: ms per token, and gigabytes of the cache.
 
-    Errors: ValueError where no file has both rows.
+    Errors: ValueError where no result has both a plain row and one of `enable`.
     """
     from matplotlib.figure import Figure
 
-    pairs = [pair for result in _ordered(results) if (pair := _pair(result)) is not None]
-    if not pairs:
-        raise ValueError(f"a picture needs the row {PLAIN!r} and one of a scheme; got neither.")
+    even = [result for result in ordered(results) if not result["load"]["padded"]]
+    found = [one for result in even if (one := summarized(result))]
+    if not found:
+        raise ValueError("a picture needs a plain row and one of enable; got none.")
     width, height = PANEL_INCHES
+    width = max(width, LOAD_INCHES * len(found))
     figure = Figure((2 * width, height), dpi=150, layout="constrained")
-    ours = pairs[0][1]["row"]
-    panels = (
-        ("ms per token", lambda plain, own: (plain["ms_per_token"], own["ms_per_token"])),
-        ("GB of cache", lambda _, own: (own["cache_bytes_16_bit"] / 1e9, own["cache_bytes"] / 1e9)),
-    )
-    for axis, (label, numbers) in zip(figure.subplots(1, 2), panels, strict=True):
-        for side, name in enumerate((PLAIN, f"enable, {ours}")):
-            heights = [numbers(plain, own)[side] for plain, own, _ in pairs]
-            places = [i + (side - 0.5) * WIDTH for i in range(len(pairs))]
-            bars = axis.bar(places, heights, WIDTH, color=COLORS[side], label=name)
-            axis.bar_label(bars, fmt="{:.3g}", fontsize=8)
-        axis.set(ylabel=label)
-        axis.set_xticks(range(len(pairs)), [title for _, _, title in pairs], fontsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(fontsize=8, frameon=False)
+    times, sizes = figure.subplots(1, 2)
+    _bars(times, found, {"plain": 0, STATIC: 1, "enable": 2}, "ms", "{:.1f}")
+    _bars(sizes, found, {"plain": 0, "enable": 1}, "gb", "{:.2f}")
+    times.set_ylabel("ms per token")
+    sizes.set_ylabel("GB of the cache")
+    handles, names = times.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
     figure.savefig(path)
 
 
-def _ordered(results: Sequence[Result]) -> list[Result]:
-    return sorted(results, key=lambda r: (r["model"], r["load"]["batch"], r["prompt_tokens"]))
+def _bars(
+    axis: Any, found: Sequence[Mapping[str, Any]], bars: Mapping[str, int], key: str, form: str
+) -> None:
+    """A bar of each name per load; what was not measured has none."""
+    bars = {name: i for name, i in bars.items() if any(one[key][i] is not None for one in found)}
+    for place, (name, index) in enumerate(bars.items()):
+        shift = (place - (len(bars) - 1) / 2) * BAR
+        points = [(at, one[key][index]) for at, one in enumerate(found)]
+        points = [(at + shift, height) for at, height in points if height is not None]
+        drawn = axis.bar(*zip(*points, strict=True), BAR, color=COLORS[name], label=name)
+        axis.bar_label(drawn, fmt=form, fontsize="small")
+    axis.set_xticks(range(len(found)), [_tick(one) for one in found], fontsize="small")
+    axis.spines[["top", "right"]].set_visible(False)
 
 
-def _pair(result: Result) -> tuple[Result, Result, str] | None:
-    rows = [row for row in result["rows"] if "reason" not in row]
-    plain = next((row for row in rows if row["row"] == PLAIN), None)
-    ours = next((row for row in rows if "cache_bytes" in row), None)
-    if plain is None or ours is None:
-        return None
-    return plain, ours, f"batch {result['load']['batch']},\n{result['prompt_tokens']:,} tokens"
+def _tick(summary: Mapping[str, Any]) -> str:
+    """A load on lines of its own: the model, batch and tokens, the scheme."""
+    model, _, load = summary["title"].partition(" (")
+    return f"{model}\n{load.partition('), ')[2]}\n{summary['row']}"

@@ -1,12 +1,17 @@
 """`duotone bench generate`: `model.generate` with and without duotone, row by row."""
 
+import json
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
-from .common import JsonOption, load_model, print_json, user_errors
+from .common import JsonOption, load_model, print_json, say, user_errors
+
+# A row failed; all others are in the output.
+FAILED = 1
+NO_GPU = "without a GPU there are no CUDA graphs, no peak memory and no idle share"
 
 
 @user_errors
@@ -16,109 +21,153 @@ def command(
         typer.Option(
             "--model",
             "-m",
-            help="A shape (internvl3-8b, internvl-llama3-8b, tiny: random weights), or a folder or "
-            "hub name.",
+            help="A shape (internvl3-8b, internvl-llama3-8b, tiny) or a config.json, with random "
+            "weights; or a folder or hub name.",
         ),
     ] = "internvl3-8b",
     row: Annotated[
         list[str] | None,
         typer.Option(
             help='A row; repeatable: plain, "plain, cuDNN off", "StaticCache, compiled", quanto@4, '
-            'hqq@4, or SCHEME@BITS, also as "SCHEME@BITS, no graphs". Default: plain and schemes.',
+            'hqq@4, or SCHEME@BITS or a spec\'s .json file, with ", no graphs" after it or not; '
+            'each with ", RECIPE" after it on quantized weights, e.g. "duotone@1, rtn-w4a8".',
+            show_default="the whole table",
+        ),
+    ] = None,
+    spec: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A scheme or spec file as two rows, with graphs and without; repeatable. Beside "
+            "plain where there is no --row.",
+            show_default="none",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of the longest prompt.")] = 3428,
-    new: Annotated[int, typer.Option(min=1, help="Generated tokens of a call.")] = 100,
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="Quantize the weights first, e.g. rtn-w4a8 (duotone quantize)."),
-    ] = None,
+    new: Annotated[
+        int, typer.Option("--new-tokens", "--new", min=1, help="Generated tokens of a call.")
+    ] = 100,
+    padded: Annotated[
+        bool, typer.Option("--padded", help="Prompts of different lengths, padded on the left.")
+    ] = False,
     calls: Annotated[int, typer.Option(min=2, help="Calls of a row; the last one counts.")] = 3,
-    padded: Annotated[bool, typer.Option(help="Prompts of different lengths.")] = False,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no row after so many minutes.")
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Of a row, then it is cut (beyond its second call).", show_default="none"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A new result file.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Begin no row after so many minutes.", show_default="none"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New JSON file, written after each row.")] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it out.")] = "cuda",
     json_output: JsonOption = False,
 ) -> None:
     """Measure what a user of `model.generate` gets: plain, and inside `duotone.enable`.
 
     Time to first token, ms per token, memory, and what a GPU is idle. Random weights of a real
-    shape take the time of trained ones.
+    shape take the time of trained ones. Exit code 1: some row failed.
 
     [bold]Examples[/bold]
 
-      duotone bench generate
+      duotone bench generate --out results/generate/h200-b1.json
 
-      duotone bench generate --batch 32 --tokens 8292 --row plain --row duotone@1
+      duotone bench generate --batch 32 --tokens 8292 --row plain --row duotone@1 --calls 2
+
+      duotone bench generate --model path/to/model --spec duotone@1 --spec mine.json --seconds 30
     """
     import torch
 
-    from duotone.bench.generate import DEFAULT_ROWS, check_row, header
-    from duotone.report.provenance import write_new_json
+    from duotone.bench.generate import Bench, Load, header
+    from duotone.bench.generate_rows import PLAIN, default_rows, parse_rows, rows_of_spec
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU and a CUDA build of torch; got neither")
     if out is not None and out.exists():
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
-    rows = row or list(DEFAULT_ROWS)
-    for name in rows:
-        try:
-            check_row(name)
-        except ImportError as error:
-            typer.echo(f"{name}: {error}", err=True)
-    bench = _bench(model, torch.device(device), (batch, tokens, new, padded, calls))
-    if recipe is not None:
-        _quantize(bench, recipe)
+    load = Load(batch, tokens, new, padded, calls, seconds)
+    names = row or ([PLAIN] if spec else [])
+    names = [*names, *(name for each in spec or [] for name in rows_of_spec(each))]
+    asked = parse_rows(names)
+    bench = Bench(_subject(model, torch.device(device), load), load)
+    asked = asked or parse_rows(default_rows(bench.takes_images))
+    bench.check(asked)
     result, begin = header(bench), monotonic()
-    for name in rows:
+    if bench.device.type != "cuda":
+        say(NO_GPU)
+    for one in asked:
         late = minutes is not None and monotonic() - begin > 60 * minutes
-        found = {"row": name, "reason": "out of time"} if late else bench.row(name)
-        result["rows"].append(found)
+        result["rows"].append(_late(one.name) if late else bench.row(one))
         if not json_output:
-            typer.echo(line(found))
-    if out is not None:
-        write_new_json(out, result)
+            typer.echo(line(result["rows"][-1]))
+        if out is not None:
+            _write(out, result)
     if json_output:
         print_json(result)
+    if any(found.get("failed") for found in result["rows"]):
+        raise typer.Exit(FAILED)
 
 
-def _bench(model: str, device: Any, asked: tuple[int, int, int, bool, int]) -> Any:
+def _late(name: str) -> dict[str, Any]:
+    return {"row": name, "failed": False, "reason": "the time was over (--minutes)"}
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    """Write the rows so far: a run that is cut off keeps them."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _subject(name: str, device: Any, load: Any) -> Any:
+    """The model of a name, and its prompt."""
     import torch
 
-    from duotone.bench.generate import Bench, Load
-    from duotone.inference.random_models import (
-        SHAPES,
-        prompt_of_noise,
-        random_model,
-        random_prompt,
-    )
+    from duotone.bench.generate import Subject
+    from duotone.inference import random_models as made
+    from duotone.loading import load_config
 
-    load = Load(*asked)
-    if model in SHAPES:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        made = random_model(model, device, dtype)
-        given = random_prompt(model, made, load.batch, load.tokens, load.padded)
-        return Bench(model, made, load, given)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    mask = None
+    if name in made.SHAPES:
+        model = made.random_model(name, device, dtype)
+        given = made.random_prompt(name, model, load.batch, load.tokens)
+
+        def few() -> dict[str, Any]:
+            return made.short_prompt(name, model)
+
+    elif name.endswith(".json"):
+        if Path(name).name != "config.json":
+            raise ValueError(f"a configuration is a config.json; got --model {name!r}")
+        model = made.random_model_of(load_config(name), device, dtype)
+        given, mask = made.marked_prompt(model, load.batch, load.tokens)
+
+        def few() -> dict[str, Any]:
+            return made.marked_prompt(model, 1, 4 * made.TEXT)[0]
+
+    else:
+        loaded = load_model(name, str(device))
+        model = loaded.model
+        given = made.prompt_of_noise(loaded, load.batch, load.tokens)
+
+        def few() -> dict[str, Any]:
+            return made.prompt_of_noise(loaded, 1, 1)
+
     if load.padded:
-        raise ValueError(f"--padded needs a model of random weights, one of {sorted(SHAPES)}")
-    loaded = load_model(model, str(device))
-    return Bench(model, loaded.model, load, prompt_of_noise(loaded, load.batch, load.tokens))
+        given = made.left_padded(given)
+        mask = None if mask is None else mask & (given["attention_mask"] == 1)
+    return Subject(name, model, given, mask, lambda recipe: _quantize(model, few(), recipe))
 
 
-def _quantize(bench: Any, recipe: str) -> None:
-    """Quantize the model in place by its own prompt, and fuse what kernels can fuse."""
-    from duotone.hf.weights.fusion import fuse
+def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:
+    """Quantize the weights in place; static ranges are those of a short prompt."""
     from duotone.quantize import quantize_model
     from duotone.quantize.calibration import CalibrationSet
     from duotone.weights import get_recipe
 
-    typer.echo(f"quantizing the weights by {recipe}", err=True)
-    quantize_model(bench.model, get_recipe(recipe), CalibrationSet([bench.inputs], {}, []))
-    fuse(bench.model)
-    bench.weights = recipe
+    say(f"quantizing the weights by {recipe}")
+    quantize_model(model, get_recipe(recipe), CalibrationSet([few], {}, []))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -130,13 +179,15 @@ def line(row: dict[str, Any]) -> str:
         f"{row['first_ttft_ms']:.0f})",
         f"{row['ms_per_token']:.2f} ms per token (first call {row['first_ms_per_token']:.2f}, "
         f"longest {row['longest_ms']:.1f})",
+        f"first step {row['first_step_ms']:.0f} ms (first call {row['first_call_step_ms']:.0f})",
         f"{row['tokens_per_s']:,.0f} tokens/s",
     ]
     if row["idle"] is not None:
-        parts.append(f"idle {100 * row['idle']:.0f} %, peak {row['peak_bytes'] / 1e9:.2f} GB")
-    if "cache_bytes" in row:
-        parts.append(f"cache {row['cache_bytes'] / 1e6:,.0f} MB")
-    return ", ".join(parts)
+        parts.append(f"idle {100 * row['idle']:.0f} %")
+    if row["peak_bytes"] is not None:
+        parts.append(f"peak {row['peak_bytes'] / 1e9:.2f} GB")
+    parts.append(f"cache {row['cache_bytes'] / 1e6:,.1f} MB")
+    return "; ".join([", ".join(parts), *row["notes"]])
 
 
 if __name__ == "__main__":

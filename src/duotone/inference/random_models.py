@@ -49,10 +49,14 @@ SHAPES = {
     "tiny": (_TINY, _SMALL_TOWER, 112),
 }
 PATCH, SPREAD = 14, 0.02
+# Least text of a prompt, and different lengths of padded ones.
+TEXT, UNEQUAL = 16, 7
+
+Inputs = dict[str, Tensor]
 
 
 def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model of `SHAPES` with random weights, which never ends an answer and writes no picture."""
+    """A model of `SHAPES` with random weights."""
     import transformers
 
     text, tower, side = SHAPES[shape]
@@ -65,20 +69,20 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
         downsample_ratio=0.5,
         tie_word_embeddings=False,
     )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            model = transformers.InternVLForConditionalGeneration._from_config(config)
-    finally:
-        torch.set_default_dtype(before)
+    return random_model_of(config, device, dtype)
+
+
+def random_model_of(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model of any configuration with random weights, in evaluation mode."""
+    from duotone.hf.weights.checkpoint import model_class
+
+    with device:
+        model = model_class(config).from_config(config, dtype=dtype)
     generator = torch.Generator(device=device).manual_seed(0)
     with torch.no_grad():
         for parameter in model.to(dtype).parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, SPREAD, generator=generator)
-    own = model.generation_config
-    own.eos_token_id, own.pad_token_id, own.suppress_tokens = None, PAD, [image_id(shape)]
     return model.eval()
 
 
@@ -92,38 +96,74 @@ def tile_tokens(shape: str) -> int:
     return (SHAPES[shape][2] // PATCH // 2) ** 2
 
 
-def random_prompt(
-    shape: str, model: Any, batch: int, tokens: int, padded: bool = False
-) -> dict[str, Tensor]:
+def random_prompt(shape: str, model: Any, batch: int, tokens: int) -> Inputs:
     """A picture of as many tiles as fit, and text before and after it: arguments of `generate`.
 
-    tokens: of the longest prompt. padded: prompts end with up to 6 tokens less, and are padded on
-    the left.
-    Errors: ValueError for fewer tokens than a tile and 8 of text.
+    tokens: of a prompt. Errors: ValueError for fewer tokens than a tile and 16 of text.
     """
     of_tile = tile_tokens(shape)
-    tiles = (tokens - 8) // of_tile
+    tiles = (tokens - TEXT) // of_tile
     if tiles < 1:
         raise ValueError(
-            f"--tokens must hold a tile of {of_tile} visual tokens and 8 of text; got {tokens}"
+            f"--tokens must hold a tile of {of_tile} visual tokens and {TEXT} of text; got {tokens}"
         )
     text = tokens - tiles * of_tile
     draw = torch.Generator().manual_seed(1)
     words = torch.randint(5, image_id(shape), (batch, text), generator=draw)
     picture = torch.full((batch, tiles * of_tile), image_id(shape))
     ids = torch.cat([words[:, : text // 2], picture, words[:, text // 2 :]], 1)
-    mask = torch.ones_like(ids)
-    for row in range(batch if padded else 0):
-        missing = row % 7
-        ids[row] = torch.cat([torch.full((missing,), PAD), ids[row, : tokens - missing]])
-        mask[row, :missing] = 0
     side = SHAPES[shape][2]
     pixels = torch.randn(batch * tiles, 3, side, side, generator=draw)
-    given = {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels.to(model.dtype)}
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    given["pixel_values"] = pixels.to(model.dtype)
     return {name: x.to(model.device) for name, x in given.items()}
 
 
-def prompt_of_noise(loaded: Any, batch: int, tokens: int) -> dict[str, Tensor]:
+def short_prompt(shape: str, model: Any) -> Inputs:
+    """One sequence with one tile."""
+    return random_prompt(shape, model, 1, tile_tokens(shape) + TEXT)
+
+
+def marked_prompt(model: Any, batch: int, tokens: int) -> tuple[Inputs, Tensor | None]:
+    """Words alone, and a mask [batch, tokens] of those that count as visual.
+
+    The model's vision tower does not run. A model that takes no pictures has no mask.
+    Errors: ValueError for no tokens but 16 of text.
+    """
+    from duotone.hf.facts import model_facts, visual_token_ids
+
+    if tokens <= TEXT:
+        raise ValueError(f"--tokens must be more than {TEXT}; got {tokens}")
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, vocabulary, (batch, tokens), generator=draw)
+    for visual in visual_token_ids(model.config):
+        ids[ids == visual] = PAD
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, TEXT // 2 : -TEXT // 2] = True
+    on_device = {name: x.to(model.device) for name, x in given.items()}
+    is_multimodal = model_facts(model, visual_mask=mask).is_multimodal
+    return on_device, mask.to(model.device) if is_multimodal else None
+
+
+def left_padded(given: Inputs, pad: int = PAD) -> Inputs:
+    """Prompts that end up to 6 tokens earlier, row by row, and are padded on the left.
+
+    given: arguments of `generate`; those of shape [batch, tokens] change.
+    """
+    shape = given["input_ids"].shape
+    made = dict(given)
+    for name, x in given.items():
+        if x.shape == shape:
+            made[name] = x.clone()
+            for row in range(shape[0]):
+                made[name][row] = x[row].roll(row % UNEQUAL)
+                made[name][row, : row % UNEQUAL] = pad if name == "input_ids" else 0
+    return made
+
+
+def prompt_of_noise(loaded: Any, batch: int, tokens: int) -> Inputs:
     """Pictures of noise and words, about `tokens` of them in each row: arguments of `generate`.
 
     loaded: a model with its processor (`duotone.loading.load`).
@@ -142,7 +182,7 @@ def prompt_of_noise(loaded: Any, batch: int, tokens: int) -> dict[str, Tensor]:
     pixels = torch.randint(0, 256, (448, 448, 3), generator=draw, dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())
 
-    def asked(pictures: int) -> dict[str, Tensor]:
+    def asked(pictures: int) -> Inputs:
         content = [{"type": "image", "image": picture}] * pictures
         content.append({"type": "text", "text": "What is this?"})
         return encode(loaded.processor, [[{"role": "user", "content": content}]] * batch)

@@ -5,7 +5,8 @@ from typing import Any
 
 from duotone.report.markdown import Result, markdown_table, source
 
-PLAIN = "plain"
+PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
+PREFERRED = "duotone@1"
 HEADER = (
     "row",
     "first token, ms",
@@ -14,74 +15,134 @@ HEADER = (
     "first call",
     "longest",
     "first step",
+    "first call",
     "tokens/s",
     "x plain",
-    "GPU idle",
+    "with the prompt",
+    "GPU idle, %",
     "peak, GB",
     "cache, MB",
+)
+# All columns but "row" and "x plain": field, unit, format. Older results lack some fields.
+COLUMNS = (
+    ("ttft_ms", 1, ",.0f"),
+    ("first_ttft_ms", 1, ",.0f"),
+    ("ms_per_token", 1, ".2f"),
+    ("first_ms_per_token", 1, ".1f"),
+    ("longest_ms", 1, ",.1f"),
+    ("first_step_ms", 1, ",.0f"),
+    ("first_call_step_ms", 1, ",.0f"),
+    ("tokens_per_s", 1, ",.0f"),
+    ("answer_tokens_per_s", 1, ",.0f"),
+    ("idle", 0.01, ".0f"),
+    ("peak_bytes", 1e9, ".2f"),
+    ("cache_bytes", 1e6, ",.1f"),
 )
 LEGEND = (
     "*First token* and *ms per token* are of warm calls; *first call* has never seen its length "
     "(torch then builds a plan of cuDNN attention for every length that a plain cache grows to). "
-    "*Longest* is the longest step after the first 16, *first step* the one after the prompt of "
-    "the last call, with the move to fixed buffers. *Peak* is without the weights."
+    "*Longest* is the longest step after the first 16, *first step* the one after the prompt; of "
+    "the first call it is the longest of the first 16, which compiles and captures. *Tokens/s* are "
+    "of steps, *with the prompt* of whole answers. *Peak* is without the weights, *cache* at the "
+    "end of an answer, free slots included."
 )
+NO_GPU = "Without a GPU nothing is captured, and peaks and idle shares are empty."
 
 
 def generate_table(results: Sequence[Result]) -> str:
-    """One table per model and load."""
+    """One table per model and load.
+
+    Errors: ValueError for two results of one model and load, which would be told apart by nothing.
+    """
     parts = []
-    for result in _ordered(results):
-        plain = _rows(result).get(PLAIN)
-        lines = [_line(row, plain) for row in result["rows"]]
-        parts += [f"**{_title(result)}**", markdown_table(HEADER, lines)]
-    return "\n\n".join([*parts, LEGEND, f"*{source(*results)}.*"])
+    for result in ordered(results):
+        rows = rows_by_name(result)
+        lines = [_line(row, rows.get(PLAIN)) for row in rows.values()]
+        parts += [f"**{title(result)}**", markdown_table(HEADER, lines), *_notes(result)]
+    without = [NO_GPU] if any(result.get("left_out") for result in results) else []
+    return "\n\n".join([*parts, LEGEND, *without, f"*{source(*results)}.*"])
 
 
 def generate_summary(results: Sequence[Result]) -> str:
-    """Ms per token and gigabytes of the loads, plain against the first scheme of each file."""
-    header = ["", "ms per token", "with `enable`", "", "cache, GB", "with `enable`", ""]
-    lines = []
-    for result in _ordered(results):
-        rows = _rows(result)
-        ours = next((row for row in rows.values() if "cache_bytes" in row), None)
-        if ours is None or PLAIN not in rows:
-            continue
-        ms = [row["ms_per_token"] for row in (rows[PLAIN], ours)]
-        gb = [ours[name] / 1e9 for name in ("cache_bytes_16_bit", "cache_bytes")]
-        lines.append(
-            [
-                f"{_title(result)}, {ours['row']}",
-                *(f"{x:.1f}" for x in ms),
-                f"{ms[0] / ms[1]:.1f}x",
-                *(f"{x:.2f}" for x in gb),
-                f"{gb[0] / gb[1]:.1f}x",
-            ]
-        )
-    return "\n\n".join([markdown_table(header, lines), f"*{source(*results)}.*"])
+    """Ms per token and gigabytes of each load: plain, static where it was measured, `enable`."""
+    found = [summary for result in ordered(results) if (summary := summarized(result))]
+    with_static = any(summary["ms"][1] is not None for summary in found)
+    header = ["", "ms per token", *["StaticCache"] * with_static, "with `enable`", ""]
+    header += ["cache, GB", "with `enable`", ""]
+    table = markdown_table(header, [_summary_line(one, with_static) for one in found])
+    plain = "plain is the faster of cuDNN attention on and off"
+    return f"{table}\n\n*Warm; {plain}; {source(*results)}.*"
 
 
-def _ordered(results: Sequence[Result]) -> list[Result]:
-    def place(result: Result) -> tuple:
-        load = result["load"]
-        return (
-            result["model"],
-            result["weights"],
-            load["batch"],
-            load["tokens"],
-            load["padded"],
-            result["created"],
-        )
+def summarized(result: Result) -> dict[str, Any] | None:
+    """Plain rows against the first of `enable`; None where one of both was not measured.
 
-    return sorted(results, key=place)
+    ms: of a token, of plain, of the compiled static cache (or None) and of `enable`. gb: of the
+    caches of plain and of `enable`.
+    """
+    rows = rows_by_name(result)
+    plain = [rows[name] for name in (PLAIN, NO_CUDNN) if name in rows]
+    ours = [row for row in rows.values() if "graph_bytes" in row]
+    if not plain or not ours:
+        return None
+    mine = next((row for row in ours if row["row"] == PREFERRED), ours[0])
+    static = rows.get(STATIC)
+    return {
+        "title": title(result),
+        "row": mine["row"],
+        "ms": (
+            min(row["ms_per_token"] for row in plain),
+            None if static is None else static["ms_per_token"],
+            mine["ms_per_token"],
+        ),
+        "gb": (
+            plain[0].get("cache_bytes", mine["cache_bytes_16_bit"]) / 1e9,
+            mine["cache_bytes"] / 1e9,
+        ),
+    }
 
 
-def _rows(result: Result) -> dict[str, Any]:
+def _summary_line(summary: dict[str, Any], with_static: bool) -> list[str]:
+    plain, static, ours = summary["ms"]
+    dense, few = summary["gb"]
+    return [
+        f"{summary['title']}, {summary['row']}",
+        f"{plain:.1f}",
+        *[_number(static, 1, ".1f")] * with_static,
+        f"{ours:.1f}",
+        f"{plain / ours:.1f}x",
+        f"{dense:.2f}",
+        f"{few:.2f}",
+        f"{dense / few:.1f}x",
+    ]
+
+
+def ordered(results: Sequence[Result]) -> list[Result]:
+    """Results by model and load. Errors: ValueError for two of one model and load."""
+    by_place: dict[tuple, Result] = {}
+    for result in results:
+        place = _place(result)
+        if place in by_place:
+            raise ValueError(
+                f"a table of generate has one result; got two of {title(result)}. Remove one."
+            )
+        by_place[place] = result
+    return [by_place[place] for place in sorted(by_place)]
+
+
+def _place(result: Result) -> tuple:
+    load = result["load"]
+    load = (load["batch"], load["tokens"], load["padded"])
+    return (result["model"], result["weights"], *load, result["device"])
+
+
+def rows_by_name(result: Result) -> dict[str, Any]:
     """Rows that were measured, by name."""
     return {row["row"]: row for row in result["rows"] if "reason" not in row}
 
 
-def _title(result: Result) -> str:
+def title(result: Result) -> str:
+    """A model and its load in words."""
     load, heads = result["load"], f"{result['q_heads']}/{result['kv_heads']} heads"
     padded = ", left-padded" if load["padded"] else ""
     heads += "" if result["weights"] == "16 bit" else f", weights {result['weights']}"
@@ -90,14 +151,19 @@ def _title(result: Result) -> str:
 
 
 def _line(row: Result, plain: Result | None) -> list[str]:
-    if "reason" in row:
-        return [row["row"], row["reason"], *[""] * (len(HEADER) - 2)]
-    times = ("ttft_ms", "first_ttft_ms", "ms_per_token", "first_ms_per_token", "longest_ms")
-    digits = (0, 0, 2, 1, 1)
-    cells = [f"{row[name]:,.{n}f}" for name, n in zip(times, digits, strict=True)]
-    cells += [f"{row['first_step_ms']:.0f}", f"{row['tokens_per_s']:,.0f}"]
-    cells.append("" if plain is None else f"{row['tokens_per_s'] / plain['tokens_per_s']:.1f}")
-    cells.append("" if row["idle"] is None else f"{100 * row['idle']:.0f} %")
-    cells.append("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.2f}")
-    cells.append(f"{row['cache_bytes'] / 1e6:,.0f}" if "cache_bytes" in row else "")
+    cells = [_number(row.get(name), unit, form) for name, unit, form in COLUMNS]
+    ratio = None if plain is None else row["tokens_per_s"] / plain["tokens_per_s"]
+    cells.insert(HEADER.index("x plain") - 1, _number(ratio, 1, ".1f"))
     return [row["row"], *cells]
+
+
+def _number(value: float | None, unit: float, form: str) -> str:
+    """A cell; empty for what was not measured."""
+    return "" if value is None else f"{value / unit:{form}}"
+
+
+def _notes(result: Result) -> list[str]:
+    """Lines of what rows have to say, and of rows that were not measured."""
+    said = [(row["row"], row.get("notes") or [row.get("reason")]) for row in result["rows"]]
+    lines = [f"*{name}*: {'; '.join(notes)}." for name, notes in said if notes != [None]]
+    return ["  \n".join(lines)] if lines else []

@@ -1,0 +1,138 @@
+"""Tables and the picture of `duotone bench generate`, of made-up results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from duotone.cli import app
+from duotone.report import tables
+from duotone.report.generate import generate_summary, generate_table
+
+from made_up_results import HEADER
+
+
+def row(name: str, ms: float, **more: Any) -> dict[str, Any]:
+    return {
+        "row": name,
+        "ttft_ms": 120.4,
+        "first_ttft_ms": 1900.0,
+        "ms_per_token": ms,
+        "first_ms_per_token": 3 * ms,
+        "longest_ms": 2 * ms,
+        "first_step_ms": 21.0,
+        "tokens_per_s": 1e3 / ms,
+        "idle": 0.25,
+        "peak_bytes": 745e6,
+    } | more
+
+
+def result(batch: int = 1, **more: Any) -> dict[str, Any]:
+    ours = {"cache_bytes": 29e6, "cache_bytes_16_bit": 203e6, "graph_bytes": 31e6}
+    load = {"batch": batch, "tokens": 3428, "new_tokens": 100, "padded": False, "calls": 3}
+    rows = [row("plain", 21.0), row("kivi@2", 9.0, **ours), row("duotone@1", 7.0, **ours)]
+    return {
+        **HEADER,
+        "schema": "duotone.generate/1",
+        "model": "internvl3-8b",
+        "weights": "16 bit",
+        "prompt_tokens": 3428,
+        "q_heads": 28,
+        "kv_heads": 4,
+        "load": load,
+        "rows": rows,
+    } | more
+
+
+def test_a_table_has_a_line_for_every_row_that_was_measured() -> None:
+    some = result()
+    some["rows"][1]["notes"] = ["decode runs slowly", "twice"]
+    some["rows"] += [{"row": "hqq@4", "failed": False, "reason": "needs the package 'hqq'"}]
+    table = generate_table([some])
+    assert "**internvl3-8b (28/4 heads), batch 1, 3,428 tokens**" in table
+    assert (
+        "| plain | 120 | 1,900 | 21.00 | 63.0 | 42.0 | 21 |  | 48 | 1.0 |  | 25 | 0.74 |  |"
+        in table
+    )
+    assert "| 7.00 | 21.0 | 14.0 | 21 |  | 143 | 3.0 |  | 25 | 0.74 | 29.0 |" in table
+    assert "*kivi@2*: decode runs slowly; twice.  \n*hqq@4*: needs the package 'hqq'." in table
+    assert "| hqq@4" not in table
+    assert "Without a GPU" not in table
+    assert "commit 0123456789" in table
+
+
+def test_what_a_cpu_cannot_measure_is_said() -> None:
+    some = result(left_out=["idle", "peak_bytes", "graphs"])
+    for each in some["rows"]:
+        each |= {"idle": None, "peak_bytes": None}
+    table = generate_table([some])
+    assert "| 143 | 3.0 |  |  |  | 29.0 |" in table
+    assert "Without a GPU nothing is captured" in table
+
+
+def test_the_summary_has_a_line_per_load_and_names_its_row() -> None:
+    summary = generate_summary([result(32), result()])
+    first, second = summary.splitlines()[2:4]
+    assert first.startswith("| internvl3-8b (28/4 heads), batch 1, 3,428 tokens, duotone@1 |")
+    assert first.endswith("| 21.0 | 7.0 | 3.0x | 0.20 | 0.03 | 7.0x |")
+    assert "batch 32" in second
+    assert "StaticCache" not in summary
+
+
+def test_the_summary_compares_with_the_best_of_plain_and_with_static() -> None:
+    some = result()
+    some["rows"][0]["cache_bytes"] = 210e6
+    some["rows"] += [row("plain, cuDNN off", 18.0), row("StaticCache, compiled", 7.7)]
+    line = generate_summary([some]).splitlines()[2]
+    assert line.endswith("| 18.0 | 7.7 | 7.0 | 2.6x | 0.21 | 0.03 | 7.2x |")
+
+
+def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:
+    alone = result(8)
+    alone["rows"] = alone["rows"][:1]
+    assert "batch 8" not in generate_summary([alone, result()])
+
+
+def test_two_results_of_one_load_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got two of internvl3-8b .28/4 heads., batch 1"):
+        generate_table([result(), result()])
+
+
+def test_the_command_fills_its_places(tmp_path: Path) -> None:
+    (tmp_path / "b1.json").write_text(json.dumps(result()))
+    page = tmp_path / "page.md"
+    names = ("generate", "generate-summary")
+    page.write_text("".join(f"<!-- duotone:{x} -->\n<!-- /duotone:{x} -->\n" for x in names))
+    done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), "--readme", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "| duotone@1 | 120 |" in page.read_text()
+    assert "batch 1, 3,428 tokens, duotone@1 | 21.0 |" in page.read_text()
+    assert set(tables.tables(tmp_path)) == set(names)
+
+
+def draw(tmp_path: Path, *results: dict[str, Any]) -> Any:
+    paths = [tmp_path / f"{i}.json" for i in range(len(results))]
+    for path, one in zip(paths, results, strict=True):
+        path.write_text(json.dumps(one))
+    arguments = ["bench", "plot", *map(str, paths), "--out", str(tmp_path), "--format", "svg"]
+    return CliRunner().invoke(app, arguments)
+
+
+def test_all_loads_are_one_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with_static = result(32)
+    with_static["rows"].append(row("StaticCache, compiled", 7.7))
+    done = draw(tmp_path, result(), with_static)
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["generate.svg"]
+
+
+def test_a_picture_needs_both_sides(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    alone = result()
+    alone["rows"] = alone["rows"][:1]
+    done = draw(tmp_path, alone)
+    assert done.exit_code == 2
+    assert "needs a plain row" in " ".join(done.output.split())
