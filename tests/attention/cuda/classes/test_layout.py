@@ -76,7 +76,7 @@ def test_records_are_an_exact_inverse(name, spans, head_dim):
                 assert torch.equal(real_rows(ours, part, b), real_rows(theirs, part, b)), part
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("name", IN_TILES)
 def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
     """Tile 1 of a span of 111 tokens, byte by byte, K's parameters included."""
@@ -105,7 +105,7 @@ def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
     assert not values[47:].any()
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("name", BY_SPAN)
 def test_a_tile_without_parameters_decodes_with_those_of_its_span(name, head_dim):
     """Tile 1 of the second span, of 111 tokens."""

@@ -120,36 +120,6 @@ def along_k(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> tor
     return torch.from_numpy(out).float()
 
 
-def products(data: bytes, params: bytes, form: Operand, rows: int, k: int, b: np.ndarray):
-    """A tile times a vector of fp16 numbers as `AlongK` computes it: B divided, sums scaled."""
-    words, groups = lane_words(data, rows * k * form.bits // 1024), -(-k // form.group)
-    out, unit = np.zeros(rows), 2.0 ** (24 - form.signs)
-    column = np.arange(k)
-    divided = (b / 2.0 ** np.array([place(q, form.bits) for q in column // 8 % 4])).astype("<f2")
-    one = 2.0 ** (form.signs - 24)  # at its place: what a row of ones would give
-    sums = b.reshape(groups, -1).sum(1) * one
-    top = sums.astype("<f2").astype(float)
-    in_b = top + (sums - top).astype("<f2")
-    for run in range(rows * k // 512):
-        tile, at = run // (k // 32), run % (k // 32)
-        group = 32 * at // form.group
-        scale, start, low = group_pair(params, form, tile * groups + group)
-        for i in range(2):
-            row = 16 * tile + 8 * i + np.arange(8)
-            if 32 * at % form.group == 0:
-                out[row] += start[::4, i] * in_b[group]
-            for q in range(4):
-                register = (
-                    signed_number(words, low, form.bits, run, i, q)
-                    if form.signs
-                    else plain_number(words, form.bits, run, i, q)
-                )
-                for side in range(2):
-                    part = halves(register)[:, side] * divided[32 * at + 8 * q + 2 * T + side]
-                    out[row] += scale[::4, i] * part.reshape(8, 4).sum(1)
-    return out * unit
-
-
 def along_rows(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
     """The same with a scale per run of rows."""
     words, out = lane_words(data, rows * k * form.bits // 1024), np.zeros((rows, k))
@@ -238,24 +208,6 @@ def beyond(x: PackedTensor, tile: slice) -> bool:
         else slice(tile.start // x.spec.group, (tile.stop - 1) // x.spec.group + 1)
     )
     return bool((x.scale[0, 0, own] >= MAX_SCALE).any())
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if "kivi" not in name and "w" not in name])
-def test_scaled_sums_of_codes_are_products_with_levels(name: str) -> None:
-    torch.manual_seed(0)
-    blocks = BlockTable(torch.tensor([[0, 32]]))
-    key, value = (
-        pack_tensor(torch.randn(1, 1, 32, 128) + 1, spec.replace(along=along, group=32), blocks)
-        for spec, along in zip(CASES[name], ("channels", "tokens"), strict=True)
-    )
-    form = GroupFormat(128, operand_of(key.spec, 128, "key"), operand_of(value.spec, 128, "value"))
-    raw = bytes(to_group_records(key, value, form)[0].flatten().tolist())
-    query = torch.randn(128).mul(8000).half().double().numpy()
-    codes = TILE * 128 * form.key.bits // 8
-    params = raw[codes + TILE * 128 * form.value.bits // 8 :]
-    actual = torch.from_numpy(products(raw[:codes], params, form.key, TILE, 128, query))
-    expected = key.dequantize()[0, 0].double() @ torch.from_numpy(query)
-    assert (actual - expected).norm() / expected.norm() < 5e-5  # a tenth of what rounding q costs
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
