@@ -9,14 +9,10 @@ import torch
 from duotone import CacheSpec
 from duotone.calibrate import CalibrationBatch, Settings, calibration_data, gather_moments
 from duotone.calibrate.moments import LayerMoments
-from duotone.calibrate.places import places_of
-from duotone.calibrate.profiles import ProfileRecorder, ProfileSums, gather_profiles
+from duotone.calibrate.profiles import gather_profiles
 from duotone.calibrate.run import bases_of, spec_with, widths_of
-from duotone.calibrate.transform import Classes, Name
 from duotone.hf.facts import model_facts
 from duotone.hf.fingerprint import fingerprint
-from duotone.hf.recording import recording
-from duotone.inference.batch import generate, make_cache, prepare
 from duotone.loading import Loaded
 from duotone.quant.bases import Bases
 from duotone.tasks import TASKS
@@ -55,13 +51,10 @@ class Calibrator:
         batches: Sequence[CalibrationBatch] | None = None,
         moments: Moments | None = None,
         alter: Callable[[Bases], Bases] | None = None,
-        listener: type[ProfileRecorder] | None = None,
-        widths: Callable[..., dict[Name, Classes]] = widths_of,
     ) -> CacheSpec:
         """A spec whose bases lie in `folder`.
 
-        batches: others than all. moments: others than theirs. alter: changes the bases. listener:
-        hears profiles in another way. widths: divides the bits.
+        batches: others than all. moments: others than theirs. alter: changes the bases.
         """
         model, facts = self.loaded.model, model_facts(self.loaded.model)
         if moments is None:
@@ -72,28 +65,12 @@ class Calibrator:
         file = self.folder / (label.translate(str.maketrans(" ,/.", "____")) + ".safetensors")
         bases.save(file)
         shares = settings.parts(facts.is_multimodal)
-        if listener is None:
-            profiles = gather_profiles(model, batches, bases, shares, settings.group).variances
-        else:
-            recorder = listener(facts, bases, shares, ProfileSums())
-            hear(model, batches, recorder)
-            profiles = recorder.sums.profiles().variances
+        profiles = gather_profiles(model, batches, bases, shares, settings.group).variances
         spectra = {
             name: (profile.cpu() * units[name[:2]][:, None]).mean(0)
             for name, profile in sorted(profiles.items())
         }
-        return spec_with(facts, widths(spectra, settings, shares), str(file), settings)
-
-
-@torch.inference_mode()
-def hear(model: Any, batches: Sequence[CalibrationBatch], recorder: Any) -> None:
-    """Prompts are read while `recorder` hears every layer; it knows each batch's places."""
-    with recording(model, recorder):
-        for given in batches:
-            batch = prepare(model, given.tensors)
-            recorder.batch = batch
-            recorder.places = places_of(batch, model_facts(model), 128)
-            generate(model, batch, make_cache(model, None, batch), 1)
+        return spec_with(facts, widths_of(spectra, settings, shares), str(file), settings)
 
 
 def _first(tensor: torch.Tensor, batch: CalibrationBatch, count: int) -> torch.Tensor:

@@ -13,10 +13,8 @@ from .mquant_quality import quality_table as mquant_quality_table
 from .quality import divergence_table, quality_summary, quality_table, tau_grids
 from .schemes import scheme_table, text_table
 from .transform import (
-    alternatives_table,
     choices_table,
     cost_table,
-    reach_table,
     robustness_table,
     transform_text_table,
     widths_table,
@@ -43,8 +41,6 @@ RENDERERS = {
     "transform-widths": ("duotone.transform.widths/1", widths_table),
     "transform-choices": ("duotone.transform.choices/1", choices_table),
     "transform-robustness": ("duotone.transform.robustness/1", robustness_table),
-    "transform-alternatives": ("duotone.transform.alternatives/1", alternatives_table),
-    "transform-reach": ("duotone.transform.reach/1", reach_table),
     "transform-text": ("duotone.transform.text/1", transform_text_table),
     "transform-cost": ("duotone.transform.cost/1", cost_table),
 }

@@ -47,11 +47,11 @@ def _measured(rows: Mapping[str, Result], first: str) -> str:
     return markdown_table(header, cells)
 
 
-def _note(result: Result, more: str = "") -> str:
+def _note(result: Result) -> str:
     return (
         f"*{result['calibration_samples_per_task']} calibration samples and "
         f"{result['heldout_samples_per_task']} held-out ones per task, question asked later; "
-        f"{more}± half the 95 % bootstrap interval; {source(result)}.*"
+        f"± half the 95 % bootstrap interval; {source(result)}.*"
     )
 
 
@@ -70,63 +70,6 @@ def robustness_table(results: Sequence[Result]) -> str:
                 parts += [f"**{question.capitalize()}**", _measured(rows, "spec")]
         parts.append(_note(result))
     return "\n\n".join(parts)
-
-
-def alternatives_table(results: Sequence[Result]) -> str:
-    """What else could be done, a table per kind."""
-    parts = []
-    for result in results:
-        for kind, rows in result["rows"].items():
-            if rows:
-                parts += [f"**{kind[0].upper() + kind[1:]}**", _measured(rows, "spec")]
-        parts.append(_note(result, f"{result['dtype']}; "))
-    return "\n\n".join(parts)
-
-
-def reach_table(results: Sequence[Result]) -> str:
-    """Geometric mean of KL by condition, specs side by side, and the worst of each spec."""
-    parts = []
-    for result in results:
-        rows = result["rows"]
-        counts = {title: found for title, found in rows.items() if "to calibrate on" in title}
-        others = {title: found for title, found in rows.items() if title not in counts}
-        parts.append(_reached(others, result["right"]))
-        for title, found in counts.items():
-            parts += [f"**{title.capitalize()}**", _measured(found, "spec")]
-        parts += [_worst(others), _note(result)]
-    return "\n\n".join(parts)
-
-
-def _reached(conditions: Mapping[str, Mapping[str, Result]], right: Mapping[str, Result]) -> str:
-    """A row per condition and task: KL of every spec, and 16 bit's own accuracy."""
-    specs = list(next(iter(conditions.values())))
-    header = ["condition", "task", "16 bit right", *(f"{spec}: bits, KL (nats)" for spec in specs)]
-    cells = []
-    for title, found in conditions.items():
-        for task in next(iter(found.values()))["tasks"]:
-            share = right.get(title, {}).get(task)
-            row = [title, task, "" if share is None else f"{share:.2f}"]
-            row += [_reach_cell(found.get(spec), task) for spec in specs]
-            cells.append(row)
-    return markdown_table(header, cells)
-
-
-def _reach_cell(row: Result | None, task: str) -> str:
-    if row is None:
-        return ""
-    return f"{row['bits']:.2f}, {with_interval(row['tasks'][task]['kl'], KL_DIGITS)}"
-
-
-def _worst(conditions: Mapping[str, Mapping[str, Result]]) -> str:
-    """Where each spec is furthest from 16 bit."""
-    found: dict[str, tuple[float, str]] = {}
-    for title, rows in conditions.items():
-        for spec, row in rows.items():
-            for task, scores in row["tasks"].items():
-                here = (scores["kl"]["value"], f"{task}, {title}")
-                found[spec] = max(found.get(spec, here), here)
-    cells = [[spec, f"{kl:.{KL_DIGITS}f}", where] for spec, (kl, where) in found.items()]
-    return "**Worst case**\n\n" + markdown_table(["spec", "KL (nats)", "where"], cells)
 
 
 def transform_text_table(results: Sequence[Result]) -> str:

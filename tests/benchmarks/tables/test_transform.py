@@ -61,28 +61,6 @@ def test_a_row_without_numbers_is_noticed(missing):
         tables.choices_table([HEADER | COUNTS | {"rows": {"preset": broken}}])
 
 
-def test_alternatives_have_a_table_per_kind_and_say_their_dtype():
-    rows = {"gains": {"K's": row(0.1)}, "empty": {}}
-    text = tables.alternatives_table([HEADER | COUNTS | {"dtype": "float32", "rows": rows}])
-    assert "**Gains**" in text
-    assert "| K's | 1.15 | 0.10000 ± 0.05000 |" in text
-    assert "float32; ±" in text
-    assert "Empty" not in text
-
-
-def test_reach_has_every_condition_and_the_worst_of_each_spec():
-    rows = {"small": {"klt": row(0.1), "other": row(0.3)}, "large": {"klt": row(0.2)}}
-    rows |= {"sequences to calibrate on": {"1": row(0.9)}}
-    made = HEADER | COUNTS | {"rows": rows, "right": {"small": {"documents": 0.5}}}
-    text = tables.reach_table([made])
-    assert "| small | captions |  | 1.15, 0.10000 ± 0.05000 | 1.15, 0.30000 ± 0.15000 |" in text
-    assert "| small | documents | 0.50 | 1.15, 0.10000 ± 0.05000 |" in text
-    assert "| large | captions |  | 1.15, 0.20000 ± 0.10000 |  |" in text
-    assert "| klt | 0.20000 | documents, large |" in text
-    assert "| other | 0.30000 | documents, small |" in text
-    assert "0.90000 |" in text.split("**Sequences to calibrate on**")[1]
-
-
 def test_text_of_small_models_shows_bits_and_divergence():
     klt = {"perplexity": interval(3.6), "difference": interval(0.1), "kl": interval(0.02)}
     klt |= {"code_bits": 1.0, "packed_bits": 1.77, "bits": 4.2}
