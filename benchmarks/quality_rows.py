@@ -7,7 +7,7 @@ import duotone
 CALIBRATED_BITS = (2, 1)
 TAUS = (0, 1, 2, 3)
 RELEASED_TAU = {1: (0, 3), 2: (0, 3)}
-# Gains about the mean (K, V): measured before on other models (PAPERS.md 5), not tuned here.
+# Gains about the mean (K, V): measured before on other models, not tuned here.
 GAINS = {1: (1.3, 1.4), 2: (1.1, 1.1)}
 
 

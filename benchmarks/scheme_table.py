@@ -1,8 +1,10 @@
 """Scheme x bits -> quality, true bits, bytes: the embedded multimodal model, and text models.
 
     python benchmarks/scheme_table.py --out results/schemes
-    python benchmarks/scheme_table.py --model ../shared/data/stories260k \
-        --data ../shared/data/stories260k/tinystories_ids.json --out results/schemes
+    python benchmarks/scheme_table.py --model STORIES --data IDS --out results/schemes
+
+STORIES: a folder with stories260k (karpathy/tinyllamas) for transformers. IDS: a JSON list of
+TinyStories' validation documents, each a list of token ids.
 
 Pictures: held-out samples of the tasks with the question asked after the pictures' cache was
 quantized; score, KL(16-bit || scheme) of the next token, bits and bytes. Text (--data): perplexity

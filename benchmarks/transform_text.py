@@ -1,7 +1,8 @@
 """Transform coding of a text model's stream: KL and perplexity by true bits.
 
-    python benchmarks/transform_text.py --model ../shared/data/stories260k \
-        --data ../shared/data/stories260k/tinystories_ids.json --out results/transform
+    python benchmarks/transform_text.py --model STORIES --data IDS --out results/transform
+
+STORIES and IDS as in `scheme_table.py`.
 
 Bases from the last documents; of the first ones every token is predicted from its quantized past,
 with windows of `--window` recent tokens for all schemes, and compared with what 16 bit predicts.

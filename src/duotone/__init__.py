@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from duotone import hf as hf
     from duotone import loading as loading
     from duotone import models as models
-    from duotone import mquant as mquant
     from duotone import quant as quant
     from duotone import quantize as quantize
     from duotone import tasks as tasks
@@ -41,7 +40,7 @@ __version__ = "0.1.0.dev0"
 
 _MODULES = (
     *("attention", "cache", "hf", "loading", "models"),
-    *("mquant", "quant", "quantize", "tasks", "tune", "weights"),
+    *("quant", "quantize", "tasks", "tune", "weights"),
 )
 # {name: the module that has it}
 _NAMES = {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 
+from duotone.attention import families
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes.layout import spec_reason as class_reason
 from duotone.attention.cuda.groups import pack as group_pack
@@ -12,14 +13,14 @@ from duotone.attention.cuda.groups.format import stream_reason
 from duotone.attention.cuda.levels.search import level_reason
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.layout import spec_reason as span_reason
-from duotone.attention.families import CLASSES, DECODERS, GROUPS, PACKERS, SPANS
+from duotone.attention.families import CLASSES, GROUPS, SPANS, TRITON
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_groups, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, quantize
 from duotone.quant.honours import TORCH, Family, choices, fields_of
 from duotone.quant.tensor_spec import DECODED, ROLE, STORED, decoded, stored
 
-FAMILIES = (*DECODERS, *PACKERS, TORCH)
+FAMILIES = [*(f for f in vars(families).values() if isinstance(f, Family)), TORCH]
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ def test_widths_are_those_of_the_family() -> None:
     assert "[1, 2, 4] bits; got 8" in GROUPS.refusal(TensorSpec(8, group=32))
     assert "[1, 2, 4] bits; got 8" in CLASSES.refusal(TensorSpec(classes=eight))
     assert SPANS.refusal(TensorSpec(8)) is None
-    assert all("got 3" in family.refusal(TensorSpec(3)) for family in DECODERS)
+    assert all(
+        "got 3" in family.refusal(TensorSpec(3)) for family in (SPANS, CLASSES, GROUPS, TRITON)
+    )
 
 
 def test_a_family_honours_fields_that_exist() -> None:

@@ -67,7 +67,7 @@ def config_of_7b() -> InternVLConfig:
 
 
 def test_known_numbers_of_a_7b_shape() -> None:
-    """KERNELS.md: 131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
+    """131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
     planned = duotone.plan(config_of_7b(), duotone.scheme("minmax"), visual_tokens=3328)
     assert planned.dense_equivalent_bytes == 3328 * 131072
     assert planned.codes_bytes == 3328 * 131072 // 16

@@ -29,7 +29,7 @@ def test_all_layers_flush_together() -> None:
     assert STREAM.replace(layers=(LayerRule(1, text=long),)).flush_tokens == 96
 
 
-# PAPERS.md 2.4 and XQuant Table 1: equivalent bit-widths of a model of 32 layers.
+# XQuant Table 1: equivalent bit-widths of a model of 32 layers.
 @pytest.mark.parametrize(
     ("scheme", "knobs", "bits"),
     [

@@ -35,5 +35,3 @@ TRITON = Family.of(
     {"bits", "along", "group", "mapping", "classes", "transform", "param_dtype"},
     (8, 4, 2, 1),
 )
-DECODERS = (SPANS, CLASSES, GROUPS, TRITON)
-PACKERS = (SPAN_PACKER, GROUP_PACKER, CLASS_PACKER, LEVEL_SEARCH)

@@ -232,7 +232,7 @@ SCHEMES: dict[str, Scheme] = {
         _innerq,
     ),
     "duotone-stream": Scheme(
-        "KIVI's groups with end points moved in for all tokens, a window of 64 in 8-bit floats",
+        "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit",
         stream,
     ),
     "duotone-mixed": Scheme(

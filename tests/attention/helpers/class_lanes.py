@@ -19,7 +19,7 @@ def power_in(n: int, most: int) -> int:
 
 
 class Side:
-    """`Classes` of class_codes.cuh: the bits of columns and where they lie in a class."""
+    """`Classes` of classes/codes.cuh: the bits of columns and where they lie in a class."""
 
     def __init__(self, classes: Classes) -> None:
         self.bits, self.within, self.of_class = [], [], []

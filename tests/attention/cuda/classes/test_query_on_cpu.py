@@ -1,4 +1,4 @@
-"""q in K's coded places: the source of `class_query_of_spans.cuh` on a CPU, lane by lane."""
+"""q in K's coded places: the source of `classes/query_of_spans.cuh` on a CPU, lane by lane."""
 
 import ctypes
 
@@ -19,7 +19,7 @@ from units_on_cpu import compiled
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 WARPS, SM_SCALE = 2, 0.3
-# What class_decode.cu begins with, then q's digits, scales and offsets of the first warp's lanes.
+# What classes/decode.cu begins with, then q's digits, scales and offsets of the first warp's lanes.
 KERNEL = """
 void fold_query(const Arguments& at) {
   __shared__ Prologue prologue;

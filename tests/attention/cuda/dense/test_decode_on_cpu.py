@@ -1,4 +1,4 @@
-"""The source of `dense_decode.cu` on a CPU: which lane has what of K and V, of all their types."""
+"""The source of `dense/decode.cu` on a CPU: which lane has what of K and V, of all their types."""
 
 import ctypes
 

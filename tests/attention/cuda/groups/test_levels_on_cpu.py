@@ -1,4 +1,4 @@
-"""Levels that products of group records meet: the source of `group_along_rows.cuh` on a CPU."""
+"""Levels that products of group records meet: the source of `groups/along_rows.cuh` on a CPU."""
 
 import pytest
 import torch

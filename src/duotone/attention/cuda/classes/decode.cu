@@ -10,7 +10,8 @@
 //   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
 //   SLOT_BYTES  see ring.cuh
-//   G, WARPS, TEAMS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as span_decode.cu
+//   G, WARPS, TEAMS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES
+//                         as in spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define HEADS (HT * 4)

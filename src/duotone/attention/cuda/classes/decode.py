@@ -46,7 +46,7 @@ KEPT_BYTES, SMALL_BYTES, ALIGNMENT_BYTES = 1024, 32 + 8, 128
 
 
 class Arguments(Call):
-    """`Arguments` of class_decode.cu."""
+    """`Arguments` of classes/decode.cu."""
 
     _fields_ = tuple(
         (name, ctypes.c_void_p)
@@ -173,7 +173,7 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
 
 
 def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
-    """Macros of class_decode.cu in addition to those of all kernels."""
+    """Macros of classes/decode.cu in addition to those of all kernels."""
     return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_of(form, group)}
 
 

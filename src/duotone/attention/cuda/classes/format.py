@@ -114,7 +114,7 @@ class ClassFormat(Tiled):
 
     @property
     def widths(self) -> dict[str, int]:
-        """The macros of class_widths.cuh, and where K's parameters are."""
+        """The macros of classes/widths.cuh, and where K's parameters are."""
         sides = (("KN", self.key), ("VN", self.value))
         counts = {f"{name}{bits}": side.width(bits) for name, side in sides for bits in WIDTHS}
         return counts | {"K_TILES": int(self.key_in_tiles)}

@@ -1,4 +1,4 @@
-"""Records of K and V with channels of unequal bits, for `class_decode.cu`.
+"""Records of K and V with channels of unequal bits, for `classes/decode.cu`.
 
 K's classes of channels are chosen per block of tokens or per span, V's per span. A record holds
 tiles of 64 tokens; where K has groups, each with all that K needs, so that no tile asks for

@@ -64,9 +64,9 @@ class SortedLevels:
         return self.order.to(torch.uint8)
 
     def packed(self, x: States, spec: TensorSpec) -> PackedTensor:
-        """x by these levels in canonical order, by torch: the reference of `class_pack.pack_codes`.
+        """x by these levels in canonical order, by torch.
 
-        x: in its basis.
+        The reference of `classes.pack.pack_codes`. x: in its basis.
         """
         classes = Classes.of(spec, x.shape[3])
         number = self._by_channel(classes.number_of_rank(x.shape[3]).to(x.device))

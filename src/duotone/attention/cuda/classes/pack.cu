@@ -1,9 +1,9 @@
-// Codes of 16-bit or float K and V by given levels into class records (class_layout.py), and K's
+// Codes of 16-bit or float K and V by given levels into class records (classes/layout.py), and K's
 // parameters where they lie in its tiles: one launch, one read, a warp per 64 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32
-//   KN4, KN2, KN1, VN4, VN2, VN1, K_TILES  as in class_decode.cu
+//   KN4, KN2, KN1, VN4, VN2, VN1, K_TILES  as in classes/decode.cu
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   WARPS, ARGUMENTS_BYTES, WARP_SHARED_BYTES
 #define D ((CHANNELS + 31) / 32 * 32)

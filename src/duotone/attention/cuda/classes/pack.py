@@ -5,8 +5,8 @@ Lloyd's of many rounds over them (`level_search`; torch finds what that does not
 then reads K and V once and writes the codes where the decode kernel wants them, without any
 canonical packing between.
 
-The plain-torch reference is `PackedPair.pack`, then `class_layout.class_layout`; on a GPU all bytes
-equal those that torch writes by the same levels.
+The plain-torch reference is `PackedPair.pack`, then `classes.layout.class_layout`; on a GPU all
+bytes equal those that torch writes by the same levels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARPS = 4
 
 
 class Side(ctypes.Structure):
-    """`Side` of class_pack.cu."""
+    """`Side` of classes/pack.cu."""
 
     _fields_ = (
         ("x", Dense),
@@ -51,7 +51,7 @@ class Side(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """`Arguments` of class_pack.cu."""
+    """`Arguments` of classes/pack.cu."""
 
     _fields_ = (
         *((name, Side) for name in ("key", "value")),
@@ -189,7 +189,7 @@ def pack_codes(work: Prepared) -> None:
 
 
 def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
-    """Macros of class_pack.cu."""
+    """Macros of classes/pack.cu."""
     words = max(sum(form.key.words), sum(form.value.words))
     places = COLUMN * max(sum(form.key.columns), sum(form.value.columns))
     return {

@@ -1,4 +1,4 @@
-// One warp packs K or V of 64 tokens into a tile of class_layout.py, 32 tokens at a time.
+// One warp packs K or V of 64 tokens into a tile of classes/layout.py, 32 tokens at a time.
 //
 // A step is a column of 16 places of 32 tokens: the elements of its channels, wherever they stand
 // in a row. With g = lane / 4, t = lane % 4, register i of a lane has byte j for code

@@ -8,7 +8,7 @@
 //   KV        type of K and V: 0 float16, 1 bfloat16, 2 float8_e4m3fn (widened to fp16, exactly)
 //   KEYS      tokens of a record, a multiple of 16
 //   STAGES    records that a warp has room for, 2 or more: all but one of them are under way
-//   G, WARPS, PER_SM, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, PER_SM, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
 #define D CHANNELS
 #define KC (CHANNELS / 16)  // chunks of 16 channels
 #define HT ((G + 3) / 4)    // tiles of 8 columns: 4 q heads of two digits
@@ -39,8 +39,7 @@ static_assert(HEADS * (D + 8) * 4 <= STAGES * RECORD_BYTES, "a warp's sums go wh
 #define STRIDE_BYTES (WARPS * KEYS * TOKEN_BYTES)
 
 // Records are rows of K, then of V, of KEYS tokens; a warp has every WARPS-th. Lanes copy 16 bytes
-// each: rows are apart in shared memory, and a bulk copy for every 256 bytes is slower (LOG.md,
-// fifth session).
+// each: rows are apart in shared memory, and a bulk copy for every 256 bytes was measured slower.
 struct DenseRing {
   const char *keys, *values;  // this lane's first 16 bytes of the record to ask for
   u32 memory;

@@ -35,7 +35,7 @@ STAGES = {(2, False): 2, (2, True): 2, (1, False): 3, (1, True): 2}
 
 
 class Arguments(Call):
-    """`Arguments` of dense_decode.cu."""
+    """`Arguments` of dense/decode.cu."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("key", "value")),
@@ -156,5 +156,5 @@ def dense_task(query: Tensor, segment: DenseSegment) -> Task:
 
 
 def macros_of(form: DenseFormat, dtype: torch.dtype) -> dict[str, int]:
-    """Macros of dense_decode.cu in addition to those of all kernels. dtype: of K and V."""
+    """Macros of dense/decode.cu in addition to those of all kernels. dtype: of K and V."""
     return {"KV": KV_TYPES[dtype], "KEYS": form.tokens}

@@ -1,6 +1,6 @@
 // q in B, the softmax, and the sums over V of one warp.
 //
-// Expects dense_operands.cuh.
+// Expects dense/operands.cuh.
 
 // Two numbers of q; rows are aligned to four.
 struct __align__(2 * sizeof(query_t)) QueryPair {

@@ -50,13 +50,13 @@ def _codes(
 
 
 def _runs_of(words: Tensor, kinds: int) -> Int[Tensor, "kinds batch heads tiles n g"]:
-    """Inverse of `group_layout._by_runs`."""
+    """Inverse of `groups.layout._by_runs`."""
     split = words.unflatten(-1, (-1, 8, kinds, 2))
     return split.permute(5, 0, 1, 2, 3, 6, 4).flatten(4, 5)
 
 
 def _rows_of(words: Tensor, rows: int) -> Float[Tensor, "batch heads tiles rows groups"]:
-    """Inverse of `group_layout._row_pairs`."""
+    """Inverse of `groups.layout._row_pairs`."""
     halves = words.unsqueeze(-1).contiguous().view(torch.float16)
     split = halves.unflatten(3, (rows // 16, -1))
     return split.permute(0, 1, 2, 3, 6, 5, 4).flatten(3, 5)
@@ -123,7 +123,7 @@ def _upper_bits(
 
 
 def _low_bits(words: Tensor, rows: int, width: int) -> Int[Tensor, "batch heads tiles rows k"]:
-    """Inverse of `group_layout._low_bits`. words: [batch, heads, tiles, n, g, 2]."""
+    """Inverse of `groups.layout._low_bits`. words: [batch, heads, tiles, n, g, 2]."""
     # [.., row tile, group, g, word] -> [.., row tile, i, g, group, q, word, parity, side]
     split = words.long().unflatten(3, (rows // 16, -1)).transpose(4, 5)
     spread = split[:, :, :, :, None, :, :, None, :, None, None]

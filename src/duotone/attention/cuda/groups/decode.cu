@@ -11,9 +11,9 @@
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
-//   K_APART, V_APART      1: codes lie in a buffer of their own (group_apart.cuh)
+//   K_APART, V_APART      1: codes lie in a buffer of their own (groups/apart.cuh)
 //   SLOT_BYTES            see ring.cuh
-//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
 #define HEADS (HT * 8)

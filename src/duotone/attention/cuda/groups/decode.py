@@ -3,7 +3,7 @@
 The plain-torch reference is `attention.reference.attend` on the same segment. Along rows (KIVI)
 codes become levels, rounded once to fp16; along k (InnerQ) they are exact. q and p are rounded to
 fp16, sums are fp32. Along rows a scale may be any fp16 number; along k it must lie below
-2^(15 - bits), a range of 16,384 or more (`group_layout.scales_fit`).
+2^(15 - bits), a range of 16,384 or more (`groups.layout.scales_fit`).
 
 Warps draw records from a counter, here as in all kernels with a ring, so that outputs differ from
 call to call by the order of fp32 sums. Where torch is told to be deterministic they take them in
@@ -64,13 +64,13 @@ class Stream:
 
 
 class Codes(ctypes.Structure):
-    """`Codes` of group_apart.cuh."""
+    """`Codes` of groups/apart.cuh."""
 
     _fields_ = (("data", ctypes.c_void_p), ("head_bytes", ctypes.c_longlong))
 
 
 class Arguments(Call):
-    """`Arguments` of group_apart.cuh, where codes lie apart."""
+    """`Arguments` of groups/apart.cuh, where codes lie apart."""
 
     _fields_ = (("key", Codes), ("value", Codes))
 
@@ -168,7 +168,7 @@ def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes
 
 
 def macros_of(form: GroupFormat, group: int) -> dict[str, int]:
-    """Macros of group_decode.cu in addition to those of all kernels."""
+    """Macros of groups/decode.cu in addition to those of all kernels."""
     operands = _operand("K", form.key) | _operand("V", form.value)
     return {"TILES": form.tiles, "SLOT_BYTES": slot_of(form, group), **operands}
 

@@ -1,4 +1,4 @@
-"""Records of K and V with a scale for every group of elements, for `group_decode.cu`.
+"""Records of K and V with a scale for every group of elements, for `groups/decode.cu`.
 
 A record holds tiles of 32 tokens, each with all it needs, so that a group that joins a stream is
 one more tile:

@@ -1,11 +1,11 @@
-// Quantizes fp8, 16-bit or float K and V and writes their group records (group_layout.py): one
+// Quantizes fp8, 16-bit or float K and V and writes their group records (groups/layout.py): one
 // launch, one read, a warp or two per 32 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
-//   KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP  as in group_decode.cu
+//   KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP  as in groups/decode.cu
 //   K_APART, V_APART      1: codes go to a buffer of their own, or nowhere
-//   K_MAPPING, V_MAPPING  see group_packer.cuh
+//   K_MAPPING, V_MAPPING  see groups/packer.cuh
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   E4M3      1: they lie in memory as that, and are INPUT 0 from where they are read
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32

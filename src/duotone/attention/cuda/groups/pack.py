@@ -1,6 +1,6 @@
 """Quantize dense K and V straight into group records: one launch, one read of every element.
 
-The plain-torch reference is `cache.packed.pack_groups`, then `group_layout.to_group_records`; on a
+The plain-torch reference is `cache.packed.pack_groups`, then `groups.layout.to_group_records`; on a
 GPU, codes, scales and zero-points equal theirs bit for bit. What may differ: a hybrid whose two
 errors are the same but for the rounding of torch's sum and of what it adds, and the sign of a
 zero-point of 0 where a group has zeros of both signs.
@@ -43,7 +43,7 @@ States = Float[Tensor, "batch kv_heads tokens head_dim"]
 
 
 class Arguments(ctypes.Structure):
-    """`Arguments` of group_pack.cu."""
+    """`Arguments` of groups/pack.cu."""
 
     _fields_ = (
         *((name, Dense) for name in ("key", "value")),
@@ -141,7 +141,7 @@ def pack_reason(specs: KVSpec) -> str | None:
 def macros_of(
     form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
 ) -> dict[str, int]:
-    """Macros of group_pack.cu, except ALIGN and NORM."""
+    """Macros of groups/pack.cu, except ALIGN and NORM."""
     wide, widest = widened_type(dtype), max(form.key.bits, form.value.bits)
     words_bytes = TILE * form.channels * widest // 8
     return {

@@ -1,5 +1,5 @@
 // A warp, or two that share the steps, packs K or V of 32 tokens: a matrix of rows by k in the
-// layout of group_layout.py.
+// layout of groups/layout.py.
 //
 // It goes through the tile in steps. Along rows, a step is a row group by a chunk of 16 k, and a
 // lane sees 4 groups: k, k + 1, k + 8, k + 9. Along k, it is a row tile by a group, and a lane sees

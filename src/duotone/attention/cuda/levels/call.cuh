@@ -1,4 +1,4 @@
-// What the kernels that find levels are told (level_search.py), and the block of tokens that a
+// What the kernels that find levels are told (levels/search.py), and the block of tokens that a
 // block of threads works at.
 //
 // Compiled by NVRTC with these macros:

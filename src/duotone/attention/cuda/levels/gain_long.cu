@@ -6,7 +6,7 @@
 //                     <S, cov(x, x_hat)> and <S, cov(x_hat)>
 //   level_gain_last   adds these up, in their order, and rounds the levels
 //
-// level_call.cuh has the macros, and ROOM: 64, tokens that are in shared memory.
+// levels/call.cuh has the macros, and ROOM: 64, tokens that are in shared memory.
 #include "packing/device.cuh"
 #include "packing/levels.cuh"
 #include "packing/tile.cuh"

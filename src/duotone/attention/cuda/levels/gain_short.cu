@@ -2,7 +2,7 @@
 //
 // Fewer tokens than channels have the smaller Gram matrices: with G = X^T X and T = X^T X_hat,
 // [tokens, tokens], <S, X X_hat^T> = sum(T * G) and <S, X_hat X_hat^T> = sum(T * T).
-// level_call.cuh has the macros, and ROOM: tokens, a multiple of 64.
+// levels/call.cuh has the macros, and ROOM: tokens, a multiple of 64.
 #include "packing/device.cuh"
 #include "packing/levels.cuh"
 #include "packing/tile.cuh"

@@ -1,6 +1,6 @@
 // Levels of every channel of a block of tokens (quant.levels): those that codes are chosen by, and
-// those that codes stand for, sorted by class. level_sums.cu has run before; level_call.cuh has the
-// macros, and
+// those that codes stand for, sorted by class. levels/sums.cu has run before.
+// levels/call.cuh has the macros, and
 //   STRIP  channels of a block of threads, which has them in shared memory: all, in the order of
 //          their classes then, or few
 //   LANES  threads of a channel

@@ -39,7 +39,7 @@ LANES = {128: 8, 1024: 32}
 
 
 class Arguments(ctypes.Structure):
-    """`Arguments` of level_call.cuh."""
+    """`Arguments` of levels/call.cuh."""
 
     _fields_ = (
         ("x", Dense),

@@ -1,4 +1,4 @@
-// Sums that levels are found from (level_call.cuh has the macros), over the tokens of every block,
+// Sums that levels are found from (levels/call.cuh has the macros), over the tokens of every block,
 // in parts; who reads them adds the parts up, in their order.
 //
 //   level_moments   sum(x - first), sum((x - first)^2) of every channel

@@ -15,7 +15,7 @@ TILE_TOKENS, ROW_GAP_BYTES = 32, 16
 
 
 class Dense(ctypes.Structure):
-    """`Dense` of pack_tile.cuh."""
+    """`Dense` of packing/tile.cuh."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -30,7 +30,7 @@ def widened_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def tile_bytes(channels: int, dtype: torch.dtype) -> int:
-    """Shared memory of 32 tokens, as pack_tile.cuh has them."""
+    """Shared memory of 32 tokens, as packing/tile.cuh has them."""
     return TILE_TOKENS * (channels * dtype.itemsize + ROW_GAP_BYTES)
 
 

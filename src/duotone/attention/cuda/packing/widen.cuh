@@ -1,6 +1,6 @@
 // A tile of dense K or V that lies in memory as e4m3: fp16 from there on, exactly.
 //
-// What else pack_tile.cuh loads without registers passes through them: AT_ONCE units of ALIGN bytes
+// What else packing/tile.cuh loads without registers passes through them: AT_ONCE units of ALIGN bytes
 // are asked for before the first of them is waited for.
 static_assert(INPUT == 0, "e4m3 becomes fp16");
 #define AT_ONCE 8

@@ -4,8 +4,8 @@
 //   out = (sum of the turned parts @ matrix + sum of the others) / sum of all weights
 //
 // Compiled by NVRTC with these macros:
-//   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
-//   ROWS, COLUMNS, DEPTH  as in head_product.cuh
+//   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
+//   ROWS, COLUMNS, DEPTH  as in rotate/product.cuh
 #include "shared/call.cuh"
 #include "rotate/product.cuh"
 #include "shared/merged.cuh"

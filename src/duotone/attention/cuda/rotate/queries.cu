@@ -1,8 +1,8 @@
 // Queries into the basis of their keys: rows times the matrix of their kv head.
 //
 // Compiled by NVRTC with these macros:
-//   CHANNELS, G, QUERY, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu; OUT is 2
-//   ROWS, COLUMNS, DEPTH  as in head_product.cuh
+//   CHANNELS, G, QUERY, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu; OUT is 2
+//   ROWS, COLUMNS, DEPTH  as in rotate/product.cuh
 #include "shared/call.cuh"
 #include "rotate/product.cuh"
 

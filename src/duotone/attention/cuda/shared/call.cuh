@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
 // that it does not read; it waits before it ends, so that its end says that all have ended. So does
 // the launch that merges, the last one of some calls, before it reads what the others left: their
 // blocks all have their places by then, so that nobody waits for one that waits for a place.
-// head_turn.cu, ahead of a call, is like a first launch: whoever comes behind the next one finds
+// rotate/queries.cu, before a call, is like a first launch: any launch after the next one finds
 // what it wrote.
 __device__ __forceinline__ void begin() {
 #if OVERLAP == 2 && __CUDA_ARCH__ >= 900

@@ -5,7 +5,7 @@
 // many, reading all of them once more costs less. A warp merges one q head.
 //
 // Compiled by NVRTC with these macros:
-//   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in span_decode.cu
+//   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
 //   WARPS  q heads per block
 #include "shared/call.cuh"
 #include "shared/merged.cuh"

@@ -1,5 +1,5 @@
 // Merges the parts of a kv head: what the block that ends last, the last launch of a call,
-// merge_parts.cu and merge_turned.cu do. Expects call.cuh.
+// shared/merge_parts.cu and rotate/merge.cu do. Expects call.cuh.
 static_assert(CHANNELS % 4 == 0, "lanes read four channels");
 
 // Four channels of a q head: the sum of its parts under the largest of their maxima.

@@ -1,6 +1,6 @@
 // Decode attention on span records with score calibration: K is read once, its scores are kept.
 //
-// Macros as in span_decode.cu, and CLUSTER, where the parts of a kv head are a cluster of as many
+// Macros as in spans/decode.cu, and CLUSTER, where the parts of a kv head are a cluster of as many
 // blocks; without it all blocks of a head must be resident together. A unit's scores must fit
 // shared memory behind the rings: | rings of half records, K's and then V's | q, V's scales; then
 // scores |

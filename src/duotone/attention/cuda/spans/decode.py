@@ -57,7 +57,7 @@ TWO_TILES_PER_SM, TWO_TILES_MIN_WARPS, TWO_TILES_WAVES = (1, 2, 3, 6), 2, 1.5
 
 
 class Arguments(Call):
-    """`Arguments` of span_decode.cu."""
+    """`Arguments` of spans/decode.cu."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "v_scale", "v_zero", "ranges")),
@@ -267,7 +267,7 @@ def _geometry(work: Work, calibrate: bool) -> Geometry:
 
 
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
-    """Macros of span_decode.cu in addition to those of all kernels."""
+    """Macros of spans/decode.cu in addition to those of all kernels."""
     widths = {"KB": form.key_bits, "VB": form.value_bits}
     return {**widths, "TILES": form.tiles, "TAU": int(calibrate)}
 

@@ -1,4 +1,4 @@
-// What a thread block of span_pack_once.cu holds: its share of a block of tokens, and its bounds.
+// What a thread block of spans/pack_once.cu holds: its share of a block of tokens, and its bounds.
 //
 // Of the warps that share 32 tokens, what they saw as floats, [low, high][channel], and later
 // words.

@@ -2,7 +2,7 @@
 
     | bounds that warps saw, then words of codes | levels | tiles of 32 tokens |
 
-As span_held.cuh has them.
+As spans/held.cuh has them.
 """
 
 from __future__ import annotations

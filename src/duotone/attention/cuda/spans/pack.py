@@ -1,5 +1,5 @@
 """Quantize visual spans straight into records: two launches, for bounds and for codes, or one where
-few rows fit shared memory (span_held.py).
+few rows fit shared memory (spans/held.py).
 
 The plain-torch reference is `PackedPair.pack`, then `layout.span_layout`; on a GPU all bytes and
 parameters equal theirs (but for the sign of a zero).
@@ -49,7 +49,7 @@ SPLIT_TOKENS, MIN_SPLIT_TOKENS, BLOCKS_PER_SM = 1024, 128, 4
 
 
 class Arguments(ctypes.Structure):
-    """`Arguments` of span_pack.cu."""
+    """`Arguments` of spans/pack.cu."""
 
     _fields_ = (
         *((name, Dense) for name in ("key", "value")),
@@ -224,7 +224,7 @@ def _launch_twice(
 
 
 def macros_of(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[str, int]:
-    """Macros of span_pack.cu."""
+    """Macros of spans/pack.cu."""
     return common_macros(form, dtype, align) | twice_macros(form, dtype)
 
 
@@ -242,7 +242,7 @@ def common_macros(form: RecordFormat, dtype: torch.dtype, align: int) -> dict[st
 
 
 def twice_macros(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
-    """Macros of span_pack.cu in addition to those of both sources."""
+    """Macros of spans/pack.cu in addition to those of both sources."""
     words_bytes = TILE_TOKENS * form.channels * max(form.key_bits, form.value_bits) // 8
     levels_bytes = 16 * form.channels
     return {
@@ -253,7 +253,7 @@ def twice_macros(form: RecordFormat, dtype: torch.dtype) -> dict[str, int]:
 
 
 def once_macros(at: Held, form: RecordFormat) -> dict[str, int]:
-    """Macros of span_pack_once.cu in addition to those of both sources."""
+    """Macros of spans/pack_once.cu in addition to those of both sources."""
     return {
         "WARPS": at.slots * sharers(form),
         "SHARERS": sharers(form),

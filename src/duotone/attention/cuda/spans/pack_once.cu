@@ -1,4 +1,4 @@
-// Quantizes K and V as span_pack.cu does, bit for bit, in one launch that reads them once: where a
+// Quantizes K and V as spans/pack.cu does, bit for bit, in one launch that reads them once: where a
 // block of tokens fits the shared memory of a cluster.
 //
 // A cluster packs K or V of one block of tokens of a head. Each of its thread blocks holds every
@@ -6,7 +6,7 @@
 // the codes of what they hold.
 //   | bounds that warps saw, then their words | levels | tiles of 32 tokens |
 //
-// Compiled by NVRTC with the macros of span_pack.cu but THREADS and WARP_SHARED_BYTES, and
+// Compiled by NVRTC with the macros of spans/pack.cu but THREADS and WARP_SHARED_BYTES, and
 //   CLUSTER  thread blocks of a cluster; 1: no cluster, for any device
 //   WARPS    of a thread block; SHARERS: of them, of 32 tokens; BESIDE_TILES_BYTES: what the host
 //   takes memory before tiles to be

@@ -1,5 +1,5 @@
 // A warp, or two that share the registers, packs K or V of 32 tokens, half of a tile of layout.py,
-// in steps (span_steps.cuh).
+// in steps (spans/steps.cuh).
 template <int VALUE, int BITS>
 struct SpanPacker {
   static constexpr int STEPS = D / 16, WORDS = D * BITS / 32, OWN_WORDS = WORDS / SHARERS;

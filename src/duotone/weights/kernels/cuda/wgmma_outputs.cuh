@@ -22,7 +22,7 @@ struct Scales {
   }
 };
 
-// x times a sigmoid of two approximations of 2^-22, as kernels/triton_activation.py has it.
+// x times a sigmoid of two approximations of 2^-22, as kernels/triton/activation.py has it.
 __device__ __forceinline__ float activated(float x) {
   float z = x, e;
   if (GATED == 2) z = 1.702f * x;

@@ -15,7 +15,7 @@ from functools import cache
 # Columns of a step: a tile's row in shared memory, 128 bytes.
 STEP = 128
 GROUP_OUTS = 64
-TOKEN_MULTIPLE, MAX_TOKENS = 16, 256
+TOKEN_MULTIPLE = 16
 SHARED_BYTES = 226 << 10
 # Per warpgroup: two times 16 tokens by 64 outs of 16 bits, where sums are transposed to rows of
 # tokens.

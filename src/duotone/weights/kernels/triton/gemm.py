@@ -31,9 +31,6 @@ from duotone.weights.kernels.scratch import scratch
 from duotone.weights.kernels.triton.epilogue import epilogue, group_scale
 from duotone.weights.modules.packed_weight import PackedWeight
 
-# TMA wants rows that start at multiples of 16 bytes.
-TMA_BYTES = 16
-
 
 @dataclass(frozen=True)
 class GemmConfig:
