@@ -105,7 +105,7 @@ def test_the_command_fills_its_places(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     names = ("generate", "generate-summary")
     page.write_text("".join(f"<!-- duotone:{x} -->\n<!-- /duotone:{x} -->\n" for x in names))
-    done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), "--readme", str(page)])
+    done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), str(page)])
     assert done.exit_code == 0, done.output
     assert "| duotone@1 | 120 |" in page.read_text()
     assert "batch 1, 3,428 tokens, duotone@1 | 21.0 |" in page.read_text()

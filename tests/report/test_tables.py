@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from duotone.cli import app
 from duotone.report import tables as report
 from duotone.report.files import read_file
 
@@ -23,33 +22,6 @@ def test_tables_are_found_below_a_folder(folder):
     rendered = report.tables(folder)
     assert set(rendered) == {"quality", "quality-summary", "divergence", "tau-grids"}
     assert "documents, anls | captions (question asked later), anls |" in rendered["quality"]
-
-
-def test_marked_tables_are_replaced_and_the_rest_stays():
-    text = "before\n<!-- duotone:quality -->\nold\n<!-- /duotone:quality -->\nafter\n"
-    once = report.update_text(text, {"quality": "| new |"})
-    assert once == "before\n<!-- duotone:quality -->\n| new |\n<!-- /duotone:quality -->\nafter\n"
-    assert report.update_text(once, {"quality": "| new |"}) == once
-
-
-def test_a_marker_without_results_raises():
-    with pytest.raises(ValueError, match="none for 'speed'"):
-        report.update_text("<!-- duotone:speed -->\n<!-- /duotone:speed -->", {"quality": ""})
-
-
-def test_the_command_updates_and_checks_a_file(folder):
-    from typer.testing import CliRunner
-
-    readme = folder / "README.md"
-    readme.write_text("<!-- duotone:quality -->\n<!-- /duotone:quality -->\n")
-    arguments = ["report", "--results", str(folder), "--readme", str(readme)]
-    assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 1
-    assert "| 16-bit |" not in readme.read_text()
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    assert "| 16-bit |" in readme.read_text()
-    assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 0
-    missing = CliRunner().invoke(app, ["report", "--results", str(folder / "gone")])
-    assert missing.exit_code == 2
 
 
 def test_the_speedups_in_the_readme_are_those_of_the_kernels_file():

@@ -1,12 +1,11 @@
-"""Result files to Markdown tables; numbers in a README come from here and are never typed.
+"""Result files to Markdown tables; numbers of a page come from here and are never typed.
 
-Imports no room and needs neither a GPU nor a model. A table of a README stands between
-`<!-- duotone:NAME -->` and `<!-- /duotone:NAME -->` and is replaced as a whole. Tables of commands
-are here; a repository names the tables of its own benchmarks in pyproject.toml (`report.local`).
+Imports no room and needs neither a GPU nor a model. `report.pages` puts the tables into pages.
+Tables of commands are here; a repository names those of its own benchmarks in pyproject.toml
+(`report.local`).
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from duotone.report.files import read_file, result_files
@@ -17,9 +16,6 @@ from duotone.report.markdown import Result
 from duotone.report.throughput import prediction_table, throughput_table
 from duotone.report.tune import tune_comparisons, tune_scores, tune_sensitivity, tune_table
 
-_MARKED = re.compile(
-    r"(?P<open><!-- duotone:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /duotone:(?P=name) -->)", re.S
-)
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS: dict[str, Renderer] = {
     "generate": ("duotone.generate/1", generate_table),
@@ -70,29 +66,3 @@ def tables(folder: str | Path, repository: str | Path = ".") -> dict[str, str]:
         if mine:
             rendered[name] = _render(render, schema, mine)
     return rendered
-
-
-def update_text(text: str, rendered: Mapping[str, str]) -> str:
-    """`text` with every marked table replaced; a marker without results raises ValueError."""
-
-    def replace(match: re.Match) -> str:
-        if match["name"] not in rendered:
-            raise ValueError(
-                f"every marked table needs results, got none for {match['name']!r}; there are "
-                f"{sorted(rendered)}: run its benchmark or remove the marker"
-            )
-        return f"{match['open']}{rendered[match['name']]}\n{match['close']}"
-
-    return _MARKED.sub(replace, text)
-
-
-def update_file(path: str | Path, rendered: Mapping[str, str], *, write: bool = True) -> bool:
-    """Bring the marked tables of a file up to date; returns True if the file changed."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"--readme must be an existing file, got {str(path)!r}")
-    before = path.read_text(encoding="utf-8")
-    after = update_text(before, rendered)
-    if write and after != before:
-        path.write_text(after, encoding="utf-8")
-    return after != before
