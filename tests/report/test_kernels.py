@@ -9,7 +9,14 @@ import pytest
 from duotone.bench.kernel_plots import _points
 from duotone.bench.plots import draw
 from duotone.report import tables as report
-from duotone.report.kernels import innerq_table, kernel_summary, kernel_table, packing_table
+from duotone.report.kernels import (
+    SUMMARY,
+    innerq_table,
+    kernel_speedups,
+    kernel_summary,
+    kernel_table,
+    packing_table,
+)
 
 from made_up import made_up
 
@@ -36,8 +43,8 @@ def test_the_full_table_has_every_row_and_what_is_missing(result):
     assert "commit 0123456789" in text
 
 
-def test_the_summary_takes_the_faster_implementation(result):
-    lines = kernel_summary([result]).splitlines()
+def test_speedups_are_those_of_the_faster_implementation(result):
+    lines = kernel_speedups([result]).splitlines()
     assert lines[0].count("|") == 1 + 1 + len(result["shapes"])
     one_bit = next(line for line in lines if line.startswith("| 1 bit |"))
     assert one_bit.count("(cuda)") == len(result["shapes"])
@@ -47,13 +54,24 @@ def test_the_summary_takes_the_faster_implementation(result):
     assert quarter.endswith("|  |")  # head_dim 64 has no such row
 
 
+def test_the_summary_has_the_first_rows_and_shapes_of_the_speedups(result):
+    summary = [line.split("|") for line in kernel_summary([result]).splitlines() if "|" in line]
+    every = [line.split("|") for line in kernel_speedups([result]).splitlines() if "|" in line]
+    assert len(summary) < len(every)
+    assert all(len(cells) == 1 + 1 + 3 + 1 for cells in summary)
+    whole = {cells[1].strip(): cells for cells in every}
+    rows = [cells[1].strip() for cells in summary[2:]]
+    assert rows == [name for name in SUMMARY if name in whole]
+    assert all(cells[:5] == whole[cells[1].strip()][:5] for cells in summary)
+
+
 def test_a_wrong_row_shows_in_every_table(result):
     bad = copy.deepcopy(result)
     for row in bad["rows"]:
         if row["row"] == "1 bit":
             row |= {"status": "wrong", "reason": "relative RMS 0.5"}
     assert "- wrong, relative RMS 0.5: 1 bit (cuda), 1 bit (triton)" in kernel_table([bad])
-    one_bit = next(x for x in kernel_summary([bad]).splitlines() if x.startswith("| 1 bit |"))
+    one_bit = next(x for x in kernel_speedups([bad]).splitlines() if x.startswith("| 1 bit |"))
     assert one_bit.count("wrong") == len(bad["shapes"])
 
 
@@ -64,7 +82,7 @@ def test_without_rotated_times_the_clean_ones_count(result):
             if part in row:
                 row[part]["rotated"] = None
     assert kernel_table([bad])
-    assert "- / " in kernel_summary([bad])
+    assert "- / " in kernel_speedups([bad])
 
 
 def test_innerq_counts_saved_time(result):
@@ -93,7 +111,7 @@ def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(resul
 
 def test_report_renders_them(result, tmp_path):
     (tmp_path / "h200.json").write_text(json.dumps(result))
-    names = {"kernels", "kernels-summary", "kernels-innerq", "kernels-packing"}
+    names = {"kernels", "kernels-speedups", "kernels-summary", "kernels-innerq", "kernels-packing"}
     assert names <= set(report.tables(tmp_path))
 
 

@@ -84,14 +84,31 @@ def kernel_table(results: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
+# What a reader wants first: a row per family of kernels, at the first shapes of a file.
+SUMMARY = ("1 bit", "1 bit, tau", "2 bit", "4 bit", "kivi-2, window 128", "innerq-2, windows 128")
+SUMMARY += ("duotone", "duotone, 2 bit", "transform coded, 1 bit")
+SUMMARY_SHAPES = 3
+
+
 def kernel_summary(results: Sequence[Result]) -> str:
-    """Speed-up over the best 16-bit row, rotated / clean, by scheme and shape: the best of ours."""
+    """`kernel_speedups` with the rows of SUMMARY, at the first SUMMARY_SHAPES shapes."""
+    return kernel_speedups(results, SUMMARY, SUMMARY_SHAPES)
+
+
+def kernel_speedups(
+    results: Sequence[Result], names: Sequence[str] | None = None, shapes: int | None = None
+) -> str:
+    """Speed-up over the best 16-bit row, rotated / clean, by scheme and shape: the best of ours.
+
+    names: the rows, those that a result has; all without it. shapes: how many; all without it.
+    """
     parts = []
     for result in _with_rows(results):
-        shapes = [s for s in result["shapes"] if any(r["impl"] for r in rows_of(result, s))]
-        names = dict.fromkeys(row["row"] for row in result["rows"] if row["impl"])
-        rows = [[name, *(_best_cell(result, shape, name) for shape in shapes)] for name in names]
-        header = ["x over the best 16-bit, rotated / clean", *map(shape_title, shapes)]
+        mine = [s for s in result["shapes"] if any(r["impl"] for r in rows_of(result, s))][:shapes]
+        known = dict.fromkeys(row["row"] for row in result["rows"] if row["impl"])
+        kept = known if names is None else [name for name in names if name in known]
+        rows = [[name, *(_best_cell(result, shape, name) for shape in mine)] for name in kept]
+        header = ["x over the best 16-bit, rotated / clean", *map(shape_title, mine)]
         parts += [markdown_table(header, rows), _provenance(result)]
     return "\n\n".join(parts)
 

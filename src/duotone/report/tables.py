@@ -10,7 +10,13 @@ from pathlib import Path
 
 from duotone.report.files import read_file, result_files
 from duotone.report.generate import generate_summary, generate_table
-from duotone.report.kernels import innerq_table, kernel_summary, kernel_table, packing_table
+from duotone.report.kernels import (
+    innerq_table,
+    kernel_speedups,
+    kernel_summary,
+    kernel_table,
+    packing_table,
+)
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
 from duotone.report.throughput import prediction_table, throughput_table
@@ -21,6 +27,7 @@ RENDERERS: dict[str, Renderer] = {
     "generate": ("duotone.generate/1", generate_table),
     "generate-summary": ("duotone.generate/1", generate_summary),
     "kernels": ("duotone.kernels/1", kernel_table),
+    "kernels-speedups": ("duotone.kernels/1", kernel_speedups),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-innerq": ("duotone.kernels/1", innerq_table),
     "kernels-packing": ("duotone.kernels/1", packing_table),
