@@ -60,17 +60,18 @@ def _labels(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(label for result in results for label in result["schemes"]))
 
 
-def quality_table(results: Sequence[Result], labels: Sequence[str] | None = None) -> str:
-    """Schemes by tasks: the scores on held-out data, and their change from 16 bit.
+def quality_table(results: Sequence[Result]) -> str:
+    """Schemes by tasks: the scores on held-out data, and their change from 16 bit."""
+    return _table(results, _columns(results), _labels(results))
 
-    labels: the rows, those that the results have; all without it.
-    """
+
+def _table(
+    results: Sequence[Result], columns: Sequence[tuple[Result, str]], labels: Sequence[str]
+) -> str:
     header = ["scheme @ bits", "true bits per visual number"]
-    columns = _columns(results)
     header += [f"{title(result)}, {metric.replace('_', ' ')}" for result, metric in columns]
     rows = []
-    known = _labels(results)
-    for label in known if labels is None else [label for label in labels if label in known]:
+    for label in labels:
         scheme = next(r["schemes"][label] for r in results if label in r["schemes"])
         cells = (quality_cell(result, label, metric) for result, metric in columns)
         rows.append([label, visual_bits(scheme), *cells])
@@ -78,21 +79,23 @@ def quality_table(results: Sequence[Result], labels: Sequence[str] | None = None
     return "\n\n".join([markdown_table(header, rows), legend, provenance(results)])
 
 
-# What a reader wants first: the preset at all widths, and CalibQuant at 1 bit.
+# Rows of the README: our preset, the best of plain levels, and CalibQuant's two forms.
 SUMMARY = (
+    REFERENCE,
     "duotone @1",
-    "calibquant @1",
+    "lloyd, gain 1.3 / 1.4 @1",
     "calibquant, no tau @1",
-    "calibquant-paper @1",
+    "calibquant @1",
     "duotone @2",
-    "duotone @4",
-    "duotone @8",
 )
 
 
 def quality_summary(results: Sequence[Result]) -> str:
-    """`quality_table` with the rows of SUMMARY, in that order."""
-    return quality_table(results, [REFERENCE, *SUMMARY])
+    """Rows of SUMMARY by one metric per task, of questions that come after the pictures."""
+    later = [result for result in results if result["later_question"]]
+    columns = {result["task"]: (result, metric) for result, metric in _columns(later)}
+    known = _labels(later)
+    return _table(later, list(columns.values()), [name for name in SUMMARY if name in known])
 
 
 def divergence_table(results: Sequence[Result]) -> str:

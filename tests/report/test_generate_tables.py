@@ -74,19 +74,32 @@ def test_what_a_cpu_cannot_measure_is_said() -> None:
 
 def test_the_summary_has_a_line_per_load_and_names_its_row() -> None:
     summary = generate_summary([result(32), result()])
-    first, second = summary.splitlines()[2:4]
+    header, _, first, second = summary.splitlines()[:4]
+    assert header == "| ms per token | plain | `enable` | cache, GB | `enable` |"
     assert first.startswith("| internvl3-8b (28/4 heads), batch 1, 3,428 tokens, duotone@1 |")
-    assert first.endswith("| 21.0 | 7.0 | 3.0x | 0.20 | 0.03 | 7.0x |")
+    assert first.endswith("| 21.0 | 7.0 | 0.20 | 0.03 |")
     assert "batch 32" in second
-    assert "StaticCache" not in summary
 
 
-def test_the_summary_compares_with_the_best_of_plain_and_with_static() -> None:
+def test_the_summary_compares_with_the_best_of_plain_with_static_and_with_quantized_weights() -> (
+    None
+):
     some = result()
     some["rows"][0]["cache_bytes"] = 210e6
     some["rows"] += [row("plain, cuDNN off", 18.0), row("StaticCache, compiled", 7.7)]
-    line = generate_summary([some]).splitlines()[2]
-    assert line.endswith("| 18.0 | 7.7 | 7.0 | 2.6x | 0.21 | 0.03 | 7.2x |")
+    for name, ms in (
+        ("plain", 17.0),
+        ("kivi@2", 3.6),
+        ("duotone@1, no graphs", 9.0),
+        ("duotone@1", 4.0),
+    ):
+        graphs = {} if name == "plain" else {"graph_bytes": 1}
+        some["rows"].append(row(f"{name}, rtn-w4a8", ms, weights="rtn-w4a8", **graphs))
+    header, _, first, second = generate_summary([some, result(32)]).splitlines()[:4]
+    assert header.startswith("| ms per token | plain | compiled StaticCache | `enable` |")
+    assert "| `enable`, rtn-w4a8 | cache, GB |" in header
+    assert first.endswith("| 18.0 | 7.7 | 7.0 | 4.0 | 0.21 | 0.03 |")
+    assert second.endswith("| 21.0 |  | 7.0 |  | 0.20 | 0.03 |")
 
 
 def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:

@@ -64,12 +64,16 @@ def generate_table(results: Sequence[Result]) -> str:
 
 
 def generate_summary(results: Sequence[Result]) -> str:
-    """Ms per token and gigabytes of each load: plain, static where it was measured, `enable`."""
+    """Ms per token and gigabytes of each load: plain, static, `enable` with and without a recipe.
+
+    A column that no result has is left out.
+    """
     found = [summary for result in ordered(results) if (summary := summarized(result))]
-    with_static = any(summary["ms"][1] is not None for summary in found)
-    header = ["", "ms per token", *["StaticCache"] * with_static, "with `enable`", ""]
-    header += ["cache, GB", "with `enable`", ""]
-    table = markdown_table(header, [_summary_line(one, with_static) for one in found])
+    recipes = sorted({one["recipe"] for one in found if one["recipe"]})
+    names = ["plain", "compiled StaticCache", "`enable`", f"`enable`, {', '.join(recipes)}"]
+    used = [i for i in range(len(names)) if any(one["ms"][i] is not None for one in found)]
+    header = ["ms per token", *(names[i] for i in used), "cache, GB", "`enable`"]
+    table = markdown_table(header, [_summary_line(one, used) for one in found])
     plain = "plain is the faster of cuDNN attention on and off"
     return f"{table}\n\n*Warm; {plain}; {source(*results)}.*"
 
@@ -77,8 +81,9 @@ def generate_summary(results: Sequence[Result]) -> str:
 def summarized(result: Result) -> dict[str, Any] | None:
     """Plain rows against the first of `enable`; None where one of both was not measured.
 
-    ms: of a token, of plain, of the compiled static cache (or None) and of `enable`. gb: of the
-    caches of plain and of `enable`.
+    ms: of a token, of plain, of the compiled static cache (or None), of `enable`, and of `enable`
+    on quantized weights (or None). recipe: of these weights, or None. gb: of the caches of plain
+    and of `enable`.
     """
     rows = rows_by_name(result)
     plain = [rows[name] for name in (PLAIN, NO_CUDNN) if name in rows]
@@ -86,14 +91,19 @@ def summarized(result: Result) -> dict[str, Any] | None:
     if not plain or not ours:
         return None
     mine = next((row for row in ours if row["row"] == PREFERRED), ours[0])
+    coded = next(
+        (row for row in ours if row["row"] == f"{mine['row']}, {row.get('weights')}"), None
+    )
     static = rows.get(STATIC)
     return {
         "title": title(result),
         "row": mine["row"],
+        "recipe": None if coded is None else coded["weights"],
         "ms": (
             min(row["ms_per_token"] for row in plain),
             None if static is None else static["ms_per_token"],
             mine["ms_per_token"],
+            None if coded is None else coded["ms_per_token"],
         ),
         "gb": (
             plain[0].get("cache_bytes", mine["cache_bytes_16_bit"]) / 1e9,
@@ -102,19 +112,10 @@ def summarized(result: Result) -> dict[str, Any] | None:
     }
 
 
-def _summary_line(summary: dict[str, Any], with_static: bool) -> list[str]:
-    plain, static, ours = summary["ms"]
-    dense, few = summary["gb"]
-    return [
-        f"{summary['title']}, {summary['row']}",
-        f"{plain:.1f}",
-        *[_number(static, 1, ".1f")] * with_static,
-        f"{ours:.1f}",
-        f"{plain / ours:.1f}x",
-        f"{dense:.2f}",
-        f"{few:.2f}",
-        f"{dense / few:.1f}x",
-    ]
+def _summary_line(summary: dict[str, Any], used: Sequence[int]) -> list[str]:
+    ms, (dense, few) = summary["ms"], summary["gb"]
+    times = [_number(ms[i], 1, ".1f") for i in used]
+    return [f"{summary['title']}, {summary['row']}", *times, f"{dense:.2f}", f"{few:.2f}"]
 
 
 def ordered(results: Sequence[Result]) -> list[Result]:

@@ -25,16 +25,22 @@ def test_captions_show_object_recall_beside_the_headline():
     assert "| **0.800 ± 0.010 (+0.0 %)** |" in text
 
 
-def test_the_summary_has_the_preset_first_and_calibquant_at_one_bit():
-    full = result()
+def test_the_summary_asks_later_and_has_a_metric_per_task_and_the_preset_first():
+    full = result() | {"task": "captions", "later_question": True}
+    for one in full["schemes"].values():
+        one["metrics"]["object_recall"] = interval(0.75)
     names = ["calibquant @8", "duotone @2", "calibquant, no tau @1", "duotone @1"]
     for name in names:
         full["schemes"][name] = full["schemes"]["good @1"]
         full["differences"][f"{name} - 16-bit"] = full["differences"]["good @1 - 16-bit"]
-    rows = quality.quality_summary([full]).splitlines()
+    for difference in full["differences"].values():
+        difference["object_recall"] = interval(0.0)
+    rows = quality.quality_summary([result(), full]).splitlines()
     kept = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")]
     expected = ["16-bit", "duotone @1", "calibquant, no tau @1", "duotone @2"]
     assert kept == ["scheme @ bits", "---", *expected]
+    columns = rows[0].strip("| ").split(" | ")
+    assert columns[2:] == ["captions (question asked later), object recall"]
 
 
 def test_text_table_has_bits_and_changes():
