@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from duotone.report import tables as report
+from duotone.report import pages as report
 
 import tables
 from paths import REPOSITORY
