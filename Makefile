@@ -33,7 +33,7 @@ gpu-test:
 
 bench:
 	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --table innerq --out results/kernels/$(shell date +%F).json
-	PYTHONPATH=src $(PYTHON) benchmarks/quality_table.py --out results/quality
+	PYTHONPATH=src $(PYTHON) -m benchmarks.quality.table ingredients --out results/quality
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -24,6 +24,10 @@ ELSEWHERE = {"kv_cache_utils.py", "modeling_llama_pyramidinfer.py"}
 # Files that a test writes, or has as a wrong example.
 MADE_UP = {
     "tests/report/test_generate_tables.py": {"page.md"},
+    "tests/report/test_pages.py": {
+        *("docs/*.md", "docs/one.md", "docs/words.md", "docs/gone.md", "one.md", "words.md"),
+        "results/quality/a.json",
+    },
     "tests/report/test_local.py": {"shown/__init__.py", "results/a.json"},
     "tests/test_circles.py": {"one.py", "two.py"},
     "tests/test_snippets.py": {"page.md"},

@@ -10,24 +10,9 @@ from .mquant import (
 )
 from .mquant_quality import memory_table, modality_table, split_table
 from .mquant_quality import quality_table as mquant_quality_table
-from .quality import divergence_table, quality_summary, quality_table, tau_grids
-from .schemes import scheme_table, text_table
-from .transform import (
-    choices_table,
-    cost_table,
-    robustness_table,
-    transform_text_table,
-    widths_table,
-)
 
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS = {
-    "quality": ("duotone.quality/1", quality_table),
-    "quality-summary": ("duotone.quality/1", quality_summary),
-    "divergence": ("duotone.quality/1", divergence_table),
-    "tau-grids": ("duotone.quality/1", tau_grids),
-    "schemes": ("duotone.schemes/1", scheme_table),
-    "text": ("duotone.text/1", text_table),
     "mquant-prefill": ("duotone.mquant.speed/1", prefill_table),
     "mquant-static": ("duotone.mquant.speed/1", static_table),
     "mquant-decode": ("duotone.mquant.speed/1", decode_table),
@@ -38,9 +23,4 @@ RENDERERS = {
     "mquant-split": ("duotone.mquant.split/1", split_table),
     "mquant-memory": ("duotone.mquant.memory/1", memory_table),
     "mquant-modality": ("duotone.mquant.modality/1", modality_table),
-    "transform-widths": ("duotone.transform.widths/1", widths_table),
-    "transform-choices": ("duotone.transform.choices/1", choices_table),
-    "transform-robustness": ("duotone.transform.robustness/1", robustness_table),
-    "transform-text": ("duotone.transform.text/1", transform_text_table),
-    "transform-cost": ("duotone.transform.cost/1", cost_table),
 }

@@ -18,7 +18,7 @@ def local_renderers(repository: Path) -> dict[str, Renderer]:
     Its pyproject.toml names a package by a path, which is imported:
 
         [tool.duotone.report]
-        tables = "benchmarks/tables"   # its __init__.py has RENDERERS
+        tables = "benchmarks"   # its __init__.py has RENDERERS
 
     Errors: ValueError if there is no such package or it lacks RENDERERS.
     """

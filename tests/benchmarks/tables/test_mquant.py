@@ -4,14 +4,8 @@ import copy
 
 import pytest
 
-from duotone.report import pages as report
-
-import tables
-from paths import REPOSITORY
 from tables import mquant as mquant_tables
 
-RESULTS = REPOSITORY / "results"
-SPEED = ("duotone.mquant.speed/1", "duotone.mquant.model/1")
 SHAPES = {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
 CHAINS = {
     "chain bf16": 220.0,
@@ -111,22 +105,3 @@ def test_whole_models_are_compared_with_16_bit(result):
     assert "| dynamic-w4a8 | none | 16.50 |  |  |  |" in text
     assert "840² 1.24x" in text
     assert "2 layers of each stack" in text
-
-
-@pytest.mark.parametrize(
-    ("page", "is_speed", "count"), [("docs/mquant.md", True, 5), ("docs/quantize.md", False, 4)]
-)
-def test_every_marker_of_a_page_has_a_table(page, is_speed, count):
-    text = (REPOSITORY / page).read_text()
-    of_mquant = {n: s for n, (s, _) in tables.RENDERERS.items() if n.startswith("mquant-")}
-    if not list(RESULTS.glob("mquant/model*.json")):
-        # Its block joins docs/mquant.md with its first results; a marker without any is an error.
-        del of_mquant["mquant-model"]
-    speed = {n for n, s in of_mquant.items() if s in SPEED}
-    names = speed if is_speed else set(of_mquant) - speed
-    assert len(names) == count + (is_speed and "mquant-model" in names)
-    for name in names:
-        assert (
-            text.count(f"<!-- duotone:{name} -->") == text.count(f"<!-- /duotone:{name} -->") == 1
-        )
-    assert report.update_text(text, dict.fromkeys(names, "| new |")).count("| new |") == len(names)

@@ -1,11 +1,12 @@
 """Tables of made-up qualities and schemes."""
 
+from benchmarks.quality import tables
+
 from made_up_results import HEADER, interval, result
-from tables import quality, schemes
 
 
 def test_quality_table_has_values_changes_and_bold_for_no_difference():
-    text = quality.quality_table([result()])
+    text = tables.quality_table([result()])
     assert "| scheme @ bits | true bits per visual number | documents, anls |" in text
     assert "| 16-bit | 16.00 | 0.900 ± 0.010 |" in text
     assert "| good @1 | 1.12 | **0.890 ± 0.010 (-1.1 %)** |" in text
@@ -20,7 +21,7 @@ def test_captions_show_object_recall_beside_the_headline():
         one["metrics"]["object_recall"] = interval(0.8)
         if name != "16-bit":
             captions["differences"][f"{name} - 16-bit"]["object_recall"] = interval(0.0)
-    text = quality.quality_table([captions])
+    text = tables.quality_table([captions])
     assert "documents, anls | documents, object recall |" in text
     assert "| **0.800 ± 0.010 (+0.0 %)** |" in text
 
@@ -35,7 +36,7 @@ def test_the_summary_asks_later_and_has_a_metric_per_task_and_the_preset_first()
         full["differences"][f"{name} - 16-bit"] = full["differences"]["good @1 - 16-bit"]
     for difference in full["differences"].values():
         difference["object_recall"] = interval(0.0)
-    rows = quality.quality_summary([result(), full]).splitlines()
+    rows = tables.quality_summary([result(), full]).splitlines()
     kept = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")]
     expected = ["16-bit", "duotone @1", "calibquant, no tau @1", "duotone @2"]
     assert kept == ["scheme @ bits", "---", *expected]
@@ -51,7 +52,7 @@ def test_text_table_has_bits_and_changes():
         "spec": {"dense_dtype": "float8_e4m3fn"},
     }
     about = {"model": "stories", "dtype": "float32", "documents": 9, "context": 64, "window": 8}
-    text = schemes.text_table([HEADER | about | {"schemes": {"kivi @2": row}}])
+    text = tables.text_table([HEADER | about | {"schemes": {"kivi @2": row}}])
     assert "stories, float32, 9 documents of up to 64 tokens, 8 recent tokens" in text
     assert "| kivi @2 | 2.00 | 3.25 | 12 | 5.500 ± 0.010 | 0.250 ± 0.050 |" in text
     assert "commit 0123456789;" in text
@@ -68,13 +69,13 @@ def test_text_table_counts_numbers_of_a_32_bit_model_as_16_bit():
         "8 bit": row | {"spec": {"dense_dtype": "float8_e4m3fn"}},
     }
     about = {"model": "stories", "documents": 9, "context": 64, "window": 8, "schemes": rows}
-    lines = schemes.text_table([HEADER | about | {"dtype": "float32"}]).splitlines()
+    lines = tables.text_table([HEADER | about | {"dtype": "float32"}]).splitlines()
     assert [line[:30] for line in lines[4:7]] == [
         "| 16-bit | 16.00 | 16.00 | 20 ",
         "| model | 2.00 | 4.80 | 6 | 5.",
         "| 8 bit | 2.00 | 8.00 | 10 | 5",
     ]
-    wide = schemes.text_table([HEADER | about | {"dtype": "bfloat16"}]).splitlines()
+    wide = tables.text_table([HEADER | about | {"dtype": "bfloat16"}]).splitlines()
     assert wide[5].startswith("| model | 2.00 | 8.00 | 10 |")
 
 
@@ -84,7 +85,7 @@ def test_scheme_table_has_bits_bytes_score_and_divergence():
     for scheme in data["schemes"].values():
         scheme["memory"] |= {"nominal_bits": 1.0, "total_bytes": data["samples"] * 7_000}
     data["schemes"]["good @1"]["memory"] |= stream
-    lines = schemes.scheme_table([data]).splitlines()
+    lines = tables.scheme_table([data]).splitlines()
     assert f"{data['samples']} samples, windows of 32:" in lines[0]
     row = next(line for line in lines if line.startswith("| good @1"))
     assert row.startswith("| good @1 | 2.00 |  | 3.25 | 7 | ")
@@ -95,25 +96,25 @@ def test_rows_of_8_bit_windows_are_marked_where_their_names_do_not_say_so():
     data = result() | {"window": 32}
     for scheme in data["schemes"].values():
         scheme["memory"] |= {"nominal_bits": 1.0, "total_bytes": 1000, "bits_per_element": 3.0}
-    plain = schemes.scheme_table([data])
+    plain = tables.scheme_table([data])
     assert "8-bit window" not in plain
     spec = {"dense_dtype": "float8_e4m3fn"}
     marked = data["schemes"]["good @1"] | {"configuration": {"spec": spec}}
     data["schemes"] |= {"good @1": marked, "fp8": marked}
     data["differences"]["fp8 - 16-bit"] = data["differences"]["good @1 - 16-bit"]
-    table = schemes.scheme_table([data])
+    table = tables.scheme_table([data])
     assert "| good @1 (8-bit window) |" in table
     assert "| fp8 |" in table
     assert "Rows marked *8-bit window* are of a window of 64 tokens" in table
 
 
 def test_divergence_table_leaves_the_reference_out():
-    text = quality.divergence_table([result()])
+    text = tables.divergence_table([result()])
     assert "| good @1 | 1.7800 ± 0.0100 |" in text
     assert "| 16-bit |" not in text
 
 
 def test_tau_grid_is_whole_and_marks_the_choice():
-    text = quality.tau_grids([result()])
+    text = tables.tau_grids([result()])
     assert "| tau1 = 0 | 0.500 | 0.250 |" in text
     assert "| tau1 = 1 | **1.500** | 1.250 |" in text

@@ -1,6 +1,6 @@
 """Quality against true bits on held-out data: every scheme, and calibrated specs of all widths.
 
-python benchmarks/transform_plot.py --out docs/img
+python -m benchmarks.transform.plot --out docs/img
 """
 
 import argparse
@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 TASKS = ("captions", "documents", "sequences")
 # Labels of the rows that are drawn of results/schemes, by their beginning.
 NAMED = ("duotone @", "calibquant @", "minmax @", "lloyd @", "kivi @", "innerq @", "vl-cache @")
@@ -32,8 +32,8 @@ COLOURS = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result file; {} where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """A result file."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def bits_of(scheme: dict[str, Any]) -> float:
@@ -53,23 +53,18 @@ def points_of_schemes(task: str) -> dict[str, list[tuple[float, dict]]]:
 
 
 def points_of_widths(task: str) -> dict[str, list[tuple[float, dict]]]:
-    """{name: points} of results/transform: calibrated specs, and those beside them."""
+    """{name: points} of results/transform: calibrated specs, and the schemes beside them."""
     found: dict[str, list] = {}
-    for label, scheme in read(RESULTS / f"transform/widths/{task}.json").get("schemes", {}).items():
-        if "kl" in scheme["metrics"]:
+    for label, scheme in read(RESULTS / f"transform/widths/{task}.json")["schemes"].items():
+        if "kl" in scheme["metrics"] and _family(label):
             found.setdefault(_family(label), []).append((bits_of(scheme), scheme["metrics"]["kl"]))
-    rows = {} if found else read(RESULTS / "transform/choices.json")["rows"]
-    for label in ("preset", "duotone-parts @1", "duotone-parts @2", "span, KIVI's axes @2"):
-        if label in rows:
-            row = rows[label]
-            found.setdefault(_family(label), []).append((row["bits"], row["tasks"][task]["kl"]))
-    return {name: points for name, points in found.items() if name}
+    return found
 
 
 def _family(label: str) -> str:
     if label.startswith("klt whole"):
         return "calibrated, whole spans"
-    if label.startswith(("klt", "duotone-klt", "preset")):
+    if label.startswith(("klt", "duotone-klt")):
         return "calibrated (duotone-klt)"
     if label.startswith("span, KIVI"):
         return "KIVI's axes on spans"
