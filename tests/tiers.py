@@ -67,9 +67,7 @@ ONE_OF = {
     "hf/test_generate::test_decoding_modes": 3,
     "hf/test_generate::test_exact_codec_reproduces_16_bit": 2,
     "hf/test_generate::test_second_turn_with_another_image": 2,
-    "hf/test_memory::test_frozen_caches": 3,
+    "hf/test_memory::test_caches_that_hold_still": 3,
     "hf/test_ragged_rows::test_a_row_of_a_batch_is_the_row_alone": 7,
     "hf/test_sharing::test_a_layer_reads_its_sources_codes_with_its_own_scales": 5,
-    "hf/test_static::test_compiles_to_one_graph": 4,
-    "hf/test_static::test_generates_as_the_growing_cache": 4,
 }

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from duotone import tune as tune
     from duotone import weights as weights
     from duotone.hf import QuantizedCache as QuantizedCache
-    from duotone.hf import StaticQuantizedCache as StaticQuantizedCache
     from duotone.hf import enable as enable
     from duotone.planning.memory import Plan as Plan
     from duotone.planning.memory import plan as plan
@@ -53,7 +52,6 @@ _NAMES = {
     "QuantizedCache": "hf",
     "Sharing": "quant",
     "SlowPathWarning": "slow_paths",
-    "StaticQuantizedCache": "hf",
     "TensorSpec": "quant",
     "enable": "hf",
     "plan": "planning",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from begun import begin
 from launch_cases import records_of
 
 import duotone
@@ -146,7 +147,7 @@ def steps(at: StaticDecoder) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(STEPS // 2):
-            at.begin()
+            begin(at)
             for layer in range(SHAPE.layers):
                 at.attend(layer, query, *states, 0.3)
     return [str(w.message) for w in caught]

@@ -1,7 +1,8 @@
-"""`StaticDecoder`: the host's schedule and the device's own decision flush the same groups."""
+"""`StaticDecoder`: a flush at every step moves the groups that the host's schedule moves."""
 
 import pytest
 import torch
+from begun import begin
 from no_questions import NoQuestions
 
 import duotone
@@ -20,7 +21,9 @@ def decoder() -> StaticDecoder:
     return PackedCache(SHAPE, SPEC, *given, "reference").decoder
 
 
-def decode(at: StaticDecoder, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, int]:
+def decode(
+    at: StaticDecoder, monkeypatch: pytest.MonkeyPatch, always_flush: bool = False
+) -> tuple[torch.Tensor, int]:
     """(outputs of all steps and layers, flushes)."""
     flushes, outputs = 0, []
     plain = at.flush
@@ -33,7 +36,7 @@ def decode(at: StaticDecoder, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Te
     monkeypatch.setattr(at, "flush", counted)
     torch.manual_seed(1)
     for _ in range(STEPS):
-        at.begin()
+        _begin(at, always_flush)
         for layer in range(SHAPE.layers):
             query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
             states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
@@ -41,15 +44,20 @@ def decode(at: StaticDecoder, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Te
     return torch.stack(outputs), flushes
 
 
+def _begin(at: StaticDecoder, always_flush: bool) -> None:
+    if always_flush:
+        at.flush()
+        at.advance()
+    else:
+        begin(at)
+
+
 def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduled, blind = decoder(), decoder()
-    blind.steps = None
     ours, flushes = decode(scheduled, monkeypatch)
-    theirs, every = decode(blind, monkeypatch)
+    theirs, every = decode(blind, monkeypatch, always_flush=True)
     assert torch.equal(ours, theirs)
-    assert (flushes, every) == (1 + 2, STEPS)  # the first step compiles
-    assert scheduled.steps == STEPS
-    assert blind.steps is None
+    assert (flushes, every) == (2, STEPS)
 
 
 SILENT = {
@@ -69,14 +77,13 @@ SILENT = {
 def test_steps_and_flushes_ask_the_host_nothing(name: str) -> None:
     given = (Load(60, 9, STEPS), 2, torch.device("cpu"), torch.float32)
     at = PackedCache(SHAPE, SILENT[name], *given, "reference").decoder
-    at.steps = None  # as captured: with the flush in every step
     query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
     states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
     # The first step may fill what block tables remember, as one before every capture does.
-    at.begin()
+    _begin(at, always_flush=True)
     at.attend(0, query, *states, 0.3)
     with NoQuestions() as watch:
-        at.begin()
+        _begin(at, always_flush=True)
         at.attend(0, query, *states, 0.3)
     assert watch.seen > 20  # a flush and an attention, operation by operation
 
@@ -91,4 +98,4 @@ def test_a_missed_flush_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrong, "is_due", lambda step: False)
     with pytest.raises((IndexError, RuntimeError)):
         decode(wrong, monkeypatch)
-    assert decode(right, monkeypatch)[1] == 3
+    assert decode(right, monkeypatch)[1] == 2

@@ -4,14 +4,11 @@ import pytest
 import torch
 
 import duotone
-from duotone import QuantizedCache, StaticQuantizedCache
 from duotone.bench.budget import attempt, memory_limit
 from duotone.bench.caches import DenseCache, PackedCache
 from duotone.bench.decode_loop import DecodeLoop
 from duotone.bench.language import LanguageModel
 from duotone.planning.shapes import DecoderShape, Load
-
-from families import inputs, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 SHAPE = DecoderShape("small", 3, 512, 8, 2, 128, 1024, 997)
@@ -54,30 +51,6 @@ def _decoded(name: str, impl: str, captured: bool) -> list[list[int]]:
     loop.tokens.copy_(begin)
     steps = 1 if SPECS[name] is None else 70
     return [loop.run(first + step, 1).tolist() for step in range(steps)]
-
-
-@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")
-# Of the empty graph that torch's graph trees begin with.
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
-@pytest.mark.parametrize("spec", [SPECS["kivi"]], ids=["kivi"])
-def test_generate_compiles_by_itself(spec: duotone.CacheSpec) -> None:
-    torch._dynamo.reset()
-    model = tiny_model("llama").to("cuda")
-    try:
-        given = {k: v.to("cuda") for k, v in inputs("llama", [[93], [60]]).items()}
-        spec = spec.replace(
-            text=duotone.KVSpec(
-                duotone.TensorSpec(2, group=32), duotone.TensorSpec(2, "channels", 16)
-            )
-        )
-        settings = {"max_new_tokens": 40, "do_sample": False}
-        growing = QuantizedCache(model, spec)
-        theirs = model.generate(**given, past_key_values=growing, **settings)
-        static = StaticQuantizedCache(model, spec, max_new_tokens=40)
-        ours = model.generate(**given, past_key_values=static, **settings)
-        assert torch.equal(ours[:, :100], theirs[:, :100])
-    finally:
-        model.to("cpu")
 
 
 def test_the_limit_is_real() -> None:

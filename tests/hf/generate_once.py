@@ -1,8 +1,7 @@
 """`python generate_once.py WAY DEVICE`: one answer in a fresh process, and a second look at it.
 
-WAY: "enable", "cuda" (the same by the CUDA kernels or not at all), "growing" (QuantizedCache) or
-"static" (StaticQuantizedCache, which generate compiles on CUDA). The second look is eager, of
-another implementation where there is one.
+WAY: "enable", "cuda" (the same by the CUDA kernels or not at all) or "growing" (a QuantizedCache
+that the call is given). The second look is of a cache that grows.
 """
 
 import sys
@@ -32,22 +31,16 @@ def prompt(loaded: Any) -> dict[str, Any]:
     return given.to(loaded.model.device)
 
 
-def answer(loaded: Any, way: str, **settings: Any) -> tuple[Tensor, Tensor]:
+def answer(loaded: Any, way: str) -> tuple[Tensor, Tensor]:
     """(new tokens, logits of each)."""
     model, spec = loaded.model, SPEC
     call = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **prompt(loaded)}
-    call |= {"return_dict_in_generate": True, "output_logits": True, **settings}
+    call |= {"return_dict_in_generate": True, "output_logits": True}
     if way in ("enable", "cuda"):
         with duotone.enable(model, spec, impl="auto" if way == "enable" else way):
             out = model.generate(**call)
     else:
-        static = way == "static"
-        cache = (
-            duotone.StaticQuantizedCache(model, spec, max_new_tokens=NEW)
-            if static
-            else duotone.QuantizedCache(model, spec)
-        )
-        out = model.generate(**call, past_key_values=cache)
+        out = model.generate(**call, past_key_values=duotone.QuantizedCache(model, spec))
     return out.sequences[0, -NEW:].cpu(), torch.cat(out.logits).float().cpu()
 
 
@@ -72,11 +65,8 @@ def main(way: str, device: str) -> None:
     loaded = load(device=device)
     first = answer(loaded, way)
     again = answer(loaded, way)
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    compiles = way == "static" and device == "cuda"
-    assert graphs == compiles, f"one compilation serves both answers; got {graphs}"
-    eager = answer(loaded, "growing" if way != "growing" else "static", disable_compile=True)
-    for other in (again, eager):
+    growing = answer(loaded, "growing")
+    for other in (again, growing):
         check_same(first, other)
     print("same", first[0].tolist())
 

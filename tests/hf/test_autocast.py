@@ -6,11 +6,12 @@ from dataclasses import fields
 
 import pytest
 import torch
+from held_still import decode
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import duotone
-from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
+from duotone import CacheSpec, QuantizedCache
 from duotone.attention import decode_attention
 from duotone.cache import LayerStore, Ledger
 
@@ -32,11 +33,9 @@ def model_in(dtype: torch.dtype) -> PreTrainedModel:
     return new_model("internvl").to(dtype)
 
 
-def cache_of(model: PreTrainedModel, spec: CacheSpec, static: bool = False):
+def cache_of(model: PreTrainedModel, spec: CacheSpec) -> QuantizedCache:
     mask = torch.zeros(len(LENGTHS), max(LENGTHS)[0], dtype=torch.bool)
     mask[:, VISUAL] = True
-    if static:
-        return StaticQuantizedCache(model, spec, max_new_tokens=STEPS, visual_mask=mask)
     return QuantizedCache(model, spec, visual_mask=mask)
 
 
@@ -76,55 +75,62 @@ def test_every_scheme_runs(name: str) -> None:
 
 
 PRODUCT = [
-    pytest.param(name, model, cast, static, marks=pytest.mark.slow)
+    pytest.param(name, model, cast, marks=pytest.mark.slow)
     for name in NAMES
     for model in (FP32, BF16, FP16)
     for cast in (BF16, FP16)
-    for static in (False, True)
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "cast", "static"),
-    [("kivi", BF16, FP16, False), ("duotone-mixed", FP16, BF16, True), *PRODUCT],
+    ("name", "dtype", "cast"),
+    [("kivi", BF16, FP16), ("duotone-mixed", FP16, BF16), *PRODUCT],
 )
 def test_every_type_of_model_under_every_autocast(
-    name: str, dtype: torch.dtype, cast: torch.dtype, static: bool
+    name: str, dtype: torch.dtype, cast: torch.dtype
 ) -> None:
     model, spec = model_in(dtype), small(name)
-    found = logits(model, cache_of(model, spec, static), cast, cast)
+    found = logits(model, cache_of(model, spec), cast, cast)
     assert found.isfinite().all()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("cast", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_scheme_runs_on_a_gpu(name: str, cast: torch.dtype, static: bool) -> None:
+def test_every_scheme_runs_on_a_gpu(name: str, cast: torch.dtype) -> None:
     for dtype in (FP32, BF16):
         model = model_in(dtype).cuda()
-        found = logits(model, cache_of(model, small(name), static), cast, cast)
+        found = logits(model, cache_of(model, small(name)), cast, cast)
         assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("types", [(None, BF16), (BF16, None), (FP16, BF16)], ids=str)
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
-def test_autocast_may_begin_and_end_between_steps(types: tuple, static: bool) -> None:
+def test_autocast_may_begin_and_end_between_steps(types: tuple) -> None:
     for dtype in (FP32, BF16):
         model, spec = model_in(dtype), small("duotone-mixed")
-        cache = cache_of(model, spec, static)
+        cache = cache_of(model, spec)
         assert logits(model, cache, *types).isfinite().all()
-        stores = cache.decoder.stores if static else [layer.store for layer in cache.layers]
-        assert len({store.dtype for store in stores}) == 1
+        assert len({layer.store.dtype for layer in cache.layers}) == 1
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
-def test_16_bit_tokens_are_as_near_as_those_of_the_models_own_cache(static: bool) -> None:
+def test_a_cache_that_an_autocast_filled_holds_still_without_it() -> None:
+    for dtype in (FP32, BF16):
+        model, given = model_in(dtype), inputs("internvl", LENGTHS)
+        given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids"))
+        cache = cache_of(model, small("duotone-mixed"))
+        with torch.no_grad(), autocast(FP16):
+            model(**given, past_key_values=cache)
+        kept, steps = cache.layers[0].store.dtype, torch.randint(2, 280, (len(LENGTHS), STEPS))
+        assert decode(model, cache, steps, room=STEPS).isfinite().all()
+        assert {store.dtype for store in cache.frozen.decoder.stores} == {kept}
+
+
+def test_16_bit_tokens_are_as_near_as_those_of_the_models_own_cache() -> None:
     model, spec = model_in(FP32), duotone.scheme("dense")
     ours, theirs, exact = (
         logits(model, cache, cast, cast)
         for cache, cast in (
-            (cache_of(model, spec, static), BF16),
+            (cache_of(model, spec), BF16),
             (DynamicCache(), BF16),
             (DynamicCache(), None),
         )

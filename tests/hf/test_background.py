@@ -8,7 +8,7 @@ import torch
 from test_generate import assert_same_run, batch_of, run
 
 import duotone
-from duotone import CacheSpec, KVSpec, QuantizedCache, StaticQuantizedCache, TensorSpec
+from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 
 from families import FAMILIES, IMAGE, LOGIT_TOLERANCE, TEXT_ONLY, inputs, logit_error, tiny_model
 
@@ -115,15 +115,6 @@ def test_a_later_turn_sees_whole_spans() -> None:
         with torch.no_grad():
             out = model(input_ids=token[:, None], attention_mask=mask, past_key_values=cache)
     assert logit_error(together, out.logits[:, -1]) < LOGIT_TOLERANCE
-
-
-def test_fixed_buffers_say_the_same() -> None:
-    model, given, spec = tiny_model("internvl"), batch_of("internvl"), SPECS["runs"]
-    settings = {"max_new_tokens": 6, "do_sample": False}
-    static = StaticQuantizedCache(model, spec, max_new_tokens=6)
-    ours = model.generate(**given, past_key_values=static, **settings)
-    theirs = model.generate(**given, past_key_values=QuantizedCache(model, spec), **settings)
-    assert torch.equal(ours, theirs)
 
 
 def test_a_crop_behind_spans_is_fine_one_into_them_is_not() -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from held_still import decode
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import duotone
-from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
+from duotone import CacheSpec, QuantizedCache
 from duotone.cache.dense_dtype import LARGEST, kept_as, read_as
 
 from families import inputs, new_model
@@ -40,14 +41,16 @@ def read(model: PreTrainedModel, cache: object) -> None:
 
 def first_layer(model: PreTrainedModel, spec: CacheSpec, kind: str) -> tuple[Tensor, Tensor]:
     """K and V of the first layer, whose input no cache changes."""
+    cache = QuantizedCache(model, spec)
     if kind == "grows":
-        cache = QuantizedCache(model, spec)
         read(model, cache)
         segments = cache.layers[0].segments()
     else:
-        cache = StaticQuantizedCache(model, spec, max_new_tokens=NEW)
-        read(model, cache)
-        segments = cache.decoder.stores[0].segments
+        ids = inputs("qwen2", [[PROMPT + NEW]])["input_ids"]
+        with torch.no_grad():
+            model(input_ids=ids[:, :PROMPT], past_key_values=cache)
+        decode(model, cache, ids[:, PROMPT:], room=NEW)
+        segments = cache.frozen.decoder.stores[0].segments
     dense = segments[-1]
     return tuple(dense.states(name)[:, :, : PROMPT + NEW] for name in ("key", "value"))
 

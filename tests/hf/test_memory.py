@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from held_still import HeldStill
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import duotone
-from duotone import CacheSpec, QuantizedCache, StaticQuantizedCache
+from duotone import CacheSpec, QuantizedCache
 from duotone.attention.cuda.shared import runtime
 from held import held_bytes, listing
 
@@ -28,7 +29,7 @@ def small(name: str) -> CacheSpec:
     return spec.replace(sink=min(spec.sink, 3), recent=min(spec.recent, 9))
 
 
-def check(cache: QuantizedCache | StaticQuantizedCache, what: str = "") -> None:
+def check(cache: QuantizedCache, what: str = "") -> None:
     report, held = cache.memory(), held_bytes(cache)
     assert report.total_bytes == held, f"{what}\n{report}\nis held:\n{listing(cache)}"
 
@@ -136,20 +137,17 @@ def test_walks_over_the_operations_of_all_schemes(name: str, seed: int, tmp_path
 
 
 @pytest.mark.parametrize("name", WALKED)
-def test_frozen_caches(name: str) -> None:
-    """`nbytes` are those of the buffers: all but the bookkeeping."""
+def test_caches_that_hold_still(name: str) -> None:
     model, given = tiny_model("internvl"), inputs("internvl", PROMPT)
-    cache = StaticQuantizedCache(model, small(name), max_new_tokens=40)
-    mask = given["attention_mask"]
+    cache = QuantizedCache(model, small(name))
     with torch.no_grad():
         model(**given, past_key_values=cache)
-        check(cache, "prompt")
-        for _ in range(36):
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-            ids = torch.full_like(mask[:, :1], 7)
-            model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+    step = HeldStill(model, cache, 40)
+    for _ in range(36):
+        step(torch.full((2, 1), 7))
+        check(cache)
+    cache.thaw()
     check(cache, "36 steps")
-    assert cache.nbytes == held_bytes(cache) - cache.memory().index_bytes
 
 
 @pytest.mark.parametrize("name", ["duotone", "minmax", "duotone-mixed", "innerq", "fp8"])
@@ -166,7 +164,8 @@ def test_a_first_step_of_visual_tokens_alone(name: str) -> None:
     if name in ("duotone", "minmax"):
         assert report.dense_bytes == 0
         assert report.total_bytes < report.dense_equivalent_bytes / 2
-    check(cache.freeze(3))
+    cache.hold_still(3)
+    check(cache)
 
 
 @pytest.mark.parametrize("name", ["duotone", "minmax", "xquant", "duotone-stream"])
@@ -248,7 +247,9 @@ def test_caches_in_a_kernels_order(monkeypatch: pytest.MonkeyPatch) -> None:
         check(cache, name)
         cache.reorder_cache(torch.tensor([1, 1]))
         check(cache, name)
-        check(copy.deepcopy(cache).freeze(40), name)
+        still = copy.deepcopy(cache)
+        still.hold_still(40)
+        check(still, name)
         cache.crop(-70)
         check(cache, name)
 

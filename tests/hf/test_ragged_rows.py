@@ -7,11 +7,12 @@ from functools import cache
 
 import pytest
 import torch
+from held_still import HeldStill
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import duotone
-from duotone import CacheSpec, KVSpec, QuantizedCache, StaticQuantizedCache, TensorSpec
+from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 
 from families import inputs, new_model
 
@@ -30,7 +31,7 @@ NORMED = CacheSpec(
     recent=3,
     key_norm=True,
 )
-KINDS = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+KINDS = pytest.mark.parametrize("static", [False, True], ids=["growing", "held still"])
 
 
 @cache
@@ -62,9 +63,12 @@ def prefill(given: dict[str, Tensor], cache, chunk: int | None = None) -> Tensor
     return out.logits[:, -1]
 
 
-def decode(given: dict[str, Tensor], cache, steps: Tensor) -> list[Tensor]:
-    """Logits behind each of `steps` [batch, n]."""
+def decode(given: dict[str, Tensor], cache, steps: Tensor, static: bool = False) -> list[Tensor]:
+    """Logits after each of `steps` [batch, n]; static: in fixed buffers."""
     mask, outputs = given["attention_mask"], []
+    if static:
+        place, step = mask.sum(-1, keepdim=True), HeldStill(model(), cache, STEPS)
+        return [step(x, place + n).logits[:, -1] for n, x in enumerate(steps.split(1, 1))]
     for token in steps.split(1, 1):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
         step = {"input_ids": token, "attention_mask": mask}
@@ -76,9 +80,11 @@ def decode(given: dict[str, Tensor], cache, steps: Tensor) -> list[Tensor]:
     return outputs
 
 
-def logits(given: dict[str, Tensor], cache, steps: Tensor, chunk: int | None = None) -> Tensor:
+def logits(
+    given: dict[str, Tensor], cache, steps: Tensor, chunk: int | None = None, static: bool = False
+) -> Tensor:
     """Of the prompt's last token and of each of `steps`."""
-    return torch.stack([prefill(given, cache, chunk), *decode(given, cache, steps)], 1)
+    return torch.stack([prefill(given, cache, chunk), *decode(given, cache, steps, static)], 1)
 
 
 def alone(given: dict[str, Tensor], row: int) -> dict[str, Tensor]:
@@ -90,19 +96,15 @@ def alone(given: dict[str, Tensor], row: int) -> dict[str, Tensor]:
     return own
 
 
-def cache_of(spec: CacheSpec, static: bool):
-    if static:
-        return StaticQuantizedCache(model(), spec, max_new_tokens=STEPS)
-    return QuantizedCache(model(), spec)
-
-
 def difference(spec: CacheSpec, prompts: list, static: bool, chunk: int | None = None) -> float:
     """Largest one of all rows and steps."""
     given = inputs("internvl", prompts)
     steps = torch.randint(2, 280, (len(prompts), STEPS))
-    together = logits(given, cache_of(spec, static), steps, chunk)
+    together = logits(given, QuantizedCache(model(), spec), steps, chunk, static)
     apart = [
-        logits(alone(given, row), cache_of(spec, static), steps[row : row + 1])
+        logits(
+            alone(given, row), QuantizedCache(model(), spec), steps[row : row + 1], static=static
+        )
         for row in range(len(prompts))
     ]
     return float((together - torch.cat(apart)).abs().max())

@@ -166,17 +166,13 @@ def test_answers_under_all_caches(aifs, by_rows, scheme, later):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("static", [transformers.StaticCache, duotone.StaticQuantizedCache])
-def test_a_decode_step_in_fixed_buffers_is_one_graph(aifs, by_rows, static):
+def test_a_decode_step_in_fixed_buffers_is_one_graph(aifs, by_rows):
     given, found = prompt(aifs, 0), []
     length = given["input_ids"].shape[1]
     for loaded in (aifs, by_rows):
         model = loaded.model
-        if static is transformers.StaticCache:
-            text = model.config.get_text_config()
-            cache = static(config=text, max_cache_len=length + 3)
-        else:
-            cache = static(model, duotone.scheme("kivi", bits=2), max_new_tokens=3)
+        text = model.config.get_text_config()
+        cache = transformers.StaticCache(config=text, max_cache_len=length + 3)
         with torch.no_grad():
             first = model(**given, past_key_values=cache, use_cache=True).logits[:, -1:]
             step = torch.compile(model, backend="eager", fullgraph=True)

@@ -3,9 +3,7 @@
 import pytest
 import torch
 import transformers
-from transformers.generation import CompileConfig
 
-import duotone
 from duotone.inference.batch import encode
 from tiny_vlm import tiny_example
 
@@ -64,19 +62,3 @@ def test_a_prompt_with_pictures_is_one_graph():
     wanted = loaded.model(**inputs, use_cache=False).logits
     found = one_graph(loaded.model)(**inputs, use_cache=False).logits
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_steps_on_a_few_bit_cache_are_one_graph():
-    loaded, _ = quantized("mquant-w8a8")
-    spec, inputs = duotone.scheme("kivi", bits=2), prompt(loaded)
-    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
-    config._compile_all_devices = True
-    answers = []
-    for given in ({}, {"compile_config": config}):
-        cache = duotone.StaticQuantizedCache(loaded.model, spec, max_new_tokens=NEW)
-        settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
-        answers.append(loaded.model.generate(**inputs, **settings, past_key_values=cache, **given))
-    assert torch.equal(*answers)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
-    assert not torch._dynamo.utils.counters["graph_break"]

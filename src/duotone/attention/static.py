@@ -1,7 +1,7 @@
 """One decode step over all layers of a frozen cache, without waiting for the host.
 
 A step flushes the groups that are due and makes room for one token. Then, layer by layer, it writes
-the token's K and V and attends. Steps can be eager, captured or compiled.
+the token's K and V and attends. Steps can be eager or captured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 from duotone.attention.cuda.shared.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
-from duotone.cache.dense_dtype import channels_of
 from duotone.quant.autocast import without_autocast
 from duotone.recorded import RecordedCall, Scratch
 from duotone.slow_paths import SlowPaths
@@ -25,7 +24,7 @@ class StaticDecoder:
     """Stores of all layers, and the attention to them.
 
     stores: one per layer. tau, impl, slow: arguments of `decode_attention`. records: a layer's
-    launches are prepared once (`duotone.recorded`); not for steps that are compiled.
+    launches are prepared once (`duotone.recorded`).
     """
 
     def __init__(
@@ -40,28 +39,13 @@ class StaticDecoder:
         device = self.stores[0].key.device
         tried = impl == "cuda" or (impl == "auto" and not is_untried(device))
         self.kernels = tried and has_kernels(device)
-        # Steps so far; None once a graph was captured, whose replays are not counted.
-        self.steps: int | None = 0
+        self.steps = 0  # so far
         self.places = list({id(s.places): s.places for s in self.stores}.values())
         self.room = min(places.new_tokens for places in self.places)
         self.scratch = Scratch() if records and self.kernels else None
         if self.scratch is not None:
             _prepare(device)
         self._calls: dict[tuple[int, float], RecordedCall] = {}
-
-    def rehearse(self, q_heads: int) -> None:
-        """Launch the kernels of a step with no token and no group to move: nothing changes.
-
-        Kernels, and buffers that a process or a cache keeps, then exist before a graph is made.
-        Neither the graph nor the pool of a compiler can hold them.
-        """
-        for store in self.stores:
-            batch, channels = len(store.key), channels_of(store.key)
-            query = store.key.new_zeros(batch, q_heads, 1, channels, dtype=store.dtype)
-            self._attend(store, query, channels**-0.5)
-            store.flush(torch.zeros(batch, dtype=torch.bool, device=query.device))
-        if self.kernels:
-            _prepare(self.stores[0].key.device)
 
     @property
     def has_stream(self) -> bool:
@@ -76,42 +60,19 @@ class StaticDecoder:
         """Move groups to the stream at sequences where they are due."""
         flush_all(self.stores)
 
-    def begin(self) -> None:
-        """Begin a step: flush where it is due, make room for one token per sequence.
-
-        The host knows when a flush is due. While a graph is captured, and ever after, the flush is
-        launched at every step instead, and the device decides. The first step launches it, too: its
-        kernels are compiled before a capture.
-        Errors: ValueError for a step beyond the buffers' room. Replays of a captured graph are not
-        counted: there the device stops where a write would leave its buffer.
-        """
-        self._check_room()
-        device = self.stores[0].key.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self.steps = None
-        with without_autocast(device):
-            if self.has_stream and (not self.steps or self.is_due(self.steps)):
-                self.flush()
-            self.advance()
-        if self.steps is not None:
-            self.steps += 1
-
     def starts_with_flush(self) -> bool:
         """True where groups leave the window before the next step's `advance`.
 
-        For steps that are replayed: the host decides and counts `steps`, the device advances.
+        The host decides and counts `steps`, the device advances.
         Errors: ValueError for a step beyond the buffers' room.
         """
-        self._check_room()
-        return self.has_stream and self.is_due(self.steps)
-
-    def _check_room(self) -> None:
-        if self.steps is not None and self.steps >= self.room:
+        if self.steps >= self.room:
             raise ValueError(
-                f"a static cache takes as many tokens after the prompt as it has room for, "
-                f"{self.room} per sequence; got one more. Give it a larger max_new_tokens, or use "
-                "QuantizedCache, which grows."
+                f"fixed buffers take as many tokens after the prompt as they have room for, "
+                f"{self.room} per sequence; got one more. Hold the cache still with more room, or "
+                "let it grow."
             )
+        return self.has_stream and self.is_due(self.steps)
 
     def advance(self) -> None:
         """Make room for one token per sequence, in all layers."""

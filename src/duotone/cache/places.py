@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from duotone.cache.index import Evicted, LedgerState
-from duotone.cache.ragged import Lengths, Move, held_bytes, valid_mask
+from duotone.cache.ragged import Lengths, Move, valid_mask
 from duotone.quant import CacheSpec, KVSpec
 
 
@@ -106,11 +106,11 @@ class StaticPlaces:
         return places, _fixed_first(valid, leaving)
 
     @property
-    def index_bytes(self) -> int:
-        """Bytes of this bookkeeping."""
+    def tensors(self) -> list[Tensor]:
+        """All tensors."""
         own = (self.dense, self.stream, self.at, self.fixed, self.head)
         spans = (self.visual, self.background, self.evicted.tokens, self.evicted.visual)
-        return held_bytes([*own, *spans])
+        return [*own, *spans]
 
     def is_due(self, step: int) -> bool:
         """True where a sequence has full staged slots before step `step` (from 0); never waits."""

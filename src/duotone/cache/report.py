@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
+
 from duotone.cache.dense_dtype import channels_of
 from duotone.cache.index import STORES, LedgerState, Roll
 from duotone.cache.layer import LayerStore
@@ -86,18 +88,19 @@ def memory_report(
 
 
 def static_memory_report(
-    stores: Sequence[StaticStore], nominal_bits: float, *, length_bytes: int = 0
+    stores: Sequence[StaticStore], nominal_bits: float, resting: Iterable[Tensor] = ()
 ) -> MemoryReport:
     """Count the bytes of a cache with fixed buffers, unused slots included.
 
-    stores: one per layer. length_bytes: bytes of the logical length, which the cache keeps in
-    addition to its stores. Lengths are copied from the device: not for a captured step.
+    stores: one per layer. resting: tensors that the cache keeps until it thaws. Lengths are copied
+    from the device: not for a captured step.
     """
     places = {id(store.places): store.places for store in stores}.values()
     slots = sum(store.index_bytes for store in stores)
+    index = [x for place in places for x in place.tensors]
     return _counted(
         [(store, _placed(store.places), _placed_visual(store.places)) for store in stores],
-        index_bytes=sum(p.index_bytes for p in places) + slots + length_bytes,
+        index_bytes=slots + held_bytes([*index, *resting]),
         visual_index_bytes=sum(p.visual.nbytes + p.background.nbytes for p in places),
         nominal_bits=nominal_bits,
     )

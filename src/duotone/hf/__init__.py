@@ -5,4 +5,3 @@ from duotone.hf.facts import ModelFacts as ModelFacts
 from duotone.hf.facts import model_facts as model_facts
 from duotone.hf.session import Session as Session
 from duotone.hf.session import enable as enable
-from duotone.hf.static import StaticQuantizedCache as StaticQuantizedCache

@@ -109,7 +109,7 @@ class Attachment:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Inputs of the model by name, if one of our caches is among them."""
-        # A compiled decode step, of a static cache, needs no announcement.
+        # A compiled step is of transformers' own static cache, which needs no announcement.
         if torch.compiler.is_compiling() or model is not self._model():
             return {}
         given = self._parameters.bind_partial(*args, **kwargs).arguments

@@ -65,9 +65,9 @@ class Frozen:
     """
 
     def __init__(self, cache: Freezable, room: int) -> None:
-        check_freezable(cache)
+        _check(cache)
         self.start, self.room = cache.steps.length, room
-        stores, self._orders = frozen_stores(cache, room, MULTIPLE)
+        stores, self._orders = _frozen_stores(cache, room)
         self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow, records=True)
         self._broke_off = self.is_thawed = False
         # What the sequences have become of those at the start, by number.
@@ -137,9 +137,12 @@ class Frozen:
         scratch = self.decoder.scratch
         return self.structure.nbytes + (0 if scratch is None else scratch.nbytes)
 
-    def memory(self, nominal_bits: float) -> MemoryReport:
-        """Bytes of all buffers, free slots included."""
-        return static_memory_report(self.decoder.stores, nominal_bits)
+    def memory(self, cache: Freezable) -> MemoryReport:
+        """Bytes of all buffers, free slots included, and of the ledgers that rest meanwhile."""
+        resting = [x for ledger in cache.steps.ledgers for x in ledger.state.tensors]
+        resting += [x for order in self._orders for x in (order.index, order.lengths)]
+        nominal = cache.spec.nominal_bits(cache.facts.layers)
+        return static_memory_report(self.decoder.stores, nominal, resting)
 
     def thaw(self, cache: Freezable) -> None:
         """Give the cache's layers and ledgers the tokens back.
@@ -167,33 +170,33 @@ class Frozen:
             ledger.decoded(self.steps, self.rows)
 
 
-def check_freezable(cache: Freezable) -> None:
+def _check(cache: Freezable) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
+    if not cache.steps.length:
+        raise ValueError("an empty cache cannot be frozen; run the model with it first.")
     if any(cache.facts.sliding):
         raise ValueError(
-            "a static cache does not read the masks that sliding windows need; "
-            f"{cache.facts.model_type!r} has such layers. Use QuantizedCache."
+            "fixed buffers do not read the masks that sliding windows need; "
+            f"{cache.facts.model_type!r} has such layers. Decode in buffers that grow."
         )
     if cache.spec.share is not None and cache.spec.share.weights is not None:
         raise ValueError(
-            "a static cache flushes layer by layer and cannot average the codes of several; got "
-            "Sharing.weights. Use QuantizedCache."
+            "fixed buffers are flushed layer by layer and cannot average the codes of several; got "
+            "Sharing.weights. Decode in buffers that grow."
         )
 
 
-def frozen_stores(
-    cache: Freezable, new_tokens: int, multiple: int = 1
-) -> tuple[list[StaticStore], list[Move]]:
+def _frozen_stores(cache: Freezable, room: int) -> tuple[list[StaticStore], list[Move]]:
     """(layers of a prefilled cache in fixed buffers, the order of each one's dense tokens).
 
-    new_tokens: room for later tokens. multiple: of `StaticPlaces.of`. The layers lose their dense
-    tokens and their streams, one after the other.
+    room: for later tokens. The layers lose their dense tokens and their streams, one after the
+    other.
     """
     made: dict[int, Any] = {}
     for layer in cache.layers:
         state = cache.steps.state(layer.index)
         if id(state) not in made:
-            made[id(state)] = StaticPlaces.of(state, cache.spec, new_tokens, multiple)
+            made[id(state)] = StaticPlaces.of(state, cache.spec, room, MULTIPLE)
         check_frozen(layer.store)
     if any(places.stream_tokens for places, _ in made.values()):
         check_shared([layer.store for layer in cache.layers])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -109,17 +107,3 @@ def causal_visibility(queries: int, tokens: int, device: torch.device) -> Tensor
     """[1, queries, tokens]: the last `queries` of `tokens` tokens see themselves and the past."""
     place = torch.arange(tokens, device=device)
     return (place <= place[tokens - queries :, None])[None]
-
-
-def padding_mask(mask: Any) -> Tensor | None:
-    """[batch, tokens] True at real tokens, from any mask that a model prepares for its prompt.
-
-    With caches that compile, `generate` hands models 4-D masks, by layer type where they differ:
-    what the last query of full attention sees is what is no padding.
-    """
-    if isinstance(mask, dict):
-        mask = mask.get("full_attention")
-    if not isinstance(mask, Tensor) or mask.dim() != 4:
-        return mask
-    last = mask[:, 0, -1]
-    return last if last.dtype == torch.bool else last == 0

@@ -244,8 +244,8 @@ def _check_implementation(name: str | None) -> None:
     if name not in (None, "hybrid"):
         raise ValueError(
             "inside duotone.enable, generate uses duotone's cache; got "
-            f"cache_implementation={name!r}. Leave it out. For fixed buffers pass a "
-            "StaticQuantizedCache as past_key_values."
+            f"cache_implementation={name!r}. Leave it out: on CUDA, decode steps run in fixed "
+            "buffers anyway, as CUDA graphs."
         )
 
 

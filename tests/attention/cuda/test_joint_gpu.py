@@ -300,19 +300,16 @@ def test_a_model_says_what_it_says_by_the_reference(name: str, windows: str, fro
     spec = duotone.scheme(name, bits=4).replace(sink=0, recent=32, dense_dtype=windows)
     logits = {}
     for impl in ("reference", "auto"):
-        growing = cache = duotone.QuantizedCache(model, spec, impl=impl)
-        seen = [model(tokens[:, :150], past_key_values=cache).logits[:, -1].float()]
-        if frozen and impl == "auto":
-            cache = growing.freeze(max_new_tokens=80)
-        for step in tokens[:, 150:].split(1, 1):
-            seen.append(model(step, past_key_values=cache).logits[:, -1].float())
-        logits[impl] = torch.stack(seen)
-        stores = [layer.store for layer in growing.layers]
-        if cache is not growing:
-            stores = cache.decoder.stores
+        cache, still = duotone.QuantizedCache(model, spec, impl=impl), frozen and impl == "auto"
+        first = model(tokens[:, :150], past_key_values=cache).logits[:, -1:]
+        later = decode(model, cache, tokens[:, 150:], room=80 if still else 0)
+        logits[impl] = torch.cat([first, later], 1).float()
+        stores = [layer.store for layer in cache.layers]
+        if still:
+            stores = cache.frozen.decoder.stores
         assert all((store.stream.records is not None) == (impl == "auto") for store in stores)
         assert all((store.key.dtype == ROWS) == (windows != "model") for store in stores)
-        growing.detach()
+        cache.detach()
     error = (logits["auto"] - logits["reference"]).norm() / logits["reference"].norm()
     assert error < 2e-2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from begun import begin
+from held_still import decode
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -81,7 +83,7 @@ def steps(
         store.apply(ledger.plan(~one, one), *new)
         segments = store.segments(ledger.state)
         if decoder is not None:
-            decoder.begin()
+            begin(decoder)
             yield query, decoder.attend(0, query, *new, SM_SCALE), segments
         else:
             out = decode_attention(query, segments, sm_scale=SM_SCALE, impl=impl)
@@ -122,12 +124,10 @@ def biased_model(dtype: torch.dtype) -> PreTrainedModel:
 
 
 def decoded(model: PreTrainedModel, name: str, impl: str, static: bool) -> Tensor:
-    """Logits of steps behind a prompt, tokens given."""
+    """Logits of steps after a prompt, tokens given."""
     torch.manual_seed(1)
     ids = torch.randint(1, 300, (2, PROMPT + STEPS), device=model.device)
     cache = duotone.QuantizedCache(model, duotone.scheme(name), impl=impl)
     with torch.no_grad():
         model(ids[:, :PROMPT], past_key_values=cache)
-        cache = cache.freeze(STEPS) if static else cache
-        rows = [model(x, past_key_values=cache).logits for x in ids[:, PROMPT:].split(1, 1)]
-    return torch.cat(rows, 1)
+    return decode(model, cache, ids[:, PROMPT:], room=STEPS if static else 0)

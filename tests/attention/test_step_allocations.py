@@ -1,15 +1,17 @@
-"""After a rehearsal no step allocates what outlives it: a compiler's pool has nothing to lose."""
+"""After the first step none allocates what outlives it: a graph's pool has nothing to lose."""
 
 import gc
 
 import pytest
 import torch
+from begun import begin
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import duotone
+from duotone.attention import static
 from duotone.attention.cuda import decode
 from duotone.attention.cuda.rotate import queries as head_turn
 from duotone.attention.cuda.shared import counters
@@ -77,35 +79,26 @@ def step(at: StaticDecoder, seed: int) -> Tensor:
         torch.randn(BATCH, heads, 1, SHAPE.head_dim, generator=generator)
         for heads in (SHAPE.q_heads, SHAPE.kv_heads, SHAPE.kv_heads)
     )
-    at.begin()
+    begin(at)
     return torch.stack([at.attend(i, query, key, value, 0.3) for i in range(SHAPE.layers)])
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_rehearsal_changes_nothing(name: str) -> None:
-    plain, rehearsed = decoder(name), decoder(name)
-    before = [x.clone() for store in rehearsed.stores for x in store.changing]
-    rehearsed.rehearse(SHAPE.q_heads)
-    after = [x for store in rehearsed.stores for x in store.changing]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    for seed in range(STEPS):
-        assert torch.equal(step(plain, seed), step(rehearsed, seed))
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_no_step_leaves_memory_behind_after_a_rehearsal(
+def test_no_step_leaves_memory_behind_after_the_first(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = decoder(name)
     fresh_process(monkeypatch)
-    at.rehearse(SHAPE.q_heads)
+    at.flush()
+    step(at, 0)
     with Allocations() as pool:
-        step(at, 0)
+        at.flush()
+        step(at, 1)
     assert len(pool.made) > 20
     assert pool.left() == 0
 
 
-def test_without_a_rehearsal_a_step_leaves_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_leaves_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     at = decoder("rotated")
     fresh_process(monkeypatch)
     with Allocations() as pool:
@@ -113,15 +106,14 @@ def test_without_a_rehearsal_a_step_leaves_memory_behind(monkeypatch: pytest.Mon
     assert pool.left() > 0
 
 
-def test_a_rehearsal_makes_the_counters_that_launches_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_decoder_makes_the_counters_that_launches_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "_COUNTERS", {})
     at = decoder("kivi")
-    at.rehearse(SHAPE.q_heads)
+    given = (at.stores, at.tau)
+    StaticDecoder(*given, records=True)
     assert not counters._COUNTERS  # no kernels, no counters
-    at.kernels = True
-    at.rehearse(SHAPE.q_heads)
+    monkeypatch.setattr(static, "has_kernels", lambda device: True)
+    StaticDecoder(*given, impl="cuda", records=True)
     monkeypatch.setattr(counters, "kept", None)  # another allocation would raise
     assert counters.counters(torch.device("cpu"), 7).tolist() == [0] * 7
 
