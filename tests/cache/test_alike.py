@@ -68,6 +68,20 @@ def test_tables_are_alike_by_the_numbers_that_the_host_took() -> None:
     assert not Structure.of(uniform).is_like(Structure.of(ragged))
 
 
+def test_tables_that_are_taken_over_derive_anew() -> None:
+    one, other = (BlockTable(torch.tensor([[0, *edges]])) for edges in ((3, 9), (6, 9)))
+
+    def derived(table: BlockTable) -> list[list]:
+        found = (table.split(2).offsets, table.sizes, table.counts, table.block_of_token(9))
+        return [x.tolist() for x in found]
+
+    assert derived(one) != derived(other)
+    mine, theirs = Structure.of(one), Structure.of(other)
+    assert mine.is_like(theirs)
+    mine.copy_from(theirs)
+    assert derived(one) == derived(other)
+
+
 def test_specs_are_left_to_the_caller() -> None:
     one, other = CacheSpec(visual="dense"), CacheSpec(visual="text")
     assert Structure.of([one]).is_like(Structure.of([other]))

@@ -85,6 +85,16 @@ def test_lloyd_never_loses_to_min_max(spec: TensorSpec) -> None:
     assert lloyd <= uniform * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("mapping", ["symmetric", "hybrid"])
+def test_lloyd_moves_signed_levels_too(mapping: str) -> None:
+    x = torch.randn(1, 4096, 8, generator=torch.Generator().manual_seed(0))
+    uniform, lloyd = (
+        (quantize(x, TensorSpec(2, group=32, mapping=mapping, levels=n)).dequantize() - x)
+        for n in ("uniform", "lloyd")
+    )
+    assert lloyd.square().mean() < 0.9 * uniform.square().mean()
+
+
 def test_lloyd_at_1_bit_stores_the_conditional_means() -> None:
     x = gaussian(200, 8)
     q = quantize(x, TensorSpec(1, levels="lloyd", param_dtype="float32"))
@@ -196,9 +206,8 @@ def test_fitted_gain_ignores_padding_and_constant_blocks(tokens: int, seed: int)
 
 def test_shrink_equals_eta_on_a_symmetric_range() -> None:
     x = torch.tensor([[-1.0], [-0.9], [0.9], [1.0]])
-    shrunk = quantize(x, TensorSpec(1, shrink=0.5, param_dtype="float32"))
-    moved = quantize(x, TensorSpec(1, eta=0.25, param_dtype="float32"))
-    assert torch.allclose(shrunk.dequantize(), moved.dequantize())
+    for spec in (TensorSpec(1, shrink=0.5), TensorSpec(1, eta=0.25)):
+        assert quantize(x, spec).dequantize().flatten().tolist() == [-0.5, -0.5, 0.5, 0.5]
 
 
 @given(st.sampled_from(["tokens", "channels"]), st.sampled_from([1, 2, 4]), st.integers(0, 99))

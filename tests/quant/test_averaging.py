@@ -43,25 +43,6 @@ def test_ties_on_the_borders_go_up(gamma: float) -> None:
             assert average([a, b], [gamma, 1 - gamma]) == want
 
 
-def test_one_half_is_the_papers_ceiling() -> None:
-    assert [average([a, 0], [0.5, 0.5]) for a in range(4)] == [0, 1, 1, 2]
-
-
-@pytest.mark.parametrize(("gamma", "code"), [(0.49, 0), (0.5, 1), (0.51, 1)])
-def test_at_1_bit_there_is_one_threshold(gamma: float, code: int) -> None:
-    assert average([1, 0], [gamma, 1 - gamma]) == code
-    assert average([0, 1], [1 - gamma, gamma]) == code
-
-
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    # .5 a + .3 b + .2 c:   1.7       1.5 (tie)     0.5 (tie)    0.2          2.4
-    [((3, 0, 1), 2), ((0, 3, 3), 2), ((1, 0, 0), 1), ((0, 0, 1), 0), ((3, 3, 0), 2)],
-)
-def test_three_layers_by_hand(codes: tuple[int, ...], expected: int) -> None:
-    assert average([*codes], [0.5, 0.3, 0.2]) == expected
-
-
 RUNS = st.integers(2, 5).flatmap(
     lambda layers: st.tuples(
         st.lists(st.integers(0, 255), min_size=layers, max_size=layers),

@@ -39,6 +39,8 @@ def test_all_layers_flush_together() -> None:
         ("asymkv", {"lk": 24, "lv": 32}, 1.875),
         ("asymkv", {}, 1.5),
         ("kivi", {"bits": 2}, 2.0),
+        ("calibquant", {"bits": 1}, 1.0),
+        ("dense", {}, 16.0),
     ],
 )
 def test_nominal_bits_are_the_papers(scheme: str, knobs: dict[str, int], bits: float) -> None:

@@ -105,14 +105,6 @@ def test_replace_returns_a_changed_copy() -> None:
     assert (changed.tau, changed.recent, spec.recent) == ((0.0, 2.0), 64, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "knobs", "bits"),
-    [("calibquant", {"bits": 1}, 1.0), ("kivi", {"bits": 2}, 2.0), ("dense", {}, 16.0)],
-)
-def test_nominal_bits_are_the_papers_count(name: str, knobs: dict[str, int], bits: float) -> None:
-    assert duotone.scheme(name, **knobs).nominal_bits(layers=32) == bits
-
-
 def test_released_calibquant_shrinks_at_1_bit_only() -> None:
     one, two = (duotone.scheme("calibquant", bits=b).visual for b in (1, 2))
     assert (one.key.shrink, one.value.shrink) == (0.5, 0.3)
