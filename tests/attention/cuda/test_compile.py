@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cubins import shared_of, stack_of
 from duotone.attention.cuda.dense import decode as dense_decode
 from duotone.attention.cuda.dense import window_append
 from duotone.attention.cuda.groups import decode as group_decode
@@ -20,7 +21,7 @@ from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
 from duotone.cache.dense_dtype import FP8
 
-from compile_cases import RINGS, common, shared_of, stack_of
+from compile_cases import RINGS, common
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
 

@@ -6,14 +6,13 @@ with the interpreter off, once for all variants.
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from cubins import of_script, triton_assembly
 from duotone.quant import TensorSpec
 
 from cases import CLASSES_KEY, CLASSES_VALUE, INNERQ_KEY, INNERQ_VALUE, PRESET_KEY
@@ -71,7 +70,7 @@ def _compile_all() -> dict[str, int]:
     for name, (fields, capability) in VARIANTS.items():
         case = Case((40,), **fields)
         for kernel, arguments in _recorded_launches(*build(case), case):
-            cubin = _compile(kernel, arguments, capability)
+            cubin = triton_assembly(kernel, arguments, capability)["cubin"]
             sizes[f"{name}, {kernel.__name__}, {arguments.get('K_KIND', '')}"] = len(cubin)
     return sizes
 
@@ -109,46 +108,8 @@ def _recorded_launches(query: Any, kv: Any, case: Any) -> list[tuple[Any, dict[s
     return launches
 
 
-def _compile(kernel: Any, arguments: dict[str, Any], capability: int) -> bytes:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    constant = {p.name for p in kernel.params if p.is_constexpr}
-    constant |= {name for name, value in arguments.items() if value is None}
-    values = {name: arguments[name] for name in kernel.arg_names}
-    source = ASTSource(
-        kernel,
-        {n: "constexpr" if n in constant else _type(v) for n, v in values.items()},
-        constexprs={n: v for n, v in values.items() if n in constant},
-        attrs={
-            (i,): [["tt.divisibility", 16]]
-            for i, v in enumerate(values.values())
-            if isinstance(v, torch.Tensor)
-        },
-    )
-    options = {n: arguments[n] for n in ("num_warps", "num_stages") if n in arguments}
-    target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options=options).asm["cubin"]
-
-
-def _type(value: Any) -> str:
-    from triton.runtime.jit import type_canonicalisation_dict
-
-    if isinstance(value, torch.Tensor):
-        return "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]
-    return "fp32" if isinstance(value, float) else "i32"
-
-
 def test_representative_variants_compile() -> None:
-    # The variable answers a deprecation warning of Triton 3.9; it changes nothing.
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    sizes = json.loads(run.stdout.splitlines()[-1])
+    sizes = of_script(__file__)
     kernels = (
         "score_range_kernel",
         "segment_kernel, block",

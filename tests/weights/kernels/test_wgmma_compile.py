@@ -1,12 +1,10 @@
 """The source of warpgroup products compiles for sm_90a without a GPU, where NVRTC is installed."""
 
-import re
-import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from cubins import stack_of
 from duotone.nvrtc import Sources
 from duotone.weights.kernels.cuda import wgmma_gemm
 from duotone.weights.kernels.cuda.wgmma_gated import ACTIVATIONS
@@ -39,34 +37,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_compiles_without_a_stack(tile: WgmmaTile, tmp_path: Path) -> None:
+def test_compiles_without_a_stack(tile: WgmmaTile) -> None:
     binary = compiled(macros_of(tile))
-    assert stack_bytes(binary, tmp_path) == 0
+    assert stack_of(binary) == 0
 
 
-def test_compiles_with_everything_in_the_epilogue(tmp_path: Path) -> None:
+def test_compiles_with_everything_in_the_epilogue() -> None:
     half, single = TYPES[torch.float16], TYPES[torch.float32]
     plain, full = (
         compiled(macros_of(WgmmaTile(96), single, True, False, **given))
         for given in ({}, {"x0": half, "w0": half, "bias": single})
     )
     assert full != plain
-    assert stack_bytes(full, tmp_path) == 0
+    assert stack_of(full) == 0
 
 
 @pytest.mark.parametrize("tile", GATED_TILES, ids=str)
-def test_gates_compile_without_a_stack(tile: WgmmaTile, tmp_path: Path) -> None:
+def test_gates_compile_without_a_stack(tile: WgmmaTile) -> None:
     for out, per_row, bias in ((torch.bfloat16, False, None), (torch.float32, True, torch.float16)):
         given = {} if bias is None else {"bias": TYPES[bias]}
         for kind in ACTIVATIONS.values():
             binary = compiled(macros_of(tile, TYPES[out], per_row, **given, gated=kind))
-            assert stack_bytes(binary, tmp_path) == 0
+            assert stack_of(binary) == 0
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_a_scale_per_row_spills_nothing(tile: WgmmaTile, tmp_path: Path) -> None:
+def test_a_scale_per_row_spills_nothing(tile: WgmmaTile) -> None:
     for out in TYPES.values():
-        assert stack_bytes(compiled(macros_of(tile, out, True)), tmp_path) == 0
+        assert stack_of(compiled(macros_of(tile, out, True))) == 0
 
 
 def test_a_gate_has_two_rows() -> None:
@@ -77,15 +75,3 @@ def test_a_gate_has_two_rows() -> None:
 def test_another_structure_of_arguments_does_not_compile() -> None:
     with pytest.raises(Exception, match="the host has other arguments"):
         compiled(macros_of(WgmmaTile(16)) | {"ARGUMENTS_BYTES": 1})
-
-
-def stack_bytes(binary: bytes, folder: Path) -> int:
-    found = find_spec("nvidia")
-    places = [Path(p) for p in found.submodule_search_locations or ()] if found else []
-    tool = next((t for place in places for t in place.glob("*/bin/cuobjdump")), None)
-    if tool is None:
-        pytest.skip("cuobjdump is not installed: compiled, its stack not looked at")
-    path = folder / "kernel.cubin"
-    path.write_bytes(binary)
-    done = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
-    return int(re.search(r"STACK:(\d+)", done.stdout)[1])

@@ -5,11 +5,7 @@ with the interpreter off, once for all variants.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +13,8 @@ from unittest import mock
 
 import pytest
 import torch
+
+from cubins import of_script, stack_of, triton_assembly
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
@@ -204,7 +202,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
             beside(module, triton_sylvester),
         ):
             run()
-        asm = compiled(recorder.kernel, recorder.named)
+        asm = triton_assembly(recorder.kernel, recorder.named, 90)
         before, waits, _ = asm["ptx"].partition("griddepcontrol.wait")
         found[name] = {
             "cubin": len(asm["cubin"]),
@@ -213,7 +211,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
             "loads before": before.count("ld.global") + before.count("cp.async"),
             "fetches before": before.count("prefetch.global.L2"),
             "stores before": before.count("st.global"),
-            "spills": stack_bytes(asm["cubin"]),
+            "spills": stack_of(asm["cubin"]),
             "parts": recorder.named.get("parts"),
             "bytes loaded singly": len(re.findall(r"ld\.global\S*\.[bsu]8\b", asm["ptx"])),
             "tensor cores of a warp group": "wgmma.mma_async" in asm["ptx"],
@@ -229,68 +227,8 @@ def beside(module: Any, other: Any) -> Any:
     return mock.patch.object(triton_hadamard, name)
 
 
-def compiled(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """All stages of a kernel for sm_90."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    constant = {p.name for p in kernel.params if p.is_constexpr}
-    constant |= {name for name, value in arguments.items() if value is None}
-    values = {name: arguments[name] for name in kernel.arg_names}
-    plain = {p.name for p in kernel.params if p.do_not_specialize}
-    source = ASTSource(
-        kernel,
-        {n: "constexpr" if n in constant else type_name(v) for n, v in values.items()},
-        constexprs={n: v for n, v in values.items() if n in constant},
-        attrs={
-            (i,): [["tt.divisibility", 16]]
-            for i, (n, v) in enumerate(values.items())
-            if n not in constant | plain
-            and (isinstance(v, torch.Tensor) or (isinstance(v, int) and v % 16 == 0))
-        },
-    )
-    options = {
-        n: arguments[n]
-        for n in ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl", "maxnreg")
-        if n in arguments
-    }
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
-
-
-def stack_bytes(cubin: bytes) -> int:
-    """Memory per thread that registers are spilled to, in bytes."""
-    import triton
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        shown = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", shown)[1])
-
-
-def type_name(value: Any) -> str:
-    from triton.runtime.jit import type_canonicalisation_dict
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    tensor = value.base if isinstance(value, TensorDescriptor) else value
-    if isinstance(tensor, torch.Tensor):
-        kind = type_canonicalisation_dict[str(tensor.dtype).removeprefix("torch.")]
-        return f"*{kind}" if tensor is value else f"tensordesc<{kind}{value.block_shape}>"
-    return "fp32" if isinstance(value, float) else "i32"
-
-
 def test_kernels_of_a_decode_step_compile_and_wait() -> None:
-    # The variable answers a deprecation warning of Triton 3.9; it changes nothing.
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = of_script(__file__)
     assert all(one["cubin"] > 1000 for one in found.values())
     waiting = {name: one for name, one in found.items() if one["overlaps"]}
     assert {n.split(",")[0] for n in found} - {n.split(",")[0] for n in waiting} == {"gemm_kernel"}

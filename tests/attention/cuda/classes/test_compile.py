@@ -3,6 +3,7 @@
 import pytest
 
 import duotone
+from cubins import shared_of
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.shared import runtime
@@ -10,7 +11,7 @@ from duotone.attention.cuda.shared.geometry import VARIABLES_BYTES
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, UNITS
-from compile_cases import RINGS, common, shared_of
+from compile_cases import RINGS, common
 
 pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
 
