@@ -183,17 +183,19 @@ def prompt(made: Any, tokens: int, text: int) -> dict[str, Tensor]:
     }
 
 
-def decode_step(made: Any, context: int, steps: int) -> Callable[[], Tensor]:
+def decode_step(made: Any, context: int, steps: int, batch: int = 1) -> Callable[[], Tensor]:
     """A step of one token, `context` and what earlier steps added before it; at most `steps`.
 
-    The mask is the same at every step, so that steps can be replayed: it shows the whole cache.
+    batch: sequences, which are alike. The mask is the same at every step, so that steps can be
+    replayed: it shows the whole cache.
     """
     device, size = made.device, context + steps
     text = made.config.get_text_config(decoder=True)
     cache = transformers.StaticCache(config=text, max_cache_len=size)
-    ids = torch.ones(1, 1, dtype=torch.long, device=device)
-    position = torch.full((3, 1, 1), context, device=device)
-    mask = {"full_attention": torch.ones(1, 1, 1, size, dtype=torch.bool, device=device)}
+    ids = torch.ones(batch, 1, dtype=torch.long, device=device)
+    position = torch.full((3, batch, 1), context, device=device)
+    shown = torch.ones(batch, 1, 1, size, dtype=torch.bool, device=device)
+    mask = {"full_attention": shown}
     given = {"input_ids": ids, "position_ids": position, "attention_mask": mask}
 
     def step() -> Tensor:

@@ -22,7 +22,6 @@ from duotone.bench.timing import CudaClock, Work, copy_tb_per_s, rotated_count, 
 from duotone.report.provenance import stamp
 
 import mquant_cases as cases
-import mquant_step
 import mquant_tune
 
 REPEATS = 7
@@ -75,25 +74,10 @@ def linear_row(name: str, tokens: int, clock: CudaClock) -> dict[str, Any]:
     return {"linear": name, "tokens": tokens, "out": outs, "in": ins, "us": times}
 
 
-def step_row(label: str, make: Any, clock: CudaClock) -> dict[str, Any]:
-    """Milliseconds of one whole decode step under one graph."""
-    step = make()
-    for _ in range(2):
-        step()
-    us = rotated_us(clock.capture([step]), 1, clock, 2 * REPEATS)
-    row = {"step": label, "ms": us / 1e3, "weight_bytes": step.weight_bytes}
-    del step
-    clock.release()
-    return row
-
-
 def shown(row: dict[str, Any]) -> str:
     """One line per time, with its ratio to bf16."""
     if "failed" in row:
         return row["failed"]
-    if "ms" in row:
-        rate = row["weight_bytes"] / row["ms"] / 1e9
-        return f"step {row['step']:14} {row['ms']:.3f} ms, weights at {rate:.2f} TB/s"
     lines = [f"{row['linear']} {row['tokens']} tokens ({row['out']} x {row['in']})"]
     operations = 2 * row["tokens"] * row["out"] * row["in"]
     for label, us in row["us"].items():
@@ -117,11 +101,7 @@ def run(quick: bool, folder: Path, clock: CudaClock) -> None:
     }
     names = ("gate_up", "down", "qkv", "o")
     prefill = PREFILL_TOKENS[:1] if quick else PREFILL_TOKENS
-    jobs = [
-        lambda la=label, m=make: step_row(la, m, clock)
-        for label, make in mquant_step.steps().items()
-        if not quick or "batch 16" not in label
-    ]
+    jobs = []
     for tokens in DECODE_TOKENS + prefill:
         jobs += [lambda n=n, t=tokens: linear_row(n, t, clock) for n in names]
     for job in jobs:

@@ -18,6 +18,7 @@ from torch import Tensor
 from duotone.bench.timing import CudaClock, rotated_count, rotated_us
 from duotone.report.provenance import stamp
 from duotone.weights.kernels.configs import one
+from duotone.weights.kernels.reference import scaled
 from duotone.weights.kernels.triton.gemm import GemmConfig, gemm_w8a8
 from duotone.weights.kernels.triton.gemv import GemvConfig, gemv
 from duotone.weights.kernels.triton.scratch import unpacked_times_16
@@ -80,9 +81,10 @@ def reference(kind: str, c: cases.Linear) -> Tensor:
     weight = weight_of(kind, c)
     if kind == "w4a16 split":
         return linear_float(c.input, weight, impl="reference")
-    takes = kind.startswith("w8a8") and c.tokens >= batch.INT_MM_TOKENS
-    impl = "int_mm" if takes else "reference"
-    return linear_int(c.codes, c.rows, weight, impl=impl)
+    if kind.startswith("w8a8") and c.tokens >= batch.INT_MM_TOKENS:
+        sums = torch._int_mm(c.codes, weight.codes.T)
+        return scaled(sums, c.rows, weight, None, None, torch.bfloat16)
+    return linear_int(c.codes, c.rows, weight, impl="reference")
 
 
 def hadamard_trials() -> Iterator[Trial]:

@@ -99,8 +99,8 @@ SUMMARY = (
 
 
 def quality_summary(results: Sequence[Result]) -> str:
-    """Rows of SUMMARY by one metric per task, of questions that come after the pictures."""
-    later = [result for result in results if result["later_question"]]
+    """Rows of SUMMARY by one metric per task, of questions after the pictures if any came so."""
+    later = [result for result in results if result["later_question"]] or results
     columns = {result["task"]: (result, metric) for result, metric in _columns(later)}
     known = _labels(later)
     return _table(later, list(columns.values()), [name for name in SUMMARY if name in known])

@@ -6,7 +6,6 @@ from .mquant import (
     paper_table,
     prefill_table,
     static_table,
-    step_table,
 )
 from .mquant_quality import memory_table, modality_table, split_table
 from .mquant_quality import quality_table as mquant_quality_table
@@ -16,7 +15,6 @@ RENDERERS = {
     "mquant-prefill": ("duotone.mquant.speed/1", prefill_table),
     "mquant-static": ("duotone.mquant.speed/1", static_table),
     "mquant-decode": ("duotone.mquant.speed/1", decode_table),
-    "mquant-steps": ("duotone.mquant.speed/1", step_table),
     "mquant-model": ("duotone.mquant.model/1", model_table),
     "mquant-paper": ("duotone.mquant.speed/1", paper_table),
     "mquant-quality": ("duotone.mquant.quality/1", mquant_quality_table),

@@ -13,7 +13,6 @@ import mquant_speed
 from duotone.weights.kernels.triton.hadamard import HadamardConfig
 
 import mquant_cases
-import mquant_step
 import mquant_tune
 import mquant_tune_batch
 import mquant_tune_hadamard
@@ -52,10 +51,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         "gate_up": (512, 128, "norm"),
         "down": (128, 256, "gate"),
     }
-    sizes = dict(LINEARS=linears, HIDDEN=128, INTERMEDIATE=256, LAYERS=1, VOCABULARY=64)
-    heads = dict(Q_HEADS=4, KV_HEADS=1, HEAD_DIM=32)
-    for name, value in (sizes | heads).items():
-        monkeypatch.setattr(mquant_cases, name, value)
+    monkeypatch.setattr(mquant_cases, "LINEARS", linears)
     monkeypatch.setattr(mquant_speed, "REPEATS", 1)
 
 
@@ -77,15 +73,6 @@ def test_rows_run(name: str, tokens: int) -> None:
     copies = 1 if tokens == 1 else mquant_speed.PREFILL_COPIES
     assert set(row["us"].values()) == {10.0 / copies}
     assert "bf16" in mquant_speed.shown(row)
-
-
-@pytest.mark.parametrize("kind", ["bf16", pytest.param("w8a8", marks=SLOW), "w4a8"])
-def test_a_step_runs(kind: str) -> None:
-    make = lambda: mquant_step.Step(kind, 2, 8)  # noqa: E731
-    row = mquant_speed.step_row("tiny", make, Clock())
-    assert row["ms"] == 0.01
-    assert "tiny" in mquant_speed.shown(row)
-    assert make()().shape == (2, 64)
 
 
 def test_every_family_of_groups_has_its_turn() -> None:

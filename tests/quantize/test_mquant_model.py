@@ -51,6 +51,17 @@ def test_a_failure_is_part_of_the_row(quick, monkeypatch):
     assert row["decode_failed"] == row["prefill_failed"] == "RuntimeError: out of memory"
 
 
+@torch.inference_mode()
+def test_sequences_of_a_decode_step_are_alike():
+    config = mquant_random.config(tiny=True, layers=1)
+    model = mquant_random.model(config, "mquant-w8a8", torch.device("cpu"))
+    one, three = (mquant_random.decode_step(model, 9, 4, batch) for batch in (1, 3))
+    for _ in range(2):
+        wanted, found = one(), three()
+        assert found.shape == (3, 1, model.config.get_text_config().vocab_size)
+        torch.testing.assert_close(found, wanted.expand_as(found))
+
+
 def test_a_random_model_is_that_of_its_recipe():
     config = mquant_random.config(tiny=True, layers=1)
     model = mquant_random.model(config, "mquant-w8a8", torch.device("cpu"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duotone.weights.kernels.reference import scaled
 from duotone.weights.modules.packed_weight import PackedWeight, pack_int4
 
 # fp32 sums of groups in another order: relative RMS, and the largest error over the largest |y|.
@@ -79,6 +80,18 @@ def expected(problem: Problem) -> Tensor:
     if problem.bias is not None:
         y = y + problem.bias.cpu().float()
     return y.to(DEVICE)
+
+
+def by_int_mm(
+    x_q: Tensor,
+    row_scale: Tensor,
+    weight: PackedWeight,
+    x0: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Result of cuBLASLt's exact int32 sums, for more than 16 tokens and sizes in eights."""
+    return scaled(torch._int_mm(x_q, weight.codes.T), row_scale, weight, x0, bias, dtype)
 
 
 def assert_grouped_close(y: Tensor, wanted: Tensor, exact: bool) -> None:

@@ -2,35 +2,47 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-import mquant_cases
-import mquant_step
+from duotone.hf.weights.fusion import is_fused
+from duotone.weights.kernels.triton.overlap import overlap_if
+
+import mquant_random
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+CONTEXT, REPLAYS = 512, 30
+
+
+def replayed(made: torch.nn.Module, batch: int, overlap: bool) -> list[Tensor]:
+    """Logits of a captured step, replay after replay, each of which adds a token to the cache."""
+    with overlap_if(overlap):
+        step = mquant_random.decode_step(made, CONTEXT, REPLAYS + 2, batch)
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = step()
+    found = []
+    for _ in range(REPLAYS):
+        logits.zero_()
+        graph.replay()
+        found.append(logits.clone())
+    return found
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("kind", ["w8a8", "w4a8"])
-def test_a_step_is_the_same_with_and_without(
-    kind: str, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mquant_cases, "LAYERS", 3)
-    monkeypatch.setattr(mquant_cases, "VOCABULARY", 4096)
+@pytest.mark.parametrize("recipe", ["mquant-w8a8", "mquant-w4a8"])
+@torch.inference_mode()
+def test_a_step_is_the_same_with_and_without(recipe: str, batch: int) -> None:
     torch.manual_seed(1)
-    step = mquant_step.Step(kind, batch, overlap=False)
-    wanted = step().clone()
-    assert wanted.isfinite().all()
-    step.overlap = True
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    for _ in range(30):
-        found.zero_()
-        graph.replay()
-        assert torch.equal(found, wanted)
+    config = mquant_random.config(tiny=False, layers=3)
+    made = mquant_random.model(config, recipe, torch.device("cuda"))
+    assert is_fused(made)
+    wanted = replayed(made, batch, overlap=False)
+    assert all(logits.isfinite().all() for logits in wanted)
+    for one, other in zip(replayed(made, batch, overlap=True), wanted, strict=True):
+        assert torch.equal(one, other)

@@ -8,7 +8,7 @@ from duotone.weights.kernels.cuda.wgmma_tiles import WgmmaTile
 from duotone.weights.modules.linear import choose, linear_int
 from duotone.weights.modules.packed_weight import PackedWeight
 
-from linear_cases import random_problem
+from linear_cases import by_int_mm, random_problem
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
@@ -36,8 +36,9 @@ def product(tile: WgmmaTile, problem, dtype: torch.dtype) -> torch.Tensor:
 
 
 def wanted(problem, dtype: torch.dtype) -> torch.Tensor:
-    impl = "int_mm" if len(problem.x_q) > 16 else "reference"
-    return linear_int(*problem.arguments, impl=impl, dtype=dtype)
+    if len(problem.x_q) > 16:
+        return by_int_mm(*problem.arguments, dtype=dtype)
+    return linear_int(*problem.arguments, impl="reference", dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -65,7 +66,7 @@ def test_codes_of_four_bits_go_the_same_way() -> None:
     x, scale, weight, *rest = problem.arguments
     plain = PackedWeight(weight.unpacked(), 8, weight.scale, None, weight.w0)
     found = linear_int(*problem.arguments, impl="w4a8-scratch", dtype=torch.float32)
-    expected = linear_int(x, scale, plain, *rest, impl="int_mm", dtype=torch.float32)
+    expected = by_int_mm(x, scale, plain, *rest, dtype=torch.float32)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

@@ -243,7 +243,6 @@ def test_clear_refusals() -> None:
         ("w4a8-fused", 3, 4, 48, "powers of two from 32 on; got 48"),
         ("w4a8-scratch", 3, 4, 96, "powers of two from 32 on; got 96"),
         ("w8a8", 3, 8, 96, "powers of two from 32 on; got 96"),
-        ("int_mm", 19, 8, 32, "adds up whole rows; got groups of 32"),
     ],
 )
 def test_groups_that_a_kernel_cannot_take(

@@ -78,7 +78,6 @@ def steps() -> dict[str, Callable[[], Any]]:
     from duotone.weights.kernels.triton import rows as triton_rows
     from duotone.weights.kernels.triton import split as triton_split
 
-    import mquant_attention
     from linear_cases import random_weight
 
     def w4a16() -> None:
@@ -95,17 +94,10 @@ def steps() -> dict[str, Callable[[], Any]]:
         gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
         triton_rows.rows_quantize(gate, None, up=up, activation="silu")
 
-    def attend() -> None:
-        cache, at = torch.zeros(2, 1, 4, 512, 128).bfloat16(), torch.zeros(1, dtype=torch.int32)
-        qkv = torch.zeros(1, 4608).bfloat16()
-        table = mquant_attention.rope_table(512, 128, torch.device("cpu"))
-        mquant_attention.attend(qkv, cache[0], cache[1], table, at, torch.ones(1))
-
     return {
         "split_kernel, W4A16": w4a16,
         "rows_kernel": norm,
         "long_rows_kernel": dynamic,
-        "attend_kernel": attend,
     }
 
 
@@ -185,11 +177,8 @@ def compile_all() -> dict[str, dict[str, Any]]:
         sylvester as triton_sylvester,
     )
 
-    import mquant_attention
-
     modules = (triton_gemm, triton_gemv, triton_split)
     modules += (triton_rows, triton_sylvester, triton_hadamard_base, triton_hadamard_columns)
-    modules += (mquant_attention,)
     found = {}
     for name, run in launches().items():
         kernel = name.split(",")[0]
@@ -198,7 +187,6 @@ def compile_all() -> dict[str, dict[str, Any]]:
         with (
             mock.patch.object(module, kernel, recorder),
             mock.patch.object(module, "overlaps", return_value=True, create=True),
-            mock.patch.object(triton_gemv, "fetches_ahead", return_value=True),
             beside(module, triton_sylvester),
         ):
             run()
@@ -209,7 +197,6 @@ def compile_all() -> dict[str, dict[str, Any]]:
             "overlaps": recorder.named.get("launch_pdl", False),
             "waits": bool(waits),
             "loads before": before.count("ld.global") + before.count("cp.async"),
-            "fetches before": before.count("prefetch.global.L2"),
             "stores before": before.count("st.global"),
             "spills": stack_of(asm["cubin"]),
             "parts": recorder.named.get("parts"),
@@ -234,9 +221,8 @@ def test_kernels_of_a_decode_step_compile_and_wait() -> None:
     assert {n.split(",")[0] for n in found} - {n.split(",")[0] for n in waiting} == {"gemm_kernel"}
     assert all(one["waits"] and not one["stores before"] for one in waiting.values()), found
     early = {name.split(",")[0] for name, one in waiting.items() if one["loads before"]}
-    # weights, tables and the cache; everything else is read behind the wait
-    assert early == {"gemv_kernel", "attend_kernel", "columns_kernel", "rows_kernel"}
-    assert found["gemv_kernel, 8 bits"]["fetches before"]
+    # weights and tables; everything else is read after the wait
+    assert early == {"gemv_kernel", "columns_kernel", "rows_kernel"}
     assert found["gemm_kernel, parts"]["parts"] == 2
     bases = [one for name, one in found.items() if name.startswith(("base_", "columns_"))]
     assert all(one["tensor cores of a warp group"] for one in bases), found

@@ -17,7 +17,13 @@ from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.quant_linear import QuantLinear
 from duotone.weights.modules.slices import linear_by_slices
 
-from linear_cases import assert_grouped_close, expected, random_problem, random_weight
+from linear_cases import (
+    assert_grouped_close,
+    by_int_mm,
+    expected,
+    random_problem,
+    random_weight,
+)
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
@@ -62,7 +68,7 @@ def test_parts_of_tiles_add_up_exactly(shape: tuple, parts: int) -> None:
         problem = random_problem(*shape, 8, split=True, bias=True)
         x, scale, weight, *rest = problem.arguments
         y = gemm_w8a8(x, scale, weight.codes, weight, *rest, torch.float32, config)
-        wanted = linear_int(*problem.arguments, impl="int_mm", dtype=torch.float32)
+        wanted = by_int_mm(*problem.arguments, dtype=torch.float32)
         torch.testing.assert_close(y, wanted, rtol=0, atol=0)
 
 
@@ -76,7 +82,7 @@ def test_a_product_in_two_pieces_is_exact(shape: tuple, bits: int, impl: str) ->
     y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
     x, scale, weight, *rest = problem.arguments
     plain = PackedWeight(weight.unpacked(), 8, weight.scale, None, weight.w0)
-    wanted = linear_int(x, scale, plain, *rest, impl="int_mm", dtype=torch.float32)
+    wanted = by_int_mm(x, scale, plain, *rest, dtype=torch.float32)
     torch.testing.assert_close(y, wanted, rtol=0, atol=0)
 
 
@@ -148,7 +154,7 @@ def test_a_layer_with_groups_takes_kernels(tokens: int, activation: str) -> None
 
 @pytest.mark.parametrize(
     ("impl", "group"),
-    [(i, None) for i in KERNELS] + [(i, 128) for i in KERNELS if i not in ("int_mm", "w8a8-wgmma")],
+    [(i, None) for i in KERNELS] + [(i, 128) for i in KERNELS if i != "w8a8-wgmma"],
 )
 def test_under_a_graph_and_again(impl: str, group: int | None) -> None:
     bits = 4 if impl.startswith("w4") else 8

@@ -11,7 +11,7 @@ from torch import Tensor
 from duotone.slow_paths import SlowPaths
 from duotone.weights.kernels.cuda import wgmma_gemm
 from duotone.weights.kernels.devices import has_kernels
-from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference, scaled
+from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference
 from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.product_checks import check_out, check_product
 
@@ -24,10 +24,7 @@ IMPLEMENTATIONS = (
     "w8a8-split",
     "w8a8",
     "w8a8-wgmma",
-    "int_mm",
 )
-# cuBLASLt's int8 product takes more than 16 rows and columns in eights.
-_INT_MM_ROWS, _INT_MM_COLUMNS = 17, 8
 # Kernels for few tokens, and those that many tokens take unless sizes keep them from it.
 _FOR_MANY = {"w4a8-fused": "w4a8-scratch", "w8a8-split": "w8a8"}
 _BY_FEW = "runs by a kernel for few tokens, 10 times slower than a 16-bit product of many"
@@ -66,8 +63,8 @@ def linear_int(
     impl: "reference" runs everywhere. All other names are kernels and need a CUDA device (or
         TRITON_INTERPRET=1). One token: "gemv". Few tokens: "w4a8-fused" and "w8a8-split", whose
         columns are split over programs. Many tokens: "w8a8", or "w8a8-wgmma" in CUDA for Hopper,
-        with duotone[cuda]. "w4a8-scratch" unpacks, then runs one of these two. "int_mm" is cuBLASLt
-        and an epilogue kernel. "auto" chooses by shape, on a CPU "reference".
+        with duotone[cuda]. "w4a8-scratch" unpacks, then runs one of these two. "auto" chooses by
+        shape, on a CPU "reference".
     Returns [tokens, out].
     Errors: ValueError for arguments that do not fit, and for an `impl` that cannot do this.
     """
@@ -171,17 +168,12 @@ def unsupported(impl: str, tokens: int, weight: PackedWeight, kernels: bool) -> 
         return wgmma_gemm.unsupported(weight) or wgmma_gemm.missing(weight.codes.device)
     if impl.startswith("w4a8") and weight.bits != 4:
         return f"it takes weights of 4 bits; got {weight.bits}"
-    if impl.startswith(("w8a8", "int_mm")) and weight.bits != 8:
+    if impl.startswith("w8a8") and weight.bits != 8:
         return f"it takes weights of 8 bits; got {weight.bits}"
     if impl == "gemv" and (tokens != 1 or columns % (32 // weight.bits)):
         return f"it takes one token and columns in {32 // weight.bits}s; got {tokens}, {columns}"
     if impl in ("w8a8", "w4a8-scratch") and columns % 16:
         return f"TMA takes columns in sixteens; got {columns}"
-    odd = columns % _INT_MM_COLUMNS or weight.shape[0] % _INT_MM_COLUMNS
-    if impl == "int_mm" and (tokens < _INT_MM_ROWS or odd):
-        return f"it takes over 16 tokens, sizes in eights; got {tokens} of {weight.shape}"
-    if impl == "int_mm" and weight.group_size is not None:
-        return f"it adds up whole rows; got groups of {weight.group_size} columns"
     return _group_reason(weight) or (None if kernels else _NO_KERNELS)
 
 
@@ -281,15 +273,6 @@ def _fill_by_triton(
         gemm_w8a8(x_q, row_scale, *given)
 
 
-def _run_int_mm(x_q: Tensor, row_scale: Tensor, weight: PackedWeight, *rest: Any) -> Tensor:
-    sums = torch._int_mm(x_q, weight.codes.T)
-    if not x_q.is_cuda:
-        return scaled(sums, row_scale, weight, *rest)
-    from duotone.weights.kernels.triton.scale import scale_sums
-
-    return scale_sums(sums, row_scale, weight, *rest)
-
-
 _RUN = {
     "gemv": _run_gemv,
     "w4a8-fused": _run_split,
@@ -297,7 +280,6 @@ _RUN = {
     "w8a8": _run_w8a8,
     "w8a8-wgmma": _run_wgmma,
     "w4a8-scratch": _run_scratch,
-    "int_mm": _run_int_mm,
 }
 # Kernels for many tokens, where a copy would cost time; other results are copied to `out`.
 _WRITES = ("w8a8", "w8a8-wgmma", "w4a8-scratch")

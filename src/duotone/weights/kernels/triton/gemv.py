@@ -18,8 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.weights.kernels.triton.overlap import (
-    fetch_to_l2,
-    fetches_ahead,
     overlaps,
     start_next,
     wait_for_previous,
@@ -94,7 +92,6 @@ def gemv_kernel(
     BITS: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
-    AHEAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     # SIZE: words of a group of scales; None: one scale per channel
@@ -108,11 +105,6 @@ def gemv_kernel(
     b_w = tl.load(p_w + o_word[None, :], mask=m_out[:, None] & m_word[None, :], other=0)
     if SIZE is not None:
         b_s = _scales_of(out_scale, o_out, 0, outs, words, BW, PART, SIZE)
-    if AHEAD:
-        for first in range(BW, words, BW):
-            o_line = tl.minimum(first + tl.arange(0, BW // 32) * 32, words - 1)
-            o_row = tl.minimum(o_out, outs - 1).to(tl.int64)
-            fetch_to_l2(w + o_row[:, None] * words + o_line[None, :])
     wait_for_previous(OVERLAP)
     sums = tl.zeros([BN, BW], tl.int32)
     sums = _add_products(b_w, x, o_word, m_word, sums, BN, BITS, ASM)
@@ -173,7 +165,6 @@ def gemv(
         BITS=weight.bits,
         ASM=ASM,
         OVERLAP=overlap,
-        AHEAD=fetches_ahead(x_q.device),
         SIZE=None if weight.group_size is None else weight.group_size * weight.bits // 32,
         launch_pdl=overlap,
         num_warps=config.warps,

@@ -33,31 +33,14 @@ def wait_for_previous(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit
-def fetch_to_l2(pointers):
-    # a line of 128 bytes each
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-# (overlap, fetch ahead), the innermost `overlap_if` last. Fetching was measured to be slower: 1.91
-# ms a step of Qwen2-VL-7B's shape, 1.77 without (static W4A8).
-_allowed = [(True, False)]
+# The innermost `overlap_if` is last.
+_allowed = [True]
 
 
 @contextmanager
-def overlap_if(allowed: bool, ahead: bool = False) -> Iterator[None]:
-    """Set whether launches within the block overlap, for comparisons.
-
-    ahead: waiting kernels prefetch the weights that their registers have no room for.
-    """
-    _allowed.append((allowed, allowed and ahead))
+def overlap_if(allowed: bool) -> Iterator[None]:
+    """Set whether launches within the block overlap, for comparisons."""
+    _allowed.append(allowed)
     try:
         yield
     finally:
@@ -66,12 +49,7 @@ def overlap_if(allowed: bool, ahead: bool = False) -> Iterator[None]:
 
 def overlaps(device: torch.device) -> bool:
     """True if launches on this device overlap."""
-    return _allowed[-1][0] and _able(device)
-
-
-def fetches_ahead(device: torch.device) -> bool:
-    """True if waiting launches on this device bring weights into L2."""
-    return _allowed[-1][1] and _able(device)
+    return _allowed[-1] and _able(device)
 
 
 @cache
