@@ -32,7 +32,7 @@ gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest -o addopts="--import-mode=importlib" -p no:benchmark -m gpu
 
 bench:
-	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --table innerq --out results/kernels/$(shell date +%F).json
+	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --out results/kernels/$(shell date +%F).json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.quality.table ingredients --out results/quality
 
 $(READY): pyproject.toml constraints.txt

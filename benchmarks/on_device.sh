@@ -2,7 +2,7 @@
 # All GPU benchmarks, the most wanted first, on a lent machine that returns few files and nothing that
 # is written after its time is over: after every command $OUT/results.tgz holds what there is so far.
 #
-#   benchmarks/on_device.sh kernels            decode, packing and InnerQ tables
+#   benchmarks/on_device.sh kernels            decode and packing tables
 #   benchmarks/on_device.sh throughput 8b      one model, all budgets; 26b: the other one
 #   benchmarks/on_device.sh mquant             linears, decode steps, whole models, tile sizes
 #   benchmarks/on_device.sh quality 96 24      recipes on the held-out tasks: samples, calibration
@@ -16,8 +16,6 @@ kernels() {
   python -m duotone bench kernel --table decode --impl cuda --minutes 4 --out /tmp/results/h200.json
   keep
   python -m duotone bench kernel --table pack --out /tmp/results/packing.json
-  keep
-  python -m duotone bench kernel --table innerq --out /tmp/results/innerq.json
   keep
 }
 

@@ -37,7 +37,6 @@ ONE_OF = {
     # Interpreted kernels.
     "attention/test_large_keys::test_triton_reads_them": 3,
     "bench/test_packing::test_rows_are_what_torch_writes": 3,
-    "bench/test_innerq::test_products_equal_torchs": 5,
     "attention/triton/test_decode::test_matches_the_reference": 3,
     # Products of formats, sizes and orders.
     "attention/cuda/classes/test_layout::test_records_are_an_exact_inverse": 7,

@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from duotone.bench.timing import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """Every graph takes `us` per launch; every look at the wall clock takes `tick_s`."""
 
     def __init__(self, us: float = 10.0, tick_s: float = 0.0, free_bytes: int = 1 << 40) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from duotone.attention.cuda.shared.runtime import MIN_CAPABILITY
-from duotone.bench import innerq, packing
+from duotone.bench import packing
 from duotone.bench.kernel import Settings, failures, run_kernels
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import COPY_BYTES, METHODS, CudaClock, Deadline, copy_tb_per_s, measure
@@ -47,15 +47,6 @@ def test_times_grow_with_the_bytes(clock):
         assert times[1][method] > 4 * times[0][method]
     # 1 GiB read and written by anything from a laptop's to a data centre's GPU.
     assert 0.05 < copy_tb_per_s(clock, repeats=5, nbytes=COPY_BYTES) < 20
-
-
-def test_innerqs_table(clock):
-    table = innerq.innerq_rows(
-        clock, Deadline(clock, None), 5, lambda *_: None, tokens=(512, 4096), heads=8
-    )
-    assert len(table["products"]) == 12
-    assert all(row["us"][method] > 0 for row in table["products"] for method in METHODS)
-    assert all(row["us"] > 0 for row in table["quantization"])
 
 
 def test_packing(clock):

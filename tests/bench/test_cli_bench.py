@@ -79,7 +79,7 @@ def test_a_table_on_the_terminal():
     assert result.exit_code == 0, result.output
     assert "B 1, heads 4/2, n 160, d 64" in result.stdout
     assert "two matmuls" in result.stdout
-    assert "unavailable: flash-attn 2 (flash-attn is not installed)" in result.stdout
+    assert "unavailable: sdpa cudnn" in result.stdout
 
 
 @pytest.mark.usefixtures("fake")

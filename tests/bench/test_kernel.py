@@ -59,7 +59,6 @@ def test_a_result_says_where_it_comes_from_and_is_json(result):
     assert result["schema"] == "duotone.kernels/1"
     assert {"created", "commit", "versions", "device", "method", "repeats"} <= set(result)
     assert json.loads(json.dumps(result)) == result
-    assert result["innerq"] is None
     assert [s["name"] for s in result["schemes"]] == ["2 bit, tau", "kivi-2"]
     assert TensorSpec.from_dict(result["schemes"][1]["value"]) == TensorSpec(2, "channels", 32)
 
@@ -82,7 +81,6 @@ def test_every_row_has_numbers_or_a_reason(result):
         assert "CUDA device" in rows["2 bit, tau", "cuda"]["reason"]
         assert "CUDA device" in rows["kivi-2", "cuda"]["reason"]
     assert rows["two matmuls", None]["kind"] == "16-bit"
-    assert rows["flashinfer fp8", None]["kind"] == "8-bit"
     assert all(row["status"] == "ok" or row["reason"] for row in rows.values())
     assert failures(result) == []
 
@@ -172,14 +170,14 @@ def test_our_own_errors_are_failures_not_absences(monkeypatch):
     assert (row["status"], row["reason"]) == ("failed", "RuntimeError: illegal memory access")
 
 
-def test_innerq_that_fails_leaves_the_rest(monkeypatch):
+def test_packing_that_fails_leaves_the_rest(monkeypatch):
     def fail(*args):
         raise ValueError("do not trust")
 
-    monkeypatch.setattr(kernel, "innerq_rows", fail)
-    made = run_kernels(settings(tables=["decode", "innerq"]), FakeClock())
+    monkeypatch.setattr(kernel, "packing_rows", fail)
+    made = run_kernels(settings(tables=["decode", "pack"]), FakeClock())
     assert rows_by_name(made["rows"])["kivi-2", "reference"]["status"] == "ok"
-    assert failures(made) == ["InnerQ's table: ValueError: do not trust"]
+    assert failures(made) == ["packing: ValueError: do not trust"]
 
 
 def test_a_shape_is_checked_once_per_head_dim_and_group():
@@ -233,7 +231,6 @@ def test_speedups_are_over_the_best_16_bit_row_of_shape_and_method():
     rows = [
         timed("a", (100.0, 90.0, None), "16-bit"),
         timed("b", (90.0, 100.0, 80.0), "16-bit"),
-        timed("fp8", (1.0, 1.0, 1.0), "8-bit"),
         timed("elsewhere", (2.0, 2.0, 2.0), "16-bit", n=2),
         {"row": "c", "kind": "16-bit", "shape": {"n": 1}, "status": "skipped", "reason": "x"},
         timed("ours", (10.0, 10.0, 10.0)),
@@ -244,13 +241,13 @@ def test_speedups_are_over_the_best_16_bit_row_of_shape_and_method():
     assert done["ours"]["tb_per_s"]["clean"] == pytest.approx(4)
     assert done["ours"]["share_of_copy"]["clean"] == pytest.approx(1)
     assert done["a"]["speedup"]["rotated"] is None
-    assert done["c"] == rows[4]
+    assert done["c"] == rows[3]
 
 
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="--impl must be among"):
         settings(impls=["numpy"])
     with pytest.raises(ValueError, match="--table must be among"):
-        settings(tables=["everything"])
+        settings(tables=["innerq"])
     with pytest.raises(ValueError, match="repeats"):
         settings(repeats=1)

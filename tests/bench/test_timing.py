@@ -1,10 +1,13 @@
 """The three methods, with time made up."""
 
+import time
+
 import pytest
 import torch
 
 from duotone.bench.timing import (
     MAX_ROTATED,
+    Clock,
     CudaClock,
     Deadline,
     clean_us,
@@ -83,3 +86,12 @@ def test_a_deadline_passes_with_the_clock():
 def test_without_a_gpu_there_is_one_clear_error():
     with pytest.raises(ValueError, match="needs a CUDA device"):
         CudaClock()
+
+
+def test_a_cpu_is_timed_by_its_wall_clock():
+    clock, runs = Clock(), []
+    replay = clock.capture([lambda: runs.append(1), lambda: time.sleep(0.002)])
+    assert clock.elapsed_us(replay) >= 2000
+    assert clock.do_bench_us(replay, rep_ms=1) >= 2000
+    assert rotated_us(replay, 2, clock, 3) >= 1000
+    assert len(runs) == 2 + 1 + 3

@@ -11,7 +11,6 @@ from duotone.bench.plots import draw
 from duotone.report import tables as report
 from duotone.report.kernels import (
     SUMMARY,
-    innerq_table,
     kernel_speedups,
     kernel_summary,
     kernel_table,
@@ -38,7 +37,7 @@ def test_the_full_table_has_every_row_and_what_is_missing(result):
     us = 134217728 * 0.5 * (1 / 8 + 0.002) / 3.5e6 * 8 + 4
     assert float(cells[3]) == pytest.approx(us, abs=0.06)
     assert cells[8].endswith(" %")
-    assert "- unavailable, flashinfer-python is not installed: flashinfer" in main
+    assert "- unavailable, no such backend: sdpa flash" in main
     assert "4.00 TB/s" in text
     assert "commit 0123456789" in text
 
@@ -85,18 +84,6 @@ def test_without_rotated_times_the_clean_ones_count(result):
     assert "- / " in kernel_speedups([bad])
 
 
-def test_innerq_counts_saved_time(result):
-    text = innerq_table([result])
-    assert "| q K^T | 512 | 100.0 | 20.0 | 16.0 | +20 % | +84 % |" in text
-    assert "| K | 512 | 9 | 10 | 15 | 1.50 |" in text
-    short = result | {"innerq": result["innerq"] | {"stopped": "out of memory at 9 tokens"}}
-    assert "Larger n are missing: out of memory at 9 tokens." in innerq_table([short])
-    assert "missing" not in text
-    failed = result | {"innerq": {"status": "failed", "reason": "x"}}
-    for other in (failed, result | {"innerq": None}):
-        assert innerq_table([other]) == "InnerQ's table was not measured."
-
-
 def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(result):
     text = packing_table([result])
     assert "| 8, 8, 8,192 | innerq-2 symmetric | 120.0 | 1.20 | 33.6 |" in text
@@ -111,7 +98,7 @@ def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(resul
 
 def test_report_renders_them(result, tmp_path):
     (tmp_path / "h200.json").write_text(json.dumps(result))
-    names = {"kernels", "kernels-speedups", "kernels-summary", "kernels-innerq", "kernels-packing"}
+    names = {"kernels", "kernels-speedups", "kernels-summary", "kernels-packing"}
     assert names <= set(report.tables(tmp_path))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from duotone.bench.baselines import BASELINES, UnavailableError, quiet
-from duotone.bench.innerq import innerq_rows
 from duotone.bench.packing import packing_rows
 from duotone.bench.row_bench import MIN_REPEATS, RowBench, WrongResultError, first_line
 from duotone.bench.rows import COMPILED_STAGE, IMPLS, DenseRow, PackedRow, Row
@@ -29,7 +28,7 @@ METHOD = (
     "medians; do_bench: triton.testing.do_bench of a captured graph; clean: one launch, direct or "
     "as a graph, L2 flushed by reading; rotated: per launch of a graph over several buffers"
 )
-TABLES = ("decode", "innerq", "pack")
+TABLES = ("decode", "pack")
 
 Progress = Callable[[str, int, int], None]
 
@@ -76,25 +75,18 @@ def run_kernels(settings: Settings, clock: Clock, progress: Progress | None = No
     if "decode" in settings.tables:
         rows = decode_rows(settings, clock, deadline, report)
         result["rows"] = with_speedups(rows, result["copy_tb_per_s"])
-    result["innerq"] = None
-    if "innerq" in settings.tables:
-        result["innerq"] = _table(innerq_rows, settings, clock, deadline, report)
     result["pack"] = None
     if "pack" in settings.tables:
-        result["pack"] = _table(packing_rows, settings, clock, deadline, report)
+        result["pack"] = _packing(settings, clock, deadline, report)
     return result
 
 
-def _table(
-    rows: Callable[..., dict[str, Any]],
-    settings: Settings,
-    clock: Clock,
-    deadline: Deadline,
-    progress: Progress,
+def _packing(
+    settings: Settings, clock: Clock, deadline: Deadline, progress: Progress
 ) -> dict[str, Any]:
-    """A separate table, or the reason for none: earlier measurements are not lost."""
+    """The table of packing, or the reason for none: earlier measurements are not lost."""
     try:
-        return rows(clock, deadline, settings.repeats, progress)
+        return packing_rows(clock, deadline, settings.repeats, progress)
     except Exception as error:
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
@@ -106,10 +98,9 @@ def failures(result: Mapping[str, Any]) -> list[str]:
         for row in result["rows"]
         if row["status"] in ("wrong", "failed")
     ]
-    for name, title in (("innerq", "InnerQ's table"), ("pack", "packing")):
-        table = result[name]
-        if table is not None and table["status"] != "ok":
-            lines.append(f"{title}: {table['reason']}")
+    table = result["pack"]
+    if table is not None and table["status"] != "ok":
+        lines.append(f"packing: {table['reason']}")
     return lines
 
 

@@ -16,7 +16,7 @@ from duotone.bench.rows import Row
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import Clock, measure, rotated_count
 
-# Tokens of the check's sequences: no multiple of anything but FlashInfer's pages.
+# Tokens of the check's sequences: no multiple of a kernel's tile.
 CHECK_TOKENS = 784
 CHECK_BATCH, CHECK_KV_HEADS = 2, 2
 ROW_BUDGET_US = 4e5

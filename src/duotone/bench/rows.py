@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from duotone.attention import decode_attention
-from duotone.bench.baselines import Baseline, UnavailableError
+from duotone.bench.baselines import TOLERANCE, Baseline, UnavailableError
 from duotone.bench.problems import Bytes, Problem, bytes_of, random_dense, random_query
 from duotone.bench.schemes import BenchScheme
 from duotone.bench.shapes import Shape
@@ -25,54 +24,12 @@ IMPLS = tuple(STAGES)
 PACKED_TOLERANCE = (2e-3, 1e-2)
 
 
-class Row(Protocol):
-    """One line of a shape's table."""
-
-    @property
-    def name(self) -> str:
-        """Name of the storage of K and V."""
-        ...
-
-    @property
-    def impl(self) -> str | None:
-        """Our implementation by name; None for other libraries' backends."""
-        ...
-
-    @property
-    def bits(self) -> float:
-        """Nominal bits per number of K and V."""
-        ...
-
-    @property
-    def tolerance(self) -> tuple[float, float]:
-        """Largest allowed relative RMS and maximum error."""
-        ...
-
-    @property
-    def stage(self) -> int:
-        """Stage of the measurement; later stages hold rows that are slow to start."""
-        ...
-
-    def problem(self, shape: Shape, device: torch.device) -> Problem:
-        """A call with random contents, codes in canonical order. Errors: UnavailableError."""
-        ...
-
-    def lay_out(self, problem: Problem) -> Problem:
-        """The problem in this row's layout. Errors: UnavailableError."""
-        ...
-
-    def call(self, problem: Problem) -> Callable[[], Tensor]:
-        """The timed call. Errors: UnavailableError."""
-        ...
-
-    def nbytes(self, problem: Problem) -> Bytes:
-        """Bytes that the call must read."""
-        ...
-
-
 @dataclass(frozen=True)
 class PackedRow:
-    """A scheme by one of our implementations."""
+    """A scheme by one of our implementations.
+
+    tolerance: largest allowed relative RMS and maximum error.
+    """
 
     scheme: BenchScheme
     impl: str
@@ -80,21 +37,21 @@ class PackedRow:
 
     @property
     def name(self) -> str:
-        """The scheme's."""
+        """Name of the storage of K and V."""
         return self.scheme.name
 
     @property
     def bits(self) -> float:
-        """The scheme's."""
+        """Nominal bits per number of K and V."""
         return self.scheme.bits
 
     @property
     def stage(self) -> int:
-        """Stage by implementation."""
+        """Stage of the measurement; later stages hold rows that are slow to start."""
         return STAGES[self.impl]
 
     def problem(self, shape: Shape, device: torch.device) -> Problem:
-        """The scheme's problem. Errors: UnavailableError."""
+        """A call with random contents, codes in canonical order. Errors: UnavailableError."""
         reason = self.scheme.reason(shape)
         if reason is not None:
             raise UnavailableError(reason)
@@ -118,7 +75,7 @@ class PackedRow:
         )
 
     def nbytes(self, problem: Problem) -> Bytes:
-        """Bytes that the containers hold."""
+        """Bytes that the call must read, by the containers' count."""
         return bytes_of(problem)
 
 
@@ -165,25 +122,20 @@ def _unsupported(impl: str, problem: Problem) -> str | None:
 
 @dataclass(frozen=True)
 class DenseRow:
-    """A backend of others."""
+    """A backend of others; attributes and methods are those of `PackedRow`.
+
+    impl: None, where a packed row names one of our implementations.
+    """
 
     baseline: Baseline
     impl: None = None
+    bits: int = 16
+    tolerance: tuple[float, float] = TOLERANCE
 
     @property
     def name(self) -> str:
         """The backend's."""
         return self.baseline.name
-
-    @property
-    def bits(self) -> float:
-        """Bits of its K and V."""
-        return self.baseline.bits
-
-    @property
-    def tolerance(self) -> tuple[float, float]:
-        """The backend's."""
-        return self.baseline.tolerance
 
     @property
     def stage(self) -> int:
@@ -205,6 +157,9 @@ class DenseRow:
         return self.baseline.prepare(problem.query, segment.key, segment.value, problem.sm_scale)
 
     def nbytes(self, problem: Problem) -> Bytes:
-        """K and V at the backend's width."""
-        dense = bytes_of(problem).dense
-        return Bytes(0, 0, dense * self.baseline.bits // 16)
+        """K and V."""
+        return bytes_of(problem)
+
+
+# One line of a shape's table.
+Row = PackedRow | DenseRow

@@ -6,8 +6,8 @@
                captured graph, whichever takes less
     rotated    a graph of launches on different buffers, like the layers of a model; per launch
 
-Timed work comes as functions without arguments. A `Clock` does all that needs a device, so that
-tests run everything else on a CPU.
+Timed work comes as functions without arguments. A clock does all that needs a device: `CudaClock`,
+or `Clock` on a CPU. Whole calls of `generate` are timed by `generate_watch`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Protocol
 
 import torch
 
@@ -28,51 +27,52 @@ COPY_BYTES = 1 << 30
 # Launches of a rotated graph, and the bytes that these launches touch together to outgrow any L2.
 MIN_ROTATED, MAX_ROTATED = 8, 32
 ROTATED_BYTES = 512 << 20
+# Of a CPU, which has room for a few buffers of a small shape.
+FREE_BYTES = 1 << 30
 # Share of free memory that buffers may take: results and workspaces need some too.
 MEMORY_SHARE = 0.8
 
 Work = Callable[[], object]
 
 
-class Clock(Protocol):
-    """A device that runs and times work."""
+class Clock:
+    """A CPU by wall time, so that everything that times work runs without a GPU."""
 
-    device: torch.device
+    device = torch.device("cpu")
 
     def now_s(self) -> float:
         """Seconds of wall clock."""
-        ...
+        return time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the device is idle."""
-        ...
 
     def capture(self, work: Sequence[Work]) -> Work:
-        """Capture all of `work` as one graph; calling the result replays the graph."""
-        ...
+        """Capture all of `work`, which must have run before, as one graph; calling it replays."""
+        return lambda: [one() for one in work]
 
     def flush(self) -> None:
         """Empty L2 without leaving lines in it that must be written back."""
-        ...
 
     def elapsed_us(self, work: Work) -> float:
         """Microseconds of device time between an event before and one after."""
-        ...
+        started = self.now_s()
+        work()
+        return (self.now_s() - started) * 1e6
 
     def do_bench_us(self, work: Work, rep_ms: float) -> float:
-        """The median that triton.testing.do_bench gives."""
-        ...
+        """The median that triton.testing.do_bench gives; on a CPU the time of one run."""
+        return self.elapsed_us(work)
 
     def free_bytes(self) -> int:
         """Bytes of free device memory."""
-        ...
+        return FREE_BYTES
 
     def release(self) -> None:
         """Give cached device memory back."""
-        ...
 
 
-class CudaClock:
+class CudaClock(Clock):
     """The current CUDA device."""
 
     def __init__(self) -> None:
@@ -83,10 +83,6 @@ class CudaClock:
             )
         self.device = torch.device("cuda", torch.cuda.current_device())
         self._flush = torch.ones(FLUSH_BYTES // 4, dtype=torch.int32, device=self.device)
-
-    def now_s(self) -> float:
-        """Seconds of wall clock."""
-        return time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the device is idle."""

@@ -35,8 +35,7 @@ def command(
     table: Annotated[
         list[str] | None,
         typer.Option(
-            help="decode; innerq: InnerQ's vector-matrix products and quantization times; pack: "
-            "quantization by kernels against a copy.",
+            help="decode; pack: quantization by kernels against a copy.",
             show_default="decode",
         ),
     ] = None,
@@ -67,7 +66,7 @@ def command(
 
       duotone bench kernel --shape 32,32,8,8192 --scheme "1 bit" --scheme kivi-2 --impl cuda
 
-      duotone bench kernel --table innerq --table pack
+      duotone bench kernel --table decode --table pack
     """
     settings = _settings(shape, scheme, impl, reference, table, quick, minutes, repeats)
     if out is not None and out.exists():
@@ -152,10 +151,6 @@ def show(result: dict[str, Any]) -> None:
         console.print(table)
         for (status, reason), names in absent(result, shape).items():
             console.print(f"{status}: {', '.join(names)} ({reason})", markup=False, soft_wrap=True)
-    if result["innerq"] is not None and result["innerq"]["status"] == "ok":
-        from duotone.report.kernels import innerq_table
-
-        console.print(innerq_table([result]), markup=False, soft_wrap=True)
     if result["pack"] is not None and result["pack"]["status"] == "ok":
         from duotone.report.kernels import packing_table
 

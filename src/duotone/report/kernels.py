@@ -114,7 +114,7 @@ def kernel_speedups(
 
 
 def _with_rows(results: Sequence[Result]) -> list[Result]:
-    """Results without files that hold InnerQ's table alone."""
+    """Results without files that hold the table of packing alone."""
     return [result for result in results if result["rows"]]
 
 
@@ -127,54 +127,6 @@ def _best_cell(result: Result, shape: Result, name: str) -> str:
     best = min(timed, key=lambda row: best_known(row["us"]))
     speedups = (_number(best["speedup"][method], ".2f") or "-" for method in METHODS[:2])
     return f"{' / '.join(speedups)} ({best['impl']})"
-
-
-def innerq_table(results: Sequence[Result]) -> str:
-    """InnerQ's products by grouping, and quantization by mapping."""
-    parts = []
-    for result in results:
-        table = result["innerq"]
-        if table is None or table["status"] != "ok":
-            continue
-        title = (
-            f"{table['heads']} matrices of head_dim {table['head_dim']}, {table['bits']} bits in "
-            f"groups of {table['group']}; rotated us, and the time saved:"
-        )
-        parts += [title, _products(table), "Quantization, us:", _quantization(table)]
-        parts += [f"Larger n are missing: {table['stopped']}."] if table["stopped"] else []
-        parts.append(_provenance(result))
-    return "\n\n".join(parts) or "InnerQ's table was not measured."
-
-
-def _products(table: Result) -> str:
-    header = ["product", "n", "torch.matmul", "outer", "inner", "inner against outer"]
-    rows = []
-    for product, tokens in dict.fromkeys((r["product"], r["tokens"]) for r in table["products"]):
-        mine = [r for r in table["products"] if (r["product"], r["tokens"]) == (product, tokens)]
-        us = {row["grouping"]: best_known(row["us"]) for row in mine}
-        inner = next(row for row in mine if row["grouping"] == "inner")
-        saved = (
-            _number(best_known(inner[f"less_time_than_{other}"]), "+.0%").replace("%", " %")
-            for other in ("outer", "torch.matmul")
-        )
-        cells = (_number(us[name], ".1f") for name in ("torch.matmul", "outer", "inner"))
-        rows.append([product, f"{tokens:,}", *cells, *saved])
-    return markdown_table([*header, "inner against torch.matmul"], rows)
-
-
-def _quantization(table: Result) -> str:
-    rows = []
-    for tensor, tokens in dict.fromkeys((r["tensor"], r["tokens"]) for r in table["quantization"]):
-        us = {
-            row["mapping"]: row["us"]
-            for row in table["quantization"]
-            if (row["tensor"], row["tokens"]) == (tensor, tokens)
-        }
-        times = (f"{us[mapping]:,.0f}" for mapping in ("asymmetric", "symmetric", "hybrid"))
-        more = f"{us['hybrid'] / us['symmetric']:.2f}"
-        rows.append([tensor, f"{tokens:,}", *times, more])
-    header = ["tensor", "n", "asymmetric", "symmetric", "hybrid", "hybrid / symmetric"]
-    return markdown_table(header, rows)
 
 
 def packing_table(results: Sequence[Result]) -> str:

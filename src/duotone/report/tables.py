@@ -11,7 +11,6 @@ from pathlib import Path
 from duotone.report.files import read_file, result_files
 from duotone.report.generate import generate_summary, generate_table
 from duotone.report.kernels import (
-    innerq_table,
     kernel_speedups,
     kernel_summary,
     kernel_table,
@@ -29,7 +28,6 @@ RENDERERS: dict[str, Renderer] = {
     "kernels": ("duotone.kernels/1", kernel_table),
     "kernels-speedups": ("duotone.kernels/1", kernel_speedups),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
-    "kernels-innerq": ("duotone.kernels/1", innerq_table),
     "kernels-packing": ("duotone.kernels/1", packing_table),
     "throughput": ("duotone.throughput/1", throughput_table),
     "throughput-predictions": ("duotone.throughput/1", prediction_table),
