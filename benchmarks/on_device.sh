@@ -86,7 +86,7 @@ sanitize() {
   sanitize_cases "$1" groups/test_decode_gpu matches --kernel-regex kns=decode
   sanitize_cases "$1" dense/test_window_gpu token
   sanitize_cases "$1" test_saved_gpu loaded --kernel-regex kns=decode
-  sanitize_cases "$1" test_joint_gpu "spans_streams or fp8_windows or classes_and_windows" \
+  sanitize_cases "$1" test_joint_gpu "spans_streams or windows_are_read or classes_and_windows" \
     --kernel-regex kns=decode
   wait
   grep "SUMMARY" /tmp/results/"$1"-*.log

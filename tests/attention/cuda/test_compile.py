@@ -19,7 +19,6 @@ from duotone.attention.cuda.shared.work import QUERY_TYPES, Call
 from duotone.attention.cuda.spans import calibrated as span_calibrated
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
-from duotone.cache.dense_dtype import FP8
 
 from compile_cases import RINGS, common
 
@@ -56,9 +55,6 @@ DENSE = [
     (128, 4, 1, torch.bfloat16),
     (80, 7, 0, torch.float16),
     (256, 16, 2, torch.bfloat16),
-    (128, 6, 1, FP8),
-    (80, 4, 0, FP8),
-    (96, 7, 2, FP8),
 ]
 
 
@@ -188,7 +184,7 @@ def test_records_of_codes_apart_hold_the_rest() -> None:
 )
 @pytest.mark.parametrize(("head_dim", "group", "query", "kv"), DENSE)
 def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap, merge) -> None:
-    form = dense_decode.DenseFormat.of(head_dim, kv)
+    form = dense_decode.DenseFormat(head_dim)
     macros = common(form, group, dense_decode.WARPS, dense_decode.Arguments)
     macros |= dense_decode.macros_of(form, kv)
     macros |= {"QUERY": query, "OUT": query, "OVERLAP": overlap, "MERGE": merge}
@@ -196,11 +192,10 @@ def test_dense_decode_compiles(head_dim, group, query, kv, arch, overlap, merge)
 
 
 @pytest.mark.parametrize("group", [4, 6])
-@pytest.mark.parametrize("kv", [torch.bfloat16, FP8], ids=str)
-def test_dense_decode_of_many_heads_keeps_nothing_on_the_stack(kv, group) -> None:
-    form = dense_decode.DenseFormat.of(128, kv)
+def test_dense_decode_of_many_heads_keeps_nothing_on_the_stack(group) -> None:
+    form = dense_decode.DenseFormat(128)
     macros = common(form, group, dense_decode.MANY_WARPS, dense_decode.Arguments)
-    macros |= dense_decode.macros_of(form, kv)
+    macros |= dense_decode.macros_of(form, torch.bfloat16)
     macros |= {"PER_SM": dense_decode.MANY_PER_SM, "OVERLAP": 2, "MERGE": 3}
     assert not stack_of(runtime.compiled(dense_decode.SOURCE, "sm_90", macros))
 
@@ -247,9 +242,8 @@ def test_units_that_take_no_tickets_compile(arch, merge) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kinds", [(FP8, FP8), *((x, FP8) for x in QUERY_TYPES)], ids=str)
-def test_window_append_compiles(kinds, arch) -> None:
-    macros = window_append.macros_of(80, *kinds)
+def test_window_append_compiles(arch) -> None:
+    macros = window_append.macros_of(80, torch.bfloat16)
     assert macros["OVERLAP"]
     macros["ARGUMENTS_BYTES"] = ctypes.sizeof(window_append.Arguments)
     assert runtime.compiled(window_append.SOURCE, arch, macros)[:4] == b"\x7fELF"

@@ -19,13 +19,12 @@ from duotone.cache import (
     PackedTensor,
     pack_tensor,
 )
-from duotone.cache.dense_dtype import FP8, ROWS, as_bytes
 from duotone.cache.packed import TOKEN_PARTS
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import Segment
 from duotone.quant import CacheSpec, TensorSpec
 
-POISON_BYTE, FP8_NAN = 0xAA, 0x7F
+POISON_BYTE = 0xAA
 ONE_BIT = TensorSpec(1)
 # Channels of unequal bits: K as the preset has it, and other counts for K and for V.
 PRESET_KEY = TensorSpec(
@@ -97,7 +96,7 @@ class Case:
             parts.append(f"{name}{width}{spec.group or ''}")
         parts.append(f"g{self.gqa}d{self.head_dim}{str(self.dtype).removeprefix('torch.')}")
         flags = {"value_dim": self.value_dim, "dense": self.dense, "mask": self.mask}
-        flags |= {"norm": self.key_norm, "fp8": self.dense_dtype == FP8}
+        flags |= {"norm": self.key_norm}
         parts += [name for name, value in flags.items() if value]
         parts += [f"spans{self.spans}"] * (self.spans > 1) + ["tau"] * (self.tau is not None)
         return "-".join(parts)
@@ -185,9 +184,7 @@ def _poison_tensor(x: PackedTensor, lengths: Tensor) -> PackedTensor:
 
 def _poison_dense(segment: DenseSegment) -> DenseSegment:
     empty = ~valid_mask(segment.lengths, segment.tokens)[:, None, :, None]
-    nan = FP8_NAN if segment.key.dtype in (FP8, ROWS) else math.nan
-    states = segment.key, segment.value
-    key, value = (as_bytes(x).masked_fill(empty, nan).view(x.dtype) for x in states)
+    key, value = (x.masked_fill(empty, math.nan) for x in (segment.key, segment.value))
     return replace(segment, key=key, value=value)
 
 

@@ -14,7 +14,6 @@ from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.attention.cuda.spans.pack import span_pack
 from duotone.cache import BlockTable, PackedTensor
-from duotone.cache.dense_dtype import FP8
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.pair import PackedPair
@@ -148,8 +147,6 @@ def run_groups(case: GroupCase, seed: int = 0):
     """(buffers as the kernel left them, buffers as they must be, overflow)."""
     torch.manual_seed(seed)
     batch, most = len(case.tiles), max(case.tiles)
-    # What torch packs, and what its quotients by the norm are rounded to.
-    wide = FP16 if case.dtype == FP8 else case.dtype
     n = TILE * most + 41
     shape = (batch, case.heads, n, case.head_dim)
     # The token of zeros: torch may take either where both kinds meet.
@@ -166,9 +163,9 @@ def run_groups(case: GroupCase, seed: int = 0):
     expected = [None if x is None else x.clone() for x in buffers]
     for b, count in enumerate(case.tiles):
         rows = index[b, : count * TILE]
-        taken = [x[b : b + 1].to(wide).index_select(2, rows) for x in (key, value)]
+        taken = [x[b : b + 1].index_select(2, rows) for x in (key, value)]
         if norm is not None:
-            taken[0] = (taken[0] / norm[b : b + 1, :, None]).to(wide)
+            taken[0] = (taken[0] / norm[b : b + 1, :, None]).to(case.dtype)
         for x, tiles in zip(expected, reference_tiles(case, *taken) if count else (), strict=False):
             if x is not None:
                 # Rooms behind whole records hold whole tiles.
@@ -221,21 +218,6 @@ def reference_tiles(case: GroupCase, key: Tensor, value: Tensor) -> list[Tensor 
     records = GroupRecords.of(*packed, case.form)
     found = (records.tiles, *records.codes)
     return [None if x is None else x[0, :, : tokens // TILE] for x in found]
-
-
-FP8_CASES = [
-    GroupCase(kivi(2), 128, dtype=FP8),
-    GroupCase(inner(2, "hybrid"), 128, dtype=FP8, norm=BF16),
-    GroupCase(inner(1, "symmetric"), 96, dtype=FP8, norm=FP32),
-    GroupCase(kivi(4, shrink=0.9), 64, dtype=FP8, norm=FP16),
-    GroupCase(KVSpec(TensorSpec(1, "tokens", 64), TensorSpec(4, "tokens", 128)), 80, (4, 8), FP8),
-    GroupCase(KVSpec(TensorSpec(2, "tokens", 32), inner(2, "hybrid").value), 80, dtype=FP8),
-    GroupCase(kivi(1), 256, dtype=FP8, decoding=True),
-    GroupCase(KVSpec(*[TensorSpec(2, "tokens", 32)] * 2), 111, dtype=FP8),
-    GroupCase(KVSpec(*[TensorSpec(2, "tokens", 32)] * 2), 100, dtype=FP8),
-    *(GroupCase(inner(4), 128, dtype=FP8, offset=n) for n in (1, 2, 4, 8)),
-    GroupCase(kivi(2), 128, apart=(K, V), lent=(K,), dtype=FP8),
-]
 
 
 @dataclass(frozen=True)

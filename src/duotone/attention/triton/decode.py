@@ -38,7 +38,7 @@ from duotone.attention.triton.operands import (
 )
 from duotone.attention.triton.prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton.range import score_range_kernel
-from duotone.cache.dense_dtype import FP8, ROWS
+from duotone.cache.dense_dtype import ROWS
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import DenseSegment, Segment
 from duotone.quant.rotation import out_of_basis
@@ -81,8 +81,8 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
         return f"packed K and V must be contiguous; {strided} are not" if strided else None
     if x.dtype == ROWS:  # kernels read a copy in the query's type
         return None
-    if x.dtype not in (*QUERY_DTYPES, FP8):
-        return f"dense K and V must be one of {(*QUERY_DTYPES, FP8)}; got {x.dtype}"
+    if x.dtype not in QUERY_DTYPES:
+        return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))
     ok = x.stride(3) == 1 and x.stride(2) == x.shape[3] and not any(r % x.shape[3] for r in rows)
     return None if ok or not x.numel() else f"tokens of dense K and V must be adjacent; got {rows}"

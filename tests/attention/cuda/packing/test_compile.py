@@ -19,7 +19,6 @@ from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.held import Held, held
 from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.cache import LayerStore, Ledger
-from duotone.cache.dense_dtype import FP8
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
@@ -40,8 +39,6 @@ GROUPS = [
     GroupCase(KVSpec(TensorSpec(1, "tokens", 128), TensorSpec(4, "channels")), 64, dtype=FP16),
     GroupCase(KVSpec(TensorSpec(4, "tokens", 32), inner(1, "symmetric").value), 80, dtype=FP32),
     GroupCase(kivi(2), 128, apart=("key", "value")),
-    GroupCase(inner(2, "hybrid"), 128, dtype=FP8, norm=BF16),
-    GroupCase(KVSpec(kivi(2).key, inner(2, "hybrid").value), 80, dtype=FP8),
     GroupCase(KVSpec(kivi(2).key, kivi(1).value), 128, apart=("value",)),
 ]
 

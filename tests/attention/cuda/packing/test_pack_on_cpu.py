@@ -14,7 +14,6 @@ from duotone.attention.cuda.packing.inputs import TILE_TOKENS
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.held import Held
 from duotone.cache import BlockTable
-from duotone.cache.dense_dtype import FP8
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_tensor
 from duotone.cache.pair import PackedPair
@@ -25,8 +24,6 @@ from cuda_on_cpu import missing, run_on_cpu
 from pack_cases import (
     APART_CASES,
     BF16,
-    FP8_CASES,
-    FP16,
     GROUP_CASES,
     LARGE_CASES,
     SPAN_CASES,
@@ -45,7 +42,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("cuda_on_cpu")
 
 
-@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + FP8_CASES + LARGE_CASES, ids=str)
+@pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + LARGE_CASES, ids=str)
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)
     data, expected, overflow = run_groups(case)
@@ -126,45 +123,3 @@ def test_streams_of_a_run_are_packed_and_grow_at_once(parts, keeps, monkeypatch,
     assert_same_tiles(by_kernel, by_torch, (6, 3))
     with pytest.raises(AssertionError):
         assert_same_tiles(by_kernel, theirs.widened(192), (6, 3))
-
-
-@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "torch"])
-@pytest.mark.parametrize("norm", [None, BF16], ids=str)
-def test_a_group_leaves_fp8_windows_as_fp16_ones(norm, kernel, monkeypatch, folder) -> None:
-    run_on_cpu(group_pack, monkeypatch, folder)
-    torch.manual_seed(0)
-    spec, first, full = kivi(2), torch.tensor([32, 0]), torch.tensor([True, True])
-    dense = tuple(states(2, 2, 90, 64).to(FP8) for _ in range(2))
-    leaving = Move(torch.arange(7, 39).expand(2, -1), torch.tensor([32, 32]))
-    key_norm = None if norm is None else (0.5 + torch.rand(2, 2, 64)).to(norm)
-    empty = GroupLayout().empty(spec, (2, 2), (64, 64), torch.device("cpu"))
-    by_torch, ours = empty.widened(96), empty.widened(96)
-    by_torch.write(tuple(x.half() for x in dense), leaving, full, first, key_norm, spec)
-    monkeypatch.setattr(group_pack, "has_kernels", lambda device: kernel)
-    ours.write(dense, leaving, full, first, key_norm, spec)
-    assert ours.data.any()
-    assert torch.equal(ours.data, by_torch.data)
-
-
-def test_a_gap_in_fp8_windows_is_closed() -> None:
-    dense = tuple(states(2, 2, 90, 64).to(FP8) for _ in range(2))
-    wide = tuple(x.half() for x in dense)
-    records = GroupLayout().empty(kivi(2), (2, 2), (64, 64), torch.device("cpu"))
-    source, target = torch.arange(40, 50).expand(2, -1), torch.arange(10).expand(2, -1)
-    for windows in (dense, wide):
-        records.close_gap(windows, source, target, torch.tensor([True, False]))
-    for x, y in zip(dense, wide, strict=True):
-        assert torch.equal(x.half(), y)
-
-
-def test_a_prompt_in_fp8_is_packed_as_in_fp16(monkeypatch, folder) -> None:
-    run_on_cpu(group_pack, monkeypatch, folder)
-    monkeypatch.setattr(group_pack, "has_kernels", lambda device: True)
-    take = Move(torch.arange(64).expand(2, -1), torch.tensor([64, 32]))
-    piece = Piece(take, BlockTable(torch.tensor([[0, 64], [0, 32]])), take)
-    dense = tuple(states(2, 2, 90, 64).to(FP8) for _ in range(2))
-    pairs = [
-        GroupLayout().pack(*(x.to(dtype) for x in dense), kivi(2), piece) for dtype in (FP8, FP16)
-    ]
-    assert_same_tiles(*(pair.records for pair in pairs), (2, 1))
-    assert {x.dtype for pair in pairs for x in (pair.key, pair.value)} == {FP16}

@@ -20,7 +20,6 @@ from duotone.attention.cuda.shared import launch
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.shared.work import Call, inverse_of
 from duotone.attention.cuda.spans import decode as span_decode
-from duotone.cache.dense_dtype import FP8, as_bytes
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
@@ -299,20 +298,20 @@ def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monke
     assert [one.source for one in caught] == ["dense/decode.cu"]
 
 
-def test_fp8_windows_are_told_in_bytes(caught, monkeypatch) -> None:
+def test_windows_are_told_in_bytes(caught, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    case = Case(LENGTHS, head_dim=80, kv_heads=2, dense=(9, 700), dense_dtype=FP8)
+    case = Case(LENGTHS, head_dim=80, kv_heads=2, dense=(9, 700))
     query, kv = records_of(case)
     decode.attend_records(query, kv, sm_scale=0.1)
-    dense, window, form = caught[-1], kv[1], dense_decode.DenseFormat.of(80, FP8)
-    assert (dense.macros["KV"], dense.macros["KEYS"]) == (2, form.tokens)
-    assert dense.given.key_batch == window.key.stride(0)
-    assert dense.given.value_head == window.value.stride(1)
-    # An odd number of 16 bytes needs no gap between rows.
-    assert form.nbytes == 2 * form.tokens * 80
+    dense, window, form = caught[-1], kv[1], dense_decode.DenseFormat(80)
+    assert (dense.macros["KV"], dense.macros["KEYS"]) == (1, form.tokens)
+    assert dense.given.key_batch == 2 * window.key.stride(0)
+    assert dense.given.value_head == 2 * window.value.stride(1)
+    # Rows of an even number of 16 bytes have a gap between them.
+    assert form.nbytes == 2 * form.tokens * (2 * 80 + 16)
     assert dense.at.shared_bytes == dense.macros["WARPS"] * form.stages * form.nbytes
-    apart = as_bytes(window.key).new_zeros(window.key.numel() + 8)[8:].view(window.key.shape)
-    refused = replace(window, key=apart.view(FP8))
+    apart = window.key.new_zeros(window.key.numel() + 4)[4:].view(window.key.shape)
+    refused = replace(window, key=apart)
     assert "aligned" in dense_decode.dense_reason(query, refused)
 
 

@@ -1,11 +1,11 @@
-// Decode attention on K and V of 16 bits or fp8: sinks, windows and text beside packed segments.
+// Decode attention on K and V of 16 bits: sinks, windows and text beside packed segments.
 //
 // Keys are the A operand of fp16 or bf16 products; a q head takes two columns of B, for two digits
 // of q and of the softmax's weights, so that neither is rounded to the type of K and V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, a multiple of 16
-//   KV        type of K and V: 0 float16, 1 bfloat16, 2 float8_e4m3fn (widened to fp16, exactly)
+//   KV        type of K and V: 0 float16, 1 bfloat16
 //   KEYS      tokens of a record, a multiple of 16
 //   STAGES    records that a warp has room for, 2 or more: all but one of them are under way
 //   G, WARPS, PER_SM, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
@@ -14,7 +14,7 @@
 #define HT ((G + 3) / 4)    // tiles of 8 columns: 4 q heads of two digits
 #define HEADS (HT * 4)
 #define KT (KEYS / 16)  // tiles of 16 tokens
-#define TOKEN_BYTES (KV == 2 ? CHANNELS : CHANNELS * 2)
+#define TOKEN_BYTES (CHANNELS * 2)
 // A row of K or V in shared memory, an odd number of 16 bytes: eight rows meet all banks.
 #define ROW_BYTES ((TOKEN_BYTES / 16 | 1) * 16)
 #define RECORD_BYTES (2 * KEYS * ROW_BYTES)
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
           const bool there = ring.current * KEYS + 16 * k + 8 * r + u.g < u.length;
-          s[k][h][r] = there ? s[k][h][r] * (at.sm_scale * KV_UNIT) : MINUS_INFINITY;
+          s[k][h][r] = there ? s[k][h][r] * at.sm_scale : MINUS_INFINITY;
         }
     }
     sums.weigh(s);
@@ -136,5 +136,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   }
   __syncwarp();  // all lanes have read the last record
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
-  finish(at, u, shared, ml, &flag, 0.f, [](int, float, float sum) { return sum * KV_UNIT; });
+  finish(at, u, shared, ml, &flag, 0.f, [](int, float, float sum) { return sum; });
 }

@@ -1,8 +1,7 @@
-"""Decode attention on 16-bit and fp8 segments: the sinks, windows and text beside packed ones.
+"""Decode attention on 16-bit segments: the sinks, windows and text beside packed ones.
 
 The plain-torch reference is `attention.reference.attend` on the same segment. K and V are read as
-they are (fp8 ones are exact in fp16); q and the softmax's weights keep two digits of the 16-bit
-type, sums are fp32.
+they are; q and the softmax's weights keep two digits of the 16-bit type, sums are fp32.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
-from duotone.cache.dense_dtype import FP8, ROWS
+from duotone.cache.dense_dtype import ROWS
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense/decode.cu"
@@ -27,11 +26,8 @@ MANY_WARPS, MANY_PER_SM = 2, 6
 # What parts of a head cost there beside `cut`'s times, in us: a launch that merges, since this one,
 # the last of most calls, cannot.
 MANY_SPLITS_US = 8.0
-KV_TYPES = {torch.float16: 0, torch.bfloat16: 1, FP8: 2}
-ALIGNMENT_BYTES = 16
-# Records that a warp has room for, by bytes of an element and whether head_dim is above 128, where
-# sums take the registers of all blocks but one, and few devices have the shared memory.
-STAGES = {(2, False): 2, (2, True): 2, (1, False): 3, (1, True): 2}
+KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
+ITEM_BYTES, ALIGNMENT_BYTES = 2, 16
 
 
 class Arguments(Call):
@@ -49,20 +45,13 @@ class Arguments(Call):
 class DenseFormat:
     """Some tokens in shared memory: rows of K, then of V, an odd number of 16 bytes each.
 
-    itemsize: bytes of an element. tokens: of a record, a multiple of 16. stages: records that a
-    warp has room for; all but one of them are under way.
+    tokens: of a record, a multiple of 16. stages: records that a warp has room for; all but one of
+    them are in flight.
     """
 
     head_dim: int
-    itemsize: int = 2
     tokens: int = 16
     stages: int = 2
-
-    @classmethod
-    def of(cls, head_dim: int, dtype: torch.dtype) -> DenseFormat:
-        """Format by which the kernel reads such K and V."""
-        stages = STAGES[dtype.itemsize, head_dim > 128]
-        return cls(head_dim, dtype.itemsize, stages=stages)
 
     @property
     def channels(self) -> int:
@@ -72,7 +61,7 @@ class DenseFormat:
     @property
     def nbytes(self) -> int:
         """Bytes of one stage of a warp's ring."""
-        return 2 * self.tokens * 16 * (self.head_dim * self.itemsize // 16 | 1)
+        return 2 * self.tokens * 16 * (self.head_dim * ITEM_BYTES // 16 | 1)
 
 
 def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
@@ -86,12 +75,12 @@ def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
     group, shared = query.shape[1] // key.shape[1], shared_bytes(query.device)
     if reason := shape_reason(channels, dtypes, group, shared):
         return reason
-    head_dim, form = channels[0], DenseFormat.of(channels[0], key.dtype)
+    head_dim = channels[0]
     apart = (x for x in (key, value) if x.stride(3) != 1 or x.stride(2) != head_dim)
     if next(apart, None) is not None:
         return "tokens of dense K and V must be adjacent"
     places = (x.data_ptr() for x in (key, value))
-    strides = (form.itemsize * s for x in (key, value) for s in x.stride()[:2])
+    strides = (ITEM_BYTES * s for x in (key, value) for s in x.stride()[:2])
     if any(n % ALIGNMENT_BYTES for n in (*places, *strides)):
         return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
     return None
@@ -107,14 +96,14 @@ def shape_reason(
     if ROWS in dtypes:
         return "8-bit windows have a scale per token and head, which no CUDA kernel reads"
     if dtypes[0] not in KV_TYPES or dtypes[1] != dtypes[0]:
-        return f"dense K and V must be of one 16-bit type or e4m3; got {dtypes[0]} and {dtypes[1]}"
+        return f"dense K and V must be of one 16-bit type; got {dtypes[0]} and {dtypes[1]}"
     head_dim = channels[0]
     if channels[1] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
         return (
             "no CUDA kernel for head_dim "
             f"{head_dim} and {channels[1]} with {group} q heads per kv head"
         )
-    form = DenseFormat.of(head_dim, dtypes[0])
+    form = DenseFormat(head_dim)
     block_bytes = WARPS * form.stages * form.nbytes
     if block_bytes > shared:
         return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
@@ -135,8 +124,7 @@ def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
 def dense_task(query: Tensor, segment: DenseSegment) -> Task:
     """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
     key, value = segment.key, segment.value
-    form = DenseFormat.of(key.shape[3], key.dtype)
-    size = form.itemsize
+    form = DenseFormat(key.shape[3])
     records = -(-key.shape[2] // form.tokens)
     work = Work(query, form, key.shape[1], records, segment.lengths)
     at = geometry(form, work.heads, records, multiprocessors(query.device))
@@ -145,10 +133,10 @@ def dense_task(query: Tensor, segment: DenseSegment) -> Task:
         return Arguments(
             key=key.data_ptr(),
             value=value.data_ptr(),
-            key_batch=size * key.stride(0),
-            key_head=size * key.stride(1),
-            value_batch=size * value.stride(0),
-            value_head=size * value.stride(1),
+            key_batch=ITEM_BYTES * key.stride(0),
+            key_head=ITEM_BYTES * key.stride(1),
+            value_batch=ITEM_BYTES * value.stride(0),
+            value_head=ITEM_BYTES * value.stride(1),
             **call,
         )
 

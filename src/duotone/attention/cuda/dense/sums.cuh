@@ -21,7 +21,7 @@ struct Query {
 #pragma unroll
         for (int i = 0; i < 2; i++)
           b[k][h][i] =
-              G % 4 == 0 || mine < G ? digits(query + 16 * k + channel_of(u.t, i), u.g % 2) : 0;
+              G % 4 == 0 || mine < G ? digits(query + 16 * k + 2 * u.t + 8 * i, u.g % 2) : 0;
     }
   }
   // Digits 0 of two numbers, what they are rounded to, or digits 1, what is left.
@@ -38,13 +38,11 @@ struct Query {
 #pragma unroll
     for (int h = 0; h < HT; h++) c[h][0] = c[h][1] = c[h][2] = c[h][3] = 0.f;
 #pragma unroll
-    for (int k = 0; k < KC; k += CHUNKS_AT_ONCE) {
-      u32 a[CHUNKS_AT_ONCE][4];
-      load_chunks<false>(a, keys, k, lane);
+    for (int k = 0; k < KC; k++) {
+      u32 a[4];
+      load_chunk<false>(a, keys, k, lane);
 #pragma unroll
-      for (int n = 0; n < CHUNKS_AT_ONCE && k + n < KC; n++)
-#pragma unroll
-        for (int h = 0; h < HT; h++) mma(c[h], a[n], b[k + n][h]);
+      for (int h = 0; h < HT; h++) mma(c[h], a, b[k][h]);
     }
 #pragma unroll
     for (int h = 0; h < HT; h++) s[h][0] = c[h][0] + c[h][1], s[h][1] = c[h][2] + c[h][3];
@@ -114,13 +112,11 @@ struct Sums {
     for (int h = 0; h < HT; h++)
       b[h][0] = transpose8x8(two_digits(p[h][0])), b[h][1] = transpose8x8(two_digits(p[h][1]));
 #pragma unroll
-    for (int m = 0; m < KC; m += CHUNKS_AT_ONCE) {
-      u32 a[CHUNKS_AT_ONCE][4];
-      load_chunks<true>(a, values, m, lane);
+    for (int m = 0; m < KC; m++) {
+      u32 a[4];
+      load_chunk<true>(a, values, m, lane);
 #pragma unroll
-      for (int n = 0; n < CHUNKS_AT_ONCE && m + n < KC; n++)
-#pragma unroll
-        for (int h = 0; h < HT; h++) mma(acc[m + n][h], a[n], b[h]);
+      for (int h = 0; h < HT; h++) mma(acc[m][h], a, b[h]);
     }
   }
   __device__ __forceinline__ void store(const Unit& u, float* rows, float (*ml)[2]) const {
@@ -131,7 +127,7 @@ struct Sums {
       for (int m = 0; m < KC; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          row[16 * m + channel_of_row(u.g, half)] = acc[m][h][2 * half] + acc[m][h][2 * half + 1];
+          row[16 * m + u.g + 8 * half] = acc[m][h][2 * half] + acc[m][h][2 * half + 1];
       float l = weight[h];
 #pragma unroll
       for (int o = 4; o < 32; o <<= 1) l += __shfl_xor_sync(FULL, l, o);

@@ -2,8 +2,6 @@
 //
 // Compiled by NVRTC with these macros:
 //   ROW_BYTES  bytes of one head's K (and V) of a token in the windows, a multiple of 16
-//   NARROW     0: the token has the windows' type; else they are e4m3, and it is 1: fp16, 2: bf16,
-//              3: fp32, and is rounded to the nearest e4m3 within +-448
 //   OVERLAP    1: the launch begins early, and waits before it reads
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 struct Arguments {
@@ -16,13 +14,6 @@ struct Arguments {
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 #define VECTORS (ROW_BYTES / 16)
 
-#if NARROW
-#include "packing/narrow.cuh"
-#else
-__device__ __forceinline__ uint4 load_vector(const char* row, int vector) {
-  return ((const uint4*)row)[vector];
-}
-#endif
 
 extern "C" __global__ void window_append(const __grid_constant__ Arguments at) {
 #if OVERLAP && __CUDA_ARCH__ >= 900
@@ -38,5 +29,5 @@ extern "C" __global__ void window_append(const __grid_constant__ Arguments at) {
   const char* from = at.from[which] + sequence * at.from_batch[which] + head * at.from_head[which];
   char* to = at.to[which] + sequence * at.to_batch[which] + head * at.to_head[which] +
              at.at[sequence] * ROW_BYTES;
-  ((uint4*)to)[vector] = load_vector(from, vector);
+  ((uint4*)to)[vector] = ((const uint4*)from)[vector];
 }

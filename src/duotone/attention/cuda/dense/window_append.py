@@ -1,7 +1,6 @@
-"""Tokens into and within windows of 16 bits or fp8: one launch for K and V.
+"""Tokens into and within windows: one launch for K and V.
 
-The plain-torch references are `StaticStore.write` and `cache.static.move_tokens`; what enters fp8
-windows is `cache.eight_bit.kept_as(x, FP8)` bit for bit, but for the sign of a NaN.
+The plain-torch references are `StaticStore.write` and `cache.static.move_tokens`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.launch import OVERLAP
 from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
-from duotone.cache.dense_dtype import FP8
 
 SOURCE, MOVE_SOURCE = "dense/window_append.cu", "dense/window_move.cu"
 THREADS, VECTOR_BYTES = 256, 16
-# What is rounded on its way into windows of `FP8`; NARROW of window_append.cu.
-NARROWED = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
 
 
 class Arguments(ctypes.Structure):
@@ -49,24 +45,15 @@ class MoveArguments(ctypes.Structure):
 
 
 def appends(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor]) -> bool:
-    """True if the kernel can append: windows of one type, new K and V of it or, for fp8
-    windows, of one of `NARROWED`; equal widths, adjacent channels and tokens.
-    """
+    """True if the kernel can append: one type, equal widths, adjacent channels and tokens."""
     first, width = windows[0], windows[0].shape[3]
-    if new[0].dtype != first.dtype and not _narrows(new[0].dtype, first.dtype):
-        return False
-    same = new[1].dtype == new[0].dtype and windows[1].dtype == first.dtype
-    alike = same and all(x.shape[3] == width for x in (*new, *windows))
+    alike = all(x.dtype == first.dtype and x.shape[3] == width for x in (*new, *windows))
     adjacent = all(x.stride(3) == 1 for x in (*new, *windows))
     rows = all(x.stride(2) == width for x in windows)
     numbers = [x.data_ptr() for x in (*new, *windows)]
     numbers += [s * x.element_size() for x in (*new, *windows) for s in x.stride()[:2]]
     numbers.append(width * first.element_size())
     return alike and adjacent and rows and not any(n % VECTOR_BYTES for n in numbers)
-
-
-def _narrows(new: torch.dtype, window: torch.dtype) -> bool:
-    return window == FP8 and new in NARROWED
 
 
 def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at: Tensor) -> None:
@@ -76,7 +63,6 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
     at: [batch] int64. What `appends` says must hold.
     """
     batch, heads, _, width = new[0].shape
-    kinds = new[0].dtype, windows[0].dtype
     given = Arguments(
         new=_addresses(new),
         to=_addresses(windows),
@@ -89,17 +75,13 @@ def window_append(new: tuple[Tensor, Tensor], windows: tuple[Tensor, Tensor], at
         rows=batch * heads,
         tokens=windows[0].shape[2],
     )
-    macros = macros_of(width, *kinds)
+    macros = macros_of(width, windows[0].dtype)
     _launch(SOURCE, given, macros, batch * heads, at.device, overlap=OVERLAP)
 
 
-def macros_of(width: int, new: torch.dtype, window: torch.dtype) -> dict[str, int]:
+def macros_of(width: int, dtype: torch.dtype) -> dict[str, int]:
     """Macros of window_append.cu, except ARGUMENTS_BYTES. width: head_dim."""
-    return {
-        "ROW_BYTES": width * window.itemsize,
-        "NARROW": NARROWED[new] if _narrows(new, window) else 0,
-        "OVERLAP": int(OVERLAP),
-    }
+    return {"ROW_BYTES": width * dtype.itemsize, "OVERLAP": int(OVERLAP)}
 
 
 def window_move(

@@ -1,4 +1,4 @@
-// Quantizes fp8, 16-bit or float K and V and writes their group records (groups/layout.py): one
+// Quantizes 16-bit or float K and V and writes their group records (groups/layout.py): one
 // launch, one read, a warp or two per 32 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
@@ -7,7 +7,6 @@
 //   K_APART, V_APART      1: codes go to a buffer of their own, or nowhere
 //   K_MAPPING, V_MAPPING  see groups/packer.cuh
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
-//   E4M3      1: they lie in memory as that, and are INPUT 0 from where they are read
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
 //   WARPS, SHARERS (warps of 32 tokens), ARGUMENTS_BYTES
 #define D ((CHANNELS + 31) / 32 * 32)

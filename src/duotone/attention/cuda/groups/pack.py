@@ -16,19 +16,11 @@ from torch import Tensor
 
 from duotone.attention.cuda.groups.canonical import Tiles
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand
-from duotone.attention.cuda.packing.inputs import (
-    INPUTS,
-    Dense,
-    alignment,
-    dense,
-    tile_bytes,
-    widened_type,
-)
+from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, tile_bytes
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
 from duotone.attention.cuda.spans.layout import LANES
 from duotone.attention.families import GROUP_PACKER
-from duotone.cache.dense_dtype import FP8
 from duotone.quant import KVSpec, TensorSpec
 
 SOURCE = "groups/pack.cu"
@@ -75,8 +67,7 @@ def group_pack(
 ) -> None:
     """Write the first `tiles[b]` tiles of 32 taken tokens from tile `where[b]` of `data` on.
 
-    key, value: fp16, bf16, fp32 or e4m3, which is packed as the same numbers in fp16 are; with
-    consecutive channels. index: int64, which token each taken
+    key, value: fp16, bf16 or fp32, with consecutive channels. index: int64, which token each taken
     token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
     after them is neither read nor written. where: int64, counted from the start of a head's
     records. key_norm: keys are divided by it and rounded to their type before anything else.
@@ -114,9 +105,7 @@ def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bo
     """True if the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
     key, value = states
     alike = (
-        key.dtype == value.dtype
-        and widened_type(key.dtype) in INPUTS
-        and key.stride(3) == value.stride(3) == 1
+        key.dtype == value.dtype and key.dtype in INPUTS and key.stride(3) == value.stride(3) == 1
     )
     if not alike or not has_kernels(key.device) or pack_reason(specs) is not None:
         return False
@@ -142,16 +131,14 @@ def macros_of(
     form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
 ) -> dict[str, int]:
     """Macros of groups/pack.cu, except ALIGN and NORM."""
-    wide, widest = widened_type(dtype), max(form.key.bits, form.value.bits)
-    words_bytes = TILE * form.channels * widest // 8
+    words_bytes = TILE * form.channels * max(form.key.bits, form.value.bits) // 8
     return {
         "CHANNELS": form.head_dim,
-        "INPUT": INPUTS[wide],
-        "E4M3": int(dtype == FP8),
+        "INPUT": INPUTS[dtype],
         "WARPS": WARPS,
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
         "SHARERS": sharers(form, specs),
-        "TILE_SHARED_BYTES": tile_bytes(form.channels, wide) + words_bytes,
+        "TILE_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes,
         **_operand("K", form.key, specs.key, decoding),
         **_operand("V", form.value, specs.value, decoding),
     }
@@ -199,9 +186,9 @@ def _check(
         raise ValueError(f"{reason}. Use pack_groups and to_group_records.")
     shape = (*data.shape[:2], key.shape[2], form.head_dim)
     same = key.shape == value.shape == shape and key.dtype == value.dtype
-    if not same or widened_type(key.dtype) not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
+    if not same or key.dtype not in INPUTS or {key.stride(3), value.stride(3)} != {1}:
         raise ValueError(
-            f"key and value must be {shape} in one of {[*INPUTS, FP8]} with consecutive "
+            f"key and value must be {shape} in one of {[*INPUTS]} with consecutive "
             f"channels; got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}."
         )
     multiple = max(TILE, specs.flush_tokens)

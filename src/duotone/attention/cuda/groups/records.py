@@ -16,7 +16,6 @@ from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat,
 from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
 from duotone.attention.cuda.groups.pack import group_pack, packs
 from duotone.attention.cuda.groups.tiles import filled, joined, put, widened
-from duotone.attention.cuda.packing.inputs import widened_type
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
@@ -144,8 +143,7 @@ class GroupRecords:
     ) -> None:
         """Quantize a group of dense K and V of the sequences that are `full`, from token `where`.
 
-        states: e4m3 is packed as the same numbers in fp16 are. leaving: which tokens they are.
-        Shapes are fixed and nothing asks the host.
+        leaving: which tokens of `states` they are. Shapes are fixed and nothing asks the host.
         """
         count = leaving.tokens // TILE
         if packs(states, self.format, spec):
@@ -153,7 +151,7 @@ class GroupRecords:
             given = (leaving.index, tiles, first, self.format, spec, self.data, key_norm)
             group_pack(*states, *given, codes=self.codes, decoding=True)
             return
-        key, value = (leaving.apply(x).to(widened_type(x.dtype)) for x in states)
+        key, value = (leaving.apply(x) for x in states)
         if key_norm is not None:
             key = (key / key_norm[:, :, None]).to(key.dtype)
         new = GroupRecords.of(*self._packed(key, value, spec), self.format)
@@ -276,7 +274,7 @@ class GroupLayout:
 def _bare(x: Tensor, spec: TensorSpec, spans: BlockTable) -> PackedTensor:
     """A packed tensor whose parts are in records."""
     blocks = spans if spec.along == "channels" else spans.split(spec.group)
-    return PackedTensor(spec, x.shape[3], widened_type(x.dtype), blocks, None, None)
+    return PackedTensor(spec, x.shape[3], x.dtype, blocks, None, None)
 
 
 def _group(x: Tensor, spec: TensorSpec, lent: bool) -> PackedTensor:

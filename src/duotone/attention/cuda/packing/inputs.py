@@ -7,8 +7,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-from duotone.cache.dense_dtype import FP8
-
 INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 # Tokens that a warp has in shared memory, and bytes between their rows.
 TILE_TOKENS, ROW_GAP_BYTES = 32, 16
@@ -22,11 +20,6 @@ class Dense(ctypes.Structure):
         *((name, ctypes.c_longlong) for name in ("batch", "head")),
         ("token", ctypes.c_int),
     )
-
-
-def widened_type(dtype: torch.dtype) -> torch.dtype:
-    """Type in which a kernel, and torch's arithmetic, reads a type: fp16 for e4m3, exactly."""
-    return torch.float16 if dtype == FP8 else dtype
 
 
 def tile_bytes(channels: int, dtype: torch.dtype) -> int:

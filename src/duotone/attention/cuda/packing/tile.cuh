@@ -1,9 +1,7 @@
 // 32 tokens of K or V in shared memory, rows of D elements and 16 bytes apart from each other, so
 // that eight rows lie in different banks.
 //
-// Expects CHANNELS, D, ALIGN (bytes that pointers and strides are multiples of, 2 to 16), and
-//   E4M3  1: elements lie in memory as that, and become INPUT, fp16, when they are read; ALIGN may
-//         be 1, too. Not defined, or 0: they lie there as INPUT.
+// Expects CHANNELS, D and ALIGN (bytes that pointers and strides are multiples of, 2 to 16).
 #define TILE 32
 #define ROW_BYTES (D * ELEMENT_BYTES + 16)
 #define TILE_BYTES (TILE * ROW_BYTES)
@@ -23,9 +21,6 @@ __device__ __forceinline__ void fill_rows(u32 tile, u32 lane, u32 part, u32 part
                       0);
 }
 
-#if E4M3
-#include "packing/widen.cuh"
-#else
 // Asks for ALIGN bytes of a token, or for zeros where its position is -1.
 template <bool WHOLE>
 __device__ __forceinline__ void ask_for_unit(u32 target, const char* column, int stride,
@@ -61,7 +56,6 @@ __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int str
   }
   fill_rows(tile, lane, part, parts);
 }
-#endif
 
 // The same, and waits for it.
 __device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
