@@ -29,6 +29,7 @@ MADE_UP = {
         "results/quality/a.json",
     },
     "tests/report/test_local.py": {"shown/__init__.py", "results/a.json"},
+    "tests/test_flow_page.py": {"gone.py", "hf/gone.py"},
     "tests/test_circles.py": {"one.py", "two.py"},
     "tests/test_snippets.py": {"page.md"},
     "tests/test_words.py": {"KERNELS.md"},
