@@ -6,11 +6,12 @@ from held_still import decode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import duotone
-from duotone import QuantizedCache, Sharing
+from duotone import KVSpec, LayerRule, QuantizedCache, Sharing, TensorSpec
 from duotone.attention.cuda.groups import records as group_records
 from duotone.attention.cuda.shared import runtime
 
 WINDOW = {"sink": 0, "recent": 32}
+WIDE = KVSpec(duotone.scheme("kivi", bits=2).text.key, TensorSpec(2, "channels", 128))
 SPECS = {
     "kivi": duotone.scheme("kivi", bits=2).replace(**WINDOW),
     "kivi, 8-bit floats": duotone.scheme("kivi", bits=2).replace(
@@ -24,6 +25,10 @@ SPECS = {
     ),
     "values": duotone.scheme("kivi", bits=1).replace(
         share=Sharing(value=0, layers=3, dominant=2), **WINDOW
+    ),
+    # Layer 1, whose V has no records of 64 channels, shares K with a layer that has.
+    "one without": duotone.scheme("kivi", bits=2).replace(
+        share=Sharing(key=0, dominant=1), layers=(LayerRule(1, 2, text=WIDE),), **WINDOW
     ),
     "average": duotone.scheme("xquant", vm=1, gamma=0.4).replace(**WINDOW),
 }
@@ -188,6 +193,19 @@ def test_frozen_caches_say_the_same(name: str, model, monkeypatch) -> None:
     memory = laid.memory()
     assert memory.total_bytes >= plain.memory().total_bytes
     assert memory.total_bytes - memory.index_bytes == sum(x.nbytes for x in held)
+
+
+def test_layers_that_share_codes_hold_still_in_one_order(model, monkeypatch) -> None:
+    """One of them cannot lie in records; nothing has left the window yet."""
+    laid, plain = caches(model, "one without", monkeypatch)
+    ids, said = torch.randint(1, 300, (2, 110)), []
+    for cache, room in ((laid, 90), (plain, 0)):
+        with torch.no_grad():
+            model(ids[:, :20], past_key_values=cache)
+        said.append(decode(model, cache, ids[:, 20:], room))
+    torch.testing.assert_close(*said, rtol=1e-9, atol=1e-9)
+    orders = [store.stream.records is not None for store in laid.frozen.decoder.stores]
+    assert orders == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["kivi", "xquant", "chain", *LONG])

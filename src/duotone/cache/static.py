@@ -214,7 +214,7 @@ def check_frozen(store: LayerStore) -> None:
     if store.runs:
         raise ValueError(
             "codes that layers average need all layers at once; got a scheme with "
-            "Sharing.weights. Decode it with QuantizedCache."
+            "Sharing.weights. Decode in buffers that grow."
         )
     for tensor in () if store.stream is None else (store.stream.key, store.stream.value):
         if not tensor.per_token and not tensor.blocks.is_whole(tensor.spec.group):
@@ -224,23 +224,30 @@ def check_frozen(store: LayerStore) -> None:
             )
 
 
-def check_shared(stores: Iterable[LayerStore]) -> None:
-    """Raise ValueError where layers that share codes would have streams in unlike orders."""
+def settle_orders(stores: Iterable[LayerStore]) -> None:
+    """Give up a kernel's order where a layer shares codes with one whose stream cannot have it.
+
+    For streams that are empty yet: those with tokens have one order already.
+    """
     for store in stores:
-        for source in store.sources.values():
-            if _lies_in_records(store) != _lies_in_records(source):
-                raise ValueError(UNLIKE)
+        if not store.shares or store.stream is not None:
+            continue
+        channels = (channels_of(store.key), channels_of(store.value))
+        if _empty_records(store, store.key.shape[:2], channels, store.key.device) is None:
+            store.canonical.add("stream")
 
 
-def _lies_in_records(store: LayerStore) -> bool:
-    """True where `_static_stream` makes records."""
-    records = store.stream is None or store.stream.records is not None
-    return records and store.layout_of("stream") is not None
+def _empty_records(
+    store: LayerStore, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
+) -> Growing | None:
+    """Make a stream without tokens in a kernel's order; None: canonical order."""
+    layout = store.layout_of("stream")
+    return None if layout is None else layout.empty(store.spec.text, shape, channels, device)
 
 
 UNLIKE = (
     "layers that share codes must have them in one order; the kernels lay out the stream "
-    "of one of them only. Decode it with QuantizedCache, or with impl='triton'."
+    "of one of them only. Decode in buffers that grow, or with impl='triton'."
 )
 
 
@@ -283,12 +290,9 @@ def _static_records(
     store: LayerStore, shape: tuple[int, int], channels: tuple[int, int], places: StaticPlaces
 ) -> Growing | None:
     """Make the stream in a kernel's order, where that order can grow by whole groups."""
-    layout = store.layout_of("stream")
-    if layout is None:
-        return None
-    if store.stream is not None:
+    if store.stream is not None and store.layout_of("stream") is not None:
         return store.stream.records
-    return layout.empty(store.spec.text, shape, channels, places.dense.device)
+    return _empty_records(store, shape, channels, places.dense.device)
 
 
 def _bare(

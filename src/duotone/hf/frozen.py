@@ -27,7 +27,7 @@ from duotone.cache import (
 )
 from duotone.cache.alike import OF_PROMPTS, Structure
 from duotone.cache.ragged import Move
-from duotone.cache.static import check_frozen, check_shared
+from duotone.cache.static import check_frozen, settle_orders
 from duotone.cache.thaw import chronological
 from duotone.hf.facts import ModelFacts
 from duotone.hf.timeline import Steps
@@ -198,8 +198,7 @@ def _frozen_stores(cache: Freezable, room: int) -> tuple[list[StaticStore], list
         if id(state) not in made:
             made[id(state)] = StaticPlaces.of(state, cache.spec, room, MULTIPLE)
         check_frozen(layer.store)
-    if any(places.stream_tokens for places, _ in made.values()):
-        check_shared([layer.store for layer in cache.layers])
+    settle_orders([layer.store for layer in cache.layers])
     stores, orders = [], []
     for layer in cache.layers:
         places, order = made[id(cache.steps.state(layer.index))]
