@@ -345,6 +345,21 @@ def _dense_equivalent(model: PreTrainedModel, given: dict) -> int:
     return out.session.cache.memory().dense_equivalent_bytes
 
 
+def test_an_answer_goes_on_with_its_cache(double: type[ReplayDouble]) -> None:
+    """Its prompt is then one token: the last one of the first call."""
+    model, given = exact_model("llama"), batch_of("llama")
+    whole = answer(model, STREAM, given, graphs=False).sequences
+    half, mask = NEW // 2, given["attention_mask"]
+    call = {"max_new_tokens": half, "do_sample": False}
+    with rounding_as(model.dtype), duotone.enable(model, STREAM) as session:
+        ids = model.generate(**typed(model, given), **call)
+        more = {"attention_mask": torch.cat([mask, mask.new_ones(len(ids), half)], 1)}
+        more |= {"past_key_values": session.cache, **call}
+        replays = double.replays
+        assert torch.equal(model.generate(input_ids=ids, **more), whole)
+    assert double.replays >= replays + half - 1
+
+
 def test_a_broken_step_shows(double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = new_model("llama"), inputs("llama", [[23]])
 

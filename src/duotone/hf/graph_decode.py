@@ -35,6 +35,12 @@ def current_call() -> DecodeCall | None:
     return getattr(_LOCAL, "call", None)
 
 
+def is_captured() -> bool:
+    """True where steps of this thread's `generate` call, which runs, are replays by now."""
+    call = current_call()
+    return call is not None and call.steps is not None and call.steps.is_captured
+
+
 class DecodeCall:
     """One call of `generate`, whose decode steps are captured where that is possible.
 
@@ -107,9 +113,11 @@ class DecodeCall:
                 raise ValueError(reason)
             if self.new_tokens is None and (self.most_tokens or 0) > cache.length:
                 self.new_tokens = self.most_tokens - cache.length
-            room = first_room(self.new_tokens, cache.token_bytes)
             captures = self._captures(cache)
             with torch.inference_mode(False), torch.no_grad():
+                # An earlier call may have left it in buffers of its own.
+                cache.thaw()
+                room = first_room(self.new_tokens, cache.token_bytes)
                 steps = DecodeSteps(self.forward, cache, kwargs, room, captures)
                 self.steps = self.kept.like(steps, cache) if captures else steps
         except ValueError as error:
