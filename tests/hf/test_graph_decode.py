@@ -345,9 +345,10 @@ def _dense_equivalent(model: PreTrainedModel, given: dict) -> int:
     return out.session.cache.memory().dense_equivalent_bytes
 
 
-def test_an_answer_goes_on_with_its_cache(double: type[ReplayDouble]) -> None:
+@pytest.mark.parametrize("name", ["llama", "internvl"])
+def test_an_answer_goes_on_with_its_cache(double: type[ReplayDouble], name: str) -> None:
     """Its prompt is then one token: the last one of the first call."""
-    model, given = exact_model("llama"), batch_of("llama")
+    model, given = exact_model(name), batch_of(name)
     whole = answer(model, STREAM, given, graphs=False).sequences
     half, mask = NEW // 2, given["attention_mask"]
     call = {"max_new_tokens": half, "do_sample": False}

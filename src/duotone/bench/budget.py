@@ -11,9 +11,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 # Share of a batch by which the search goes up or down; one sequence at least.
 SEARCH_STEP = 0.02
 MAX_TRIALS = 12
@@ -50,13 +52,30 @@ def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) ->
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
+def begin_peak(device: torch.device) -> int:
+    """Begin a measurement of peak memory; bytes that are allocated before it."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def end_peak(device: torch.device, before: int) -> int | None:
+    """Most bytes that were allocated beyond those `before`; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def check_budget(device: torch.device, needed_bytes: int, budget_bytes: int) -> None:
     """Raise torch.OutOfMemoryError by arithmetic, where no allocator enforces the budget."""
     if device.type != "cuda" and needed_bytes > budget_bytes:
         raise torch.OutOfMemoryError(f"{needed_bytes} bytes do not fit {budget_bytes}.")
 
 
-def attempt(run: Callable[[int], dict], batch: int) -> dict | None:
+def attempt(run: Callable[[int], T], batch: int) -> T | None:
     """Result of `run(batch)`, or None if memory runs out; all of its memory is released."""
     result = None
     try:

@@ -10,7 +10,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 import duotone
-from duotone.bench.generate_rows import STATIC, Row, cache_bytes
+from duotone.bench.generate_rows import CALIBRATED, STATIC, Row, cache_bytes
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
 from duotone.hf.weights.checkpoint import quantization_of
 from duotone.loading import image_token_ids
+from duotone.quant import CacheSpec
 from duotone.report.provenance import stamp
 
 SCHEMA = "duotone.generate/1"
@@ -65,7 +66,7 @@ class Subject:
 
     inputs: of `generate`, but for its settings. visual_mask: [batch, tokens] for `enable`, where
     the ids do not say which tokens are visual. quantize: quantizes the model's weights in place by
-    the recipe of a name.
+    the recipe of a name. calibrated: makes a calibrated spec for the model as it is.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Subject:
     inputs: Inputs
     visual_mask: torch.Tensor | None = None
     quantize: Callable[[str], None] | None = None
+    calibrated: Callable[[], CacheSpec] | None = None
 
 
 class Bench:
@@ -94,22 +96,35 @@ class Bench:
         for row in rows:
             with row.enabled(self.model, self.subject.visual_mask):
                 pass
+        if any(row.base == CALIBRATED for row in rows) and self.subject.calibrated is None:
+            raise ValueError(
+                f"the row {CALIBRATED!r} has random bases, for a model of random weights; got "
+                f"{self.subject.name!r}. Give the file of duotone calibrate as a row."
+            )
         if any(row.recipe for row in rows) and self.weights != BITS_16:
             raise ValueError(
                 f"rows of quantized weights need a model in {BITS_16}; got one in {self.weights}. "
                 "Leave the recipe out of --row."
             )
 
-    def row(self, row: Row) -> dict[str, Any]:
-        """Measure a row; where it cannot run, its "reason" instead."""
+    def row(
+        self, row: Row, measure: Callable[[Row], dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Measure a row; where it cannot run, its "reason" instead.
+
+        measure: takes a row whose spec and weights are there; by default, `calls` of one prompt.
+        """
         if row.missing is not None:
             return {"row": row.name, "failed": False, "reason": row.missing}
         try:
             if row.recipe is not None and self.weights == BITS_16:
                 self.subject.quantize(row.recipe)
                 self.weights = row.recipe
+            if row.base == CALIBRATED:
+                row = replace(row, spec=self.subject.calibrated())
             with _unending(self.model):
-                return {"row": row.name, "weights": self.weights, **self._measure(row)}
+                measured = (measure or self._measure)(row)
+            return {"row": row.name, "weights": self.weights, **measured}
         # Caches of others raise anything; a table does not end with one row.
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -20,6 +20,8 @@ from duotone.quant import CacheSpec
 from duotone.weights import RECIPES
 
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
+# A spec as `duotone calibrate` makes it at one bit, with random bases for the model at hand.
+CALIBRATED = "calibrated@1"
 # transformers' own quantized caches: BACKEND@BITS, by the package that each needs.
 LIBRARY = re.compile(r"(quanto|hqq)@(\d)")
 PACKAGES = {"quanto": "optimum", "hqq": "hqq"}
@@ -36,8 +38,8 @@ _TENSORS = ("keys", "values", "_quantized_keys", "_quantized_values")
 class Row:
     """One way to call `generate`.
 
-    spec: of `enable`, or None. graphs: whether steps may be captured. recipe: name of a recipe that
-    the weights are quantized by, or None.
+    spec: of `enable`, or None; of CALIBRATED it comes with the model. graphs: whether steps may be
+    captured. recipe: name of a recipe that the weights are quantized by, or None.
     """
 
     name: str
@@ -58,7 +60,8 @@ class Row:
         is_ours = base not in (PLAIN, NO_CUDNN, STATIC) and not LIBRARY.fullmatch(base)
         if not (is_ours or graphs):
             raise ValueError(f"{STEP_BY_STEP!r} goes with a scheme; got --row {name!r}")
-        return cls(name, base, _spec(base, name) if is_ours else None, graphs, recipe)
+        known = is_ours and base != CALIBRATED
+        return cls(name, base, _spec(base, name) if known else None, graphs, recipe)
 
     @property
     def missing(self) -> str | None:
@@ -129,6 +132,11 @@ def default_rows(takes_images: bool) -> list[str]:
     return [PLAIN, NO_CUDNN, STATIC, "quanto@4", "hqq@4", *ours, *coded]
 
 
+def budget_rows(takes_images: bool) -> list[str]:
+    """Names of the rows in a memory budget."""
+    return [PLAIN, *(("duotone@1", CALIBRATED, "duotone-mixed@2") if takes_images else _TEXT)]
+
+
 def cache_bytes(cache: Any) -> int:
     """Bytes of one of transformers' caches: dense tensors, and codes with their parameters."""
     return sum(
@@ -142,9 +150,10 @@ def _spec(base: str, name: str) -> CacheSpec:
     scheme, at, bits = base.partition("@")
     if (at and not bits.isdecimal()) or "," in base:
         raise ValueError(
-            f"--row must be {PLAIN!r}, {NO_CUDNN!r}, {STATIC!r}, quanto@BITS, hqq@BITS, a scheme "
-            f"as NAME@BITS, or a spec's .json file, with ', {STEP_BY_STEP}' and ', RECIPE' after "
-            f"it or not; got {name!r}. RECIPE is of duotone quantize, e.g. {RECIPE}."
+            f"--row must be {PLAIN!r}, {NO_CUDNN!r}, {STATIC!r}, quanto@BITS, hqq@BITS, "
+            f"{CALIBRATED}, a scheme as NAME@BITS, or a spec's .json file, with "
+            f"', {STEP_BY_STEP}' and ', RECIPE' after it or not; got {name!r}. RECIPE is of "
+            f"duotone quantize, e.g. {RECIPE}."
         )
     return duotone.scheme(scheme, bits=int(bits)) if at else duotone.scheme(scheme)
 

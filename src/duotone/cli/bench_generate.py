@@ -7,10 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import JsonOption, load_model, print_json, say, user_errors
+from . import bench_budget
+from .bench_subject import subject
+from .common import JsonOption, print_json, say, user_errors
 
 # A row failed; all others are in the output.
 FAILED = 1
+TOKENS, NEW_TOKENS, CALLS = 3428, 100, 3
 NO_GPU = "without a GPU there are no CUDA graphs, no peak memory and no idle share"
 
 
@@ -21,8 +24,8 @@ def command(
         typer.Option(
             "--model",
             "-m",
-            help="A shape (internvl3-8b, internvl-llama3-8b, tiny) or a config.json, with random "
-            "weights; or a folder or hub name.",
+            help="A shape (internvl3-8b, internvl-llama3-8b, internvl2.5-8b, internvl2.5-26b, "
+            "tiny) or a config.json, with random weights; or a folder or hub name.",
         ),
     ] = "internvl3-8b",
     row: Annotated[
@@ -30,7 +33,8 @@ def command(
         typer.Option(
             help='A row; repeatable: plain, "plain, cuDNN off", "StaticCache, compiled", quanto@4, '
             'hqq@4, or SCHEME@BITS or a spec\'s .json file, with ", no graphs" after it or not; '
-            'each with ", RECIPE" after it on quantized weights, e.g. "duotone@1, rtn-w4a8".',
+            'each with ", RECIPE" after it on quantized weights, e.g. "duotone@1, rtn-w4a8". '
+            "calibrated@1: as duotone calibrate makes it, with random bases.",
             show_default="the whole table",
         ),
     ] = None,
@@ -42,15 +46,41 @@ def command(
             show_default="none",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the longest prompt.")] = 3428,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences.", show_default="1")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for caches and activations beside the weights, e.g. 30GB or 5GB,10GB: "
+            "rows have the largest batch that fits. --tokens are then visual ones, before 128 of "
+            "text; --out is a folder, whose files are continued.",
+            show_default="none",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of the longest prompt.",
+            show_default="3428; with --budget 3328",
+        ),
+    ] = None,
     new: Annotated[
-        int, typer.Option("--new-tokens", "--new", min=1, help="Generated tokens of a call.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            "--new-tokens",
+            "--new",
+            min=1,
+            help="Generated tokens of a call.",
+            show_default="100; with --budget 500",
+        ),
+    ] = None,
     padded: Annotated[
         bool, typer.Option("--padded", help="Prompts of different lengths, padded on the left.")
     ] = False,
-    calls: Annotated[int, typer.Option(min=2, help="Calls of a row; the last one counts.")] = 3,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=2, help="Calls of a row; the last one counts.", show_default="3"),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -77,6 +107,8 @@ def command(
       duotone bench generate --batch 32 --tokens 8292 --row plain --row duotone@1 --calls 2
 
       duotone bench generate --model path/to/model --spec duotone@1 --spec mine.json --seconds 30
+
+      duotone bench generate --model internvl2.5-8b --budget 10GB,30GB --out results/budget
     """
     import torch
 
@@ -85,13 +117,18 @@ def command(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU and a CUDA build of torch; got neither")
-    if out is not None and out.exists():
-        raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
-    load = Load(batch, tokens, new, padded, calls, seconds)
     names = row or ([PLAIN] if spec else [])
     names = [*names, *(name for each in spec or [] for name in rows_of_spec(each))]
+    if budget is not None:
+        _check_alone(batch=batch, calls=calls, seconds=seconds, padded=padded or None)
+        where = (out, torch.device(device))
+        _budgets(model, budget, names, tokens, new, minutes, *where, json_output=json_output)
+        return
+    if out is not None and out.exists():
+        raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
+    load = Load(batch or 1, tokens or TOKENS, new or NEW_TOKENS, padded, calls or CALLS, seconds)
     asked = parse_rows(names)
-    bench = Bench(_subject(model, torch.device(device), load), load)
+    bench = Bench(subject(model, torch.device(device), load), load)
     asked = asked or parse_rows(default_rows(bench.takes_images))
     bench.check(asked)
     result, begin = header(bench), monotonic()
@@ -110,6 +147,23 @@ def command(
         raise typer.Exit(FAILED)
 
 
+def _check_alone(**given: Any) -> None:
+    """Raise ValueError for options that a budget decides."""
+    if named := [f"--{name}" for name, value in given.items() if value is not None]:
+        raise ValueError(
+            f"--budget finds the batch and times one call of whole prompts; got {named} as well. "
+            "Leave them out."
+        )
+
+
+def _budgets(*given: Any, json_output: bool) -> None:
+    results = bench_budget.run(*given)
+    if json_output:
+        print_json(results)
+    if bench_budget.failed(results):
+        raise typer.Exit(FAILED)
+
+
 def _late(name: str) -> dict[str, Any]:
     return {"row": name, "failed": False, "reason": "the time was over (--minutes)"}
 
@@ -118,56 +172,6 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     """Write the rows so far: a run that is cut off keeps them."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _subject(name: str, device: Any, load: Any) -> Any:
-    """The model of a name, and its prompt."""
-    import torch
-
-    from duotone.bench.generate import Subject
-    from duotone.inference import random_models as made
-    from duotone.loading import load_config
-
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    mask = None
-    if name in made.SHAPES:
-        model = made.random_model(name, device, dtype)
-        given = made.random_prompt(name, model, load.batch, load.tokens)
-
-        def few() -> dict[str, Any]:
-            return made.short_prompt(name, model)
-
-    elif name.endswith(".json"):
-        if Path(name).name != "config.json":
-            raise ValueError(f"a configuration is a config.json; got --model {name!r}")
-        model = made.random_model_of(load_config(name), device, dtype)
-        given, mask = made.marked_prompt(model, load.batch, load.tokens)
-
-        def few() -> dict[str, Any]:
-            return made.marked_prompt(model, 1, 4 * made.TEXT)[0]
-
-    else:
-        loaded = load_model(name, str(device))
-        model = loaded.model
-        given = made.prompt_of_noise(loaded, load.batch, load.tokens)
-
-        def few() -> dict[str, Any]:
-            return made.prompt_of_noise(loaded, 1, 1)
-
-    if load.padded:
-        given = made.left_padded(given)
-        mask = None if mask is None else mask & (given["attention_mask"] == 1)
-    return Subject(name, model, given, mask, lambda recipe: _quantize(model, few(), recipe))
-
-
-def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:
-    """Quantize the weights in place; static ranges are those of a short prompt."""
-    from duotone.quantize import quantize_model
-    from duotone.quantize.calibration import CalibrationSet
-    from duotone.weights import get_recipe
-
-    say(f"quantizing the weights by {recipe}")
-    quantize_model(model, get_recipe(recipe), CalibrationSet([few], {}, []))
 
 
 def line(row: dict[str, Any]) -> str:

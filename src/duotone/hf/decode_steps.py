@@ -99,6 +99,11 @@ class DecodeSteps:
         return self._model.graph is not None
 
     @property
+    def error(self) -> str | None:
+        """Why a step or a flush could not be captured, or None."""
+        return self._model.error or self._flush.error
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the graphs and of the buffers that they are for."""
         graphs = (replayed.graph for replayed in (self._model, self._flush))

@@ -35,10 +35,14 @@ def current_call() -> DecodeCall | None:
     return getattr(_LOCAL, "call", None)
 
 
-def is_captured() -> bool:
-    """True where steps of this thread's `generate` call, which runs, are replays by now."""
+def reason_against_replays() -> str | None:
+    """Why steps of this thread's `generate` call, which runs, are no replays; None: they are."""
     call = current_call()
-    return call is not None and call.steps is not None and call.steps.is_captured
+    if call is None or call.steps is None:
+        return "no step of this call can be captured"
+    if call.steps.error is not None or call.steps.is_captured:
+        return call.steps.error
+    return "no step of this call is captured yet"
 
 
 class DecodeCall:

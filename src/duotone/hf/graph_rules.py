@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 
 # Inputs of a step by name, tensors [..., batch, 1] that are copied before a replay.
 INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids")
+# Encoded pictures, which `generate` hands to a call's first step; empty where there are none.
+ENCODED = "mm_encoder_outputs"
 # A mask is not read: after the prompt no token is padding, and padding is stored nowhere.
-LEFT_OUT = ("past_key_values", "attention_mask")
+LEFT_OUT = ("past_key_values", "attention_mask", ENCODED)
 # Of the prompt, and handed on by some versions of transformers; steps with positions do not read
 # them. The last one is an input of a step where it has one token.
 OF_PROMPTS = ("image_grid_thw", "video_grid_thw", "image_sizes", "mm_token_type_ids")
@@ -47,7 +49,7 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
         and not _may_be_visual(cache)
         and "position_ids" in tensors
         and tensors <= {*INPUTS, "attention_mask"}
-        and not any(kwargs.get(name) for name in OBSERVED)
+        and not any(kwargs.get(name) for name in (*OBSERVED, ENCODED))
         and kwargs.get("return_dict") is True
         and kwargs.get("use_cache") is not False
         and not (model.training or torch.is_grad_enabled())

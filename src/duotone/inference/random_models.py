@@ -30,6 +30,17 @@ _LLAMA = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
+# InternVL2.5's decoders: InternLM2.5-7B and InternLM2.5-20B.
+_INTERNLM_7B = {**_LLAMA, "vocab_size": 92553}
+_INTERNLM_20B = {
+    "model_type": "llama",
+    "vocab_size": 92553,
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+}
 _TINY = {
     "model_type": "qwen2",
     "vocab_size": 300,
@@ -40,12 +51,22 @@ _TINY = {
     "num_key_value_heads": 2,
 }
 _TOWER = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+# InternViT-6B.
+_LARGE_TOWER = {
+    "hidden_size": 3200,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 25,
+    "norm_type": "rms_norm",
+    "use_qk_norm": True,
+}
 _SMALL_TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 # {name: (language model, vision tower, side of a tile in pixels)}. InternVL's tower and projector
-# before Qwen2.5-7B's decoder (InternVL3-8B), before Llama-3-8B's, and before a tiny one.
+# before Qwen2.5-7B's decoder (InternVL3-8B), Llama-3-8B's, InternVL2.5's two, and a tiny one.
 SHAPES = {
     "internvl3-8b": (_QWEN, _TOWER, 448),
     "internvl-llama3-8b": (_LLAMA, _TOWER, 448),
+    "internvl2.5-8b": (_INTERNLM_7B, _TOWER, 448),
+    "internvl2.5-26b": (_INTERNLM_20B, _LARGE_TOWER, 448),
     "tiny": (_TINY, _SMALL_TOWER, 112),
 }
 PATCH, SPREAD = 14, 0.02
@@ -107,10 +128,14 @@ def random_prompt(shape: str, model: Any, batch: int, tokens: int) -> Inputs:
         raise ValueError(
             f"--tokens must hold a tile of {of_tile} visual tokens and {TEXT} of text; got {tokens}"
         )
-    text = tokens - tiles * of_tile
+    return tiled_prompt(shape, model, batch, tiles, tokens - tiles * of_tile)
+
+
+def tiled_prompt(shape: str, model: Any, batch: int, tiles: int, text: int) -> Inputs:
+    """A picture of so many tiles, and text before and after it: arguments of `generate`."""
     draw = torch.Generator().manual_seed(1)
     words = torch.randint(5, image_id(shape), (batch, text), generator=draw)
-    picture = torch.full((batch, tiles * of_tile), image_id(shape))
+    picture = torch.full((batch, tiles * tile_tokens(shape)), image_id(shape))
     ids = torch.cat([words[:, : text // 2], picture, words[:, text // 2 :]], 1)
     side = SHAPES[shape][2]
     pixels = torch.randn(batch * tiles, 3, side, side, generator=draw)
@@ -124,16 +149,18 @@ def short_prompt(shape: str, model: Any) -> Inputs:
     return random_prompt(shape, model, 1, tile_tokens(shape) + TEXT)
 
 
-def marked_prompt(model: Any, batch: int, tokens: int) -> tuple[Inputs, Tensor | None]:
-    """Words alone, and a mask [batch, tokens] of those that count as visual.
+def marked_prompt(
+    model: Any, batch: int, tokens: int, text: int = TEXT
+) -> tuple[Inputs, Tensor | None]:
+    """Words alone, and a mask [batch, tokens] of those that count as visual: all but `text`.
 
     The model's vision tower does not run. A model that takes no pictures has no mask.
-    Errors: ValueError for no tokens but 16 of text.
+    Errors: ValueError for no tokens but those of text.
     """
     from duotone.hf.facts import model_facts, visual_token_ids
 
-    if tokens <= TEXT:
-        raise ValueError(f"--tokens must be more than {TEXT}; got {tokens}")
+    if tokens <= text:
+        raise ValueError(f"--tokens must be more than {text}; got {tokens}")
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(5, vocabulary, (batch, tokens), generator=draw)
@@ -141,7 +168,7 @@ def marked_prompt(model: Any, batch: int, tokens: int) -> tuple[Inputs, Tensor |
         ids[ids == visual] = PAD
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[:, TEXT // 2 : -TEXT // 2] = True
+    mask[:, text // 2 : text // 2 - text] = True
     on_device = {name: x.to(model.device) for name, x in given.items()}
     is_multimodal = model_facts(model, visual_mask=mask).is_multimodal
     return on_device, mask.to(model.device) if is_multimodal else None

@@ -1,0 +1,49 @@
+"""A spec as calibration makes it, with random bases: for times, which no basis changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duotone.hf.facts import check_spec, model_facts
+from duotone.hf.fingerprint import fingerprint
+from duotone.quant import CacheSpec
+from duotone.quant.bases import Bases
+
+from .run import spec_with, widths_of
+from .settings import Settings
+
+# Variances of a span's channels fall by this factor from the first one to the last; those of its
+# background are this share of the foreground's.
+FALL, BACKGROUND = 1e-3, 0.1
+
+
+def made_up(model: Any, file: str | Path, settings: Settings | None = None) -> CacheSpec:
+    """A calibrated spec for a model, whose random orthogonal bases are written to `file`.
+
+    Widths are `allocate`'s for variances that fall geometrically, alike in all layers.
+    """
+    facts, settings = model_facts(model), settings or Settings()
+    parts = settings.parts(facts.is_multimodal)
+    falling = FALL ** (torch.arange(facts.head_dim, dtype=torch.float64) / facts.head_dim)
+    spectra = {
+        (layer, which, part): falling * (BACKGROUND if part == "background" else 1)
+        for layer in range(facts.layers)
+        for which in ("key", "value")
+        for part in parts
+    }
+    size = (facts.layers, facts.kv_heads, facts.head_dim)
+    draw = torch.Generator().manual_seed(0)
+    key, value = (_orthogonal(size, draw) for _ in range(2))
+    Bases(key, value, {"fingerprint": fingerprint(model), **facts.signature()}).save(file)
+    spec = spec_with(facts, widths_of(spectra, settings, parts), str(file), settings)
+    check_spec(facts, spec)
+    return spec
+
+
+def _orthogonal(size: tuple[int, int, int], draw: torch.Generator) -> Tensor:
+    """Random orthogonal matrices [layers, kv_heads, head_dim, head_dim]."""
+    return torch.linalg.qr(torch.randn(*size, size[-1], generator=draw))[0]

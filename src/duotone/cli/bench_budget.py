@@ -1,0 +1,134 @@
+"""`duotone bench generate --budget`: the largest batch that fits, and its tokens per second."""
+
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import typer
+
+from .bench_subject import prompts, subject
+from .common import say
+from .plan import parse_bytes
+
+# Visual tokens and generated ones of CalibQuant's Tables 5 and 6.
+VISUAL_TOKENS, NEW_TOKENS = 3328, 500
+
+
+def run(
+    model: str,
+    budgets: str,
+    rows: list[str] | None,
+    visual: int | None,
+    new: int | None,
+    minutes: float | None,
+    out: Path | None,
+    device: Any,
+) -> list[dict[str, Any]]:
+    """Measure all rows in all budgets; results of each budget, rows of earlier runs included.
+
+    Rows come first, budgets second: weights are quantized once. A file of each budget is written
+    after each row. Errors: ValueError for bad input, before any work.
+    """
+    from duotone.bench.generate import Bench, Load
+    from duotone.bench.generate_budget import Answers, BudgetBench
+    from duotone.bench.generate_rows import budget_rows, parse_rows
+
+    sizes = [parse_bytes(one) for one in budgets.split(",")]
+    answers = Answers(visual or VISUAL_TOKENS, new=new or NEW_TOKENS)
+    asked = parse_rows(rows or [])
+    load = Load(1, answers.visual + answers.prompt, answers.new, calls=2)
+    with tempfile.TemporaryDirectory() as folder:
+        given = _calibrated(subject(model, device, load), Path(folder) / "made-up.safetensors")
+        bench = Bench(given, load)
+        one = prompts(model, given.model, answers.visual)
+        asked = asked or parse_rows(budget_rows(bench.takes_images))
+        bench.check(asked)
+        budget_bench = BudgetBench(bench, one, answers)
+        files = [_File(out, budget_bench.header(size)) for size in sizes]
+        begin = monotonic()
+        for row in asked:
+            for file in files:
+                if row.name in file.done:
+                    continue
+                if minutes is not None and monotonic() - begin > 60 * minutes:
+                    say("the time is over (--minutes); the same command goes on from here")
+                    return [file.result for file in files]
+                found = budget_bench.row(row, file.result["budget_bytes"])
+                file.add(found)
+                typer.echo(line(file.result["budget_bytes"], found), err=True)
+    return [file.result for file in files]
+
+
+class _File:
+    """The result of one budget, and its file in a folder, or none.
+
+    Errors: ValueError for a file of another device or other tokens.
+    """
+
+    def __init__(self, folder: Path | None, header: dict[str, Any]) -> None:
+        self.result, self.path = header, None
+        if folder is None:
+            return
+        name = f"{Path(header['model']).stem}-n{header['visual_tokens']}"
+        self.path = folder / f"{name}-{header['budget_bytes'] / 1e9:g}GB.json"
+        if self.path.exists():
+            self.result = _continued(self.path, header)
+
+    @property
+    def done(self) -> set[str]:
+        """Names of rows that are there."""
+        return {row["row"] for row in self.result["rows"]}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row and write the file: a run that is cut off keeps it."""
+        self.result["rows"].append(row)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
+
+
+def _continued(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """The result of a file, less rows that could not run."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name in header if name not in ("rows", "created", "commit", "versions")]
+    for name in names:
+        if found.get(name) != header[name]:
+            raise ValueError(
+                f"rows of one file have one {name}: {str(path)!r} has {found.get(name)!r}, these "
+                f"would have {header[name]!r}. Give another folder as --out."
+            )
+    return {**found, "rows": [row for row in found["rows"] if "reason" not in row]}
+
+
+def _calibrated(given: Any, file: Path) -> Any:
+    """The subject with a maker of calibrated specs; random bases are written to `file`."""
+    from duotone.calibrate.made_up import made_up
+
+    return replace(given, calibrated=lambda: made_up(given.model, file))
+
+
+def line(budget_bytes: int, row: dict[str, Any]) -> str:
+    """Line of one row in one budget."""
+    begin = f"{budget_bytes / 1e9:g} GB, {row['row']}"
+    if "reason" in row:
+        return f"{begin:34s} {row['reason']}"
+    if not row["batch"]:
+        return f"{begin:34s} not one sequence fits"
+    parts = [
+        f"{begin:34s} batch {row['batch']} (fits {row['largest_batch']})",
+        f"{row['step_ms']:.2f} ms per step",
+        f"{row['tokens_per_s']:,.0f} tokens/s, {row['answer_tokens_per_s']:,.0f} with the prompts",
+        f"{row['read_s']:.2f} s per prompt",
+    ]
+    if row["peak_bytes"] is not None:
+        parts.append(f"peak {row['peak_bytes'] / 1e9:.2f} GB")
+    return "; ".join([", ".join(parts), f"{row['wall_s']:.0f} s", *row["notes"]])
+
+
+def failed(results: Iterable[dict[str, Any]]) -> bool:
+    """True where some row of some budget could not run."""
+    return any(row.get("failed") for result in results for row in result["rows"])

@@ -1,0 +1,80 @@
+"""Models and prompts that `duotone bench generate` measures, by the name of a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .common import load_model, say
+
+
+def subject(name: str, device: Any, load: Any) -> Any:
+    """The model of a name, and its prompt."""
+    import torch
+
+    from duotone.bench.generate import Subject
+    from duotone.inference import random_models as made
+    from duotone.loading import load_config
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    mask = None
+    if name in made.SHAPES:
+        model = made.random_model(name, device, dtype)
+        given = made.random_prompt(name, model, load.batch, load.tokens)
+
+        def few() -> dict[str, Any]:
+            return made.short_prompt(name, model)
+
+    elif name.endswith(".json"):
+        if Path(name).name != "config.json":
+            raise ValueError(f"a configuration is a config.json; got --model {name!r}")
+        model = made.random_model_of(load_config(name), device, dtype)
+        given, mask = made.marked_prompt(model, load.batch, load.tokens)
+
+        def few() -> dict[str, Any]:
+            return made.marked_prompt(model, 1, 4 * made.TEXT)[0]
+
+    else:
+        loaded = load_model(name, str(device))
+        model = loaded.model
+        given = made.prompt_of_noise(loaded, load.batch, load.tokens)
+
+        def few() -> dict[str, Any]:
+            return made.prompt_of_noise(loaded, 1, 1)
+
+    if load.padded:
+        given = made.left_padded(given)
+        mask = None if mask is None else mask & (given["attention_mask"] == 1)
+    return Subject(name, model, given, mask, lambda recipe: _quantize(model, few(), recipe))
+
+
+def prompts(name: str, model: Any, visual: int) -> Callable[[int, int], tuple[Any, Any]]:
+    """A function of (visual tokens, text) that makes one sequence's prompt, and its visual mask.
+
+    Errors: ValueError for a model that is no shape or config.json, and for visual tokens that are
+    no whole tiles of a shape.
+    """
+    from duotone.inference import random_models as made
+
+    if name in made.SHAPES:
+        of_tile = made.tile_tokens(name)
+        if visual % of_tile or not visual:
+            raise ValueError(
+                f"--tokens with --budget are visual tokens, whole tiles of {of_tile}; got {visual}"
+            )
+        return lambda n, text: (made.tiled_prompt(name, model, 1, n // of_tile, text), None)
+    if not name.endswith(".json"):
+        raise ValueError(
+            f"--budget measures prompts of given lengths: give a shape or a config.json; got "
+            f"--model {name!r}"
+        )
+    return lambda n, text: made.marked_prompt(model, 1, n + text, text)
+
+
+def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:
+    """Quantize the weights in place; static ranges are those of a short prompt."""
+    from duotone.quantize import quantize_model
+    from duotone.quantize.calibration import CalibrationSet
+    from duotone.weights import get_recipe
+
+    say(f"quantizing the weights by {recipe}")
+    quantize_model(model, get_recipe(recipe), CalibrationSet([few], {}, []))
