@@ -3,9 +3,10 @@
 Run one from the repository's root: `python -m benchmarks.SUBJECT.SCRIPT --help`.
 """
 
+from .mquant.quality_tables import RENDERERS as MQUANT_QUALITY
+from .mquant.speed_tables import RENDERERS as MQUANT_SPEED
 from .quality.tables import RENDERERS as QUALITY
-from .tables import RENDERERS as MQUANT
 from .transform.tables import RENDERERS as TRANSFORM
 
 # {name of the table: (schema of its result files, function that renders them)}
-RENDERERS = {**QUALITY, **MQUANT, **TRANSFORM}
+RENDERERS = {**MQUANT_QUALITY, **MQUANT_SPEED, **QUALITY, **TRANSFORM}

@@ -34,11 +34,11 @@ throughput() {
 }
 
 mquant() {
-  python benchmarks/mquant_speed.py --out /tmp/results/mquant
+  python -m benchmarks.mquant.speed --out /tmp/results/mquant
   keep
-  python benchmarks/mquant_model.py --out /tmp/results/mquant
+  python -m benchmarks.mquant.model --out /tmp/results/mquant
   keep
-  python benchmarks/mquant_speed.py --out /tmp/results/mquant --tune 200
+  python -m benchmarks.mquant.tune --out /tmp/results/mquant --seconds 200
   keep
 }
 
@@ -46,7 +46,7 @@ mquant() {
 quality() {
   for factor in 1 64; do
     for part in 1/4 2/4 3/4 4/4; do
-      PYTHONPATH=src:.carry python benchmarks/mquant_quality.py --part $part --n "$1" \
+      PYTHONPATH=src:.carry python -m benchmarks.mquant.quality --part $part --n "$1" \
         --calibration "$2" --outliers $factor --out "/tmp/results/quality-$factor" &
     done
     wait

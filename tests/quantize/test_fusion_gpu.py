@@ -5,10 +5,9 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
+from benchmarks.mquant import random_model
 from duotone.bench.timing import CudaClock
 from duotone.hf.weights.fusion import is_fused, unfused
-
-import mquant_random
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,8 +19,8 @@ CONTEXT, STEPS = 48, 16
 
 def model(recipe):
     torch.manual_seed(0)
-    config = mquant_random.config(tiny=True, layers=2)
-    return mquant_random.model(config, recipe, torch.device("cuda"))
+    config = random_model.config(tiny=True, layers=2)
+    return random_model.model(config, recipe, torch.device("cuda"))
 
 
 def relative_error(found, wanted):
@@ -32,7 +31,7 @@ def relative_error(found, wanted):
 @torch.inference_mode()
 def test_fused_modules_are_near_those_by_themselves(recipe):
     made = model(recipe)
-    inputs = mquant_random.prompt(made, 200, 100)
+    inputs = random_model.prompt(made, 200, 100)
     assert is_fused(made)
     found = made(**inputs).logits
     with unfused(made):
@@ -45,14 +44,14 @@ def test_fused_modules_are_near_those_by_themselves(recipe):
 @torch.inference_mode()
 def test_a_captured_step_is_the_eager_one(recipe):
     made, clock = model(recipe), CudaClock()
-    step = mquant_random.decode_step(made, CONTEXT, STEPS)
+    step = random_model.decode_step(made, CONTEXT, STEPS)
     for _ in range(2):
         step()
     kept = []
     replay = clock.capture([lambda: kept.append(step())])
     for _ in range(2):
         replay()
-    again = mquant_random.decode_step(made, CONTEXT, STEPS)
+    again = random_model.decode_step(made, CONTEXT, STEPS)
     wanted = [again() for _ in range(4)][-1]
     assert relative_error(kept[0], wanted) < 0.02
 
@@ -63,7 +62,7 @@ def test_a_compiled_step_is_the_eager_one(recipe):
     torch._dynamo.reset()
     made = model(recipe)
     steps = [
-        mquant_random.decode_step(run, CONTEXT, STEPS)
+        random_model.decode_step(run, CONTEXT, STEPS)
         for run in (made, torch.compile(made, fullgraph=True, backend="aot_eager"))
     ]
     for _ in range(3):

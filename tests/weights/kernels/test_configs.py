@@ -1,4 +1,4 @@
-"""Tiles by shape: what an H200 measured as the best (benchmarks/mquant_speed.py --tune)."""
+"""Tiles by shape: what an H200 measured as the best (benchmarks/mquant/tune.py)."""
 
 import pytest
 import torch

@@ -6,10 +6,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
+from benchmarks.mquant import random_model
 from duotone.hf.weights.fusion import is_fused
 from duotone.weights.kernels.triton.overlap import overlap_if
-
-import mquant_random
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +20,7 @@ CONTEXT, REPLAYS = 512, 30
 def replayed(made: torch.nn.Module, batch: int, overlap: bool) -> list[Tensor]:
     """Logits of a captured step, replay after replay, each of which adds a token to the cache."""
     with overlap_if(overlap):
-        step = mquant_random.decode_step(made, CONTEXT, REPLAYS + 2, batch)
+        step = random_model.decode_step(made, CONTEXT, REPLAYS + 2, batch)
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -39,8 +38,8 @@ def replayed(made: torch.nn.Module, batch: int, overlap: bool) -> list[Tensor]:
 @torch.inference_mode()
 def test_a_step_is_the_same_with_and_without(recipe: str, batch: int) -> None:
     torch.manual_seed(1)
-    config = mquant_random.config(tiny=False, layers=3)
-    made = mquant_random.model(config, recipe, torch.device("cuda"))
+    config = random_model.config(tiny=False, layers=3)
+    made = random_model.model(config, recipe, torch.device("cuda"))
     assert is_fused(made)
     wanted = replayed(made, batch, overlap=False)
     assert all(logits.isfinite().all() for logits in wanted)

@@ -1,8 +1,8 @@
 """Speed of the whole Qwen2-VL-7B with random weights, transformers' modules: MQuant's Table 3.
 
-    python benchmarks/mquant_model.py --out DIR                     model.json, under two minutes
-    python benchmarks/mquant_model.py --out DIR --layers 2 --tokens 2048
-    python benchmarks/mquant_model.py --out DIR --tiny              a CPU will do: does it run?
+    python -m benchmarks.mquant.model --out DIR                     model.json, under two minutes
+    python -m benchmarks.mquant.model --out DIR --layers 2 --tokens 2048
+    python -m benchmarks.mquant.model --out DIR --tiny              a CPU will do: does it run?
 
 Prefill: one picture and text, vision tower and projector included, the median of a few runs.
 Decode: one token behind a static cache, under a CUDA graph. 16 bit and recipes of
@@ -13,18 +13,18 @@ are random and static scales fixed: nothing is said about quality.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from duotone.bench.timing import CudaClock, copy_tb_per_s, rotated_us
+from duotone.bench.timing import Clock, CudaClock, copy_tb_per_s, rotated_us
 from duotone.hf.weights.fusion import fuse, unfuse
 from duotone.report.provenance import stamp
 
-import mquant_random
+from . import random_model
 
 TOKENS = (2048, 8192, 16384)
 # The rest of a prompt is a square picture, as large as fits.
@@ -36,32 +36,10 @@ STEPS = 4 * REPLAYS
 RECIPES = (None, "mquant-w8a8", "mquant-w4a8", "dynamic-w4a8")
 
 
-class HostClock:
-    """A CPU, for tests: what a CUDA clock does, by wall time."""
-
-    device = torch.device("cpu")
-
-    def wait(self) -> None:
-        """Nothing runs on."""
-
-    def release(self) -> None:
-        """Nothing is cached."""
-
-    def capture(self, work: list[Callable[[], object]]) -> Callable[[], object]:
-        """All of `work`, run anew."""
-        return lambda: [one() for one in work]
-
-    def elapsed_us(self, work: Callable[[], object]) -> float:
-        """Microseconds of one run."""
-        started = time.perf_counter()
-        work()
-        return (time.perf_counter() - started) * 1e6
-
-
 class Parts:
     """Milliseconds of the vision tower and of the whole model, run by run."""
 
-    def __init__(self, model: Any, clock: Any) -> None:
+    def __init__(self, model: Any, clock: Clock) -> None:
         self.model, self.clock, self.started, self.vision_ms = model, clock, 0.0, 0.0
         tower = model.model.visual
         self.hooks = (
@@ -72,10 +50,10 @@ class Parts:
     def run(self, inputs: dict[str, Tensor]) -> dict[str, float]:
         """One prefill; the host waits before and behind the vision tower."""
         self.clock.wait()
-        started = time.perf_counter()
+        started = self.clock.now_s()
         self.model(**inputs, logits_to_keep=1)
         self.clock.wait()
-        ms = (time.perf_counter() - started) * 1e3
+        ms = (self.clock.now_s() - started) * 1e3
         return {"ms": ms, "vision_ms": self.vision_ms}
 
     def remove(self) -> None:
@@ -85,20 +63,22 @@ class Parts:
 
     def _begin(self, *_: object) -> None:
         self.clock.wait()
-        self.started = time.perf_counter()
+        self.started = self.clock.now_s()
 
     def _end(self, *_: object) -> None:
         self.clock.wait()
-        self.vision_ms = (time.perf_counter() - self.started) * 1e3
+        self.vision_ms = (self.clock.now_s() - self.started) * 1e3
 
 
 @torch.inference_mode()
-def prefill_rows(model: Any, tokens: list[int], clock: Any, runs: int) -> Iterator[dict[str, Any]]:
+def prefill_rows(
+    model: Any, tokens: list[int], clock: Clock, runs: int
+) -> Iterator[dict[str, Any]]:
     """A row per number of tokens; the first run of each warms up."""
     parts = Parts(model, clock)
     try:
         for count in tokens:
-            inputs = mquant_random.prompt(model, count, TEXT_TOKENS)
+            inputs = random_model.prompt(model, count, TEXT_TOKENS)
             times = [parts.run(inputs) for _ in range(runs + 1)][1:]
             middle = sorted(times, key=lambda one: one["ms"])[(len(times) - 1) // 2]
             visual = int((inputs["mm_token_type_ids"] == 1).sum())
@@ -108,15 +88,17 @@ def prefill_rows(model: Any, tokens: list[int], clock: Any, runs: int) -> Iterat
 
 
 @torch.inference_mode()
-def decode_ms(model: Any, clock: Any, context: int) -> float:
+def decode_ms(model: Any, clock: Clock, context: int) -> float:
     """A step of one token, `context` in the static cache, under one graph."""
-    step = mquant_random.decode_step(model, context, STEPS)
+    step = random_model.decode_step(model, context, STEPS)
     for _ in range(2):
         step()
     return rotated_us(clock.capture([step]), 1, clock, REPLAYS) / 1e3
 
 
-def measured(model: Any, tokens: list[int], clock: Any, runs: int, context: int) -> dict[str, Any]:
+def measured(
+    model: Any, tokens: list[int], clock: Clock, runs: int, context: int
+) -> dict[str, Any]:
     """Decode and prefill of one model; what fails says why."""
     found: dict[str, Any] = {"prefill": []}
     try:
@@ -131,11 +113,13 @@ def measured(model: Any, tokens: list[int], clock: Any, runs: int, context: int)
     return found
 
 
-def rows_of(recipe: str | None, given: argparse.Namespace, clock: Any) -> Iterator[dict[str, Any]]:
+def rows_of(
+    recipe: str | None, given: argparse.Namespace, clock: Clock
+) -> Iterator[dict[str, Any]]:
     """A recipe's rows: fused, and every module by itself; one row in 16 bit."""
-    config = mquant_random.config(given.tiny, given.layers)
-    model = mquant_random.model(config, recipe, clock.device)
-    common = {"recipe": recipe or "bf16", "weight_bytes": mquant_random.nbytes(model)}
+    config = random_model.config(given.tiny, given.layers)
+    model = random_model.model(config, recipe, clock.device)
+    common = {"recipe": recipe or "bf16", "weight_bytes": random_model.nbytes(model)}
     for fused in (True, False) if recipe else (False,):
         unfuse(model)
         modules = len(fuse(model)) if fused else 0
@@ -151,7 +135,7 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['recipe']}{' fused' * row['fused']}: {', '.join(cells)}"
 
 
-def run(given: argparse.Namespace, clock: Any) -> dict[str, Any]:
+def run(given: argparse.Namespace, clock: Clock) -> dict[str, Any]:
     """All rows; the file is written anew after each."""
     started = time.monotonic()
     data = {
@@ -187,7 +171,7 @@ def main() -> None:
     given = parser.parse_args()
     given.tokens = given.tokens or ([200] if given.tiny else list(TOKENS))
     given.out.mkdir(parents=True, exist_ok=True)
-    run(given, CudaClock() if torch.cuda.is_available() else HostClock())
+    run(given, CudaClock() if torch.cuda.is_available() else Clock())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
 import json
 import sys
 
-import mquant_tables
 import pytest
 import torch
-from mquant_tables import hooked, linear_bytes, memory_7b, memory_rows, quantized_linears
 
+from benchmarks.mquant import numbers
+from benchmarks.mquant.numbers import (
+    hooked,
+    linear_bytes,
+    memory_7b,
+    memory_rows,
+    quantized_linears,
+)
 from duotone.hf.weights.weight_maps import weight_map
 
 from families import tiny_model
@@ -46,8 +52,8 @@ def test_inputs_of_four_linears_per_layer():
 
 
 def test_one_scale_cannot_be_better(monkeypatch):
-    monkeypatch.setattr(mquant_tables, "SAMPLES", 1)
-    rows = mquant_tables.modality_rows(rotated=True)
+    monkeypatch.setattr(numbers, "SAMPLES", 1)
+    rows = numbers.modality_rows(rotated=True)
     assert {row["layer"] for row in rows} == set(range(8))
     gains = [
         r[f"{m}_sqnr_db_two"] - r[f"{m}_sqnr_db_one"] for r in rows for m in ("visual", "text")
@@ -57,9 +63,9 @@ def test_one_scale_cannot_be_better(monkeypatch):
 
 
 def test_main_writes_new_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(mquant_tables, "TABLES", {"split": lambda: [{"a": 1}]})
-    monkeypatch.setattr(sys, "argv", ["mquant_tables", "--out", str(tmp_path)])
-    mquant_tables.main()
-    assert json.loads((tmp_path / "split.json").read_text())["rows"] == [{"a": 1}]
+    monkeypatch.setattr(numbers, "TABLES", {"memory": lambda: [{"a": 1}]})
+    monkeypatch.setattr(sys, "argv", ["numbers", "--out", str(tmp_path)])
+    numbers.main()
+    assert json.loads((tmp_path / "memory.json").read_text())["rows"] == [{"a": 1}]
     with pytest.raises(ValueError, match="never overwritten"):
-        mquant_tables.main()
+        numbers.main()

@@ -5,21 +5,19 @@ measure KL(bf16 || quantized) per token of the bf16 model's answers. Scores come
 intervals and with paired differences to bf16 (MQuant's Tables 2, 7, 8 and 9; AIFS computes the same
 numbers as static-msq, but for the order of attention's sums). One new file per recipe in --out.
 
-    python benchmarks/mquant_quality.py --out results/mquant_quality
-    python benchmarks/mquant_quality.py --out /tmp/try --n 4 --calibration 2 --recipes rtn-w8a8
+    python -m benchmarks.mquant.quality --out results/mquant/quality
+    python -m benchmarks.mquant.quality --out /tmp/try --n 4 --calibration 2 --recipes rtn-w8a8
 
 `--outliers 64` first puts outlier channels into the model, as large ones have them, without
-changing what it computes in 16 bit (outlier_channels.py): what static scales meet in practice.
+changing what it computes in 16 bit (`outliers.py`): what static scales meet in practice.
 
 Decoding a small model is bound by launches: several processes share a GPU well.
 
     for part in 1/4 2/4 3/4 4/4; do
-      python benchmarks/mquant_quality.py --part $part --out $OUT & done; wait
-    python benchmarks/mquant_quality.py --table $OUT
+      python -m benchmarks.mquant.quality --part $part --out $OUT & done; wait
 """
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,8 +38,8 @@ from duotone.tasks import TASKS, Example, Task
 from duotone.tasks.metrics import Score, confidence_interval, paired_difference
 from duotone.weights.methods.recipe import get_recipe
 
-from outlier_channels import grow_outliers
-from tables.mquant_quality import quality_table
+from ..quality.table import log
+from .outliers import grow_outliers
 
 TABLE_2 = ("rtn", "smoothquant", "awq", "quarot", "mquant")
 ABLATIONS = (
@@ -62,11 +60,6 @@ RECIPES = (
 )
 
 LINE = ("linear", "scales", "damping", "alpha", "error", "error_rtn")
-
-
-def log(*words: Any) -> None:
-    """A line with the time, at once."""
-    print(time.strftime("%H:%M:%S"), *words, flush=True)
 
 
 @dataclass
@@ -196,11 +189,6 @@ def show(result: dict[str, Any]) -> None:
     log(result["recipe"], "|", " | ".join(words), "|", result["seconds"], "s")
 
 
-def table(folder: Path) -> str:
-    """The files of a folder as Markdown."""
-    return quality_table([json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")])
-
-
 def chosen_recipes(arguments: argparse.Namespace) -> list[str]:
     """Names of this process's share, checked before any work."""
     names = arguments.recipes.split(",")
@@ -225,19 +213,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--impl", default="auto", help="of the linears: auto or reference")
     parser.add_argument("--model")
     parser.add_argument("--device")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path, help="print the table of an earlier run")
+    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
 def main() -> None:
     """Parse the arguments and write the files."""
     arguments = parsed()
-    if arguments.table:
-        print(table(arguments.table))
-        return
-    if arguments.out is None:
-        raise SystemExit("--out names the folder of the new files")
     names, tasks = chosen_recipes(arguments), [TASKS[t] for t in arguments.tasks.split(",")]
     started = time.monotonic()
     loaded = load(arguments.model, arguments.device)

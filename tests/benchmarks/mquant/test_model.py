@@ -2,27 +2,26 @@
 
 import json
 
-import mquant_model
 import pytest
 import torch
 
+from benchmarks.mquant import model as script
+from benchmarks.mquant import random_model, speed_tables
+from duotone.bench.timing import Clock
 from duotone.weights.modules.quant_linear import QuantLinear
-
-import mquant_random
-from tables import mquant as mquant_tables
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(mquant_model, "RECIPES", (None, "mquant-w4a8"))
-    monkeypatch.setattr(mquant_model, "REPLAYS", 1)
+    monkeypatch.setattr(script, "RECIPES", (None, "mquant-w4a8"))
+    monkeypatch.setattr(script, "REPLAYS", 1)
 
 
 def test_it_runs_from_end_to_end(quick, tmp_path, monkeypatch):
     given = ["--tiny", "--layers", "1", "--tokens", "140", "--runs", "1", "--context", "9"]
-    monkeypatch.setattr("sys.argv", ["mquant_model.py", "--out", str(tmp_path), *given])
+    monkeypatch.setattr("sys.argv", ["model", "--out", str(tmp_path), *given])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    mquant_model.main()
+    script.main()
     data = json.loads((tmp_path / "model.json").read_text())
     assert [(row["recipe"], row["fused"]) for row in data["rows"]] == [
         ("bf16", False),
@@ -38,24 +37,24 @@ def test_it_runs_from_end_to_end(quick, tmp_path, monkeypatch):
         assert prefill["visual_tokens"] == 9
         assert 0 < prefill["vision_ms"] < prefill["ms"]
     assert data["rows"][1]["weight_bytes"] < data["rows"][0]["weight_bytes"]
-    assert "| mquant-w4a8 | 6 |" in mquant_tables.model_table([data])
+    assert "| mquant-w4a8 | 6 |" in speed_tables.model_table([data])
 
 
 def test_a_failure_is_part_of_the_row(quick, monkeypatch):
     def broken(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(mquant_model, "decode_ms", broken)
-    monkeypatch.setattr(mquant_model, "prefill_rows", broken)
-    row = mquant_model.measured(None, [140], mquant_model.HostClock(), 1, 9)
+    monkeypatch.setattr(script, "decode_ms", broken)
+    monkeypatch.setattr(script, "prefill_rows", broken)
+    row = script.measured(None, [140], Clock(), 1, 9)
     assert row["decode_failed"] == row["prefill_failed"] == "RuntimeError: out of memory"
 
 
 @torch.inference_mode()
 def test_sequences_of_a_decode_step_are_alike():
-    config = mquant_random.config(tiny=True, layers=1)
-    model = mquant_random.model(config, "mquant-w8a8", torch.device("cpu"))
-    one, three = (mquant_random.decode_step(model, 9, 4, batch) for batch in (1, 3))
+    config = random_model.config(tiny=True, layers=1)
+    model = random_model.model(config, "mquant-w8a8", torch.device("cpu"))
+    one, three = (random_model.decode_step(model, 9, 4, batch) for batch in (1, 3))
     for _ in range(2):
         wanted, found = one(), three()
         assert found.shape == (3, 1, model.config.get_text_config().vocab_size)
@@ -63,8 +62,8 @@ def test_sequences_of_a_decode_step_are_alike():
 
 
 def test_a_random_model_is_that_of_its_recipe():
-    config = mquant_random.config(tiny=True, layers=1)
-    model = mquant_random.model(config, "mquant-w8a8", torch.device("cpu"))
+    config = random_model.config(tiny=True, layers=1)
+    model = random_model.model(config, "mquant-w8a8", torch.device("cpu"))
     linears = {n: m for n, m in model.named_modules() if isinstance(m, QuantLinear)}
     assert len(linears) == 4 + 2 + 7
     behind = {n for n, m in linears.items() if m.plan is not None and m.weight_w0 is not None}
@@ -72,4 +71,4 @@ def test_a_random_model_is_that_of_its_recipe():
     assert {len(m.scales) for n, m in linears.items() if "language" in n} == {2}
     assert not any(p.is_meta for p in model.parameters())
     with pytest.raises(ValueError, match="more than 128 tokens"):
-        mquant_random.prompt(model, 128, 128)
+        random_model.prompt(model, 128, 128)

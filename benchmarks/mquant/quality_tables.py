@@ -1,4 +1,4 @@
-"""Tables of `benchmarks/mquant_quality.py` and `benchmarks/mquant_tables.py`."""
+"""Tables of `quality.py` and `numbers.py`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
@@ -82,29 +82,6 @@ def _signed(found: Mapping[str, float]) -> str:
     return f"{found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
 
 
-def split_table(results: Sequence[Result]) -> str:
-    """Incoherence, channel 0's share and W4A8 SQNR of down_proj and fc2 by transform and split."""
-    header = ["model", "channels", "transform", "padded", "base", "split"]
-    header += ["incoherence", "share of channel 0", "SQNR, dB"]
-    rows = [_split_row(row) for result in results for row in result["rows"]]
-    return f"{markdown_table(header, rows)}\n\n*{source(*results)}.*"
-
-
-def _split_row(row: Mapping[str, Any]) -> list[str]:
-    share = row["channel0_share"]
-    return [
-        row["model"],
-        f"{row['size']:,}",
-        row["transform"],
-        f"{row['padded']:,}" if "padded" in row else "",
-        str(row.get("base", "")),
-        "yes" if row["split"] else "no",
-        f"{row['incoherence']:.1f}",
-        "" if share is None else f"{share:.3f}",
-        f"{row['sqnr_db']:.1f}",
-    ]
-
-
 def memory_table(results: Sequence[Result]) -> str:
     """Gigabytes of each part of a 7B shape."""
     rows = [row for result in results for row in result["rows"]]
@@ -135,3 +112,11 @@ def _modality_row(linear: str, rotated: bool, rows: Sequence[Mapping[str, Any]])
     gains = [found[m, "two"] - found[m, "one"] for m in MODALITIES]
     numbers = [f"{value:.1f}" for value in found.values()]
     return [linear, "yes" if rotated else "no", *numbers, *(f"{gain:+.1f}" for gain in gains)]
+
+
+# {name of the table: (schema of its result files, function that renders them)}
+RENDERERS = {
+    "mquant-quality": ("duotone.mquant.quality/1", quality_table),
+    "mquant-memory": ("duotone.mquant.memory/1", memory_table),
+    "mquant-modality": ("duotone.mquant.modality/1", modality_table),
+}

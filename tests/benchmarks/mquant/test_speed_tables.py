@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from tables import mquant as mquant_tables
+from benchmarks.mquant import speed_tables as tables
 
 SHAPES = {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)}
 CHAINS = {
@@ -41,11 +41,11 @@ def result() -> dict:
 
 
 def test_products_show_times_and_speedups(result):
-    text = mquant_tables.prefill_table([result])
+    text = tables.prefill_table([result])
     assert "| linear | tokens | bf16, us | w8a8 | w4a8 fused |" in text
     assert "| qkv (4,608 x 3,584) | 8,192 | 200.0 | 100.0 (2.00x) | failed |" in text
     assert "copy 4.00 TB/s; NVIDIA H200" in text
-    decode = mquant_tables.decode_table([result])
+    decode = tables.decode_table([result])
     assert "| w4a8 | w4a8 g128 |\n" in decode
     assert "| down (3,584 x 18,944) | 1 | 40.0 | 20.0 (2.00x) | 10.0 (4.00x) |  |" in decode
     assert "| 16 | 40.0 | 20.0 (2.00x) | 10.0 (4.00x) | 16.0 (2.50x) |" in decode
@@ -53,14 +53,14 @@ def test_products_show_times_and_speedups(result):
 
 
 def test_static_saves_less_once_fused(result):
-    text = mquant_tables.static_table([result])
+    text = tables.static_table([result])
     assert "| 110.0 | 120.0 | 110.0 | 150.0 | +20.0 % | +0.0 % |" in text
     result["rows"][0]["us"]["chain dynamic fused"] = "OutOfMemoryError"
-    assert "| 110.0 | 120.0 |  | 150.0 |  |  |" in mquant_tables.static_table([result])
+    assert "| 110.0 | 120.0 |  | 150.0 |  |  |" in tables.static_table([result])
 
 
 def test_the_papers_numbers_stand_beside_ours(result):
-    text = mquant_tables.paper_table([result])
+    text = tables.paper_table([result])
     assert "| BF16 | 1.690 (1.00x) | 0.0246 (1.00x) |" in text
     assert "| W4A8 MSQ | 1.085 (1.56x) | 0.0224 (1.10x) |" in text
     assert "RTX 6000 Ada" in text
@@ -69,11 +69,11 @@ def test_the_papers_numbers_stand_beside_ours(result):
     for row in timed["rows"]:
         if "us" in row:
             row["us"]["chain w4a8 static AIFS"] = row["us"].get("chain w4a8 static MSQ rows")
-    again = mquant_tables.paper_table([timed])
+    again = tables.paper_table([timed])
     assert "| W4A8 MSQ + AIFS | 1.017 (1.66x) | 0.0224 (1.10x) |" in again
     missing = copy.deepcopy(result)
     del missing["rows"][0]["us"]["chain w4a8 static MSQ rows"]
-    assert "| W4A8 MSQ | 1.085 (1.56x) |  |" in mquant_tables.paper_table([missing])
+    assert "| W4A8 MSQ | 1.085 (1.56x) |  |" in tables.paper_table([missing])
 
 
 def whole(recipe, fused, ms, **more):
@@ -90,7 +90,7 @@ def test_whole_models_are_compared_with_16_bit(result):
         whole("dynamic-w4a8", False, 96.0) | {"prefill": [], "prefill_failed": "no"},
     ]
     given = {"model": "Qwen2-VL-7B", "layers": 2, "context": 2048, "rows": rows}
-    text = mquant_tables.model_table([result | given])
+    text = tables.model_table([result | given])
     assert "| bf16 | none | 16.50 | 120.0 (1.00x) | 30.0 | 6.000 (1.00x) |" in text
     assert "| mquant-w4a8 | 180 | 16.50 | 80.0 (1.50x) | 20.0 | 3.000 (2.00x) |" in text
     assert "| mquant-w4a8 | none | 16.50 | 96.0 (1.25x) | 24.0 |  |" in text

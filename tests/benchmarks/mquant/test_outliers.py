@@ -3,13 +3,13 @@ import copy
 import pytest
 import torch
 
+from benchmarks.mquant.outliers import grow_outliers
 from duotone.hf.weights.weight_maps import weight_map
 from duotone.quantize.calibration import visual_mask
 from duotone.weights.equivalences.module_map import at
 
 from families import tiny_model
 from mquant_setups import tiny_data, tiny_loaded
-from outlier_channels import grow_outliers
 
 
 def test_outliers_change_no_logit_and_stand_out_at_visual_tokens():

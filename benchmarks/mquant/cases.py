@@ -22,7 +22,6 @@ from duotone.weights.modules.packed_weight import PackedWeight, pack_int4
 from duotone.weights.modules.quantize_rows import (
     dynamic_quantize,
     norm_quantize,
-    quantize,
     static_quantize,
 )
 from duotone.weights.modules.slices import linear_by_slices
@@ -38,21 +37,14 @@ LINEARS = {
     "gate_up": (2 * INTERMEDIATE, HIDDEN, "norm"),
     "down": (HIDDEN, INTERMEDIATE, "gate"),
 }
-# InternVL2.5-8B's language model, for decode steps of many sequences.
-BATCH_LINEARS = {
-    "8b gate_up": (28672, 4096, "norm"),
-    "8b down": (4096, 14336, "gate"),
-    "8b qkv": (6144, 4096, "norm"),
-    "8b o": (4096, 4096, "plain"),
-}
 # Of Qwen2-VL's vision tower: no gate before it.
 FC2 = {"fc2": (1280, 5120, "quick_gelu")}
 EPSILON = 1e-6
 
 
 def shape_of(name: str) -> tuple[int, int, str]:
-    """(out, in, what makes the input) of a linear of any model here."""
-    return (LINEARS | BATCH_LINEARS | FC2)[name]
+    """(out, in, what makes the input) of a linear of either stack."""
+    return (LINEARS | FC2)[name]
 
 
 @cache
@@ -181,15 +173,12 @@ class Linear:
         """The same, a kernel of its own."""
         return dynamic_quantize(self._transformed())
 
-    def prepare_dynamic_no_hadamard(self) -> tuple[Tensor, Tensor]:
-        """silu(gate) * up and the row's maximum in one kernel."""
+    def before_codes(self) -> tuple[Tensor, dict[str, object]]:
+        """(input of an activation and the online Hadamard, arguments beside it)."""
+        if self.before != "gate":
+            return self.x, {"scale": self.rows, "activation": self.before}
         gate, up = self._halves()
-        return quantize(gate, None, activation="silu", up=up)
-
-    def prepare_static_no_hadamard(self, scale: Tensor) -> Tensor:
-        """silu(gate) * up and codes in one kernel."""
-        gate, up = self._halves()
-        return quantize(gate, scale, activation="silu", up=up).codes
+        return gate, {"scale": self.rows, "activation": "silu", "up": up}
 
     def by_halves(self, codes: Tensor) -> Tensor:
         """AIFS at 4 bits: visual rows first, a product with one scale for each, one result."""
@@ -224,22 +213,10 @@ CHAINS: dict[str, Row] = {
     "chain dynamic fused": lambda c: linear_int(*c.prepare_dynamic(), c.w8),
     "chain dynamic unfused": lambda c: linear_int(*c.prepare_dynamic_unfused(), c.w8),
 }
-PREPARATIONS: dict[str, Row] = {
-    "prepare bf16": lambda c: c.prepare_16(),
-    "prepare static": lambda c: c.prepare_static(c.rows),
-    "prepare static unfused": lambda c: c.prepare_static_unfused(c.rows),
-    "prepare dynamic": lambda c: c.prepare_dynamic(),
-    "prepare dynamic unfused": lambda c: c.prepare_dynamic_unfused(),
-}
-GATE_ONLY: dict[str, Row] = {
-    "prepare static, no Hadamard": lambda c: c.prepare_static_no_hadamard(c.rows),
-    "prepare dynamic, no Hadamard": lambda c: c.prepare_dynamic_no_hadamard(),
-}
 DECODE: dict[str, Row] = {
     "bf16": lambda c: F.linear(c.input, c.dense),
     "w8a8": lambda c: linear_int(c.codes, c.rows, c.w8),
     "w4a8": lambda c: linear_int(c.codes, c.rows, c.w4),
-    "w4a8 split": lambda c: linear_int(c.codes, c.rows, c.w4, impl="w4a8-fused"),
     "w4a8 g128": lambda c: linear_int(c.codes, c.rows, c.w4_groups),
     "w4a16 g128": lambda c: linear_float(c.input, c.w4_groups),
 }

@@ -1,5 +1,5 @@
-"""Tables of `benchmarks/mquant_speed.py` (schema duotone.mquant.speed/1) and `mquant_model.py`
-(duotone.mquant.model/1), the paper's beside them.
+"""Tables of `speed.py` (schema duotone.mquant.speed/1) and `model.py` (duotone.mquant.model/1), the
+paper's beside them.
 
 The paper's numbers: MQuant (arXiv 2502.00425v1), Tables 3, 5 and 7; its GPU is named for Table 7.
 """
@@ -196,3 +196,13 @@ def _model_cells(row: Result, base: Result, lengths: Sequence[int]) -> list[str]
 
 def _prefill_ms(row: Result, tokens: int) -> float | None:
     return next((p["ms"] for p in row["prefill"] if p["tokens"] == tokens), None)
+
+
+# {name of the table: (schema of its result files, function that renders them)}
+RENDERERS = {
+    "mquant-prefill": ("duotone.mquant.speed/1", prefill_table),
+    "mquant-static": ("duotone.mquant.speed/1", static_table),
+    "mquant-decode": ("duotone.mquant.speed/1", decode_table),
+    "mquant-model": ("duotone.mquant.model/1", model_table),
+    "mquant-paper": ("duotone.mquant.speed/1", paper_table),
+}

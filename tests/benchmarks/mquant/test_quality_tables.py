@@ -1,6 +1,6 @@
 """Tables of static W4A8's quality hold the numbers of their files."""
 
-from tables import mquant_quality as tables
+from benchmarks.mquant import quality_tables as tables
 
 HEADER = {"created": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef", "device": "H200"}
 HEADER |= {"versions": {"torch": "2.11"}}
@@ -42,22 +42,6 @@ def test_outlier_channels_have_a_table_of_their_own():
     assert "| bf16 |" in grown
     assert "0.500 ±" in grown
     assert "0.800 ±" not in grown
-
-
-def test_split_names_the_transform():
-    row = {
-        "model": "a",
-        "size": 18944,
-        "transform": "sign-normalised",
-        "padded": 18944,
-        "base": 148,
-    }
-    row |= {"split": True, "incoherence": 5.25, "channel0_share": 1.0, "sqnr_db": 15.8}
-    plain = row | {"transform": "none", "split": False, "channel0_share": None}
-    del plain["padded"], plain["base"]
-    text = tables.split_table([HEADER | {"rows": [row, plain]}])
-    assert "| a | 18,944 | sign-normalised | 18,944 | 148 | yes | 5.2 | 1.000 | 15.8 |" in text
-    assert "| a | 18,944 | none |  |  | no | 5.2 |  | 15.8 |" in text
 
 
 def test_memory_has_a_column_per_part():

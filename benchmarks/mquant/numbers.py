@@ -1,12 +1,10 @@
-"""MQuant's tables that need no pretrained weights, as JSON; CPU, a minute.
+"""Memory of a 7B model by recipe, and what a static scale per modality saves; CPU, a minute.
 
-    python benchmarks/mquant_tables.py --out DIR      split.json, memory.json, modality.json
+    python -m benchmarks.mquant.numbers --out DIR      memory.json, modality.json
 
-split: incoherence, channel-0 share and W4A8 SQNR with and without the RMS split, for the MLP
-widths of real models (their Fig. 4 and Table 8's RMS row on synthetic weights). memory: weights of
-Qwen2-VL-7B's shapes (Tables 3 and 11). modality: one static activation scale against one per
-modality on duotone-tiny's own activations, plain and rotated; scales are the calibration split's
-absolute maxima, errors the held-out split's. Text rows are those of prompts.
+memory: weights of Qwen2-VL-7B's shapes (MQuant's Tables 3 and 11). modality: one static activation
+scale against one per modality on duotone-tiny's own activations, plain and rotated; scales are the
+calibration split's absolute maxima, errors the held-out split's. Text rows are those of prompts.
 """
 
 import argparse
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mquant_split import split_rows
 from torch import Tensor, nn
 
+from duotone.hf.weights.checkpoint import empty_model
 from duotone.hf.weights.equivalences import Equivalences, apply_equivalences
 from duotone.hf.weights.weight_maps import weight_map
 from duotone.inference.batch import encode
@@ -30,29 +28,11 @@ from duotone.weights.equivalences.module_map import Stream, WeightMap, at
 from duotone.weights.equivalences.online import RotatedInput
 from duotone.weights.equivalences.residual import reading_linears
 
+from .random_model import config
+
 GROUP = 128
 SAMPLES = 4
 MODALITIES = ("visual", "text")
-# Qwen2-VL-7B-Instruct's config.json.
-SHAPES_7B = {
-    "text_config": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-    },
-    "vision_config": {
-        "depth": 32,
-        "embed_dim": 1280,
-        "hidden_size": 3584,
-        "num_heads": 16,
-        "mlp_ratio": 4,
-        "patch_size": 14,
-    },
-    "tie_word_embeddings": False,
-}
 
 
 def linear_bytes(out: int, columns: int, recipe: str, split: bool) -> int:
@@ -109,11 +89,7 @@ def _is_linear(model: nn.Module, path: str) -> bool:
 
 def memory_7b() -> list[dict[str, Any]]:
     """`memory_rows` of Qwen2-VL-7B's shapes, without storage."""
-    import transformers
-
-    with torch.device("meta"):
-        config = transformers.Qwen2VLConfig(**SHAPES_7B)
-        model = transformers.Qwen2VLForConditionalGeneration(config)
+    model = empty_model(config(tiny=False, layers=None), torch.bfloat16)
     return memory_rows(model, weight_map(model))
 
 
@@ -196,7 +172,6 @@ def _modality_row(
 
 
 TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    "split": split_rows,
     "memory": memory_7b,
     "modality": lambda: modality_rows(rotated=False) + modality_rows(rotated=True),
 }
