@@ -27,6 +27,36 @@ def quality_table(results: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
+# Rows of docs/quantize.md.
+SUMMARY = ("mquant-w4a8", "static-msq-w4a8", "static-w4a8", "dynamic-w4a8", "rtn-w4a8")
+SUMMARY += ("mquant-w8a8", "rtn-w8a8", "w4a16-g128")
+
+
+def quality_summary(results: Sequence[Result]) -> str:
+    """Divergence from bf16 of the recipes of SUMMARY by task, with outlier channels as well."""
+    factors = sorted({_outliers(result) for result in results})
+    kept = {(r["recipe"], _outliers(r)): r for r in results}
+    tasks = list(results[0]["tasks"])
+    header = ["recipe", "MB"]
+    for factor in factors:
+        more = f", outliers x {factor:g}" if factor > 1 else ""
+        header += [f"{task}{more}, KL (nats)" for task in tasks]
+    rows = []
+    for recipe in (name for name in SUMMARY if (name, 1.0) in kept):
+        found = [kept.get((recipe, factor)) for factor in factors]
+        rows.append([recipe, _megabytes(found[0], 0), *_divergences(found, tasks)])
+    note = f"± half the 95 % bootstrap interval; {source(*results)}"
+    return f"{markdown_table(header, rows)}\n\n*{note}.*"
+
+
+def _divergences(found: Sequence[Result | None], tasks: Iterable[str]) -> list[str]:
+    return [
+        "" if one is None else with_interval(one["tasks"][task]["metrics"]["kl"], 5)
+        for one in found
+        for task in tasks
+    ]
+
+
 def _outliers(result: Result) -> float:
     return result.get("outliers", 1.0)
 
@@ -116,6 +146,7 @@ def _modality_row(linear: str, rotated: bool, rows: Sequence[Mapping[str, Any]])
 
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS = {
+    "mquant-quality-summary": ("duotone.mquant.quality/1", quality_summary),
     "mquant-quality": ("duotone.mquant.quality/1", quality_table),
     "mquant-memory": ("duotone.mquant.memory/1", memory_table),
     "mquant-modality": ("duotone.mquant.modality/1", modality_table),

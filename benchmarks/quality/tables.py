@@ -154,8 +154,7 @@ def scheme_table(results: Sequence[Result]) -> str:
         for label, scheme in result["schemes"].items():
             memory, kl = scheme["memory"], scheme["metrics"].get("kl")
             cells = [f"{memory['nominal_bits']:.2f}"]
-            # A stream has no bits of pictures alone.
-            cells.append(visual_bits(scheme) if memory.get("visual_bits_per_element") else "")
+            cells.append(_picture_bits(scheme))
             cells += [f"{memory['bits_per_element']:.2f}", _kilobytes(scheme, result["samples"])]
             cells.append(quality_cell(result, label, result["headline"]))
             rows.append([_row_name(label, scheme), *cells, with_interval(kl, 4) if kl else ""])
@@ -165,6 +164,42 @@ def scheme_table(results: Sequence[Result]) -> str:
     legend = ["Bold: the paired 95 % interval of the difference from 16 bit contains zero."]
     legend += [EIGHT_BITS_NOTE] if f"({EIGHT_BITS})" in "".join(tables) else []
     return "\n\n".join([*tables, *legend, provenance(results)])
+
+
+# Rows of docs/table.md: a width or two of every kind of scheme.
+PICTURES = ("duotone @1", "calibquant @1", "xquant", "duotone @2", "calibquant @2")
+PICTURES += ("minmax @2", "lloyd @2", "kivi @2", "innerq @2", "vl-cache @4", "pyramidinfer @4")
+TEXTS = (REFERENCE, "kivi @2", "kivi-sink @2", "innerq @2", "innerq @2, symmetric")
+TEXTS += ("xquant, pairs of V", "kivi @1", "innerq @1", "asymkv")
+
+
+def _largest(results: Sequence[Result], name: str) -> list[Result]:
+    """Results with the most schemes, one per value of the field `name`."""
+    found: dict[str, Result] = {}
+    for result in results:
+        best = found.setdefault(result[name], result)
+        if len(result["schemes"]) > len(best["schemes"]):
+            found[result[name]] = result
+    return list(found.values())
+
+
+def scheme_summary(results: Sequence[Result]) -> str:
+    """Rows of PICTURES: true bits of pictures and divergence from 16 bit, by task."""
+    tasks = _largest(results, "task")
+    known = _labels(tasks)
+    header = ["scheme", "true bits, pictures", *(f"{title(r)}, KL (nats)" for r in tasks)]
+    rows = []
+    for label in (name for name in PICTURES if name in known):
+        found = [result["schemes"].get(label) for result in tasks]
+        measured = (one["metrics"].get("kl") if one else None for one in found)
+        cells = (with_interval(kl, 4) if kl else "" for kl in measured)
+        rows.append([label, _picture_bits(next(filter(None, found))), *cells])
+    return "\n\n".join([markdown_table(header, rows), provenance(tasks)])
+
+
+def _picture_bits(scheme: Result) -> str:
+    """True bits of pictures; a stream has no bits of pictures alone."""
+    return visual_bits(scheme) if scheme["memory"].get("visual_bits_per_element") else ""
 
 
 # Of rows of schemes that once had windows in 8-bit floats.
@@ -180,13 +215,22 @@ def _row_name(label: str, scheme: Result) -> str:
     return f"{label} ({EIGHT_BITS})" if has_8_bit_window(spec) and "fp8" not in label else label
 
 
-def text_table(results: Sequence[Result]) -> str:
-    """Schemes of each text model: true and nominal bits, perplexity and its change."""
+def text_summary(results: Sequence[Result]) -> str:
+    """`text_table` with the rows of TEXTS, of the result with the most schemes of each model."""
+    return text_table(_largest(results, "model"), TEXTS)
+
+
+def text_table(results: Sequence[Result], labels: Sequence[str] | None = None) -> str:
+    """Schemes of each text model: true and nominal bits, perplexity and its change.
+
+    labels: the rows, those that a result has; all without it.
+    """
     tables = []
     for result in results:
         rows = []
-        for label, scheme in result["schemes"].items():
-            scheme = scheme | {"memory": with_16_bit_numbers(scheme, result["dtype"])}
+        known = result["schemes"]
+        for label in known if labels is None else [name for name in labels if name in known]:
+            scheme = known[label] | {"memory": with_16_bit_numbers(known[label], result["dtype"])}
             memory, change = scheme["memory"], scheme["difference"]
             bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
             cells = (with_interval(scheme["perplexity"]), with_interval(change))
@@ -210,5 +254,7 @@ RENDERERS = {
     "divergence": ("duotone.quality/1", divergence_table),
     "tau-grids": ("duotone.quality/1", tau_grids),
     "schemes": ("duotone.schemes/1", scheme_table),
+    "schemes-summary": ("duotone.schemes/1", scheme_summary),
     "text": ("duotone.text/1", text_table),
+    "text-summary": ("duotone.text/1", text_summary),
 }

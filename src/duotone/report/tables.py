@@ -19,7 +19,13 @@ from duotone.report.kernels import (
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
 from duotone.report.throughput import prediction_table, throughput_table
-from duotone.report.tune import tune_comparisons, tune_scores, tune_sensitivity, tune_table
+from duotone.report.tune import (
+    tune_comparisons,
+    tune_scores,
+    tune_sensitivity,
+    tune_summary,
+    tune_table,
+)
 
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS: dict[str, Renderer] = {
@@ -32,6 +38,7 @@ RENDERERS: dict[str, Renderer] = {
     "throughput": ("duotone.throughput/1", throughput_table),
     "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "tune": ("duotone.tune/1", tune_table),
+    "tune-summary": ("duotone.tune/1", tune_summary),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),
     "tune-scores": ("duotone.tune/1", tune_scores),
     "tune-sensitivity": ("duotone.tune/1", tune_sensitivity),

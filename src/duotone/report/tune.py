@@ -23,6 +23,19 @@ def _origin(report: Result) -> str:
     )
 
 
+def tune_summary(results: Sequence[Result]) -> str:
+    """`tune_table` with the chosen specs and the known schemes within the budget alone."""
+    return tune_table([{**report, "heldout": _within_budget(report)} for report in results])
+
+
+def _within_budget(report: Result) -> dict[str, Result]:
+    return {
+        label: found
+        for label, found in report["heldout"].items()
+        if found["bits"] <= report["budget"]["bits"] and not label.startswith("front ")
+    }
+
+
 def tune_table(results: Sequence[Result]) -> str:
     """Held-out divergence of the chosen specs, and of every known scheme, by rising bits."""
     tables = []

@@ -44,6 +44,17 @@ def test_outlier_channels_have_a_table_of_their_own():
     assert "0.800 ±" not in grown
 
 
+def test_the_summary_has_divergences_without_and_with_outlier_channels():
+    rows = [recipe("bf16", 0.9, 0.0), recipe("smoothquant-w4a8", 0.7, 0.4, -0.2)]
+    rows += [recipe("rtn-w4a8", 0.8, 0.3, -0.1), recipe("mquant-w4a8", 0.9, 0.2, 0.01)]
+    rows.append(recipe("rtn-w4a8", 0.5, 0.9, -0.4) | {"outliers": 64.0})
+    lines = tables.quality_summary(rows).splitlines()
+    assert lines[0].endswith("| documents, KL (nats) | documents, outliers x 64, KL (nats) |")
+    assert lines[2] == "| mquant-w4a8 | 7.5 | 0.20000 ± 0.10000 |  |"
+    assert lines[3] == "| rtn-w4a8 | 7.5 | 0.30000 ± 0.10000 | 0.90000 ± 0.10000 |"
+    assert not lines[4]
+
+
 def test_memory_has_a_column_per_part():
     text = tables.memory_table(
         [HEADER | {"rows": [{"recipe": "bf16", "vision": 1e9, "total": 2e9}]}]

@@ -92,6 +92,26 @@ def test_scheme_table_has_bits_bytes_score_and_divergence():
     assert row.endswith("| 1.7800 ± 0.0100 |")
 
 
+def test_the_summaries_take_their_rows_from_the_result_with_most_schemes():
+    few, many = result(), result()
+    few["schemes"]["kivi @2"] = few["schemes"].pop("bad|worse @1")
+    del few["schemes"]["good @1"]
+    stream = many["schemes"]["kivi @2"] = many["schemes"].pop("good @1")
+    del stream["memory"]["visual_bits_per_element"]
+    lines = tables.scheme_summary([few, many]).splitlines()
+    assert lines[0] == "| scheme | true bits, pictures | documents, KL (nats) |"
+    assert lines[2:4] == ["| kivi @2 |  | 1.7800 ± 0.0100 |", ""]
+    row = {"memory": {"nominal_bits": 2.0, "bits_per_element": 3.0, "total_bytes": 9_000}}
+    row |= {"perplexity": interval(5.5), "difference": interval(0.25), "spec": {}}
+    about = HEADER | {"model": "stories", "dtype": "float32", "documents": 9, "context": 64}
+    about |= {"window": 8}
+    every = dict.fromkeys(("per token", "16-bit", "innerq @2", "kivi @2"), row)
+    texts = [about | {"schemes": schemes} for schemes in ({"kivi @1": row}, every)]
+    lines = tables.text_summary(texts).splitlines()
+    names = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
+    assert names == ["| scheme", "| ---", "| 16-bit", "| kivi @2", "| innerq @2"]
+
+
 def test_rows_of_8_bit_windows_are_marked_where_their_names_do_not_say_so():
     data = result() | {"window": 32}
     for scheme in data["schemes"].values():
