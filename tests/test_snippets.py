@@ -144,16 +144,16 @@ def test_a_block_of_enable_md_on_a_gpu(number: int, quantized_on_cpu: Path) -> N
 
 @pytest.mark.slow
 def test_a_block_of_enable_md_alone(folder: Path) -> None:
-    (number,) = (i for i, block in enumerate(blocks("enable.md")) if "Static" in block)
+    (number,) = (i for i, block in enumerate(blocks("enable.md")) if "graph_bytes" in block)
     in_a_process(alone("enable.md", number).replace("load()", 'load("small")'), folder)
 
 
 def test_a_block_brings_along_what_it_reads_and_no_more() -> None:
     every = blocks("enable.md")
-    (static,) = (i for i, block in enumerate(every) if "Static" in block)
+    (wrapped,) = (i for i, block in enumerate(every) if "DataParallel" in block)
     (memory,) = (i for i, block in enumerate(every) if "session.memory()" in block)
     assert alone("enable.md", 0) == every[0]
-    assert alone("enable.md", static) == every[0] + "\n" + every[static]
+    assert alone("enable.md", wrapped) == every[0] + "\n" + every[wrapped]
     assert "with duotone.enable" in alone("enable.md", memory)
 
 
