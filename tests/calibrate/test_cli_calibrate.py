@@ -80,20 +80,20 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
         cut = run("calibrate", *SMALL, "-o", tmp_path / "mine")
     assert cut.exit_code not in (0, 2)
     (kept,) = tmp_path.iterdir()
-    assert kept.name == "mine.partial.safetensors"
+    assert kept.name == "mine.partial"
     assert f"1 of 2 batches are kept in {kept}; the same command goes on there" in cut.stderr
     other = run("calibrate", *SMALL, "--foreground", "0.3", "-o", tmp_path / "mine")
     assert other.exit_code == 2
     assert "differs in foreground: 0.45 -> 0.3" in " ".join(other.output.split())
     result = run("calibrate", *SMALL, "-o", tmp_path / "mine")
     assert result.exit_code == 0, result.output
-    assert "mine.partial.safetensors: 1 of 2 batches are done" in " ".join(result.output.split())
+    assert "mine.partial: 1 of 2 batches are done" in " ".join(result.output.split())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.json", "mine.safetensors"]
 
 
-def test_a_broken_partial_file_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+def test_a_broken_partial_folder_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
-    (tmp_path / "mine.partial.safetensors").write_bytes(b"half of")
+    (tmp_path / "mine.partial").mkdir()
     result = run("calibrate", *SMALL, "-o", tmp_path / "mine")
     assert result.exit_code == 2
     assert "Remove it to begin again" in " ".join(result.output.split())

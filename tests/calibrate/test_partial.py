@@ -1,20 +1,22 @@
 """Calibrations that are interrupted and go on, against one that is not."""
 
 from dataclasses import replace
+from shutil import rmtree
 
 import pytest
 import safetensors.torch
 import torch
 
 import duotone
+from duotone import resume
 from duotone.calibrate import (
     Settings,
     calibrate,
     calibration_data,
     check_files,
     moments,
-    partial,
     partial_of,
+    sums,
     write,
 )
 from duotone.calibrate.run import learn
@@ -24,6 +26,7 @@ from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
 SETTINGS = Settings(bits=1.5)
 BATCHES = 3
+FILE = "sums-0001.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +46,12 @@ def whole(pictured, batches):
 
 @pytest.fixture
 def every_batch(monkeypatch):
-    monkeypatch.setattr(partial, "PAUSE", 0.0)
+    monkeypatch.setattr(resume, "PAUSE", 0.0)
 
 
 @pytest.fixture
 def left(pictured, batches, tmp_path, every_batch):
-    """The partial file of a run that ended in its second batch."""
+    """The partial folder of a run that ended in its second batch."""
     until(2, pictured, batches, path := partial_of(tmp_path / "mine"))
     return path
 
@@ -82,7 +85,7 @@ def assert_same(made, expected):
 def test_it_goes_on_at_the_batch_that_it_reached(
     stop, pictured, batches, whole, tmp_path, every_batch
 ):
-    path, said, seen = tmp_path / "mine.partial.safetensors", [], []
+    path, said, seen = tmp_path / "mine.partial", [], []
     assert until(stop, pictured, batches, path) == list(range(1, stop + 1))
     options = {"progress": lambda done, _: seen.append(done), "say": said.append}
     made = calibrate(pictured, batches, SETTINGS, partial=path, **options)
@@ -92,7 +95,7 @@ def test_it_goes_on_at_the_batch_that_it_reached(
 
 
 def test_it_can_be_interrupted_again_and_again(pictured, batches, whole, tmp_path, every_batch):
-    path = tmp_path / "mine.partial.safetensors"
+    path = tmp_path / "mine.partial"
     for stop in (1, 2, 4, 5):
         assert until(stop, pictured, batches, path)[-1] == stop
     assert_same(calibrate(pictured, batches, SETTINGS, partial=path), whole)
@@ -100,7 +103,7 @@ def test_it_can_be_interrupted_again_and_again(pictured, batches, whole, tmp_pat
 
 def test_all_that_is_learned_comes_back(pictured, batches, tmp_path, every_batch):
     """Of the second pass, too, what specs do not need: the foreground's share of energy."""
-    path = tmp_path / "mine.partial.safetensors"
+    path = tmp_path / "mine.partial"
     whole = learn(pictured, batches, SETTINGS)
     assert all(0 < share < 1 for share in whole.foreground.values())
     until(BATCHES + 2, pictured, batches, path)
@@ -113,7 +116,7 @@ def test_all_that_is_learned_comes_back(pictured, batches, tmp_path, every_batch
     assert made.spectra.keys() == whole.spectra.keys()
     assert all(torch.equal(made.spectra[name], of) for name, of in whole.spectra.items())
     for one, other in zip(made.moments, whole.moments, strict=True):
-        assert all(torch.equal(getattr(one, n), getattr(other, n)) for n in partial.MATRICES)
+        assert all(torch.equal(getattr(one, n), getattr(other, n)) for n in sums.MATRICES)
 
 
 def test_who_must_see_all_batches_cannot_go_on(pictured, batches, tmp_path):
@@ -170,14 +173,14 @@ def test_large_sums_are_written_now_and_then_and_after_each_pass(
     pictured, batches, tmp_path, monkeypatch
 ):
     """The first batch always; then a write that took long is not soon followed by another."""
-    monkeypatch.setattr(partial, "PAUSE", 1e9)
-    given = (pictured, batches, tmp_path / "mine.partial.safetensors")
+    monkeypatch.setattr(resume, "PAUSE", 1e9)
+    given = (pictured, batches, tmp_path / "mine.partial")
     end = f"kept in {given[2]}; the same command goes on there"
     lost = end.replace(";", ", later ones (1) are lost;")
     assert note_of(1, *given) == f"interrupted: 1 of 6 batches are {end}"
-    given[2].unlink()
+    rmtree(given[2])
     assert note_of(2, *given) == f"interrupted: 1 of 6 batches are {lost}"
-    given[2].unlink()
+    rmtree(given[2])
     assert note_of(BATCHES, *given) == f"interrupted: 3 of 6 batches are {end}"
 
 
@@ -189,14 +192,14 @@ def test_an_interrupt_before_the_first_batch_is_done_says_so(
 
     monkeypatch.setattr(moments, "query_sums", cut)
     with pytest.raises(KeyboardInterrupt) as caught:
-        calibrate(pictured, batches, SETTINGS, partial=tmp_path / "mine.partial.safetensors")
+        calibrate(pictured, batches, SETTINGS, partial=tmp_path / "mine.partial")
     assert "nothing is kept yet" in caught.value.__notes__[0]
     assert not list(tmp_path.iterdir())
 
 
 def test_the_file_does_not_grow_with_the_batches(left, pictured, batches):
     def shapes():
-        return {name: x.shape for name, x in safetensors.torch.load_file(left).items()}
+        return {name: x.shape for name, x in safetensors.torch.load_file(left / FILE).items()}
 
     before = shapes()
     until(BATCHES, pictured, batches, left)
@@ -235,19 +238,76 @@ def test_other_weights_of_the_same_model_are_refused(left, batches):
         calibrate(other_weights(), batches, SETTINGS, partial=left)
 
 
-def test_files_that_were_cut_off_are_refused(left, pictured, batches):
-    left.write_bytes(left.read_bytes()[:-100])
+SPOILED = {
+    "cut off": (lambda left: (left / FILE).write_bytes(b"half of"), "it to do it again"),
+    "no identity": (lambda left: (left / "identity.json").unlink(), "Remove it to begin again"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_damaged_folders_are_refused(name, left, pictured, batches):
+    spoil, message = SPOILED[name]
+    spoil(left)
     for use in (
         lambda: calibrate(pictured, batches, SETTINGS, partial=left),
         lambda: check_files(left.with_name("mine")),
     ):
-        with pytest.raises(ValueError, match=r"must come from .* Remove it to begin again"):
+        with pytest.raises(ValueError, match=message):
             use()
 
 
-def test_other_files_are_refused(tmp_path):
+def test_files_of_earlier_versions_are_refused(tmp_path):
     path = partial_of(tmp_path / "mine.safetensors")
     assert path == partial_of(tmp_path / "mine")
-    safetensors.torch.save_file({"key": torch.ones(1)}, path)
-    with pytest.raises(ValueError, match="it is no partial file"):
+    former = tmp_path / "mine.partial.safetensors"
+    safetensors.torch.save_file({"key": torch.ones(1)}, former)
+    with pytest.raises(ValueError, match=r"kept its sums in one file.* Remove it to begin again"):
         check_files(tmp_path / "mine")
+
+
+class FakeClock:
+    """Seconds that a test lets pass."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.01, 0.2), (0.005, 0.1), (3.0, 60.0)])
+def test_quick_writes_are_soon_repeated(took, pause, monkeypatch):
+    monkeypatch.setattr(resume, "monotonic", clock := FakeClock())
+    pace = resume.Pace()
+    assert pace.is_due()
+    with pace.write():
+        clock.now += took
+    clock.now += 0.99 * pause
+    assert not pace.is_due()
+    clock.now += 0.02 * pause
+    assert pace.is_due()
+
+
+def test_waiting_for_the_device_is_no_time_of_writing(pictured, batches, tmp_path, monkeypatch):
+    """An hour of computing before the sums are there, and a write of 5 ms: no batch is lost."""
+    monkeypatch.setattr(resume, "monotonic", clock := FakeClock())
+    own, write = sums.Sums.tensors, resume.tensor_file.write
+
+    def computed(of):
+        clock.now += 3600.0
+        return own(of)
+
+    def written(*given):
+        clock.now += 0.005
+        return write(*given)
+
+    monkeypatch.setattr(sums.Sums, "tensors", computed)
+    monkeypatch.setattr(resume.tensor_file, "write", written)
+
+    def progress(done, _):
+        clock.now += 1.0
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        calibrate(pictured, batches, SETTINGS, partial=tmp_path / "mine.partial", progress=progress)
+    assert "interrupted: 2 of 6 batches are kept" in caught.value.__notes__[0]

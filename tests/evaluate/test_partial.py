@@ -1,11 +1,13 @@
 """Evaluations that are interrupted and go on, against ones that are not."""
 
 import json
+import re
 
 import pytest
 
 import duotone
 from duotone.evaluate import evaluate, evaluate_perplexity, loop
+from duotone.quant import tensor_file
 from duotone.tasks import Passages
 from tiny_text import text_model
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
@@ -74,13 +76,13 @@ def whole(model, tmp_path_factory):
 def test_it_ends_as_if_it_had_not_been_interrupted(model, whole, tmp_path):
     notes = interrupted(answered, model, tmp_path, stop=4)
     (kept,) = tmp_path.iterdir()
-    done = "2 finished batches"
-    assert notes == [f"interrupted: {done} kept in {kept}; the same command goes on there"]
+    end = f"2 of 3 batches are kept in {kept}; the same command goes on there"
+    assert notes == [f"interrupted: {end}"]
     said, seen = [], []
     progress = {"progress": lambda done, _: seen.append(done)}
     again = answered(model, tmp_path, say=said.append, **progress)
     assert seen == [6]
-    assert said == [f"going on from {kept}, after {done}"]
+    assert said == [f"going on from {kept}: 2 of 3 batches are done"]
     assert (timeless(tmp_path), again.answers) == (whole[1], whole[0].answers)
 
 
@@ -116,6 +118,10 @@ def test_an_interrupt_while_results_are_written_loses_none(model, whole, tmp_pat
     assert timeless(tmp_path) == whole[1]
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 CHANGES = {
     "schemes": {"schemes": ("kivi", "asymkv")},
     "seed": {"seed": 1},
@@ -127,14 +133,14 @@ CHANGES = {
 def test_other_settings_begin_anew_and_say_so(name, words, tmp_path):
     interrupted(read, words, tmp_path)
     (kept,) = tmp_path.iterdir()
-    said, before = [], kept.read_bytes()
+    said, before = [], contents(kept)
     read(words, tmp_path, say=said.append, **{"schemes": ("kivi",), **CHANGES[name]})
     assert said == [
         f"beginning anew: {kept} is of other schemes, settings, weights or versions. "
         "Give what it began with to go on with it, or remove it"
     ]
-    assert kept.read_bytes() == before
-    assert [path.name for path in tmp_path.glob("*.partial.jsonl")] == [kept.name]
+    assert contents(kept) == before
+    assert list(tmp_path.glob("*.partial")) == [kept]
 
 
 def test_another_model_begins_anew(words, tmp_path):
@@ -155,50 +161,63 @@ def test_a_dirty_tree_is_the_same_run_and_another_version_is_not(words, tmp_path
     assert [line.split()[0] for line in said] == ["going", "beginning"]
 
 
-def test_a_line_that_was_cut_off_counts_for_nothing(words, tmp_path):
+def test_batches_after_a_missing_one_count_for_nothing(words, tmp_path):
     read(words, tmp_path / "whole")
     interrupted(read, words, tmp_path / "cut", stop=4)
     (kept,) = (tmp_path / "cut").iterdir()
-    kept.write_bytes(kept.read_bytes()[:-9])
-    said = []
-    read(words, tmp_path / "cut", say=said.append)
-    assert said == [f"going on from {kept}, after 1 finished batch"]
+    (kept / "batch-0001.safetensors").unlink()
+    read(words, tmp_path / "cut")
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
-def doubled(lines):
-    return [*lines, lines[-1]]
+def test_files_of_earlier_versions_are_named(words, tmp_path):
+    """They kept a line per batch."""
+    former = tmp_path / "perplexity-0123456789.partial.jsonl"
+    former.write_text("{}")
+    said = []
+    read(words, tmp_path, say=said.append)
+    assert said[0].startswith(f"beginning anew: {former} is of other")
 
 
-def another_number(line: str) -> str:
-    """With one digit of a result changed, where digests do not stand."""
-    at = next(i for i in range(line.index(".") + 1, len(line)) if line[i].isdigit())
-    return line[:at] + str((int(line[at]) + 1) % 10) + line[at + 1 :]
+def without_its_scheme(kept):
+    """The first batch of a run of another scheme."""
+    data, _ = tensor_file.read(first := kept / "batch-0001.safetensors", "batch", "a batch")
+    tensor_file.write(first, {}, {"16-bit": data["16-bit"], "kiwi": data["kivi"]}, "batch")
+
+
+def with_another_number(kept):
+    """With one digit of a result changed, where no checksum stands."""
+    path = kept / "batch-0001.safetensors"
+    data = path.read_bytes()
+    at = next(i for i in range(data.index(b".") + 1, len(data)) if data[i : i + 1].isdigit())
+    digit = str((int(data[at : at + 1]) + 1) % 10).encode()
+    path.write_bytes(data[:at] + digit + data[at + 1 :])
 
 
 SPOILED = {
-    "another header": (lambda lines: ["{}\n", *lines[1:]], "lines of another run"),
-    "a batch twice": (doubled, "lines of another run"),
-    "no JSON": (lambda lines: [*lines, "half of\n"], "a line that cannot be read"),
-    "no scheme": (lambda lines: [lines[0], lines[1].replace("kivi", "kiwi")], "no batches of 'ki"),
-    "another number": (
-        lambda lines: [lines[0], another_number(lines[1])],
-        "whose digest is another",
+    "another identity": (lambda kept: (kept / "identity.json").write_text("{}"), "differs in co"),
+    "no identity": (lambda kept: (kept / "identity.json").unlink(), "must come from an interr"),
+    "no JSON": (lambda kept: (kept / "identity.json").write_text("half of"), "JSON is needed"),
+    "no scheme": (without_its_scheme, "no batches of 'kivi'"),
+    "another number": (with_another_number, "checksum is not that of its content"),
+    "cut off": (
+        lambda kept: (kept / "batch-0001.safetensors").write_bytes(b"half of"),
+        "batch-0001.safetensors cannot be gone on with",
     ),
-    "a list": (lambda lines: [lines[0], "[1]\n"], "a line that cannot be read"),
-    "no batches": (lambda lines: [lines[0], '{"batch": 1, "schemes": 3}\n'], "cannot be read"),
 }
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_files_of_something_else_are_refused_and_kept(name, words, tmp_path):
+def test_folders_of_something_else_are_refused_and_kept(name, words, tmp_path):
     spoil, message = SPOILED[name]
     interrupted(read, words, tmp_path)
     (kept,) = tmp_path.iterdir()
-    kept.write_text(text := "".join(spoil(kept.read_text().splitlines(keepends=True))))
-    with pytest.raises(ValueError, match=rf"{message}.*Remove it to begin again"):
+    spoil(kept)
+    before = contents(kept)
+    with pytest.raises(ValueError, match=message) as caught:
         read(words, tmp_path)
-    assert kept.read_text() == text
+    assert re.search("[Rr]emove (it|the folder) to (begin|do it) again", str(caught.value))
+    assert contents(kept) == before
 
 
 def test_without_a_folder_the_loss_is_said(words):
@@ -224,4 +243,4 @@ def test_running_out_of_time_can_go_on(model, tmp_path):
     more = answered(model, tmp_path, batch_size=4, progress=lambda done, _: seen.append(done))
     assert seen == [6]
     assert more.results["16-bit"]["complete"]
-    assert not list(tmp_path.glob("*.partial.jsonl"))
+    assert not list(tmp_path.glob("*.partial"))

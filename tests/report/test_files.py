@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from duotone.evaluate.partial import SUFFIX
 from duotone.report.files import UNFINISHED, read_file
 from duotone.report.tables import read_results
+from duotone.resume import SUFFIX
 
 RESULT = {"schema": "duotone.mine/1", "text": "two\u2028lines"}
 
@@ -44,6 +44,9 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
 
 
 def test_unfinished_evaluations_are_left_out(tmp_path):
-    assert UNFINISHED == SUFFIX
-    (tmp_path / f"captions-0123456789{SUFFIX}").write_text('{"schema": "duotone.mine/1"}\n{"cut')
+    assert SUFFIX in UNFINISHED
+    lines(tmp_path / "captions-0123456789.partial.jsonl", RESULT)  # of earlier versions
+    (folder := tmp_path / f"captions-0123456789{SUFFIX}").mkdir()
+    lines(folder / "identity.json", RESULT)
     assert read_results(tmp_path) == []
+    assert read_results(folder) == [RESULT]

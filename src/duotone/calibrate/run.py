@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,12 @@ from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
+from duotone.resume import Pace, Say, Unfinished, noted
 
 from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments
-from .partial import Partial, identity
 from .profiles import gather_profiles
 from .settings import Settings
+from .sums import ONLY, Sums, identity, unfinished
 from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
 
 RECENT = 128  # 16-bit tokens at the end of a text model's stream
@@ -40,16 +41,16 @@ def calibrate(
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
     partial: str | Path | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> tuple[Bases, CacheSpec, dict[str, Any]]:
     """(bases, spec, report) of a model, from the 16-bit cache's K, V and queries on `batches`.
 
     file: path of the bases, which the spec refers to. data: description of the batches, for the
-    header. partial: a file that sums are written to from time to time. After an interruption, a run
-    with the same arguments goes on from this file; `write` removes `partial_of(out)`. say: receives
-    a sentence if this run goes on from a partial file.
-    Errors: ValueError for settings or a model that do not fit, or a partial file of something else,
-    before the model runs.
+    header. partial: a folder that sums are written to from time to time. After an interruption, a
+    run with the same arguments goes on from it; `write` removes `partial_of(out)`. say: receives a
+    sentence if this run goes on from a partial folder.
+    Errors: ValueError for settings or a model that do not fit, or a partial folder of something
+    else, before the model runs.
     """
     settings = settings or Settings()
     kept = {"partial": partial, "say": say}
@@ -92,20 +93,21 @@ def learn(
     progress: Callable[[int, int], None] | None = None,
     audience: Audience | None = None,
     partial: str | Path | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> Learned:
     """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
 
-    audience: sees answered batches. A partial file does not hold its state, so ValueError for both.
+    audience: sees answered batches. A partial folder does not hold its state, so ValueError for
+    both.
     """
     if audience and partial:
-        raise ValueError("an audience must see all batches, so it goes without a partial file")
+        raise ValueError("an audience must see all batches, so it goes without a partial folder")
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
-    kept = Partial.open(partial, identity(loaded.model, batches, settings) if partial else {})
-    passes = _Passes(len(batches), progress, kept)
+    given = identity(loaded.model, batches, settings) if partial else {}
+    passes = _Passes(len(batches), progress, unfinished(partial, given))
     passes.begin(say)
-    with kept.noted(passes.total):
+    with noted(passes.note):
         return _learned(loaded, facts, batches, settings, data, audience, passes)
 
 
@@ -119,7 +121,7 @@ def _learned(
     passes: _Passes,
 ) -> Learned:
     """Both passes: bases from the first, spectra from the second."""
-    model, group, sums = loaded.model, settings.group, passes.kept.sums
+    model, group, sums = loaded.model, settings.group, passes.sums
     begun = (sums.moments, sums.moments_batches)
     moments = gather_moments(model, batches, group, passes.first, audience, *begun)
     _check_moments(moments, facts)
@@ -132,30 +134,53 @@ def _learned(
     return Learned(moments, bases, units, shares, spectra, profiles.foreground)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Passes:
-    """Progress over both passes through the batches: moments, then profiles."""
+    """Progress over both passes through the batches: moments, then profiles.
+
+    in_file: batches of both passes whose sums are in the file.
+    """
 
     batches: int
     progress: Callable[[int, int], None] | None
-    kept: Partial
+    kept: Unfinished
+    sums: Sums = field(default_factory=Sums)
+    pace: Pace = field(default_factory=Pace)
+    in_file: int = 0
 
-    def begin(self, say: Callable[[str], None] | None) -> None:
-        if (done := self.kept.sums.batches) and say:
-            say(f"going on from {self.kept.path}: {done} of {self.total} batches are done")
+    def begin(self, say: Say | None) -> None:
+        """Go on with the sums that an earlier run has left."""
+        self.kept.check("remove the folder to begin again")
+        if not self.kept.has(ONLY):
+            return
+        found = self.kept.read(ONLY)
+        with self.kept.reading(ONLY):
+            self.sums = Sums.restored(*found)
+        self.in_file = self.sums.batches
+        if say:
+            say(self.kept.going_on(self.in_file, self.total))
 
     def first(self, done: int) -> None:
-        self.kept.sums.moments_batches = done
+        self.sums.moments_batches = done
         self._after(done)
 
     def second(self, done: int) -> None:
-        self.kept.sums.profiles_batches = done
+        self.sums.profiles_batches = done
         self._after(done)
 
+    def note(self) -> str | None:
+        """Say what an interruption leaves."""
+        return self.kept.note(self.in_file, self.total, self.sums.batches - self.in_file)
+
     def _after(self, done: int) -> None:
-        self.kept.keep(now=done == self.batches)
+        if done == self.batches or self.pace.is_due():
+            # The device may still be computing them: that is no time of writing.
+            tensors = {name: tensor.cpu() for name, tensor in self.sums.tensors().items()}
+            with self.pace.write():
+                self.kept.keep(ONLY, self.sums.numbers(), tensors)
+            self.in_file = self.sums.batches
         if self.progress:
-            self.progress(self.kept.sums.batches, self.total)
+            self.progress(self.sums.batches, self.total)
 
     @property
     def total(self) -> int:

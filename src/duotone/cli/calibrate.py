@@ -59,8 +59,8 @@ def command(
     decorrelated in the metric of the output projection. A picture's salient tokens are stored
     separately from its background. Bits go where they save most error, in all layers together.
 
-    After an interruption, the same command goes on about where it was. Sums are kept in
-    OUT.partial.safetensors, which is removed at the end.
+    After an interruption, the same command goes on about where it was. Sums are kept in the folder
+    OUT.partial, which is removed at the end.
 
     [bold]Examples[/bold]
 

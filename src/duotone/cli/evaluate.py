@@ -98,8 +98,8 @@ def command(
 
     GSM8K, TruthfulQA and LongBench read the data sets' own .jsonl files, or the hub's.
 
-    Results are written at the end. Until then --out keeps every finished batch in a .partial.jsonl
-    file. After an interruption, the same command goes on after these batches.
+    Results are written at the end. Until then --out keeps every finished batch in a .partial
+    folder. After an interruption, the same command goes on after these batches.
 
     [bold]Examples[/bold]
 

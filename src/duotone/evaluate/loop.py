@@ -15,12 +15,13 @@ from duotone.inference.prompts import longest_prompt
 from duotone.inference.stopping import StopTexts
 from duotone.loading import image_token_ids
 from duotone.report.provenance import stamp
+from duotone.resume import Say
 from duotone.tasks import Example, Task
 from duotone.tasks.metrics import Score
 
 from .forcing import LogitsRecorder, forced_agreement
+from .kept_batches import Batches, identity
 from .loader import Encoder, default_workers, load_batches
-from .partial import Partial, Say, identity
 from .records import REFERENCE, check_schemes, describe, finished, resolve_schemes, write_result
 from .run import Answered, Run, result_of
 
@@ -179,12 +180,12 @@ def evaluate(
     schemes: names, specs or {label: spec}; the 16-bit reference is always among them.
     out: folder for one new JSON per scheme, with a .jsonl of answers next to it if `predictions`.
         Schemes whose file exists already are read and not run again. Until all files are written, a
-        partial file keeps every finished batch. After an interruption, a run with the same
+        partial folder keeps every finished batch. After an interruption, a run with the same
         arguments goes on after these batches.
     settings: the other fields of `Settings` (batch_size, seed, kl, ...).
     progress: called with (samples done, samples in all) after every batch.
-    say: receives a sentence if this run goes on from a partial file. An interrupt carries a note of
-        all that it leaves.
+    say: receives a sentence if this run goes on from a partial folder. An interrupt carries a note
+        of all that it leaves.
     """
     chosen = Settings(samples=samples, **settings)
     task.check_samples(samples)
@@ -202,7 +203,8 @@ def evaluate(
         evaluator = _Evaluator(model, processor, task, chosen)
         header = stamp(model.device)
         labels = [run.label for run in runs]
-        kept = Partial.open(out, identity(configurations, header), labels, say)
+        total = -(-samples // chosen.batch_size)
+        kept = Batches(out, identity(configurations, header), labels, total, say)
         with kept.noted():
             evaluation.examples = _run_batches(evaluator, runs, kept, progress)
             for run in runs:
@@ -216,10 +218,10 @@ def evaluate(
 
 
 def _run_batches(
-    evaluator: _Evaluator, runs: Sequence[Run], kept: Partial, progress: Progress | None
+    evaluator: _Evaluator, runs: Sequence[Run], kept: Batches, progress: Progress | None
 ) -> list[Example]:
     """The examples of all batches, an earlier run's included, without pictures."""
-    for batch in kept.batches:
+    for batch in kept.done:
         _note(runs, {run.label: Answered(**batch[run.label]) for run in runs})
     split, samples = evaluator.settings.split, evaluator.settings.samples
     indices = range(len(runs[0].texts))
@@ -229,7 +231,7 @@ def _run_batches(
         # A cache and its layers refer to each other: without this their memory lingers.
         gc.collect()
         _note(runs, answered)
-        kept.keep({label: asdict(one) for label, one in answered.items()})
+        kept.add({label: asdict(one) for label, one in answered.items()})
         examples += batch_examples
         if progress:
             progress(len(examples), samples)

@@ -33,12 +33,13 @@ from duotone import CacheSpec, KVSpec
 from duotone.inference.batch import Batch, make_cache
 from duotone.inference.memory import cache_memory
 from duotone.report.provenance import stamp
+from duotone.resume import Say
 from duotone.tasks import Passages
 from duotone.tasks.metrics import Score
 from duotone.tasks.metrics.score import ratio_of_sums
 
+from .kept_batches import Batches, identity
 from .loop import Evaluation, Progress
-from .partial import Partial, Say, identity
 from .records import check_schemes, describe, finished, resolve_schemes, result_data, write_result
 
 # Bounds the logits of one step, [B, chunk, vocabulary]; has no influence on the result.
@@ -273,7 +274,8 @@ def evaluate_perplexity(
     pending = {k: v for k, v in specs.items() if k not in evaluation.results}
     if pending:
         header = stamp(model.device)
-        kept = Partial.open(out, identity(configurations, header), pending, say)
+        total = len(_batches(passages, chosen))
+        kept = Batches(out, identity(configurations, header), pending, total, say)
         with kept.noted():
             readings = _run(model, passages, pending, chosen, kept, progress)
             for label, reading in readings.items():
@@ -287,7 +289,7 @@ def _run(
     passages: Passages,
     specs: Mapping[str, CacheSpec | None],
     settings: PerplexitySettings,
-    kept: Partial,
+    kept: Batches,
     progress: Progress | None,
 ) -> dict[str, _Reading]:
     readings = {k: _Reading(spec, np.zeros((settings.samples, 2))) for k, spec in specs.items()}
@@ -295,10 +297,10 @@ def _run(
     done, total = 0, sum(map(len, batches))
     for number, batch in enumerate(batches):
         owners, windows = zip(*batch, strict=True)
-        if number == len(kept.batches):
-            kept.keep({k: r.read(model, windows, settings.impl) for k, r in readings.items()})
+        if number == len(kept.done):
+            kept.add({k: r.read(model, windows, settings.impl) for k, r in readings.items()})
         for label, reading in readings.items():
-            reading.add(owners, kept.batches[number][label])
+            reading.add(owners, kept.done[number][label])
         done += len(batch)
         if progress:
             progress(done, total)

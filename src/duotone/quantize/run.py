@@ -18,6 +18,7 @@ from duotone.hf.weights.equivalences import (
 )
 from duotone.hf.weights.reorder import check_reorderable
 from duotone.hf.weights.weight_maps import weight_map
+from duotone.resume import Unfinished, noted
 from duotone.weights.equivalences.hadamard import transform_back
 from duotone.weights.equivalences.module_map import WeightMap, at, put
 from duotone.weights.equivalences.online import RotatedInput
@@ -30,8 +31,8 @@ from duotone.weights.modules.modality import Modality
 from duotone.weights.modules.product_checks import OUTPUTS
 
 from .calibration import CalibrationSet
+from .kept_units import identity, keep_unit, restore_unit, unfinished
 from .memory import part_bytes
-from .partial import Partial, identity
 from .running import Runs, observe
 from .scaling import Scaled, scale_unit
 from .units import Unit, units_of
@@ -70,14 +71,14 @@ def quantize_model(
     """
     found = check(model, recipe)
     given = identity(model, recipe, calibration) if partial else {}
-    kept = Partial.open(Path(partial) if partial else None, given, resume)
+    kept = unfinished(Path(partial) if partial else None, given, resume)
     before, base = part_bytes(model, found), fingerprint(model)
     modality = Modality()
     runs = Runs(model, calibration.batches, language_root(found), modality)
     found = _prepared(model, found, recipe, runs)
     units = units_of(model, found, recipe.parts)
     runs.impl = impl
-    with kept.noted(len(units)):
+    with noted(lambda: kept.note(sum(map(kept.has, range(len(units)))), len(units))):
         lines = _all_units(runs, units, recipe, kept, progress, say)
     header = _header(name, base, recipe, calibration)
     report = {**header, "bytes": {"before": before, "after": part_bytes(model, found)}}
@@ -176,19 +177,19 @@ def _all_units(
     runs: Runs,
     units: Sequence[Unit],
     recipe: Recipe,
-    kept: Partial,
+    kept: Unfinished,
     progress: Progress | None,
     say: Callable[[str], None] | None,
 ) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     restored = 0
     for number, unit in enumerate(units):
-        done = kept.restore(number, runs.model, runs.modality, runs.impl)
+        done = restore_unit(kept, number, runs.model, runs.modality, runs.impl)
         if done is None:
             if restored == number and number and say:
-                say(f"going on from {kept.folder}: {number} of {len(units)} units are done")
+                say(kept.going_on(number, len(units)))
             made, done, tensors = _quantized(runs, unit, recipe)
-            kept.keep(number, made, done, tensors)
+            keep_unit(kept, number, made, done, tensors)
         else:
             restored += 1
         lines += done

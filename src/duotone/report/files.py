@@ -6,14 +6,18 @@ from typing import Any
 from duotone import json_text
 
 SUFFIXES = (".json", ".jsonl")
-# Batches of an evaluation that has not ended: no results, and the last line may be cut off.
-UNFINISHED = ".partial.jsonl"
+# Folders of evaluations that have not ended, and the files of earlier versions: no results.
+UNFINISHED = (".partial", ".partial.jsonl")
 
 
 def result_files(folder: Path) -> list[Path]:
     """Files below `folder` that may hold results, in the order of their paths."""
     found = sorted(path for path in folder.rglob("*.json*") if path.suffix in SUFFIXES)
-    return [path for path in found if not path.name.endswith(UNFINISHED)]
+    return [path for path in found if not _is_unfinished(path.relative_to(folder))]
+
+
+def _is_unfinished(path: Path) -> bool:
+    return any(part.endswith(UNFINISHED) for part in path.parts)
 
 
 def read_file(path: Path) -> list[Any]:
