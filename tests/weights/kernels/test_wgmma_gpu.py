@@ -6,7 +6,6 @@ import torch
 from duotone.weights.kernels.cuda.wgmma_gemm import gemm_wgmma, missing
 from duotone.weights.kernels.cuda.wgmma_tiles import WgmmaTile
 from duotone.weights.modules.linear import choose, linear_int
-from duotone.weights.modules.packed_weight import PackedWeight
 
 from linear_cases import by_int_mm, random_problem
 
@@ -59,26 +58,3 @@ def test_auto_takes_it_and_is_exact(tokens: int) -> None:
     found = linear_int(*problem.arguments, dtype=torch.float16, out=out)
     assert found is out
     torch.testing.assert_close(found, wanted(problem, torch.float16), rtol=0, atol=0)
-
-
-def test_codes_of_four_bits_go_the_same_way() -> None:
-    problem = random_problem(300, 1152, 4304, 4, split=True, bias=True)
-    x, scale, weight, *rest = problem.arguments
-    plain = PackedWeight(weight.unpacked(), 8, weight.scale, None, weight.w0)
-    found = linear_int(*problem.arguments, impl="w4a8-scratch", dtype=torch.float32)
-    expected = by_int_mm(x, scale, plain, *rest, dtype=torch.float32)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_a_graph_reads_what_is_there_at_its_replay() -> None:
-    problem = random_problem(70, 4096, 4096, 8)
-    linear_int(*problem.arguments)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        # behind each other, so that a launch begins while the one ahead ends
-        found = [linear_int(*problem.arguments) for _ in range(8)]
-    problem.x_q.copy_(torch.randint_like(problem.x_q, -128, 128))
-    graph.replay()
-    expected = wanted(problem, torch.bfloat16)
-    for one in found:
-        torch.testing.assert_close(one, expected, rtol=0, atol=0)

@@ -50,6 +50,15 @@ def test_what_is_gathered_is_behind_the_transform():
     torch.testing.assert_close(observer.of("c").largest, turned.abs().amax(0))
 
 
+def test_the_largest_is_that_of_all_batches():
+    observer, batches = Observer({"a": nn.Linear(4, 3)}, Wanted(largest=True)), [[9.0, -5, 0, 1]]
+    batches.append([2.0, 3, -1, 0])
+    with observer.watching():
+        for x in batches:
+            observer.linears["a"](torch.tensor([x]))
+    assert observer.of("a").largest.tolist() == [9, 5, 1, 1]
+
+
 def test_modalities_are_told_apart_and_padding_left_out():
     x = x_of()
     visual = torch.tensor([0, 1, 1, 0, 0, 1, 0, 0, 0]).bool()

@@ -4,28 +4,8 @@ import pytest
 
 from duotone.weights.methods.recipe import RECIPES, Recipe, get_recipe
 
-NAMED = (
-    "mquant-w4a8",
-    "mquant-w8a8",
-    "mquant-w4a8-g128",
-    "w4a16-g128",
-    "rtn-w4a8",
-    "rtn-w8a8",
-    "smoothquant-w4a8",
-    "smoothquant-w8a8",
-    "quarot-w4a8",
-    "quarot-w8a8",
-    "static-w4a8",
-    "static-msq-w4a8",
-    "static-msq-aifs-w4a8",
-    "static-msq-aifs-w8a8",
-    "static-msq-rotation-w4a8",
-    "awq-w4a8",
-    "awq-w4a16-g128",
-)
 
-
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", RECIPES)
 def test_named_recipes_survive_json(name):
     recipe = get_recipe(name)
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe

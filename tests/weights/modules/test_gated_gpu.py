@@ -157,12 +157,3 @@ def test_an_mlp(tokens: int, unfused: str, packed: bool, monkeypatch: pytest.Mon
     assert away.max() <= 2
     assert away.float().mean() < 0.3
     assert (found_y.float() - wanted_y.float()).norm() <= 0.03 * wanted_y.float().norm()
-
-
-@torch.no_grad()
-def test_an_mlp_of_references_does_not_take_it() -> None:
-    mlp = MLP(256, 512)
-    mlp.first.impl = mlp.second.impl = mlp.down.impl = "reference"
-    x = torch.randn(5, 256, device=DEVICE, dtype=torch.bfloat16)
-    assert mlp.fused()._in_one(x) is None
-    assert torch.equal(mlp.fused()(x), mlp(x))

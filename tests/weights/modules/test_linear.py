@@ -58,28 +58,21 @@ def test_the_references_are_exact_under_autocast(group: int | None) -> None:
     torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
-@needs_kernels
-@pytest.mark.parametrize(
-    ("tokens", "impl"),
-    # of 150 rows the second tile repeats some of the first
-    [(1, "gemv"), (3, "w4a8-fused"), (3, "w8a8-split"), (19, "w8a8"), (150, "w8a8")],
-)
-def test_kernels_are_exact(tokens: int, impl: str) -> None:
-    for bits in (4, 8):
-        problem = random_problem(tokens, 20, 1104, bits, split=bits == 4, bias=True)
-        if unsupported(impl, tokens, problem.weight, True) is None:
-            y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
-            torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
+# (tokens, outs, implementation); of 150 rows the second tile repeats some of the first.
+FEW = [(1, 20, "gemv"), (3, 20, "w4a8-fused"), (3, 20, "w8a8-split"), (19, 20, "w8a8")]
+ALL = [
+    pytest.param(tokens, 136, impl, marks=pytest.mark.slow)
+    for tokens in (1, 19, 40)
+    for impl in IMPLEMENTATIONS[2:]
+]
 
 
 @needs_kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS[2:])
-@pytest.mark.parametrize("tokens", [1, 19, 40])
-def test_all_kernels_are_exact(impl: str, tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "outs", "impl"), [*FEW, (150, 20, "w8a8"), *ALL])
+def test_kernels_are_exact(tokens: int, outs: int, impl: str) -> None:
     for bits in (4, 8):
-        for split, bias in ((True, False), (False, True)):
-            problem = random_problem(tokens, 136, 1104, bits, split=split, bias=bias)
+        for split, bias in ((True, False), (False, True), (bits == 4, True)):
+            problem = random_problem(tokens, outs, 1104, bits, split=split, bias=bias)
             if unsupported(impl, tokens, problem.weight, True) is None:
                 y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
                 torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
@@ -100,32 +93,26 @@ def test_products_in_pieces_are_exact(
     torch.testing.assert_close(y, expected(problem), rtol=0, atol=0)
 
 
-def check_grouped(impl: str, tokens: int, outs: int, ins: int, group: int) -> None:
+GROUPED = [(*few, group) for few in FEW for group in (32, 64, 128)]
+GROUPED += [
+    pytest.param(tokens, 137, impl, group, marks=pytest.mark.slow)
+    for tokens in (1, 19, 40)
+    for impl in IMPLEMENTATIONS[2:]
+    for group in (32, 64, 128, 256, 1024)
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("tokens", "outs", "impl", "group"), GROUPED)
+def test_kernels_take_groups(tokens: int, outs: int, impl: str, group: int) -> None:
     """Both widths where `impl` takes them; one that adds in the reference's order is exact."""
     for bits in (4, 8):
+        ins = 1152 if group <= 128 else 2048
         problem = random_problem(tokens, outs, ins, bits, group=group, split=True, bias=True)
         if unsupported(impl, tokens, problem.weight, True) is None:
             y = linear_int(*problem.arguments, impl=impl, dtype=torch.float32)
             exact = impl in ("w8a8", "w4a8-scratch") and group <= 128
             assert_grouped_close(y, expected(problem), exact)
-
-
-@needs_kernels
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize(
-    ("tokens", "impl"), [(1, "gemv"), (3, "w4a8-fused"), (3, "w8a8-split"), (19, "w8a8")]
-)
-def test_kernels_take_groups(tokens: int, impl: str, group: int) -> None:
-    check_grouped(impl, tokens, 20, 1152, group)
-
-
-@needs_kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [32, 64, 128, 256, 1024])
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS[2:])
-@pytest.mark.parametrize("tokens", [1, 19, 40])
-def test_all_kernels_take_groups(impl: str, tokens: int, group: int) -> None:
-    check_grouped(impl, tokens, 137, 1152 if group <= 128 else 2048, group)
 
 
 @needs_kernels
@@ -234,6 +221,8 @@ def test_clear_refusals() -> None:
         linear_int(x, scale, weight, impl="w8a8-split")
     with pytest.raises(ValueError, match="impl must be"):
         linear_int(x, scale, weight, impl="fast")
+    for impl in ("w4a8-fused", "w4a8-scratch"):
+        assert "4 bits; got 8" in unsupported(impl, 3, random_weight(9, 64, 8), True)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_product_in_two_pieces_is_exact(shape: tuple, bits: int, impl: str) ->
 
 
 @pytest.mark.parametrize("tokens", [8, 70, 128])
-@pytest.mark.parametrize("impl", ["w8a8", "w8a8-split"])
+@pytest.mark.parametrize("impl", ["w8a8", "w8a8-split", "w8a8-wgmma"])
 def test_layers_of_a_graph_share_sums_and_counters(impl: str, tokens: int) -> None:
     """Launches overlap, and each finds the counters of the one before it at zero."""
     problems = [random_problem(tokens, 1024, ins, 8) for ins in (4096, 1040, 4096)]

@@ -30,6 +30,14 @@ def test_what_does_not_fit_raises() -> None:
         PackedWeight(torch.zeros(8, 4, dtype=torch.int8).T, 8, torch.ones(4))
 
 
+def test_some_channels_have_their_part_of_everything() -> None:
+    weight, part = random_weight(9, 64, 4, group=32, split=True), slice(4, 8)
+    some = weight.rows(part)
+    assert torch.equal(some.dequantized(), weight.dequantized()[part])
+    assert torch.equal(some.w0, weight.w0[part])
+    assert some.codes.data_ptr() == weight.codes[4:].data_ptr()
+
+
 @pytest.mark.parametrize(("bits", "group"), [(4, None), (4, 32), (8, None)])
 def test_dequantized_and_bytes(bits: int, group: int | None) -> None:
     weight = random_weight(6, 64, bits, group=group)
