@@ -55,7 +55,6 @@ ONE_OF = {
     "hf/test_saved::test_what_is_saved_loads_after_every_operation": 4,
     # Products of model families and policies: each family has cases.
     "hf/test_autocast::test_autocast_may_begin_and_end_between_steps": 5,
-    "hf/test_autocast::test_every_scheme_runs": 4,
     "hf/test_background::test_the_order_of_tokens_changes_nothing": 3,
     "quantize/test_compressed_tensors::test_every_family_comes_back_with_its_logits": 5,
     "quantize/test_compressed_tensors::test_its_own_loader_finds_the_same_weights": 5,

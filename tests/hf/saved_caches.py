@@ -33,8 +33,12 @@ SPECS = {
     "symmetric": VISUAL.replace(visual=KVSpec(TensorSpec(2, mapping="symmetric"), TWO)),
     "classes": VISUAL.replace(visual=KVSpec(TensorSpec(classes=((4, 1 / 8), (2, 1 / 4))), TWO)),
     "background": VISUAL.replace(background=KVSpec(TensorSpec(1), TensorSpec(1))),
+    "parted runs": MIXED.replace(background=KVSpec(TWO, TensorSpec(1)), ranges="run", tau=(0, 1)),
     "evicting": MIXED.replace(evict=Eviction(0.5)),
     "shared": MIXED.replace(share=Sharing(key=0, value=1)),
+    "averaged": MIXED.replace(
+        share=Sharing(key=0, value=0, layers=3, dominant=1, weights=(0.2, 0.5, 0.3))
+    ),
     "layers": MIXED.replace(layers=(LayerRule(1, 2, visual=KVSpec(TWO, TWO)),)),
     "8-bit window": MIXED.replace(dense_dtype="float8_e4m3fn"),
     "dense": duotone.scheme("dense"),

@@ -1,7 +1,6 @@
 """Visual spans in two parts, on real models: exact without rounding, and what must raise."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -79,28 +78,6 @@ def test_quantizing_behind_is_noticed() -> None:
     same = run(model, given, CacheSpec(visual=eight))[1]
     parted = run(model, given, CacheSpec(visual=eight, background=BACK))[1]
     assert not torch.equal(same, parted)
-
-
-@pytest.mark.parametrize("policy", SPECS)
-def test_a_saved_cache_says_the_same(policy: str, tmp_path: Path) -> None:
-    cache, given = filled(SPECS[policy])
-    cache.save(tmp_path / "cache.safetensors")
-    again = QuantizedCache.load(tmp_path / "cache.safetensors", tiny_model("internvl"))
-    ids, mask = torch.full((3, 1), 7), given["attention_mask"]
-    assert torch.equal(next_logits(again, mask, ids), next_logits(cache, mask, ids))
-    ours, theirs = again.memory(), cache.memory()
-    assert (ours.codes_bytes, ours.params_bytes) == (theirs.codes_bytes, theirs.params_bytes)
-    with pytest.raises(ValueError, match="can only be kept whole"):
-        again.crop(3)
-
-
-def test_sequences_are_picked() -> None:
-    cache, given = filled(SPECS["runs"])
-    index, ids = torch.tensor([2, 0, 0, 1]), torch.full((3, 1), 7)
-    expected = next_logits(cache, given["attention_mask"], ids)[index]
-    cache.reorder_cache(index)
-    logits = next_logits(cache, given["attention_mask"][index], ids[index])
-    assert logit_error(logits, expected) < LOGIT_TOLERANCE
 
 
 def test_a_later_turn_sees_whole_spans() -> None:

@@ -61,17 +61,6 @@ def test_8_bit_tokens_agree(name: str, tmp_path: Path) -> None:
     assert not torch.equal(ours[1], theirs[1]), "nothing was quantized"
 
 
-def test_a_saved_cache_keeps_its_bases(tmp_path: Path) -> None:
-    model, given = tiny_model("internvl"), batch_of("internvl")
-    spec = spec_of(model, some_bases(model, tmp_path), text=False)
-    cache = QuantizedCache(model, spec)
-    model(**given, past_key_values=cache)
-    cache.save(tmp_path / "cache.safetensors")
-    again = QuantizedCache.load(tmp_path / "cache.safetensors", model)
-    for one, other in zip(cache.layers, again.layers, strict=True):
-        assert torch.equal(one.store.visual.key.dequantize(), other.store.visual.key.dequantize())
-
-
 def test_bases_of_another_model_are_refused(tmp_path: Path) -> None:
     model = tiny_model("internvl")
     spec = spec_of(model, some_bases(model, tmp_path, fingerprint="another"), text=False)

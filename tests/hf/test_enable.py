@@ -1,6 +1,5 @@
 """`enable` whatever else is done to the model: settings, threads, copies, blocks out of order."""
 
-import copy
 import pickle
 import threading
 from collections.abc import Callable
@@ -137,17 +136,6 @@ def test_steps_of_two_caches_may_interleave(model: PreTrainedModel) -> None:
     token = given["input_ids"][:, -1:]
     one, other = (model(token, past_key_values=cache).logits for cache in (outer, inner))
     assert torch.equal(one, other)
-
-
-def test_a_copy_made_inside_is_a_model_of_its_own(model: PreTrainedModel) -> None:
-    with duotone.enable(model, STREAM) as session:
-        other = copy.deepcopy(model)
-        torch.nn.init.zeros_(other.lm_head.weight)
-        assert not answer(other)[:, -9:].any(), "the copy ran the original"
-        assert session.cache is None
-        with duotone.enable(other, VISUAL) as theirs:
-            answer(other)
-        assert theirs.cache.spec == VISUAL
 
 
 def test_caches_and_attached_models_are_not_pickled(model: PreTrainedModel) -> None:

@@ -168,29 +168,6 @@ def test_a_first_step_of_visual_tokens_alone(name: str) -> None:
     check(cache)
 
 
-@pytest.mark.parametrize("name", ["duotone", "minmax", "xquant", "duotone-stream"])
-def test_dense_states_of_two_layers_never_exist_at_once(name: str) -> None:
-    """What the README says of a prompt: a layer is quantized before the next one runs."""
-    model, held = tiny_model("internvl"), []
-    given = inputs("internvl", [["image"] * 9 if name in ("duotone", "minmax") else [220]])
-    cache = QuantizedCache(model, small(name))
-
-    def look(*_: object) -> None:
-        held.append(held_bytes(cache))
-
-    layers = model.get_decoder().layers
-    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
-    with torch.no_grad():
-        model(**given, past_key_values=cache)
-    for hook in hooks:
-        hook.remove()
-    report = cache.memory()
-    packed = report.total_bytes / len(layers)
-    one_layer = report.dense_equivalent_bytes / len(layers)
-    growth = [b - a for a, b in zip(held, [*held[1:], held_bytes(cache)], strict=True)]
-    assert max(growth) < 1.2 * packed < one_layer
-
-
 @pytest.mark.parametrize("name", ["kivi", "minmax", "dense"])
 def test_a_crop_lets_go_of_what_it_empties(name: str) -> None:
     model, given = tiny_model("internvl"), inputs("internvl", [[2, "image", 200]])

@@ -51,6 +51,9 @@ def test_what_is_saved_loads_after_every_operation(name: str, path: Path) -> Non
         changed.save(path)
         again = QuantizedCache.load(path, model)
         assert torch.equal(next_logits(model, again), next_logits(model, changed))
+        ours, theirs = again.memory(), changed.memory()
+        for part in ("codes", "params", "dense_equivalent", "visual_dense_equivalent"):
+            assert getattr(ours, f"{part}_bytes") == getattr(theirs, f"{part}_bytes")
 
 
 def test_a_file_can_be_written_over_by_the_cache_it_was_read_into(path: Path) -> None:

@@ -10,7 +10,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, LayerRule, QuantizedCache, Sharing, TensorSpec
 from duotone.attention import decode_attention
 from duotone.attention.reference import attend
-from duotone.cache import DenseSegment, PackedSegment
+from duotone.cache import PackedSegment
 from duotone.quant import average_codes
 
 from families import inputs, tiny_model
@@ -73,19 +73,6 @@ def test_a_layer_reads_its_sources_codes_with_its_own_scales(share, visual) -> N
             assert torch.equal(mine.scale[:, :, prompt][:, :, :1], theirs.scale[:, :, :1])
 
 
-@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
-def test_attention_over_shared_codes_is_attention_over_what_they_decode_to(share) -> None:
-    cache = generated(share)
-    for layer in cache.layers:
-        for segment in layer.store.segments(cache.ledger.state):
-            query = torch.randn(2, 4, 1, 16)
-            states = (segment.key, segment.value)
-            decoded = (x if isinstance(x, torch.Tensor) else x.dequantize() for x in states)
-            dense = DenseSegment(*decoded, segment.lengths)
-            ours, theirs = (attend(query, [s], sm_scale=0.25) for s in (segment, dense))
-            assert torch.allclose(ours, theirs, atol=1e-4)
-
-
 def prefilled(spec: CacheSpec) -> QuantizedCache:
     """A cache of the same 16-bit K and V for every spec."""
     model, given = tiny_model("internvl"), inputs("internvl", PROMPTS)
@@ -109,20 +96,6 @@ def test_a_run_keeps_the_weighted_average_of_its_layers_codes(visual) -> None:
             for tensor in completed(shared, name, which):
                 for got, want, n in zip(tensor.unpacked(), wanted, lengths, strict=True):
                     assert torch.equal(got[:, :n], want[:, :n])
-
-
-@pytest.mark.parametrize("visual", ["text", STREAM], ids=["stream", "spans"])
-def test_all_weight_on_one_layer_is_that_layer_dominant(visual) -> None:
-    for dominant, weights in ((0, (1, 0)), (1, (0, 1))):
-        plain = Sharing(key=0, value=0, dominant=dominant)
-        pair = [generated(s, visual) for s in (plain, plain.replace(weights=weights))]
-        assert pair[0].memory() == pair[1].memory()
-        for name in ("stream",) if visual == "text" else ("stream", "visual"):
-            for which in ("key", "value"):
-                both = (completed(cache, name, which) for cache in pair)
-                for ours, theirs in zip(*both, strict=True):
-                    assert torch.equal(ours.codes, theirs.codes)
-                    assert torch.equal(ours.dequantize(), theirs.dequantize())
 
 
 @pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
@@ -200,31 +173,12 @@ def test_only_the_stored_codes_are_counted() -> None:
     assert shared.nominal_bits == pytest.approx(2 * 2 / 3)
 
 
-@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
-def test_shared_caches_crop_reorder_save_and_load(share, tmp_path) -> None:
-    model, spec = tiny_model("internvl"), spec_of(share)
-    cache = run(spec)
-    cache.reorder_cache(torch.tensor([1, 1]))
-    cache.crop(-3)
-    cache.save(tmp_path / "cache.safetensors")
-    loaded = QuantizedCache.load(tmp_path / "cache.safetensors", model)
-    for which in ("key", "value"):
-        both = (completed(c, "stream", which) for c in (cache, loaded))
-        for ours, theirs in zip(*both, strict=True):
-            assert torch.equal(ours.dequantize(), theirs.dequantize())
-    assert loaded.memory() == cache.memory()
-
-
-def test_layers_keep_their_own_formats(tmp_path) -> None:
+def test_layers_keep_their_own_formats() -> None:
     wide = KVSpec(TensorSpec(8, group=8), TensorSpec(4, "channels", 16))
     spec = CacheSpec(visual="text", text=STREAM, recent=3, layers=(LayerRule(1, 2, text=wide),))
     cache = run(spec)
     assert [layer.store.stream.key.spec.bits for layer in cache.layers] == [2, 8, 2]
     assert [layer.store.stream.value.spec.group for layer in cache.layers] == [8, 16, 8]
-    cache.save(tmp_path / "cache.safetensors")
-    loaded = QuantizedCache.load(tmp_path / "cache.safetensors", tiny_model("internvl"))
-    for ours, theirs in zip(cache.layers, loaded.layers, strict=True):
-        assert torch.equal(ours.store.stream.key.dequantize(), theirs.store.stream.key.dequantize())
 
 
 def test_a_plan_counts_what_the_cache_holds() -> None:

@@ -10,19 +10,12 @@ def rng():
 
 
 def test_interval_of_a_mean_has_the_width_theory_gives(rng):
-    sample = rng.normal(size=400)
-    interval = confidence_interval(Score.mean(sample))
+    sample = rng.normal(size=4000)
+    interval = confidence_interval(Score.mean(sample), resamples=4000)
     assert interval.value == pytest.approx(sample.mean())
-    half_width = (interval.high - interval.low) / 2
-    assert half_width == pytest.approx(1.96 * sample.std() / 20, rel=0.1)
-
-
-def test_interval_covers_the_truth_about_95_percent_of_the_time(rng):
-    covered = 0
-    for _ in range(200):
-        interval = confidence_interval(Score.mean(rng.normal(size=60)), resamples=400)
-        covered += interval.low <= 0 <= interval.high
-    assert 0.88 <= covered / 200 <= 0.99
+    width = 2 * 1.96 * sample.std() / 4000**0.5
+    assert interval.high - interval.low == pytest.approx(width, rel=0.04)
+    assert (interval.high + interval.low) / 2 == pytest.approx(sample.mean(), abs=0.04 * width)
 
 
 def test_interval_is_reproducible_and_depends_on_the_seed(rng):

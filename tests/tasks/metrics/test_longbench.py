@@ -75,7 +75,8 @@ def test_rouge_l_is_an_f_score_of_common_words_in_order():
     pytest.importorskip("rouge")
     assert rouge_l()("the cat sat", "the cat ran off") == pytest.approx(4 / 7, abs=1e-6)
     assert rouge_l()("off ran", "the cat ran off") == pytest.approx(2 / 6, abs=1e-6)
-    assert rouge_l()(" . ", "the cat") == 0.0
+    for empty in ("", "...", " . "):
+        assert rouge_l()(empty, "the cat") == rouge_l()("the cat", empty) == 0.0
 
 
 def test_a_missing_package_is_named(monkeypatch):
