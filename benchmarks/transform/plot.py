@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from duotone.report.plots import figure, legend, panels
 
 RESULTS = Path(__file__).parents[2] / "results"
 TASKS = ("captions", "documents", "sequences")
@@ -103,18 +103,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
-    figure = Figure(figsize=(15, 5.2), layout="constrained")
-    panels = figure.subplots(1, len(TASKS))
-    for axes, task in zip(panels, TASKS, strict=True):
+    made = figure(15, 5.2)
+    found = panels(made, len(TASKS), len(TASKS))
+    for axes, task in zip(found, TASKS, strict=True):
         draw_task(axes, task)
-    panels[0].set_ylabel("KL(16-bit || scheme), nats")
-    named = {}
-    for axes in panels:
-        handles, labels = axes.get_legend_handles_labels()
-        named |= dict(zip(labels, handles, strict=True))
-    order = [name for name in COLOURS if name in named]
-    figure.legend([named[n] for n in order], order, loc="outside lower center", ncols=6)
-    figure.savefig(out / "transform-pareto.png", dpi=110)
+    found[0].set_ylabel("KL(16-bit || scheme), nats")
+    legend(made, found, "lower center", columns=6)
+    made.savefig(out / "transform-pareto.png", dpi=110)
 
 
 if __name__ == "__main__":

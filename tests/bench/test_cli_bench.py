@@ -102,10 +102,7 @@ def test_pictures_from_a_result(tmp_path):
     (tmp_path / "h200.json").write_text(json.dumps(made_up()))
     result = run("plot", tmp_path / "h200.json", "--out", tmp_path / "img", "--format", "svg")
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (tmp_path / "img").iterdir()} == {
-        "h200-speedup.svg",
-        "h200-roofline.svg",
-    }
+    assert [path.name for path in (tmp_path / "img").iterdir()] == ["h200-speedup.svg"]
 
 
 @pytest.mark.parametrize("command", ["kernel", "plot"])

@@ -17,10 +17,9 @@ from duotone.inspection import (
     total_row,
     write_report,
 )
-from duotone.inspection.error_plots import central_range, chosen_layers, density
-from duotone.inspection.layer_plots import rows_of
 from duotone.inspection.run import FORMATS
 from duotone.loading import Loaded
+from duotone.report.plots import central_range, chosen_layers, density, layers_of
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
 
@@ -102,7 +101,7 @@ def test_reports_are_json_and_say_what_was_measured(report):
     assert [entry["label"] for entry in report["errors"]] == ["moved, no tau", "moved", "dense"]
     assert duotone.CacheSpec.from_dict(report["specs"]["dense"]) == duotone.scheme("dense")
     assert [row["which"] for row in report["layers"]] == ["key", "value"] * 3
-    assert all(0.4 < row["foreground_energy"] < 1 for row in rows_of(report, "key"))
+    assert all(0.4 < row["foreground_energy"] < 1 for row in layers_of(report, "key"))
 
 
 @pytest.mark.parametrize("forms", [("svg",), pytest.param(FORMATS, marks=pytest.mark.slow)])

@@ -2,12 +2,9 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 
-from duotone.bench.kernel_plots import _points
-from duotone.bench.plots import draw
 from duotone.report import tables as report
 from duotone.report.kernels import (
     SUMMARY,
@@ -16,6 +13,7 @@ from duotone.report.kernels import (
     kernel_table,
     packing_table,
 )
+from duotone.report.plots import draw, speedup_points
 
 from made_up import made_up
 
@@ -105,10 +103,10 @@ def test_report_renders_them(result, tmp_path):
 def test_a_family_is_drawn_over_n(result):
     family = [s for s in result["shapes"] if (s["kv_heads"], s["head_dim"]) == (8, 128)]
     family = [s for s in family if s["q_heads"] == 32]
-    points = _points(result, family, "1 bit")
+    points = speedup_points(result, family, "1 bit")
     assert [n for n, _ in points] == [3328, 8192, 32768, 131072]
     assert all(speedup > 5 for _, speedup in points)
-    assert _points(result, family, "nothing") == []
+    assert speedup_points(result, family, "nothing") == []
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
@@ -117,35 +115,15 @@ def test_pictures(result, tmp_path, form):
     path = tmp_path / "h200.json"
     path.write_text(json.dumps(result))
     files = draw([path], tmp_path / "new", form)
-    assert [file.name for file in files] == [f"h200-speedup.{form}", f"h200-roofline.{form}"]
+    assert [file.name for file in files] == [f"h200-speedup.{form}"]
     assert all(file.stat().st_size > 10_000 for file in files)
-
-
-THROUGHPUT = sorted((Path(__file__).parents[2] / "results" / "throughput").glob("*.jsonl"))
-
-
-@pytest.mark.parametrize("form", ["png", "svg"])
-def test_throughput_is_drawn_together(tmp_path, form):
-    pytest.importorskip("matplotlib")
-    files = draw(THROUGHPUT, tmp_path, form)
-    names = [f"throughput.{form}", f"throughput-roofline.{form}"]
-    assert [file.name for file in files] == names
-    assert all(file.stat().st_size > 10_000 for file in files)
-    with pytest.raises(ValueError, match="3 budgets or more"):
-        draw([few_lines(tmp_path, THROUGHPUT[0], 2)], tmp_path)
-
-
-def few_lines(folder, path, lines):
-    few = folder / path.name
-    few.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    return few
 
 
 def test_every_line_of_a_file_has_its_pictures(result, tmp_path):
     pytest.importorskip("matplotlib")
     both = tmp_path / "two.jsonl"
     both.write_text("\n".join([json.dumps(result)] * 2))
-    names = [f"two-{i}-{name}.svg" for i in (1, 2) for name in ("speedup", "roofline")]
+    names = ["two-1-speedup.svg", "two-2-speedup.svg"]
     assert [file.name for file in draw([both], tmp_path, "svg")] == names
     both.write_text(json.dumps(result) + "\n{}\n")
     with pytest.raises(ValueError, match="must be a result file"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from duotone.report import plots
 from duotone.report import tune as tables
 from duotone.tune.report import comparisons
 from duotone.tune.settings import TuneSettings, check_resumable, remember
@@ -85,12 +86,10 @@ def test_the_page_has_every_table_and_the_plot():
 
 def test_the_plot_names_published_schemes(tmp_path):
     pytest.importorskip("matplotlib")
-    from duotone.tune import plot
-
-    plot.draw_front(made(), tmp_path / "front.png")
+    plots.front(made()).savefig(tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 10_000
     near = {"a": numbers(2.0, 0.1), "b": numbers(2.01, 0.11), "c": numbers(2.0, 0.9)}
-    assert plot._by_place(near, ["a", "b", "c"]) == {(2.0, 0.1): ["a", "b"], (2.0, 0.9): ["c"]}
+    assert plots.by_place(near, ["a", "b", "c"]) == {(2.0, 0.1): ["a", "b"], (2.0, 0.9): ["c"]}
 
 
 def test_a_folder_is_resumed_with_its_own_settings_only(tmp_path):

@@ -20,7 +20,7 @@ def command(
 
       duotone bench plot results/kernels/h200.json --out docs/img --format svg
     """
-    from duotone.bench.plots import draw
+    from duotone.report.plots import draw
 
     check_folder(out)
     for path in draw(results, out, form):

@@ -61,9 +61,9 @@ def command(
 
       duotone inspect -s mine.json --json > look.json
     """
-    from duotone.bench.plots import need_matplotlib
     from duotone.calibrate import Settings
     from duotone.inspection import check_folder_is_new, inspect_model, write_report
+    from duotone.report.plots import need_matplotlib
 
     settings, schemes = Settings(bits=bits), _labelled(scheme or [])
     tasks = sampled_tasks(task, model, samples)

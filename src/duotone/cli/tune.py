@@ -120,9 +120,9 @@ def command(
 
 def _check_plot(plot: bool) -> None:
     if plot:
-        from duotone.tune.plot import need_matplotlib
+        from duotone.report.plots import need_matplotlib
 
-        need_matplotlib()
+        need_matplotlib("tune", ", or leave the picture out with --no-plot")
 
 
 @contextmanager

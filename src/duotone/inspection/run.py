@@ -75,12 +75,11 @@ def write_report(report: Mapping[str, Any], folder: Path) -> list[Path]:
 
     Errors: ImportError without matplotlib.
     """
-    from .error_plots import draw_errors, draw_scores
-    from .layer_plots import draw_gains, draw_spectra
+    from duotone.report import plots
 
-    pictures = {"spectra": draw_spectra, "gains": draw_gains}
+    pictures = {"spectra": plots.spectra, "gains": plots.gains}
     if report["errors"]:
-        pictures |= {"scores": draw_scores, "errors": draw_errors}
+        pictures |= {"scores": plots.scores, "errors": plots.errors}
     files = [write_new_json(folder / REPORT, report)]
     for name, draw in pictures.items():
         figure = draw(report)

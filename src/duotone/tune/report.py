@@ -129,7 +129,7 @@ def write_report(report: Mapping[str, Any], out: Path, *, plot: bool = True) -> 
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
     if plot:
-        from .plot import draw_front
+        from duotone.report.plots import front
 
-        draw_front(report, out / PLOT)
+        front(report).savefig(out / PLOT)
     return [out / name for name in (*files, *([PLOT] if plot else []))]

@@ -1,0 +1,467 @@
+"""Pictures of results: one function each, from a result to a figure of matplotlib.
+
+`draw` writes the pictures of result files of `duotone bench`; `duotone tune` and `duotone inspect`
+draw their reports. matplotlib is imported when a picture is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from duotone.report.files import read_file
+from duotone.report.generate import STATIC, ordered, summarized
+from duotone.report.kernels import best_known, rows_of
+
+Result = Mapping[str, Any]
+FORMATS = ("png", "svg")
+MARKERS = "os^Dv"
+# Colours: of rows of `bench generate`, of tensors, of scores.
+BY_ROW = {"plain": "0.6", STATIC: "0.8", "enable": "C0"}
+BY_TENSOR = {"key": ("K", "tab:blue"), "value": ("V", "tab:orange")}
+EXACT, PLAIN, CALIBRATED = "0.72", "tab:blue", "tab:red"
+BAR = 0.27
+# Eigenvalues below this share of a panel's largest one are numerical zeros.
+LEAST = 1e-8
+# Share of scores on each side that may lie outside a panel: of exact scores, and of all others.
+TAIL = 1e-3
+# Points of a front nearer than this share one label.
+TOO_NEAR = 0.75
+
+
+def need_matplotlib(extra: str = "plot", otherwise: str = "") -> None:
+    """Raise ImportError with the remedy if matplotlib is missing.
+
+    extra: of duotone, to install. otherwise: how to do without pictures.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "pictures need matplotlib, which is not installed: "
+            f"pip install 'duotone[{extra}]'{otherwise}"
+        ) from error
+
+
+def figure(width: float, height: float, title: str = "") -> Any:
+    """An empty figure of this size in inches, whose title stands at the left."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(made)
+    if title:
+        made.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return made
+
+
+def panels(made: Any, count: int, columns: int, **shared: Any) -> list[Any]:
+    """`count` panels in lines of at most `columns`; the rest of the last line stays empty."""
+    columns = max(1, min(columns, count))
+    lines = max(1, -(-count // columns))
+    found = list(made.subplots(lines, columns, squeeze=False, **shared).flat)
+    for axes in found[count:]:
+        axes.set_visible(False)
+    return found[:count]
+
+
+def legend(made: Any, axes: Sequence[Any], place: str, columns: int = 1) -> None:
+    """One legend of all panels outside of them, each label once."""
+    named: dict[str, Any] = {}
+    for one in axes:
+        handles, labels = one.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    loc = f"outside {place}"
+    made.legend(named.values(), named, loc=loc, ncols=columns, frameon=False, fontsize=8)
+
+
+def _whole_numbers(axis: Any, most: int = 10) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
+
+
+# Result files of `duotone bench`
+
+
+def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
+    """Write FILE-PICTURE.FORM for every picture of every result file; returns the written files.
+
+    Results of generate are drawn together, as PICTURE.FORM. FILE has a number for each line of a
+    .jsonl of several results.
+
+    Errors: ValueError for other formats and files; ImportError without matplotlib.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
+    need_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    figures, together = {}, {}
+    for stem, result in [named for path in results for named in _read(path).items()]:
+        together.setdefault(result["schema"], []).append(result)
+        for name, picture in PLOTS.get(result["schema"], {}).items():
+            figures[f"{stem}-{name}"] = picture(result)
+    for schema, found in together.items():
+        figures |= {name: joint(found) for name, joint in JOINT_PLOTS.get(schema, {}).items()}
+    written = [folder / f"{name}.{form}" for name in figures]
+    for path, made in zip(written, figures.values(), strict=True):
+        made.savefig(path)
+    return written
+
+
+def _read(path: Path) -> dict[str, Result]:
+    """Results of a file, by the names of their pictures."""
+    try:
+        found = read_file(path)
+    except ValueError as error:
+        raise ValueError(f"{path} must be a result file of duotone bench: {error}") from error
+    known = {**PLOTS, **JOINT_PLOTS}
+    if not all(isinstance(data, dict) and data.get("schema") in known for data in found):
+        raise ValueError(f"{path} must be a result file with a schema among {sorted(known)}")
+    several = len(found) > 1
+    return {f"{path.stem}-{i}" if several else path.stem: r for i, r in enumerate(found, start=1)}
+
+
+def speedups(result: Result) -> Any:
+    """Speed-up over the best 16-bit row against n: a panel per heads and head_dim with several n.
+
+    The fastest implementation of each scheme; where one n has several batches, the largest.
+    """
+    families = _families(result)
+    title = f"decode attention on {result['device']}, speed-up over the best 16-bit backend"
+    lines = -(-len(families) // 2)
+    made = figure(2.5 + 6 * min(2, len(families)), 4.8 * lines, title)
+    found = panels(made, len(families), 2)
+    for axes, ((q_heads, kv_heads, head_dim), shapes) in zip(found, families.items(), strict=True):
+        _draw_family(axes, result, shapes)
+        axes.set_title(f"heads {q_heads}/{kv_heads}, d {head_dim}", loc="left")
+    legend(made, found, "right center")
+    return made
+
+
+def _families(result: Result) -> dict[tuple[int, int, int], list[Result]]:
+    """{(q_heads, kv_heads, head_dim): shapes}; families with one n only if none has more."""
+    families: dict[tuple[int, int, int], list[Result]] = {}
+    for shape in result["shapes"]:
+        key = (shape["q_heads"], shape["kv_heads"], shape["head_dim"])
+        families.setdefault(key, []).append(shape)
+    long = {k: shapes for k, shapes in families.items() if len({s["tokens"] for s in shapes}) > 1}
+    return long or families
+
+
+def _draw_family(axes: Any, result: Result, shapes: list[Result]) -> None:
+    from matplotlib import colormaps
+
+    names = list(dict.fromkeys(row["row"] for row in result["rows"] if row["impl"]))
+    for place, name in enumerate(names):
+        points = speedup_points(result, shapes, name)
+        if points:
+            style = {"marker": MARKERS[place % 5], "color": colormaps["tab20"](place % 20)}
+            axes.plot(*zip(*points, strict=True), ms=4, lw=1, label=name, **style)
+    batches = {s["tokens"]: s["batch"] for s in sorted(shapes, key=lambda s: s["batch"])}
+    axes.axhline(1, color="0.5", lw=1, ls=":")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(list(batches), [f"{n:,}\nB {batch}" for n, batch in batches.items()])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}x")
+    axes.set_xlabel("n (tokens per sequence), batch")
+    axes.set_ylabel("speed-up, rotated")
+    axes.grid(True, color="0.92")
+
+
+def speedup_points(result: Result, shapes: list[Result], name: str) -> list[tuple[int, float]]:
+    """(n, speed-up) of a scheme, n rising."""
+    found: dict[int, float] = {}
+    for shape in sorted(shapes, key=lambda shape: shape["batch"]):
+        known = [
+            best_known(row["speedup"])
+            for row in rows_of(result, shape)
+            if row["row"] == name and row["impl"] and row["status"] == "ok"
+        ]
+        known = [speedup for speedup in known if speedup is not None]
+        if known:
+            found[shape["tokens"]] = max(known)
+    return sorted(found.items())
+
+
+def generate(results: Sequence[Result]) -> Any:
+    """Bars per load without padding: ms per token, and gigabytes of the cache.
+
+    Errors: ValueError where no result has both a plain row and one of `enable`.
+    """
+    even = [result for result in ordered(results) if not result["load"]["padded"]]
+    found = [one for result in even if (one := summarized(result))]
+    if not found:
+        raise ValueError("a picture needs a plain row and one of enable; got none.")
+    made = figure(2 * max(4.6, 2 * len(found)), 3.2)
+    times, sizes = panels(made, 2, 2)
+    _bars(times, found, {"plain": 0, STATIC: 1, "enable": 2}, "ms", "{:.1f}")
+    _bars(sizes, found, {"plain": 0, "enable": 1}, "gb", "{:.2f}")
+    times.set_ylabel("ms per token")
+    sizes.set_ylabel("GB of the cache")
+    legend(made, [times], "upper center", columns=3)
+    return made
+
+
+def _bars(axis: Any, found: Sequence[Result], bars: Mapping[str, int], key: str, form: str) -> None:
+    """A bar of each name per load; numbers that were not measured have none."""
+    bars = {name: i for name, i in bars.items() if any(one[key][i] is not None for one in found)}
+    for place, (name, index) in enumerate(bars.items()):
+        shift = (place - (len(bars) - 1) / 2) * BAR
+        points = [(at, one[key][index]) for at, one in enumerate(found)]
+        points = [(at + shift, height) for at, height in points if height is not None]
+        drawn = axis.bar(*zip(*points, strict=True), BAR, color=BY_ROW[name], label=name)
+        axis.bar_label(drawn, fmt=form, fontsize="small")
+    axis.set_xticks(range(len(found)), [_tick(one) for one in found], fontsize="small")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _tick(summary: Result) -> str:
+    """A load on lines of its own: the model, batch and tokens, the scheme."""
+    model, _, load = summary["title"].partition(" (")
+    return f"{model}\n{load.partition('), ')[2]}\n{summary['row']}"
+
+
+# By schema: {name of the picture: function of a result}.
+PLOTS: dict[str, dict[str, Callable[[Result], Any]]] = {
+    "duotone.kernels/1": {"speedup": speedups},
+}
+# Of files that are drawn together: functions of all results.
+JOINT_PLOTS: dict[str, dict[str, Callable[[Sequence[Result]], Any]]] = {
+    "duotone.generate/1": {"generate": generate},
+}
+
+
+# The report of `duotone tune`
+
+
+def front(report: Result) -> Any:
+    """Held-out divergence against true bits: the front, the chosen point, known schemes by name.
+
+    Pale points are the trials on the search's own samples.
+    """
+    made = figure(9, 6)
+    axes = made.add_subplot()
+    bits, kl = zip(*((t["bits"], t["kl"]) for t in report["search"]), strict=True)
+    axes.scatter(bits, kl, s=6, color="0.8", label="trials, on the search's samples", zorder=1)
+    _draw_points(axes, report["heldout"], report["published"])
+    budget = report["budget"]["bits"]
+    axes.axvline(
+        budget, color="tab:green", lw=1, ls=":", label=f"budget, {budget:.2f} bits", zorder=1
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.margins(x=0.1)
+    axes.xaxis.set_major_formatter(lambda bits, _: f"{bits:g}")
+    of = "visual number" if report["budget"]["of"] == "visual" else "number of the cache"
+    axes.set_xlabel(f"true bits per {of}, every byte counted")
+    axes.set_ylabel("KL(16-bit || cache) on held-out samples, nats (geometric mean of tasks)")
+    tasks = ", ".join(part["task"] for part in report["settings"]["tasks"])
+    axes.set_title(f"{report['settings']['model']['name']}: {tasks}", loc="left")
+    axes.grid(True, which="major", color="0.9")
+    axes.legend(frameon=False)
+    return made
+
+
+def _draw_points(axes: Any, numbers: Mapping[str, Result], published: list[str]) -> None:
+    def xy(labels: list[str]) -> tuple[list[float], list[float]]:
+        points = sorted((numbers[label]["bits"], numbers[label]["kl"]) for label in labels)
+        return [p[0] for p in points], [p[1] for p in points]
+
+    found = [label for label in numbers if label.startswith("front ")]
+    ours = [n for n in numbers if n not in published and n != "chosen" and n not in found]
+    axes.plot(*xy(found), "o-", ms=4, color="tab:blue", label="front found, held out", zorder=2)
+    axes.plot(*xy(published), "s", ms=5, color="tab:red", label="published, held out", zorder=3)
+    if ours:
+        axes.plot(*xy(ours), "D", ms=5, color="tab:orange", label="shipped presets", zorder=3)
+    axes.plot(*xy(["chosen"]), "*", ms=15, color="tab:green", label="chosen", zorder=4)
+    for place, names in by_place(numbers, [*published, *ours]).items():
+        text = "\n".join(names)
+        axes.annotate(text, place, xytext=(5, 4), textcoords="offset points", fontsize=7)
+
+
+def by_place(numbers: Mapping[str, Result], labels: list[str]) -> dict[tuple[float, float], list]:
+    """Labels of points too near to tell apart, together at the first point."""
+    places: dict[tuple[float, float], list[str]] = {}
+    for label in labels:
+        here = (numbers[label]["bits"], numbers[label]["kl"])
+        near = (p for p in places if _distance(p, here) < TOO_NEAR)
+        places.setdefault(next(near, here), []).append(label)
+    return places
+
+
+def _distance(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Distance in halves of a decade of KL or quarters of an octave of bits, the larger of both."""
+    octaves = abs(math.log2(one[0] / other[0])) * 4
+    decades = abs(math.log10(max(one[1], 1e-9) / max(other[1], 1e-9))) * 2
+    return max(octaves, decades)
+
+
+# The report of `duotone inspect`
+
+
+def spectra(report: Result) -> Any:
+    """Two panels, K and V: eigenvalues by rank on a log scale, a line per layer."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    header, depth = report["header"], len(layers_of(report, "key"))
+    title = f"{header['model']}: spectra of K and V, head_dim {header['head_dim']}"
+    made = figure(11, 4.2, f"{title}, {header['tokens']:,} tokens")
+    found = panels(made, 2, 2, sharey=True)
+    scale = ScalarMappable(Normalize(0, max(depth - 1, 1)), colormaps["viridis"])
+    for axes, (which, (name, _)) in zip(found, BY_TENSOR.items(), strict=True):
+        rows = layers_of(report, which)
+        for row in rows:
+            ranks = range(1, len(row["spectrum"]) + 1)
+            axes.plot(ranks, row["spectrum"], color=scale.to_rgba(row["layer"]), lw=1.2)
+        effective = [row["effective_rank"] for row in rows]
+        axes.set_yscale("log")
+        axes.set_title(
+            f"{name}, effective rank {min(effective):.1f} to {max(effective):.1f}", loc="left"
+        )
+        axes.set_xlabel("coefficient, by falling variance")
+        axes.grid(True, color="0.92")
+    numbers = [x for row in report["layers"] for x in row["spectrum"] if x > 0]
+    if numbers:
+        top = max(numbers)
+        found[0].set_ylim(max(min(numbers), LEAST * top) / 2, 2 * top)
+    found[0].set_ylabel("variance, as squared error\nof the attention's output")
+    ticks = list(range(0, depth, max(1, -(-depth // 8))))
+    made.colorbar(scale, ax=found, label="layer", ticks=ticks, pad=0.01)
+    return made
+
+
+def layers_of(report: Result, which: str) -> list[Result]:
+    """The rows of "key" or "value", layer by layer."""
+    return [row for row in report["layers"] if row["which"] == which]
+
+
+def gains(report: Result) -> Any:
+    """Two panels: expected gain, and the bits that the allocation gives, by layer."""
+    made, total = figure(9, 5.4), report["total"]
+    upper, lower = made.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for axes, number in ((upper, "gain"), (lower, "bits")):
+        for side, (which, (name, colour)) in zip((-1, 1), BY_TENSOR.items(), strict=True):
+            rows = layers_of(report, which)
+            places = [row["layer"] + 0.2 * side for row in rows]
+            axes.bar(places, [row[number] for row in rows], 0.38, color=colour, label=name)
+        axes.axhline(total[number], color="0.2", lw=1, ls="--")
+        axes.grid(True, axis="y", color="0.92")
+        axes.set_axisbelow(True)
+    upper.lines[-1].set_label("all layers, one budget")
+    upper.axhline(1, color="0.4", lw=1, ls=":")
+    upper.set_ylabel("expected error,\nplain / calibrated")
+    lower.set_ylabel("code bits\nper number")
+    lower.set_xlabel("layer")
+    _whole_numbers(lower.xaxis, 20)
+    upper.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
+    title = f"{report['header']['model']}: gain at the same code bits"
+    upper.set_title(f"{title}, {total['bits']:.2f} in the mean", loc="left", fontsize=10)
+    return made
+
+
+def scores(report: Result) -> Any:
+    """A row per scheme, a column for the first, the middle and the last layer.
+
+    Densities of q . k * sm_scale of the exact cache (filled) and from codes, the latter also after
+    score calibration where a scheme has one.
+    """
+    schemes = list(dict.fromkeys(entry["scheme"] for entry in report["errors"]))
+    layers = chosen_layers(len(report["errors"][0]["layers"]))
+    title = f"{report['header']['model']}: scores of the answers' queries"
+    made = figure(3.6 * len(layers) + 0.6, 2.5 * len(schemes) + 0.6, title)
+    grid = made.subplots(len(schemes), len(layers), squeeze=False)
+    for line, scheme in zip(grid, schemes, strict=True):
+        entries = [entry for entry in report["errors"] if entry["scheme"] == scheme]
+        for axes, layer in zip(line, layers, strict=True):
+            _draw_scores(axes, entries, layer)
+            axes.set_title(f"{scheme}, layer {layer}", loc="left", fontsize=9)
+        line[0].set_ylabel("density", fontsize=8)
+        line[-1].legend(frameon=False, fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel("score before the softmax", fontsize=8)
+    return made
+
+
+def chosen_layers(depth: int) -> list[int]:
+    """The first, the middle and the last layer."""
+    return sorted({0, depth // 2, depth - 1})
+
+
+def _draw_scores(axes: Any, entries: Sequence[Result], layer: int) -> None:
+    rows = [entry["layers"][layer] for entry in entries]
+    shown = [rows[0]["exact"], *(row["scores"] for row in rows)]
+    axes.stairs(*density(shown[0]), fill=True, color=EXACT, label="16 bit")
+    for entry, histogram in zip(entries, shown[1:], strict=True):
+        colour, label = (PLAIN, "codes") if entry["tau"] is None else (CALIBRATED, "codes, tau")
+        axes.stairs(*density(histogram), color=colour, lw=1.1, label=label)
+    bounds = [central_range(histogram) for histogram in shown]
+    axes.set_xlim(min(low for low, _ in bounds), max(high for _, high in bounds))
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=8)
+    axes.grid(True, color="0.94")
+    axes.set_axisbelow(True)
+
+
+def density(histogram: Result) -> tuple[list[float], list[float]]:
+    """(heights whose area is 1, edges), as `stairs` draws them."""
+    start, width, counts = (histogram[name] for name in ("start", "width", "counts"))
+    total = max(sum(counts), 1) * width
+    return [n / total for n in counts], [start + i * width for i in range(len(counts) + 1)]
+
+
+def central_range(histogram: Result) -> tuple[float, float]:
+    """Edges between which all numbers but `TAIL` on each side lie."""
+    counts, edges = histogram["counts"], density(histogram)[1]
+    spare = TAIL * sum(counts)
+    first = _bins_within(counts, spare)
+    last = len(counts) - _bins_within(counts[::-1], spare)
+    return edges[first], edges[last]
+
+
+def _bins_within(counts: Sequence[int], spare: float) -> int:
+    """Number of bins from the front that hold at most `spare` together."""
+    below = 0
+    for place, count in enumerate(counts):
+        below += count
+        if below > spare:
+            return place
+    return 0
+
+
+def errors(report: Result) -> Any:
+    """Two panels on log scales: errors of attention weights and of outputs by layer."""
+    samples = report["errors"][0]["layers"][0]["samples"]
+    title = f"{report['header']['model']}: attention through the cache, mean over {samples} samples"
+    made = figure(11, 4.2, title)
+    found = panels(made, 2, 2)
+    names = {
+        "weights_mse": "MSE of the attention weights",
+        "output_error": "error of the outputs, share of their norm",
+    }
+    for axes, (name, title) in zip(found, names.items(), strict=True):
+        for place, entry in enumerate(report["errors"]):
+            numbers = [row[name] or float("nan") for row in entry["layers"]]
+            style = {"color": f"C{place % 10}", "marker": MARKERS[place % 5], "ms": 4, "lw": 1.2}
+            axes.plot(numbers, label=entry["label"], **style)
+        axes.set_yscale("log")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("layer")
+        _whole_numbers(axes.xaxis)
+        axes.grid(True, which="major", color="0.9")
+    shares = found[1].yaxis
+    shares.set_major_formatter(_percent)
+    shares.set_minor_formatter(_percent)
+    legend(made, found, "right center")
+    return made
+
+
+def _percent(share: float, _: int) -> str:
+    """Labels 1, 2 and 5 of a decade."""
+    digit = f"{share:.0e}"[0]
+    return f"{100 * share:.3g} %" if digit in "125" else ""
