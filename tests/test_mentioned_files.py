@@ -19,8 +19,8 @@ MENTION = re.compile(
     r"(?<![\w$])[\w./*-]*[\w*]\.(?:py|cuh?|md)\b"
     r"|(?<![\w/])(?:results|docs|benchmarks)/[\w./*-]*[\w*]\.(?:jsonl?|png|svg)\b"
 )
-# Files of other projects.
-ELSEWHERE = {"kv_cache_utils.py", "modeling_llama_pyramidinfer.py"}
+# Files of other projects, and the page that `duotone tune` writes for its user.
+ELSEWHERE = {"kv_cache_utils.py", "modeling_llama_pyramidinfer.py", "report.md"}
 # Files that a test writes, or has as a wrong example.
 MADE_UP = {
     "tests/report/test_generate_tables.py": {"page.md"},

@@ -173,7 +173,7 @@ def _model_parts(result: Result) -> list[str]:
     header += ["of it vision, ms", "decode step, ms"]
     table = markdown_table(header, [_model_cells(row, base, lengths) for row in result["rows"]])
     layers = "" if result["layers"] is None else f", {result['layers']} layers of each stack"
-    said = f"{result['model']}{layers}; vision at the longest prompt; a decode step behind "
+    said = f"{result['model']}{layers}; vision at the longest prompt; a decode step after "
     said += f"{result['context']:,} tokens under a CUDA graph"
     shown = (f"{side}² {their / ours:.2f}x" for side, their, ours in PAPER_WHOLE)
     paper = ", ".join(shown)

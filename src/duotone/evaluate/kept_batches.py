@@ -35,7 +35,7 @@ def identity(configurations: Mapping[str, Any], header: Mapping[str, Any]) -> di
 
 
 class Batches:
-    """What the schemes did, batch by batch: {scheme: what it did}, in order.
+    """Work of the schemes, batch by batch: {scheme: what it did}, in order.
 
     out: folder of the results; None keeps nothing. identity: of the run. schemes: labels of those
     that run. total: batches in all. say: receives a sentence where a run goes on, or cannot.
@@ -92,7 +92,7 @@ def _folder_name(identity: Mapping[str, Any]) -> str:
 
 
 def _others(folder: Path | None) -> list[Path]:
-    """What runs of the same task with another identity, or of earlier versions, have left."""
+    """Folders that runs of this task with another identity, or of earlier versions, have left."""
     if folder is None:
         return []
     task = folder.name.removesuffix(SUFFIX).rpartition("-")[0]
