@@ -1,16 +1,21 @@
 """Capture launches in a CUDA graph, and replay them.
 
-Captures of a device are made in one stream, one after the other, and each takes its memory from a
-pool of its own. Other threads go on working meanwhile. Workspaces of cuBLAS belong to a stream and
-a thread and outlive a capture, so they are allocated before it.
+The driver captures, not torch. A capture of torch's makes the process's random generators part of
+itself, and one that breaks off leaves them there: then nobody in the process draws numbers any
+more. Here a step that draws numbers is refused by torch, and no other thread notices a capture.
+
+Captures of a device are made in one stream, one after the other. A graph's memory is a pool of its
+own, which the next capture takes over once the graph is gone. Workspaces of cuBLAS belong to a
+stream and a thread and outlive a capture, so they are allocated before it.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,32 +25,177 @@ import torch
 class CudaGraph:
     """Launches of one call of `body`, which has not run yet.
 
-    body: asks the device for nothing and allocates nothing that outlives it, except its result.
+    body: asks the device for nothing, draws no random numbers, and allocates nothing that outlives
+    it, except its result.
     result: of `body`; `replay` writes its tensors. nbytes: device memory that the graph holds.
-    Errors: of `body`, and RuntimeError from torch for anything that a capture does not allow; then
-    nothing has run.
+    Errors: of `body`, and RuntimeError for anything that a capture does not allow; then nothing
+    has run.
     """
 
+    _held: _Held | None = None
+
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
-        self._device, self._graph = device, torch.cuda.CUDAGraph()
         with _LOCK, torch.cuda.device(device), _no_collection():
-            here, apart = torch.cuda.current_stream(device), _stream(device)
+            self._device = torch.device("cuda", torch.cuda.current_device())
+            here, apart = torch.cuda.current_stream(), _stream(self._device)
             apart.wait_stream(here)
             _prepare(apart)
-            before = torch.cuda.memory_reserved(device)
-            with torch.cuda.stream(apart), _capturing(self._graph):
-                self.result = body()
+            _POOLS.take_back()
+            self._held = _Held(_POOLS.take(self._device))
+            before = torch.cuda.memory_reserved()
+            with torch.cuda.stream(apart), self._held.pool.allocating():
+                self.result = self._held.capture(body, apart.cuda_stream)
             here.wait_stream(apart)
-            self.nbytes = max(torch.cuda.memory_reserved(device) - before, 0)
+            self._held.pool.nbytes += max(torch.cuda.memory_reserved() - before, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the graph's pool."""
+        return self._held.pool.nbytes
 
     def replay(self) -> None:
         """Run the launches again, in the current stream."""
         with torch.cuda.device(self._device):
-            self._graph.replay()
+            self._held.launch(torch.cuda.current_stream().cuda_stream)
+
+    def __del__(self) -> None:
+        # The result goes first: its memory is the pool's.
+        self.result = None
+        if self._held is not None:
+            _POOLS.give(self._held)
+
+
+class _Held:
+    """A graph that can be launched, and the pool of its memory."""
+
+    def __init__(self, pool: _Pool) -> None:
+        self.pool, self._graph = pool, None
+
+    def capture(self, body: Callable[[], Any], stream: int) -> Any:
+        """The result of `body`, whose launches in `stream` are captured."""
+        driver = _driver()
+        # Other threads may allocate, wait and launch meanwhile.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        _checked(driver.cuStreamBeginCapture(stream, mode))
+        try:
+            result = body()
+        except BaseException:
+            # The stream leaves its capture in any case; why it broke off is known already.
+            status, graph = driver.cuStreamEndCapture(stream)
+            if not int(status):
+                driver.cuGraphDestroy(graph)
+            raise
+        graph = _checked(driver.cuStreamEndCapture(stream))
+        try:
+            self._graph = _checked(driver.cuGraphInstantiate(graph, 0))
+        finally:
+            driver.cuGraphDestroy(graph)
+        return result
+
+    def launch(self, stream: int) -> None:
+        """Launch the graph in a stream."""
+        _checked(_driver().cuGraphLaunch(self._graph, stream))
+
+    def destroy(self) -> None:
+        """Destroy the graph; launches that are in flight end as they are."""
+        if self._graph is not None:
+            _driver().cuGraphExecDestroy(self._graph)
+            self._graph = None
+
+
+class _Pool:
+    """A pool of torch's allocator, of graphs that live one after the other.
+
+    nbytes: that captures have added to it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.nbytes = device, 0
+        self._id, self._is_known = torch.cuda.graph_pool_handle(), False
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """Inside, this thread's tensors are in the pool."""
+        index = self.device.index
+        torch._C._cuda_beginAllocateCurrentThreadToPool(index, self._id)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(index, self._id)
+            # The first use counts as the pool's owner, which `release` ends.
+            if self._is_known:
+                torch._C._cuda_releasePool(index, self._id)
+            self._is_known = True
+
+    def release(self) -> None:
+        """Let torch free the memory once it is short of it, or asked to (`empty_cache`)."""
+        if self._is_known:
+            torch._C._cuda_releasePool(self.device.index, self._id)
+
+
+class _Pools:
+    """Pools of graphs that are gone, for the next captures of their device.
+
+    Once no graph lives on a device, its pools go back to torch.
+    """
+
+    def __init__(self) -> None:
+        # Graphs die in any thread at any time, also while another one is captured.
+        self._dead: deque[_Held] = deque()
+        self._free: dict[torch.device, list[_Pool]] = {}
+        self._living: dict[torch.device, int] = {}
+
+    def take(self, device: torch.device) -> _Pool:
+        """A pool for one more graph. The caller holds the lock."""
+        self._living[device] = self._living.get(device, 0) + 1
+        free = self._free.get(device)
+        return free.pop() if free else _Pool(device)
+
+    def give(self, held: _Held) -> None:
+        """Take a graph that is gone, now or at the next capture."""
+        self._dead.append(held)
+        if _LOCK.acquire(blocking=False):
+            try:
+                self.take_back()
+            finally:
+                _LOCK.release()
+
+    def take_back(self) -> None:
+        """Destroy graphs that are gone and keep their pools. The caller holds the lock."""
+        while self._dead:
+            held = self._dead.popleft()
+            held.destroy()
+            device = held.pool.device
+            self._free.setdefault(device, []).append(held.pool)
+            self._living[device] -= 1
+            if not self._living[device]:
+                for pool in self._free.pop(device):
+                    pool.release()
 
 
 _LOCK = threading.Lock()
 _LOCAL = threading.local()
+_POOLS = _Pools()
+
+
+@cache
+def _driver() -> Any:
+    """CUDA's driver API. Errors: RuntimeError where its bindings are not installed."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise RuntimeError(
+            "CUDA graphs need the package cuda-bindings; got none. pip install 'duotone[cuda]'"
+        ) from error
+    return driver
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """The value of a driver call. Errors: RuntimeError with CUDA's name of the error."""
+    status, *values = answer
+    if int(status):
+        raise RuntimeError(f"a CUDA graph failed: {status.name}")
+    return values[0] if values else None
 
 
 @cache
@@ -63,19 +213,6 @@ def _prepare(stream: torch.cuda.Stream) -> None:
             some = torch.ones(16, 16, dtype=dtype, device=stream.device)
             torch.mm(some, some)
     prepared.add(stream)
-
-
-@contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
-        yield
-    except BaseException:
-        # The stream leaves its capture in any case; why it broke off is known already.
-        with suppress(RuntimeError):
-            graph.capture_end()
-        raise
-    graph.capture_end()
 
 
 @contextmanager

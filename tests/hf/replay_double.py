@@ -1,6 +1,7 @@
-"""A CUDA graph's stand-in on CPUs: a replay runs the captured body again, on the same tensors.
+"""A CUDA graph's stand-in on CPUs: what torch was asked for at the capture is done again.
 
-Like a graph it runs nothing when it is captured, and later results overwrite earlier ones.
+Like a graph it runs nothing when it is captured, it repeats operations on the tensors of its
+capture and no Python, and later results overwrite earlier ones. So it is stale where a graph is.
 """
 
 import weakref
@@ -10,8 +11,68 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from duotone.hf import decode_steps, graph_decode, graph_rules
+from duotone.hf import decode_steps, graph_decode, graph_rules, kept_steps
+
+# A CUDA graph cannot wait for the device.
+ASKING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
+RANDOM = ("bernoulli", "multinomial", "rand", "dropout")
+
+
+class Recorded(TorchDispatchMode):
+    """Notes operations and their results, and undoes what they wrote when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Callable, tuple, dict, list[tuple[Tensor, bool]]]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if name in ASKING or name.startswith(RANDOM):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if func._schema.is_mutable:
+            for x in given:
+                self._keep(x)
+        result = func(*args, **kwargs)
+        storages = {_storage(x) for x in given}
+        results = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        outs = [(x, _storage(x) not in storages) for x in results]
+        self._made |= {_storage(x) for x, is_new in outs if is_new}
+        self.operations.append((func, args, kwargs, outs))
+        return result
+
+    def _keep(self, x: Tensor) -> None:
+        at = _storage(x)
+        if at not in self._made and at not in self._before:
+            whole = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+            self._before[at] = (whole, whole.clone())
+
+    def undo(self) -> None:
+        """Give tensors from before the capture their contents back."""
+        for whole, before in self._before.values():
+            whole.copy_(before)
+        self._before.clear()
+
+    def replay(self) -> None:
+        """Do all operations again; results go into the tensors of the capture."""
+        for func, args, kwargs, outs in self.operations:
+            results = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
+            for (kept, is_new), x in zip(outs, results, strict=True):
+                if is_new:
+                    kept.copy_(x)
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 class ReplayDouble:
@@ -21,22 +82,17 @@ class ReplayDouble:
     nbytes = 1000
 
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
+        self._recorded = Recorded()
+        try:
+            with self._recorded:
+                self.result = body()
+        finally:
+            self._recorded.undo()
         type(self).captures += 1
-        # A graph does not keep its body alive.
-        self._body, self._kept, self.result = weakref.WeakMethod(body), {}, None
 
     def replay(self) -> None:
         type(self).replays += 1
-        result = self._body()()
-        if result is None:
-            return
-        kind, fields = result
-        for name, x in fields.items():
-            if isinstance(x, torch.Tensor) and name in self._kept:
-                self._kept[name].copy_(x)
-            else:
-                self._kept[name] = x
-        self.result = (kind, self._kept)
+        self._recorded.replay()
 
 
 @pytest.fixture
@@ -44,6 +100,8 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
     """`enable` on a CPU decodes as on a GPU, with the double for its graphs."""
     kind = type("ReplayDouble", (ReplayDouble,), {})
     monkeypatch.setattr(decode_steps, "capture", kind)
+    # Models are shared by tests; their captures are not.
+    monkeypatch.setattr(kept_steps, "_KEPT", weakref.WeakKeyDictionary())
     monkeypatch.setattr(graph_rules, "graphs_on", lambda device: True)
     return kind
 

@@ -34,7 +34,8 @@ ROWS = {"short": [[5, "image", 9], [4]], "long": [[2, "image", 3, "image", 40], 
 
 
 def asked(model: PreTrainedModel, prompt: dict[str, Tensor], **more: Any) -> Tensor:
-    return model.generate(**typed(model, prompt), max_new_tokens=NEW, do_sample=False, **more)
+    call = {"max_new_tokens": NEW, "do_sample": False, **more}
+    return model.generate(**typed(model, prompt), **call)
 
 
 def prompt_of(rows: list, seed: int = 0) -> dict[str, Tensor]:
@@ -64,17 +65,32 @@ def test_ten_calls_are_captured_once_and_hold_no_more_than_one(double: type[Repl
     assert held.pop() > session.cache.memory().total_bytes
 
 
-def test_another_batch_size_lets_go_of_the_last(double: type[ReplayDouble]) -> None:
+def test_batch_sizes_in_turn_and_answers_of_other_lengths_are_captured_once(
+    double: type[ReplayDouble],
+) -> None:
     model = exact_model("internvl")
     prompts = [prompt_of(ROWS["short"]), prompt_of(ROWS["short"] + [[7]])]
     answers = [expected(model, MIXED, prompt) for prompt in prompts]
     with rounding_as(model.dtype), duotone.enable(model, MIXED) as session:
-        sizes = []
         for call in range(4):
             assert torch.equal(asked(model, prompts[call % 2]), answers[call % 2])
-            sizes.append(session.graph_bytes())
-        assert sizes[:2] == sizes[2:]
-    assert double.captures == 4 * 2
+        held = session.graph_bytes()
+        for new in (NEW - 5, NEW - 2):
+            answer = asked(model, prompts[0], max_new_tokens=new)
+            assert torch.equal(answer, answers[0][:, : answer.shape[1]])
+        assert session.graph_bytes() == held
+    assert double.captures == 2 * 2
+
+
+def test_a_later_block_of_an_equal_spec_replays_what_an_earlier_one_captured(
+    double: type[ReplayDouble],
+) -> None:
+    model, prompt = exact_model("internvl"), prompt_of(ROWS["short"])
+    answer = expected(model, MIXED, prompt)
+    for _ in range(3):
+        with rounding_as(model.dtype), duotone.enable(model, MIXED.replace()):
+            assert torch.equal(asked(model, prompt), answer)
+    assert double.captures == 2
 
 
 def test_prompts_of_another_layout_are_captured_at_their_first_step(
@@ -182,15 +198,21 @@ def test_no_more_is_kept_than_allowed(
     assert double.captures == 4
 
 
-def test_nothing_is_kept_after_the_block(double: type[ReplayDouble]) -> None:
+@pytest.mark.parametrize("how", ["asked", "with the model"])
+def test_what_is_kept_is_freed(double: type[ReplayDouble], how: str) -> None:
     model, prompt = exact_model("internvl"), prompt_of(ROWS["short"])
     with duotone.enable(model, MIXED) as session, rounding_as(model.dtype):
         asked(model, prompt)
         buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
         _forget(session)
-        gc.collect()
-        assert buffer() is not None
     gc.collect()
+    assert buffer() is not None
+    if how == "asked":
+        session.free_graphs()
+        assert session.graph_bytes() == 0
+    else:
+        del session, model
+        gc.collect()
     assert buffer() is None
 
 
@@ -198,8 +220,11 @@ def _forget(session: Session) -> None:
     session.cache = None
 
 
-def test_buffers_are_freed_with_their_last_user(double: type[ReplayDouble]) -> None:
+def test_buffers_are_freed_with_their_last_user(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once: no collector has to find them."""
+    monkeypatch.setattr(kept_steps, "MOST_KEPT", 1)
     model = exact_model("internvl")
     prompts = [prompt_of(ROWS["short"]), prompt_of(ROWS["short"] + [[7]])]
     gc.collect()
@@ -212,6 +237,7 @@ def test_buffers_are_freed_with_their_last_user(double: type[ReplayDouble]) -> N
             assert buffer() is None
             buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
         session.cache = None
+        session.free_graphs()
         assert buffer() is None
     finally:
         gc.enable()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from duotone.hf.attention import NAME, register
+from duotone.hf.attention import NAME, register, text_implementation
 from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
 from duotone.hf.graph_decode import current_call
 
@@ -136,11 +136,6 @@ class Attachment:
             return
         if given := self._inputs(model, args, kwargs):
             given["past_key_values"].end_step()
-
-
-def text_implementation(model: PreTrainedModel) -> str:
-    """The name of the language model's attention implementation."""
-    return model.config.get_text_config(decoder=True)._attn_implementation
 
 
 def set_text_implementation(model: PreTrainedModel, name: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -26,6 +26,11 @@ def register() -> None:
     rows would silently attend to padding."""
     AttentionInterface.register(NAME, duotone_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def text_implementation(model: PreTrainedModel) -> str:
+    """The name of the language model's attention implementation."""
+    return model.config.get_text_config(decoder=True)._attn_implementation
 
 
 def duotone_attention(

@@ -24,6 +24,8 @@ from duotone.slow_paths import SlowPaths
 FIRST_ROOM, MOST_ROOM = 128, 512
 # Room may be more than that if so many bytes of dense tokens hold it.
 MOST_BYTES = 2**28
+# Answers of up to so many tokens more or less have equal room, and so one capture.
+ROOM_MULTIPLE = 64
 
 
 def first_room(new_tokens: int | None, token_bytes: int) -> int:
@@ -33,7 +35,8 @@ def first_room(new_tokens: int | None, token_bytes: int) -> int:
     """
     if new_tokens is None:
         return FIRST_ROOM
-    return min(new_tokens, max(MOST_ROOM, MOST_BYTES // token_bytes))
+    rounded = -(-new_tokens // ROOM_MULTIPLE) * ROOM_MULTIPLE
+    return min(rounded, max(MOST_ROOM, MOST_BYTES // token_bytes))
 
 
 class HoldsStill(Protocol):
@@ -75,7 +78,8 @@ class DecodeSteps:
         captures: bool = True,
         before: int = 0,
     ) -> None:
-        self.forward, self.captures, self.before = forward, captures, before
+        self.forward: Callable[..., Any] | None = forward
+        self.captures, self.before = captures, before
         self.frozen = cache.hold_still(room)
         self.owner, self.spec, self.device = weakref.ref(cache), cache.spec, cache.device
         self.settings = settings_of(kwargs)
@@ -119,12 +123,17 @@ class DecodeSteps:
 
         Our own cache is gone. cache: of `fresh`, before its first step.
         """
-        if self.spec is not fresh.spec or self.settings != fresh.settings:
+        if self.spec != fresh.spec or self.settings != fresh.settings:
             return False
         if not fresh.frozen.move_into(self.frozen, cache):
             return False
+        self.forward, self.spec = fresh.forward, fresh.spec
         self.frozen, self.owner = fresh.frozen, fresh.owner
         return True
+
+    def rest(self) -> None:
+        """Let go of the model until another call takes these steps over."""
+        self.forward = None
 
     @property
     def is_full(self) -> bool:

@@ -26,8 +26,15 @@ from duotone.hf.kept_steps import KeptSteps
 
 # Shorter answers end before a capture has paid for itself.
 FEW_TOKENS = 4
+# Steps after which a call looks whether the model has changed meanwhile.
+LOOK_EVERY = 64
 
 _LOCAL = threading.local()
+
+
+def is_method(model: PreTrainedModel, name: str, function: Callable[..., Any]) -> bool:
+    """True where the model's method of that name is this function, set on the instance."""
+    return getattr(vars(model).get(name), "__func__", None) is function
 
 
 def current_call() -> DecodeCall | None:
@@ -48,8 +55,9 @@ def reason_against_replays() -> str | None:
 class DecodeCall:
     """One call of `generate`, whose decode steps are captured where that is possible.
 
-    forward: the model's own forward pass. new_tokens: the most that the call makes, most_tokens:
-    the most with the prompt; None where the call does not say so.
+    forward: the model's own forward pass. ours: the function in its place, which hands a claimed
+    step over. new_tokens: the most that the call makes, most_tokens: the most with the prompt; None
+    where the call does not say so.
     kept: captures of earlier calls of this model. graphs: False where nothing is captured.
     """
 
@@ -57,16 +65,18 @@ class DecodeCall:
         self,
         model: PreTrainedModel,
         forward: Callable[..., Any],
+        ours: Callable[..., Any],
         new_tokens: int | None,
         most_tokens: int | None,
         kept: KeptSteps,
         graphs: bool,
     ) -> None:
-        self.model, self.forward, self.kept, self.graphs = model, forward, kept, graphs
+        self.model, self.forward, self.ours = model, forward, ours
+        self.kept, self.graphs = kept, graphs
         self.new_tokens, self.most_tokens = new_tokens, most_tokens
         self.steps: DecodeSteps | None = None
         # True while the model runs a step that this call has claimed.
-        self.claimed = self._has_begun = False
+        self.claimed = False
         self._is_over = new_tokens is not None and new_tokens < FEW_TOKENS
 
     @contextmanager
@@ -86,9 +96,6 @@ class DecodeCall:
 
         args, kwargs: of the model's forward pass.
         """
-        if not self._has_begun:
-            self._has_begun = True
-            self.kept.keep_batch(_batch(kwargs))
         self.claimed = (
             not self._is_over
             and model is self.model
@@ -108,26 +115,48 @@ class DecodeCall:
 
     def _is_ready(self, kwargs: dict[str, Any]) -> bool:
         """Freeze the cache at its first decode step; see that it is frozen at later ones."""
-        cache = kwargs["past_key_values"]
+        cache, before = kwargs["past_key_values"], 0
+        if not is_method(self.model, "forward", self.ours):
+            say(cache, "model.forward was replaced inside the block")
+            return self._end()
         if self.steps is not None:
             # Something else was asked of the cache meanwhile: beams, tokens that are taken back.
-            return self.steps.goes_on(cache, kwargs) or self._end()
+            if not self.steps.goes_on(cache, kwargs):
+                return self._end()
+            before = self.steps.taken
+            if before % LOOK_EVERY or not self._has_changed():
+                return True
+            self.steps = None
         try:
-            if (reason := reason_against_buffers(self.model)) is not None:
+            if (reason := reason_against_buffers(self.model, cache.device)) is not None:
                 raise ValueError(reason)
-            if self.new_tokens is None and (self.most_tokens or 0) > cache.length:
-                self.new_tokens = self.most_tokens - cache.length
-            captures = self._captures(cache)
-            with torch.inference_mode(False), torch.no_grad():
-                # An earlier call may have left it in buffers of its own.
-                cache.thaw()
-                room = first_room(self.new_tokens, cache.token_bytes)
-                steps = DecodeSteps(self.forward, cache, kwargs, room, captures)
-                self.steps = self.kept.like(steps, cache) if captures else steps
+            self._begin(cache, kwargs, before)
         except ValueError as error:
             say(cache, str(error))
             return self._end()
         return True
+
+    def _begin(self, cache: Any, kwargs: dict[str, Any], before: int) -> None:
+        """Freeze the cache, of which `before` steps of this call have run frozen already."""
+        captures = self._captures(cache)
+        if captures:
+            self.kept.see(self.model)
+        with torch.inference_mode(False), torch.no_grad():
+            # An earlier call's buffers may have no room left.
+            cache.thaw()
+            if self.new_tokens is None and (self.most_tokens or 0) > cache.length:
+                self.new_tokens = self.most_tokens - cache.length
+            left = None if self.new_tokens is None else self.new_tokens - before
+            room = first_room(left, cache.token_bytes)
+            steps = DecodeSteps(self.forward, cache, kwargs, room, captures, before)
+            self.steps = self.kept.like(steps, cache) if captures else steps
+
+    def _has_changed(self) -> bool:
+        """True where a capture of the model would be another one now, or is impossible."""
+        if not self.steps.captures:
+            return False
+        impossible = reason_against_capture(self.model) is not None
+        return not self.kept.see(self.model) or impossible
 
     def _captures(self, cache: Any) -> bool:
         """True where steps are to be captured; where a hook forbids it, say so."""
@@ -143,9 +172,3 @@ class DecodeCall:
     def _end(self) -> bool:
         self._is_over, self.steps = True, None
         return False
-
-
-def _batch(kwargs: dict[str, Any]) -> int:
-    """Sequences of a forward pass, by its inputs; 0 where it has none of them by name."""
-    given = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
-    return next((len(x) for x in given if x is not None), 0)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from duotone.hf.attention import NAME, text_implementation
+
 # Inputs of a step by name, tensors [..., batch, 1] that are copied before a replay.
 INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids")
 # Encoded pictures, which `generate` hands to a call's first step; empty where there are none.
@@ -71,13 +73,17 @@ def _of_prompt(name: str, value: Any) -> bool:
     return name in OF_PROMPTS and isinstance(value, Tensor) and value.shape[1:] != (1,)
 
 
-def reason_against_buffers(model: PreTrainedModel) -> str | None:
-    """Why a cache of this model cannot decode in fixed buffers, or None."""
+def reason_against_buffers(model: PreTrainedModel, device: torch.device) -> str | None:
+    """Why a cache of this model on `device` cannot decode in fixed buffers, or None."""
     if getattr(model, "_compiled_call_impl", None) is not None:
         return "a model that is compiled has graphs of its own"
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    used = text_implementation(model)
+    if used != NAME:
+        return f"fixed buffers need duotone's attention; set_attn_implementation chose {used!r}"
+    devices = {str(parameter.device) for parameter in model.parameters()} | {str(device)}
     if len(devices) > 1:
-        return f"fixed buffers need all weights on one device; they are on {', '.join(devices)}"
+        named = ", ".join(sorted(devices))
+        return f"fixed buffers need all weights on the cache's device; they are on {named}"
     return None
 
 

@@ -2,31 +2,51 @@
 
 A capture holds the addresses of a cache's buffers, so these are kept with it once the cache is
 gone. A later prompt whose buffers would be alike moves into them, and its first step is a replay.
-Any other prompt of this batch size is captured at its first step: kernels and libraries are warm.
+Other prompts of a known batch size are captured at their first step: kernels and libraries are
+warm. Captures live as long as the model is what it was (`model_state`), in all `enable` blocks.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 
 import torch
+from transformers import PreTrainedModel
 
 from duotone.hf.decode_steps import DecodeSteps, HoldsStill
+from duotone.hf.model_state import ModelState
 from duotone.quant import CacheSpec
 
 # Captures per model, and the part of a device's memory that they may take with their buffers.
-MOST_KEPT, MEMORY_SHARE = 2, 1 / 32
+MOST_KEPT, MEMORY_SHARE = 4, 1 / 32
 # Where a device does not say how much memory it has.
 MOST_BYTES = 2**31
 
 
 class KeptSteps:
-    """Steps of finished calls, the last one last."""
+    """Steps of finished calls of one model, the last one last."""
 
     def __init__(self) -> None:
         self._steps: list[DecodeSteps] = []
         self._warm: list[tuple[CacheSpec, str, int]] = []
+        self._state: ModelState | None = None
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> KeptSteps:
+        """The model's own."""
+        with _LOCK:
+            return _KEPT.setdefault(model, cls())
+
+    def see(self, model: PreTrainedModel) -> bool:
+        """Forget captures of what the model was; True where it is what it was."""
+        state = ModelState(model)
+        with self._lock:
+            if is_same := self._state is not None and self._state.is_same(state):
+                return is_same
+            self._state, self._steps, self._warm = state, [], []
+        return False
 
     def like(self, fresh: DecodeSteps, cache: HoldsStill) -> DecodeSteps:
         """Kept steps that can take over the tokens of `fresh`, or `fresh`.
@@ -35,7 +55,7 @@ class KeptSteps:
         """
         with self._lock:
             self._drop_unusable()
-            fresh.set_warm(any(_is_same(w, _kind(cache, fresh)) for w in self._warm))
+            fresh.set_warm(_kind(cache, fresh) in self._warm)
             for steps in self._steps:
                 if steps.owner() is None and steps.take_over(fresh, cache):
                     self._steps.remove(steps)
@@ -45,19 +65,19 @@ class KeptSteps:
     def keep(self, steps: DecodeSteps) -> None:
         """Keep the captures of a call that ended, and forget the oldest ones that are too many."""
         cache = steps.owner()
+        steps.rest()
         with self._lock:
             if cache is not None and steps.is_captured:
-                kind = _kind(cache, steps)
-                if not any(_is_same(kind, known) for known in self._warm):
+                if (kind := _kind(cache, steps)) not in self._warm:
                     self._warm.append(kind)
                 if not steps.before:  # buffers that grew are like no prompt's
                     self._steps.append(steps)
             self._drop_unusable()
 
-    def keep_batch(self, batch: int) -> None:
-        """Forget captures of other batch sizes."""
+    def forget(self) -> None:
+        """Free all captures, and buffers that wait for a later call."""
         with self._lock:
-            self._steps = [steps for steps in self._steps if steps.batch == batch]
+            self._steps = []
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +106,6 @@ def _kind(cache: HoldsStill, steps: DecodeSteps) -> tuple[CacheSpec, str, int]:
     return cache.spec, cache.impl, steps.batch
 
 
-def _is_same(one: tuple, other: tuple) -> bool:
-    # A spec is compared as an object: it may hold tensors.
-    return one[0] is other[0] and one[1:] == other[1:]
+# Nothing that is kept holds the model.
+_KEPT: weakref.WeakKeyDictionary[PreTrainedModel, KeptSteps] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()

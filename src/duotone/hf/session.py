@@ -19,7 +19,7 @@ from duotone.hf.attachment import Attachment
 from duotone.hf.cache import QuantizedCache
 from duotone.hf.copies import copied_method
 from duotone.hf.fitting import fitting_facts
-from duotone.hf.graph_decode import DecodeCall, current_call
+from duotone.hf.graph_decode import DecodeCall, current_call, is_method
 from duotone.hf.implementation import check_implementation
 from duotone.hf.kept_steps import KeptSteps
 from duotone.quant import CacheSpec
@@ -29,11 +29,16 @@ class Session:
     """Handle that `enable` yields: the cache of the last `generate` call and its memory."""
 
     def __init__(
-        self, spec: CacheSpec, visual_mask: Tensor | None, impl: str, graphs: bool
+        self,
+        spec: CacheSpec,
+        visual_mask: Tensor | None,
+        impl: str,
+        graphs: bool,
+        kept: KeptSteps,
     ) -> None:
         self.cache: QuantizedCache | None = None
         self._spec, self._visual_mask, self._impl = spec, visual_mask, impl
-        self._graphs, self._kept = graphs, KeptSteps()
+        self._graphs, self._kept = graphs, kept
         self._caches: weakref.WeakSet[QuantizedCache] = weakref.WeakSet()
         self._thread = threading.get_ident()
 
@@ -48,9 +53,14 @@ class Session:
     def graph_bytes(self) -> int:
         """Bytes that captured decode steps hold, with all buffers that they are for.
 
-        Buffers of the last call's cache are among them, and in `memory()`, too.
+        Buffers of the last call's cache are among them, and in `memory()`, too. They live as long
+        as the model, for later blocks as well.
         """
         return self._kept.nbytes
+
+    def free_graphs(self) -> None:
+        """Free captured decode steps and the buffers that wait for a later call."""
+        self._kept.forget()
 
     def _with_cache(self, model: PreTrainedModel, args: tuple, kwargs: dict) -> dict[str, Any]:
         """The arguments of `generate` with a fresh cache, unless they ask for none."""
@@ -72,16 +82,16 @@ class Session:
         return kwargs
 
     def _running(
-        self, model: PreTrainedModel, forward: Callable, args: tuple, kwargs: dict
+        self, model: PreTrainedModel, enabled: _Enabled, args: tuple, kwargs: dict
     ) -> AbstractContextManager[None]:
         """The context that one `generate` call runs in."""
         own = model.generation_config
         new = _asked("max_new_tokens", args, kwargs) or own.max_new_tokens
         most = _asked("max_length", args, kwargs) or own.max_length
-        return DecodeCall(model, forward, new, most, self._kept, self._graphs).running()
+        forward, ours = enabled.plain(model, "forward"), enabled.ours["forward"]
+        return DecodeCall(model, forward, ours, new, most, self._kept, self._graphs).running()
 
     def _detach(self) -> None:
-        self._kept = KeptSteps()
         for cache in self._caches:
             cache.detach()
 
@@ -98,8 +108,7 @@ class _Enabled:
         self.own = {
             name: own
             for name, ours in self.ours.items()
-            if (own := model.__dict__.get(name)) is not None
-            and getattr(own, "__func__", None) is not ours
+            if (own := model.__dict__.get(name)) is not None and not is_method(model, name, ours)
         }
         self.sessions: list[Session] = []
 
@@ -109,11 +118,12 @@ class _Enabled:
             setattr(model, name, types.MethodType(ours, model))
 
     def remove(self, model: PreTrainedModel) -> None:
-        """Give the model back the methods that it had."""
-        for name in self.ours:
-            delattr(model, name)
-        for name, own in self.own.items():
-            setattr(model, name, own)
+        """Give the model back the methods that it had; one that was set meanwhile stays."""
+        for name, ours in self.ours.items():
+            if is_method(model, name, ours):
+                delattr(model, name)
+                if name in self.own:
+                    setattr(model, name, self.own[name])
 
     def plain(self, model: PreTrainedModel, name: str) -> Callable:
         """The model's method without us."""
@@ -166,15 +176,17 @@ def enable(
             f"enable changes model.generate; {type(model).__name__} has none. Give the model with "
             "its language head, or pass a QuantizedCache to the forward pass."
         )
-    session = Session(spec, visual_mask, impl, graphs)
+    session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(model))
     attachment = Attachment.to(model)
     _open(model, session, attachment)
     try:
         yield session
     finally:
-        _close(model, session, attachment)
-        session._detach()
-        attachment.release()
+        try:
+            _close(model, session, attachment)
+        finally:
+            session._detach()
+            attachment.release()
 
 
 def _open(model: PreTrainedModel, session: Session, attachment: Attachment) -> None:
@@ -209,7 +221,7 @@ def _generate(plain: Callable) -> Callable:
         if current is None:  # a shallow copy that was made inside a block
             return plain(model, *args, **kwargs)
         kwargs = current._with_cache(model, args, kwargs)
-        with current._running(model, enabled.plain(model, "forward"), args, kwargs):
+        with current._running(model, enabled, args, kwargs):
             return enabled.plain(model, "generate")(*args, **kwargs)
 
     return generate
