@@ -429,7 +429,7 @@ def test_placeholders_that_the_model_writes_are_text(double: type[ReplayDouble])
 
 
 @pytest.mark.parametrize(
-    ("asked", "room"), [({"max_new_tokens": 40}, 40), ({"max_length": 60}, 37), ({}, 100)], ids=str
+    ("asked", "room"), [({"max_new_tokens": 70}, 128), ({"max_length": 60}, 64), ({}, 100)], ids=str
 )
 def test_room_is_for_as_many_tokens_as_can_come(
     double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch, asked: dict, room: int

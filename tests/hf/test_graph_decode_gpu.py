@@ -1,6 +1,8 @@
 """Decode steps as real CUDA graphs: long answers, many calls, models that ask the host."""
 
+import threading
 import warnings
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +15,7 @@ from transformers import PreTrainedModel
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.cuda_graph import CudaGraph
-from duotone.hf import decode_steps
+from duotone.hf import decode_steps, kept_steps
 from duotone.slow_paths import SlowPathWarning
 
 from exactly import rounding_as
@@ -45,6 +47,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[CudaGraph]:
         return made[-1]
 
     monkeypatch.setattr(decode_steps, "capture", capture)
+    # Models are shared by tests; their captures are not.
+    monkeypatch.setattr(kept_steps, "_KEPT", weakref.WeakKeyDictionary())
     return made
 
 
@@ -84,7 +88,7 @@ def test_512_tokens_are_those_of_step_by_step(
 
 
 def test_many_calls_hold_no_more_than_the_first(captures: list[CudaGraph]) -> None:
-    """With other batch sizes between, captures are made anew; memory stays."""
+    """With other batch sizes between, too."""
     model, held, made = new_model("internvl").cuda(), [], []
     with duotone.enable(model, MIXED):
         for call in range(12):
@@ -97,9 +101,32 @@ def test_many_calls_hold_no_more_than_the_first(captures: list[CudaGraph]) -> No
             captures[:] = [None] * len(captures)
     assert held[4:7] == held[8:11]
     assert held[5] == held[6]
-    # Calls alike are captured once: only another batch size makes new ones.
+    # Only another batch size makes new ones, once.
     assert made[:3] == [made[0]] * 3
-    assert made[4:7] == [made[4]] * 3
+    assert made[3:] == [made[3]] * 9
+
+
+def test_memory_stays_where_every_call_is_captured_anew() -> None:
+    model, reserved = new_model("llama").cuda(), []
+    with duotone.enable(model, MIXED) as session:
+        for call in range(60):
+            session.free_graphs()
+            model.generate(**prompt_of("llama"), max_new_tokens=20 + call % 3, do_sample=False)
+            reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[2] + 2**21
+
+
+def test_graphs_that_are_gone_give_their_memory_back() -> None:
+    model, held = new_model("llama").cuda(), []
+    for _ in range(3):  # the first call makes what libraries keep
+        with duotone.enable(model, MIXED) as session:
+            model.generate(**prompt_of("llama"), max_new_tokens=20, do_sample=False)
+            assert session.graph_bytes() > 0
+        session.cache = None
+        session.free_graphs()
+        torch.cuda.empty_cache()
+        held.append(torch.cuda.memory_reserved())
+    assert held[1] == held[2]
 
 
 class Asks(nn.Module):
@@ -126,6 +153,89 @@ def test_a_model_that_asks_the_host_runs_step_by_step() -> None:
     after = new_model("llama").cuda()
     with duotone.enable(after, MIXED):  # the device goes on working
         assert after.generate(**given, max_new_tokens=40, do_sample=False).shape[1] == 63
+
+
+def test_a_step_that_is_not_captured_leaves_random_numbers_alone() -> None:
+    model, given, drawn = new_model("llama").cuda(), prompt_of("llama"), []
+    model.model.layers[0].mlp = Asks(model.model.layers[0].mlp)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        for graphs in (True, False):
+            with duotone.enable(model, MIXED, graphs=graphs):
+                torch.manual_seed(7)
+                drawn.append(model.generate(**given, max_new_tokens=40, do_sample=True))
+                drawn.append(torch.rand(3, device="cuda"))
+    assert torch.equal(drawn[0], drawn[2])
+    assert torch.equal(drawn[1], drawn[3])
+
+
+class Draws(nn.Module):
+    """A layer that draws numbers at every step, as dropout does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + 0.01 * torch.randn_like(x)
+
+
+def test_a_model_that_draws_numbers_runs_step_by_step() -> None:
+    model, given, answers = new_model("llama").cuda(), prompt_of("llama"), []
+    model.model.layers[0].mlp = Draws(model.model.layers[0].mlp)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        for graphs in (True, False):
+            with duotone.enable(model, MIXED, graphs=graphs):
+                torch.manual_seed(7)
+                answers.append(model.generate(**given, max_new_tokens=40, do_sample=False))
+    assert torch.equal(*answers)
+
+
+def test_threads_sample_and_train_while_steps_are_captured() -> None:
+    failures: list[BaseException] = []
+    over = threading.Event()
+
+    def sample(seed: int) -> None:
+        try:
+            model = new_model("llama").cuda()
+            for _ in range(6):
+                with duotone.enable(model, MIXED) as session:
+                    session.free_graphs()
+                    model.generate(**prompt_of("llama"), max_new_tokens=30, do_sample=True)
+        except BaseException as error:
+            failures.append(error)
+
+    def train() -> None:
+        try:
+            layer = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda()
+            while not over.is_set():
+                layer(torch.rand(8, 64, device="cuda")).sum().backward()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=sample, args=(seed,)) for seed in range(3)]
+    trainer = threading.Thread(target=train)
+    for thread in (*threads, trainer):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    trainer.join()
+    assert not failures, failures
+
+
+def test_a_model_that_moved_and_came_back_is_captured_anew(captures: list[CudaGraph]) -> None:
+    model, given, answers = new_model("llama").cuda(), prompt_of("llama"), []
+    with duotone.enable(model, MIXED):
+        for _ in range(2):
+            answers.append(model.generate(**given, max_new_tokens=40, do_sample=False))
+            model.cpu()
+            torch.cuda.empty_cache()
+            filler = torch.full((1 << 22,), float("nan"), device="cuda")
+            model.cuda()
+            del filler
+    assert torch.equal(*answers)
 
 
 def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph]) -> None:

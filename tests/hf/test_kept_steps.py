@@ -17,7 +17,7 @@ from duotone.hf import decode_steps, kept_steps
 from duotone.hf.session import Session
 
 from exactly import rounding_as
-from families import exact_model, inputs, typed
+from families import exact_model, inputs, new_model, typed
 
 __all__ = ["double"]  # a fixture
 
@@ -200,7 +200,7 @@ def test_no_more_is_kept_than_allowed(
 
 @pytest.mark.parametrize("how", ["asked", "with the model"])
 def test_what_is_kept_is_freed(double: type[ReplayDouble], how: str) -> None:
-    model, prompt = exact_model("internvl"), prompt_of(ROWS["short"])
+    model, prompt = new_model("internvl"), prompt_of(ROWS["short"])
     with duotone.enable(model, MIXED) as session, rounding_as(model.dtype):
         asked(model, prompt)
         buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)

@@ -1,0 +1,212 @@
+"""A model that has changed between two calls of a block decodes as what it is now."""
+
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from replay_double import ReplayDouble, double, growing
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import duotone
+from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone.hf import graph_decode
+
+from families import inputs, new_model
+
+__all__ = ["double"]  # a fixture
+
+SPEC = CacheSpec(
+    visual="text",
+    text=KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels", group=8)),
+    sink=2,
+    recent=3,
+)
+NEW = 12
+
+
+def answer(model: PreTrainedModel, **more: Any) -> Any:
+    given = inputs("llama", [[9], [5]])
+    call = {"max_new_tokens": NEW, "do_sample": False, "output_logits": True, **more}
+    return model.generate(**given, **call, return_dict_in_generate=True)
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    return torch.stack(answer(model).logits)
+
+
+def other(x: Tensor) -> Tensor:
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(5)).to(x) * 0.2
+
+
+class Steered(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.vector = inner, None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.inner(*args, **kwargs)
+        return out if self.vector is None else out + self.vector
+
+
+def new_parameter(model: PreTrainedModel) -> None:
+    model.lm_head.weight = nn.Parameter(other(model.lm_head.weight))
+
+
+def swap_data(model: PreTrainedModel) -> None:
+    linear = model.model.layers[0].mlp.up_proj
+    linear.weight.data = other(linear.weight)
+
+
+def assign_state(model: PreTrainedModel) -> None:
+    state = {name: x + 0.1 * other(x) for name, x in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def exchange_module(model: PreTrainedModel) -> None:
+    model.model.norm = nn.Identity()
+
+
+def scale_attention(model: PreTrainedModel) -> None:
+    model.model.layers[1].self_attn.scaling *= 3
+
+
+def rescale_positions(model: PreTrainedModel) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 4
+
+
+def patch_forward(model: PreTrainedModel) -> None:
+    mlp = model.model.layers[0].mlp
+    mlp.forward = MethodType(lambda self, x: 2 * type(self).forward(self, x), mlp)
+
+
+def resize_embeddings(model: PreTrainedModel) -> None:
+    model.resize_token_embeddings(model.config.vocab_size + 16)
+
+
+def round_trip(model: PreTrainedModel) -> None:
+    model.to(torch.bfloat16).to(torch.float32)
+
+
+def set_vector(model: PreTrainedModel) -> None:
+    hidden = model.config.hidden_size
+    model.model.layers[1].mlp.vector = other(torch.empty(hidden)) * 5
+
+
+def quantize(model: PreTrainedModel) -> None:
+    from duotone.quantize import quantize_model
+    from duotone.quantize.calibration import CalibrationSet
+    from duotone.weights import get_recipe
+
+    given = inputs("llama", [[9], [5]])
+    quantize_model(model, get_recipe("rtn-w4a8"), CalibrationSet([given], {}, []))
+
+
+CHANGES = [
+    new_parameter, swap_data, assign_state, exchange_module, scale_attention, rescale_positions,
+    patch_forward, resize_embeddings, round_trip, set_vector, quantize,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_changed_model_is_seen(
+    double: type[ReplayDouble], change: Callable[[PreTrainedModel], None]
+) -> None:
+    model = new_model("llama")
+    if change is set_vector:
+        model.model.layers[1].mlp = Steered(model.model.layers[1].mlp)
+    with duotone.enable(model, SPEC):
+        before = logits(model)
+        captures = double.captures
+        change(model)
+        after = logits(model)
+    assert captures == 2
+    with duotone.enable(model, SPEC, graphs=False):
+        assert torch.equal(after, logits(model))
+    assert after.shape != before.shape or not torch.equal(after, before)
+
+
+def test_a_capture_is_stale_without_the_look(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The double shows what a graph would do."""
+    model = new_model("llama")
+    monkeypatch.setattr(graph_decode.KeptSteps, "see", lambda *args: True)
+    with duotone.enable(model, SPEC):
+        logits(model)
+        new_parameter(model)
+        after = logits(model)
+    with duotone.enable(model, SPEC, graphs=False):
+        assert not torch.equal(after, logits(model))
+
+
+def test_a_change_in_the_middle_of_a_call_is_seen_at_the_next_look(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_decode, "LOOK_EVERY", 4)
+    model = new_model("llama")
+
+    def middle(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] == start + 4:
+            model.model.layers[1].self_attn.scaling *= 3
+        return scores
+
+    start = inputs("llama", [[9], [5]])["input_ids"].shape[1]
+    found = []
+    for graphs in (True, False):
+        with duotone.enable(model, SPEC, graphs=graphs):
+            found.append(torch.stack(answer(model, logits_processor=[middle]).logits))
+        model.model.layers[1].self_attn.scaling /= 3
+    assert torch.equal(*found)
+
+
+def test_an_answer_goes_on_with_one_new_token(double: type[ReplayDouble]) -> None:
+    model = new_model("llama")
+    for graphs in (True, False):
+        with duotone.enable(model, SPEC, graphs=graphs) as session:
+            first = answer(model)
+            ids = first.sequences
+            mask = inputs("llama", [[9], [5]])["attention_mask"]
+            mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], 1)
+            given = {"input_ids": ids, "attention_mask": mask, "past_key_values": session.cache}
+            more = model.generate(**given, max_new_tokens=NEW, do_sample=False)
+            long = answer(model, max_new_tokens=2 * NEW).sequences
+        assert torch.equal(more, long)
+
+
+def test_a_forward_that_is_set_inside_the_block_runs_and_stays(
+    double: type[ReplayDouble],
+) -> None:
+    model = new_model("llama")
+
+    @wraps(type(model).forward)
+    def louder(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        out = type(self).forward(self, *args, **kwargs)
+        out.logits = 3 * out.logits.flip(-1)
+        return out
+
+    with duotone.enable(model, SPEC):
+        before = logits(model)
+        model.forward = MethodType(louder, model)
+        with pytest.warns(duotone.SlowPathWarning, match=r"model.forward was replaced"):
+            after = logits(model)
+    assert not torch.equal(before, after)
+    assert model.forward.__func__ is louder
+    with growing(), duotone.enable(model, SPEC):
+        assert torch.equal(after, logits(model))
+    assert model.forward.__func__ is louder
+
+
+def test_another_attention_is_not_replayed(double: type[ReplayDouble]) -> None:
+    model = new_model("llama")
+    with duotone.enable(model, SPEC):
+        logits(model)
+        captures, replays = double.captures, double.replays
+        model.set_attn_implementation("sdpa")
+        with pytest.warns(duotone.SlowPathWarning, match="set_attn_implementation"):
+            after = logits(model)
+        assert (double.captures, double.replays) == (captures, replays)
+        assert torch.isfinite(after).all()
