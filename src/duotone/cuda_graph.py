@@ -38,10 +38,13 @@ class CudaGraph:
         with _LOCK, torch.cuda.device(device), _no_collection():
             self._device = torch.device("cuda", torch.cuda.current_device())
             here, apart = torch.cuda.current_stream(), _stream(self._device)
-            apart.wait_stream(here)
-            _prepare(apart)
             _POOLS.take_back()
             self._held = _Held(_POOLS.take(self._device))
+            if (last := self._held.pool.stream) is not None:
+                # Its last graph may still run, on the same memory.
+                here.wait_stream(last)
+            apart.wait_stream(here)
+            _prepare(apart)
             before = torch.cuda.memory_reserved()
             with torch.cuda.stream(apart), self._held.pool.allocating():
                 self.result = self._held.capture(body, apart.cuda_stream)
@@ -56,7 +59,8 @@ class CudaGraph:
     def replay(self) -> None:
         """Run the launches again, in the current stream."""
         with torch.cuda.device(self._device):
-            self._held.launch(torch.cuda.current_stream().cuda_stream)
+            stream = self._held.pool.stream = torch.cuda.current_stream()
+            self._held.launch(stream.cuda_stream)
 
     def __del__(self) -> None:
         # The result goes first: its memory is the pool's.
@@ -106,11 +110,12 @@ class _Held:
 class _Pool:
     """A pool of torch's allocator, of graphs that live one after the other.
 
-    nbytes: that captures have added to it.
+    nbytes: that captures have added to it. stream: in which its graphs were last launched.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.nbytes = device, 0
+        self.stream: torch.cuda.Stream | None = None
         self._id, self._is_known = torch.cuda.graph_pool_handle(), False
 
     @contextmanager
@@ -133,10 +138,14 @@ class _Pool:
             torch._C._cuda_releasePool(self.device.index, self._id)
 
 
+# A call of `generate` captures its step and its flush.
+MOST_FREE = 2
+
+
 class _Pools:
     """Pools of graphs that are gone, for the next captures of their device.
 
-    Once no graph lives on a device, its pools go back to torch.
+    Once no graph lives on a device, all but `MOST_FREE` of its pools go back to torch.
     """
 
     def __init__(self) -> None:
@@ -166,11 +175,11 @@ class _Pools:
             held = self._dead.popleft()
             held.destroy()
             device = held.pool.device
-            self._free.setdefault(device, []).append(held.pool)
+            free = self._free.setdefault(device, [])
+            free.append(held.pool)
             self._living[device] -= 1
-            if not self._living[device]:
-                for pool in self._free.pop(device):
-                    pool.release()
+            while not self._living[device] and len(free) > MOST_FREE:
+                free.pop(0).release()
 
 
 _LOCK = threading.Lock()

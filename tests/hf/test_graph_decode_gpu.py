@@ -52,6 +52,17 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[CudaGraph]:
     return made
 
 
+class Asks(nn.Module):
+    """A layer that asks the device for a number at every step."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * (1 if float(x.sum()) > -1e30 else 0)
+
+
 def prompt_of(name: str, rows: int = 2, seed: int = 1) -> dict[str, Tensor]:
     texts = [[23], [9], [16]] if name in TEXT_ONLY else [[3, "image", 9, "image", 4], [11], [7]]
     return {n: x.cuda() for n, x in inputs(name, texts[:rows], seed=seed).items()}
@@ -106,14 +117,19 @@ def test_many_calls_hold_no_more_than_the_first(captures: list[CudaGraph]) -> No
     assert made[3:] == [made[3]] * 9
 
 
-def test_memory_stays_where_every_call_is_captured_anew() -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_memory_stays_where_every_call_is_captured_anew(asks: bool) -> None:
+    """Also where the capture breaks off."""
     model, reserved = new_model("llama").cuda(), []
-    with duotone.enable(model, MIXED) as session:
+    if asks:
+        model.model.layers[1].mlp = Asks(model.model.layers[1].mlp)
+    with warnings.catch_warnings(), duotone.enable(model, MIXED) as session:
+        warnings.simplefilter("ignore", SlowPathWarning)
         for call in range(60):
             session.free_graphs()
             model.generate(**prompt_of("llama"), max_new_tokens=20 + call % 3, do_sample=False)
             reserved.append(torch.cuda.memory_reserved())
-    assert reserved[-1] <= reserved[2] + 2**21
+    assert reserved[-1] <= reserved[2] + 2**22
 
 
 def test_graphs_that_are_gone_give_their_memory_back() -> None:
@@ -127,17 +143,6 @@ def test_graphs_that_are_gone_give_their_memory_back() -> None:
         torch.cuda.empty_cache()
         held.append(torch.cuda.memory_reserved())
     assert held[1] == held[2]
-
-
-class Asks(nn.Module):
-    """A layer that asks the device for a number at every step."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * (1 if float(x.sum()) > -1e30 else 0)
 
 
 def test_a_model_that_asks_the_host_runs_step_by_step() -> None:
