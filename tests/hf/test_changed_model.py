@@ -163,20 +163,6 @@ def test_a_change_in_the_middle_of_a_call_is_seen_at_the_next_look(
     assert torch.equal(*found)
 
 
-def test_an_answer_goes_on_with_one_new_token(double: type[ReplayDouble]) -> None:
-    model = new_model("llama")
-    for graphs in (True, False):
-        with duotone.enable(model, SPEC, graphs=graphs) as session:
-            first = answer(model)
-            ids = first.sequences
-            mask = inputs("llama", [[9], [5]])["attention_mask"]
-            mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], 1)
-            given = {"input_ids": ids, "attention_mask": mask, "past_key_values": session.cache}
-            more = model.generate(**given, max_new_tokens=NEW, do_sample=False)
-            long = answer(model, max_new_tokens=2 * NEW).sequences
-        assert torch.equal(more, long)
-
-
 def test_a_forward_that_is_set_inside_the_block_runs_and_stays(
     double: type[ReplayDouble],
 ) -> None:
