@@ -73,7 +73,8 @@ class _File:
         self.result, self.path = header, None
         if folder is None:
             return
-        name = f"{Path(header['model']).stem}-n{header['visual_tokens']}"
+        model = Path(header["model"]).name.removesuffix(".json")
+        name = f"{model}-n{header['visual_tokens']}"
         self.path = folder / f"{name}-{header['budget_bytes'] / 1e9:g}GB.json"
         if self.path.exists():
             self.result = _continued(self.path, header)
