@@ -3,7 +3,7 @@
 # is written after its time is over: after every command $OUT/results.tgz holds what there is so far.
 #
 #   benchmarks/on_device.sh kernels            decode and packing tables
-#   benchmarks/on_device.sh throughput 8b      one model, all budgets; 26b: the other one
+#   benchmarks/on_device.sh budget 8b 3328     one model and length, all budgets, in 8 minutes; 26b: an H200
 #   benchmarks/on_device.sh mquant             linears, decode steps, whole models, tile sizes
 #   benchmarks/on_device.sh quality 96 24      recipes on the held-out tasks: samples, calibration
 #   benchmarks/on_device.sh tests              the GPU tier
@@ -19,17 +19,13 @@ kernels() {
   keep
 }
 
-throughput() {
-  for budget in 5 30 15 10 20 25; do
-    python -m duotone bench throughput --model "internvl2.5-$1" --budget $budget \
-      --row 16-bit --row "1-bit visual" --row "1-bit visual, 2-bit text" --row "16-bit, W8A8" \
-      --row "1-bit visual, 2-bit text, W8A8" --row "1-bit visual, our 2-bit text" \
-      --row "1-bit visual, our 2-bit text, W8A8" --out /tmp/results/throughput
-    keep
-  done
-  python -m duotone bench throughput --model "internvl2.5-$1" --n 3328 --budget 15 \
-    --row "1-bit visual, calibrated" --row "2-bit visual" --row "4-bit visual" --row kivi-2 \
-    --row xquant --out /tmp/results/throughput
+# What results/budget has of it already is not measured again.
+budget() {
+  cp -r results/budget /tmp/results/ 2> /dev/null
+  python -m duotone bench generate --model "internvl2.5-$1" --tokens "$2" --minutes 8 \
+    --budget 5GB,10GB,15GB,20GB,25GB,30GB --out /tmp/results/budget \
+    --row plain --row duotone@1 --row calibrated@1 --row duotone-mixed@2 --row "plain, rtn-w8a8" \
+    --row "duotone@1, rtn-w8a8" --row "calibrated@1, rtn-w8a8" --row "duotone-mixed@2, rtn-w8a8"
   keep
 }
 

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from frozen_decoder import Heads, Tokens, frozen_decoder
 
 import duotone
 from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
@@ -12,8 +13,6 @@ from duotone.attention.cuda import decode, reasons
 from duotone.attention.cuda.left_out import left_out
 from duotone.attention.cuda.shared import runtime
 from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
-from duotone.bench.caches import PackedCache
-from duotone.planning.shapes import DecoderShape, Load
 from pretended_gpu import pretend
 
 GROUPS = KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32))
@@ -52,9 +51,9 @@ CASES = list(product(SPECS, SHAPES))
 
 def segments(spec: CacheSpec, shape: tuple, layer: int) -> dict[str, object]:
     head_dim, q_heads, kv_heads, dtype = shape
-    model = DecoderShape("tiny", 3, 32, q_heads, kv_heads, head_dim, 64, 97, element_bytes=2)
-    load = Load(0 if spec.visual == "text" else 800, 150, 8)
-    store = PackedCache(model, spec, load, 1, torch.device("cpu"), dtype).decoder.stores[layer]
+    heads = Heads(3, q_heads, kv_heads, head_dim)
+    tokens = Tokens(0 if spec.visual == "text" else 800, 150, 8)
+    store = frozen_decoder(heads, spec, tokens, 1, dtype=dtype).stores[layer]
     names = [NAMES[name] for name in NAMES if getattr(store, name) is not None]
     return dict(zip([*names, DENSE], store.segments, strict=True))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from begun import begin
+from frozen_decoder import Heads, Tokens, frozen_decoder
 from launch_cases import records_of
 
 import duotone
@@ -15,15 +16,13 @@ from duotone.attention import decode_attention, dispatch
 from duotone.attention.cuda import decode, reasons
 from duotone.attention.cuda.shared import runtime
 from duotone.attention.static import StaticDecoder
-from duotone.bench.caches import PackedCache
 from duotone.cache.segments import DenseSegment
-from duotone.planning.shapes import DecoderShape, Load
 from duotone.slow_paths import SlowPaths, SlowPathWarning
 from pretended_gpu import pretend
 
 from cases import CALIBRATED, Case, build
 
-SHAPE = DecoderShape("tiny", 3, 32, 4, 2, 64, 64, 97, element_bytes=4)
+SHAPE = Heads(3, 4, 2, 64)
 BATCH, STEPS = 2, 6
 
 
@@ -135,8 +134,7 @@ def decoder(slow: SlowPaths) -> StaticDecoder:
         for i in range(3)
     )
     spec = duotone.scheme("kivi", bits=2).replace(recent=16, layers=tuple(own))
-    given = (Load(0, 60, STEPS), BATCH, torch.device("cpu"), torch.float32)
-    at = PackedCache(SHAPE, spec, *given, "reference").decoder
+    at = frozen_decoder(SHAPE, spec, Tokens(0, 60, STEPS), BATCH, impl="reference")
     at.impl, at.slow = "auto", slow
     return at
 

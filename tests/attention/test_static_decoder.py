@@ -3,22 +3,20 @@
 import pytest
 import torch
 from begun import begin
+from frozen_decoder import Heads, Tokens, frozen_decoder
 from no_questions import NoQuestions
 
 import duotone
 from duotone.attention.static import StaticDecoder
-from duotone.bench.caches import PackedCache
-from duotone.planning.shapes import DecoderShape, Load
 
-SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 16, 64, 97, element_bytes=4)
+SHAPE = Heads(2, 4, 2, 16)
 SPEC = duotone.scheme("kivi", bits=2).replace(recent=16)
 STEPS = 80
 
 
 def decoder() -> StaticDecoder:
     torch.manual_seed(0)
-    given = (Load(40, 9, STEPS), 2, torch.device("cpu"), torch.float32)
-    return PackedCache(SHAPE, SPEC, *given, "reference").decoder
+    return frozen_decoder(SHAPE, SPEC, Tokens(40, 9, STEPS), 2, impl="reference")
 
 
 def decode(
@@ -75,8 +73,7 @@ SILENT = {
 
 @pytest.mark.parametrize("name", SILENT)
 def test_steps_and_flushes_ask_the_host_nothing(name: str) -> None:
-    given = (Load(60, 9, STEPS), 2, torch.device("cpu"), torch.float32)
-    at = PackedCache(SHAPE, SILENT[name], *given, "reference").decoder
+    at = frozen_decoder(SHAPE, SILENT[name], Tokens(60, 9, STEPS), 2, impl="reference")
     query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
     states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
     # The first step may fill what block tables remember, as one before every capture does.

@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from begun import begin
+from frozen_decoder import Heads, Tokens, frozen_decoder
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,11 +17,9 @@ from duotone.attention.cuda import decode
 from duotone.attention.cuda.rotate import queries as head_turn
 from duotone.attention.cuda.shared import counters
 from duotone.attention.static import StaticDecoder
-from duotone.bench.caches import PackedCache
-from duotone.planning.shapes import DecoderShape, Load
 from duotone.quant import bases, rotation
 
-SHAPE = DecoderShape("tiny", 2, 32, 4, 2, 64, 64, 97, element_bytes=4)
+SHAPE = Heads(2, 4, 2, 64)
 STEPS, BATCH = 40, 2
 ROTATED = duotone.scheme("kivi", bits=2).replace(
     recent=16,
@@ -69,8 +68,8 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def decoder(name: str) -> StaticDecoder:
     torch.manual_seed(0)
-    given = (Load(60, 40, STEPS), BATCH, torch.device("cpu"), torch.float32)
-    return PackedCache(SHAPE, SCHEMES[name], *given, "reference").decoder
+    tokens = Tokens(60, 40, STEPS)
+    return frozen_decoder(SHAPE, SCHEMES[name], tokens, BATCH, impl="reference")
 
 
 def step(at: StaticDecoder, seed: int) -> Tensor:

@@ -224,6 +224,11 @@ def test_rows_of_libraries_say_how_they_call_generate(monkeypatch: pytest.Monkey
     assert Row.parse(generate_rows.STATIC).settings() == {"cache_implementation": "static"}
 
 
+def test_bytes_of_libraries_tensors_are_counted() -> None:
+    held = (torch.ones(3), None, {"codes": torch.ones(2, dtype=torch.int8)})
+    assert generate_rows.kept_bytes(held) == 14
+
+
 def test_a_summary_takes_medians_of_warm_calls() -> None:
     def call(ttft: float, early: float, step: float, busy: float | None) -> dict:
         steps = [early, *[step] * 15, step, step + 2, step + 1]

@@ -6,10 +6,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from duotone.attention.cuda.shared import runtime
 from duotone.bench import kernel
-from duotone.cli import app, bench_throughput
-from duotone.planning.shapes import SHAPES
+from duotone.cli import app
 
 from fake_clock import FakeClock
 from made_up import made_up
@@ -110,23 +108,3 @@ def test_help_has_an_example(command):
     result = run(command, "--help")
     assert result.exit_code == 0
     assert f"duotone bench {command}" in result.output
-
-
-def test_throughput_says_what_decodes_before_a_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(runtime, "has_compiler", lambda: True)
-    given = (SHAPES["internvl2.5-8b"], ["16-bit", "kivi-2", "kivi-2", "transformers quanto-2"])
-    bench_throughput._say_paths(*given, torch.device("cpu"))
-    assert capsys.readouterr().err == ""
-    bench_throughput._say_paths(*given, torch.device("cuda", 0))
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "kivi-2:",
-        "decode attention of text tokens runs by the CUDA kernels",
-        "decode attention of dense tokens runs by the CUDA kernels",
-    ]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    bench_throughput._say_paths(*given, torch.device("cuda", 0))
-    assert "because CUDA kernels need compute capability 8.0" in capsys.readouterr().err

@@ -239,6 +239,20 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "release", lambda: None)
 
 
+def test_a_cache_that_grows_gets_room_where_that_is_faster(
+    bench: BudgetBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(model: Any, row: Row, one: Any, batch: int, *_: Any, **__: Any) -> Steps:
+        if batch > 30:
+            raise torch.OutOfMemoryError("no")
+        return Steps((0.1 if batch > 28 else 0.05,) * 40, batch * one.nbytes, None, ())
+
+    monkeypatch.setattr(generate_budget, "go_on", fake)
+    for name, batch in (("plain", 27), ("kivi@2", 30)):
+        row = bench.row(Row.parse(name), 33 * 2 * 2 * 2 * 16 * 4 * (32 + 20 + STEPS))
+        assert (row["batch"], row["largest_batch"]) == (batch, 30)
+
+
 def search(limit: int, guess: int, fixed: int = 0, most: int = 10**6) -> tuple[int, int]:
     """(largest batch, trials) where `limit` sequences of 10 bytes fit beside `fixed` bytes."""
     trials = []

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from transformers import InternVLConfig
@@ -7,8 +5,6 @@ from transformers import InternVLConfig
 import duotone
 from duotone import SCHEMES, QuantizedCache
 from duotone.loading import load_config
-from duotone.planning.capacity import allocated_bytes, read_bytes
-from duotone.planning.shapes import SHAPES, Load
 
 from families import inputs, tiny_model
 from paths import REPOSITORY
@@ -82,22 +78,6 @@ def test_the_readme_opens_with_what_a_plan_says() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     assert f"{planned.dense_equivalent_bytes / 1e9:.2f} GB" in readme
     assert f"{planned.bytes_per_sequence / 1e6:.0f} MB" in readme
-
-
-@pytest.mark.parametrize("images", [1, 7, 63])
-@pytest.mark.parametrize("name", ["minmax", "duotone", "duotone-mixed", "kivi"])
-def test_capacity_counts_the_ranges_of_all_images(name: str, images: int) -> None:
-    shape, spec = SHAPES["internvl2.5-8b"], duotone.scheme(name).replace(ranges="run")
-    load = Load(visual=1001, prompt=111, new=63, images=images)
-    counts = {"visual_tokens": load.visual, "text_tokens": load.prompt, "new_tokens": load.new}
-    planned = duotone.plan(shape.facts, spec, **counts, images=images)
-    assert read_bytes(shape, spec, load).total == planned.bytes_per_sequence
-    one = duotone.plan(shape.facts, spec, **counts)
-    more = allocated_bytes(shape, spec, load) - allocated_bytes(
-        shape, spec, replace(load, images=1)
-    )
-    assert more == planned.bytes_per_sequence - one.bytes_per_sequence
-    assert (more > 0) == (images > 1 and spec.visual != "text")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import duotone
-from duotone.planning.memory import SHAPE_8B, plan
+from duotone.planning.memory import plan
+from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import quantize
 from duotone.tune.build import boosted, counts_of, natural_ranking, spec_of, starved
 from duotone.tune.seeds import kivi, plain, preset, seed_points

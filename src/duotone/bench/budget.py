@@ -1,9 +1,9 @@
-"""A memory budget that the allocator enforces, and a search for the largest batch within it.
+"""A memory budget that the allocator enforces.
 
 On a GPU the limit is `torch.cuda.set_per_process_memory_fraction`: the caching allocator may
 reserve no more. Its rounding, its fragments and the private pools of CUDA graphs count, as on a
 smaller card. Weights are loaded before, and do not count. A CPU has no such limit: there the bytes
-of the caches and of the predicted activations are summed.
+of the caches are summed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
-# Share of a batch by which the search goes up or down; one sequence at least.
-SEARCH_STEP = 0.02
-MAX_TRIALS = 12
 
 
 def release() -> None:
@@ -29,7 +26,7 @@ def release() -> None:
 
 
 @contextmanager
-def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) -> Iterator[None]:
+def memory_limit(device: torch.device, held_bytes: int, budget_bytes: int) -> Iterator[None]:
     """Limit the allocator to the sum of both within the block."""
     if device.type != "cuda":
         yield
@@ -40,7 +37,7 @@ def memory_limit(device: torch.device, weights_bytes: int, budget_bytes: int) ->
         "cuda", torch.cuda.current_device() if device.index is None else device.index
     )
     _, total = torch.cuda.mem_get_info(device)
-    allowed = weights_bytes + budget_bytes
+    allowed = held_bytes + budget_bytes
     if allowed > total:
         raise ValueError(
             f"weights and budget take {allowed / 1e9:.1f} GB; this GPU has {total / 1e9:.1f} GB."
@@ -95,28 +92,3 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     worded = "out of memory" in words or "alloc_failed" in words
     known = isinstance(error, torch.OutOfMemoryError)
     return known or worded or _is_out_of_memory(error.__context__)
-
-
-def largest_batch(run: Callable[[int], dict], guess: int) -> tuple[int, dict] | None:
-    """(batch, result) of the largest batch that runs, to within SEARCH_STEP; None: not even one.
-
-    run: takes a batch, raises torch.OutOfMemoryError where it does not fit. A right guess takes two
-    runs: the guess, and the next batch, which fails.
-    """
-    batch, best = max(1, guess), None
-    near = step = max(1, round(SEARCH_STEP * batch))
-    fits, too_large = 0, None
-    for _ in range(MAX_TRIALS):
-        result = attempt(run, batch)
-        if result is None:
-            too_large = batch
-        else:
-            fits, best = batch, result
-        if too_large is not None and too_large - fits <= (near if fits else 1):
-            break
-        if too_large is None:
-            batch = fits + step
-        else:
-            batch = (fits + too_large) // 2 if fits else max(1, too_large - step)
-        step *= 2
-    return None if best is None else (fits, best)

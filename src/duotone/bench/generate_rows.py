@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import duotone
-from duotone.bench.library_cache import kept_bytes
 from duotone.quant import CacheSpec
 from duotone.weights import RECIPES
 
@@ -142,6 +141,17 @@ def cache_bytes(cache: Any) -> int:
     return sum(
         kept_bytes(getattr(layer, name, None)) for layer in cache.layers for name in _TENSORS
     )
+
+
+def kept_bytes(held: Any) -> int:
+    """Bytes of a tensor, of a wrapper subclass's inner tensors, or of a collection's tensors."""
+    if isinstance(held, dict):
+        held = tuple(held.values())
+    if isinstance(held, tuple):
+        return sum(map(kept_bytes, held))
+    if hasattr(held, "__tensor_flatten__"):
+        return sum(kept_bytes(getattr(held, name)) for name in held.__tensor_flatten__()[0])
+    return held.nbytes if isinstance(held, torch.Tensor) else 0
 
 
 def _spec(base: str, name: str) -> CacheSpec:

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_generate, bench_kernel, bench_plot, bench_throughput
+from . import bench_generate, bench_kernel, bench_plot
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -11,6 +11,5 @@ app = typer.Typer(
 )
 
 app.command("kernel")(bench_kernel.command)
-app.command("throughput")(bench_throughput.command)
 app.command("generate")(bench_generate.command)
 app.command("plot")(bench_plot.command)

@@ -95,14 +95,14 @@ class _File:
 def _continued(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     """The result of a file, less rows that could not run."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    names = [name for name in header if name not in ("rows", "created", "commit", "versions")]
-    for name in names:
+    for name in header.keys() - {"rows", "method", "created", "commit", "versions"}:
         if found.get(name) != header[name]:
             raise ValueError(
                 f"rows of one file have one {name}: {str(path)!r} has {found.get(name)!r}, these "
                 f"would have {header[name]!r}. Give another folder as --out."
             )
-    return {**found, "rows": [row for row in found["rows"] if "reason" not in row]}
+    rows = [row for row in found["rows"] if "reason" not in row]
+    return {**found, "method": header["method"], "rows": rows}
 
 
 def _calibrated(given: Any, file: Path) -> Any:

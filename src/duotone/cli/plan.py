@@ -67,14 +67,12 @@ def command(
         int, typer.Option(min=1, help="Number of pictures that hold the visual tokens.")
     ] = 1,
     budget: Annotated[str, typer.Option(help="Memory for caches, e.g. 30GB or 24GiB.")] = "30GB",
-    weights: Annotated[
-        str, typer.Option(help="Weights of the model: bf16, w8a8 or w4a8.")
-    ] = "bf16",
     json_output: JsonOption = False,
 ) -> None:
-    """Compute how many sequences fit into a memory budget and how fast these decode.
+    """Compute how many sequences fit into a memory budget.
 
-    16 bit next to a scheme; times are of one H200, weights are outside the budget.
+    16 bit next to a scheme; weights and activations are outside the budget. How fast these
+    sequences decode is measured by [bold]duotone bench generate --budget[/bold].
 
     [bold]Examples[/bold]
 
@@ -82,19 +80,13 @@ def command(
 
       duotone plan --model internvl2.5-8b --scheme minmax --budget 30GB
 
-      duotone plan --model internvl2.5-26b --weights w8a8
-
       duotone plan --scheme duotone --bits 2 --json
     """
     import duotone
-    from duotone.planning.shapes import SHAPES, Load
-    from duotone.planning.step_time import WEIGHT_BITS
+    from duotone.planning.shapes import SHAPES
 
-    if weights not in WEIGHT_BITS:
-        raise ValueError(f"--weights must be one of {list(WEIGHT_BITS)}, got {weights!r}")
     spec, budget_bytes = scheme_spec(scheme, bits), parse_bytes(budget)
-    shape = SHAPES.get(model or "")
-    config = _config(model) if shape is None else shape.facts
+    config = SHAPES.get(model or "") or _config(model)
     plan = duotone.plan(
         config,
         spec,
@@ -104,35 +96,13 @@ def command(
         images=images,
         budget_bytes=budget_bytes,
     )
-    load = Load(visual_tokens, text_tokens, new_tokens, images)
-    predictions = _predictions(shape or config, spec, load, budget_bytes, weights)
     paths = _paths(config, spec)
     if json_output:
-        times = {name: p and p.to_dict() for name, p in predictions.items()}
-        more = {"decode": times, "attention": paths}
-        print_json({"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict(), **more})
+        found = {"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict()}
+        print_json({**found, "attention": paths})
     else:
         _show(plan, scheme)
-        _show_decode(predictions, scheme if weights == "bf16" else f"{scheme}, {weights}")
         show_paths(paths)
-
-
-def _predictions(
-    shape_or_config: Any, spec: Any, load: Any, budget_bytes: int, weights: str
-) -> dict[str, Any]:
-    """Decoding with 16 bit and with the scheme on an H200; None for models of another structure."""
-    from duotone.planning.capacity import predict
-    from duotone.planning.shapes import DecoderShape
-
-    try:
-        is_shape = isinstance(shape_or_config, DecoderShape)
-        shape = shape_or_config if is_shape else DecoderShape.of(shape_or_config)
-    except ValueError:
-        return {"16-bit": None, "scheme": None}
-    return {
-        "16-bit": predict(shape, None, load, budget_bytes),
-        "scheme": predict(shape, spec, load, budget_bytes, weights=weights),
-    }
 
 
 def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
@@ -142,21 +112,6 @@ def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
 
     known = isinstance(config_or_facts, ModelFacts)
     return attention_paths(config_or_facts if known else model_facts(config_or_facts), spec)
-
-
-def _show_decode(predictions: dict[str, Any], scheme: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    found = list(predictions.values())
-    if None in found:
-        return
-    table = Table("decoding on one H200, activations in the budget", "16 bit", scheme)
-    table.add_row("largest batch", *(f"{p.max_batch:,}" for p in found))
-    table.add_row("time of a step, ms", *(f"{1e3 * p.step_s:.2f}" for p in found))
-    table.add_row("  limit of the hardware, ms", *(f"{1e3 * p.roofline_s:.2f}" for p in found))
-    table.add_row("tokens per second", *(f"{p.max_batch / p.step_s:,.0f}" for p in found))
-    Console().print(table)
 
 
 def _show(plan: Any, scheme: str) -> None:

@@ -1,4 +1,4 @@
-"""Memory, batch sizes and step times of a scheme on a model, before anything runs."""
+"""Memory and batch sizes of a scheme on a model, before anything runs."""
 
 from duotone.planning.memory import Plan, plan
 

@@ -11,24 +11,12 @@ import torch
 from duotone.attention import explain_layers
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-
-# The language model of InternVL2.5-8B and many others of that size.
-SHAPE_8B = ModelFacts(
-    model_type="8B",
-    layers=32,
-    q_heads=32,
-    kv_heads=8,
-    head_dim=128,
-    element_bytes=2,
-    sliding=(False,) * 32,
-    visual_token_ids=(0,),
-)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Tables of commands are here; a repository names those of its own benchmarks in p
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from duotone.report.budget import budget_summary, budget_table
 from duotone.report.files import read_file, result_files
 from duotone.report.generate import generate_summary, generate_table
 from duotone.report.kernels import (
@@ -18,7 +19,6 @@ from duotone.report.kernels import (
 )
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
-from duotone.report.throughput import prediction_table, throughput_table
 from duotone.report.tune import (
     tune_comparisons,
     tune_scores,
@@ -30,13 +30,13 @@ from duotone.report.tune import (
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS: dict[str, Renderer] = {
     "generate": ("duotone.generate/1", generate_table),
+    "generate-budget": ("duotone.generate-budget/1", budget_table),
+    "generate-budget-summary": ("duotone.generate-budget/1", budget_summary),
     "generate-summary": ("duotone.generate/1", generate_summary),
     "kernels": ("duotone.kernels/1", kernel_table),
     "kernels-speedups": ("duotone.kernels/1", kernel_speedups),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-packing": ("duotone.kernels/1", packing_table),
-    "throughput": ("duotone.throughput/1", throughput_table),
-    "throughput-predictions": ("duotone.throughput/1", prediction_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-summary": ("duotone.tune/1", tune_summary),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),

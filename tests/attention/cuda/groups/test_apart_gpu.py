@@ -6,6 +6,7 @@ import pytest
 import torch
 from begun import begin
 from cuda_device import NEEDS_KERNELS
+from frozen_decoder import Heads, Tokens, frozen_decoder
 from run_cases import KEEPS, reader
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,9 +16,7 @@ from duotone import CacheSpec, QuantizedCache, Sharing
 from duotone.attention import decode_attention
 from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.static import StaticDecoder
-from duotone.bench.caches import PackedCache
 from duotone.cache.pair import PackedPair
-from duotone.planning.shapes import DecoderShape, Load
 from duotone.quant import KVSpec, TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
@@ -98,14 +97,13 @@ SPECS = {
     "three": WIDE.replace(share=Sharing(value=0, layers=3, dominant=2)),
     "xquant": duotone.scheme("xquant", kq=3, vq=1, km=1, vm=1).replace(recent=32),
 }
-SHAPE = DecoderShape("small", 3, 256, 4, 2, 64, 512, 97, element_bytes=2)
+SHAPE = Heads(3, 4, 2, 64)
 STEPS = 80
 
 
 def frozen(spec: CacheSpec, impl: str) -> StaticDecoder:
     torch.manual_seed(0)
-    load = Load(90, 41, STEPS)
-    return PackedCache(SHAPE, spec, load, 3, torch.device("cuda"), BF16, impl).decoder
+    return frozen_decoder(SHAPE, spec, Tokens(90, 41, STEPS), 3, "cuda", BF16, impl)
 
 
 def step(

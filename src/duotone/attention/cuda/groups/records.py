@@ -119,14 +119,6 @@ class GroupRecords:
             *(old if old is None else joined(old, new, *counts) for old, new in pairs)
         )
 
-    def fill_at_random(self, first: int) -> None:
-        """Overwrite the tiles from token `first` on with some stream, for benchmarks."""
-        codes = sum(self.format.own_part_bytes[:2])
-        own, *apart = (x[:, :, first // TILE :] for x in self._all_tiles if x is not None)
-        for rest in (own[..., :codes], *apart):
-            rest.random_(0, 256)
-        own[..., codes:].view(torch.float16).uniform_(0.1, 0.2)
-
     def widened(self, tokens: int) -> GroupRecords:
         """Records of these tokens in buffers for `tokens`."""
         count = -(-tokens // TILE)

@@ -1,0 +1,81 @@
+"""Tables of `duotone bench generate --budget`, of made-up results."""
+
+import pytest
+
+from duotone.report.budget import HEADER as COLUMNS
+from duotone.report.budget import budget_summary, budget_table
+from duotone.report.papers import CALIBQUANT, tokens_per_s
+
+from made_up_results import HEADER
+
+
+def row(name: str, batch: int, step_ms: float, **more: object) -> dict:
+    speeds = {"tokens_per_s": 1e3 * batch / step_ms, "answer_tokens_per_s": 500 * batch / step_ms}
+    times = {"step_ms": step_ms, "read_s": 0.125, "peak_bytes": 4_500_000_000, "notes": []}
+    return {"row": name, "batch": batch, "largest_batch": batch, **times, **speeds, **more}
+
+
+def result(budget: float = 5e9, **more: object) -> dict:
+    rows = [row("plain", 8, 20.0), row("duotone@1", 40, 10.0), row("plain, rtn-w8a8", 8, 16.0)]
+    return {
+        **HEADER,
+        "schema": "duotone.generate-budget/1",
+        "model": "internvl2.5-8b",
+        "visual_tokens": 3328,
+        "prompt_tokens": 128,
+        "new_tokens": 500,
+        "budget_bytes": int(budget),
+        "q_heads": 32,
+        "kv_heads": 8,
+        "rows": rows,
+        **more,
+    }
+
+
+def cells(table: str, row: str) -> list[list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:1] == "|"]
+    return [line for line in lines if line[1].strip() == row]
+
+
+def test_a_row_stands_against_plain_in_its_own_budget() -> None:
+    larger = result(30e9, rows=[row("plain", 50, 25.0), row("duotone@1", 250, 25.0)])
+    table = budget_table([larger, result()])
+    assert table.count("**internvl2.5-8b (32/8 heads), 3,328 visual tokens, 128 of prompt") == 1
+    small, large = cells(table, "duotone@1")
+    assert len(small) == len(COLUMNS)
+    assert small[:7] == ["5", "duotone@1", "40", "10.00", "4,000", "10.0", "2,000"]
+    assert small[7:10] == ["10.0", "0.12", "4.5"]
+    assert large[5] == "5.0"
+    assert cells(table, "plain, rtn-w8a8")[0][5] == "1.2"
+
+
+def test_the_papers_numbers_are_those_of_its_own_batches() -> None:
+    table = budget_table([result()])
+    assert cells(table, "plain")[0][-1] == "41"  # 3 / .074
+    assert cells(table, "duotone@1")[0][-1] == "231"
+    assert len(cells(table, "plain, rtn-w8a8")[0]) == len(COLUMNS) - 1  # no such row there
+    for (_, visual, _), budgets in CALIBQUANT.items():
+        if visual == 3328:  # Tables 7 and 8 divide other batches
+            for theirs in budgets.values():
+                assert tokens_per_s(theirs) == pytest.approx(theirs[3], rel=0.01)
+
+
+def test_what_does_not_fit_or_run_is_said() -> None:
+    reason = {"row": "nope@1", "failed": True, "reason": "ValueError: no"}
+    rows = [{"row": "plain", "batch": 0}, row("kivi@2", 2, 5.0, notes=["slow"]), reason]
+    table = budget_table([result(rows=rows), result(10e9, rows=[reason])])
+    assert "| 5 | plain | 0 |" in table
+    assert "*kivi@2* (5 GB): slow." in table
+    assert "*nope@1* (5, 10 GB): ValueError: no." in table
+
+
+def test_a_summary_has_the_largest_budget() -> None:
+    larger = result(30e9, rows=[row("plain", 50, 25.0), row("duotone@1", 250, 25.0)])
+    summary = budget_summary([larger, result()])
+    assert "generated, 30 GB | 2,000 | 10,000 (5.0; 5.0) |" in summary
+    assert "rtn-w8a8" not in summary
+
+
+def test_two_results_of_a_budget_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"5 GB\. Remove one"):
+        budget_table([result(), result()])
