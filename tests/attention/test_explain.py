@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from frozen_decoder import Heads, Tokens, frozen_decoder
 
 import duotone
 from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
@@ -14,6 +13,8 @@ from duotone.attention.cuda.left_out import left_out
 from duotone.attention.cuda.shared import runtime
 from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
 from pretended_gpu import pretend
+
+from frozen_decoder import Heads, Tokens, frozen_decoder
 
 GROUPS = KVSpec(TensorSpec(2, group=32), TensorSpec(2, "channels", 32))
 STREAM = duotone.scheme("kivi", bits=2).replace(recent=16, sink=0)

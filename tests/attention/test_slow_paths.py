@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from begun import begin
-from frozen_decoder import Heads, Tokens, frozen_decoder
 from launch_cases import records_of
 
 import duotone
@@ -21,6 +20,7 @@ from duotone.slow_paths import SlowPaths, SlowPathWarning
 from pretended_gpu import pretend
 
 from cases import CALIBRATED, Case, build
+from frozen_decoder import Heads, Tokens, frozen_decoder
 
 SHAPE = Heads(3, 4, 2, 64)
 BATCH, STEPS = 2, 6

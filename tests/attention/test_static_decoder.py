@@ -3,11 +3,12 @@
 import pytest
 import torch
 from begun import begin
-from frozen_decoder import Heads, Tokens, frozen_decoder
 from no_questions import NoQuestions
 
 import duotone
 from duotone.attention.static import StaticDecoder
+
+from frozen_decoder import Heads, Tokens, frozen_decoder
 
 SHAPE = Heads(2, 4, 2, 16)
 SPEC = duotone.scheme("kivi", bits=2).replace(recent=16)

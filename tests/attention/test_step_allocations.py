@@ -5,7 +5,6 @@ import gc
 import pytest
 import torch
 from begun import begin
-from frozen_decoder import Heads, Tokens, frozen_decoder
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +17,8 @@ from duotone.attention.cuda.rotate import queries as head_turn
 from duotone.attention.cuda.shared import counters
 from duotone.attention.static import StaticDecoder
 from duotone.quant import bases, rotation
+
+from frozen_decoder import Heads, Tokens, frozen_decoder
 
 SHAPE = Heads(2, 4, 2, 64)
 STEPS, BATCH = 40, 2

@@ -82,6 +82,14 @@ def test_weights_are_quantized_for_the_rows_that_ask_for_it() -> None:
     ]
 
 
+def test_made_up_bases_are_for_random_weights() -> None:
+    (row,) = measured(*TINY, *rows("calibrated@1"))["rows"]
+    assert row["cache_bytes"] < row["cache_bytes_16_bit"]
+    done = run("--model", "duotone-tiny", *SMALL, *rows("calibrated@1"))
+    assert done.exit_code == 2
+    assert "for a model of random weights" in " ".join(done.output.split())
+
+
 def test_a_spec_is_two_rows_beside_plain(tmp_path: Path) -> None:
     spec = tmp_path / "mine.json"
     spec.write_text(json.dumps(duotone.scheme("kivi", bits=4).to_dict()))

@@ -1,9 +1,7 @@
 """`duotone bench generate --budget`: the largest batch that fits, and its tokens per second."""
 
 import json
-import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -41,8 +39,7 @@ def run(
     answers = Answers(visual or VISUAL_TOKENS, new=new or NEW_TOKENS)
     asked = parse_rows(rows or [])
     load = Load(1, answers.visual + answers.prompt, answers.new, calls=2)
-    with tempfile.TemporaryDirectory() as folder:
-        given = _calibrated(subject(model, device, load), Path(folder) / "made-up.safetensors")
+    with subject(model, device, load) as given:
         bench = Bench(given, load)
         one = prompts(model, given.model, answers.visual)
         asked = asked or parse_rows(budget_rows(bench.takes_images))
@@ -103,13 +100,6 @@ def _continued(path: Path, header: dict[str, Any]) -> dict[str, Any]:
             )
     rows = [row for row in found["rows"] if "reason" not in row]
     return {**found, "method": header["method"], "rows": rows}
-
-
-def _calibrated(given: Any, file: Path) -> Any:
-    """The subject with a maker of calibrated specs; random bases are written to `file`."""
-    from duotone.calibrate.made_up import made_up
-
-    return replace(given, calibrated=lambda: made_up(given.model, file))
 
 
 def line(budget_bytes: int, row: dict[str, Any]) -> str:

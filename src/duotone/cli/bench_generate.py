@@ -112,7 +112,7 @@ def command(
     """
     import torch
 
-    from duotone.bench.generate import Bench, Load, header
+    from duotone.bench.generate import Bench, Load
     from duotone.bench.generate_rows import PLAIN, default_rows, parse_rows, rows_of_spec
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -128,23 +128,34 @@ def command(
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
     load = Load(batch or 1, tokens or TOKENS, new or NEW_TOKENS, padded, calls or CALLS, seconds)
     asked = parse_rows(names)
-    bench = Bench(subject(model, torch.device(device), load), load)
-    asked = asked or parse_rows(default_rows(bench.takes_images))
-    bench.check(asked)
+    with subject(model, torch.device(device), load) as given:
+        bench = Bench(given, load)
+        asked = asked or parse_rows(default_rows(bench.takes_images))
+        bench.check(asked)
+        result = _measured(bench, asked, minutes, out, silent=json_output)
+    if json_output:
+        print_json(result)
+    if any(found.get("failed") for found in result["rows"]):
+        raise typer.Exit(FAILED)
+
+
+def _measured(
+    bench: Any, asked: list[Any], minutes: float | None, out: Path | None, silent: bool
+) -> dict[str, Any]:
+    """The result of all rows, which is written after each."""
+    from duotone.bench.generate import header
+
     result, begin = header(bench), monotonic()
     if bench.device.type != "cuda":
         say(NO_GPU)
     for one in asked:
         late = minutes is not None and monotonic() - begin > 60 * minutes
         result["rows"].append(_late(one.name) if late else bench.row(one))
-        if not json_output:
+        if not silent:
             typer.echo(line(result["rows"][-1]))
         if out is not None:
             _write(out, result)
-    if json_output:
-        print_json(result)
-    if any(found.get("failed") for found in result["rows"]):
-        raise typer.Exit(FAILED)
+    return result
 
 
 def _check_alone(**given: Any) -> None:

@@ -1,14 +1,17 @@
 """Models and prompts that `duotone bench generate` measures, by the name of a model."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .common import load_model, say
 
 
-def subject(name: str, device: Any, load: Any) -> Any:
-    """The model of a name, and its prompt."""
+@contextmanager
+def subject(name: str, device: Any, load: Any) -> Iterator[Any]:
+    """The model of a name, and its prompt; inside, files of made-up bases are kept for it."""
     import torch
 
     from duotone.bench.generate import Subject
@@ -44,7 +47,16 @@ def subject(name: str, device: Any, load: Any) -> Any:
     if load.padded:
         given = made.left_padded(given)
         mask = None if mask is None else mask & (given["attention_mask"] == 1)
-    return Subject(name, model, given, mask, lambda recipe: _quantize(model, few(), recipe))
+    with tempfile.TemporaryDirectory() as folder:
+        is_random = name in made.SHAPES or name.endswith(".json")
+        yield Subject(
+            name,
+            model,
+            given,
+            mask,
+            quantize=lambda recipe: _quantize(model, few(), recipe),
+            calibrated=_calibrated(model, Path(folder)) if is_random else None,
+        )
 
 
 def prompts(name: str, model: Any, visual: int) -> Callable[[int, int], tuple[Any, Any]]:
@@ -68,6 +80,13 @@ def prompts(name: str, model: Any, visual: int) -> Callable[[int, int], tuple[An
             f"--model {name!r}"
         )
     return lambda n, text: made.marked_prompt(model, 1, n + text, text)
+
+
+def _calibrated(model: Any, folder: Path) -> Callable[[], Any]:
+    """A maker of calibrated specs for the model as it is, with random bases."""
+    from duotone.calibrate.made_up import made_up
+
+    return lambda: made_up(model, folder / "made-up.safetensors")
 
 
 def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:

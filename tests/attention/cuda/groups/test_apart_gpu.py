@@ -6,7 +6,6 @@ import pytest
 import torch
 from begun import begin
 from cuda_device import NEEDS_KERNELS
-from frozen_decoder import Heads, Tokens, frozen_decoder
 from run_cases import KEEPS, reader
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,6 +19,7 @@ from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
+from frozen_decoder import Heads, Tokens, frozen_decoder
 
 pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
