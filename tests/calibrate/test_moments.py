@@ -224,7 +224,7 @@ def test_recording_changes_no_logits_and_leaves_the_vision_tower_alone():
     batch = pictured([0, 1])
     expected = model(**batch).logits
     recorder.begin(visual_places(batch["input_ids"] == 2, batch["attention_mask"]))
-    with recording(model, recorder):
+    with recording(model, recorder.record):
         torch.testing.assert_close(model(**batch).logits, expected)
         assert model.config.vision_config._attn_implementation != NAME
     assert sorted(recorder.layers) == [0, 1, 2]

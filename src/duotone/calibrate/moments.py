@@ -200,7 +200,7 @@ def answer(
     cache = make_cache(model, None, batch)
     ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
     stopping = [_StillAnswering(listener, ends)]
-    with recording(model, listener):
+    with recording(model, listener.record):
         generate(model, batch, cache, given.answer_tokens, stopping=stopping)
     return batch, cache
 

@@ -198,7 +198,7 @@ def gather_profiles(
     """
     sums = ProfileSums() if profiles is None else profiles
     recorder = ProfileRecorder(model_facts(model), bases, shares, sums)
-    with recording(model, recorder):
+    with recording(model, recorder.record):
         for number, given in enumerate(islice(batches, done, None), start=done + 1):
             batch = prepare(model, given.tensors)
             recorder.places = places_of(batch, recorder.facts, group)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
 from duotone.cuda_graph import CudaGraph
-from duotone.hf.frozen import Frozen
 from duotone.hf.graph_rules import INPUTS, settings_of
-from duotone.quant import CacheSpec
-from duotone.slow_paths import SlowPaths
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
 
 # Room for new tokens where a call does not say how many will come, and the most where it does.
 FIRST_ROOM, MOST_ROOM = 128, 512
@@ -39,28 +39,6 @@ def first_room(new_tokens: int | None, token_bytes: int) -> int:
     return min(rounded, max(MOST_ROOM, MOST_BYTES // token_bytes))
 
 
-class HoldsStill(Protocol):
-    """A cache that freezes and thaws. frozen: its fixed buffers, while it holds still."""
-
-    spec: CacheSpec
-    impl: str
-    slow: SlowPaths
-    frozen: Frozen | None
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tokens."""
-        ...
-
-    def hold_still(self, room: int) -> Frozen:
-        """Freeze in place, with room for `room` steps of one token per sequence."""
-        ...
-
-    def thaw(self) -> None:
-        """Go on with buffers that grow."""
-        ...
-
-
 class DecodeSteps:
     """Decode steps of one cache from the moment on that it holds still.
 
@@ -72,7 +50,7 @@ class DecodeSteps:
     def __init__(
         self,
         forward: Callable[..., Any],
-        cache: HoldsStill,
+        cache: QuantizedCache,
         kwargs: dict[str, Any],
         room: int,
         captures: bool = True,
@@ -118,7 +96,7 @@ class DecodeSteps:
         for replayed in (self._model, self._flush):
             replayed.is_warm = replayed.is_hoped = is_warm
 
-    def take_over(self, fresh: DecodeSteps, cache: HoldsStill) -> bool:
+    def take_over(self, fresh: DecodeSteps, cache: QuantizedCache) -> bool:
         """Take over the tokens of `fresh` into buffers that are alike; False: they are not.
 
         Our own cache is gone. cache: of `fresh`, before its first step.
@@ -140,11 +118,11 @@ class DecodeSteps:
         """True where one more token needs more room."""
         return self.frozen.steps >= self.frozen.room
 
-    def goes_on(self, cache: HoldsStill, kwargs: dict[str, Any]) -> bool:
+    def goes_on(self, cache: QuantizedCache, kwargs: dict[str, Any]) -> bool:
         """True where a step of `kwargs` is like the first one, and the cache still holds still."""
         return cache.frozen is self.frozen and settings_of(kwargs) == self.settings
 
-    def with_more_room(self, cache: HoldsStill, left: int | None) -> DecodeSteps:
+    def with_more_room(self, cache: QuantizedCache, left: int | None) -> DecodeSteps:
         """The steps after these, in buffers with room for as many as there were, at most `left`."""
         room = max(self.taken, FIRST_ROOM)
         cache.thaw()
@@ -155,7 +133,7 @@ class DecodeSteps:
         more.set_warm(True)
         return more
 
-    def run(self, cache: HoldsStill, kwargs: dict[str, Any]) -> ModelOutput:
+    def run(self, cache: QuantizedCache, kwargs: dict[str, Any]) -> ModelOutput:
         """One step; `generate` may change the result."""
         with self.frozen.step():
             if self.frozen.decoder.starts_with_flush():
@@ -166,7 +144,7 @@ class DecodeSteps:
         fields = {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}
         return kind(**fields, past_key_values=cache)
 
-    def _run(self, replayed: Replayed, body: Callable[[], Any], cache: HoldsStill) -> Any:
+    def _run(self, replayed: Replayed, body: Callable[[], Any], cache: QuantizedCache) -> Any:
         self._cache = cache
         try:
             return replayed(body)
@@ -220,7 +198,7 @@ def capture(body: Callable[[], Any], device: torch.device) -> CudaGraph:
     return CudaGraph(body, device)
 
 
-def say(cache: HoldsStill, reason: str) -> None:
+def say(cache: QuantizedCache, reason: str) -> None:
     """Say once per model why decode steps are not replayed."""
     cache.slow.say(
         "decode of `generate`", "is launched step by step, slower than by CUDA graphs", reason

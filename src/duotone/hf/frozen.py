@@ -7,10 +7,10 @@ alone says what has become of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from duotone.attention.static import StaticDecoder
 from duotone.cache import (
-    LayerStore,
     MemoryReport,
     StaticPlaces,
     StaticStore,
@@ -29,33 +28,14 @@ from duotone.cache.alike import OF_PROMPTS, Structure
 from duotone.cache.ragged import Move
 from duotone.cache.static import check_frozen, settle_orders
 from duotone.cache.thaw import chronological
-from duotone.hf.facts import ModelFacts
-from duotone.hf.timeline import Steps
-from duotone.quant import CacheSpec
-from duotone.slow_paths import SlowPaths
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
 
 # Prompts whose lengths differ by less may have buffers of equal size.
 MULTIPLE = 64
 # What a layer still holds while it is frozen.
 TAKEN_OVER = ("visual", "background", "key_norm")
-
-
-class Stored(Protocol):
-    """A layer of a cache."""
-
-    index: int
-    store: LayerStore
-
-
-class Freezable(Protocol):
-    """A cache whose steps are whole, as fixed buffers are made of it."""
-
-    facts: ModelFacts
-    spec: CacheSpec
-    impl: str
-    slow: SlowPaths
-    steps: Steps
-    layers: Sequence[Stored]
 
 
 class Frozen:
@@ -64,7 +44,7 @@ class Frozen:
     Errors: ValueError, before anything is changed, for a cache that cannot freeze.
     """
 
-    def __init__(self, cache: Freezable, room: int) -> None:
+    def __init__(self, cache: QuantizedCache, room: int) -> None:
         _check(cache)
         self.start, self.room = cache.steps.length, room
         stores, self._orders = _frozen_stores(cache, room)
@@ -83,7 +63,7 @@ class Frozen:
         """True where nobody else has the buffers: the cache gave none of them back."""
         return not (self.is_thawed or self._broke_off)
 
-    def move_into(self, other: Frozen, cache: Freezable) -> bool:
+    def move_into(self, other: Frozen, cache: QuantizedCache) -> bool:
         """Go on in the buffers of `other`, where they are alike; False: they are not.
 
         cache: of this object, before its first step. `other` has no cache any more.
@@ -137,14 +117,14 @@ class Frozen:
         scratch = self.decoder.scratch
         return self.structure.nbytes + (0 if scratch is None else scratch.nbytes)
 
-    def memory(self, cache: Freezable) -> MemoryReport:
+    def memory(self, cache: QuantizedCache) -> MemoryReport:
         """Bytes of all buffers, free slots included, and of the ledgers that rest meanwhile."""
         resting = [x for ledger in cache.steps.ledgers for x in ledger.state.tensors]
         resting += [x for order in self._orders for x in (order.index, order.lengths)]
         nominal = cache.spec.nominal_bits(cache.facts.layers)
         return static_memory_report(self.decoder.stores, nominal, resting)
 
-    def thaw(self, cache: Freezable) -> None:
+    def thaw(self, cache: QuantizedCache) -> None:
         """Give the cache's layers and ledgers the tokens back.
 
         Errors: RuntimeError after a step that broke off.
@@ -170,7 +150,7 @@ class Frozen:
             ledger.decoded(self.steps, self.rows)
 
 
-def _check(cache: Freezable) -> None:
+def _check(cache: QuantizedCache) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
     if not cache.steps.length:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
@@ -186,7 +166,7 @@ def _check(cache: Freezable) -> None:
         )
 
 
-def _frozen_stores(cache: Freezable, room: int) -> tuple[list[StaticStore], list[Move]]:
+def _frozen_stores(cache: QuantizedCache, room: int) -> tuple[list[StaticStore], list[Move]]:
     """(layers of a prefilled cache in fixed buffers, the order of each one's dense tokens).
 
     room: for later tokens. The layers lose their dense tokens and their streams, one after the

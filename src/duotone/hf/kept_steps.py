@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
-from duotone.hf.decode_steps import DecodeSteps, HoldsStill
+from duotone.hf.decode_steps import DecodeSteps
 from duotone.hf.model_state import ModelState
 from duotone.quant import CacheSpec
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
 
 # Captures per model, and the part of a device's memory that they may take with their buffers.
 MOST_KEPT, MEMORY_SHARE = 4, 1 / 32
@@ -48,7 +52,7 @@ class KeptSteps:
             self._state, self._steps, self._warm = state, [], []
         return False
 
-    def like(self, fresh: DecodeSteps, cache: HoldsStill) -> DecodeSteps:
+    def like(self, fresh: DecodeSteps, cache: QuantizedCache) -> DecodeSteps:
         """Kept steps that can take over the tokens of `fresh`, or `fresh`.
 
         cache: of `fresh`, before its first step.
@@ -102,7 +106,7 @@ def most_bytes(device: torch.device) -> float:
     return torch.cuda.get_device_properties(device).total_memory * MEMORY_SHARE
 
 
-def _kind(cache: HoldsStill, steps: DecodeSteps) -> tuple[CacheSpec, str, int]:
+def _kind(cache: QuantizedCache, steps: DecodeSteps) -> tuple[CacheSpec, str, int]:
     return cache.spec, cache.impl, steps.batch
 
 

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from duotone.cache import LayerStore, Segment
-from duotone.hf.frozen import Frozen
+from duotone.cache import Segment
 from duotone.hf.states import LazyStates, StaticStates
-from duotone.hf.timeline import Steps
-from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
 
-
-class Owner(Protocol):
-    """A cache as its layers know it. frozen: its fixed buffers, while it holds still."""
-
-    spec: CacheSpec
-    steps: Steps
-    frozen: Frozen | None
-
-    @property
-    def length(self) -> int:
-        """Logical length after the last whole step, padding included."""
-        ...
-
-    def new_store(self, index: int) -> LayerStore:
-        """An empty store for one layer."""
-        ...
-
-    def take(self, layer: QuantizedLayer, key: Tensor, value: Tensor) -> None:
-        """One layer's states of the current step."""
-        ...
-
-    def thaw(self) -> None:
-        """Go on with buffers that grow."""
-        ...
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
 
 
 class QuantizedLayer(CacheLayerMixin):
@@ -52,17 +27,17 @@ class QuantizedLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, cache: Owner, index: int) -> None:
+    def __init__(self, cache: QuantizedCache, index: int) -> None:
         super().__init__()
         self.index, self.store = index, cache.new_store(index)
         self.belong_to(cache)
 
-    def belong_to(self, cache: Owner) -> None:
+    def belong_to(self, cache: QuantizedCache) -> None:
         """Point at the cache, weakly: a cache must free its memory when its last user goes."""
         self._cache = weakref.ref(cache)
 
     @property
-    def cache(self) -> Owner:
+    def cache(self) -> QuantizedCache:
         """The cache this layer is part of."""
         cache = self._cache()
         if cache is None:

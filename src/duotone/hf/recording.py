@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,28 +18,20 @@ from duotone.hf.attention import text_implementation
 
 NAME = "duotone-calibrate"
 Heads = Float[Tensor, "batch heads tokens head_dim"]
-
-
-class Listener(Protocol):
-    """Receiver of the queries, K and V of every layer, as attention has them."""
-
-    def record(
-        self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
-    ) -> None:
-        """One layer of one step."""
-        ...
+Record = Callable[[nn.Module, Heads, Heads, Heads, float | None], None]
 
 
 @contextmanager
-def recording(model: Any, recorder: Listener) -> Iterator[None]:
-    """The language model's attention passes through `recorder`, and on to what it was before.
+def recording(model: Any, record: Record) -> Iterator[None]:
+    """Pass the language model's attention through `record`, and on to what it was before.
 
+    record: receives one layer of one step: (module, queries, K, V, scale).
     Vision towers keep their own attention and are not seen. Undone at the end, come what may.
     """
     before = text_implementation(model)
 
     def attention(module, query, key, value, attention_mask, *args, scaling=None, **kwargs):
-        recorder.record(module, query, key, value, scaling)
+        record(module, query, key, value, scaling)
         run = _original(module, before)
         return run(module, query, key, value, attention_mask, *args, scaling=scaling, **kwargs)
 

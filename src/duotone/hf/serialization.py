@@ -7,10 +7,10 @@ is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,10 @@ from duotone.hf.calibrated import basis_digests
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fitting import fitting_facts
 from duotone.hf.identity import all_weights_digest, config_differences, config_facts
-from duotone.hf.timeline import Steps
 from duotone.quant import CacheSpec, tensor_file
+
+if TYPE_CHECKING:
+    from duotone.hf.cache import QuantizedCache
 
 # 5: checksum; digests of weights and bases, configuration and type of the model; scales of
 # 8-bit floats.
@@ -39,24 +41,7 @@ WAIVABLE = ("weights", "config", "dtype", "bases", "checksum")
 Header = dict[str, Any]
 
 
-class Savable(Protocol):
-    """A cache as a file is written of it, and read into it."""
-
-    facts: ModelFacts
-    spec: CacheSpec
-    steps: Steps
-    layers: Sequence[Any]
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """Where the tokens are; None while the cache is empty."""
-        ...
-
-
-C = TypeVar("C", bound=Savable)
-
-
-def save_cache(cache: Savable, model: PreTrainedModel | None, path: str | Path) -> None:
+def save_cache(cache: QuantizedCache, model: PreTrainedModel | None, path: str | Path) -> None:
     """Write `cache`, which `model` has filled.
 
     Errors: ValueError for an empty one, without a model, and for a cache that `load_cache` would
@@ -91,13 +76,13 @@ def _shape(facts: ModelFacts) -> Shape:
 
 
 def load_cache(
-    cls: Callable[..., C],
+    cls: type[QuantizedCache],
     path: str | Path,
     model: PreTrainedModel,
     visual_mask: Tensor | None = None,
     waive: Collection[str] = (),
     impl: str = "auto",
-) -> C:
+) -> QuantizedCache:
     """Read a cache back onto the model's device; `QuantizedCache.load` says what is checked."""
     check_waive(waive)
     header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
@@ -196,7 +181,7 @@ def _converted(saved: Saved, spec: CacheSpec, dtype: torch.dtype) -> Saved:
     return Saved(saved.states, layers, dtype)
 
 
-def _fill(cache: Savable, saved: Saved, device: torch.device) -> None:
+def _fill(cache: QuantizedCache, saved: Saved, device: torch.device) -> None:
     tables: dict[int, BlockTable] = {}
     cache.steps.restore([_ledger(cache.spec, state, device) for state in saved.states])
     for layer, content in zip(cache.layers, saved.layers, strict=True):

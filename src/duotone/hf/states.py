@@ -8,33 +8,14 @@ sees through them, and another attention function fails on them by their type.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-
-class Decodes(Protocol):
-    """A layer whose tokens are in fixed buffers."""
-
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, sm_scale: float) -> Tensor:
-        """Store one token per sequence and attend, [batch, q_heads, 1, value_dim]."""
-        ...
-
-
-class Layer(Protocol):
-    """A layer of a cache that grows."""
-
-    index: int
-
-    def get_seq_length(self) -> int:
-        """Logical length, padding included."""
-        ...
-
-    def for_foreign(self, which: Literal["key", "value"], new: Tensor) -> Tensor:
-        """K or V of all tokens in logical order, for an attention function that is not ours."""
-        ...
+if TYPE_CHECKING:
+    from duotone.hf.layer import QuantizedLayer
 
 
 class LazyStates(Tensor):
@@ -43,13 +24,13 @@ class LazyStates(Tensor):
     new: this step's dense states. Padding decodes to zeros; the model's mask hides it.
     """
 
-    layer: Layer
+    layer: QuantizedLayer
     which: Literal["key", "value"]
     new: Tensor
 
     @staticmethod
     def __new__(  # noqa: D102 -- the class docstring says it
-        cls, layer: Layer, which: str, new: Tensor
+        cls, layer: QuantizedLayer, which: str, new: Tensor
     ) -> LazyStates:
         batch, heads, _, dim = new.shape
         shape = (batch, heads, layer.get_seq_length(), dim)
@@ -57,7 +38,7 @@ class LazyStates(Tensor):
         lazy.layer, lazy.which, lazy.new = layer, which, new
         return lazy
 
-    def __init__(self, layer: Layer, which: str, new: Tensor) -> None:
+    def __init__(self, layer: QuantizedLayer, which: str, new: Tensor) -> None:
         super().__init__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -81,7 +62,7 @@ class StaticStates:
     Another attention function fails on it by its type.
     """
 
-    def __init__(self, layer: Decodes, new: Tensor) -> None:
+    def __init__(self, layer: QuantizedLayer, new: Tensor) -> None:
         self.layer, self.new = layer, new
 
     @property
