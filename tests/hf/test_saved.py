@@ -11,7 +11,7 @@ from test_bases import some_bases, spec_of
 
 import duotone
 from duotone import QuantizedCache
-from duotone.hf.identity import all_weights_digest, config_facts
+from duotone.hf.identity import config_facts, is_in_memory, weights_digest
 from duotone.hf.weights import checkpoint as checkpoints
 from duotone.hf.weights.checkpoint import model_class
 from duotone.quant import bases as bases_module
@@ -82,25 +82,25 @@ def test_other_weights_are_refused_however_few(path: Path, where: str) -> None:
 
 def test_weights_that_change_after_they_were_read_are_read_again() -> None:
     model = new_model("internvl")
-    before = all_weights_digest(model)
-    assert all_weights_digest(model) == before == all_weights_digest(copy.deepcopy(model))
+    before = weights_digest(model)
+    assert weights_digest(model) == before == weights_digest(copy.deepcopy(model))
     weight = model.get_input_embeddings().weight
     kept = weight.detach().clone()
     with torch.no_grad():
         weight[0, 1] += 1
-    changed = all_weights_digest(model)
+    changed = weights_digest(model)
     weight.data *= 1.5
-    assert len({before, changed, all_weights_digest(model)}) == 3
+    assert len({before, changed, weights_digest(model)}) == 3
     with torch.no_grad():
         weight.copy_(kept)
-    assert all_weights_digest(model) == before
+    assert weights_digest(model) == before
 
 
 def test_weights_that_are_not_in_memory_vouch_for_nothing(path: Path) -> None:
     model, _ = saved(path)
     offloaded = copy.deepcopy(model)
     offloaded.lm_head.weight = torch.nn.Parameter(offloaded.lm_head.weight.to("meta"))
-    assert all_weights_digest(offloaded) is None
+    assert not is_in_memory(offloaded)
     refused(path, offloaded, "nothing is known of this model's")
 
 
@@ -295,13 +295,13 @@ def test_a_model_from_a_folder_is_the_model_that_was_saved_there(name: str, tmp_
     model.save_pretrained(tmp_path)
     again = model_class(model.config).from_pretrained(tmp_path)
     assert config_facts(again) == config_facts(model)
-    assert all_weights_digest(again) == all_weights_digest(model)
+    assert weights_digest(again) == weights_digest(model)
 
 
 def test_a_quantized_model_from_its_checkpoint_takes_its_caches(tmp_path: Path) -> None:
     model = quantized("rtn-w8a8")[0].model
     again = checkpoints.load(checkpoints.save(model, tmp_path / "q"))
     assert config_facts(again) == config_facts(model)
-    assert all_weights_digest(again) == all_weights_digest(model)
+    assert weights_digest(again) == weights_digest(model)
     next(m for m in again.modules() if isinstance(m, QuantLinear)).packed.codes[0, 0] += 1
-    assert all_weights_digest(again) != all_weights_digest(model)
+    assert weights_digest(again) != weights_digest(model)

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from duotone.hf.fingerprint import fingerprint, raw_bytes, weights_digest
+from duotone.hf.fingerprint import fingerprint, raw_bytes
+from duotone.hf.identity import weights_digest
 from duotone.resume import Unfinished
 
 from .moments import CalibrationBatch, LayerMoments

@@ -10,6 +10,7 @@ import torch
 
 from duotone import CacheSpec, json_text, scheme
 from duotone.hf.facts import check_spec, model_facts
+from duotone.hf.identity import weights_digest
 from duotone.inference.memory import total_memory
 from duotone.report.provenance import write_new_json
 from duotone.tasks.metrics import Score, confidence_interval
@@ -41,8 +42,11 @@ def check_schemes(model: Any, specs: Mapping[str, CacheSpec | None]) -> None:
             check_spec(facts, spec)
 
 
-def _weights_digest(model: Any) -> str:
-    """A digest of one element of every parameter: other weights, another model."""
+def former_weights_digest(model: Any) -> str:
+    """Digest by which results and searches named a model's weights until 2026-11-24.
+
+    Of one element of every parameter.
+    """
     picked = [p.detach().flatten()[p.numel() // 2].float().cpu() for p in model.parameters()]
     return hashlib.sha256(torch.stack(picked).numpy().tobytes()).hexdigest()[:10]
 
@@ -54,7 +58,7 @@ def describe(model: Any, name: str | None) -> dict[str, Any]:
         "family": model.config.model_type,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "weights": _weights_digest(model),
+        "weights": weights_digest(model),
     }
 
 
@@ -65,12 +69,27 @@ def file_stem(configuration: Mapping[str, Any]) -> str:
     return f"{configuration['task']}-{configuration['scheme']}-{digest}"
 
 
-def finished(out: Path | None, configurations: Mapping[str, dict]) -> dict[str, dict[str, Any]]:
-    """Results of earlier calls with exactly these configurations."""
-    if out is None:
+def with_former_weights(data: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Name the model of `data`, which `describe` has described, by the former digest of weights."""
+    return {**data, "model": data["model"] | {"weights": former_weights_digest(model)}}
+
+
+def finished(
+    out: Path | None, configurations: Mapping[str, dict], model: Any
+) -> dict[str, dict[str, Any]]:
+    """Results of earlier calls with exactly these configurations.
+
+    model: that these configurations name; a result may have its former digest.
+    """
+    if out is None or not out.exists():
         return {}
-    paths = {label: out / f"{file_stem(c)}.json" for label, c in configurations.items()}
-    return {label: _read(path) for label, path in paths.items() if path.exists()}
+    found = {}
+    for label, configuration in configurations.items():
+        for named in (configuration, with_former_weights(configuration, model)):
+            path = out / f"{file_stem(named)}.json"
+            if label not in found and path.exists():
+                found[label] = _read(path)
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

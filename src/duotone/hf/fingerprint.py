@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SAMPLED = 64  # numbers of a parameter that its digest reads
 # What says how a model was stored or is run, not what it is.
 VOLATILE = frozenset(
     {"transformers_version", "dtype", "torch_dtype", "use_cache", "attn_implementation"}
@@ -36,20 +35,6 @@ def fingerprint(model: Any) -> str:
     }
     text = json.dumps(data, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A digest of some numbers of every parameter: training any of them changes it.
-
-    Not the same for another number type. Parameters that are not in memory do not count.
-    """
-    found = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        if not parameter.is_meta:
-            flat = parameter.detach().flatten()
-            found.update(name.encode())
-            found.update(raw_bytes(flat[:: max(1, len(flat) // SAMPLED)]))
-    return found.hexdigest()[:16]
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

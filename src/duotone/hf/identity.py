@@ -1,4 +1,4 @@
-"""Identity of a model for its caches: the configuration and weights that K and V follow from."""
+"""Identity of a model: the configuration and the weights that its numbers follow from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from duotone.hf.fingerprint import SAMPLED, lasting
+from duotone.hf.fingerprint import lasting
 from duotone.quant.digest import digest
 
 # What says how a model is called, run or trained, and changes no K and V.
@@ -33,6 +33,7 @@ UNRELATED = frozenset(
     }
 )
 Config = dict[str, Any]
+SAMPLED = 64  # numbers of a tensor that are looked at to see a change
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[Any, str]] = WeakKeyDictionary()
 
 
@@ -71,22 +72,29 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-def all_weights_digest(model: PreTrainedModel) -> str | None:
-    """A digest of every parameter and persistent buffer, whole; None where some are not in memory.
+def weights_digest(model: PreTrainedModel) -> str:
+    """A digest of every parameter and persistent buffer that is in memory, whole.
 
     The same on all devices; another one for another number type. It reads all weights once and is
     remembered until a tensor moves, counts a change, or shows one in a sample of its numbers. In a
     model that was read, only an edit through `.data` of numbers outside the sample goes unseen.
     """
-    tensors = model.state_dict(keep_vars=True)
-    tensors = {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
-    if any(tensor.is_meta for tensor in tensors.values()):
-        return None
+    tensors = {name: t for name, t in _tensors(model).items() if not t.is_meta}
     state = (_places(tensors), digest(_sample(tensors)))
     known = _KNOWN.get(model)
     if known is None or known[0] != state:
         known = _KNOWN[model] = (state, digest(tensors))
     return known[1]
+
+
+def is_in_memory(model: PreTrainedModel) -> bool:
+    """True where `weights_digest` is of all weights."""
+    return not any(tensor.is_meta for tensor in _tensors(model).values())
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    tensors = model.state_dict(keep_vars=True)
+    return {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
 
 
 def _places(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:

@@ -24,7 +24,7 @@ from duotone.cache.saved import SavedLayer, collect, name_of, parse
 from duotone.hf.calibrated import basis_digests
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fitting import fitting_facts
-from duotone.hf.identity import all_weights_digest, config_differences, config_facts
+from duotone.hf.identity import config_differences, config_facts, is_in_memory, weights_digest
 from duotone.quant import CacheSpec, tensor_file
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def save_cache(cache: QuantizedCache, model: PreTrainedModel | None, path: str |
 def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
     """Facts that K and V follow from, JSON-safe, by the words of `WAIVABLE`."""
     return {
-        "weights": all_weights_digest(model),
+        "weights": weights_digest(model) if is_in_memory(model) else None,
         "config": config_facts(model),
         "model_dtype": name_of(model.dtype),
         "bases": basis_digests(spec),

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from duotone import CacheSpec
-from duotone.evaluate.records import describe
+from duotone.evaluate.records import describe, with_former_weights
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded
@@ -93,7 +93,7 @@ class Job:
         # Before the folder exists: a new file in the tree would make the commit a dirty one.
         self.header = stamp(self.loaded.model.device)
         kept = self.all_settings()
-        if not check_resumable(self.out, kept):
+        if not check_resumable(self.out, kept, with_former_weights(kept, self.loaded.model)):
             remember(self.out, kept)
 
     def encode(self, task: Task, batch_size: int) -> list[dict[str, Any]]:

@@ -63,9 +63,12 @@ class TuneSettings:
         return asdict(self)
 
 
-def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
+def check_resumable(
+    out: Path, settings: Mapping[str, Any], former: Mapping[str, Any] | None = None
+) -> bool:
     """True if `out` holds a search with exactly these settings; False if it is new.
 
+    former: these settings as earlier versions wrote them.
     Errors: ValueError for another search's folder, or one with other files.
     """
     kept = out / SETTINGS
@@ -78,8 +81,8 @@ def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
         return False
     with reading(kept):
         old = json_object(kept)
-    new = json.loads(json.dumps(settings))
-    if old != new:
+    new, former = json.loads(json.dumps([settings, former]))
+    if old not in (new, former):
         raise ValueError(
             f"a search goes on with its first settings; in {str(out)!r} they differ in "
             f"{differences(old, new)}. Name another --out, or give the old ones"
