@@ -110,10 +110,10 @@ def test_a_decoder_makes_the_counters_that_launches_share(monkeypatch: pytest.Mo
     monkeypatch.setattr(counters, "_COUNTERS", {})
     at = decoder("kivi")
     given = (at.stores, at.tau)
-    StaticDecoder(*given, records=True)
+    StaticDecoder(*given)
     assert not counters._COUNTERS  # no kernels, no counters
     monkeypatch.setattr(static, "has_kernels", lambda device: True)
-    StaticDecoder(*given, impl="cuda", records=True)
+    StaticDecoder(*given, impl="cuda")
     monkeypatch.setattr(counters, "kept", None)  # another allocation would raise
     assert counters.counters(torch.device("cpu"), 7).tolist() == [0] * 7
 

@@ -64,7 +64,8 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
     same = ("dense_equivalent_bytes", "visual_dense_equivalent_bytes", "nominal_bits")
     assert all(getattr(ours, name) == getattr(theirs, name) for name in same)
     parts = (ours.codes_bytes, ours.params_bytes, ours.dense_bytes)
-    assert sum(parts) == decoder.nbytes == ours.total_bytes - ours.index_bytes
+    held = sum(store.nbytes for store in decoder.stores)
+    assert sum(parts) == held == ours.total_bytes - ours.index_bytes
     assert ours.codes_bytes >= theirs.codes_bytes
     packed = [pair for s in decoder.stores for pair in (s.visual, s.background) if pair]
     data = sum(pair.codes_bytes + pair.params_bytes for pair in packed)

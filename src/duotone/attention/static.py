@@ -23,8 +23,8 @@ from duotone.slow_paths import SlowPaths
 class StaticDecoder:
     """Stores of all layers, and the attention to them.
 
-    stores: one per layer. tau, impl, slow: arguments of `decode_attention`. records: a layer's
-    launches are prepared once (`duotone.recorded`).
+    stores: one per layer. tau, impl, slow: arguments of `decode_attention`. A layer's launches are
+    prepared once (`duotone.recorded`).
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class StaticDecoder:
         tau: tuple[float, float] | None,
         impl: str = "auto",
         slow: SlowPaths | None = None,
-        records: bool = False,
     ) -> None:
         self.stores, self.tau, self.impl, self.slow = list(stores), tau, impl, slow
         device = self.stores[0].key.device
@@ -42,7 +41,7 @@ class StaticDecoder:
         self.steps = 0  # so far
         self.places = list({id(s.places): s.places for s in self.stores}.values())
         self.room = min(places.new_tokens for places in self.places)
-        self.scratch = Scratch() if records and self.kernels else None
+        self.scratch = Scratch() if self.kernels else None
         if self.scratch is not None:
             _prepare(device)
         self._calls: dict[tuple[int, float], RecordedCall] = {}
@@ -106,11 +105,6 @@ class StaticDecoder:
     def _attend(self, store: StaticStore, query: Tensor, sm_scale: float) -> Tensor:
         given = {"tau": self.tau, "impl": self.impl, "slow": self.slow}
         return decode_attention(query, store.segments, sm_scale=sm_scale, **given)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all stores."""
-        return sum(store.nbytes for store in self.stores)
 
     def _write(self, store: StaticStore, key: Tensor, value: Tensor) -> None:
         """Write as `StaticStore.write` does, in one launch where a kernel can."""

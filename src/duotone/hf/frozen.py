@@ -48,7 +48,7 @@ class Frozen:
         _check(cache)
         self.start, self.room = cache.steps.length, room
         stores, self._orders = _frozen_stores(cache, room)
-        self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow, records=True)
+        self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow)
         self._broke_off = self.is_thawed = False
         # What the sequences have become of those at the start, by number.
         self.rows: Int[Tensor, " batch"] | None = None
