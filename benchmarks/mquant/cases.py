@@ -18,13 +18,15 @@ from duotone.weights.kernels.triton.hadamard import hadamard_rows
 from duotone.weights.kernels.triton.rows import rows_quantize
 from duotone.weights.modules.linear import linear_float, linear_int
 from duotone.weights.modules.online_hadamard import hadamard_quantize
-from duotone.weights.modules.packed_weight import PackedWeight, pack_int4
+from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.quantize_rows import (
     dynamic_quantize,
     norm_quantize,
     static_quantize,
 )
 from duotone.weights.modules.slices import linear_by_slices
+
+from .random_model import random_weight
 
 # A CPU only runs tests of this file.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,22 +57,6 @@ def transform(channels: int) -> tuple[int, Tensor | None, int]:
     return plan.blocks, base, plan.power
 
 
-def gaussian_codes(outs: int, ins: int, bits: int) -> Tensor:
-    """int8 [out, in] as round-to-nearest makes them of Gaussian weights, on the GPU."""
-    width, most = {8: (28.0, 127), 4: (2.5, 7)}[bits]
-    drawn = torch.randn(outs, ins, device=DEVICE, dtype=torch.float32) * width
-    return drawn.round().clamp(-most - (bits == 4), most).to(torch.int8)
-
-
-def packed(outs: int, ins: int, bits: int, group: int | None = None) -> PackedWeight:
-    """A random weight whose products have about unit variance."""
-    codes = gaussian_codes(outs, ins, bits)
-    width = {8: 28.0, 4: 2.5}[bits]
-    shape = (outs,) if group is None else (outs, ins // group)
-    scale = torch.full(shape, ins**-0.5 / width, device=DEVICE)
-    return PackedWeight(pack_int4(codes) if bits == 4 else codes, bits, scale, group)
-
-
 @dataclass
 class Linear:
     """One linear at one number of tokens; buffers are made when first asked for."""
@@ -95,17 +81,17 @@ class Linear:
     @cached_property
     def w8(self) -> PackedWeight:
         """8 bits."""
-        return packed(self.outs, self.ins, 8)
+        return random_weight(self.outs, self.ins, 8, None, DEVICE)
 
     @cached_property
     def w4(self) -> PackedWeight:
         """4 bits."""
-        return packed(self.outs, self.ins, 4)
+        return random_weight(self.outs, self.ins, 4, None, DEVICE)
 
     @cached_property
     def w4_groups(self) -> PackedWeight:
         """4 bits in groups of 128."""
-        return packed(self.outs, self.ins, 4, 128)
+        return random_weight(self.outs, self.ins, 4, None, DEVICE, group=128)
 
     @cached_property
     def input(self) -> Tensor:

@@ -1,8 +1,6 @@
-"""Tables of `quality.py` and `numbers.py`."""
+"""Tables of `quality.py` and `memory.py`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean
-from typing import Any
 
 from duotone.report.markdown import Result, markdown_table, source, with_interval
 
@@ -10,7 +8,6 @@ REFERENCE = "bf16"
 # Best first, baselines after them; others follow by name.
 ORDER = (REFERENCE, "mquant", "static-msq-rotation", "static-msq-signs", "quarot", "static-msq")
 ORDER += ("static-msq-aifs", "static", "dynamic", "awq", "smoothquant", "rtn")
-MODALITIES = ("visual", "text")
 
 
 def quality_table(results: Sequence[Result]) -> str:
@@ -120,34 +117,9 @@ def memory_table(results: Sequence[Result]) -> str:
     return f"{markdown_table(['GB', *parts], lines)}\n\n*{source(*results)}.*"
 
 
-def modality_table(results: Sequence[Result]) -> str:
-    """SQNR of activations under one static scale and under two, mean over layers."""
-    rows = [row for result in results for row in result["rows"]]
-    header = ["linear", "rotated"]
-    header += [f"{m}, {n} scale{'s' * (n == 'two')}" for m in MODALITIES for n in ("one", "two")]
-    header += ["gain, visual", "gain, text"]
-    groups: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["linear"], row["rotated"]), []).append(row)
-    lines = [_modality_row(*at, found) for at, found in groups.items()]
-    return f"dB:\n\n{markdown_table(header, lines)}\n\n*{source(*results)}.*"
-
-
-def _modality_row(linear: str, rotated: bool, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = {
-        (m, n): mean(row[f"{m}_sqnr_db_{n}"] for row in rows)
-        for m in MODALITIES
-        for n in ("one", "two")
-    }
-    gains = [found[m, "two"] - found[m, "one"] for m in MODALITIES]
-    numbers = [f"{value:.1f}" for value in found.values()]
-    return [linear, "yes" if rotated else "no", *numbers, *(f"{gain:+.1f}" for gain in gains)]
-
-
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS = {
     "mquant-quality-summary": ("duotone.mquant.quality/1", quality_summary),
     "mquant-quality": ("duotone.mquant.quality/1", quality_table),
     "mquant-memory": ("duotone.mquant.memory/1", memory_table),
-    "mquant-modality": ("duotone.mquant.modality/1", modality_table),
 }

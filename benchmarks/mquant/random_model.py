@@ -127,7 +127,12 @@ def _random_linear(
 
 
 def random_weight(
-    outs: int, ins: int, bits: int, w0: Tensor | None, device: torch.device
+    outs: int,
+    ins: int,
+    bits: int,
+    w0: Tensor | None,
+    device: torch.device,
+    group: int | None = None,
 ) -> PackedWeight:
     """Gaussian codes as round-to-nearest makes them; products have about unit variance."""
     width, most = {8: (28.0, 127), 4: (2.5, 7)}[bits]
@@ -135,8 +140,9 @@ def random_weight(
     codes = drawn.to(torch.int8)
     if w0 is not None:
         codes[:, 0] = 0
-    scale = torch.full((outs,), ins**-0.5 / width, device=device)
-    return PackedWeight(pack_int4(codes) if bits == 4 else codes, bits, scale, None, w0)
+    shape = (outs,) if group is None else (outs, ins // group)
+    scale = torch.full(shape, ins**-0.5 / width, device=device)
+    return PackedWeight(pack_int4(codes) if bits == 4 else codes, bits, scale, group, w0)
 
 
 def _plain_norms(made: Any, found: WeightMap) -> None:

@@ -61,13 +61,3 @@ def test_memory_has_a_column_per_part():
     )
     assert "| GB | vision | total |" in text
     assert "| bf16 | 1.00 | 2.00 |" in text
-
-
-def test_modality_is_the_mean_over_layers():
-    def row(layer, gain):
-        found = {f"{m}_sqnr_db_{n}": 30.0 + gain * (n == "two") for m in tables.MODALITIES
-                 for n in ("one", "two")}  # fmt: skip
-        return found | {"layer": layer, "linear": "down_proj", "rotated": False}
-
-    text = tables.modality_table([HEADER | {"rows": [row(0, 1.0), row(1, 3.0)]}])
-    assert "| down_proj | no | 30.0 | 32.0 | 30.0 | 32.0 | +2.0 | +2.0 |" in text
