@@ -85,6 +85,11 @@ FILES = {
         r"sharing must start within 3 layers; got \('key', 32\)",
     ),
     "unknown-field": (data(TEXT, residual=128), "CacheSpec has the fields .*; got .*residual"),
+    "8-bit-windows": (
+        data(TEXT, dense_dtype="float8_e4m3fn"),
+        "CacheSpec has no dense_dtype any more; got 'float8_e4m3fn'. Windows in 8-bit floats .*"
+        "leave the field out",
+    ),
     "unknown-field-inside": (tensor(nbits=2), "TensorSpec has the fields .*; got .*nbits"),
     "an-empty-object": ({}, r"data of a CacheSpec must have the field visual; got \{\}"),
     "half-a-policy": (data(TEXT, text={"key": {"bits": 2}}), "KVSpec must have the field value"),
@@ -165,6 +170,10 @@ def test_good_specs_pass_the_same_doors(still, tmp_path) -> None:
         QuantizedCache(still, CacheSpec.from_file(path))
 
 
+def test_older_spec_files_whose_windows_have_the_models_type_are_read(tmp_path) -> None:
+    assert CacheSpec.from_file(spec_file(tmp_path, data(TEXT, dense_dtype="model"))) == TEXT
+
+
 def test_a_spec_file_has_its_own_bits(tmp_path) -> None:
     path = str(spec_file(tmp_path, TEXT.to_dict()))
     result = CliRunner().invoke(app, ["plan", "-s", path, "--bits", "2"])
@@ -182,6 +191,9 @@ def test_a_spec_file_has_its_own_bits(tmp_path) -> None:
         (lambda: duotone.scheme("asymkv", lv=-1), "number of layers must be"),
         (lambda: duotone.scheme("kivi").replace(tau=(0, 3)), "tau needs quantized visual"),
         (lambda: duotone.scheme("xquant", gama=0.5), "got \\['gama'\\]"),
+        (lambda: duotone.scheme("fp8"), r"must be among duotone.schemes\(\); got 'fp8'"),
+        (lambda: CacheSpec(dense_dtype="model"), "no dense_dtype any more; got 'model'"),
+        (lambda: TEXT.replace(dense_dtype="float8_e4m3fn"), "no dense_dtype any more"),
     ],
 )
 def test_knobs_are_checked_too(make, message) -> None:

@@ -4,9 +4,7 @@ import re
 from collections.abc import Sequence
 
 from duotone.report.markdown import (
-    EIGHT_BITS,
     Result,
-    has_8_bit_window,
     markdown_table,
     source,
     with_16_bit_numbers,
@@ -157,12 +155,11 @@ def scheme_table(results: Sequence[Result]) -> str:
             cells.append(_picture_bits(scheme))
             cells += [f"{memory['bits_per_element']:.2f}", _kilobytes(scheme, result["samples"])]
             cells.append(quality_cell(result, label, result["headline"]))
-            rows.append([_row_name(label, scheme), *cells, with_interval(kl, 4) if kl else ""])
+            rows.append([label, *cells, with_interval(kl, 4) if kl else ""])
         heading = f"{title(result)}, {result['samples']} samples, windows of {result['window']}:"
         columns = [*header, "KB per sequence", result["headline"], "KL (nats)"]
         tables += [heading, markdown_table(columns, rows)]
     legend = ["Bold: the paired 95 % interval of the difference from 16 bit contains zero."]
-    legend += [EIGHT_BITS_NOTE] if f"({EIGHT_BITS})" in "".join(tables) else []
     return "\n\n".join([*tables, *legend, provenance(results)])
 
 
@@ -200,19 +197,6 @@ def scheme_summary(results: Sequence[Result]) -> str:
 def _picture_bits(scheme: Result) -> str:
     """True bits of pictures; a stream has no bits of pictures alone."""
     return visual_bits(scheme) if scheme["memory"].get("visual_bits_per_element") else ""
-
-
-# Of rows of schemes that once had windows in 8-bit floats.
-EIGHT_BITS_NOTE = (
-    f"Rows marked *{EIGHT_BITS}* are of a window of 64 tokens in 8-bit floats, as `duotone-stream` "
-    "and `duotone-mixed` had when they were made; both have 96 tokens in 16 bit."
-)
-
-
-def _row_name(label: str, scheme: Result) -> str:
-    """A row's label, and what it was measured with where the label does not say so."""
-    spec = scheme.get("configuration", {}).get("spec")
-    return f"{label} ({EIGHT_BITS})" if has_8_bit_window(spec) and "fp8" not in label else label
 
 
 def text_summary(results: Sequence[Result]) -> str:

@@ -1,8 +1,8 @@
 """Capture launches in a CUDA graph, and replay them.
 
 The driver captures, not torch. A capture of torch's makes the process's random generators part of
-itself, and one that breaks off leaves them there: then nobody in the process draws numbers any
-more. Here a step that draws numbers is refused by torch, and no other thread notices a capture.
+itself. One that breaks off leaves them there: then nobody in the process draws numbers any more.
+Here a step that draws numbers is refused by torch, and no other thread notices a capture.
 
 Captures of a device are made in one stream, one after the other. A graph's memory is a pool of its
 own, which the next capture takes over once the graph is gone. Workspaces of cuBLAS belong to a

@@ -36,7 +36,6 @@ SPECS = {
     "with a background": duotone.scheme("duotone-parts", bits=1),
     "mixed": duotone.scheme("duotone-mixed", bits=1),
     "8 bit": duotone.scheme("minmax", bits=8),
-    "fp8": duotone.scheme("fp8"),
 }
 # (head_dim, q heads, kv heads, type)
 SHAPES = {
@@ -105,7 +104,6 @@ def test_layers_with_one_answer_are_together() -> None:
     found = explain_layers(SPECS["kivi"], sliding, *SHAPES["64"])
     assert [layers for layers, _ in found] == [[0, 2], [1, 3]]
     assert explain(duotone.scheme("dense"), *SHAPES["64"]) == {DENSE: NOTHING_PACKED}
-    assert "8-bit windows" in explain(duotone.scheme("fp8"), *SHAPES["64"])[DENSE]
 
 
 def test_averaged_codes_are_explained() -> None:

@@ -54,7 +54,6 @@ def test_streams_stay_in_records(name: str, bits: int) -> None:
 def test_errors_grow_as_the_numbers_do(name: str) -> None:
     """64 times K and V give 64 times what the store holds, and 64 times its errors."""
     spec = layer_spec(name)
-    spec = spec.replace(dense_dtype="model")  # windows of 8 bits have an end
     states = large_states(0, 30.0, 20.0), large_states(1, 30.0, 20.0)
     (small, ledger), (large, _) = (filled(spec, *(n * x for x in states)) for n in (1, 64))
     pairs = zip(small.segments(ledger.state), large.segments(ledger.state), strict=True)

@@ -35,7 +35,6 @@ SCHEMES = {
     "innerq": duotone.scheme("innerq").replace(sink=4, recent=16),
     "1-bit visual": duotone.scheme("calibquant"),
     "unequal channels": duotone.scheme("duotone", bits=1),
-    "8-bit windows": duotone.scheme("fp8"),
 }
 
 

@@ -40,7 +40,6 @@ SPECS = {
         share=Sharing(key=0, value=0, layers=3, dominant=1, weights=(0.2, 0.5, 0.3))
     ),
     "layers": MIXED.replace(layers=(LayerRule(1, 2, visual=KVSpec(TWO, TWO)),)),
-    "8-bit window": MIXED.replace(dense_dtype="float8_e4m3fn"),
     "dense": duotone.scheme("dense"),
 }
 

@@ -138,7 +138,6 @@ OTHER_SPECS = {
         )
     ),
     "shared codes": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
-    "8-bit floats": STREAM.replace(dense_dtype="float8_e4m3fn"),
     "normalised keys": STREAM.replace(key_norm=True, sink=0, recent=1),
     "dense pictures": STREAM.replace(visual="dense"),
     "dense": CacheSpec(visual="dense", text="dense"),

@@ -14,9 +14,6 @@ WINDOW = {"sink": 0, "recent": 32}
 WIDE = KVSpec(duotone.scheme("kivi", bits=2).text.key, TensorSpec(2, "channels", 128))
 SPECS = {
     "kivi": duotone.scheme("kivi", bits=2).replace(**WINDOW),
-    "kivi, 8-bit floats": duotone.scheme("kivi", bits=2).replace(
-        dense_dtype="float8_e4m3fn", **WINDOW
-    ),
     "innerq": duotone.scheme("innerq", bits=2).replace(**WINDOW),
     "xquant": duotone.scheme("xquant", kq=1, vq=1, km=1, vm=1).replace(**WINDOW),
     # A chain: K of layers 0 and 1, V of 1 and 2, whose codes the second of each keeps.

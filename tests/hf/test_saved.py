@@ -185,6 +185,15 @@ def test_files_of_before_there_were_checksums_are_loaded_if_one_insists(path: Pa
     assert torch.equal(next_logits(model, again), logits)
 
 
+def test_files_with_8_bit_windows_are_refused_and_others_of_their_time_are_read(path: Path) -> None:
+    model = tiny_model("internvl")
+    filled(model, SPECS["mixed"]).save(path)
+    rewrite(path, lambda header, tensors: header["spec"].update(dense_dtype="model"))
+    QuantizedCache.load(path, model)
+    rewrite(path, lambda header, tensors: header["spec"].update(dense_dtype="float8_e4m3fn"))
+    refused(path, model, "cannot be loaded: CacheSpec has no dense_dtype any more; got 'float8")
+
+
 def test_what_is_waived_is_said_in_words_that_exist(path: Path) -> None:
     model, _ = saved(path)
     for waive in ("weights", ("weight",), (3,)):

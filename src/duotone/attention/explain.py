@@ -9,7 +9,6 @@ import torch
 from duotone.attention.cuda import reasons
 from duotone.attention.cuda.dense.decode import shape_reason
 from duotone.attention.cuda.shared.geometry import ring_bytes, shared_bytes
-from duotone.cache.dense_dtype import dense_dtype
 from duotone.quant import CacheSpec, KVSpec
 
 AVERAGED = "averaged codes of several layers are in no order of the CUDA kernels"
@@ -53,8 +52,7 @@ def explain(
         for name in PACKED
         if isinstance(getattr(spec, name), KVSpec)
     }
-    dtypes = (dense_dtype(spec, dtype),) * 2
-    dense = common or shape_reason((head_dim,) * 2, dtypes, group, shared_bytes(at))
+    dense = common or shape_reason((head_dim,) * 2, (dtype,) * 2, group, shared_bytes(at))
     if dense is None and all(found.values()):
         dense = NOTHING_READ if found else NOTHING_PACKED
     return {**found, DENSE: dense}

@@ -21,7 +21,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.attention.merge import merge_partials
-from duotone.cache.dense_dtype import read_as
 from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
@@ -98,7 +97,7 @@ def _masked_scores(rows: Rows, segment: Segment, mask: Tensor | None, queries: i
         rows = rows if norm is None else rows * norm[:, :, None].to(rows.dtype)
         scores = key_scores(rows, segment.key)
     else:
-        scores = rows @ read_as(key, rows.dtype).transpose(-1, -2)
+        scores = rows @ key.to(rows.dtype).transpose(-1, -2)
     visible = valid_mask(segment.lengths, segment.tokens)[:, None]
     if mask is not None:
         visible = visible & mask[:, :, : segment.tokens]
@@ -137,7 +136,7 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
     else:
         # Slots past a sequence's length may hold anything, NaN included: 0 * NaN is NaN.
         real = valid_mask(segment.lengths, segment.tokens)[:, None, :, None]
-        output = probabilities @ read_as(value, scores.dtype).masked_fill(~real, 0)
+        output = probabilities @ value.to(scores.dtype).masked_fill(~real, 0)
     return output, (top + torch.log(total)).squeeze(-1)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from duotone.cache.dense_dtype import read_as
 from duotone.cache.index import STORES, LedgerState
 from duotone.cache.packed import PackedTensor
 from duotone.cache.ragged import valid_mask
@@ -62,9 +61,9 @@ class Unchecked:
 def check_finite(name: str, tensor: Tensor, mask: Tensor | None) -> None:
     """Raise where a valid number is not finite.
 
-    tensor: numbers, or rows of 8-bit floats. mask: True where numbers are valid; None: everywhere.
+    mask: True where numbers are valid; None: everywhere.
     """
-    bad = ~torch.isfinite(read_as(tensor, torch.float32))
+    bad = ~torch.isfinite(tensor.to(torch.float32))
     bad = bad if mask is None else bad & mask
     must(not bool(bad.any()), "numbers must be finite", f"inf or NaN in {name}")
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from duotone.cache.blocks import single_block
-from duotone.cache.dense_dtype import dense_dtype, row_width
 from duotone.cache.packed import pack_tensor
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
@@ -42,7 +41,7 @@ def own_tensors(
     spec: policies of the layer. dtype: type of its states. heads: (batch, kv_heads). dense_tokens:
     width of the dense store.
     """
-    states = Declared((*heads, dense_tokens, row_width(spec, head_dim)), dense_dtype(spec, dtype))
+    states = Declared((*heads, dense_tokens, head_dim), dtype)
     found = {"key": states, "value": states}
     if spec.key_norm:
         norm = getattr(torch, spec.text.key.param_dtype)

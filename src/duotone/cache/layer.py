@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from duotone.cache.declared import own_tensors
-from duotone.cache.dense_dtype import dense_dtype, kept_as, read_as
 from duotone.cache.index import STORES, LedgerState, Roll
 from duotone.cache.key_norm import Norm, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
@@ -220,13 +219,10 @@ class LayerStore:
     def _ensure_dense(self, key: States, value: States) -> None:
         if self.key is None:
             self.dtype = torch.promote_types(key.dtype, value.dtype)
-            self.key, self.value = (self._kept(owned(x[:, :, :0])) for x in (key, value))
-
-    def _kept(self, x: States) -> Tensor:
-        return kept_as(x, dense_dtype(self.spec, self.dtype))
+            self.key, self.value = (owned(x[:, :, :0]).to(self.dtype) for x in (key, value))
 
     def _append_dense(self, plan: AppendPlan, key: States, value: States) -> None:
-        key, value = self._kept(key), self._kept(value)
+        key, value = key.to(self.dtype), value.to(self.dtype)
         if plan.write_at is not None:
             row = torch.arange(key.shape[0], device=key.device)
             self.key[row, :, plan.write_at] = key[:, :, 0]
@@ -254,10 +250,10 @@ class LayerStore:
             self._flush(flush)
 
     def _flush(self, flush: Flush) -> None:
-        key, value = read_as(self.key, self.dtype), read_as(self.value, self.dtype)
+        key = self.key
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
-        self._pack("stream", key, value, self.spec.text, flush.piece)
+        self._pack("stream", key, self.value, self.spec.text, flush.piece)
         self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)
 

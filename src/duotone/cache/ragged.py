@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from duotone.cache.dense_dtype import as_bytes
-
 Lengths = Int[Tensor, " batch"]
 
 
@@ -58,7 +56,7 @@ class Move:
         shape = (*source.shape[:2], self.tokens, *source.shape[3:])
         if not source.shape[2]:
             return source.new_zeros(shape)
-        return as_bytes(source).gather(2, index.expand(shape)).view(source.dtype)
+        return source.gather(2, index.expand(shape))
 
     @cached_property
     def start(self) -> int | None:

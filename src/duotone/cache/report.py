@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from duotone.cache.dense_dtype import channels_of
 from duotone.cache.index import STORES, LedgerState, Roll
 from duotone.cache.layer import LayerStore
 from duotone.cache.pair import PackedPair
@@ -26,8 +25,7 @@ class MemoryReport:
     """Bytes of a cache, over all layers and sequences.
 
     codes_bytes, params_bytes: packed codes (with signs); scales, zero-points, mode bits and norms.
-    dense_bytes: tokens in the model's dtype or in 8-bit floats with their scales, spare slots of
-        their buffers included.
+    dense_bytes: tokens in the model's dtype, spare slots of their buffers included.
     index_bytes: the ledger's positions, lengths and block tables, shared by all layers unless
         each evicts tokens of its own.
     dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots.
@@ -177,7 +175,7 @@ def _placed_visual(places: StaticPlaces) -> int:
 
 
 def _elements_per_token(store: Store) -> int:
-    return store.key.shape[1] * (channels_of(store.key) + channels_of(store.value))
+    return store.key.shape[1] * (store.key.shape[-1] + store.value.shape[-1])
 
 
 def _table_bytes(pairs: list[PackedPair]) -> int:

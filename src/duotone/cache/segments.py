@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from duotone.cache.dense_dtype import FP8, ROWS, channels_of, read_as
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths
@@ -64,13 +62,10 @@ class PackedSegment:
 
 @dataclass(frozen=True)
 class DenseSegment:
-    """Tokens in the model's dtype or in 8-bit floats; only the first `lengths[b]` of them exist.
+    """Tokens in the model's dtype; only the first `lengths[b]` of them exist."""
 
-    key, value: numbers, or rows of bytes that hold them (`cache.dense_dtype`).
-    """
-
-    key: Shaped[Tensor, "batch kv_heads tokens key_row"]
-    value: Shaped[Tensor, "batch kv_heads tokens value_row"]
+    key: Float[Tensor, "batch kv_heads tokens key_dim"]
+    value: Float[Tensor, "batch kv_heads tokens value_dim"]
     lengths: Lengths
     visual: bool = False
     mask: Bool[Tensor, "batch queries tokens"] | None = None
@@ -78,12 +73,6 @@ class DenseSegment:
     def canonical(self) -> DenseSegment:
         """Return self: dense tokens have one order."""
         return self
-
-    def widened(self, dtype: torch.dtype) -> DenseSegment:
-        """Convert 8-bit floats to `dtype`; other types stay as they are."""
-        if self.key.dtype not in (FP8, ROWS):
-            return self
-        return replace(self, key=read_as(self.key, dtype), value=read_as(self.value, dtype))
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -93,7 +82,7 @@ class DenseSegment:
     @property
     def head_dim(self) -> int:
         """Channels of K."""
-        return channels_of(self.key)
+        return self.key.shape[3]
 
     @property
     def tokens(self) -> int:
@@ -101,9 +90,8 @@ class DenseSegment:
         return self.key.shape[2]
 
     def states(self, which: Literal["key", "value"]) -> Float[Tensor, "batch kv_heads tokens d"]:
-        """K or V as stored; rows of bytes in float32, exactly."""
-        x: Tensor = getattr(self, which)
-        return read_as(x, torch.float32) if x.dtype == ROWS else x
+        """K or V as stored."""
+        return getattr(self, which)
 
 
 Segment = PackedSegment | DenseSegment

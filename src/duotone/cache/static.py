@@ -17,7 +17,6 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.dense_dtype import ROWS, as_bytes, channels_of, kept_as, read_as
 from duotone.cache.index import STORES
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
@@ -49,7 +48,7 @@ class StaticStore:
         self.stream: PackedPair | None = None
         self.sources: dict[str, StaticStore] = {}
         if places.stream_tokens:
-            heads = (self.key.shape[1], channels_of(self.key), channels_of(self.value))
+            heads = (self.key.shape[1], self.key.shape[-1], self.value.shape[-1])
             with without_autocast(self.key.device):
                 self.stream = _static_stream(store, places, heads, frozenset(store.sources))
         rows = torch.arange(self.key.shape[0], device=self.key.device)
@@ -125,7 +124,7 @@ class StaticStore:
         """Enter the current step's K and V, [batch, kv_heads, 1, channels], at `places.at`."""
         index = (*self.indices, self.places.at[:, None])
         for states, new in ((self.key, key), (self.value, value)):
-            states.index_put_(index, kept_as(new[:, :, 0], states.dtype))
+            states.index_put_(index, new[:, :, 0].to(states.dtype))
 
     def flush(self, full: Bool[Tensor, " batch"]) -> None:
         """Quantize the oldest group of the rows that are `full`, and close the gap."""
@@ -137,24 +136,15 @@ class StaticStore:
         if self.stream.records is not None:
             states, records = (self.key, self.value), self.stream.records
             text = self.spec.text
-            leaving = self._numbers(oldest)
-            records.write(*leaving, full, places.stream, self.key_norm, text)
+            records.write(states, oldest, full, places.stream, self.key_norm, text)
             records.close_gap(states, source, target, full)
             return
         self._pack_oldest(oldest, full)
         for store in (self.key, self.value):
             move_tokens(store, source, target, full)
 
-    def _numbers(self, oldest: Move) -> tuple[tuple[Tensor, Tensor], Move]:
-        """((K, V), which of their tokens are the oldest), in numbers that kernels can read."""
-        if self.key.dtype != ROWS:
-            return (self.key, self.value), oldest
-        states = tuple(read_as(oldest.apply(x), self.dtype) for x in (self.key, self.value))
-        alone = torch.arange(oldest.tokens, device=oldest.index.device)
-        return states, Move(alone.expand_as(oldest.index), oldest.lengths)
-
     def _pack_oldest(self, oldest: Move, full: Tensor) -> None:
-        key, value = (read_as(oldest.apply(x), self.dtype) for x in (self.key, self.value))
+        key, value = (oldest.apply(x) for x in (self.key, self.value))
         if self.key_norm is not None:
             key = (key / self.key_norm[:, :, None]).to(key.dtype)
         for which, x in (("key", key), ("value", value)):
@@ -197,7 +187,6 @@ def _write_rows(store: Tensor, rows: Tensor, new: Tensor, full: Tensor) -> None:
     """Set store[b, :, rows[b]] = new[b] where full[b]; other sequences keep their content."""
     index = rows.view(rows.shape[0], 1, -1, *([1] * (new.dim() - 3))).expand(new.shape)
     chosen = full.view(-1, *([1] * (new.dim() - 1)))
-    store, new = as_bytes(store), as_bytes(new)
     store.scatter_(2, index, torch.where(chosen, new.to(store.dtype), store.gather(2, index)))
 
 
@@ -232,7 +221,7 @@ def settle_orders(stores: Iterable[LayerStore]) -> None:
     for store in stores:
         if not store.shares or store.stream is not None:
             continue
-        channels = (channels_of(store.key), channels_of(store.value))
+        channels = (store.key.shape[-1], store.value.shape[-1])
         if _empty_records(store, store.key.shape[:2], channels, store.key.device) is None:
             store.canonical.add("stream")
 

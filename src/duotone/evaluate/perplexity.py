@@ -8,8 +8,7 @@ give the same result. Before token t is read, the stream holds (sink and window 
 
 tokens in codes. Tokens of one step see the packed past of the first of them, and each other in 16
 bit. A chunk equals single steps exactly where packed(t) is the same for all of it: from one flush
-to the next. The first chunk has sink + recent + group tokens, later ones `group`. Where the window
-is in 8-bit floats, every step is a single one, so that the floats are read.
+to the next. The first chunk has sink + recent + group tokens, later ones `group`.
 
 A model in float64 gives what single tokens give to 1e-9. In float32 a step's length and the rows
 beside a window choose orders of summation. K and V then differ in their last bits, a code flips
@@ -71,7 +70,7 @@ def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) ->
     a group, the next token must be read alone. Where a cache shows tokens of one step otherwise
     than generated ones, every step is a single one.
     """
-    longest = 1 if spec is not None and spec.needs_single_steps else longest
+    longest = 1 if spec is not None and spec.tells_phases_apart else longest
     streams = spec is not None and isinstance(spec.text, KVSpec)
     group = spec.flush_tokens if streams else tokens
     flush = spec.sink + spec.recent + group if streams else tokens

@@ -4,7 +4,7 @@ A capture holds the addresses of weights and the Python of its moment: which mod
 their attributes, torch's switches. `ModelState` is a snapshot of all that. Two snapshots are the
 same as long as a step that is captured now would launch what the earlier one launched.
 
-Not seen: Python objects behind attributes that are neither tensors, modules, numbers nor their
+Not seen: Python objects in attributes that are neither tensors, modules, numbers nor their
 containers, and dispatch modes.
 """
 

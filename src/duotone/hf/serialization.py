@@ -30,8 +30,7 @@ from duotone.quant import CacheSpec, tensor_file
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
-# 5: checksum; digests of weights and bases, configuration and type of the model; scales of
-# 8-bit floats.
+# 5: checksum; digests of weights and bases, configuration and type of the model.
 FORMAT = "duotone-cache-5"
 # The same tensors without a word on the model's weights. Older files have less.
 UNSIGNED = "duotone-cache-4"
@@ -170,7 +169,7 @@ def _converted(saved: Saved, spec: CacheSpec, dtype: torch.dtype) -> Saved:
     for i, (layer, state) in enumerate(zip(saved.layers, states, strict=True)):
         own = dict(layer.own)
         mask = valid_mask(state.dense.lengths, own["key"].shape[2])[:, None, :, None]
-        for name in ("key", "value") if spec.dense_dtype == "model" else ():
+        for name in ("key", "value"):
             own[name] = own[name].to(dtype)
             check_finite(f"layers.{i}.{name} in {dtype}", own[name], mask)
         pairs = {

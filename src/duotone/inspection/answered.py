@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache import Ledger
-from duotone.cache.dense_dtype import as_stored
 from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
 from duotone.cache.saliency import Spans, foreground_first
@@ -97,7 +96,7 @@ class Answered:
         def whole(*parts: Sequence[Heads]) -> tuple[Heads, Heads]:
             return tuple(torch.cat(both, 2) for both in zip(*parts, strict=True))
 
-        return whole(exact, tails), whole(coded, [as_stored(x, spec) for x in tails])
+        return whole(exact, tails), whole(coded, tails)
 
     def _spans(self, spec: CacheSpec) -> Spans | None:
         """The prompt's spans whose tokens a layer with a background has put in another order."""

@@ -87,8 +87,7 @@ def plan(
         codes, params = codes + more[0], params + more[1]
         dense_tokens += dense_here
     token_bytes = _elements_per_token(facts) * facts.element_bytes
-    row_bytes = spec.dense_row_bytes(facts.head_dim, facts.element_bytes)
-    dense = dense_tokens * 2 * facts.kv_heads * row_bytes
+    dense = dense_tokens * 2 * facts.kv_heads * facts.head_dim * facts.element_bytes
     tokens, total = sum(counts.values()), codes + params + dense
     return Plan(
         **counts,

@@ -1,7 +1,7 @@
 """Switch `torch.autocast` off: codes are the same with and without it.
 
-Autocast would round factors to 16 bit, and it refuses some operands, such as 8-bit floats. Stores
-and attention switch autocast off at their entry points; the model around them keeps it.
+Autocast would round factors to 16 bit. Stores and attention switch autocast off at their entry
+points; the model around them keeps it.
 """
 
 from __future__ import annotations

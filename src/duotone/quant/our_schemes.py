@@ -75,8 +75,7 @@ def stream(bits: int = 2) -> CacheSpec:
     """Spec of one stream: KIVI's groups of 32 with end points moved in, 4 sinks, 96 recent.
 
     This is the least window whose loss on text is not above that of KIVI, which keeps 128 recent
-    tokens: four fifths of KIVI's bytes. Half the window in 8-bit floats loses ten times as much
-    (docs/table.md).
+    tokens: four fifths of KIVI's bytes. (docs/table.md).
     """
     key = TensorSpec(bits, along="tokens", group=32, eta=_ETA.get(bits, 0.0))
     value = key.replace(along="channels")

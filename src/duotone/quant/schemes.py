@@ -173,10 +173,6 @@ def _dense() -> CacheSpec:
     return CacheSpec(visual="dense", text="dense")
 
 
-def _fp8() -> CacheSpec:
-    return _dense().replace(dense_dtype="float8_e4m3fn")
-
-
 SCHEMES: dict[str, Scheme] = {
     "duotone": Scheme(
         "Our data-free default: a range per image and Lloyd levels with a gain; up to 2 bits "
@@ -255,7 +251,6 @@ SCHEMES: dict[str, Scheme] = {
         tuned,
     ),
     "dense": Scheme("16 bit through duotone's own containers: the exact reference", _dense),
-    "fp8": Scheme("every token in 8-bit floats (e4m3, a scale per token and head)", _fp8),
 }
 
 

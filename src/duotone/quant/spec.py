@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.kv_spec import KVSpec as KVSpec
@@ -20,10 +20,6 @@ from duotone.quant.layer_rules import LayerRule as LayerRule
 from duotone.quant.layer_rules import Sharing as Sharing
 from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
-
-DENSE_DTYPES = ("model", "float8_e4m3fn")
-# Bytes of the scale of one head's K or V of a token in 8-bit floats (`cache.dense_dtype`).
-SCALE_BYTES = 1
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,6 @@ class CacheSpec(Record):
         `visual` covers: the tokens that stand out most (`cache.saliency`).
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
-    dense_dtype: type of dense tokens (windows, dense policies): "model" (its own type), or
-        "float8_e4m3fn" with a scale per token and head. The latter takes half the bytes of 16 bit
-        and one more (`cache.dense_dtype`).
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
     ranges: tokens that share one range: "sequence" (all of its visual tokens, the paper) or "run"
         (a contiguous run of them: an image, a frame).
@@ -52,6 +45,10 @@ class CacheSpec(Record):
     """
 
     NEEDED: ClassVar = (("visual",),)
+    GONE: ClassVar = {
+        "dense_dtype": "Windows in 8-bit floats cost ten times KIVI's loss and are gone: leave the "
+        "field out. A window of half as many recent tokens takes the same bytes in 16 bit."
+    }
 
     visual: KVSpec | Literal["text", "dense"] = field(default_factory=KVSpec)
     text: KVSpec | Literal["dense"] = "dense"
@@ -59,7 +56,6 @@ class CacheSpec(Record):
     foreground: float = 0.5
     sink: int = 0
     recent: int = 0
-    dense_dtype: Literal["model", "float8_e4m3fn"] = "model"
     tau: tuple[float, float] | None = None
     ranges: Literal["sequence", "run"] = "sequence"
     key_norm: bool = False
@@ -72,10 +68,6 @@ class CacheSpec(Record):
         for name in ("sink", "recent"):
             value = getattr(self, name)
             require(is_count(value), f"{name} must be an integer >= 0", value, "In tokens.")
-        rule = f"dense_dtype must be one of {DENSE_DTYPES}"
-        require(
-            is_word(self.dense_dtype, DENSE_DTYPES), rule, self.dense_dtype, "Pick one of them."
-        )
         self._normalise_tau()
         ok = self.tau is None or isinstance(self.visual, KVSpec)
         remedy = "It calibrates the scores of packed visual tokens: give visual a KVSpec."
@@ -94,6 +86,13 @@ class CacheSpec(Record):
         ok = is_count(self.flush_tokens)
         remedy = "Whole groups of K and of V leave the window together: let one divide the other."
         require(ok, "groups must have a common multiple below 2**31", self.flush_tokens, remedy)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CacheSpec:
+        """Inverse of `to_dict`. Older data may say that dense tokens have the model's type."""
+        if isinstance(data, Mapping) and data.get("dense_dtype") == "model":
+            data = {name: value for name, value in data.items() if name != "dense_dtype"}
+        return super().from_dict(data)
 
     def _normalise_policies(self) -> None:
         words_of = {"visual": ("text", "dense"), "text": ("dense",), "background": ()}
@@ -169,27 +168,6 @@ class CacheSpec(Record):
         """True where decoded tokens are quantized in another way than tokens of a prompt."""
         return any(tensor.hybrid_at == "prefill" for tensor in self.tensors)
 
-    @property
-    def needs_single_steps(self) -> bool:
-        """True where tokens read in one step are seen otherwise than tokens read one by one.
-
-        Decoding reads even the newest token as it is stored. Tokens of one step see each other in
-        the model's own type.
-        """
-        return self.tells_phases_apart or self.dense_dtype != "model"
-
-    def dense_element_bytes(self, model_bytes: int) -> int:
-        """Bytes of a number of a dense token. model_bytes: bytes of one in the model's type."""
-        return model_bytes if self.dense_dtype == "model" else 1
-
-    def dense_row_bytes(self, channels: int, model_bytes: int) -> int:
-        """Bytes of one head's K or V of a dense token, its scale included.
-
-        model_bytes: bytes of a number in the model's type.
-        """
-        scale = 0 if self.dense_dtype == "model" else SCALE_BYTES
-        return channels * self.dense_element_bytes(model_bytes) + scale
-
     def at_layer(self, layer: int) -> CacheSpec:
         """Spec with the policies of one layer and no rules."""
         policies = {name: getattr(self, name) for name in RULED}
@@ -243,7 +221,7 @@ class CacheSpec(Record):
         share = 1.0 if self.evict is None else self.evict.keep
         name = "visual" if isinstance(self.visual, KVSpec) else "text"
         if not isinstance(getattr(self, name), KVSpec):
-            return 8.0 * self.dense_element_bytes(2) * share
+            return 16.0 * share
         # Between two edges all layers have the same policies.
         ruled = {edge for rule in self.layers for edge in (rule.start, rule.stop) if edge}
         edges = sorted({0, layers} | {edge for edge in ruled if edge < layers})

@@ -52,10 +52,12 @@ def is_word(value: object, words: tuple[str, ...]) -> bool:
 class Record:
     """Base of all spec classes: `replace`, `to_dict` and the checks of unknown fields.
 
-    NEEDED: fields that data from a file must have, each with its alternatives.
+    NEEDED: fields that data from a file must have, each with its alternatives. GONE: {field that
+    older specs had: what to do without it}.
     """
 
     NEEDED: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    GONE: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls: type[R], /, *values: Any, **named: Any) -> R:
         """Check the names of the arguments. Errors: ValueError, not TypeError, as for values."""
@@ -105,8 +107,11 @@ class Record:
         return cls(**data)
 
 
-def _check_names(cls: type, given: Mapping[str, Any]) -> list[str]:
-    known = [field.name for field in fields(cls)]
+def _check_names(cls: type[Record], given: Mapping[str, Any]) -> list[str]:
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for name in given:
+        remedy = cls.GONE.get(name)
+        require(remedy is None, f"{cls.__name__} has no {name} any more", given[name], str(remedy))
     unknown = [name for name in given if name not in known]
     require(not unknown, f"{cls.__name__} has the fields {known}", unknown, "Check the spelling.")
     return known

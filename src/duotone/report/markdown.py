@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Result = Mapping[str, Any]
-# What a row is marked with whose scheme had a window that no scheme of its name has any more.
-EIGHT_BITS = "8-bit window"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -31,19 +29,14 @@ def source(*results: Result) -> str:
     return f"{newest['device']}; {tools}; commit {commits}; {newest['created'][:10]}"
 
 
-def has_8_bit_window(spec: Mapping[str, Any] | None) -> bool:
-    """True where a spec, as plain data, keeps dense tokens in 8-bit floats; None: 16 bit."""
-    return (spec or {}).get("dense_dtype", "model") != "model"
-
-
 def with_16_bit_numbers(scheme: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Return a row's memory as a 16-bit model would have it: 16 bits for a number left dense.
 
     scheme: its "memory", and its "spec" or None, which is dense as a whole. dtype: what the model
-    computed in. Only "float32" and what its windows keep in that type is counted anew.
+    computed in. Only "float32" is counted anew.
     """
     memory, spec = dict(scheme["memory"]), scheme["spec"]
-    if dtype != "float32" or has_8_bit_window(spec):
+    if dtype != "float32":
         return memory
     dense_bytes = memory["dense_bytes"] if spec else memory["total_bytes"]
     total_bytes = memory["total_bytes"] - dense_bytes // 2

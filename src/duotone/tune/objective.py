@@ -67,7 +67,7 @@ def flush_steps(
     text nothing is flushed, and one step is enough. Where a cache shows tokens of one step
     otherwise than generated ones, every step after the question is a single one.
     """
-    if spec.needs_single_steps:
+    if spec.tells_phases_apart:
         if question:
             yield slice(0, question)
         yield from (slice(question + i, question + i + 1) for i in range(answer))

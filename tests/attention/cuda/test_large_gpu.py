@@ -34,8 +34,7 @@ def test_outputs_are_those_of_the_store(name: str, static: bool) -> None:
             assert unsupported(query, segments) is None
             packed = [x for x in segments if isinstance(x, PackedSegment) and not x.visual]
             assert all(in_records(x) for x in packed)
-        if name != "fp8":  # e4m3 ends at 448
-            assert relative_error(out, exact(query, segments)) < FP16_ERROR
+        assert relative_error(out, exact(query, segments)) < FP16_ERROR
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])

@@ -17,7 +17,7 @@ SPECS = {
     "spans": STREAM.replace(visual=ONE, ranges="run"),
     "classes": STREAM.replace(visual=duotone.scheme("duotone-parts").visual),
     "background": STREAM.replace(visual=ONE, background=ONE),
-    "8-bit windows": duotone.scheme("innerq", bits=2).replace(dense_dtype="float8_e4m3fn"),
+    "groups": duotone.scheme("innerq", bits=2),
 }
 PROMPT, STEPS = 300, 4
 

@@ -8,7 +8,6 @@ import torch
 
 from duotone.attention import attend, decode_attention
 from duotone.cache import BlockTable, DenseSegment, pack_tensor
-from duotone.cache.dense_dtype import ROWS, kept_as
 from duotone.quant import KVSpec, TensorSpec, scheme, unpack
 
 from cases import (
@@ -166,20 +165,6 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
     out = decode_attention_triton(query, poisoned([segment]), sm_scale=0.125, tau=(0.0, 3.0))
     assert torch.equal(out[0], torch.zeros_like(out[0]))
     assert out[1].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80])
-def test_8_bit_windows_are_read_with_their_scales(dtype: torch.dtype, head_dim: int) -> None:
-    case = Case((40, 20), head_dim=head_dim, dense=(9, 70), dense_dtype=dtype, dtype=dtype)
-    query, (packed, dense) = build(case)
-    dense = replace(dense, value=dense.value * 900)
-    rows = replace(dense, key=kept_as(dense.key, ROWS), value=kept_as(dense.value, ROWS))
-    out = decode_attention_triton(query, [packed, rows], sm_scale=case.sm_scale)
-    for kv in ([packed, rows], [packed, rows.widened(dtype)]):
-        assert_near(out, reference(case, query, kv))
-    with pytest.raises(AssertionError, match="rms"):
-        assert_near(out, reference(case, query, [packed, dense]))
 
 
 @pytest.mark.parametrize("group", ["tokens", "channels", 32])

@@ -49,11 +49,11 @@ def test_text_table_has_bits_and_changes():
         "memory": {"nominal_bits": 2.0, "bits_per_element": 3.25, "total_bytes": 9 * 12_345},
         "perplexity": interval(5.5),
         "difference": interval(0.25, 0.05),
-        "spec": {"dense_dtype": "float8_e4m3fn"},
+        "spec": {"recent": 8},
     }
-    about = {"model": "stories", "dtype": "float32", "documents": 9, "context": 64, "window": 8}
+    about = {"model": "stories", "dtype": "bfloat16", "documents": 9, "context": 64, "window": 8}
     text = tables.text_table([HEADER | about | {"schemes": {"kivi @2": row}}])
-    assert "stories, float32, 9 documents of up to 64 tokens, 8 recent tokens" in text
+    assert "stories, bfloat16, 9 documents of up to 64 tokens, 8 recent tokens" in text
     assert "| kivi @2 | 2.00 | 3.25 | 12 | 5.500 ± 0.010 | 0.250 ± 0.050 |" in text
     assert "commit 0123456789;" in text
 
@@ -66,14 +66,12 @@ def test_text_table_counts_numbers_of_a_32_bit_model_as_16_bit():
     rows = {
         "16-bit": row | {"memory": dense, "spec": None},
         "model": row,
-        "8 bit": row | {"spec": {"dense_dtype": "float8_e4m3fn"}},
     }
     about = {"model": "stories", "documents": 9, "context": 64, "window": 8, "schemes": rows}
     lines = tables.text_table([HEADER | about | {"dtype": "float32"}]).splitlines()
-    assert [line[:30] for line in lines[4:7]] == [
+    assert [line[:30] for line in lines[4:6]] == [
         "| 16-bit | 16.00 | 16.00 | 20 ",
         "| model | 2.00 | 4.80 | 6 | 5.",
-        "| 8 bit | 2.00 | 8.00 | 10 | 5",
     ]
     wide = tables.text_table([HEADER | about | {"dtype": "bfloat16"}]).splitlines()
     assert wide[5].startswith("| model | 2.00 | 8.00 | 10 |")
@@ -110,22 +108,6 @@ def test_the_summaries_take_their_rows_from_the_result_with_most_schemes():
     lines = tables.text_summary(texts).splitlines()
     names = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
     assert names == ["| scheme", "| ---", "| 16-bit", "| kivi @2", "| innerq @2"]
-
-
-def test_rows_of_8_bit_windows_are_marked_where_their_names_do_not_say_so():
-    data = result() | {"window": 32}
-    for scheme in data["schemes"].values():
-        scheme["memory"] |= {"nominal_bits": 1.0, "total_bytes": 1000, "bits_per_element": 3.0}
-    plain = tables.scheme_table([data])
-    assert "8-bit window" not in plain
-    spec = {"dense_dtype": "float8_e4m3fn"}
-    marked = data["schemes"]["good @1"] | {"configuration": {"spec": spec}}
-    data["schemes"] |= {"good @1": marked, "fp8": marked}
-    data["differences"]["fp8 - 16-bit"] = data["differences"]["good @1 - 16-bit"]
-    table = tables.scheme_table([data])
-    assert "| good @1 (8-bit window) |" in table
-    assert "| fp8 |" in table
-    assert "Rows marked *8-bit window* are of a window of 64 tokens" in table
 
 
 def test_divergence_table_leaves_the_reference_out():

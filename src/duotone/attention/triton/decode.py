@@ -38,9 +38,8 @@ from duotone.attention.triton.operands import (
 )
 from duotone.attention.triton.prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton.range import score_range_kernel
-from duotone.cache.dense_dtype import ROWS
 from duotone.cache.packed import PackedTensor
-from duotone.cache.segments import DenseSegment, Segment
+from duotone.cache.segments import Segment
 from duotone.quant.rotation import out_of_basis
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -79,8 +78,6 @@ def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
             return reason
         strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
         return f"packed K and V must be contiguous; {strided} are not" if strided else None
-    if x.dtype == ROWS:  # kernels read a copy in the query's type
-        return None
     if x.dtype not in QUERY_DTYPES:
         return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
     rows = (x.stride(0), x.stride(1), x.stride(2))
@@ -182,8 +179,6 @@ class SegmentLaunch:
     """One segment's kernel arguments; all of them known without reading the device."""
 
     def __init__(self, query: Tensor, segment: Segment, sm_scale: float) -> None:
-        if isinstance(segment, DenseSegment):
-            segment = segment.widened(query.dtype)
         self.visual, self.key, self.value = segment.visual, segment.key, segment.value
         kv_heads = codes_of(segment.key).shape[1]
         rows = query.shape[0] * kv_heads

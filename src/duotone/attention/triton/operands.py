@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from duotone.attention.triton.classes import encode_classes
-from duotone.cache.dense_dtype import channels_of
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant.classes import class_counts
@@ -164,7 +163,7 @@ def codes_of(x: PackedTensor | Tensor) -> Tensor:
 
 def head_dim_of(x: PackedTensor | Tensor) -> int:
     """Channels of x."""
-    return x.head_dim if isinstance(x, PackedTensor) else channels_of(x)
+    return x.head_dim if isinstance(x, PackedTensor) else x.shape[-1]
 
 
 def _counts(x: PackedTensor | Tensor) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from duotone.attention.cuda.dense import decode as dense_decode
-from duotone.cache.dense_dtype import ROWS, kept_as
 
 from cases import Case, build
 
@@ -40,9 +39,3 @@ def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
     assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
     mask = torch.ones(1, 1, 12, dtype=torch.bool)
     assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))
-
-
-def test_scales_of_8_bit_windows_are_not_for_the_dense_kernel() -> None:
-    query, (_, dense) = build(Case((40,), dense=(9,)))
-    rows = replace(dense, key=kept_as(dense.key, ROWS), value=kept_as(dense.value, ROWS))
-    assert "scale per token" in dense_decode.dense_reason(query, rows)

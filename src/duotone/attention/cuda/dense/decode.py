@@ -16,7 +16,6 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.geometry import Geometry, cuts, multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
-from duotone.cache.dense_dtype import ROWS
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense/decode.cu"
@@ -93,8 +92,6 @@ def shape_reason(
 
     group: q heads per kv head. shared: bytes of shared memory that a block may have.
     """
-    if ROWS in dtypes:
-        return "8-bit windows have a scale per token and head, which no CUDA kernel reads"
     if dtypes[0] not in KV_TYPES or dtypes[1] != dtypes[0]:
         return f"dense K and V must be of one 16-bit type; got {dtypes[0]} and {dtypes[1]}"
     head_dim = channels[0]
