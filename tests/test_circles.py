@@ -1,6 +1,7 @@
 """Files of the package import each other in one direction, for types as well."""
 
 import ast
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,15 +21,24 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
+    """Modules of the package that a file imports, anywhere in it, but for types alone."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in running(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in known else node.module for name in names}
     return found & known.keys()
+
+
+def running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a tree that Python runs: those below `if TYPE_CHECKING` it does not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from running(node)
 
 
 def circle(root: Path) -> list[str] | None:

@@ -280,6 +280,12 @@ def test_the_largest_batch_is_found_in_a_few_trials(limit: int, share: float, fi
 
 
 @pytest.mark.usefixtures("fast")
+def test_a_guess_that_is_far_too_large_still_finds_a_batch() -> None:
+    assert search(17, 1700)[0] > 0
+    assert search(1, 500)[0] == 1
+
+
+@pytest.mark.usefixtures("fast")
 def test_no_batch_beyond_the_most_is_tried() -> None:
     assert search(100, 90, most=40) == (40, 1)
     assert search(0, 5)[0] == 0

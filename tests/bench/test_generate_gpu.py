@@ -7,7 +7,12 @@ from duotone.bench.generate import Bench, Load, Subject
 from duotone.bench.generate_rows import STATIC, Row
 from duotone.inference.random_models import random_model, random_prompt
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # Of torch's compiler and profiler, about what they are asked for here.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning"),
+]
 CUDA = torch.device("cuda")
 
 

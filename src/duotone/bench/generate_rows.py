@@ -93,10 +93,13 @@ class Row:
         """The block in which all calls of this row are made; gives the handle of `enable`."""
         was_on = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(was_on and self.base != NO_CUDNN)
+        opened = None
         try:
             with self.enabled(model, visual_mask) as opened:
                 yield opened
         finally:
+            if opened is not None:  # captures would be another row's memory
+                opened.free_graphs()
             torch.backends.cuda.enable_cudnn_sdp(was_on)
             if self.base == STATIC:
                 _forget_compiled(model)
