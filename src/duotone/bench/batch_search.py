@@ -30,7 +30,8 @@ def largest_fitting(
         result = attempt(run, batch)
         if result is None:
             failed = batch
-            batch = (fits + failed) // 2 if fits else min(int(BACK**2**trial * failed), failed - 1)
+            back = max(1, int(BACK**2**trial * failed))
+            batch = (fits + failed) // 2 if fits else min(back, failed - 1)
         else:
             fits, best = batch, result
             batch = min(most, _next(fits, result["peak_bytes"], budget_bytes, one_bytes))
