@@ -12,6 +12,7 @@ pytestmark = [
     # Of torch's compiler and profiler, about what they are asked for here.
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
 CUDA = torch.device("cuda")
 

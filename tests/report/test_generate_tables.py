@@ -102,6 +102,14 @@ def test_the_summary_compares_with_the_best_of_plain_with_static_and_with_quanti
     assert second.endswith("| 21.0 |  | 7.0 |  | 0.20 | 0.03 |")
 
 
+def test_cards_are_named_where_there_are_several() -> None:
+    both = [result(), result(device="NVIDIA H100")]
+    for table in (generate_table(both), generate_summary(both)):
+        assert ", NVIDIA H100" in table
+    assert "tokens, duotone@1, NVIDIA H100 | 21.0" in generate_summary(both)
+    assert "duotone@1 | 21.0" in generate_summary(both[:1])
+
+
 def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:
     alone = result(8)
     alone["rows"] = alone["rows"][:1]

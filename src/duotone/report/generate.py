@@ -58,7 +58,8 @@ def generate_table(results: Sequence[Result]) -> str:
     for result in ordered(results):
         rows = rows_by_name(result)
         lines = [_line(row, rows.get(PLAIN)) for row in rows.values()]
-        parts += [f"**{title(result)}**", markdown_table(HEADER, lines), *_notes(result)]
+        heading = f"**{title(result)}{_card(result, results)}**"
+        parts += [heading, markdown_table(HEADER, lines), *_notes(result)]
     without = [NO_GPU] if any(result.get("left_out") for result in results) else []
     return "\n\n".join([*parts, LEGEND, *without, f"*{source(*results)}.*"])
 
@@ -73,7 +74,8 @@ def generate_summary(results: Sequence[Result]) -> str:
     names = ["plain", "compiled StaticCache", "`enable`", f"`enable`, {', '.join(recipes)}"]
     used = [i for i in range(len(names)) if any(one["ms"][i] is not None for one in found)]
     header = ["ms per token", *(names[i] for i in used), "cache, GB", "`enable`"]
-    table = markdown_table(header, [_summary_line(one, used) for one in found])
+    lines = [_summary_line(one, used, _card(one, results)) for one in found]
+    table = markdown_table(header, lines)
     plain = "plain is the faster of cuDNN attention on and off"
     return f"{table}\n\n*Warm; {plain}; {source(*results)}.*"
 
@@ -97,6 +99,7 @@ def summarized(result: Result) -> dict[str, Any] | None:
     static = rows.get(STATIC)
     return {
         "title": title(result),
+        "device": result["device"],
         "row": mine["row"],
         "recipe": None if coded is None else coded["weights"],
         "ms": (
@@ -112,10 +115,16 @@ def summarized(result: Result) -> dict[str, Any] | None:
     }
 
 
-def _summary_line(summary: dict[str, Any], used: Sequence[int]) -> list[str]:
+def _card(one: Result, results: Sequence[Result]) -> str:
+    """Name of a result's card after a comma, where results are of several."""
+    several = len({result["device"] for result in results}) > 1
+    return f", {one['device']}" if several else ""
+
+
+def _summary_line(summary: dict[str, Any], used: Sequence[int], card: str) -> list[str]:
     ms, (dense, few) = summary["ms"], summary["gb"]
     times = [_number(ms[i], 1, ".1f") for i in used]
-    return [f"{summary['title']}, {summary['row']}", *times, f"{dense:.2f}", f"{few:.2f}"]
+    return [f"{summary['title']}, {summary['row']}{card}", *times, f"{dense:.2f}", f"{few:.2f}"]
 
 
 def ordered(results: Sequence[Result]) -> list[Result]:

@@ -21,12 +21,13 @@ def with_interval(interval: Mapping[str, float], digits: int = 3) -> str:
 
 
 def source(*results: Result) -> str:
-    """Device, versions and date of the newest; the commits of all, the newest last."""
+    """Devices and commits of all, the newest last; versions and date of the newest."""
     by_age = sorted(results, key=lambda result: result["created"])
     newest = by_age[-1]
     tools = ", ".join(f"{k} {v}" for k, v in newest["versions"].items() if k != "python")
     commits = ", ".join(dict.fromkeys((r["commit"] or "no commit")[:10] for r in by_age))
-    return f"{newest['device']}; {tools}; commit {commits}; {newest['created'][:10]}"
+    devices = ", ".join(dict.fromkeys(result["device"] for result in by_age))
+    return f"{devices}; {tools}; commit {commits}; {newest['created'][:10]}"
 
 
 def with_16_bit_numbers(scheme: Mapping[str, Any], dtype: str) -> dict[str, Any]:
