@@ -56,10 +56,10 @@ def test_an_interrupted_evaluation_says_how_to_go_on(words_only, tmp_path, monke
         cut = run(*asked)
     (kept,) = (tmp_path / "out").iterdir()
     assert cut.exit_code not in (0, 2)
-    assert f"1 finished batch kept in {kept}; the same command goes on there" in cut.stderr
+    assert f"1 of 1 batches are kept in {kept}; the same command goes on there" in cut.stderr
     again = run(*asked)
     assert again.exit_code == 0, again.output
-    assert f"going on from {kept}, after 1 finished batch" in again.stderr
+    assert f"going on from {kept}: 1 of 1 batches are done" in again.stderr
     assert not kept.exists()
 
 

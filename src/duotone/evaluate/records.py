@@ -85,10 +85,11 @@ def finished(
         return {}
     found = {}
     for label, configuration in configurations.items():
-        for named in (configuration, with_former_weights(configuration, model)):
-            path = out / f"{file_stem(named)}.json"
-            if label not in found and path.exists():
-                found[label] = _read(path)
+        path = out / f"{file_stem(configuration)}.json"
+        if not path.exists():
+            path = out / f"{file_stem(with_former_weights(configuration, model))}.json"
+        if path.exists():
+            found[label] = _read(path)
     return found
 
 
