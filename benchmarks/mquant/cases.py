@@ -19,11 +19,7 @@ from duotone.weights.kernels.triton.rows import rows_quantize
 from duotone.weights.modules.linear import linear_float, linear_int
 from duotone.weights.modules.online_hadamard import hadamard_quantize
 from duotone.weights.modules.packed_weight import PackedWeight
-from duotone.weights.modules.quantize_rows import (
-    dynamic_quantize,
-    norm_quantize,
-    static_quantize,
-)
+from duotone.weights.modules.quantize_rows import norm_quantize, quantize
 from duotone.weights.modules.slices import linear_by_slices
 
 from .random_model import random_weight
@@ -101,7 +97,7 @@ class Linear:
     @cached_property
     def codes(self) -> Tensor:
         """int8 input of the product."""
-        return static_quantize(self.input, self.scalar)
+        return quantize(self.input, self.scalar).codes
 
     @cached_property
     def scalar(self) -> Tensor:
@@ -141,23 +137,23 @@ class Linear:
             gate, up = self._halves()
             given = (scale, *transform(self.ins))
             return hadamard_quantize(gate, *given, activation="silu", up=up)[0].codes
-        return static_quantize(self.x, scale)
+        return quantize(self.x, scale).codes
 
     def prepare_static_unfused(self, scale: Tensor) -> Tensor:
         """Codes by static scales, a kernel of its own."""
-        return static_quantize(self._transformed(), scale)
+        return quantize(self._transformed(), scale).codes
 
     def prepare_dynamic(self) -> tuple[Tensor, Tensor]:
         """Codes by each row's maximum, in the kernel before; behind the Hadamard apart."""
         if self.before == "norm":
             return norm_quantize(self.x, None, eps=EPSILON)
         if self.before == "gate":
-            return dynamic_quantize(self._transformed())
-        return dynamic_quantize(self.x)
+            return quantize(self._transformed(), None)
+        return quantize(self.x, None)
 
     def prepare_dynamic_unfused(self) -> tuple[Tensor, Tensor]:
         """The same, a kernel of its own."""
-        return dynamic_quantize(self._transformed())
+        return quantize(self._transformed(), None)
 
     def before_codes(self) -> tuple[Tensor, dict[str, object]]:
         """(input of an activation and the online Hadamard, arguments beside it)."""

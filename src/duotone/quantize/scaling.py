@@ -40,7 +40,7 @@ def scale_unit(runs: Runs, unit: Unit, recipe: Recipe) -> Scaled:
         return made
     pairs = pairs_of(runs.model, unit.block)
     readers = {pair.readers[0]: at(runs.model, pair.readers[0]) for pair in pairs}
-    wanted = Wanted(moments=True, absolute=True, visual_weight=recipe.visual_weight)
+    wanted = Wanted(moments=True, absolute=True)
     observer = Observer(readers, wanted, impl=runs.impl)
     observe(runs, observer, unit.part, unit.path)
     for pair in pairs:

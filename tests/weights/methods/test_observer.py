@@ -6,7 +6,7 @@ from duotone.weights.equivalences.hadamard import plan_hadamard, transform
 from duotone.weights.equivalences.online import RotatedInput
 from duotone.weights.methods.observer import TEXT, VISUAL, Observer, Rows, Wanted
 
-ALL = Wanted(magnitudes=True, moments=True, largest=True)
+ALL = Wanted(limits=True, moments=True, largest=True)
 
 
 class Block(nn.Module):
@@ -66,22 +66,23 @@ def test_modalities_are_told_apart_and_padding_left_out():
     observer, _ = watched(x, Rows(real, visual))
     found = observer.of("a")
     assert found.tokens == {TEXT: 5, VISUAL: 2}
-    assert found.magnitudes[VISUAL].largest == pytest.approx(float(x[[2, 5]].abs().max()))
+    assert found.limits[VISUAL] == pytest.approx(float(x[[2, 5]].abs().max()))
     torch.testing.assert_close(found.moments, x[real].T @ x[real])
 
 
-def test_visual_tokens_may_count_more_in_the_moments():
-    x, visual = x_of(), torch.arange(9) < 4
-    observer, _ = watched(x, Rows(None, visual), Wanted(moments=True, visual_weight=3.0))
-    wanted = 3 * x[:4].T @ x[:4] + x[4:].T @ x[4:]
-    torch.testing.assert_close(observer.of("a").moments, wanted)
-
-
-def test_a_split_channel_is_not_in_the_magnitudes():
+def test_a_split_channel_is_not_in_the_limits():
     x = x_of()
     x[:, 0] = 1000
     observer, _ = watched(x, split=frozenset({"a"}))
-    assert observer.of("a").magnitudes[TEXT].largest < 10
+    assert observer.of("a").limits[TEXT] < 10
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
+def test_activations_that_are_not_finite_are_refused(wrong):
+    x = x_of()
+    x[3, 2] = wrong
+    with pytest.raises(ValueError, match="must be finite"):
+        watched(x)
 
 
 def test_hooks_are_gone_afterwards():

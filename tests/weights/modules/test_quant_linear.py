@@ -115,6 +115,20 @@ def test_groups_with_integer_activations(bits, activation):
     assert torch.equal(again(x), made(x))
 
 
+def test_a_static_scale_is_of_the_largest_magnitude_of_all_batches():
+    module, x = linear(), inputs()
+    observer = Observer({"it": module}, wanted_by(RTN8))
+    with observer.watching():
+        for batch in (x, -70.5 * torch.ones_like(x), x):
+            module(batch)
+    made = quantize_linear(module, observer.of("it"), RTN8).linear
+    assert made.scales.tolist() == pytest.approx([70.5 / 127])
+
+
+def test_zeros_give_a_scale_that_divides():
+    assert quantized(linear(), torch.zeros(3, 12), RTN8).scales > 0
+
+
 def test_dynamic_scales_come_from_each_row():
     x = inputs() * torch.logspace(-3, 3, 37)[:, None]
     made = quantized(linear(bias=False), x, RTN8.replace(activation="dynamic"))

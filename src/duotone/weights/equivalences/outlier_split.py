@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from duotone.weights.equivalences.hadamard import HadamardPlan
-
 
 def incoherence(weight: Tensor) -> float:
     """mu = max |w_ij| sqrt(numel) / ||W||_F >= 1 (QuIP; MQuant eq. 6): how far entries stick out.
@@ -45,18 +43,6 @@ def exceeds(weight: Tensor) -> Tensor:
 def wants_split(weight: Tensor) -> bool:
     """True if eq. 8 holds for any row: the GEMV of the split then serves at least that row."""
     return bool(exceeds(weight).any())
-
-
-def channel0_share(plan: HadamardPlan, row0_sum: int | None = None) -> float:
-    """Share of the energy of a constant input that the transform puts into channel 0, 0 to 1.
-
-    1 for a single block without padding: the split takes all of the mean out. Padding leaks
-    1 - size / padded to other channels, blocks keep 1 / blocks in the first one's channel 0.
-    row0_sum: sum of row 0 of another base matrix of that order, for bases that are not normalised
-    ((sum / m)^2 of the energy).
-    """
-    base = 1.0 if row0_sum is None else (row0_sum / plan.base) ** 2
-    return base * plan.size / plan.padded / plan.blocks
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Statistics of linears' inputs: magnitudes by modality, second moments, channel maxima.
+"""Statistics of linears' inputs: largest magnitudes by modality, second moments, channel maxima.
 
 One observer watches the linears of one unit (a block, a projector) while calibration data run
 through it; rows that are padding do not count. Linears with the very same input share their
@@ -7,6 +7,7 @@ statistics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from duotone.weights.equivalences.online import RotatedInput
-from duotone.weights.methods.ranges import Magnitudes
 from duotone.weights.modules.encode import features
 
 TEXT, VISUAL = "text", "visual"
@@ -47,12 +47,13 @@ class Rows:
 
 @dataclass
 class Statistics:
-    """Statistics of one input: magnitudes by modality, X^T X [columns, columns] float32, tokens.
+    """Statistics of one input: X^T X [columns, columns] float32, and tokens by modality.
 
-    largest, absolute: max |x| and sum |x| [columns], float32.
+    limits: max |x| by modality, of those seen. largest, absolute: max |x| and sum |x| [columns],
+    float32.
     """
 
-    magnitudes: dict[str, Magnitudes] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
     moments: Tensor | None = None
     largest: Tensor | None = None
     absolute: Tensor | None = None
@@ -66,16 +67,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Choice of statistics to gather; absolute: sums of |x|.
+    """Choice of statistics to gather; absolute: sums of |x|."""
 
-    visual_weight: weight of visual tokens in `moments`; text has weight 1.
-    """
-
-    magnitudes: bool = False
+    limits: bool = False
     moments: bool = False
     largest: bool = False
     absolute: bool = False
-    visual_weight: float = 1.0
 
 
 def plan_and_signs(module: Linear) -> tuple[Any, Tensor | None]:
@@ -86,7 +83,7 @@ def plan_and_signs(module: Linear) -> tuple[Any, Tensor | None]:
 class Observer:
     """Statistics of the inputs of `linears` {path: module}.
 
-    split: paths whose channel 0 stays floating point and has no part in magnitudes.
+    split: paths whose channel 0 stays floating point and has no part in limits.
     """
 
     def __init__(
@@ -146,11 +143,12 @@ class Observer:
     def _add(self, into: Statistics, rows: Tensor, split: bool) -> None:
         for name, part in self.rows.split(rows).items():
             into.tokens[name] = into.tokens.get(name, 0) + len(part)
-            if self.wanted.magnitudes:
-                counted = part[:, 1:] if split else part
-                into.magnitudes.setdefault(name, Magnitudes()).update(counted)
+            counted = part[:, 1:] if split else part
+            if self.wanted.limits and counted.numel():
+                into.limits[name] = max(_finite_limit(counted), into.limits.get(name, 0.0))
             if self.wanted.moments:
-                self._add_moments(into, part.float(), name)
+                moments = part.float().T @ part.float()
+                into.moments = moments if into.moments is None else into.moments.add_(moments)
             if self.wanted.largest and len(part):
                 found = part.abs().amax(0).float()
                 into.largest = found if into.largest is None else into.largest.maximum(found)
@@ -158,7 +156,10 @@ class Observer:
                 found = part.float().abs().sum(0)
                 into.absolute = found if into.absolute is None else into.absolute.add_(found)
 
-    def _add_moments(self, into: Statistics, part: Tensor, name: str) -> None:
-        weight = self.wanted.visual_weight if name == VISUAL else 1.0
-        moments = (part.T @ part) * weight
-        into.moments = moments if into.moments is None else into.moments.add_(moments)
+
+def _finite_limit(x: Tensor) -> float:
+    """max |x|. Errors: ValueError for inf or nan."""
+    limit = float(x.abs().max())
+    if not math.isfinite(limit):
+        raise ValueError("activations to calibrate on must be finite, got inf or nan")
+    return limit

@@ -20,21 +20,18 @@ from duotone.weights.methods.observer import (
     Wanted,
     plan_and_signs,
 )
-from duotone.weights.methods.ranges import Magnitudes
 from duotone.weights.methods.recipe import Recipe
 from duotone.weights.methods.rtn import packed, padded, round_to_nearest
 from duotone.weights.modules.modality import Modality
 from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.quant_linear import QuantLinear
 
+HIGHEST_CODE = 127
+
 
 def wanted_by(recipe: Recipe) -> Wanted:
     """Statistics that a recipe needs of a linear's inputs."""
-    return Wanted(
-        magnitudes=recipe.activation == "static",
-        moments=recipe.method != "rtn",
-        visual_weight=recipe.visual_weight,
-    )
+    return Wanted(limits=recipe.activation == "static", moments=recipe.method != "rtn")
 
 
 @dataclass(frozen=True)
@@ -109,26 +106,25 @@ def _fitted_moments(statistics: Statistics, columns: int, split: bool) -> Tensor
 
 
 def _scales(statistics: Statistics, recipe: Recipe, two: bool) -> Tensor | None:
-    """float32 [text, visual], [one], or None."""
+    """float32 [text, visual], [one], or None: the largest magnitude over the highest code.
+
+    Zeros alone get 1 over the highest code.
+    """
     if recipe.activation != "static":
         return None
-    seen = {name: m for name, m in statistics.magnitudes.items() if m.counts is not None}
+    seen = statistics.limits
     if not seen:
         raise ValueError("static scales need activations to look at, got none; add samples")
+    limits = [max(seen.values())]
     if two:
-        order = [seen.get(name) or next(iter(seen.values())) for name in (TEXT, VISUAL)]
-        return torch.tensor([m.scale(recipe.ranges) for m in order])
-    merged = Magnitudes()
-    for one in seen.values():
-        merged.merge(one)
-    return torch.tensor([merged.scale(recipe.ranges)])
+        limits = [seen.get(name, next(iter(seen.values()))) for name in (TEXT, VISUAL)]
+    return torch.tensor([(limit or 1.0) / HIGHEST_CODE for limit in limits])
 
 
 def _range_report(statistics: Statistics, scales: Tensor | None) -> dict[str, Any]:
-    largest = {name: m.largest for name, m in statistics.magnitudes.items()}
     found = {"tokens": dict(statistics.tokens)}
     if scales is not None:
-        found |= {"scales": scales.tolist(), "largest": largest}
+        found |= {"scales": scales.tolist(), "largest": dict(statistics.limits)}
     return found
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
-from duotone.weights.methods.ranges import METHODS, Method
 from duotone.weights.modules.packed_weight import BITS
 from duotone.weights.modules.quant_linear import ACTIVATIONS, Activation
 
@@ -22,7 +21,6 @@ WEIGHT_METHODS = ("rtn", "gptq", "awq")
 WORDS = {
     "method": WEIGHT_METHODS,
     "activation": ACTIVATIONS,
-    "ranges": METHODS,
     "online": ONLINE,
     "split": SPLITS,
 }
@@ -35,9 +33,9 @@ class Recipe(Record):
 
     bits, group, method, clip: of weights; group None is one scale per output channel. clip searches
         the range of least error, of the weight ("rtn", "gptq") or of the output ("awq"). "awq"
-        scales input channels before it rounds: `weights.methods.awq`. visual_weight: weight of a
-        visual token in the second moments of GPTQ and AWQ; text has weight 1.
-    activation: "static" or "dynamic" int8, or "none" (16 bit); ranges: how a static one is found.
+        scales input channels before it rounds: `weights.methods.awq`.
+    activation: "static" or "dynamic" int8, or "none" (16 bit). A static scale is of the largest
+        magnitude seen.
     modality_scales: two static scales per linear of the language model (MSQ), else one. Rows pick
         theirs.
     visual_first: the language model runs with visual tokens first (AIFS,
@@ -56,9 +54,7 @@ class Recipe(Record):
     group: int | None = None
     method: Literal["rtn", "gptq", "awq"] = "gptq"
     clip: bool = False
-    visual_weight: float = 1.0
     activation: Activation = "static"
-    ranges: Method = "minmax"
     modality_scales: bool = False
     visual_first: bool = False
     smooth: float | None = None
@@ -98,9 +94,6 @@ class Recipe(Record):
         ok = self.smooth is None or (is_number(self.smooth) and 0 <= self.smooth <= 1)
         rule = "a recipe's smooth must be a number between 0 and 1"
         require(ok, rule, self.smooth, "None: no smoothing.")
-        ok = is_number(self.visual_weight) and self.visual_weight >= 0
-        rule = "a recipe's visual_weight must be a finite number >= 0"
-        require(ok, rule, self.visual_weight, "Text has weight 1.")
         ok = is_count(self.seed)
         require(ok, "a recipe's seed must be an integer >= 0", self.seed, "Of the rotations.")
 

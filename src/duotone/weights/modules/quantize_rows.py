@@ -25,16 +25,6 @@ class Rows(NamedTuple):
     scale: Tensor
 
 
-def static_quantize(x: Tensor, scale: Tensor, impl: str = "auto") -> Tensor:
-    """int8 codes of x [tokens, channels], scale float32 [tokens], [1] or []."""
-    return quantize(x, scale, impl=impl).codes
-
-
-def dynamic_quantize(x: Tensor, impl: str = "auto") -> Rows:
-    """Codes of x [tokens, channels] and the scale of each row."""
-    return quantize(x, None, impl=impl)
-
-
 def quantize(
     x: Tensor,
     scale: Tensor | None,
@@ -65,24 +55,20 @@ def norm_quantize(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     kind: str = "rms",
-    residual: Tensor | None = None,
     impl: str = "auto",
 ) -> Rows:
     """Codes of RMSNorm(x) (kind="rms") or LayerNorm(x) ("layer"), times weight plus bias.
 
-    x: [tokens, channels]. residual: [tokens, channels], contiguous, or None: then the norm of
-    x + residual is taken, and `residual` becomes that sum (rounded to its dtype).
+    x: [tokens, channels].
     """
-    check_rows(x, scale, residual, None)
+    check_rows(x, scale, None, None)
     if kind not in ("rms", "layer"):
         raise ValueError(f"kind must be 'rms' or 'layer'; got {kind!r}")
     if chosen_impl(impl, x) == "reference":
-        return _coded(normalized(x, eps, weight, bias, kind, residual), scale)
+        return _coded(normalized(x, eps, weight, bias, kind), scale)
     from duotone.weights.kernels.triton.rows import rows_quantize
 
-    codes, found, _ = rows_quantize(
-        x, scale, norm=kind, weight=weight, bias=bias, eps=eps, residual=residual
-    )
+    codes, found, _ = rows_quantize(x, scale, norm=kind, weight=weight, bias=bias, eps=eps)
     return Rows(codes, found if scale is None else scale)
 
 
@@ -114,12 +100,8 @@ def normalized(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     kind: str = "rms",
-    residual: Tensor | None = None,
 ) -> Tensor:
-    """The norm in fp32, not rounded between its steps: the reference. Adds x to residual."""
-    if residual is not None:
-        residual.copy_(x.float() + residual.float())
-        x = residual
+    """The norm in fp32, not rounded between its steps: the reference."""
     y = x.float()
     if kind == "layer":
         y = y - y.mean(-1, keepdim=True)
@@ -155,10 +137,8 @@ def takes_kernels(impl: str, x: Tensor) -> bool:
     return chosen_impl(impl, x) == "triton"
 
 
-def check_rows(
-    x: Tensor, scale: Tensor | None, other: Tensor | None, activation: str | None
-) -> None:
-    """Raise ValueError for arguments that do not fit; other: `up` or `residual`."""
+def check_rows(x: Tensor, scale: Tensor | None, up: Tensor | None, activation: str | None) -> None:
+    """Raise ValueError for arguments that do not fit."""
     if x.dim() != 2 or not x.is_floating_point() or x.stride(1) != 1:
         raise ValueError(
             "x must be floating point [tokens, channels] with contiguous rows; got "
@@ -173,8 +153,8 @@ def check_rows(
         raise ValueError(
             f"scale must be float32 [{len(x)}], [1] or []; got {scale.dtype} {tuple(scale.shape)}"
         )
-    if other is not None and (other.shape != x.shape or other.stride(1) != 1):
+    if up is not None and (up.shape != x.shape or up.stride(1) != 1):
         raise ValueError(
-            f"up and residual must be {tuple(x.shape)} with contiguous rows; got "
-            f"{tuple(other.shape)} with strides {other.stride()}"
+            f"up must be {tuple(x.shape)} with contiguous rows; got {tuple(up.shape)} with strides "
+            f"{up.stride()}"
         )

@@ -51,7 +51,6 @@ def divided_codes(values, scale, inverse):
 def rows_kernel(
     x,
     up,
-    residual,
     weight,
     bias,
     scale,
@@ -79,20 +78,12 @@ def rows_kernel(
         b_bias = tl.load(bias + o_column, mask=m, other=0.0)
     wait_for_previous(OVERLAP)
     b_x = tl.load(x + i_row * x_stride + o_column, mask=m, other=0.0)
-    if residual is not None:
-        p_residual = residual + i_row * columns + o_column
-        b_residual = tl.load(p_residual, mask=m, other=0.0)
     if up is not None:
         b_up = tl.load(up + i_row * up_stride + o_column, mask=m, other=0.0)
     if scale is not None:
         b_scale = tl.load(scale + i_row if SCALES else scale)
         b_inverse = tl.div_rn(1.0, b_scale)
     b_x = b_x.to(tl.float32)
-    if residual is not None:
-        # the sum replaces the residual, rounded as the model rounds it
-        b_sum = (b_x + b_residual.to(tl.float32)).to(residual.dtype.element_ty)
-        tl.store(p_residual, b_sum, mask=m)
-        b_x = b_sum.to(tl.float32)
     if NORM == "layer":
         b_x = tl.where(m, b_x - tl.sum(b_x, 0) / columns, 0.0)
     if NORM is not None:
@@ -189,7 +180,6 @@ def rows_quantize(
     scale: Tensor | None,
     *,
     up: Tensor | None = None,
-    residual: Tensor | None = None,
     norm: str | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -204,7 +194,7 @@ def rows_quantize(
     """
     tokens, columns = x.shape
     dynamic = quantize and scale is None
-    if dynamic and columns > _LONG and norm is None and residual is None and not dense:
+    if dynamic and columns > _LONG and norm is None and not dense:
         return *long_rows_quantize(x, up, activation), None
     codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if quantize else None
     made = torch.empty(x.shape, dtype=x.dtype, device=x.device) if dense else None
@@ -216,7 +206,6 @@ def rows_quantize(
     rows_kernel[(tokens, triton.cdiv(columns, block))](
         x,
         up,
-        residual,
         weight,
         bias,
         scale,
