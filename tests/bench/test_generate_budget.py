@@ -60,12 +60,15 @@ def test_each_budget_has_a_file_that_a_later_run_goes_on_with(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     first, second = sorted((tmp_path / "new").iterdir())
     small, large = (json.loads(path.read_text()) for path in (first, second))
-    assert [one["rows"][0]["batch"] for one in (small, large)] == [5, 8]
+    # Which batch is faster is a matter of the machine.
+    assert [one["rows"][0]["largest_batch"] for one in (small, large)] == [5, 8]
     assert (small["visual_tokens"], small["prompt_tokens"], small["new_tokens"]) == (32, 128, STEPS)
     row = small["rows"][0]
-    assert row["tokens_per_s"] == pytest.approx(1e3 * 5 / row["step_ms"])
-    seconds = 5 * row["read_s"] + STEPS * row["step_ms"] / 1e3
-    assert row["answer_tokens_per_s"] == pytest.approx(5 * STEPS / seconds)
+    batch = row["batch"]
+    assert batch in (4, 5)
+    assert row["tokens_per_s"] == pytest.approx(1e3 * batch / row["step_ms"])
+    seconds = batch * row["read_s"] + STEPS * row["step_ms"] / 1e3
+    assert row["answer_tokens_per_s"] == pytest.approx(batch * STEPS / seconds)
     small["rows"].append({"row": "duotone@1", "failed": True, "reason": "cut off"})
     first.write_text(json.dumps(small))
     done = run(*TINY, *budgets, "--row", "plain", "--row", "duotone@1")
