@@ -115,6 +115,42 @@ def test_enable_md(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("enable.md", {"load()": 'load("small")'})
 
 
+def test_the_block_of_table_md_generates_from_the_packed_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval")
+    tokenizer = transformers.AutoProcessor.from_pretrained(duotone_tiny_path()).tokenizer
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    for part in (transformers.LlamaForCausalLM(config), tokenizer):
+        part.save_pretrained(folder / "words")
+    (folder / "rows.jsonl").write_text(json.dumps({"question": "word " * 200, "answer": "one"}))
+    task = {
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"max_gen_toks": 8},
+    }
+    monkeypatch.chdir(folder)
+    smaller = {"Qwen/Qwen2.5-1.5B-Instruct": "words", '["gsm8k_cot"]': repr([task])}
+    assert all(text in blocks("table.md")[0] for text in smaller)
+    run("table.md", smaller)
+    shown = capsys.readouterr().out
+    assert "exact_match" in shown
+    assert "codes" in shown
+
+
 def in_a_process(code: str, folder: Path, **env: str) -> None:
     """Run code in a folder. Errors: AssertionError with its traceback."""
     command = [sys.executable, "-c", code]

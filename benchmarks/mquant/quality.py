@@ -119,7 +119,7 @@ def divergence(model: Any, run: TaskRun) -> dict[str, Score]:
 
 def reference(loaded: Loaded, task: Task, samples: int, batch_size: int) -> TaskRun:
     """Held-out samples with the bf16 model's answers, logits and scores."""
-    encoder = Encoder(loaded.processor, task.plain, loaded.takes_images)
+    encoder = Encoder(loaded.processor, loaded.takes_images)
     workers = default_workers(loaded.model.device)
     made = list(load_batches(task, encoder, "heldout", samples, batch_size, workers))
     run = TaskRun(task, made)

@@ -26,7 +26,6 @@ from duotone.calibrate.run import Learned, learn, spec_with
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
 from duotone.hf.facts import model_facts
 from duotone.inference.batch import prepare
-from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded, load
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS
@@ -110,8 +109,7 @@ def held_out(loaded: Loaded, samples: int, batch_size: int = 96) -> dict[str, li
     """The tasks' first held-out samples, answered in 16 bit."""
     made = {}
     for name, task in TASKS.items():
-        longest = longest_prompt(loaded.model, task.max_new_tokens)
-        encoder = Encoder(loaded.processor, task.plain, loaded.takes_images, longest)
+        encoder = Encoder(loaded.processor, loaded.takes_images)
         workers = default_workers(loaded.model.device)
         batches = load_batches(task, encoder, "heldout", samples, batch_size, workers)
         made[name] = [

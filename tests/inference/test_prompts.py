@@ -1,6 +1,6 @@
 import pytest
 
-from duotone.inference.prompts import cut_middle, encode_text, encoder_of, left_padded, tokenizer_of
+from duotone.inference.prompts import encode_text, encoder_of, left_padded, tokenizer_of
 
 
 class Tokenizer:
@@ -22,17 +22,13 @@ class Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("template", "chat", "asked"),
-    [
-        (None, True, (["hello"], True)),
-        ("{}", True, (["<user>hello"], False)),
-        ("{}", False, (["hello"], True)),
-    ],
-    ids=["no template", "chat", "plain"],
+    ("template", "asked"),
+    [(None, (["hello"], True)), ("{}", (["<user>hello"], False))],
+    ids=["no template", "chat"],
 )
-def test_text_prompts_use_the_chat_template_where_there_is_one(template, chat, asked):
+def test_text_prompts_use_the_chat_template_where_there_is_one(template, asked):
     tokenizer = Tokenizer(template)
-    encoded = encode_text(tokenizer, ["hello"], chat=chat)
+    encoded = encode_text(tokenizer, ["hello"])
     assert encoded["input_ids"].shape == encoded["attention_mask"].shape
     assert tokenizer.asked == asked
 
@@ -41,14 +37,6 @@ def test_prompts_are_padded_on_the_left():
     encoded = left_padded([[5], [6, 7, 8]], pad=9)
     assert encoded["input_ids"].tolist() == [[9, 9, 5], [6, 7, 8]]
     assert encoded["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("longest", "kept"),
-    [(None, "abcdefg"), (7, "abcdefg"), (5, "abcfg"), (4, "abfg"), (1, "a")],
-)
-def test_long_prompts_lose_their_middle(longest, kept):
-    assert cut_middle("abcdefg", longest) == list(kept)
 
 
 def test_the_tokenizer_is_found_inside_a_processor():

@@ -112,6 +112,23 @@ def test_a_file_that_is_no_picture_is_named(folder):
         task.example(0)
 
 
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("gsm8k", "gsm8k_cot"),
+        ("truthfulqa", "truthfulqa_gen"),
+        ("longbench", "longbench"),
+        ("longbench-repobench-p", "longbench_repobench-p"),
+    ],
+)
+def test_text_benchmarks_are_refused_with_the_lines_that_run_them_by_lm_eval(name, theirs):
+    with pytest.raises(ValueError, match=f"run by lm-eval, got '{name}'; pip install") as refused:
+        get_task(name)
+    evaluation = f"HFLM(pretrained=model, tokenizer=tokenizer), tasks=['{theirs}'])"
+    line = f"with duotone.enable(model, spec): lm_eval.simple_evaluate({evaluation}"
+    assert line in str(refused.value)
+
+
 def test_unknown_tasks_name_the_nearest():
     with pytest.raises(ValueError, match="did you mean documents"):
         get_task("document")

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from duotone.evaluate.loader import Encoder, default_workers, load_batches
-from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded, image_token_ids
 from duotone.tasks import Task
 
@@ -43,8 +42,7 @@ def _encode(
     loaded: Loaded, task: Task, samples: int, batch_size: int
 ) -> tuple[list[dict[str, torch.Tensor]], list[str]]:
     """Batches of a task's first samples, and the samples' names."""
-    longest = longest_prompt(loaded.model, task.max_new_tokens)
-    encoder = Encoder(loaded.processor, task.plain, loaded.takes_images, longest)
+    encoder = Encoder(loaded.processor, loaded.takes_images)
     workers = default_workers(loaded.model.device)
     made = list(load_batches(task, encoder, SPLIT, samples, batch_size, workers))
     return [tensors for _, tensors in made], [e.name for examples, _ in made for e in examples]

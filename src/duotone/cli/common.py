@@ -39,8 +39,7 @@ TasksOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help="captions, documents, sequences, gsm8k, ..., or a .jsonl file of your own; repeat for "
-        "more.",
+        help="captions, documents, sequences, or a .jsonl file of your own; repeat for more.",
         show_default="the embedded tasks",
     ),
 ]

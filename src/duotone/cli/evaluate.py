@@ -33,8 +33,7 @@ def command(
     task: Annotated[
         str | None,
         typer.Argument(
-            help="captions, documents, sequences; perplexity, gsm8k, truthfulqa, "
-            "longbench-hotpotqa, ...; or a .jsonl file of your own.",
+            help="captions, documents, sequences, perplexity; or a .jsonl file of your own.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +42,7 @@ def command(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="File of a text task's rows.", show_default="the hub's data"),
+        typer.Option(help="File of a text to predict (perplexity).", show_default=False),
     ] = None,
     scheme: Annotated[
         list[str] | None,
@@ -51,7 +50,7 @@ def command(
             "--scheme",
             "-s",
             help="Name, or .json file of a CacheSpec; repeat for more.",
-            show_default="duotone; text: kivi",
+            show_default="duotone; text alone: kivi",
         ),
     ] = None,
     bits: Annotated[
@@ -96,7 +95,8 @@ def command(
     Perplexity is teacher-forced through the cache, as if every token had been generated. Its data
     are a .json list of lists of token ids, a .jsonl file of {"text": ...}, or plain text.
 
-    GSM8K, TruthfulQA and LongBench read the data sets' own .jsonl files, or the hub's.
+    Text benchmarks (GSM8K, TruthfulQA, LongBench and others) are run by lm-eval inside
+    duotone.enable (docs/table.md).
 
     Results are written at the end. Until then --out keeps every finished batch in a .partial
     folder. After an interruption, the same command goes on after these batches.
@@ -108,8 +108,6 @@ def command(
       duotone evaluate mine.jsonl --model OpenGVLab/InternVL3-1B-hf --out results/mine
 
       duotone evaluate --task perplexity --data wiki.txt --model my-llama -s kivi -b 2 -b 4
-
-      duotone evaluate --task gsm8k --data test.jsonl --model my-llama --scheme kivi --json
     """
     name = _one_task(task, task_option)
     check_folder(out)
@@ -121,9 +119,13 @@ def command(
         schemes = _labelled(scheme or [DEFAULT_TEXT_SCHEME], bits)
         evaluation = _perplexity(data, context, samples, schemes, loading, common)
     else:
+        from duotone.tasks import get_task
+
+        chosen = get_task(name)
         _refuse({"--context": context is not None}, "only perplexity cuts text into windows")
+        _refuse({"--data": data is not None}, "only perplexity reads a text from a file")
         common |= {"split": split, "kl": kl, "later_question": later_question}
-        evaluation = _answers(name, data, samples, scheme, bits, loading, common)
+        evaluation = _answers(chosen, samples, scheme, bits, loading, common)
     if json_output:
         print_json(evaluation.results)
     else:
@@ -173,8 +175,7 @@ def _loaded(loading: dict[str, Any], **options: Any) -> Any:
 
 
 def _answers(
-    name: str,
-    data: Path | None,
+    task: Any,
     samples: int | None,
     scheme: list[str] | None,
     bits: list[int] | None,
@@ -186,18 +187,16 @@ def _answers(
     from duotone.evaluate.loader import Encoder
     from duotone.inference.compare import check_scheme_fits
     from duotone.quantize.disjoint import check_evaluation
-    from duotone.tasks import get_task
 
-    task = get_task(name, data)
-    schemes = _labelled(scheme or [DEFAULT_TEXT_SCHEME if task.plain else DEFAULT_SCHEME], bits)
     samples = samples or task.size or 500
     task.check_samples(samples)
     first = task.example(0, common["split"])
+    schemes = _labelled(scheme or [DEFAULT_SCHEME if first.images else DEFAULT_TEXT_SCHEME], bits)
     loaded = _loaded(loading)
     check_evaluation(loaded.model, task, samples, common["split"])
     for spec in schemes.values():
         check_scheme_fits(loaded, spec, has_images=bool(first.images))
-    encoded = Encoder(loaded.processor, task.plain, loaded.takes_images)([first])
+    encoded = Encoder(loaded.processor, loaded.takes_images)([first])
     counts = token_counts(loaded.model, encoded, task.max_new_tokens)
     widest = next(iter(schemes.values()))
     with progress_bar(task.name) as bar, explained_out_of_memory(loaded.model, widest, counts):

@@ -27,8 +27,8 @@ def command(
     task: Annotated[
         list[str] | None,
         typer.Argument(
-            help="captions, documents, sequences, gsm8k, ..., or .jsonl files of your own; the "
-            "spec is good for all of them together.",
+            help="captions, documents, sequences, or .jsonl files of your own; the spec is good "
+            "for all of them together.",
             show_default="the embedded tasks",
         ),
     ] = None,

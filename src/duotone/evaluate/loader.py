@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from duotone.inference.batch import encode
-from duotone.inference.prompts import encode_text, tokenizer_of
+from duotone.inference.prompts import encode_text
 from duotone.tasks import Example, Task
 
 
@@ -31,31 +31,24 @@ class _Rendered(torch.utils.data.Dataset):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Examples -> tensors of a batch, as the task and the model want their prompts.
+    """Examples -> tensors of a batch, as the model wants its prompts.
 
     takes_images: the model is multimodal and `processor` its processor; else a tokenizer.
-    longest: most tokens of a plain task's prompt, which else loses its middle; None: no limit.
     """
 
     processor: Any
-    plain: bool
     takes_images: bool
-    longest: int | None = None
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Left-padded tensors."""
-        prompts = [example.question for example in examples]
-        if self.plain:
-            tokenizer = tokenizer_of(self.processor)
-            return encode_text(tokenizer, prompts, chat=False, longest=self.longest)
         if self.takes_images:
             return encode(self.processor, [example.messages() for example in examples])
         if any(example.images for example in examples):
             raise ValueError(
                 "a task with pictures needs a multimodal model, got one that takes text only; "
-                "choose another --model, or a text task (gsm8k, truthfulqa, longbench-...)"
+                "choose another --model, or a task without pictures"
             )
-        return encode_text(self.processor, prompts)
+        return encode_text(self.processor, [example.question for example in examples])
 
 
 @dataclass(frozen=True)

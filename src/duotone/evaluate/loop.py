@@ -11,8 +11,6 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.inference.batch import Batch, ask_later, decode_answers, generate, make_cache, prepare
 from duotone.inference.memory import cache_memory
-from duotone.inference.prompts import longest_prompt
-from duotone.inference.stopping import StopTexts
 from duotone.loading import image_token_ids
 from duotone.report.provenance import stamp
 from duotone.resume import Say
@@ -36,7 +34,6 @@ class Settings:
     later_question: read the question after the pictures' cache was quantized (`ask_later`).
     impl: the decode attention of the few-bit caches.
     minutes: stop after the batch in which this time is over and report all finished batches.
-    max_prompt_tokens: longer prompts of text tasks lose their middle; None: the model's limit.
     """
 
     samples: int = 500
@@ -47,7 +44,6 @@ class Settings:
     later_question: bool = False
     impl: str = "auto"
     max_new_tokens: int | None = None
-    max_prompt_tokens: int | None = None
     workers: int | None = None
     minutes: float | None = None
 
@@ -73,6 +69,8 @@ def _configuration(
     for name in ("workers", "minutes"):
         del kept[name]
     kept["max_new_tokens"] = settings.max_new_tokens or task.max_new_tokens
+    # No prompt is cut. Names of results digest this entry: without it, earlier ones are not found.
+    kept["max_prompt_tokens"] = None
     spec_data = json.loads(spec.to_json()) if spec else None
     about_task = {"task": task.name, "data": task.fingerprint}
     return {**about_task, "model": model, "scheme": label, "spec": spec_data, **kept}
@@ -84,16 +82,8 @@ class _Evaluator:
     def __init__(self, model, processor, task: Task, settings: Settings):
         self.model, self.processor, self.task, self.settings = model, processor, task, settings
         self.max_new_tokens = settings.max_new_tokens or task.max_new_tokens
-        self.encoder = Encoder(
-            processor, task.plain, bool(image_token_ids(model.config)), self._longest_prompt()
-        )
+        self.encoder = Encoder(processor, bool(image_token_ids(model.config)))
         self.started = monotonic()
-
-    def _longest_prompt(self) -> int | None:
-        """Tokens that leave room for the answer."""
-        if self.settings.max_prompt_tokens is not None:
-            return self.settings.max_prompt_tokens
-        return longest_prompt(self.model, self.max_new_tokens)
 
     def time_is_over(self) -> bool:
         """True if the granted minutes are used up."""
@@ -125,26 +115,12 @@ class _Evaluator:
         """Let one scheme answer one batch."""
         started = perf_counter()
         cache = make_cache(self.model, run.spec, batch, self.settings.impl)
-        stops = self._stop_texts(batch)
         generated = generate(
-            self.model,
-            batch,
-            cache,
-            self.max_new_tokens,
-            logits_processors=processors,
-            stopping=[stops] if stops.stops else [],
+            self.model, batch, cache, self.max_new_tokens, logits_processors=processors
         )
         seconds = perf_counter() - started
-        token_ids = stops.trim(generated.token_ids)
-        texts = [self.task.until_stop(text) for text in self._decode(token_ids)]
-        return Answered(token_ids, texts, cache_memory(cache), seconds)
-
-    def _decode(self, token_ids: list[list[int]]) -> list[str]:
-        return decode_answers(self.processor, token_ids, strip=not self.task.plain)
-
-    def _stop_texts(self, batch: Batch) -> StopTexts:
-        prompt_tokens = 0 if batch.is_embedded else batch.attention_mask.shape[1]
-        return StopTexts(self.task.stop, self._decode, prompt_tokens)
+        texts = decode_answers(self.processor, generated.token_ids)
+        return Answered(generated.token_ids, texts, cache_memory(cache), seconds)
 
     def all_schemes(self, runs: Sequence[Run], batch: Batch) -> dict[str, Answered]:
         """The reference answers first; every scheme is compared along its answers."""

@@ -216,7 +216,7 @@ def check_passages(model: Any, passages: Passages, specs: Mapping[str, CacheSpec
             raise ValueError(
                 f"perplexity needs a scheme that keeps all tokens, got {label!r}, which drops some "
                 "of a prompt by the attention after it; here every token is predicted and there "
-                "is no prompt; use a generation task (duotone evaluate --task gsm8k)"
+                "is no prompt; use a generation task (duotone evaluate documents)"
             )
         if spec is not None and isinstance(spec.visual, KVSpec) and spec.text == "dense":
             raise ValueError(

@@ -245,8 +245,7 @@ def generate(
 ) -> Generated:
     """Greedy answers of a batch through `cache`, by the model's own `generate`.
 
-    stopping: more stopping criteria; `duotone.inference.stopping` has criteria that see only the
-        answers' tokens.
+    stopping: more stopping criteria.
     """
     with visual_tokens_of(model, batch):
         return _generate(model, batch, cache, max_new_tokens, timed, logits_processors, stopping)
@@ -288,9 +287,6 @@ def _generate(
     return Generated([_until_end(row, ends) for row in rows], clock.ms_per_token)
 
 
-def decode_answers(
-    processor: Any, token_ids: Sequence[Sequence[int]], *, strip: bool = True
-) -> list[str]:
-    """Answer texts without special tokens and, with `strip`, without outer white space."""
-    texts = processor.batch_decode(token_ids, skip_special_tokens=True)
-    return [text.strip() if strip else text for text in texts]
+def decode_answers(processor: Any, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    """Answer texts without special tokens and without outer white space."""
+    return [text.strip() for text in processor.batch_decode(token_ids, skip_special_tokens=True)]

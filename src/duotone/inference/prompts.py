@@ -1,4 +1,4 @@
-"""Prompts of text alone: tokens, cut where too many, padded on the left."""
+"""Prompts of text alone: tokens, padded on the left."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,13 +11,6 @@ def tokenizer_of(processor: Any) -> Any:
     return getattr(processor, "tokenizer", processor)
 
 
-def cut_middle(ids: Sequence[int], longest: int | None) -> list[int]:
-    """The first and last `longest` / 2 tokens of a prompt that is longer (LongBench's rule)."""
-    if longest is None or len(ids) <= longest:
-        return list(ids)
-    return [*ids[: longest - longest // 2], *ids[len(ids) - longest // 2 :]]
-
-
 def left_padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.Tensor]:
     """Rows of ids -> input_ids and attention_mask [B, longest row]."""
     width = max(len(row) for row in rows)
@@ -26,20 +19,17 @@ def left_padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def encode_text(
-    tokenizer: Any, texts: Sequence[str], *, chat: bool = True, longest: int | None = None
-) -> dict[str, torch.Tensor]:
+def encode_text(tokenizer: Any, texts: Sequence[str]) -> dict[str, torch.Tensor]:
     """Prompts of text alone -> left-padded input_ids and attention_mask [B, tokens].
 
-    chat: through the tokenizer's chat template, where it has one; else the texts as they are.
-    longest: most tokens of a prompt; longer ones lose their middle.
+    They go through the tokenizer's chat template where it has one.
     """
-    templated = chat and tokenizer.chat_template
+    templated = tokenizer.chat_template
     if templated:
         chats = [[{"role": "user", "content": text}] for text in texts]
         texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     rows = tokenizer(list(texts), add_special_tokens=not templated)["input_ids"]
-    return left_padded([cut_middle(row, longest) for row in rows], tokenizer.pad_token_id or 0)
+    return left_padded(rows, tokenizer.pad_token_id or 0)
 
 
 def encoder_of(processor: Any) -> Callable[[str], list[int]]:
@@ -47,10 +37,3 @@ def encoder_of(processor: Any) -> Callable[[str], list[int]]:
     tokenizer = tokenizer_of(processor)
     # A text is cut into windows afterwards: its length is no reason to warn.
     return lambda text: tokenizer(text, verbose=False)["input_ids"]
-
-
-def longest_prompt(model: Any, max_new_tokens: int) -> int | None:
-    """Tokens of a prompt that leave room for the answer; None for a model without a limit."""
-    text = model.config.get_text_config(decoder=True)
-    limit = getattr(text, "max_position_embeddings", None)
-    return limit and max(2, limit - max_new_tokens)

@@ -203,8 +203,8 @@ def prompt_of_noise(loaded: Any, batch: int, tokens: int) -> Inputs:
     device, dtype = loaded.model.device, loaded.model.dtype
     if not loaded.takes_images:
         text = "one two three four " * tokens
-        found = encode_text(tokenizer_of(loaded.processor), [text] * batch, longest=tokens)
-        return {name: x.to(device) for name, x in found.items()}
+        found = encode_text(tokenizer_of(loaded.processor), [text] * batch)
+        return {name: x[:, :tokens].to(device) for name, x in found.items()}
     draw = torch.Generator().manual_seed(1)
     pixels = torch.randint(0, 256, (448, 448, 3), generator=draw, dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())

@@ -63,7 +63,7 @@ def calibration_set(
         examples = [task.example(index, SPLIT) for index in range(samples)]
         check_pictures(loaded, task, examples)
         hashes |= {content_hash(e): f"{task.name}/{e.name}" for e in examples}
-        encoder = Encoder(loaded.processor, task.plain, loaded.takes_images)
+        encoder = Encoder(loaded.processor, loaded.takes_images)
         groups = [examples[i : i + batch_size] for i in range(0, samples, batch_size)]
         batches += [_with_answers(loaded, encoder(group), group) for group in groups]
         source = {"task": task.name, "split": SPLIT, "samples": samples, "data": task.fingerprint}

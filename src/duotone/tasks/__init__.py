@@ -1,4 +1,4 @@
-"""Tasks: examples with pictures or text alone, their prompts, metrics over texts.
+"""Tasks: examples with pictures or text alone, metrics over texts, passages for perplexity.
 
 Knows no model, no cache and no other room of duotone.
 """
@@ -6,12 +6,11 @@ Knows no model, no cache and no other room of duotone.
 from .pictures import open_picture
 from .registry import TASKS, folder_task, get_task
 from .task import METRICS, Example, Task
-from .text import TEXT_TASKS, Passages, read_passages
+from .text import Passages, read_passages
 
 __all__ = [
     "METRICS",
     "TASKS",
-    "TEXT_TASKS",
     "Example",
     "Passages",
     "Task",

@@ -12,7 +12,6 @@ from duotone import json_text
 
 from .pictures import open_picture
 from .task import Example, Task
-from .text import TEXT_TASKS, text_task
 
 _SEEDS = {
     "heldout": "HELD_OUT_SEEDS",
@@ -72,23 +71,31 @@ TASKS: dict[str, Task] = {
 }
 
 
-def get_task(name: str, data: str | Path | None = None) -> Task:
-    """The task of that name, or the folder task of a JSONL file of that path.
+# Tasks of lm-eval by the names that earlier versions had for them, LongBench's by their start.
+LM_EVAL_TASKS = {"gsm8k": "gsm8k_cot", "truthfulqa": "truthfulqa_gen"}
+LONGBENCH = "longbench"
 
-    data: the file of a text task's rows; without one they come from the hub.
-    """
-    if name in TEXT_TASKS:
-        return text_task(name, data)
-    if data is not None:
+
+def lm_eval_name(name: str) -> str | None:
+    """lm-eval's name of a text benchmark; None for other names."""
+    if name.startswith(f"{LONGBENCH}-"):
+        return name.replace("-", "_", 1)
+    return LONGBENCH if name == LONGBENCH else LM_EVAL_TASKS.get(name)
+
+
+def get_task(name: str) -> Task:
+    """The task of that name, or the folder task of a JSONL file of that path."""
+    if theirs := lm_eval_name(name):
         raise ValueError(
-            f"data belongs to a text task ({', '.join(TEXT_TASKS)}), got {str(data)!r} for the "
-            f"task {name!r}; leave it out, or name the file itself as the task"
+            f"text benchmarks are run by lm-eval, got {name!r}; pip install 'duotone[lm-eval]', "
+            "then with duotone.enable(model, spec): lm_eval.simple_evaluate(HFLM(pretrained=model, "
+            f"tokenizer=tokenizer), tasks=[{theirs!r}]) (docs/table.md)"
         )
     if name in TASKS:
         return TASKS[name]
     if name.endswith(".jsonl"):
         return folder_task(name)
-    known = [*TASKS, *TEXT_TASKS, "perplexity"]
+    known = [*TASKS, "perplexity"]
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise ValueError(

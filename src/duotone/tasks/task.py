@@ -9,38 +9,20 @@ from typing import Any
 
 from PIL import Image
 
-from .metrics import (
-    Score,
-    accuracy,
-    anls,
-    best_of,
-    caption_scores,
-    class_scores,
-    code_similarity,
-    count_share,
-    number_scores,
-    object_scores,
-    qa_f1,
-    rouge_l,
-    truthful_scores,
-)
+from .metrics import Score, accuracy, anls, caption_scores, object_scores
 
 SPLITS = ("heldout", "calibration", "train")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question, about some pictures or none; every string in `answers` is accepted.
-
-    rivals: texts that compete with the answers: TruthfulQA's wrong ones, all classes of TREC.
-    """
+    """One question, about some pictures or none; every string in `answers` is accepted."""
 
     name: str
     images: tuple[Image.Image, ...]
     question: str
     answers: tuple[str, ...]
     objects: frozenset[str] = field(default_factory=frozenset)
-    rivals: tuple[str, ...] = ()
 
     def messages(self) -> list[dict[str, Any]]:
         """Chat messages for `processor.apply_chat_template`: the pictures, then the question."""
@@ -59,32 +41,11 @@ def _answers(examples: Sequence[Example]) -> list[tuple[str, ...]]:
     return [example.answers for example in examples]
 
 
-def _rivals(examples: Sequence[Example]) -> list[tuple[str, ...]]:
-    return [example.rivals for example in examples]
-
-
-def _best(name: str, metric: Callable[[str, str], float], examples, texts) -> dict[str, Score]:
-    return {name: best_of(metric, texts, _answers(examples))}
-
-
 METRICS: dict[str, Scorer] = {
     "accuracy": lambda examples, texts: {"accuracy": accuracy(texts, _answers(examples))},
     "anls": lambda examples, texts: {"anls": anls(texts, _answers(examples))},
     "captions": lambda examples, texts: caption_scores(texts, _answers(examples)),
     "objects": lambda examples, texts: object_scores(texts, [e.objects for e in examples]),
-    "number": lambda examples, texts: number_scores(texts, _answers(examples)),
-    "truthful": lambda examples, texts: truthful_scores(
-        texts, _answers(examples), _rivals(examples)
-    ),
-    "qa_f1": lambda examples, texts: _best("qa_f1", qa_f1, examples, texts),
-    "rouge_l": lambda examples, texts: _best("rouge_l", rouge_l(), examples, texts),
-    "count": lambda examples, texts: _best("count", count_share, examples, texts),
-    "code_similarity": lambda examples, texts: _best(
-        "code_similarity", code_similarity, examples, texts
-    ),
-    "classes": lambda examples, texts: {
-        "classes": class_scores(texts, _answers(examples), _rivals(examples))
-    },
 }
 
 
@@ -95,8 +56,6 @@ class Task:
     source: (split, index) -> Example, a pure function, so that worker processes can render.
     metrics: keys of METRICS; headline: the score that tables show.
     size: number of examples, None for an endless source. fingerprint: changes with the data.
-    plain: the question is the whole prompt, text without a chat template, and the answer keeps its
-        outer white space. `stop`: texts before which an answer ends.
     """
 
     name: str
@@ -107,8 +66,6 @@ class Task:
     max_new_tokens: int
     size: int | None = None
     fingerprint: str = ""
-    plain: bool = False
-    stop: tuple[str, ...] = ()
 
     def __post_init__(self):
         unknown = sorted(set(self.metrics) - set(METRICS))
@@ -122,10 +79,6 @@ class Task:
         if index < 0 or (self.size is not None and index >= self.size):
             raise ValueError(f"task {self.name!r} has {self.size} examples, got index {index}")
         return self.source(split, index)
-
-    def until_stop(self, text: str) -> str:
-        """The part of an answer that counts."""
-        return text[: min((text.find(s) for s in self.stop if s in text), default=len(text))]
 
     def check_samples(self, samples: int) -> None:
         """Raise unless the task can give that many examples."""

@@ -26,9 +26,9 @@ class PromptCounts:
     all_pictured: bool
 
 
-def encode_task(loaded: Loaded, task: Task, batch_size: int, longest: int | None) -> Encoded:
+def encode_task(loaded: Loaded, task: Task, batch_size: int) -> Encoded:
     """All samples of a task as tensors of batches."""
-    encoder = Encoder(loaded.processor, task.plain, loaded.takes_images, longest)
+    encoder = Encoder(loaded.processor, loaded.takes_images)
     workers = default_workers(loaded.model.device)
     batches = load_batches(task, encoder, "heldout", task.size, batch_size, workers)
     return [encoded for _, encoded in batches]

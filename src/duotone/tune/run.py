@@ -12,7 +12,6 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.evaluate.records import describe, with_former_weights
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
-from duotone.inference.prompts import longest_prompt
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp
@@ -98,8 +97,7 @@ class Job:
 
     def encode(self, task: Task, batch_size: int) -> list[dict[str, Any]]:
         """A task's prompts as tensors."""
-        longest = longest_prompt(self.loaded.model, task.max_new_tokens)
-        return encode_task(self.loaded, task, batch_size, longest)
+        return encode_task(self.loaded, task, batch_size)
 
     def _bits_of(self) -> BitsOf:
         asked = self.settings.bits_of

@@ -57,6 +57,13 @@ def test_a_last_token_alone_predicts_nothing():
         ("a.json", "[[1, 2]", "must be JSON, got none in a.json"),
         ("a.jsonl", '{"text": "ab"}\n{"words": 1}', r"\"text\": text.* in a\.jsonl line 2"),
         ("a.jsonl", '{"text": "  "}', r"got text = '  ' in a\.jsonl line 1"),
+        (
+            "a.jsonl",
+            '{"text": 5}',
+            r"got text = '5' in a\.jsonl line 1; is this the file of a task",
+        ),
+        ("a.jsonl", "[1]", r"\"text\": text.*got \[1\] in a\.jsonl line 1"),
+        ("a.jsonl", "{", r"must be JSON, got none in a\.jsonl line 1"),
         ("a.jsonl", "\n", "at least one row"),
         ("a.txt", "", "at least 2 tokens, got fewer in document 1 of a.txt"),
     ],

@@ -1,6 +1,5 @@
-"""Text tasks: GSM8K, TruthfulQA and LongBench from files or the hub, passages for perplexity."""
+"""Passages of text for perplexity. Text benchmarks are lm-eval's (docs/table.md)."""
 
 from .passages import Passages, read_passages
-from .registry import TEXT_TASKS, text_task
 
-__all__ = ["TEXT_TASKS", "Passages", "read_passages", "text_task"]
+__all__ = ["Passages", "read_passages"]

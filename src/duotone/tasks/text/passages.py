@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .rows import check_row, file_rows, fingerprint, read_text
+from .rows import file_rows, fingerprint, read_text, text_of
 
 Ids = tuple[int, ...]
 Encode = Callable[[str], Sequence[int]]
@@ -72,7 +72,7 @@ def read_passages(path: str | Path, context: int, encode: Encode | None = None) 
 def _texts(path: Path) -> tuple[list[str], str]:
     if path.suffix == ".jsonl":
         rows, digest = file_rows(path)
-        return [check_row(r, {"text": str}, where)["text"] for where, r in rows.items()], digest
+        return [text_of(row, where) for where, row in rows.items()], digest
     text = read_text(path)
     return [text], fingerprint(text)
 

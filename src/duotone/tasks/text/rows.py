@@ -1,16 +1,10 @@
-"""Rows of a data set: from a local JSONL or JSON file, or from the hub through `datasets`."""
+"""Rows of a local JSONL or JSON file."""
 
 import hashlib
-import importlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from duotone import json_text
-
-Row = dict[str, Any]
 
 
 def read_text(path: Path) -> str:
@@ -61,45 +55,13 @@ def file_rows(path: str | Path) -> tuple[dict[str, Any], str]:
     return {f"{path.name} row {i}": row for i, row in enumerate(rows, start=1)}, fingerprint(text)
 
 
-@dataclass(frozen=True)
-class HubTable:
-    """Location of a data set on the hub."""
-
-    repository: str
-    config: str
-    split: str
-
-    def rows(self) -> tuple[dict[str, Any], str]:
-        """({where: row}, fingerprint), downloaded by `datasets`."""
-        try:
-            datasets = importlib.import_module("datasets")
-        except ImportError as error:
-            raise ImportError(
-                f"{self.repository} is read from the hub by the package datasets, which is not "
-                "installed; pip install 'duotone[hub]', or give a local file with --data"
-            ) from error
-        table = datasets.load_dataset(self.repository, self.config, split=self.split)
-        where = f"{self.repository} {self.config} row"
-        rows = {f"{where} {i}": dict(row) for i, row in enumerate(table, start=1)}
-        return rows, fingerprint(json.dumps(list(rows.values()), sort_keys=True, default=str))
-
-
-def _fits(value: Any, kind: type) -> bool:
-    if kind is not list:
-        return isinstance(value, kind) and bool(value.strip())
-    return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
-
-
-def check_row(row: Any, fields: Mapping[str, type], where: str) -> Row:
-    """The row, if it has all `fields`: str (a text, not blank) or list (of texts, not empty)."""
-    words = {str: "text", list: "[texts]"}
-    expected = "{" + ", ".join(f'"{name}": {words[kind]}' for name, kind in fields.items()) + "}"
+def text_of(row: Any, where: str) -> str:
+    """The text of a row {"text": ...}, which is not blank."""
+    rule = 'each row must be {"text": text}'
     if not isinstance(row, dict):
-        raise ValueError(f"each row must be {expected}, got {str(row)[:80]} in {where}; fix it")
-    wrong = [name for name, kind in fields.items() if not _fits(row.get(name), kind)]
-    if wrong:
-        got = f"{wrong[0]} = {str(row.get(wrong[0]))[:80]!r}" if wrong[0] in row else sorted(row)
-        raise ValueError(
-            f"each row must be {expected}, got {got} in {where}; is this the file of another task?"
-        )
-    return row
+        raise ValueError(f"{rule}, got {str(row)[:80]} in {where}; fix it")
+    text = row.get("text")
+    if not isinstance(text, str) or not text.strip():
+        got = f"text = {str(text)[:80]!r}" if "text" in row else sorted(row)
+        raise ValueError(f"{rule}, got {got} in {where}; is this the file of a task?")
+    return text
