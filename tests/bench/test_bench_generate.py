@@ -90,6 +90,11 @@ def test_made_up_bases_are_for_random_weights() -> None:
     assert "for a model of random weights" in " ".join(done.output.split())
 
 
+def test_made_up_bases_go_with_weights_in_16_bit_and_with_quantized_ones() -> None:
+    result = measured(*TINY, *rows("calibrated@1", "calibrated@1, rtn-w8a8"))
+    assert [row["weights"] for row in result["rows"]] == ["16 bit", "rtn-w8a8"]
+
+
 def test_a_spec_is_two_rows_beside_plain(tmp_path: Path) -> None:
     spec = tmp_path / "mine.json"
     spec.write_text(json.dumps(duotone.scheme("kivi", bits=4).to_dict()))

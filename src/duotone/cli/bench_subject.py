@@ -83,10 +83,14 @@ def prompts(name: str, model: Any, visual: int) -> Callable[[int, int], tuple[An
 
 
 def _calibrated(model: Any, folder: Path) -> Callable[[], Any]:
-    """A maker of calibrated specs for the model as it is, with random bases."""
-    from duotone.calibrate.made_up import made_up
+    """A maker of calibrated specs for the model as it is, with random bases.
 
-    return lambda: made_up(model, folder / "made-up.safetensors")
+    Quantizing weights changes the fingerprint that bases carry, so each has a file of its own.
+    """
+    from duotone.calibrate.made_up import made_up
+    from duotone.hf.fingerprint import fingerprint
+
+    return lambda: made_up(model, folder / f"{fingerprint(model)}.safetensors")
 
 
 def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:
