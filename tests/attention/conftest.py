@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,14 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test that compiles CUDA sources keeps them."""
+    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
+    monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
+    return tmp_path / "cuda"
 
 
 @dataclass

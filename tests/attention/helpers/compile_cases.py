@@ -2,8 +2,11 @@
 
 import ctypes
 
-# Bytes of a block's rings without bulk copies.
-RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10}
+from duotone.attention.cuda.shared import runtime
+from duotone.attention.cuda.shared.work import Call
+
+# Bytes of a block's rings; with bulk copies from sm_90 on.
+RINGS = {"sm_80": 144 << 10, "sm_86": 80 << 10, "sm_90": 208 << 10}
 
 
 def common(form, group, warps, arguments) -> dict[str, int]:
@@ -20,3 +23,23 @@ def common(form, group, warps, arguments) -> dict[str, int]:
         "MERGE": 1,
         "ARGUMENTS_BYTES": ctypes.sizeof(arguments),
     }
+
+
+def compiled(arch, module, form, group, warps=None, own=None, source=None, **more) -> bytes:
+    """The binary of a decode kernel.
+
+    Without `warps`, of as many as its rings leave. own: what its macros depend on, if no group.
+    """
+    if warps is None:
+        assert module.fits(form, group, RINGS[arch])
+        warps = module.warps_of(form, group, RINGS[arch])
+    arguments = module.Arguments if getattr(form, "is_apart", True) else Call
+    macros = common(form, group, warps, arguments)
+    macros |= module.macros_of(form, group if own is None else own)
+    return binary_of(source or module.SOURCE, arch, macros | more)
+
+
+def binary_of(source: str, arch: str, macros: dict[str, int]) -> bytes:
+    binary = runtime.compiled(source, arch, macros)
+    assert binary[:4] == b"\x7fELF"
+    return binary

@@ -6,19 +6,13 @@ import duotone
 from cubins import shared_of
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.format import ClassFormat
-from duotone.attention.cuda.shared import runtime
 from duotone.attention.cuda.shared.geometry import VARIABLES_BYTES
 from duotone.quant import TensorSpec
 
 from cases import CALIBRATED, UNITS
-from compile_cases import RINGS, common
+from compile_cases import RINGS, compiled
 
-pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
+needs_nvrtc = pytest.mark.usefixtures("binaries")
 
 
 def class_format(bits: int, head_dim: int) -> ClassFormat:
@@ -26,18 +20,13 @@ def class_format(bits: int, head_dim: int) -> ClassFormat:
     return ClassFormat.of(visual.key, visual.value, head_dim)
 
 
+@needs_nvrtc
 @pytest.mark.parametrize(
     ("bits", "head_dim", "group"),
     [(1, 128, 4), (1, 64, 1), (1, 128, 7), (2, 128, 4), (2, 64, 7), (2, 256, 6)],
 )
 def test_class_decode_compiles(bits, head_dim, group) -> None:
-    form = class_format(bits, head_dim)
-    assert class_decode.fits(form, group)
-    warps = class_decode.warps_of(form, group)
-    macros = common(form, group, warps, class_decode.Arguments) | class_decode.macros_of(
-        form, group
-    )
-    assert runtime.compiled(class_decode.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+    compiled("sm_90", class_decode, class_format(bits, head_dim), group)
 
 
 SPAN_CLASSES = [
@@ -51,21 +40,19 @@ SPAN_CLASSES = [
 ]
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("form", "group", "warps"), SPAN_CLASSES, ids=str)
 def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> None:
-    rings = 208 << 10 if arch == "sm_90" else RINGS[arch]
-    assert class_decode.fits(form, group, rings)
+    assert class_decode.fits(form, group, RINGS[arch])
     assert class_decode.warps_of(form, group) == warps
-    macros = common(form, group, warps, class_decode.Arguments)
-    binary = runtime.compiled(
-        class_decode.SOURCE, arch, macros | class_decode.macros_of(form, group)
-    )
+    binary = compiled(arch, class_decode, form, group, warps)
     if arch == "sm_90":
         planned = class_decode.beside_rings(form, group, warps)
         assert shared_of(binary, "class_decode") == planned
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     ("form", "group", "teams"),
@@ -78,10 +65,7 @@ def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> 
 )
 def test_class_decode_compiles_with_teams(form, group, teams, arch) -> None:
     warps = class_decode.warps_of(form, group) // teams
-    macros = common(form, group, warps, class_decode.Arguments) | {"TEAMS": teams}
-    binary = runtime.compiled(
-        class_decode.SOURCE, arch, macros | class_decode.macros_of(form, group)
-    )
+    binary = compiled(arch, class_decode, form, group, warps, TEAMS=teams)
     if arch == "sm_90":
         planned = teams * class_decode.beside_rings(form, group, warps)
         assert shared_of(binary, "class_decode") <= planned <= VARIABLES_BYTES

@@ -12,7 +12,6 @@ from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.levels import gain as level_gain
 from duotone.attention.cuda.levels import search as level_search
 from duotone.attention.cuda.levels.search import Strip
-from duotone.attention.cuda.shared import runtime
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.spans import held as span_held
 from duotone.attention.cuda.spans import pack as span_pack
@@ -22,6 +21,7 @@ from duotone.cache import LayerStore, Ledger
 from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
+from compile_cases import binary_of
 from pack_cases import (
     BF16,
     FP16,
@@ -43,22 +43,21 @@ GROUPS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
+needs_nvrtc = pytest.mark.usefixtures("binaries")
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("align", [16, 4], ids=["aligned", "words"])
 @pytest.mark.parametrize("case", GROUPS, ids=str)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_group_pack_compiles(arch, case, align) -> None:
-    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     norm = 0 if case.norm is None else 1 + group_pack.INPUTS[case.norm]
     macros = group_pack.macros_of(case.form, case.specs, case.dtype)
     macros |= {"ALIGN": align, "NORM": norm}
-    assert runtime.compiled(group_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
+    binary_of(group_pack.SOURCE, arch, macros)
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("align", [16, 4], ids=["aligned", "words"])
 @pytest.mark.parametrize(
     "case",
@@ -70,26 +69,25 @@ def test_group_pack_compiles(arch, case, align) -> None:
     ids=str,
 )
 def test_span_pack_compiles(case, align) -> None:
-    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     macros = span_pack.macros_of(case.form, case.dtype, align)
-    assert runtime.compiled(span_pack.SOURCE, "sm_90", macros)[:4] == b"\x7fELF"
+    binary_of(span_pack.SOURCE, "sm_90", macros)
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("align", [16, 2], ids=["aligned", "halves"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("case", CLASS_CASES[:5], ids=str)
 def test_class_pack_compiles(case, arch, align) -> None:
-    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     form = ClassFormat.of(case.key, case.value, case.head_dim)
     macros = class_pack.macros_of(form, case.dtype, align)
-    assert runtime.compiled(class_pack.SOURCE, arch, macros)[:4] == b"\x7fELF"
+    binary_of(class_pack.SOURCE, arch, macros)
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("align", [16, 2], ids=["aligned", "halves"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("case", [*LEVEL_CASES[3:5], LONG_CASES[0]], ids=str)
 def test_levels_compile(case, arch, align) -> None:
-    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     classes = Classes.of(case.spec, case.head_dim)
     align = max(align, case.dtype.itemsize)
     macros = level_search.macros_of(case.spec, classes, case.head_dim, case.dtype, align)
@@ -100,9 +98,10 @@ def test_levels_compile(case, arch, align) -> None:
         sources += [(level_gain.SHORT, {"ROOM": n}) for n in level_gain.SHORT_TOKENS]
         sources.append((level_gain.LONG, level_gain.long_macros(case.head_dim)))
     for source, more in sources:
-        assert runtime.compiled(source, arch, macros | more)[:4] == b"\x7fELF"
+        binary_of(source, arch, macros | more)
 
 
+@needs_nvrtc
 @pytest.mark.parametrize(
     ("arch", "at"), [("sm_90", Held(8, 13)), ("sm_90", Held(7, 3)), ("sm_80", Held(1, 5))], ids=str
 )
@@ -110,10 +109,9 @@ def test_levels_compile(case, arch, align) -> None:
     "case", [SpanCase(), SpanCase(bits=(4, 8), head_dim=96, dtype=FP32)], ids=str
 )
 def test_packing_in_one_launch_compiles(case, arch, at) -> None:
-    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     macros = span_pack.common_macros(case.form, case.dtype, 16)
     macros |= span_pack.once_macros(at, case.form)
-    assert runtime.compiled(span_held.SOURCE, arch, macros)[:4] == b"\x7fELF"
+    binary_of(span_held.SOURCE, arch, macros)
 
 
 FORM = RecordFormat(128, 1, 1)

@@ -10,22 +10,21 @@ from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.format import GroupFormat, Operand
-from duotone.attention.cuda.shared import runtime
-from duotone.attention.cuda.shared.work import Call
 from duotone.attention.cuda.spans import calibrated as span_calibrated
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
 
 from cases import CALIBRATED, Case
-from compile_cases import common
+from compile_cases import compiled
 
 SPAN, CLASSES = RecordFormat(128, 1, 1), ClassFormat.of(*CALIBRATED, 128)
 GROUPS = GroupFormat(128, *[Operand(2, False, 32, False)] * 2)
-SOURCES = {
-    span_decode.SOURCE: (SPAN, span_decode.Arguments, span_decode.macros_of(SPAN, False)),
-    span_calibrated.SOURCE: (SPAN, span_decode.Arguments, span_decode.macros_of(SPAN, True)),
-    class_decode.SOURCE: (CLASSES, class_decode.Arguments, class_decode.macros_of(CLASSES, 4)),
-    group_decode.SOURCE: (GROUPS, Call, group_decode.macros_of(GROUPS, 4)),
+# module, format and what it is compiled with beside the number of warps
+KERNELS = {
+    span_decode.SOURCE: (span_decode, SPAN, False),
+    span_calibrated.SOURCE: (span_decode, SPAN, True),
+    class_decode.SOURCE: (class_decode, CLASSES, None),
+    group_decode.SOURCE: (group_decode, GROUPS, None),
 }
 
 
@@ -52,13 +51,10 @@ def test_deterministic_calls_take_them_in_turn(caught) -> None:
     assert launched_macros(caught)["IN_TURN"] == 1
 
 
+@pytest.mark.usefixtures("binaries")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_kernel_with_a_ring_compiles_both_ways(source, arch, tmp_path, monkeypatch) -> None:
-    pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
-    monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
-    form, arguments, own = SOURCES[source]
-    macros = common(form, 4, 8, arguments) | own
-    drawn, taken = (runtime.compiled(source, arch, macros | {"IN_TURN": n}) for n in (0, 1))
-    assert drawn[:4] == taken[:4] == b"\x7fELF"
+@pytest.mark.parametrize("source", KERNELS)
+def test_every_kernel_with_a_ring_compiles_both_ways(source, arch) -> None:
+    module, form, own = KERNELS[source]
+    drawn, taken = (compiled(arch, module, form, 4, 8, own, source, IN_TURN=n) for n in (0, 1))
     assert drawn != taken
