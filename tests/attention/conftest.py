@@ -1,6 +1,7 @@
 """Without a GPU, Triton kernels run in its interpreter: to be chosen before the import."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     decodes = (span_decode, dense_decode, class_decode, group_decode)
     for module in (launch, *decodes, head_turn, merge_turned):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     # No stream to wait for.
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     return launches

@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+import torch
+
+from duotone.attention.cuda.classes import decode as class_decode
+from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.cache.pair import PackedPair
@@ -22,3 +26,21 @@ def span_of(segment) -> span_decode.Span:
     key, value = segment.key, segment.value
     params = (key.scale, key.zero_point, value.scale, value.zero_point)
     return span_decode.Span(segment.records, *params, key.blocks.offsets)
+
+
+def span_launch(caught, tau=None, **shape):
+    """(query, segment, launch) of a span of records."""
+    shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, **shape}
+    query, (segment, *_) = records_of(Case(**shape))
+    span_decode.span_decode(query, span_of(segment), 0.1, tau, torch.empty_like(query))
+    (one,) = caught
+    return query, segment, one
+
+
+def class_launch(caught, *specs, **shape):
+    """(segment, launch) of a span of class records."""
+    query, (segment, *_) = records_of(Case(LENGTHS, *specs, head_dim=128, **shape), class_layout)
+    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
+    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    (one,) = caught
+    return segment, one

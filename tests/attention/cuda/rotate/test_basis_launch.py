@@ -1,6 +1,5 @@
 """Which launches a call in bases makes, read without a GPU: they are caught."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,11 +14,6 @@ from cases import CALIBRATED, Case
 
 CASE = Case((900, 300), *CALIBRATED, head_dim=128, kv_heads=2, dense=(9, 70))
 DECODES = ["classes/decode.cu", "classes/decode.cu", "dense/decode.cu"]
-
-
-@pytest.fixture(autouse=True)
-def _no_device(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from launch_cases import LENGTHS, records_of, span_of
+from launch_cases import span_launch
 
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.format import ClassFormat
@@ -14,7 +14,7 @@ from duotone.attention.cuda.spans import calibrated as span_calibrated
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
 
-from cases import CALIBRATED, Case
+from cases import CALIBRATED
 from compile_cases import compiled
 
 SPAN, CLASSES = RecordFormat(128, 1, 1), ClassFormat.of(*CALIBRATED, 128)
@@ -36,19 +36,13 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def launched_macros(caught) -> dict[str, int]:
-    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
-    span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
-    return caught[-1].macros
-
-
 def test_records_are_drawn_by_default(caught) -> None:
-    assert "IN_TURN" not in launched_macros(caught)
+    assert "IN_TURN" not in span_launch(caught)[-1].macros
 
 
 @pytest.mark.usefixtures("deterministic")
 def test_deterministic_calls_take_them_in_turn(caught) -> None:
-    assert launched_macros(caught)["IN_TURN"] == 1
+    assert span_launch(caught)[-1].macros["IN_TURN"] == 1
 
 
 @pytest.mark.usefixtures("binaries")

@@ -1,18 +1,15 @@
 """What the CUDA kernels are told, read on a machine without a GPU: the launch itself is caught."""
 
 import ctypes
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
-from launch_cases import LENGTHS, records_of, span_of
+from launch_cases import LENGTHS, class_launch, records_of, span_launch, span_of
 from run_cases import KEEPS, reader
 
 import duotone
 from duotone.attention.cuda import decode
-from duotone.attention.cuda.classes import decode as class_decode
-from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.dense import decode as dense_decode
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.records import GroupLayout
@@ -71,15 +68,10 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
 
 def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
     visual = duotone.scheme("duotone", bits=1).visual
-    case = Case(LENGTHS, visual.key, visual.value, head_dim=128, kv_heads=2, spans=2)
-    query, (segment, *_) = records_of(case, class_layout)
+    segment, one = class_launch(caught, visual.key, visual.value, kv_heads=2, spans=2)
     assert not segment.key.tensor_names()
-    records = segment.records
-    span = class_decode.ClassSpan(records, segment.value.blocks.offsets)
-    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
-    (one,) = caught
-    given = one.given
-    assert (given.records, given.tokens) == (records.data.data_ptr(), span.tokens.data_ptr())
+    given, records, tokens = one.given, segment.records, segment.value.blocks.offsets
+    assert (given.records, given.tokens) == (records.data.data_ptr(), tokens.data_ptr())
     assert (given.k_top, given.v_scale, given.v_zero, given.v_order) == (
         records.key_top.data_ptr(),
         records.value_scale.data_ptr(),
@@ -95,13 +87,9 @@ def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
 
 
 def test_parameters_of_spans_are_named_for_k_as_for_v(caught) -> None:
-    case = Case(LENGTHS, *CALIBRATED, head_dim=128, kv_heads=2, spans=2)
-    query, (segment, *_) = records_of(case, class_layout)
+    segment, one = class_launch(caught, *CALIBRATED, kv_heads=2, spans=2)
     assert not segment.key.tensor_names()
     records = segment.records
-    span = class_decode.ClassSpan(records, segment.value.blocks.offsets)
-    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
-    (one,) = caught
     assert not one.given.k_top
     for short, name in (("k", "key"), ("v", "value")):
         for part in ("scale", "zero", "order"):
@@ -114,10 +102,7 @@ def test_parameters_of_spans_are_named_for_k_as_for_v(caught) -> None:
 
 def test_sums_of_many_heads_find_room_beside_small_records(caught) -> None:
     specs = TensorSpec(classes=((4, 1 / 2),)), TensorSpec(classes=((1, 1 / 4),))
-    query, (segment, *_) = records_of(Case(LENGTHS, *specs, head_dim=128, gqa=16), class_layout)
-    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
-    (one,) = caught
+    segment, one = class_launch(caught, *specs, gqa=16)
     # Rows of 128 + 8 floats for 16 q heads, in three slots of whole lines.
     assert segment.records.format.nbytes == 2304
     assert one.macros["SLOT_BYTES"] == 2944
@@ -128,8 +113,7 @@ KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(1, "channels", 3
 
 
 @pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)
-def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> None:
     query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
     read = reader(segment, parts)
     decode.attend_records(query, [read], sm_scale=0.1)
@@ -175,9 +159,7 @@ def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])
 def test_only_calibration_over_parts_needs_a_cluster(caught, tau) -> None:
-    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
-    span_decode.span_decode(query, span_of(segment), 0.1, tau, torch.empty_like(query))
-    (one,) = caught
+    *_, one = span_launch(caught, tau)
     assert one.given.splits > 1
     assert one.at.cluster == (1 if tau is None else one.given.splits)
     assert not one.at.cooperative
@@ -185,15 +167,12 @@ def test_only_calibration_over_parts_needs_a_cluster(caught, tau) -> None:
 
 def test_more_parts_than_a_cluster_has_run_cooperatively(caught, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
-    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
-    span_decode.span_decode(query, span_of(segment), 0.1, (0.0, 3.0), torch.empty_like(query))
-    (one,) = caught
+    *_, one = span_launch(caught, (0.0, 3.0))
     assert one.given.splits > 1
     assert (one.at.cooperative, one.at.cluster) == (True, 1)
 
 
-def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+def test_segments_meet_in_one_workspace(caught) -> None:
     query, kv = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
     decode.attend_records(query.bfloat16(), kv, sm_scale=0.1)
     span, dense = caught
@@ -214,7 +193,6 @@ def test_segments_meet_in_one_workspace(caught, monkeypatch) -> None:
 
 def attend_joined(monkeypatch, tau=None, sms_of_rule: int = 132, **shape) -> torch.Tensor:
     """A span and a window of two sequences with two kv heads each; returns the output."""
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(launch, "multiprocessors", lambda device: sms_of_rule)
     shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, "dense": (9, 700), **shape}
     query, kv = records_of(Case(**shape))
@@ -276,14 +254,11 @@ def test_parts_that_calibrate_together_count_themselves(caught, monkeypatch) -> 
 
 def test_one_part_is_the_output(caught, monkeypatch) -> None:
     monkeypatch.setattr(launch, "multiprocessors", lambda device: 1)
-    query, (segment, *_) = records_of(Case((300, 300), head_dim=128, kv_heads=2))
-    span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
-    (one,) = caught
+    *_, one = span_launch(caught, lengths=(300, 300))
     assert (one.given.all_parts, one.macros["MERGE"]) == (1, 0)
 
 
 def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
     query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
     decode.attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
@@ -293,13 +268,11 @@ def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:
 def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monkeypatch) -> None:
     query, kv = records_of(Case((1, 1), head_dim=128, dense=(5, 9)))
     monkeypatch.setattr(type(kv[0]), "tokens", property(lambda span: 0))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     decode.attend_records(query, kv, sm_scale=0.1)
     assert [one.source for one in caught] == ["dense/decode.cu"]
 
 
-def test_windows_are_told_in_bytes(caught, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+def test_windows_are_told_in_bytes(caught) -> None:
     case = Case(LENGTHS, head_dim=80, kv_heads=2, dense=(9, 700))
     query, kv = records_of(case)
     decode.attend_records(query, kv, sm_scale=0.1)
@@ -318,9 +291,8 @@ def test_windows_are_told_in_bytes(caught, monkeypatch) -> None:
 @pytest.mark.parametrize("teams", [2, 4])
 def test_a_block_of_teams_has_as_many_kv_heads(teams, caught, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "geometry", lambda *a: Geometry(4, 4, 3, teams))
-    query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=8))
-    span_decode.span_decode(query, span_of(segment), 0.1, None, torch.empty_like(query))
-    (one,), form = caught, segment.records.format
+    _, segment, one = span_launch(caught, kv_heads=8)
+    form = segment.records.format
     assert one.at.blocks == (3, 8 // teams, len(LENGTHS))
     assert one.at.threads == teams * 4 * 32
     assert one.at.shared_bytes == teams * 4 * form.stages * form.nbytes
