@@ -64,12 +64,6 @@ def test_options_have_the_defaults_of_the_settings():
     assert {name: options[name].default for name in shared} == {name: ours[name] for name in shared}
 
 
-def test_the_help_has_an_example():
-    result = run("calibrate", "--help")
-    assert result.exit_code == 0
-    assert "duotone calibrate -o mine" in result.output
-
-
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     @contextmanager
     def interrupted(_):

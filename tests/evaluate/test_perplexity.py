@@ -170,15 +170,6 @@ def test_a_chunk_over_a_flush_is_noticed(model, monkeypatch, late):
     assert (losses - expected)[:, 32 : 32 + late].abs().max() > 1e-3
 
 
-def test_windows_of_a_batch_do_not_see_each_other(model):
-    windows, spec = texts(90, 61, 40), SPECS["kivi-2-no-window"]
-    losses, _ = token_losses(model, windows, spec)
-    for row, window in enumerate(windows):
-        alone, _ = token_losses(model, [window], spec)
-        torch.testing.assert_close(losses[row, : len(window) - 1], alone[0])
-        assert not losses[row, len(window) - 1 :].any()
-
-
 @pytest.mark.parametrize("longest", [7, 300])
 def test_losses_of_float32_logits_have_no_rounding_of_their_own(model, longest):
     """Also where more tokens are read than are widened at a time."""
@@ -197,21 +188,6 @@ def test_without_a_scheme_it_is_the_models_own_loss(model):
     window = texts(80)
     expected = model(input_ids=torch.tensor(window), labels=torch.tensor(window)).loss
     assert token_losses(model, window)[0].mean().item() == pytest.approx(expected.item())
-
-
-def test_the_score_is_that_of_the_generating_cache(model):
-    """A prompt, then one token at a time, as `generate` does it: the same cache afterwards."""
-    (window,) = texts(100)
-    spec, ids = SPECS["kivi-2-window-32"], torch.tensor([window])
-    cache, logits = duotone.QuantizedCache(model, spec), []
-    with torch.inference_mode():
-        model(input_ids=ids[:, :40], past_key_values=cache)
-        for t in range(40, 99):
-            logits.append(model(input_ids=ids[:, t : t + 1], past_key_values=cache).logits[:, 0])
-    expected = torch.nn.functional.cross_entropy(torch.cat(logits), ids[0, 41:], reduction="none")
-    losses, ours = token_losses(model, [window], spec)
-    assert ours.memory().codes_bytes == cache.memory().codes_bytes > 0
-    torch.testing.assert_close(losses[0, 40:], expected)
 
 
 @pytest.mark.parametrize(
@@ -303,14 +279,6 @@ def test_windows_add_up_to_their_document(model):
 def test_misuse_raises(model, data, schemes, settings, message):
     with pytest.raises(ValueError, match=message):
         evaluate_perplexity(model, data, schemes, **settings)
-
-
-def test_a_multimodal_model_reads_text_too():
-    model = tiny_model().double()
-    window = [ids % 20 + 3 for ids in texts(70)[0]]
-    spec = duotone.scheme("kivi", bits=2).replace(recent=0)
-    losses, _ = token_losses(model, [window], spec)
-    torch.testing.assert_close(losses, one_at_a_time(model, [window], spec))
 
 
 # Known answers, measured by others on the same model and texts (the data folder's README).

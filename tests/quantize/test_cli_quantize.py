@@ -143,9 +143,3 @@ def test_the_embedded_model_answers_after_quantization(tmp_path, recipe):
     assert result.exit_code == 0, result.output
     scores = json.loads(result.stdout)
     assert scores["16 bit"]["metrics"]["anls"]["value"] > 0.4
-
-
-def test_the_help_has_an_example():
-    result = run("quantize", "--help")
-    assert result.exit_code == 0
-    assert "duotone quantize -o tiny-w4a8" in result.output

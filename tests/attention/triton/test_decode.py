@@ -200,13 +200,6 @@ def test_channel_order_is_the_cache_s(channels: int) -> None:
     assert torch.equal(order.long(), packed.channel_order)
 
 
-def test_dispatch_runs_it() -> None:
-    case = Case((40,), dtype=torch.float32)
-    query, kv = build(case)
-    out = decode_attention(query, kv, sm_scale=0.125, impl="triton")
-    assert_near(out, reference(case, query, kv))
-
-
 def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((40,), dense=(9,))
     query, kv = build(case)
@@ -233,7 +226,7 @@ def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_three_bits_are_left_to_the_reference(tensor: TensorSpec) -> None:
     for case in (Case((40, 9), tensor), Case((40, 9), value=tensor)):
         query, kv = build(case)
-        with pytest.raises(ValueError, match=r"\(1, 2, 4, 8\) bits; got \[3\].*impl='reference'"):
+        with pytest.raises(ValueError, match=r"\[1, 2, 4, 8\] bits; got 3.*impl='reference'"):
             decode_attention(query, kv, sm_scale=0.125, impl="triton")
         out = decode_attention(query, kv, sm_scale=0.125)
         assert_near(out, reference(case, query, kv))
