@@ -1,6 +1,6 @@
 """A choice that a kernel family does not name is refused by it, whatever the choice is."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,10 +17,11 @@ from duotone.attention.families import CLASSES, GROUPS, SPANS, TRITON
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_groups, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, quantize
-from duotone.quant.honours import TORCH, Family, choices, fields_of
-from duotone.quant.tensor_spec import DECODED, ROLE, STORED, decoded, stored
+from duotone.quant.honours import TORCH_PACKING, TORCH_READING, Honours, fields_of
+from duotone.quant.spec_base import DECODED, STORED, decoded, stored
 
-FAMILIES = [*(f for f in vars(families).values() if isinstance(f, Family)), TORCH]
+FAMILIES = [*(f for f in vars(families).values() if isinstance(f, Honours))]
+FAMILIES += [TORCH_PACKING, TORCH_READING]
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,8 @@ class ToyStored(TensorSpec):
     toy: int = stored(0)
 
 
-def test_every_field_has_a_role() -> None:
-    assert {field.metadata[ROLE] for field in fields(TensorSpec)} == {STORED, DECODED}
-    assert choices(TensorSpec(2, eta=0.1), DECODED) == {"bits": 2}
-    assert choices(TensorSpec(2, eta=0.1), STORED) == {"eta": 0.1}
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_refuses_a_new_field_by_itself(family: Family) -> None:
+def test_every_family_refuses_a_new_field_by_itself(family: Honours) -> None:
     assert family.refusal(ToyDecoded()) is None
     assert family.refusal(ToyDecoded(toy=1)) == f"{family.name} have no choice of toy; got toy=1"
     refused = family.refusal(ToyStored(toy=1))
@@ -113,6 +108,7 @@ def test_widths_are_those_of_the_family() -> None:
 
 
 def test_a_family_honours_fields_that_exist() -> None:
-    assert fields_of(DECODED, STORED) == TORCH.honours
+    assert fields_of(TensorSpec, DECODED, STORED) == TORCH_PACKING.honours
+    assert fields_of(TensorSpec, DECODED) == TORCH_READING.honours
     with pytest.raises(ValueError, match=r"fields of TensorSpec; got \['colour'\]"):
-        Family.of("kernels", {"colour"})
+        Honours.of("kernels", {"colour"})

@@ -26,6 +26,7 @@ from duotone.cache.ragged import valid_mask
 from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant import calibration_affine
 from duotone.quant.autocast import without_autocast
+from duotone.quant.honours import check_read
 from duotone.quant.rotation import out_of_basis, query_into_basis
 
 Rows = Float[Tensor, "batch kv_heads rows channels"]
@@ -142,6 +143,7 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
 
 def key_scores(rows: Rows, key: PackedTensor) -> Scores:
     """Scores q . k_hat of every token, from the codes."""
+    check_read(key.spec)
     rows = query_into_basis(rows, key.spec.transform)
     codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
     zero_point = _offset(key, rows.dtype)
@@ -178,6 +180,7 @@ def _scores_along_channels(
 
 def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
     """Sum p @ v_hat, from the codes. Probabilities of tokens that do not exist must be 0."""
+    check_read(value.spec)
     return out_of_basis(_rotated_sum(probabilities, value), value.spec.transform)
 
 

@@ -21,7 +21,7 @@ from duotone.quant.classes import (
     unpack_classes,
 )
 from duotone.quant.grouping import group
-from duotone.quant.honours import check_honoured
+from duotone.quant.honours import check_packed, check_read
 from duotone.quant.rotation import into_basis, out_of_basis
 from duotone.quant.slots import (
     fill_slots,
@@ -156,6 +156,7 @@ class PackedTensor:
 
     def dequantize(self) -> Float[Tensor, "batch kv_heads tokens head_dim"]:
         """x_hat in the model's dtype; tokens past a sequence's length hold anything."""
+        check_read(self.spec)
         value = self.signed_codes(torch.float32) * self._per_element(self.full_scale.float())
         offset = self.offset
         if offset is not None:
@@ -218,7 +219,7 @@ def pack_tensor(
     Tokens past a sequence's length are padding and enter no statistic.
     decoding: the tokens leave a window at a decode step, for `spec.hybrid_at`.
     """
-    check_honoured(spec)
+    check_packed(spec)
     dtype, x = x.dtype, in_basis(x, spec)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
@@ -236,7 +237,7 @@ def pack_groups(
 
     x: a multiple of `spec.group` tokens, where groups run along tokens; all of them are valid.
     """
-    check_honoured(spec)
+    check_packed(spec)
     x = in_basis(x, spec)
     if spec.along == "channels":
         return _packed_parts(quantize(x, spec, decoding=decoding), spec)

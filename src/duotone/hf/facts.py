@@ -16,6 +16,7 @@ from transformers.utils import logging
 from duotone.hf.support import check_supported, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
+from duotone.quant.honours import check_honoured
 
 logger = logging.get_logger(__name__)
 
@@ -151,6 +152,7 @@ def _check_channels(head_dim: int, tensor: TensorSpec) -> None:
 
 def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
     """Raise ValueError if `spec` does not fit this model or would do nothing on it."""
+    check_honoured(spec)
     spec.check_depth(facts.layers)
     for tensor in spec.tensors:
         _check_channels(facts.head_dim, tensor)

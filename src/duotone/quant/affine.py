@@ -14,7 +14,7 @@ from torch import Tensor
 
 from duotone.quant.checks import checked
 from duotone.quant.grouping import group, group_sizes, ungroup
-from duotone.quant.honours import check_honoured
+from duotone.quant.honours import check_packed, check_read
 from duotone.quant.levels import chosen_levels, decoding_levels, needs_codes, stored
 from duotone.quant.ranges import nearest_code, symmetric_scale
 from duotone.quant.spec import TensorSpec
@@ -46,6 +46,7 @@ class Quantized:
 
     def dequantize(self) -> Float[Tensor, "*b tokens channels"]:
         """Return x_hat in the dtype of the input, computed in float32 (float64 for float64)."""
+        check_read(self.spec)
         tokens, channels = self.codes.shape[-2:]
 
         def expand(parameter: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ def quantize(
     which move levels and leave codes alone. Ties between two levels go up.
     Errors: a non-finite element at a valid token, or a range that param_dtype cannot hold.
     """
-    check_honoured(spec)
+    check_packed(spec)
     groups, valid = _grouped(x, spec, mask)
     if decoding and spec.hybrid_at == "prefill":
         result = _symmetric_hybrid(groups, valid, spec)

@@ -1,8 +1,9 @@
-"""Whitelists: which choices of a `TensorSpec` each packer and each decoder honours.
+"""Whitelists: which choices of a spec each packer, each decoder and the cache honour.
 
-A field of `TensorSpec` is *stored* if it changes which codes and parameters are stored, *decoded*
-if it changes how they are read back. A decoder names the decoded fields that it honours, a packer
-the fields of both roles. A new field is in no list, so every family refuses it by itself.
+A field of a spec is *stored* if it changes which codes and parameters are stored, *decoded* if it
+changes how they are read back, and a *policy* if it chooses tokens, layers or their quantizers. A
+decoder names the decoded fields that it honours, a packer the fields of both roles. A new field is
+in no list, so every reader and every packer refuses it by itself.
 """
 
 from __future__ import annotations
@@ -12,23 +13,26 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from duotone.quant.tensor_spec import BITS, DECODED, ROLE, STORED, TensorSpec
+from duotone.quant.layer_rules import RULED
+from duotone.quant.spec import CacheSpec, KVSpec
+from duotone.quant.spec_base import DECODED, STORED, Record, role_of
+from duotone.quant.tensor_spec import BITS, TensorSpec
 
 
-def fields_of(*roles: str) -> frozenset[str]:
-    """Names of the fields of `TensorSpec` with one of these roles."""
-    return frozenset(f.name for f in fields(TensorSpec) if f.metadata[ROLE] in roles)
+def fields_of(kind: type[Record], *roles: str) -> frozenset[str]:
+    """Names of the fields of a spec class with one of these roles."""
+    return frozenset(f.name for f in fields(kind) if role_of(f) in roles)
 
 
-def choices(spec: TensorSpec, *roles: str) -> dict[str, Any]:
+def choices(spec: Record, *roles: str) -> dict[str, Any]:
     """Fields of these roles in which a spec differs from the default, by name."""
-    found = {f.name: (f, getattr(spec, f.name)) for f in fields(spec) if f.metadata[ROLE] in roles}
+    found = {f.name: (f, getattr(spec, f.name)) for f in fields(spec) if role_of(f) in roles}
     return {name: value for name, (f, value) in found.items() if value != f.default}
 
 
 @dataclass(frozen=True)
-class Family:
-    """Code that packs or decodes tensors, and the choices that it honours.
+class Honours:
+    """Choices that the code which packs, or decodes, honours.
 
     name: its subject in errors, a plural. honours: fields that may differ from their defaults.
     bits: widths of codes. packs: it asks for stored fields as well.
@@ -42,10 +46,10 @@ class Family:
     @classmethod
     def of(
         cls, name: str, honours: Iterable[str], bits: tuple[int, ...] = BITS, packs: bool = False
-    ) -> Family:
-        """A family of these fields. Errors: ValueError for a field that no spec has."""
+    ) -> Honours:
+        """A whitelist of these fields. Errors: ValueError for a field that no `TensorSpec` has."""
         honours = frozenset(honours)
-        if unknown := honours - fields_of(DECODED, STORED):
+        if unknown := honours - fields_of(TensorSpec, DECODED, STORED):
             raise ValueError(f"a family honours fields of TensorSpec; got {sorted(unknown)}.")
         return cls(name, honours, bits, packs)
 
@@ -55,29 +59,54 @@ class Family:
 
 
 @cache
-def _refusal(family: Family, spec: TensorSpec) -> str | None:
-    chosen = choices(spec, *((DECODED, STORED) if family.packs else (DECODED,)))
-    for name, value in chosen.items():
-        if name not in family.honours:
-            return f"{family.name} have no choice of {name}; got {name}={value!r}"
+def _refusal(known: Honours, spec: TensorSpec) -> str | None:
+    roles = (DECODED, STORED) if known.packs else (DECODED,)
+    if reason := _unknown(known.name, known.honours, choices(spec, *roles)):
+        return reason
     widths = {bits for bits, _ in spec.classes} if spec.classes else {spec.bits}
-    if odd := sorted(widths - set(family.bits)):
-        return f"{family.name} have codes of {sorted(family.bits)} bits; got {odd[0]}"
+    if odd := sorted(widths - set(known.bits)):
+        return f"{known.name} have codes of {sorted(known.bits)} bits; got {odd[0]}"
     return None
 
 
-# What PyTorch operations pack and dequantize: all choices there are.
-TORCH = Family.of(
-    "PyTorch operations",
-    {
-        *("bits", "along", "group", "mapping", "classes", "transform", "param_dtype"),
-        *("hybrid_at", "eta", "shrink", "levels", "gain", "energy"),
-    },
+def _unknown(name: str, honours: frozenset[str], chosen: dict[str, Any]) -> str | None:
+    rest = ((field, value) for field, value in chosen.items() if field not in honours)
+    field, value = next(rest, (None, None))
+    return None if field is None else f"{name} have no choice of {field}; got {field}={value!r}"
+
+
+_READ = ("bits", "along", "group", "mapping", "classes", "transform", "param_dtype")
+# Which codes and parameters PyTorch operations read, and which they store.
+TORCH_READING = Honours.of("PyTorch operations that read", _READ)
+TORCH_PACKING = Honours.of(
+    "PyTorch operations that pack",
+    (*_READ, "hybrid_at", "eta", "shrink", "levels", "gain", "energy"),
     packs=True,
 )
+# Fields of `CacheSpec` and of `KVSpec` that the stores and the attention to them honour.
+CACHES = frozenset({"tau", "ranges", "key_norm", "share"})
 
 
-def check_honoured(spec: TensorSpec) -> None:
-    """Raise ValueError for a choice that PyTorch operations do not honour."""
-    if reason := TORCH.refusal(spec):
+def check_packed(spec: TensorSpec) -> None:
+    """Raise ValueError for a choice that packing by PyTorch operations does not honour."""
+    _raise_for(TORCH_PACKING.refusal(spec))
+
+
+def check_read(spec: TensorSpec) -> None:
+    """Raise ValueError for a choice that reading by PyTorch operations does not honour."""
+    _raise_for(TORCH_READING.refusal(spec))
+
+
+def check_honoured(spec: CacheSpec) -> None:
+    """Raise ValueError for a choice in any part of a spec that no store or reader honours."""
+    policies = [getattr(of, name) for of in (spec, *spec.layers) for name in RULED]
+    for part in (spec, *(p for p in policies if isinstance(p, KVSpec))):
+        _raise_for(_unknown("caches", CACHES, choices(part, DECODED, STORED)))
+    for tensor in spec.tensors:
+        check_read(tensor)
+        check_packed(tensor)
+
+
+def _raise_for(reason: str | None) -> None:
+    if reason is not None:
         raise ValueError(f"{reason}. Leave the field at its default.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from duotone.quant.spec_base import Record, require
+from duotone.quant.spec_base import Record, of_policy, require
 from duotone.quant.tensor_spec import TensorSpec
 
 
@@ -17,8 +17,8 @@ class KVSpec(Record):
 
     NEEDED: ClassVar = (("key",), ("value",))
 
-    key: TensorSpec = field(default_factory=TensorSpec)
-    value: TensorSpec = field(default_factory=TensorSpec)
+    key: TensorSpec = of_policy(default_factory=TensorSpec)
+    value: TensorSpec = of_policy(default_factory=TensorSpec)
 
     def __post_init__(self) -> None:
         for name in ("key", "value"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,16 @@ from duotone.quant.kv_spec import KVSpec as KVSpec
 from duotone.quant.layer_rules import RULED
 from duotone.quant.layer_rules import LayerRule as LayerRule
 from duotone.quant.layer_rules import Sharing as Sharing
-from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
+from duotone.quant.spec_base import (
+    Record,
+    decoded,
+    is_count,
+    is_number,
+    is_word,
+    of_policy,
+    require,
+    stored,
+)
 from duotone.quant.tensor_spec import TensorSpec as TensorSpec
 
 
@@ -50,18 +59,18 @@ class CacheSpec(Record):
         "field out. A window of half as many recent tokens takes the same bytes in 16 bit."
     }
 
-    visual: KVSpec | Literal["text", "dense"] = field(default_factory=KVSpec)
-    text: KVSpec | Literal["dense"] = "dense"
-    background: KVSpec | None = None
-    foreground: float = 0.5
-    sink: int = 0
-    recent: int = 0
-    tau: tuple[float, float] | None = None
-    ranges: Literal["sequence", "run"] = "sequence"
-    key_norm: bool = False
-    layers: tuple[LayerRule, ...] = ()
-    share: Sharing | None = None
-    evict: Eviction | None = None
+    visual: KVSpec | Literal["text", "dense"] = of_policy(default_factory=KVSpec)
+    text: KVSpec | Literal["dense"] = of_policy("dense")
+    background: KVSpec | None = of_policy(None)
+    foreground: float = of_policy(0.5)
+    sink: int = of_policy(0)
+    recent: int = of_policy(0)
+    tau: tuple[float, float] | None = decoded(None)
+    ranges: Literal["sequence", "run"] = stored("sequence")
+    key_norm: bool = decoded(False)
+    layers: tuple[LayerRule, ...] = of_policy(())
+    share: Sharing | None = decoded(None)
+    evict: Eviction | None = of_policy(None)
 
     def __post_init__(self) -> None:
         self._normalise_policies()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, Field, asdict, field, fields
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -16,6 +16,30 @@ R = TypeVar("R", bound="Record")
 # No sequence, group or model is this large; indices of kernels have 32 bits.
 LARGEST_COUNT = 2**31 - 1
 LONGEST_SHOWN = 400
+
+# Roles of fields (`quant.honours`): which codes and parameters are stored, how they are read, or
+# which tokens a policy covers.
+ROLE, STORED, DECODED, POLICY = "role", "stored", "decoded", "policy"
+
+
+def stored(default: Any) -> Any:
+    """Declare a field that changes which codes and parameters are stored."""
+    return field(default=default, metadata={ROLE: STORED})
+
+
+def decoded(default: Any) -> Any:
+    """Declare a field that changes how codes and parameters are read back."""
+    return field(default=default, metadata={ROLE: DECODED})
+
+
+def of_policy(default: Any = MISSING, **given: Any) -> Any:
+    """Declare a field that chooses tokens, layers or their quantizers."""
+    return field(default=default, metadata={ROLE: POLICY}, **given)
+
+
+def role_of(of: Field) -> str:
+    """Role of a field; a field that declares none counts as decoded."""
+    return of.metadata.get(ROLE, DECODED)
 
 
 def require(condition: bool, rule: str, got: object, remedy: str) -> None:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from duotone.quant.bases import Reference
-from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
+from duotone.quant.spec_base import Record, decoded, is_count, is_number, is_word, require, stored
 
 BITS = (1, 2, 3, 4, 8)
-
-# Roles of fields (`quant.honours`): which codes and parameters are stored, or how they are read.
-ROLE, STORED, DECODED = "role", "stored", "decoded"
-
-
-def stored(default: Any) -> Any:
-    """A field that changes which codes and parameters are stored."""
-    return field(default=default, metadata={ROLE: STORED})
-
-
-def decoded(default: Any) -> Any:
-    """A field that changes how codes and parameters are read back."""
-    return field(default=default, metadata={ROLE: DECODED})
 
 
 @dataclass(frozen=True)
