@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from duotone.devices import facts
 from duotone.recorded import recording
 
 logger = logging.getLogger("duotone")
@@ -257,7 +258,7 @@ def _kernel(
             f"{name} must be compiled and loaded before a CUDA graph is captured; run the same "
             "call, with tensors of the same sizes, once before the capture"
         )
-    capability = torch.cuda.get_device_capability(device)
+    capability = facts(device).capability
     binary = sources.compiled(source, "sm_{}{}".format(*capability) + features, dict(macros))
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # makes the context, if there is none yet

@@ -13,12 +13,13 @@ from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.rotate import merge as merge_turned
 from duotone.attention.cuda.rotate import queries as head_turn
-from duotone.attention.cuda.shared import launch
+from duotone.attention.cuda.shared import geometry, launch
 from duotone.attention.cuda.shared.geometry import SHARED_KIB, cut, ring_bytes
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call
 from duotone.attention.cuda.spans import calibrated as span_calibrated
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
+from duotone.devices import Facts
 
 from compile_cases import RINGS, binary_of, compiled
 
@@ -246,7 +247,7 @@ def test_decodes_compile_without_bulk_copies(module, form, group, tau, arch) -> 
 
 @pytest.mark.parametrize(("capability", "kib"), [((8, 0), 144), ((8, 9), 80), ((9, 0), 208)])
 def test_rings_take_what_a_device_has(capability, kib, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(geometry, "facts", lambda device: Facts(capability, 1))
     assert ring_bytes(torch.device("cuda")) == kib << 10
 
 

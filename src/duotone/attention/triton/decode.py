@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from duotone.attention.triton.prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton.range import score_range_kernel
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import Segment
+from duotone.devices import facts
 from duotone.quant.rotation import out_of_basis
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -168,11 +168,10 @@ def split_count(rows: int, tokens: int, device: torch.device) -> int:
     return next(n for n, share in filled.items() if share >= 0.9 * max(filled.values()))
 
 
-@cache
 def _programs(device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_PROGRAMS
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    return PROGRAMS_PER_SM * facts(device).multiprocessors
 
 
 class SegmentLaunch:

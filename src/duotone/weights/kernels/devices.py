@@ -7,6 +7,8 @@ import os
 
 import torch
 
+from duotone.devices import facts
+
 # Once: a compiler that traces a model cannot look for packages.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -21,4 +23,4 @@ def multiprocessors(device: torch.device) -> int:
     """Number of a GPU's multiprocessors; 1 where the interpreter runs programs one by one."""
     if device.type != "cuda":
         return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return facts(device).multiprocessors

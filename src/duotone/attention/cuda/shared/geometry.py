@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from duotone.devices import facts
+
 MAX_WARPS, MIN_WARPS = 16, 4
 # Splits in addition to the fewest and the number that fills the device once: they even out waves.
 MORE_SPLITS = 4
@@ -71,9 +73,7 @@ class Geometry:
 
 def shared_bytes(device: torch.device) -> int:
     """Shared memory that one block may have: all of a multiprocessor but 1 KiB."""
-    if device.type != "cuda":
-        return SHARED_KIB[9, 0] << 10
-    return SHARED_KIB.get(torch.cuda.get_device_capability(device), LEAST_SHARED_KIB) << 10
+    return SHARED_KIB.get(facts(device).capability, LEAST_SHARED_KIB) << 10
 
 
 def ring_bytes(device: torch.device) -> int:
@@ -153,10 +153,9 @@ def teamed(at: Geometry, units: int, kv_heads: int, sms: int, beside_bytes: int 
 
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return facts(device).multiprocessors
 
 
 def max_cluster(device: torch.device) -> int:
     """Most blocks of a cluster of a device; 1: it has no clusters."""
-    has = device.type != "cuda" or torch.cuda.get_device_capability(device) >= CLUSTER_CAPABILITY
-    return MAX_CLUSTER if has else 1
+    return MAX_CLUSTER if facts(device).capability >= CLUSTER_CAPABILITY else 1

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from duotone.devices import facts
 from duotone.nvrtc import Kernel, Launch, Sources, has_compiler
 
 __all__ = [
@@ -30,7 +31,7 @@ def missing(device: torch.device) -> str | None:
     """Reason why kernels cannot be compiled or run here, or None."""
     if device.type != "cuda":
         return f"CUDA kernels need a CUDA device; the query is on {device}"
-    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+    if facts(device).capability < MIN_CAPABILITY:
         return "CUDA kernels need compute capability 8.0 (asynchronous copies)"
     if not has_compiler():
         return "CUDA kernels need `pip install duotone[cuda]` (cuda-core)"
@@ -39,7 +40,7 @@ def missing(device: torch.device) -> str | None:
 
 def is_untried(device: torch.device) -> bool:
     """True where the kernels compile for a device but were never run on one."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9
+    return device.type != "cuda" or facts(device).capability[0] != 9
 
 
 def has_kernels(device: torch.device) -> bool:

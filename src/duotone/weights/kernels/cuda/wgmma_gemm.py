@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from duotone.devices import facts
 from duotone.nvrtc import Launch, Sources, has_compiler
 from duotone.weights.kernels.cuda.wgmma_tiles import GROUP_OUTS, STEP, WgmmaTile, best_tile
 from duotone.weights.kernels.devices import multiprocessors
@@ -52,7 +53,7 @@ def missing(device: torch.device) -> str | None:
     """Reason why these kernels cannot run on a device, or None."""
     if device.type != "cuda":
         return f"warpgroup products need a CUDA device; got {device}"
-    capability = torch.cuda.get_device_capability(device)
+    capability = facts(device).capability
     if capability != CAPABILITY:
         return f"warpgroup products are of compute capability {CAPABILITY}; got {capability}"
     return None if has_compiler() else "they need `pip install duotone[cuda]` (cuda-core)"

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from duotone.devices import facts
 from duotone.weights.kernels.triton.unpack import ASM
 
 
@@ -56,4 +57,4 @@ def overlaps(device: torch.device) -> bool:
 def _able(device: torch.device) -> bool:
     if device.type != "cuda" or not ASM or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device)[0] >= 9
+    return facts(device).capability[0] >= 9

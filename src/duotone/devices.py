@@ -1,0 +1,30 @@
+"""Facts of devices, asked once per process and device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Facts(NamedTuple):
+    """Compute capability of a device, and the number of its multiprocessors."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+# Stands for devices without CUDA, on which launches are only planned; kernels were tuned on it.
+H200 = Facts((9, 0), 132)
+_KNOWN: dict[int, Facts] = {}
+
+
+def facts(device: torch.device) -> Facts:
+    """Facts of a device; those of an H200 where it is none of CUDA."""
+    if device.type != "cuda":
+        return H200
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _KNOWN:
+        found = torch.cuda.get_device_properties(index)
+        _KNOWN[index] = Facts((found.major, found.minor), found.multi_processor_count)
+    return _KNOWN[index]
