@@ -10,7 +10,6 @@ from duotone.bench import kernel
 from duotone.cli import app
 
 from fake_clock import FakeClock
-from made_up import made_up
 
 SMALL = ("--shape", "1,4,2,160,64", "--scheme", "2 bit", "--impl", "reference")
 
@@ -93,14 +92,6 @@ def test_a_wrong_row_makes_the_command_fail(monkeypatch):
     result = run("kernel", *SMALL, "--quick")
     assert result.exit_code == 1
     assert "2 bit (reference): wrong" in " ".join(result.output.split())
-
-
-def test_pictures_from_a_result(tmp_path):
-    pytest.importorskip("matplotlib")
-    (tmp_path / "h200.json").write_text(json.dumps(made_up()))
-    result = run("plot", tmp_path / "h200.json", "--out", tmp_path / "img", "--format", "svg")
-    assert result.exit_code == 0, result.output
-    assert [path.name for path in (tmp_path / "img").iterdir()] == ["h200-speedup.svg"]
 
 
 @pytest.mark.parametrize("command", ["kernel", "plot"])

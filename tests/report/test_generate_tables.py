@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from duotone.cli import app
-from duotone.report import tables
 from duotone.report.generate import generate_summary, generate_table
 
 from made_up_results import HEADER
@@ -46,23 +45,6 @@ def result(batch: int = 1, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def test_a_table_has_a_line_for_every_row_that_was_measured() -> None:
-    some = result()
-    some["rows"][1]["notes"] = ["decode runs slowly", "twice"]
-    some["rows"] += [{"row": "hqq@4", "failed": False, "reason": "needs the package 'hqq'"}]
-    table = generate_table([some])
-    assert "**internvl3-8b (28/4 heads), batch 1, 3,428 tokens**" in table
-    assert (
-        "| plain | 120 | 1,900 | 21.00 | 63.0 | 42.0 | 21 |  | 48 | 1.0 |  | 25 | 0.74 |  |"
-        in table
-    )
-    assert "| 7.00 | 21.0 | 14.0 | 21 |  | 143 | 3.0 |  | 25 | 0.74 | 29.0 |" in table
-    assert "*kivi@2*: decode runs slowly; twice.  \n*hqq@4*: needs the package 'hqq'." in table
-    assert "| hqq@4" not in table
-    assert "Without a GPU" not in table
-    assert "commit 0123456789" in table
-
-
 def test_what_a_cpu_cannot_measure_is_said() -> None:
     some = result(left_out=["idle", "peak_bytes", "graphs"])
     for each in some["rows"]:
@@ -72,42 +54,22 @@ def test_what_a_cpu_cannot_measure_is_said() -> None:
     assert "Without a GPU nothing is captured" in table
 
 
-def test_the_summary_has_a_line_per_load_and_names_its_row() -> None:
-    summary = generate_summary([result(32), result()])
-    header, _, first, second = summary.splitlines()[:4]
-    assert header == "| ms per token | plain | `enable` | cache, GB | `enable` |"
-    assert first.startswith("| internvl3-8b (28/4 heads), batch 1, 3,428 tokens, duotone@1 |")
-    assert first.endswith("| 21.0 | 7.0 | 0.20 | 0.03 |")
-    assert "batch 32" in second
+def test_what_is_said_of_rows_and_of_a_load() -> None:
+    some = result(weights="rtn-w4a8")
+    some["load"]["padded"] = True
+    some["rows"][1]["notes"] = ["decode runs slowly", "twice"]
+    some["rows"] += [{"row": "hqq@4", "failed": False, "reason": "needs the package 'hqq'"}]
+    table = generate_table([some])
+    heads = "28/4 heads, weights rtn-w4a8"
+    assert f"**internvl3-8b ({heads}), batch 1, 3,428 tokens, left-padded**" in table
+    assert "*kivi@2*: decode runs slowly; twice.  \n*hqq@4*: needs the package 'hqq'." in table
+    assert "| hqq@4" not in table
 
 
-def test_the_summary_compares_with_the_best_of_plain_with_static_and_with_quantized_weights() -> (
-    None
-):
+def test_the_summary_takes_the_faster_plain_row_and_the_preset() -> None:
     some = result()
-    some["rows"][0]["cache_bytes"] = 210e6
-    some["rows"] += [row("plain, cuDNN off", 18.0), row("StaticCache, compiled", 7.7)]
-    for name, ms in (
-        ("plain", 17.0),
-        ("kivi@2", 3.6),
-        ("duotone@1, no graphs", 9.0),
-        ("duotone@1", 4.0),
-    ):
-        graphs = {} if name == "plain" else {"graph_bytes": 1}
-        some["rows"].append(row(f"{name}, rtn-w4a8", ms, weights="rtn-w4a8", **graphs))
-    header, _, first, second = generate_summary([some, result(32)]).splitlines()[:4]
-    assert header.startswith("| ms per token | plain | compiled StaticCache | `enable` |")
-    assert "| `enable`, rtn-w4a8 | cache, GB |" in header
-    assert first.endswith("| 18.0 | 7.7 | 7.0 | 4.0 | 0.21 | 0.03 |")
-    assert second.endswith("| 21.0 |  | 7.0 |  | 0.20 | 0.03 |")
-
-
-def test_cards_are_named_where_there_are_several() -> None:
-    both = [result(), result(device="NVIDIA H100")]
-    for table in (generate_table(both), generate_summary(both)):
-        assert ", NVIDIA H100" in table
-    assert "tokens, duotone@1, NVIDIA H100 | 21.0" in generate_summary(both)
-    assert "duotone@1 | 21.0" in generate_summary(both[:1])
+    some["rows"].append(row("plain, cuDNN off", 18.0))
+    assert "tokens, duotone@1 | 18.0 | 7.0 | 0.20 | 0.03 |" in generate_summary([some])
 
 
 def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:
@@ -119,18 +81,6 @@ def test_a_load_without_both_sides_is_left_out_of_the_summary() -> None:
 def test_two_results_of_one_load_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got two of internvl3-8b .28/4 heads., batch 1"):
         generate_table([result(), result()])
-
-
-def test_the_command_fills_its_places(tmp_path: Path) -> None:
-    (tmp_path / "b1.json").write_text(json.dumps(result()))
-    page = tmp_path / "page.md"
-    names = ("generate", "generate-summary")
-    page.write_text("".join(f"<!-- duotone:{x} -->\n<!-- /duotone:{x} -->\n" for x in names))
-    done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), str(page)])
-    assert done.exit_code == 0, done.output
-    assert "| duotone@1 | 120 |" in page.read_text()
-    assert "batch 1, 3,428 tokens, duotone@1 | 21.0 |" in page.read_text()
-    assert set(tables.tables(tmp_path)) == set(names)
 
 
 def draw(tmp_path: Path, *results: dict[str, Any]) -> Any:

@@ -5,11 +5,8 @@ import json
 
 import pytest
 
-from duotone.report import tables as report
 from duotone.report.kernels import (
-    SUMMARY,
     kernel_speedups,
-    kernel_summary,
     kernel_table,
     packing_table,
 )
@@ -23,43 +20,6 @@ MAIN = "B 32, heads 32/8, n 8,192, d 128"
 @pytest.fixture(scope="module")
 def result():
     return made_up()
-
-
-def test_the_full_table_has_every_row_and_what_is_missing(result):
-    text = kernel_table([result])
-    assert text.count(f"**{MAIN}**") == 1
-    main = text.split(f"**{MAIN}**")[1].split("**B ")[0]
-    cells = [
-        c.strip() for c in next(x for x in main.splitlines() if "| 1 bit | cuda" in x).split("|")
-    ]
-    us = 134217728 * 0.5 * (1 / 8 + 0.002) / 3.5e6 * 8 + 4
-    assert float(cells[3]) == pytest.approx(us, abs=0.06)
-    assert cells[8].endswith(" %")
-    assert "- unavailable, no such backend: sdpa flash" in main
-    assert "4.00 TB/s" in text
-    assert "commit 0123456789" in text
-
-
-def test_speedups_are_those_of_the_faster_implementation(result):
-    lines = kernel_speedups([result]).splitlines()
-    assert lines[0].count("|") == 1 + 1 + len(result["shapes"])
-    one_bit = next(line for line in lines if line.startswith("| 1 bit |"))
-    assert one_bit.count("(cuda)") == len(result["shapes"])
-    kivi = next(line for line in lines if line.startswith("| kivi-2 |"))
-    assert kivi.count("(triton)") == len(result["shapes"])
-    quarter = next(line for line in lines if line.startswith("| 32 of 128"))
-    assert quarter.endswith("|  |")  # head_dim 64 has no such row
-
-
-def test_the_summary_has_the_first_rows_and_shapes_of_the_speedups(result):
-    summary = [line.split("|") for line in kernel_summary([result]).splitlines() if "|" in line]
-    every = [line.split("|") for line in kernel_speedups([result]).splitlines() if "|" in line]
-    assert len(summary) < len(every)
-    assert all(len(cells) == 1 + 1 + 3 + 1 for cells in summary)
-    whole = {cells[1].strip(): cells for cells in every}
-    rows = [cells[1].strip() for cells in summary[2:]]
-    assert rows == [name for name in SUMMARY if name in whole]
-    assert all(cells[:5] == whole[cells[1].strip()][:5] for cells in summary)
 
 
 def test_a_wrong_row_shows_in_every_table(result):
@@ -92,12 +52,6 @@ def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(resul
     before = {key: value for key, value in result.items() if key != "pack"}
     for other in (before, result | {"pack": {"status": "failed", "reason": "x"}}):
         assert packing_table([other]) == "Packing was not measured."
-
-
-def test_report_renders_them(result, tmp_path):
-    (tmp_path / "h200.json").write_text(json.dumps(result))
-    names = {"kernels", "kernels-speedups", "kernels-summary", "kernels-packing"}
-    assert names <= set(report.tables(tmp_path))
 
 
 def test_a_family_is_drawn_over_n(result):

@@ -69,12 +69,6 @@ def test_tables_say_who_is_not_beaten():
     assert "documents 8 / 16; 9 trials measured, 3 given up early" in text
 
 
-def test_the_summary_has_the_chosen_spec_and_known_ones_within_the_budget():
-    lines = tables.tune_summary([made()]).splitlines()
-    names = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
-    assert names[2:] == ["| kivi @1", "| calibquant @1", "| **chosen**", "| duotone @1"]
-
-
 def test_the_page_has_every_table_and_the_plot():
     page = tables.tune_page(made(), "front.png")
     assert "![front](front.png)" in page
