@@ -48,7 +48,6 @@ ABLATIONS = (
     "static-msq-aifs",
     "static-msq-rotation",
     "mquant-always-split",
-    "static-msq-signs",
     "dynamic",
 )
 RECIPES = (

@@ -6,7 +6,7 @@ from duotone.report.markdown import Result, markdown_table, source, with_interva
 
 REFERENCE = "bf16"
 # Best first, baselines after them; others follow by name.
-ORDER = (REFERENCE, "mquant", "static-msq-rotation", "static-msq-signs", "quarot", "static-msq")
+ORDER = (REFERENCE, "mquant", "static-msq-rotation", "quarot", "static-msq")
 ORDER += ("static-msq-aifs", "static", "dynamic", "awq", "smoothquant", "rtn")
 
 

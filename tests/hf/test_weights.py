@@ -22,10 +22,7 @@ STEPS = {
     "stream": Equivalences(values=False, mlp_output=False),
     "values": Equivalences(stream=False, mlp_output=False),
     "mlp_output": Equivalences(stream=False, values=False),
-    "mlp_signs": Equivalences(stream=False, values=False, random_signs=True),
-    "mlp_padded": Equivalences(stream=False, values=False, policy="pad"),
-    "attention_output": Equivalences(False, False, False, attention_output=True),
-    "all": Equivalences(attention_output=True, random_signs=True, seed=5),
+    "all": Equivalences(seed=5),
 }
 NAMES = [name for name in MAPPED if name in FAMILIES]
 

@@ -23,7 +23,6 @@ SEEN = (
     "rtn-w8a8",
     "smoothquant-w8a8",
     "quarot-w8a8",
-    "static-msq-signs-w8a8",
     "dynamic-w8a8",
     "w4a16-g128",
     "awq-w4a8",

@@ -138,7 +138,6 @@ def _equivalences(recipe: Recipe) -> Equivalences:
         stream=recipe.rotation,
         values=recipe.rotation,
         mlp_output=recipe.online != "none",
-        random_signs=recipe.online == "random-signs",
         pad=recipe.pad,
         seed=recipe.seed,
     )
@@ -208,7 +207,7 @@ def _split(unit: Unit, linears: Mapping[str, Linear], recipe: Recipe) -> frozens
 def _eq8_holds(module: RotatedInput) -> bool:
     """True if eq. 8 holds for the weight before the transform."""
     weight = module.linear.weight.double()
-    return wants_split(transform_back(weight, module.plan, module.signs))
+    return wants_split(transform_back(weight, module.plan))
 
 
 def _quantized(

@@ -3,8 +3,8 @@ import torch
 
 from duotone.weights.equivalences.hadamard import (
     HadamardPlan,
+    exact_plan,
     plan_hadamard,
-    random_signs,
     transform,
     transform_back,
 )
@@ -34,7 +34,7 @@ def dense(plan):
 
 
 def test_it_keeps_its_precision_under_autocast():
-    plan = plan_hadamard(96, "exact")
+    plan = plan_hadamard(96)
     assert plan.base > 1
     x = torch.randn(3, 96)
     wanted = transform(x, plan)
@@ -49,9 +49,11 @@ def test_sizes_of_real_models(size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 12, 56, 63, 96, 100, 111, 130, 148, 1184])
-@pytest.mark.parametrize("policy", ["auto", "pad"])
-def test_equals_the_dense_matrix_and_comes_back(size, policy):
-    plan = plan_hadamard(size, policy)
+@pytest.mark.parametrize("padded", [False, True])
+def test_equals_the_dense_matrix_and_comes_back(size, padded):
+    plan = plan_hadamard(size)
+    if padded:
+        plan = HadamardPlan(size, 2048, 1, 1, 2048)
     x = torch.randn(3, 2, size, dtype=torch.float64)
     y = transform(x, plan)
     wide = torch.nn.functional.pad(x, (0, plan.padded - size))
@@ -59,17 +61,11 @@ def test_equals_the_dense_matrix_and_comes_back(size, policy):
     torch.testing.assert_close(transform_back(y, plan), x, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("size", "signs"), [(96, False), (100, True), (192, True), (228, False)])
-def test_a_linear_behind_it_keeps_its_output(size, signs):
-    plan = plan_hadamard(size, "blocks" if size == 192 else "auto")
-    d = random_signs(size, seed=3) if signs else None
-    x, w = torch.randn(5, size).double(), torch.randn(7, size).double()
-    kept = transform(x, plan, d) @ transform(w, plan, d).T
+@pytest.mark.parametrize("plan", [plan_hadamard(96), HadamardPlan(192, 192, 3, 1, 64)], ids=str)
+def test_a_linear_behind_it_keeps_its_output(plan):
+    x, w = torch.randn(5, plan.size).double(), torch.randn(7, plan.size).double()
+    kept = transform(x, plan) @ transform(w, plan).T
     torch.testing.assert_close(kept, x @ w.T, rtol=0, atol=1e-12)
-    if signs:
-        torch.testing.assert_close(transform_back(transform(x, plan, d), plan, d), x)
-        wrong = transform(x, plan) @ transform(w, plan, d).T
-        assert (wrong - x @ w.T).abs().max() > 0.1
 
 
 def test_bfloat16_is_summed_in_float32():
@@ -86,32 +82,23 @@ def test_channel_0_is_the_mean():
     torch.testing.assert_close(transform(x, plan)[:, 0], x.sum(1) / 172**0.5)
 
 
-@pytest.mark.parametrize(
-    ("size", "blocks", "block"), [(18944, 37, 512), (13696, 107, 128), (3420, 15, 228)]
-)
-def test_blocks_need_no_padding(size, blocks, block):
-    plan = plan_hadamard(size, "blocks", pad=False)
-    assert (plan.blocks, plan.block, plan.padded) == (blocks, block, size)
-
-
 def test_no_pad_prefers_exact_then_blocks():
     assert plan_hadamard(18944, pad=False).base == 148
-    assert plan_hadamard(13696, pad=False).blocks == 107
+    plan = plan_hadamard(13696, pad=False)
+    assert (plan.blocks, plan.block, plan.padded) == (107, 128, 13696)
+    assert exact_plan(13696) is None
 
 
 @pytest.mark.parametrize(
-    ("size", "policy", "pad", "match"),
+    ("size", "pad", "match"),
     [
-        (4304, "auto", False, "4304 = 269 \\* 16.*allow padding"),
-        (13696, "exact", True, "policy='exact'.*use policy='auto'"),
-        (0, "auto", True, "at least one channel"),
-        (64, "nearest", True, "policy must be"),
-        (64, "pad", False, "contradicts"),
+        (4304, False, "4304 = 269 \\* 16.*allow padding"),
+        (0, True, "at least one channel"),
     ],
 )
-def test_what_does_not_fit_is_refused(size, policy, pad, match):
+def test_what_does_not_fit_is_refused(size, pad, match):
     with pytest.raises(ValueError, match=match):
-        plan_hadamard(size, policy, pad)
+        plan_hadamard(size, pad)
 
 
 def test_wrong_shapes_are_refused():

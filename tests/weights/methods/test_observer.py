@@ -15,7 +15,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
-        self.c = RotatedInput.around(nn.Linear(4, 2), plan_hadamard(4, "exact"))
+        self.c = RotatedInput.around(nn.Linear(4, 2), plan_hadamard(4))
 
     def forward(self, x):
         return self.a(x) + self.b(x), self.c(x)

@@ -22,7 +22,7 @@ def test_mquant_is_the_last_of_its_ablations():
         ({"bits": 5}, "bits must be one of"),
         ({"method": "hqq"}, "method must be one of"),
         ({"activation": "fp8"}, "activation must be one of"),
-        ({"online": "fourier"}, "online must be one of"),
+        ({"online": "random-signs"}, "online must be one of"),
         ({"split": True}, "split must be one of"),
         ({"parts": ("audio",)}, "parts must be some of"),
         ({"parts": ()}, "parts must be some of"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from duotone.weights.equivalences.hadamard import plan_hadamard, random_signs
+from duotone.weights.equivalences.hadamard import plan_hadamard
 from duotone.weights.equivalences.norms import RMSNorm
 from duotone.weights.modules import custom_ops as opaque
 from duotone.weights.modules.fused import CodedNorm, FusedMLP
@@ -28,13 +28,12 @@ def quantized(scale=0.03, outs=CHANNELS, split=False, **options):
 
 
 class MLP(nn.Module):
-    """gate, up -> act, signs, transform, split -> down."""
+    """gate, up -> act, transform, split -> down."""
 
     def __init__(self, scale):
         super().__init__()
-        plan, signs = plan_hadamard(CHANNELS), random_signs(CHANNELS).float()
         self.gate, self.up, self.act = quantized(scale), quantized(scale), nn.SiLU()
-        self.down = quantized(scale, split=True, plan=plan, signs=signs)
+        self.down = quantized(scale, split=True, plan=plan_hadamard(CHANNELS))
 
 
 class Block(nn.Module):
@@ -99,10 +98,10 @@ def test_operations_say_what_they_return(scale):
     weight = (codes, 8, torch.rand(4), None, None)
     rows = torch.randint(-9, 9, (3, CHANNELS), dtype=torch.int8)
     calls = {
-        "encode": (x, scale, CHANNELS, plan, None, True, "silu", x.clone(), "reference"),
+        "encode": (x, scale, CHANNELS, plan, True, "silu", x.clone(), "reference"),
         "norm": (x, scale, 1e-6, None, None, "layer", "reference"),
         "int": (rows, torch.ones(3), *weight, None, None, "reference", torch.bfloat16),
-        "float": (x, plan, None, *weight, torch.rand(4), "reference"),
+        "float": (x, plan, *weight, torch.rand(4), "reference"),
     }
     checks = ("test_schema", "test_faketensor")
     for operation, given in zip(OPERATIONS, calls.values(), strict=True):

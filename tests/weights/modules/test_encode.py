@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from duotone.weights.equivalences.hadamard import plan_hadamard, random_signs, transform
+from duotone.weights.equivalences.hadamard import plan_hadamard, transform
 from duotone.weights.kernels.devices import has_kernels
 from duotone.weights.modules.encode import encode, features
 
@@ -49,9 +49,9 @@ def test_wrong_codes_are_not_near():
 @pytest.mark.parametrize("size", SIZES)
 def test_the_reference_takes_the_steps_one_by_one(size):
     gate, up = halves(size)
-    plan, signs = plan_hadamard(size, "pad"), random_signs(size).float().to(DEVICE)
-    found = encode(gate, SCALE, plan.padded + 2, plan, signs, True, "silu", up, "reference")
-    rows = F.pad(transform(F.silu(gate) * up, plan, signs), (0, 2))
+    plan = plan_hadamard(size)
+    found = encode(gate, SCALE, plan.padded + 2, plan, True, "silu", up, "reference")
+    rows = F.pad(transform(F.silu(gate) * up, plan), (0, 2))
     assert torch.equal(found.x0, rows[:, 0])
     rows[:, 0] = 0
     assert torch.equal(found.codes.float(), (rows / SCALE).round().clamp(-127, 127))
@@ -60,13 +60,11 @@ def test_the_reference_takes_the_steps_one_by_one(size):
 
 @needs_kernels
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("signs", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-def test_one_launch_behind_a_padded_transform(size, signs, split):
+def test_one_launch_behind_a_padded_transform(size, split):
     gate, up = halves(size)
-    plan = plan_hadamard(size, "pad")
-    flips = random_signs(size).float().to(DEVICE) if signs else None
-    given = (SCALE, plan.padded, plan, flips, split, "gelu", None if signs else up)
+    plan = plan_hadamard(size)
+    given = (SCALE, plan.padded, plan, split, "gelu", up)
     assert_near(encode(gate, *given, "triton"), encode(gate, *given, "reference"))
 
 
@@ -75,7 +73,7 @@ def test_one_launch_behind_a_padded_transform(size, signs, split):
 def test_one_launch_without_a_transform_and_with_padding(dynamic):
     gate, up = halves(63)
     scale = None if dynamic else SCALE
-    given = (scale, 64, None, None, False, "silu", up)
+    given = (scale, 64, None, False, "silu", up)
     found = encode(gate, *given, "triton")
     assert_near(found, encode(gate, *given, "reference"), 5e-3)
     assert found.codes.shape == (7, 64)
@@ -87,7 +85,7 @@ def test_one_launch_without_a_transform_and_with_padding(dynamic):
 def test_dynamic_scales_behind_a_transform(split):
     gate, up = halves(48)
     plan = plan_hadamard(48)
-    given = (None, 48, plan, None, split, "silu", up)
+    given = (None, 48, plan, split, "silu", up)
     assert_near(encode(gate, *given, "triton"), encode(gate, *given, "reference"))
 
 
@@ -100,4 +98,4 @@ def test_channels_that_are_not_neighbours():
 
 def test_features_are_padded_to_the_columns():
     x = torch.randn(2, 3, 5)
-    assert torch.equal(features(x, None, None, 8), F.pad(x.flatten(0, 1), (0, 3)))
+    assert torch.equal(features(x, None, 8), F.pad(x.flatten(0, 1), (0, 3)))

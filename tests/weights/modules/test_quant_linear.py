@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from duotone.weights.equivalences.hadamard import plan_hadamard, random_signs
+from duotone.weights.equivalences.hadamard import plan_hadamard
 from duotone.weights.equivalences.online import RotatedInput
 from duotone.weights.methods.observer import Observer, Rows
 from duotone.weights.methods.quantize import quantize_linear, wanted_by
@@ -20,13 +20,12 @@ def inputs(rows=37, columns=12, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def linear(outs=5, columns=12, bias=True, signs=False, plan=False):
+def linear(outs=5, columns=12, bias=True, plan=False):
     torch.manual_seed(1)
     made = nn.Linear(columns, outs, bias=bias).requires_grad_(False)
     if not plan:
         return made
-    flips = random_signs(columns) if signs else None
-    return RotatedInput.around(made, plan_hadamard(columns), flips)
+    return RotatedInput.around(made, plan_hadamard(columns))
 
 
 def quantized(module, x, recipe, rows=None, **options):
@@ -44,13 +43,12 @@ def relative_error(found, wanted):
 
 
 @pytest.mark.parametrize("plan", [False, True])
-@pytest.mark.parametrize("signs", [False, True])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_outputs_are_near_those_of_the_linear(plan, signs, split, bits):
-    if not plan and (signs or split):
+def test_outputs_are_near_those_of_the_linear(plan, split, bits):
+    if not plan and split:
         pytest.skip("belongs to a transform")
-    module, x = linear(plan=plan, signs=signs), inputs()
+    module, x = linear(plan=plan), inputs()
     recipe = Recipe(bits=bits, online="hadamard", clip=bits == 4)
     made = quantized(module, x, recipe, split=split)
     assert made.mode == f"w{bits}a8"
@@ -146,12 +144,18 @@ def test_scales_stay_float32_when_the_model_is_cast():
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_it_is_rebuilt_from_record_and_state(bits):
-    module, x = linear(plan=True, signs=True), inputs()
-    made = quantized(module, x, Recipe(bits=bits, online="random-signs"), split=True)
+    module, x = linear(plan=True), inputs()
+    made = quantized(module, x, Recipe(bits=bits, online="hadamard"), split=True)
     again = made_of(made.record(), torch.float32, Modality())
     assert all(tensor.is_meta for tensor in again.state_dict().values())
     again.load_state_dict(copy.deepcopy(made.state_dict()), assign=True)
     assert torch.equal(again(x), made(x))
+
+
+def test_a_record_with_random_signs_is_refused():
+    record = quantized(linear(), inputs(), RTN8).record() | {"signs": True}
+    with pytest.raises(ValueError, match=r"no random signs.*static-msq-signs; quantize the model"):
+        made_of(record, torch.float32, Modality())
 
 
 def test_any_shape_of_batch():

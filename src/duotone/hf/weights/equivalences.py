@@ -10,12 +10,11 @@ from transformers import PreTrainedModel
 
 from duotone.hf.weights.checkpoint import check_not_quantized
 from duotone.hf.weights.weight_maps import weight_map
-from duotone.weights.equivalences.hadamard import Policy, plan_hadamard
+from duotone.weights.equivalences.hadamard import plan_hadamard
 from duotone.weights.equivalences.module_map import Stream, WeightMap, at
 from duotone.weights.equivalences.norms import norm_parts
 from duotone.weights.equivalences.online import (
     is_rotated,
-    rotate_attention_output,
     rotate_mlp_output,
     rotate_values,
 )
@@ -28,16 +27,12 @@ class Equivalences:
     """Equivalences to apply.
 
     stream: fold norms and turn residual streams. values: turn V's heads. mlp_output: online
-    Hadamard at down_proj / fc2. attention_output: online Hadamard at o_proj. random_signs: in the
-    online transforms at down_proj / fc2. policy, pad: which transforms those may be.
+    Hadamard at down_proj / fc2. pad: it may pad with zeros.
     """
 
     stream: bool = True
     values: bool = True
     mlp_output: bool = True
-    attention_output: bool = False
-    random_signs: bool = False
-    policy: Policy = "auto"
     pad: bool = True
     seed: int = 0
 
@@ -93,9 +88,7 @@ def _check_stream(model: PreTrainedModel, stream: Stream, chosen: Equivalences) 
         plan_hadamard(stream.channels, pad=False)
     for block in stream.blocks:
         if chosen.mlp_output:
-            plan_hadamard(at(model, block.mlp_output).in_features, chosen.policy, chosen.pad)
-        if chosen.attention_output:
-            plan_hadamard(at(model, block.attention_output).in_features, pad=False)
+            plan_hadamard(at(model, block.mlp_output).in_features, chosen.pad)
 
 
 def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
@@ -103,13 +96,8 @@ def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None
         rotate_stream(model, stream, seed=chosen.seed)
     elif chosen.stream:
         rotate_branch_inputs(model, stream)
-    for number, block in enumerate(stream.blocks):
+    for block in stream.blocks:
         if chosen.values:
             rotate_values(model, block)
         if chosen.mlp_output:
-            size = at(model, block.mlp_output).in_features
-            seed = chosen.seed + number if chosen.random_signs else None
-            plan = plan_hadamard(size, chosen.policy, chosen.pad)
-            rotate_mlp_output(model, block, plan, seed)
-        if chosen.attention_output:
-            rotate_attention_output(model, block)
+            rotate_mlp_output(model, block, chosen.pad)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,7 @@ from torch import Tensor
 from duotone.kept import kept
 from duotone.weights.equivalences.hadamard_bases import LARGEST_BASE, base_matrix, has_base
 
-Policy = Literal["auto", "exact", "pad", "blocks"]
-# What "auto" gives up for one transform over all channels: growth of the GEMM after it.
+# What is given up for one transform over all channels: growth of the GEMM after it.
 LARGEST_GROWTH = 1 / 16
 # Smaller blocks spread an outlier over too few channels to be worth a pass over the activation.
 SMALLEST_BLOCK = 64
@@ -58,10 +56,10 @@ class HadamardPlan:
         return None if self.base == 1 else base_matrix(self.base)
 
 
-def plan_hadamard(size: int, policy: Policy = "auto", pad: bool = True) -> HadamardPlan:
-    """The cheapest transform of `size` channels that `policy` allows.
+def plan_hadamard(size: int, pad: bool = True) -> HadamardPlan:
+    """The cheapest transform of `size` channels.
 
-    auto: exact if some m * 2^k with m <= 256 is the size. Else padded where that grows the size by
+    Exact if some m * 2^k with m <= 256 is the size. Else padded where that grows the size by
     at most 1/16. Else blocks of at least 64 channels. Else padded at any cost. Among
     equals the smallest base wins: a transform costs m + log2(p) additions per channel.
     pad=False (--no-pad): exact or blocks.
@@ -69,38 +67,29 @@ def plan_hadamard(size: int, policy: Policy = "auto", pad: bool = True) -> Hadam
     """
     if size < 1:
         raise ValueError(f"a transform needs at least one channel; got size={size}.")
-    tried = {"exact": _exact, "pad": _padded, "blocks": _blocks}
-    if policy not in (*tried, "auto"):
-        raise ValueError(f"policy must be auto, exact, pad or blocks; got {policy!r}.")
-    if not pad and policy == "pad":
-        raise ValueError("policy='pad' contradicts pad=False (--no-pad); choose one of them.")
-    found = _auto(size, pad) if policy == "auto" else tried[policy](size)
-    if found is None:
-        raise ValueError(_nothing_fits(size, policy, pad))
-    return found
-
-
-def _auto(size: int, pad: bool) -> HadamardPlan | None:
-    exact = _exact(size)
-    if exact is not None:
-        return exact
+    found = exact_plan(size)
+    if found is not None:
+        return found
     padded = _padded(size) if pad else None
     if padded is not None and padded.padded <= size * (1 + LARGEST_GROWTH):
         return padded
-    return _blocks(size) or padded
+    found = _blocks(size) or padded
+    if found is None:
+        raise ValueError(_nothing_fits(size))
+    return found
 
 
-def _nothing_fits(size: int, policy: str, pad: bool) -> str:
+def _nothing_fits(size: int) -> str:
     odd = size // (size & -size)
-    remedy = "allow padding" if not pad else "use policy='auto'"
     return (
-        f"no Hadamard transform covers {size} = {odd} * {size // odd} channels with "
-        f"policy={policy!r}, pad={pad}: exact needs m * 2^k with a known m <= {LARGEST_BASE}, "
-        f"blocks need at least {SMALLEST_BLOCK} channels each. To go on, {remedy}."
+        f"no Hadamard transform covers {size} = {odd} * {size // odd} channels with pad=False: "
+        f"exact needs m * 2^k with a known m <= {LARGEST_BASE}, "
+        f"blocks need at least {SMALLEST_BLOCK} channels each. To go on, allow padding."
     )
 
 
-def _exact(size: int) -> HadamardPlan | None:
+def exact_plan(size: int) -> HadamardPlan | None:
+    """One transform over all channels without padding; None where no known matrix has the size."""
     factors = _factors(size)
     return factors and HadamardPlan(size, size, 1, *factors)
 
@@ -135,21 +124,17 @@ def _blocks(size: int) -> HadamardPlan | None:
     return None
 
 
-def transform(x: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -> Tensor:
+def transform(x: Tensor, plan: HadamardPlan) -> Tensor:
     """T x over the last dimension: [..., size] -> [..., padded], in x's type, float32 inside.
 
-    signs: [size] of +-1, multiplied first (a random-sign transform). For a weight's rows, pass the
-    same signs. Errors: ValueError for another number of channels.
+    Errors: ValueError for another number of channels.
     """
     if x.shape[-1] != plan.size:
         raise ValueError(
             f"the plan transforms {plan.size} channels; got a tensor {tuple(x.shape)}. "
             "Make a plan for this size."
         )
-    wide = _at_least_float32(x)
-    if signs is not None:
-        wide = wide * signs.to(wide)
-    wide = F.pad(wide, (0, plan.padded - plan.size))
+    wide = F.pad(_at_least_float32(x), (0, plan.padded - plan.size))
     return _transformed(wide, plan, "ij,...jp->...ip").to(x.dtype)
 
 
@@ -183,17 +168,11 @@ def _fast_walsh(x: Tensor) -> Tensor:
     return x
 
 
-def transform_back(y: Tensor, plan: HadamardPlan, signs: Tensor | None = None) -> Tensor:
+def transform_back(y: Tensor, plan: HadamardPlan) -> Tensor:
     """T^T y without the padding: [..., padded] -> [..., size]."""
     if y.shape[-1] != plan.padded:
         raise ValueError(
             f"the plan's transform has {plan.padded} channels; got a tensor {tuple(y.shape)}."
         )
     x = _transformed(_at_least_float32(y), plan, "ji,...jp->...ip")[..., : plan.size]
-    return (x if signs is None else x * signs.to(x)).to(y.dtype)
-
-
-def random_signs(size: int, seed: int = 0) -> Tensor:
-    """[size] of +-1, float64; the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
+    return x.to(y.dtype)

@@ -32,7 +32,7 @@ class Block:
     attention_norm, mlp_norm: None where the branch reads the stream as it is (post-norm).
     attention_output_norm, mlp_output_norm: norms of a branch's output (post-norm and sandwich).
     attention_scale, mlp_scale: LayerScale parameters. up: the linear whose output multiplies the
-    gate's, so that signs of down_proj's input fold into it; None for a plain MLP.
+    gate's, so that factors of down_proj's input fold into it; None for a plain MLP.
     """
 
     attention_inputs: tuple[str, ...]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from duotone.weights.equivalences.hadamard import (
     HadamardPlan,
+    exact_plan,
     plan_hadamard,
-    random_signs,
     transform,
 )
 from duotone.weights.equivalences.module_map import Block, ValueHeads, at, put, set_data
@@ -21,28 +21,24 @@ from duotone.weights.equivalences.module_map import Block, ValueHeads, at, put, 
 class RotatedInput(nn.Module):
     """linear(T x): the reference of an online Hadamard, in floating point.
 
-    signs: random signs [in] multiplied into x first, or None. `linear` has plan.padded inputs.
+    `linear` has plan.padded inputs.
     """
 
-    def __init__(self, linear: nn.Linear, plan: HadamardPlan, signs: Tensor | None = None):
+    def __init__(self, linear: nn.Linear, plan: HadamardPlan):
         super().__init__()
         self.linear = linear
         self.plan = plan
-        self.register_buffer("signs", signs)
 
     @classmethod
-    def around(
-        cls, linear: nn.Linear, plan: HadamardPlan, signs: Tensor | None = None
-    ) -> RotatedInput:
+    def around(cls, linear: nn.Linear, plan: HadamardPlan) -> RotatedInput:
         """Build a module that computes `linear` on an input transformed online."""
-        weight = transform(linear.weight.data.double(), plan, signs).to(linear.weight.dtype)
+        weight = transform(linear.weight.data.double(), plan).to(linear.weight.dtype)
         rows, columns = weight.shape
         # Built without storage: an initialised weight or bias must not survive anywhere.
         wide = nn.Linear(columns, rows, bias=False, device="meta")
         wide.weight = nn.Parameter(weight, requires_grad=linear.weight.requires_grad)
         wide.bias = linear.bias
-        kept = None if signs is None else signs.to(weight)
-        return cls(wide, plan, kept)
+        return cls(wide, plan)
 
     @property
     def in_features(self) -> int:
@@ -56,7 +52,7 @@ class RotatedInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return self.linear(transform(x, self.plan, self.signs))
+        return self.linear(transform(x, self.plan))
 
 
 def output_side(module: nn.Module) -> nn.Module:
@@ -64,9 +60,7 @@ def output_side(module: nn.Module) -> nn.Module:
     return module.linear if isinstance(module, RotatedInput) else module
 
 
-def rotate_online(
-    model: nn.Module, path: str, plan: HadamardPlan, signs: Tensor | None = None
-) -> None:
+def rotate_online(model: nn.Module, path: str, plan: HadamardPlan) -> None:
     """Replace the linear at `path` by a RotatedInput."""
     linear = at(model, path)
     if not isinstance(linear, nn.Linear):
@@ -74,38 +68,13 @@ def rotate_online(
             f"an online Hadamard needs a linear at {path!r}; got {type(linear).__name__}. "
             "Is it transformed already?"
         )
-    put(model, path, RotatedInput.around(linear, plan, signs))
+    put(model, path, RotatedInput.around(linear, plan))
 
 
-def rotate_mlp_output(
-    model: nn.Module, block: Block, plan: HadamardPlan | None = None, seed: int | None = None
-) -> None:
-    """Put an online Hadamard at down_proj / fc2. seed: with random signs.
-
-    After a gate, the signs are folded into up_proj's rows and cost nothing. After a plain
-    activation, the signs stay in the transform.
-    """
-    linear = at(model, block.mlp_output)
-    plan = plan or plan_hadamard(linear.in_features)
-    signs = None if seed is None else random_signs(plan.size, seed)
-    if signs is not None and block.up is not None:
-        flip_rows(output_side(at(model, block.up)), signs)
-        set_data(linear.weight, linear.weight.data * signs.to(linear.weight))
-        signs = None
-    rotate_online(model, block.mlp_output, plan, signs)
-
-
-def flip_rows(linear: nn.Linear, signs: Tensor) -> None:
-    """y' = signs * y, for the last len(signs) outputs: of a fused gate_up these are up's."""
-    count = len(signs)
-    if linear.out_features < count:
-        raise ValueError(
-            f"{count} signs need as many outputs; the linear has {linear.out_features}."
-        )
-    flips = signs.to(linear.weight)
-    linear.weight.data[-count:] *= flips[:, None]
-    if linear.bias is not None:
-        linear.bias.data[-count:] *= flips
+def rotate_mlp_output(model: nn.Module, block: Block, pad: bool = True) -> None:
+    """Put an online Hadamard at down_proj / fc2; pad: as for `plan_hadamard`."""
+    size = at(model, block.mlp_output).in_features
+    rotate_online(model, block.mlp_output, plan_hadamard(size, pad))
 
 
 def rotate_values(model: nn.Module, block: Block) -> None:
@@ -128,11 +97,9 @@ def rotate_values(model: nn.Module, block: Block) -> None:
 
 def head_plan(head_dim: int) -> HadamardPlan:
     """The transform of one head: exact, or blocks of its largest power of two; never padded."""
-    try:
-        return plan_hadamard(head_dim, "exact")
-    except ValueError:
-        power = head_dim & -head_dim
-        return HadamardPlan(head_dim, head_dim, head_dim // power, 1, power)
+    power = head_dim & -head_dim
+    in_blocks = HadamardPlan(head_dim, head_dim, head_dim // power, 1, power)
+    return exact_plan(head_dim) or in_blocks
 
 
 def _turn_value_rows(linear: nn.Linear, values: ValueHeads, plan: HadamardPlan) -> None:
@@ -143,12 +110,6 @@ def _turn_value_rows(linear: nn.Linear, values: ValueHeads, plan: HadamardPlan) 
         heads = parameter.data[rows].double().unflatten(0, (values.heads, values.head_dim))
         rotated = transform(heads.movedim(1, -1), plan).movedim(-1, 1)
         set_data(parameter.data[rows], rotated.flatten(0, 1))
-
-
-def rotate_attention_output(model: nn.Module, block: Block) -> None:
-    """Put an online Hadamard at o_proj, over all channels or blocks; never padded."""
-    linear = at(model, block.attention_output)
-    rotate_online(model, block.attention_output, plan_hadamard(linear.in_features, pad=False))
 
 
 def is_rotated(module: nn.Module) -> bool:

@@ -10,8 +10,7 @@ column 0 sets the row's scale. That column stays in floating point. So does the 
 
     y = W'[:, 1:] x'[1:] + w0 x'_0      the rank-1 term; W' and w0 = W'[:, 0] after the transform
 
-Cost: one multiply-add per output and token, and w0's bytes. With random signs in the transform
-there is no such column to begin with.
+Cost: one multiply-add per output and token, and w0's bytes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from duotone.weights.equivalences.hadamard import plan_hadamard, random_signs, transform
+from duotone.weights.equivalences.hadamard import exact_plan, transform
 from duotone.weights.equivalences.module_map import set_data
 
 # Rows per float64 product: a vocabulary of 150,000 rows would need gigabytes at once.
@@ -26,13 +26,17 @@ def random_hadamard(channels: int, seed: int = 0, device: str | None = None) -> 
     Q costs nothing at run time. Sizes without a Hadamard matrix get an orthogonal matrix from the
     QR of a Gaussian matrix instead of padding.
     """
-    signs = random_signs(channels, seed)
-    try:
-        plan = plan_hadamard(channels, "exact")
-    except ValueError:
+    plan = exact_plan(channels)
+    if plan is None:
         return random_orthogonal(channels, seed).to(device)
     eye = torch.eye(channels, dtype=torch.float64)
-    return transform(eye, plan, signs).T.contiguous().to(device)
+    return transform(eye * _random_signs(channels, seed), plan).T.contiguous().to(device)
+
+
+def _random_signs(size: int, seed: int) -> Tensor:
+    """[size] of +-1, float64; the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
 
 
 def random_orthogonal(channels: int, seed: int = 0) -> Tensor:

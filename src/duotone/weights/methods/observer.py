@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duotone.weights.equivalences.hadamard import HadamardPlan
 from duotone.weights.equivalences.online import RotatedInput
 from duotone.weights.modules.encode import features
 
@@ -75,9 +76,9 @@ class Wanted:
     absolute: bool = False
 
 
-def plan_and_signs(module: Linear) -> tuple[Any, Tensor | None]:
-    """The online transform of a linear's input, (None, None) without one."""
-    return (module.plan, module.signs) if isinstance(module, RotatedInput) else (None, None)
+def plan_of(module: Linear) -> HadamardPlan | None:
+    """The online transform of a linear's input, None without one."""
+    return module.plan if isinstance(module, RotatedInput) else None
 
 
 class Observer:
@@ -132,13 +133,12 @@ class Observer:
             self.leader[path] = self._last[0]
             return
         self.leader[path], self._last = path, (path, x)
-        rows = features(x.detach(), *plan_and_signs(module), impl=self.impl)
+        rows = features(x.detach(), plan_of(module), impl=self.impl)
         self._add(self.statistics.setdefault(path, Statistics()), rows, path in self.split)
 
     def _alike(self, path: str, other: str) -> bool:
-        """True if both transform their input the same way, without signs of their own."""
-        mine, theirs = (plan_and_signs(self.linears[p]) for p in (path, other))
-        return mine[0] == theirs[0] and mine[1] is None and theirs[1] is None
+        """True if both transform their input the same way."""
+        return plan_of(self.linears[path]) == plan_of(self.linears[other])
 
     def _add(self, into: Statistics, rows: Tensor, split: bool) -> None:
         for name, part in self.rows.split(rows).items():

@@ -18,7 +18,7 @@ from duotone.weights.methods.observer import (
     Linear,
     Statistics,
     Wanted,
-    plan_and_signs,
+    plan_of,
 )
 from duotone.weights.methods.recipe import Recipe
 from duotone.weights.methods.rtn import packed, padded, round_to_nearest
@@ -57,7 +57,6 @@ def quantize_linear(
     two_scales: one static scale per modality; where no visual token was seen, both are the text's.
     """
     linear = module.linear if isinstance(module, RotatedInput) else module
-    plan, signs = plan_and_signs(module)
     weight, first = padded(linear.weight.detach(), recipe.group), None
     if split:
         apart = split_channel0(weight)
@@ -71,8 +70,7 @@ def quantize_linear(
         activation=recipe.activation,
         scales=None if scales is None else scales.to(weight.device),
         modality=modality,
-        plan=plan,
-        signs=signs,
+        plan=plan_of(module),
     )
     return Outcome(made, report | _range_report(statistics, scales))
 

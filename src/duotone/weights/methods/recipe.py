@@ -14,7 +14,7 @@ from duotone.weights.modules.packed_weight import BITS
 from duotone.weights.modules.quant_linear import ACTIVATIONS, Activation
 
 PARTS = ("vision", "projector", "language")
-ONLINE = ("none", "hadamard", "random-signs")
+ONLINE = ("none", "hadamard")
 SPLITS = ("never", "eq8", "always")
 WEIGHT_METHODS = ("rtn", "gptq", "awq")
 # Fields that take a word, and those that are on or off.
@@ -42,7 +42,7 @@ class Recipe(Record):
         `duotone.hf.weights.reorder`), so that slices of rows have one scale each: equal integers.
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
-    online: transform of the inputs of down_proj and fc2; "random-signs" draws signs first.
+    online: transform of the inputs of down_proj and fc2.
     split: channel 0 after the online transform stays floating point (RMS). "eq8": if MQuant's
         criterion holds for some row of the weight. "always": as in the released code. Or "never".
     parts: of the model; pad: a size that no Hadamard matrix covers may be zero-padded.
@@ -59,7 +59,7 @@ class Recipe(Record):
     visual_first: bool = False
     smooth: float | None = None
     rotation: bool = False
-    online: Literal["none", "hadamard", "random-signs"] = "none"
+    online: Literal["none", "hadamard"] = "none"
     split: Literal["never", "eq8", "always"] = "never"
     parts: tuple[str, ...] = PARTS
     pad: bool = True
@@ -139,7 +139,6 @@ def _family(bits: int) -> dict[str, Recipe]:
         "static-msq-aifs": msq.replace(visual_first=True),
         "static-msq-rotation": rotated,
         "mquant-always-split": rotated.replace(split="always"),
-        "static-msq-signs": rotated.replace(online="random-signs"),
         "dynamic": static.replace(activation="dynamic"),
         "rtn-dynamic": rtn.replace(activation="dynamic"),
     }

@@ -57,9 +57,8 @@ def record_of(module: nn.Module, before: nn.Module | None = None) -> Record:
     if isinstance(module, QuantLinear):
         return module.record()
     if isinstance(module, RotatedInput):
-        signs = module.signs is not None
         inner = record_of(module.linear)
-        return {"kind": "rotated", "linear": inner, "plan": asdict(module.plan), "signs": signs}
+        return {"kind": "rotated", "linear": inner, "plan": asdict(module.plan)}
     if isinstance(module, RMSNorm):
         return {"kind": "rms", "eps": module.eps, **_sizes(module)}
     if isinstance(module, LayerNorm):
@@ -103,6 +102,11 @@ def _made(
     record: Mapping[str, Any], dtype: torch.dtype, modality: Modality, before: nn.Module | None
 ) -> nn.Module:
     kind = record["kind"]
+    if record.get("signs"):
+        raise ValueError(
+            "an online Hadamard has no random signs, got a record of the former recipe "
+            "static-msq-signs; quantize the model again, e.g. by mquant-w4a8"
+        )
     if kind == "kept":
         return before
     if kind == "quantized":
@@ -111,8 +115,7 @@ def _made(
         return nn.Linear(record["in"], record["out"], bias=record["bias"], dtype=dtype)
     if kind == "rotated":
         plan = HadamardPlan(**record["plan"])
-        signs = torch.empty(plan.size, dtype=dtype) if record["signs"] else None
-        return RotatedInput(_made(record["linear"], dtype, modality, None), plan, signs)
+        return RotatedInput(_made(record["linear"], dtype, modality, None), plan)
     if kind == "rms":
         given = {n: record[n] and torch.empty(record[n], dtype=dtype) for n in ("weight", "bias")}
         return RMSNorm(record["eps"], **given)

@@ -28,14 +28,13 @@ def encode(
     scale: Tensor | None,
     columns: int,
     plan: HadamardPlan | None,
-    signs: Tensor | None,
     split: bool,
     activation: str | None,
     up: Tensor | None,
     impl: str,
 ) -> Coded:
     """`modules.encode.encode`."""
-    rest = (signs, split, activation, up, impl)
+    rest = (split, activation, up, impl)
     if not torch.compiler.is_compiling():
         return doors.encode(x, scale, columns, plan, *rest)
     codes, found, x0 = _encode(x, scale, columns, _sizes(plan), *rest)
@@ -70,14 +69,13 @@ def linear_int(coded: Coded, weight: WeightFields, bias: Tensor | None, impl: st
 def linear_float(
     x: Tensor,
     plan: HadamardPlan | None,
-    signs: Tensor | None,
     weight: WeightFields,
     bias: Tensor | None,
     impl: str,
 ) -> Tensor:
     """`modules.linear.linear_float` of the features of x [rows, in]."""
     run = _linear_float if torch.compiler.is_compiling() else _features_times_weight
-    return run(x, _sizes(plan), signs, *weight, bias, impl)
+    return run(x, _sizes(plan), *weight, bias, impl)
 
 
 @torch.library.custom_op("duotone::encode", mutates_args=())
@@ -86,14 +84,13 @@ def _encode(
     scale: Tensor | None,
     columns: int,
     plan: Sequence[int] | None,
-    signs: Tensor | None,
     split: bool,
     activation: str | None,
     up: Tensor | None,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(codes, scales found, channel 0); empty where there are none."""
-    made = doors.encode(x, scale, columns, _planned(plan), signs, split, activation, up, impl)
+    made = doors.encode(x, scale, columns, _planned(plan), split, activation, up, impl)
     found = made.scale if scale is None else _nothing(x)
     return made.codes, found, made.x0 if split else _nothing(x)
 
@@ -104,7 +101,6 @@ def _(
     scale: Tensor | None,
     columns: int,
     plan: Sequence[int] | None,
-    signs: Tensor | None,
     split: bool,
     *_rest: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +157,6 @@ def _(x_q: Tensor, row_scale: Tensor, codes: Tensor, *rest: object) -> Tensor:
 def _features_times_weight(
     x: Tensor,
     plan: Sequence[int] | None,
-    signs: Tensor | None,
     codes: Tensor,
     bits: int,
     scale: Tensor,
@@ -171,7 +166,7 @@ def _features_times_weight(
     impl: str,
 ) -> Tensor:
     weight = PackedWeight(codes, bits, scale, group_size, w0)
-    rows = doors.features(x, _planned(plan), signs, weight.shape[1], impl).to(x.dtype)
+    rows = doors.features(x, _planned(plan), weight.shape[1], impl).to(x.dtype)
     return linear.linear_float(rows, weight, bias, impl)
 
 
@@ -181,7 +176,7 @@ _linear_float = torch.library.custom_op(
 
 
 @_linear_float.register_fake
-def _(x: Tensor, plan: object, signs: object, codes: Tensor, *_rest: object) -> Tensor:
+def _(x: Tensor, plan: object, codes: Tensor, *_rest: object) -> Tensor:
     return x.new_empty(x.shape[0], codes.shape[0])
 
 

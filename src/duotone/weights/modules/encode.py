@@ -1,6 +1,6 @@
 """Steps before a quantized product: activation, transform, padding, split, int8 codes.
 
-    x -> activation(x) * up -> signs, online Hadamard, zero padding -> [float channel 0] + codes
+    x -> activation(x) * up -> online Hadamard, zero padding -> [float channel 0] + codes
 
 Kernels do as much of it in one launch as they can (`one_launch`). On a CPU, and with
 impl="reference", the steps run one by one in plain torch.
@@ -35,7 +35,6 @@ class Coded(NamedTuple):
 def features(
     x: Tensor,
     plan: HadamardPlan | None,
-    signs: Tensor | None,
     columns: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
@@ -46,7 +45,7 @@ def features(
     """
     rows = x.flatten(0, -2)
     if plan is not None:
-        rows = _transformed(rows.float(), plan, signs, impl)
+        rows = _transformed(rows.float(), plan, impl)
     return _widened(rows, columns or rows.shape[1]).contiguous()
 
 
@@ -55,7 +54,6 @@ def encode(
     scale: Tensor | None,
     columns: int,
     plan: HadamardPlan | None = None,
-    signs: Tensor | None = None,
     split: bool = False,
     activation: str | None = None,
     up: Tensor | None = None,
@@ -68,10 +66,10 @@ def encode(
     transform it is not rounded). split: channel 0 of the features stays floating point.
     """
     if one_launch(x, scale, plan, split, impl):
-        return _in_one_launch(x, scale, columns, plan, signs, split, activation, up, impl)
+        return _in_one_launch(x, scale, columns, plan, split, activation, up, impl)
     plain = activation is None and up is None
     given = x if plain else activated_rows(x, activation, up, impl)
-    rows, x0 = features(given, plan, signs, columns, impl), None
+    rows, x0 = features(given, plan, columns, impl), None
     if split:
         x0, rows = rows[:, 0].float().contiguous(), rows.clone()
         rows[:, 0] = 0
@@ -91,7 +89,6 @@ def _in_one_launch(
     scale: Tensor | None,
     columns: int,
     plan: HadamardPlan | None,
-    signs: Tensor | None,
     split: bool,
     activation: str | None,
     up: Tensor | None,
@@ -103,23 +100,14 @@ def _in_one_launch(
     if plan is None:
         found, x0 = quantize(x, scale, **given), None
     else:
-        given["up"] = _with_signs(x, up, signs)
         base = None if plan.base == 1 else base_at(plan.base, torch.int8, x.device)
         found, x0 = hadamard_quantize(x, scale, plan.blocks, base, plan.power, split=split, **given)
     return Coded(_widened(found.codes, columns), found.scale, x0, x.dtype)
 
 
-def _with_signs(x: Tensor, up: Tensor | None, signs: Tensor | None) -> Tensor | None:
-    """Multiply the transform's input by signs, as by `up`; after a gate, fold signs into up."""
-    if signs is None:
-        return up
-    return signs.expand(x.shape) if up is None else up * signs
-
-
-def _transformed(x: Tensor, plan: HadamardPlan, signs: Tensor | None, impl: str) -> Tensor:
+def _transformed(x: Tensor, plan: HadamardPlan, impl: str) -> Tensor:
     if not takes_kernels(impl, x):
-        return transform(x, plan, signs)
-    x = x if signs is None else x * signs
+        return transform(x, plan)
     base = None if plan.base == 1 else base_at(plan.base, torch.int8, x.device)
     x = _widened(x, plan.padded).contiguous()
     return hadamard(x, plan.blocks, base, plan.power, impl)

@@ -193,7 +193,7 @@ def agree(readers: Sequence[nn.Module]) -> bool:
     if not readers or not all(isinstance(reader, QuantLinear) for reader in readers):
         return False
     first, *others = readers
-    alone = first.activation != "none" and first.signs is None and first.weight_w0 is None
+    alone = first.activation != "none" and first.weight_w0 is None
     return alone and all(_alike(first, other) for other in others)
 
 
@@ -201,6 +201,6 @@ def _alike(one: QuantLinear, other: QuantLinear) -> bool:
     names = ("activation", "plan", "columns", "in_features", "modality", "impl")
     if any(getattr(one, name) != getattr(other, name) for name in names):
         return False
-    if other.signs is not None or other.weight_w0 is not None:
+    if other.weight_w0 is not None:
         return False
     return one.scales is None or torch.equal(one.scales, other.scales)

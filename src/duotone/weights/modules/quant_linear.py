@@ -1,6 +1,6 @@
 """The linear layer of a quantized model.
 
-    x -> features: signs, online Hadamard, zero padding -> [float channel 0] + int8 codes -> linear
+    x -> features: online Hadamard, zero padding -> [float channel 0] + int8 codes -> linear
 
 The layer is rebuilt from a record (sizes and kinds, JSON-safe) and a state dict. A module before
 the layer may make the codes and hand these over (`weights.modules.fused`).
@@ -45,7 +45,6 @@ class QuantLinear(nn.Module):
         scales: Tensor | None = None,
         modality: Modality | None = None,
         plan: HadamardPlan | None = None,
-        signs: Tensor | None = None,
     ) -> None:
         outs, columns = weight.shape
         super().__init__()
@@ -58,7 +57,6 @@ class QuantLinear(nn.Module):
         self.handed: Coded | None = None  # codes that a fused module left here for the next call
         for name in ("codes", "scale", "w0"):
             self.register_buffer(f"weight_{name}", getattr(weight, name))
-        self.register_buffer("signs", signs)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", bias)
 
@@ -82,7 +80,7 @@ class QuantLinear(nn.Module):
         """The codes of activation(x) * up; x, up: [..., in], floating point."""
         rows, other = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
         split = self.weight_w0 is not None
-        given = (self.plan, self.signs, split, activation, other, self.impl)
+        given = (self.plan, split, activation, other, self.impl)
         return opaque.encode(rows, self.row_scale(), self.columns, *given)
 
     def coded(self, x: Tensor) -> Coded:
@@ -108,7 +106,7 @@ class QuantLinear(nn.Module):
         Errors: ValueError for other integers.
         """
         if self.activation == "none" and x.is_floating_point():
-            given = (self.plan, self.signs, self._weight, self.bias, self.impl)
+            given = (self.plan, self._weight, self.bias, self.impl)
             y = opaque.linear_float(x.flatten(0, -2), *given)
         else:
             y = self.product(self.coded(x))
@@ -158,7 +156,6 @@ class QuantLinear(nn.Module):
             "out_features": self.out_features,
             "columns": self.columns,
             "plan": None if self.plan is None else asdict(self.plan),
-            "signs": self.signs is not None,
             "bias": self.bias is not None,
             "bits": self.bits,
             "group": self.group_size,
@@ -173,7 +170,6 @@ class QuantLinear(nn.Module):
     ) -> QuantLinear:
         """An empty layer of that record, in the current default device."""
         plan = None if record["plan"] is None else HadamardPlan(**record["plan"])
-        signs = torch.empty(record["in_features"], dtype=dtype) if record["signs"] else None
         bias = torch.empty(record["out_features"], dtype=dtype) if record["bias"] else None
         scales = torch.empty(record["scales"]) if record["scales"] else None
         return cls(
@@ -184,7 +180,6 @@ class QuantLinear(nn.Module):
             scales=scales,
             modality=modality,
             plan=plan,
-            signs=signs,
         )
 
 
