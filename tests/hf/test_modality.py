@@ -72,14 +72,3 @@ def test_a_deep_copy_is_told_apart_from_its_original(model):
         assert seen(copied, inputs_embeds=embeds) == [False, True, False]
         with pytest.raises(ValueError, match="must know its visual tokens"):
             seen(model, inputs_embeds=embeds)
-
-
-@pytest.mark.slow
-def test_a_decode_step_stays_one_graph(model):
-    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=8)
-    step = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        model(input_ids=torch.tensor([[IMAGE]]), pixel_values=PICTURE, past_key_values=cache)
-        place = dict(position_ids=torch.tensor([[1]]), past_key_values=cache, use_cache=True)
-        assert step(input_ids=torch.tensor([[7]]), **place).logits.isfinite().all()
-    torch.compiler.reset()

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import transformers
 
 import duotone
 from duotone.hf.weights import checkpoint as checkpoints
@@ -163,25 +162,6 @@ def test_answers_under_all_caches(aifs, by_rows, scheme, later):
         cache = make_cache(loaded.model, spec, batch)
         answers.append(generate(loaded.model, batch, cache, 5).token_ids)
     assert answers[0] == answers[1]
-
-
-@pytest.mark.slow
-def test_a_decode_step_in_fixed_buffers_is_one_graph(aifs, by_rows):
-    given, found = prompt(aifs, 0), []
-    length = given["input_ids"].shape[1]
-    for loaded in (aifs, by_rows):
-        model = loaded.model
-        text = model.config.get_text_config()
-        cache = transformers.StaticCache(config=text, max_cache_len=length + 3)
-        with torch.no_grad():
-            first = model(**given, past_key_values=cache, use_cache=True).logits[:, -1:]
-            step = torch.compile(model, backend="eager", fullgraph=True)
-            place = torch.tensor([[length]])
-            ids = first.argmax(-1)
-            last = step(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
-        found.append(torch.cat([first, last.logits]))
-        torch.compiler.reset()
-    assert relative_error(*found) < NEAR
 
 
 @pytest.mark.slow

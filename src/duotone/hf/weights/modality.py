@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from duotone.hf.facts import visual_token_ids
 from duotone.hf.weights.turns import Turns
 from duotone.weights.modules.modality import Modality
+from duotone.weights.modules.outside_graphs import outside_graphs
 
 # An attribute of the model, so that a deep copy of it has its own.
 ATTRIBUTE = "duotone_visual_rows"
@@ -62,18 +63,16 @@ class VisualRows:
         for hook in self._hooks:
             hook.remove()
 
+    @outside_graphs
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self._turns.begin(model)
-        # Models call each other by keyword, and a compiler cannot trace the other case.
+        self._turns.begin(model)
         given = self._parameters.bind_partial(*args, **kwargs).arguments if args else kwargs
         given = {**given, **given.get("kwargs", {})}
         self.modality.set(self._visual(given) if self._ids else None)
 
+    @outside_graphs
     def _after(self, *_: object) -> None:
-        if torch.compiler.is_compiling():
-            self.modality.set(None)
-        elif self._turns.is_mine:  # else a hook before ours raised
+        if self._turns.is_mine:  # else a hook before ours raised
             self.modality.set(None)
             self._turns.end()
 

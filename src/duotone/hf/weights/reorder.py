@@ -32,6 +32,7 @@ from duotone.weights.equivalences.reorder import (
 )
 from duotone.weights.equivalences.reorder import visual_first as visual_first_order
 from duotone.weights.modules.modality import Modality
+from duotone.weights.modules.outside_graphs import outside_graphs
 
 IMPLEMENTATIONS = ("eager", "sdpa", "duotone")
 REMEDY = "take scales per row (recipes without aifs), which need no reordering"
@@ -160,7 +161,7 @@ class Reordering:
             return None
         return self._reordered(module, given, self.modality.visual.view(batch, tokens))
 
-    @torch.compiler.disable(reason=f"how many tokens are visual is asked of the device; {REMEDY}")
+    @outside_graphs
     def _reordered(
         self, decoder: nn.Module, given: dict[str, Any], visual: Tensor
     ) -> tuple[tuple, dict[str, Any]] | None:

@@ -22,12 +22,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from duotone.weights.modules import custom_ops as opaque
 from duotone.weights.modules import gated
 from duotone.weights.modules.encode import Coded
 from duotone.weights.modules.gate import Gate
+from duotone.weights.modules.outside_graphs import outside_graphs
 from duotone.weights.modules.quant_linear import QuantLinear
-from duotone.weights.modules.quantize_rows import ACTIVATIONS, activate, normalized, takes_kernels
+from duotone.weights.modules.quantize_rows import (
+    ACTIVATIONS,
+    activate,
+    norm_quantize,
+    normalized,
+    takes_kernels,
+)
 
 # Largest differences of values that count as the same function: gelu's two forms differ by 5e-4;
 # 16-bit norms round twice.
@@ -67,6 +73,7 @@ class CodedNorm(Fused):
         super().__init__(norm)
         self._readers, self._kind, self._eps = tuple(readers), kind, eps
 
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         """[..., channels] -> int8 [..., columns], handed to all readers."""
         coded = self.encode(x)
@@ -81,8 +88,8 @@ class CodedNorm(Fused):
         if lead.plan is not None or not takes_kernels(lead.impl, rows):
             return lead.encode(self.original(x))
         weight, bias = getattr(self, "weight", None), getattr(self, "bias", None)
-        given = (lead.row_scale(), self._eps, weight, bias, self._kind, lead.impl)
-        codes, scale = opaque.norm_quantize(rows, *given)
+        given = {"weight": weight, "bias": bias, "kind": self._kind, "impl": lead.impl}
+        codes, scale = norm_quantize(rows, lead.row_scale(), eps=self._eps, **given)
         missing = lead.columns - codes.shape[1]
         return Coded(F.pad(codes, (0, missing)) if missing else codes, scale, None, x.dtype)
 
@@ -113,6 +120,7 @@ class FusedMLP(Fused):
     def _readers(self) -> list[nn.Module]:
         return [getattr(self, name) for name in self._inputs]
 
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         """[..., channels] -> the same."""
         output, together = getattr(self, self._output), self._in_one(x)
@@ -128,9 +136,9 @@ class FusedMLP(Fused):
     def _in_one(self, x: Tensor) -> Tensor | None:
         """act(gate(x)) * up(x) [rows, channels] in one launch, where that can be and pays.
 
-        Not where hooks are set, and not in a compiled graph, whose nodes are single products.
+        Not where hooks are set.
         """
-        if not self._agree or torch.compiler.is_compiling():
+        if not self._agree:
             return None
         readers, output = self._readers, getattr(self, self._output)
         hooked = any(reader._forward_hooks or reader._forward_pre_hooks for reader in readers)

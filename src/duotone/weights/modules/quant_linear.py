@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from duotone.weights.equivalences.hadamard import HadamardPlan
-from duotone.weights.modules import custom_ops as opaque
-from duotone.weights.modules.encode import Coded
+from duotone.weights.modules.encode import Coded, encode, features
+from duotone.weights.modules.linear import linear_float, linear_int
 from duotone.weights.modules.modality import Modality
+from duotone.weights.modules.outside_graphs import outside_graphs
 from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.slices import linear_by_slices
 
@@ -81,7 +82,7 @@ class QuantLinear(nn.Module):
         rows, other = x.flatten(0, -2), None if up is None else up.flatten(0, -2)
         split = self.weight_w0 is not None
         given = (self.plan, split, activation, other, self.impl)
-        return opaque.encode(rows, self.row_scale(), self.columns, *given)
+        return encode(rows, self.row_scale(), self.columns, *given)
 
     def coded(self, x: Tensor) -> Coded:
         """The codes of x [..., in]: made here, or for int8 x the codes that were handed over, once.
@@ -92,22 +93,22 @@ class QuantLinear(nn.Module):
 
     def product(self, coded: Coded) -> Tensor:
         """Codes of this layer's input to [rows, out]."""
+        x_q, scale, x0, dtype = coded
+        given = (self.packed, x0, self.bias, self.impl, dtype)
         first = self.modality.first
-        # A compiled graph has one product, whose rows pick their scale: the same numbers.
-        if first is not None and self._has_two_scales and not torch.compiler.is_compiling():
-            x_q, _, x0, dtype = coded
-            given = (self.packed, x0, self.bias, self.impl, dtype)
+        if first is not None and self._has_two_scales:
             return linear_by_slices(x_q, self.scales, first, *given)
-        return opaque.linear_int(coded, self._weight, self.bias, self.impl)
+        return linear_int(x_q, scale, *given)
 
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in x's type; int8 x must be the codes that were handed over.
 
         Errors: ValueError for other integers.
         """
         if self.activation == "none" and x.is_floating_point():
-            given = (self.plan, self._weight, self.bias, self.impl)
-            y = opaque.linear_float(x.flatten(0, -2), *given)
+            rows = features(x, self.plan, self.columns, self.impl).to(x.dtype)
+            y = linear_float(rows, self.packed, self.bias, self.impl)
         else:
             y = self.product(self.coded(x))
         return y.unflatten(0, x.shape[:-1])
@@ -115,12 +116,6 @@ class QuantLinear(nn.Module):
     @property
     def _has_two_scales(self) -> bool:
         return self.scales is not None and len(self.scales) == 2
-
-    @property
-    def _weight(self) -> opaque.WeightFields:
-        """The fields of `packed`, which a compiler need not build."""
-        codes, scale, first = self.weight_codes, self.weight_scale, self.weight_w0
-        return codes, self.bits, scale, self.group_size, first
 
     def _handed_over(self, x: Tensor) -> Coded:
         coded, self.handed = self.handed, None
