@@ -88,7 +88,7 @@ def test_models_that_cannot_be_quantized_are_refused_before_any_work(
     unknown.model.config.model_type = "newcomer"
     odd = tiny_loaded()
     monkeypatch.setattr("duotone.weights.equivalences.hadamard.SMALLEST_BLOCK", 10**6)
-    monkeypatch.setattr("duotone.weights.equivalences.hadamard._exact", lambda size: None)
+    monkeypatch.setattr("duotone.weights.equivalences.hadamard.exact_plan", lambda size: None)
     cases = [
         (unknown, (), "no module map is known"),
         (done, (), "is quantized already"),
