@@ -7,7 +7,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import duotone
 from duotone import resume
 from duotone.calibrate import (
     Settings,
@@ -20,7 +19,6 @@ from duotone.calibrate import (
     write,
 )
 from duotone.calibrate.run import learn
-from duotone.inspection import ErrorMeter
 from duotone.loading import Loaded
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
@@ -117,12 +115,6 @@ def test_all_that_is_learned_comes_back(pictured, batches, tmp_path, every_batch
     assert all(torch.equal(made.spectra[name], of) for name, of in whole.spectra.items())
     for one, other in zip(made.moments, whole.moments, strict=True):
         assert all(torch.equal(getattr(one, n), getattr(other, n)) for n in sums.MATRICES)
-
-
-def test_who_must_see_all_batches_cannot_go_on(pictured, batches, tmp_path):
-    meter = ErrorMeter(pictured.model, batches, {"dense": duotone.scheme("dense")})
-    with pytest.raises(ValueError, match="must see all batches"):
-        learn(pictured, batches, SETTINGS, partial=tmp_path / "mine", audience=meter)
 
 
 def test_a_batch_that_was_cut_off_counts_for_nothing(left, pictured, batches, whole, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from cli_runs import error_of, run
 
 import duotone
-from duotone.cli.common import megabytes
+from duotone.cli.common import megabytes, scheme_spec
 
 COMMANDS = ("compare", "generate", "schemes", "evaluate", "plan", "report", "quantize", "calibrate")
 
@@ -113,6 +113,15 @@ def test_unknown_schemes_name_the_nearest(command):
 
 def test_wrong_bits(tiny, picture):
     assert "bits must be one of" in error_of("compare", "-i", picture, "--bits", 5)
+
+
+def test_names_carry_bits_in_every_command():
+    assert scheme_spec("calibquant@2", None) == scheme_spec("calibquant", 2)
+    assert scheme_spec("calibquant@2", None) != scheme_spec("calibquant", None)
+    with pytest.raises(ValueError, match="says its own"):
+        scheme_spec("calibquant@2", 1)
+    with pytest.raises(ValueError, match="NAME or NAME@BITS"):
+        scheme_spec("calibquant@one", None)
 
 
 def test_questions_need_pictures():

@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from duotone.cli import app
-from duotone.cli.common import scheme_spec
 from duotone.loading import Loaded
 from tiny_text import LetterTokenizer, text_model
 
@@ -22,10 +21,7 @@ REFUSED = {
     "an unknown task": (("--task", "nothing"), "a task must be one of"),
     "no samples": ((*SMALL, "-n", "0"), "samples must be between 1"),
     "another model without samples": (("some/model",), "must be named for 'some/model'"),
-    "an unknown scheme": ((*SMALL, "-s", "calibquand@1"), "Did you mean calibquant"),
-    "bits that are no number": ((*SMALL, "-s", "calibquant@one"), "NAME or NAME@BITS"),
-    "a scheme twice": ((*SMALL, "-s", "kivi@2", "-s", "kivi@2"), "got 'kivi@2' twice"),
-    "no spec file": ((*SMALL, "-s", "nowhere.json"), "nowhere.json"),
+    "a scheme": ((*SMALL, "--scheme", "kivi@2"), "No such option: --scheme"),
 }
 
 
@@ -48,14 +44,10 @@ def test_folders_with_files_are_refused_before_the_model_is_loaded(tmp_path, mon
 
 
 def test_from_samples_to_numbers():
-    result = run(*SMALL, "-s", "calibquant@1", "--json")
+    result = run(*SMALL, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["total"]["gain"] > 1
-    assert [entry["label"] for entry in report["errors"]] == [
-        "calibquant@1, no tau",
-        "calibquant@1",
-    ]
     assert report["files"] == []
 
 
@@ -66,11 +58,10 @@ def test_a_text_model_in_tables_and_files(tmp_path, monkeypatch):
     monkeypatch.setattr("duotone.inspection.write_report", lambda report, folder: [folder / "it"])
     row = {"question": "once upon a time there was " * 8, "answers": ["x"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    out = ("-s", "kivi@2", "-o", tmp_path / "look")
-    result = run("words", "--task", tmp_path / "rows.jsonl", "-n", "1", *out)
+    result = run("words", "--task", tmp_path / "rows.jsonl", "-n", "1", "-o", tmp_path / "look")
     assert result.exit_code == 0, result.output
     shown = " ".join(result.output.split())
-    for words in ("less error expected", "kivi@2", f"Written: {tmp_path / 'look' / 'it'}"):
+    for words in ("less error expected", f"Written: {tmp_path / 'look' / 'it'}"):
         assert words in shown
     assert (tmp_path / "look").is_dir()
 
@@ -80,13 +71,6 @@ def test_prompts_without_pictures_are_refused(tmp_path):
     result = run("--task", tmp_path / "rows.jsonl", "-n", "1", "--device", "cpu")
     assert result.exit_code == 2
     assert "are of its visual tokens" in " ".join(result.output.split())
-
-
-def test_names_carry_bits_in_every_command():
-    assert scheme_spec("calibquant@2", None) == scheme_spec("calibquant", 2)
-    assert scheme_spec("calibquant@2", None) != scheme_spec("calibquant", None)
-    with pytest.raises(ValueError, match="says its own"):
-        scheme_spec("calibquant@2", 1)
 
 
 def test_the_help_has_an_example():

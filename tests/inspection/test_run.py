@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-import duotone
 from duotone.calibrate import Settings, calibration_data
 from duotone.calibrate.run import learn
 from duotone.calibrate.transform import GAUSSIAN, klt
@@ -19,7 +18,7 @@ from duotone.inspection import (
 )
 from duotone.inspection.run import FORMATS
 from duotone.loading import Loaded
-from duotone.report.plots import central_range, chosen_layers, density, layers_of
+from duotone.report.plots import layers_of
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
 
@@ -38,10 +37,8 @@ def learned(pictured):
 @pytest.fixture(scope="module")
 def report(pictured):
     loaded, data = pictured
-    schemes = {"moved": duotone.scheme("minmax", bits=1).replace(tau=(0, 1))}
-    schemes["dense"] = duotone.scheme("dense")
     stages = []
-    made = inspect_model(loaded, data, None, schemes, lambda *of: stages.append(of))
+    made = inspect_model(loaded, data, progress=lambda *of: stages.append(of))
     assert stages == [(1, 2), (2, 2)]
     return made
 
@@ -96,10 +93,8 @@ def test_one_width_for_all_channels_of_whole_spans_leaves_the_basis_and_the_span
 
 def test_reports_are_json_and_say_what_was_measured(report):
     assert json.dumps(json.loads(json.dumps(report))) == json.dumps(report)
-    assert report["schema"] == "duotone.inspect/1"
+    assert report["schema"] == "duotone.inspect/2"
     assert report["header"]["data"][0]["task"] == "tiny"
-    assert [entry["label"] for entry in report["errors"]] == ["moved, no tau", "moved", "dense"]
-    assert duotone.CacheSpec.from_dict(report["specs"]["dense"]) == duotone.scheme("dense")
     assert [row["which"] for row in report["layers"]] == ["key", "value"] * 3
     assert all(0.4 < row["foreground_energy"] < 1 for row in layers_of(report, "key"))
 
@@ -110,13 +105,11 @@ def test_pictures_are_written_and_never_over_other_files(forms, report, tmp_path
     monkeypatch.setattr(run, "FORMATS", forms)
     folder = check_folder_is_new(tmp_path / "look")
     files = write_report(report, folder)
-    names = [f"{n}.{e}" for n in ("spectra", "gains", "scores", "errors") for e in forms]
+    names = [f"{n}.{e}" for n in ("spectra", "gains") for e in forms]
     assert [path.name for path in files] == ["inspect.json", *names]
     assert all(path.stat().st_size > 5000 for path in files)
     assert json.loads(files[0].read_text()) == json.loads(json.dumps(report))
-    with pytest.raises(
-        ValueError, match=r"never overwritten, got the folder .* with 'errors\.\w+'"
-    ):
+    with pytest.raises(ValueError, match=r"never overwritten, got the folder .* with 'gains\.\w+'"):
         check_folder_is_new(folder)
 
 
@@ -125,21 +118,3 @@ def test_folders_that_cannot_be_made_are_refused(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(ValueError, match="a folder that can be made"):
             check_folder_is_new(path)
-
-
-def test_panels_show_the_first_the_middle_and_the_last_layer():
-    assert [chosen_layers(depth) for depth in (1, 2, 3, 32)] == [
-        [0],
-        [0, 1],
-        [0, 1, 2],
-        [0, 16, 31],
-    ]
-
-
-def test_panels_leave_a_thousandth_on_each_side_out():
-    histogram = {"start": -1.0, "width": 0.5, "counts": [1, 0, 1000, 3000, 4]}
-    heights, edges = density(histogram)
-    assert sum(heights) * 0.5 == pytest.approx(1)
-    assert edges == [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5]
-    assert central_range(histogram) == (0.0, 1.0)
-    assert central_range({"start": 0.0, "width": 1.0, "counts": []}) == (0.0, 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from duotone.hf.facts import ModelFacts, model_facts
 from duotone.hf.recording import recording
-from duotone.inference.batch import Batch, end_token_ids, generate, make_cache, prepare
+from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
 
 from .places import Places, places_of
 
@@ -105,16 +105,18 @@ def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:
 
 
 @dataclass
-class AnswerListener:
-    """Knows which queries count while a batch is read and then answered token by token.
+class Recorder:
+    """Sums the moments of one batch after the other while attention passes through it.
 
-    alive: [B] True where the answer goes on; other sequences only feed padding to the model.
+    A batch is read and then answered token by token. alive: [B] True where the answer goes on;
+    other sequences only feed padding to the model. read: layers that have seen the prompt.
     """
 
     facts: ModelFacts
     places: Places | None = None
     alive: Tensor | None = None
     read: set[int] = field(default_factory=set)
+    layers: dict[int, LayerMoments] = field(default_factory=dict)
 
     def begin(self, places: Places) -> None:
         """Prepare for a new batch's prompt, the next call of every layer."""
@@ -128,13 +130,6 @@ class AnswerListener:
             return self.alive[:, None].expand(-1, query.shape[2]).to(query.device)
         self.read.add(layer)
         return self.places.queries.to(query.device)
-
-
-@dataclass
-class Recorder(AnswerListener):
-    """Sums the moments of one batch after the other while attention passes through it."""
-
-    layers: dict[int, LayerMoments] = field(default_factory=dict)
 
     def record(
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
@@ -167,42 +162,26 @@ class Recorder(AnswerListener):
 
 @dataclass(frozen=True)
 class _StillAnswering:
-    """A stopping criterion that stops nothing: it passes the ended answers to the listener."""
+    """A stopping criterion that stops nothing: it passes the ended answers to the recorder."""
 
-    listener: AnswerListener
+    recorder: Recorder
     ends: Tensor
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Bool[Tensor, " batch"]:
-        self.listener.alive &= ~torch.isin(input_ids[:, -1], self.ends)
+        self.recorder.alive &= ~torch.isin(input_ids[:, -1], self.ends)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-class Audience(Protocol):
-    """Observer of answered batches. recorder: sums the moments, and may do more."""
-
-    recorder: Recorder
-
-    def see(self, batch: Batch, cache: Any) -> None:
-        """Process one batch and the 16-bit cache of its prompt and answer."""
-        ...
-
-
 @torch.inference_mode()
-def answer(
-    model: Any, given: CalibrationBatch, listener: AnswerListener, group: int = 128
-) -> tuple[Batch, Any]:
-    """(batch, its 16-bit cache) of a greedy answer; `listener` receives every layer's calls.
-
-    The cache holds the prompt and all but the last token of the longest answer.
-    """
+def _answer(model: Any, given: CalibrationBatch, recorder: Recorder, group: int) -> None:
+    """Answer a batch greedily in 16 bit; `recorder` receives every layer's calls."""
     batch = prepare(model, given.tensors)
-    listener.begin(places_of(batch, listener.facts, group))
+    recorder.begin(places_of(batch, recorder.facts, group))
     cache = make_cache(model, None, batch)
     ends = torch.tensor(sorted(end_token_ids(model)), device=model.device)
-    stopping = [_StillAnswering(listener, ends)]
-    with recording(model, listener.record):
+    stopping = [_StillAnswering(recorder, ends)]
+    with recording(model, recorder.record):
         generate(model, batch, cache, given.answer_tokens, stopping=stopping)
-    return batch, cache
 
 
 def gather_moments(
@@ -210,21 +189,17 @@ def gather_moments(
     batches: Iterable[CalibrationBatch],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
-    audience: Audience | None = None,
     layers: dict[int, LayerMoments] | None = None,
     done: int = 0,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
-    group: tokens per span of a text model. progress: called with the batches done. audience: sees
-    the answered batches. layers: sums of the first `done` batches; later batches are added.
+    group: tokens per span of a text model. progress: called with the batches done. layers: sums
+    of the first `done` batches; later batches are added.
     """
-    recorder = audience.recorder if audience else Recorder(model_facts(model))
-    recorder.layers = {} if layers is None else layers
+    recorder = Recorder(model_facts(model), layers={} if layers is None else layers)
     for number, given in enumerate(islice(batches, done, None), start=done + 1):
-        answered = answer(model, given, recorder, group)
-        if audience:
-            audience.see(*answered)
+        _answer(model, given, recorder, group)
         if progress:
             progress(number)
     for layer in recorder.layers.values():

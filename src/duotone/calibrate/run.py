@@ -20,7 +20,7 @@ from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
 from duotone.resume import Pace, Say, Unfinished, noted
 
-from .moments import Audience, CalibrationBatch, LayerMoments, gather_moments
+from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .profiles import gather_profiles
 from .settings import Settings
 from .sums import ONLY, Sums, identity, unfinished
@@ -91,24 +91,17 @@ def learn(
     *,
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
-    audience: Audience | None = None,
     partial: str | Path | None = None,
     say: Say | None = None,
 ) -> Learned:
-    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
-
-    audience: sees answered batches. A partial folder does not hold its state, so ValueError for
-    both.
-    """
-    if audience and partial:
-        raise ValueError("an audience must see all batches, so it goes without a partial folder")
+    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`."""
     facts = model_facts(loaded.model)
     settings.check(facts.head_dim)
     given = identity(loaded.model, batches, settings) if partial else {}
     passes = _Passes(len(batches), progress, unfinished(partial, given))
     passes.begin(say)
     with noted(passes.note):
-        return _learned(loaded, facts, batches, settings, data, audience, passes)
+        return _learned(loaded, facts, batches, settings, data, passes)
 
 
 def _learned(
@@ -117,13 +110,12 @@ def _learned(
     batches: Sequence[CalibrationBatch],
     settings: Settings,
     data: Sequence[Mapping[str, Any]],
-    audience: Audience | None,
     passes: _Passes,
 ) -> Learned:
     """Both passes: bases from the first, spectra from the second."""
     model, group, sums = loaded.model, settings.group, passes.sums
     begun = (sums.moments, sums.moments_batches)
-    moments = gather_moments(model, batches, group, passes.first, audience, *begun)
+    moments = gather_moments(model, batches, group, passes.first, *begun)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)

@@ -1,4 +1,4 @@
-"""Inspection of a model: numbers by layer, errors of schemes, files."""
+"""Inspection of a model: numbers by layer, and files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from duotone.calibrate.run import learn
 from duotone.loading import Loaded
 from duotone.report.provenance import write_new_json
 
-from .errors import ErrorMeter, Schemes
 from .layers import layer_rows, total_row
 
-SCHEMA = "duotone.inspect/1"
+SCHEMA = "duotone.inspect/2"
 REPORT = "inspect.json"
 FORMATS = ("png", "svg")
 
@@ -23,33 +22,22 @@ def inspect_model(
     loaded: Loaded,
     data: CalibrationData,
     settings: Settings | None = None,
-    schemes: Schemes | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Gains of calibrated bases for this model on these samples, and errors of schemes.
+    """Spectra of K and V and gains of calibrated bases for this model on these samples.
 
-    Returns a JSON-safe report: "header", "layers" (`layer_rows`), "total" (`total_row`), "specs"
-    and "errors" (`ErrorMeter.entries`), the last two by scheme. progress: called with (done,
-    total). Errors: ValueError for a model, settings or schemes that do not fit, before it runs.
+    Returns a JSON-safe report: "header", "layers" (`layer_rows`) and "total" (`total_row`).
+    progress: called with (done, total). Errors: ValueError for a model or settings that do not fit,
+    before it runs.
     """
-    settings, schemes = settings or Settings(), schemes or {}
-    meter = ErrorMeter(loaded.model, data.batches, schemes) if schemes else None
-    learned = learn(
-        loaded,
-        data.batches,
-        settings,
-        data=data.sources,
-        progress=progress,
-        audience=meter,
-    )
+    settings = settings or Settings()
+    learned = learn(loaded, data.batches, settings, data=data.sources, progress=progress)
     rows = layer_rows(learned, settings)
     return {
         "schema": SCHEMA,
         "header": learned.bases.header,
         "layers": rows,
         "total": total_row(rows, settings),
-        "specs": {label: spec.to_dict() for label, spec in schemes.items()},
-        "errors": meter.entries() if meter else [],
     }
 
 
@@ -78,8 +66,6 @@ def write_report(report: Mapping[str, Any], folder: Path) -> list[Path]:
     from duotone.report import plots
 
     pictures = {"spectra": plots.spectra, "gains": plots.gains}
-    if report["errors"]:
-        pictures |= {"scores": plots.scores, "errors": plots.errors}
     files = [write_new_json(folder / REPORT, report)]
     for name, draw in pictures.items():
         figure = draw(report)

@@ -18,15 +18,12 @@ from duotone.report.kernels import best_known, rows_of
 Result = Mapping[str, Any]
 FORMATS = ("png", "svg")
 MARKERS = "os^Dv"
-# Colours: of rows of `bench generate`, of tensors, of scores.
+# Colours: of rows of `bench generate`, of tensors.
 BY_ROW = {"plain": "0.6", STATIC: "0.8", "enable": "C0"}
 BY_TENSOR = {"key": ("K", "tab:blue"), "value": ("V", "tab:orange")}
-EXACT, PLAIN, CALIBRATED = "0.72", "tab:blue", "tab:red"
 BAR = 0.27
 # Eigenvalues below this share of a panel's largest one are numerical zeros.
 LEAST = 1e-8
-# Share of scores on each side that may lie outside a panel: of exact scores, and of all others.
-TAIL = 1e-3
 # Points of a front nearer than this share one label.
 TOO_NEAR = 0.75
 
@@ -75,12 +72,6 @@ def legend(made: Any, axes: Sequence[Any], place: str, columns: int = 1) -> None
         named |= dict(zip(labels, handles, strict=True))
     loc = f"outside {place}"
     made.legend(named.values(), named, loc=loc, ncols=columns, frameon=False, fontsize=8)
-
-
-def _whole_numbers(axis: Any, most: int = 10) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
 # Result files of `duotone bench`
@@ -343,6 +334,8 @@ def layers_of(report: Result, which: str) -> list[Result]:
 
 def gains(report: Result) -> Any:
     """Two panels: expected gain, and the bits that the allocation gives, by layer."""
+    from matplotlib.ticker import MaxNLocator
+
     made, total = figure(9, 5.4), report["total"]
     upper, lower = made.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for axes, number in ((upper, "gain"), (lower, "bits")):
@@ -358,110 +351,8 @@ def gains(report: Result) -> Any:
     upper.set_ylabel("expected error,\nplain / calibrated")
     lower.set_ylabel("code bits\nper number")
     lower.set_xlabel("layer")
-    _whole_numbers(lower.xaxis, 20)
+    lower.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     upper.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
     title = f"{report['header']['model']}: gain at the same code bits"
     upper.set_title(f"{title}, {total['bits']:.2f} in the mean", loc="left", fontsize=10)
     return made
-
-
-def scores(report: Result) -> Any:
-    """A row per scheme, a column for the first, the middle and the last layer.
-
-    Densities of q . k * sm_scale of the exact cache (filled) and from codes, the latter also after
-    score calibration where a scheme has one.
-    """
-    schemes = list(dict.fromkeys(entry["scheme"] for entry in report["errors"]))
-    layers = chosen_layers(len(report["errors"][0]["layers"]))
-    title = f"{report['header']['model']}: scores of the answers' queries"
-    made = figure(3.6 * len(layers) + 0.6, 2.5 * len(schemes) + 0.6, title)
-    grid = made.subplots(len(schemes), len(layers), squeeze=False)
-    for line, scheme in zip(grid, schemes, strict=True):
-        entries = [entry for entry in report["errors"] if entry["scheme"] == scheme]
-        for axes, layer in zip(line, layers, strict=True):
-            _draw_scores(axes, entries, layer)
-            axes.set_title(f"{scheme}, layer {layer}", loc="left", fontsize=9)
-        line[0].set_ylabel("density", fontsize=8)
-        line[-1].legend(frameon=False, fontsize=8)
-    for axes in grid[-1]:
-        axes.set_xlabel("score before the softmax", fontsize=8)
-    return made
-
-
-def chosen_layers(depth: int) -> list[int]:
-    """The first, the middle and the last layer."""
-    return sorted({0, depth // 2, depth - 1})
-
-
-def _draw_scores(axes: Any, entries: Sequence[Result], layer: int) -> None:
-    rows = [entry["layers"][layer] for entry in entries]
-    shown = [rows[0]["exact"], *(row["scores"] for row in rows)]
-    axes.stairs(*density(shown[0]), fill=True, color=EXACT, label="16 bit")
-    for entry, histogram in zip(entries, shown[1:], strict=True):
-        colour, label = (PLAIN, "codes") if entry["tau"] is None else (CALIBRATED, "codes, tau")
-        axes.stairs(*density(histogram), color=colour, lw=1.1, label=label)
-    bounds = [central_range(histogram) for histogram in shown]
-    axes.set_xlim(min(low for low, _ in bounds), max(high for _, high in bounds))
-    axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=8)
-    axes.grid(True, color="0.94")
-    axes.set_axisbelow(True)
-
-
-def density(histogram: Result) -> tuple[list[float], list[float]]:
-    """(heights whose area is 1, edges), as `stairs` draws them."""
-    start, width, counts = (histogram[name] for name in ("start", "width", "counts"))
-    total = max(sum(counts), 1) * width
-    return [n / total for n in counts], [start + i * width for i in range(len(counts) + 1)]
-
-
-def central_range(histogram: Result) -> tuple[float, float]:
-    """Edges between which all numbers but `TAIL` on each side lie."""
-    counts, edges = histogram["counts"], density(histogram)[1]
-    spare = TAIL * sum(counts)
-    first = _bins_within(counts, spare)
-    last = len(counts) - _bins_within(counts[::-1], spare)
-    return edges[first], edges[last]
-
-
-def _bins_within(counts: Sequence[int], spare: float) -> int:
-    """Number of bins from the front that hold at most `spare` together."""
-    below = 0
-    for place, count in enumerate(counts):
-        below += count
-        if below > spare:
-            return place
-    return 0
-
-
-def errors(report: Result) -> Any:
-    """Two panels on log scales: errors of attention weights and of outputs by layer."""
-    samples = report["errors"][0]["layers"][0]["samples"]
-    title = f"{report['header']['model']}: attention through the cache, mean over {samples} samples"
-    made = figure(11, 4.2, title)
-    found = panels(made, 2, 2)
-    names = {
-        "weights_mse": "MSE of the attention weights",
-        "output_error": "error of the outputs, share of their norm",
-    }
-    for axes, (name, title) in zip(found, names.items(), strict=True):
-        for place, entry in enumerate(report["errors"]):
-            numbers = [row[name] or float("nan") for row in entry["layers"]]
-            style = {"color": f"C{place % 10}", "marker": MARKERS[place % 5], "ms": 4, "lw": 1.2}
-            axes.plot(numbers, label=entry["label"], **style)
-        axes.set_yscale("log")
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlabel("layer")
-        _whole_numbers(axes.xaxis)
-        axes.grid(True, which="major", color="0.9")
-    shares = found[1].yaxis
-    shares.set_major_formatter(_percent)
-    shares.set_minor_formatter(_percent)
-    legend(made, found, "right center")
-    return made
-
-
-def _percent(share: float, _: int) -> str:
-    """Labels 1, 2 and 5 of a decade."""
-    digit = f"{share:.0e}"[0]
-    return f"{100 * share:.3g} %" if digit in "125" else ""
