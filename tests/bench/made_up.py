@@ -1,4 +1,4 @@
-"""A result of `duotone bench kernel` with made-up numbers, for tables and plots."""
+"""A result of `duotone bench kernel` with made-up numbers, for tables."""
 
 from dataclasses import asdict
 

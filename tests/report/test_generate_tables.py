@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from duotone.cli import app
+from duotone.report import plots
 from duotone.report.generate import generate_summary, generate_table
 
 from made_up_results import HEADER
@@ -100,6 +101,14 @@ def test_all_loads_are_one_picture(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.svg")] == ["generate.svg"]
 
 
+def test_a_picture_names_the_card_of_a_load_where_there_are_several() -> None:
+    pytest.importorskip("matplotlib")
+    for other in ("NVIDIA H100", result()["device"]):
+        made = plots.generate([result(), result(32) | {"device": other}])
+        ticks = [label.get_text() for label in made.axes[0].get_xticklabels()]
+        assert [other in tick for tick in ticks] == [False, other == "NVIDIA H100"]
+
+
 def test_a_picture_needs_both_sides(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     alone = result()
@@ -107,3 +116,14 @@ def test_a_picture_needs_both_sides(tmp_path: Path) -> None:
     done = draw(tmp_path, alone)
     assert done.exit_code == 2
     assert "needs a plain row" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"schema": "duotone.kernels/1"}'])
+def test_pictures_of_something_else_are_refused(tmp_path: Path, text: str) -> None:
+    pytest.importorskip("matplotlib")
+    other = tmp_path / "other.json"
+    other.write_text(text)
+    with pytest.raises(ValueError, match="must be a result file of duotone bench generate"):
+        plots.draw([other], tmp_path)
+    with pytest.raises(ValueError, match="--format"):
+        plots.draw([other], tmp_path, "gif")

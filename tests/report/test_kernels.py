@@ -1,7 +1,6 @@
-"""Tables and pictures of made-up results."""
+"""Tables of made-up results."""
 
 import copy
-import json
 
 import pytest
 
@@ -10,7 +9,6 @@ from duotone.report.kernels import (
     kernel_table,
     packing_table,
 )
-from duotone.report.plots import draw, speedup_points
 
 from made_up import made_up
 
@@ -52,44 +50,3 @@ def test_packing_is_compared_with_a_copy_and_hybrids_with_symmetric_groups(resul
     before = {key: value for key, value in result.items() if key != "pack"}
     for other in (before, result | {"pack": {"status": "failed", "reason": "x"}}):
         assert packing_table([other]) == "Packing was not measured."
-
-
-def test_a_family_is_drawn_over_n(result):
-    family = [s for s in result["shapes"] if (s["kv_heads"], s["head_dim"]) == (8, 128)]
-    family = [s for s in family if s["q_heads"] == 32]
-    points = speedup_points(result, family, "1 bit")
-    assert [n for n, _ in points] == [3328, 8192, 32768, 131072]
-    assert all(speedup > 5 for _, speedup in points)
-    assert speedup_points(result, family, "nothing") == []
-
-
-@pytest.mark.parametrize("form", ["png", "svg"])
-def test_pictures(result, tmp_path, form):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "h200.json"
-    path.write_text(json.dumps(result))
-    files = draw([path], tmp_path / "new", form)
-    assert [file.name for file in files] == [f"h200-speedup.{form}"]
-    assert all(file.stat().st_size > 10_000 for file in files)
-
-
-def test_every_line_of_a_file_has_its_pictures(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    both = tmp_path / "two.jsonl"
-    both.write_text("\n".join([json.dumps(result)] * 2))
-    names = ["two-1-speedup.svg", "two-2-speedup.svg"]
-    assert [file.name for file in draw([both], tmp_path, "svg")] == names
-    both.write_text(json.dumps(result) + "\n{}\n")
-    with pytest.raises(ValueError, match="must be a result file"):
-        draw([both], tmp_path)
-
-
-def test_pictures_of_something_else_are_refused(tmp_path):
-    pytest.importorskip("matplotlib")
-    other = tmp_path / "other.json"
-    for text in ("{}", "[]", "no json", '{"schema": "duotone.quality/1"}'):
-        other.write_text(text)
-        with pytest.raises(ValueError, match="must be a result file"):
-            draw([other], tmp_path)
-    with pytest.raises(ValueError, match="--format"):
-        draw([other], tmp_path, "gif")

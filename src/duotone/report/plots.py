@@ -1,21 +1,21 @@
 """Pictures of results: one function each, from a result to a figure of matplotlib.
 
-`draw` writes the pictures of result files of `duotone bench`; `duotone tune` and `duotone inspect`
-draw their reports. matplotlib is imported when a picture is drawn.
+`draw` writes the picture of result files of `duotone bench generate`; `duotone tune` and
+`duotone inspect` draw their reports. matplotlib is imported when a picture is drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from duotone.report.files import read_file
 from duotone.report.generate import STATIC, ordered, summarized
-from duotone.report.kernels import best_known, rows_of
 
 Result = Mapping[str, Any]
+SCHEMA = "duotone.generate/1"
 FORMATS = ("png", "svg")
 MARKERS = "os^Dv"
 # Colours: of rows of `bench generate`, of tensors.
@@ -74,108 +74,37 @@ def legend(made: Any, axes: Sequence[Any], place: str, columns: int = 1) -> None
     made.legend(named.values(), named, loc=loc, ncols=columns, frameon=False, fontsize=8)
 
 
-# Result files of `duotone bench`
+# Results of `duotone bench generate`
 
 
-def draw(results: Sequence[Path], folder: Path, form: str = "png") -> list[Path]:
-    """Write FILE-PICTURE.FORM for every picture of every result file; returns the written files.
-
-    Results of generate are drawn together, as PICTURE.FORM. FILE has a number for each line of a
-    .jsonl of several results.
+def draw(results: Sequence[Path], folder: Path, form: str = "png") -> Path:
+    """Write generate.FORM of results of `duotone bench generate`; returns the written file.
 
     Errors: ValueError for other formats and files; ImportError without matplotlib.
     """
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
     need_matplotlib()
+    made = generate([result for path in results for result in _read(path)])
     folder.mkdir(parents=True, exist_ok=True)
-    figures, together = {}, {}
-    for stem, result in [named for path in results for named in _read(path).items()]:
-        together.setdefault(result["schema"], []).append(result)
-        for name, picture in PLOTS.get(result["schema"], {}).items():
-            figures[f"{stem}-{name}"] = picture(result)
-    for schema, found in together.items():
-        figures |= {name: joint(found) for name, joint in JOINT_PLOTS.get(schema, {}).items()}
-    written = [folder / f"{name}.{form}" for name in figures]
-    for path, made in zip(written, figures.values(), strict=True):
-        made.savefig(path)
+    written = folder / f"generate.{form}"
+    made.savefig(written)
     return written
 
 
-def _read(path: Path) -> dict[str, Result]:
-    """Results of a file, by the names of their pictures."""
+def _read(path: Path) -> list[Result]:
+    expected = f"{path} must be a result file of duotone bench generate"
     try:
         found = read_file(path)
     except ValueError as error:
-        raise ValueError(f"{path} must be a result file of duotone bench: {error}") from error
-    known = {**PLOTS, **JOINT_PLOTS}
-    if not all(isinstance(data, dict) and data.get("schema") in known for data in found):
-        raise ValueError(f"{path} must be a result file with a schema among {sorted(known)}")
-    several = len(found) > 1
-    return {f"{path.stem}-{i}" if several else path.stem: r for i, r in enumerate(found, start=1)}
-
-
-def speedups(result: Result) -> Any:
-    """Speed-up over the best 16-bit row against n: a panel per heads and head_dim with several n.
-
-    The fastest implementation of each scheme; where one n has several batches, the largest.
-    """
-    families = _families(result)
-    title = f"decode attention on {result['device']}, speed-up over the best 16-bit backend"
-    lines = -(-len(families) // 2)
-    made = figure(2.5 + 6 * min(2, len(families)), 4.8 * lines, title)
-    found = panels(made, len(families), 2)
-    for axes, ((q_heads, kv_heads, head_dim), shapes) in zip(found, families.items(), strict=True):
-        _draw_family(axes, result, shapes)
-        axes.set_title(f"heads {q_heads}/{kv_heads}, d {head_dim}", loc="left")
-    legend(made, found, "right center")
-    return made
-
-
-def _families(result: Result) -> dict[tuple[int, int, int], list[Result]]:
-    """{(q_heads, kv_heads, head_dim): shapes}; families with one n only if none has more."""
-    families: dict[tuple[int, int, int], list[Result]] = {}
-    for shape in result["shapes"]:
-        key = (shape["q_heads"], shape["kv_heads"], shape["head_dim"])
-        families.setdefault(key, []).append(shape)
-    long = {k: shapes for k, shapes in families.items() if len({s["tokens"] for s in shapes}) > 1}
-    return long or families
-
-
-def _draw_family(axes: Any, result: Result, shapes: list[Result]) -> None:
-    from matplotlib import colormaps
-
-    names = list(dict.fromkeys(row["row"] for row in result["rows"] if row["impl"]))
-    for place, name in enumerate(names):
-        points = speedup_points(result, shapes, name)
-        if points:
-            style = {"marker": MARKERS[place % 5], "color": colormaps["tab20"](place % 20)}
-            axes.plot(*zip(*points, strict=True), ms=4, lw=1, label=name, **style)
-    batches = {s["tokens"]: s["batch"] for s in sorted(shapes, key=lambda s: s["batch"])}
-    axes.axhline(1, color="0.5", lw=1, ls=":")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xticks(list(batches), [f"{n:,}\nB {batch}" for n, batch in batches.items()])
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}x")
-    axes.set_xlabel("n (tokens per sequence), batch")
-    axes.set_ylabel("speed-up, rotated")
-    axes.grid(True, color="0.92")
-
-
-def speedup_points(result: Result, shapes: list[Result], name: str) -> list[tuple[int, float]]:
-    """(n, speed-up) of a scheme, n rising."""
-    found: dict[int, float] = {}
-    for shape in sorted(shapes, key=lambda shape: shape["batch"]):
-        known = [
-            best_known(row["speedup"])
-            for row in rows_of(result, shape)
-            if row["row"] == name and row["impl"] and row["status"] == "ok"
-        ]
-        known = [speedup for speedup in known if speedup is not None]
-        if known:
-            found[shape["tokens"]] = max(known)
-    return sorted(found.items())
+        raise ValueError(f"{expected}: {error}") from error
+    schemas = [data.get("schema") if isinstance(data, dict) else None for data in found]
+    if set(schemas) != {SCHEMA}:
+        raise ValueError(
+            f"{expected}, of schema {SCHEMA!r}; got {schemas}. Other results have tables alone: "
+            "duotone report."
+        )
+    return found
 
 
 def generate(results: Sequence[Result]) -> Any:
@@ -206,24 +135,16 @@ def _bars(axis: Any, found: Sequence[Result], bars: Mapping[str, int], key: str,
         points = [(at + shift, height) for at, height in points if height is not None]
         drawn = axis.bar(*zip(*points, strict=True), BAR, color=BY_ROW[name], label=name)
         axis.bar_label(drawn, fmt=form, fontsize="small")
-    axis.set_xticks(range(len(found)), [_tick(one) for one in found], fontsize="small")
+    several = len({one["device"] for one in found}) > 1
+    axis.set_xticks(range(len(found)), [_tick(one, several) for one in found], fontsize="small")
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _tick(summary: Result) -> str:
-    """A load on lines of its own: the model, batch and tokens, the scheme."""
+def _tick(summary: Result, names_card: bool) -> str:
+    """A load on lines of its own: the model, batch and tokens, the scheme, the card if asked."""
     model, _, load = summary["title"].partition(" (")
-    return f"{model}\n{load.partition('), ')[2]}\n{summary['row']}"
-
-
-# By schema: {name of the picture: function of a result}.
-PLOTS: dict[str, dict[str, Callable[[Result], Any]]] = {
-    "duotone.kernels/1": {"speedup": speedups},
-}
-# Of files that are drawn together: functions of all results.
-JOINT_PLOTS: dict[str, dict[str, Callable[[Sequence[Result]], Any]]] = {
-    "duotone.generate/1": {"generate": generate},
-}
+    lines = [model, load.partition("), ")[2], summary["row"]]
+    return "\n".join([*lines, summary["device"]] if names_card else lines)
 
 
 # The report of `duotone tune`
