@@ -1,9 +1,9 @@
 """Whitelists: which choices of a spec each packer, each decoder and the cache honour.
 
-A field of a spec is *stored* if it changes which codes and parameters are stored, *decoded* if it
-changes how they are read back, and a *policy* if it chooses tokens, layers or their quantizers. A
-decoder names the decoded fields that it honours, a packer the fields of both roles. A new field is
-in no list, so every reader and every packer refuses it by itself.
+A field of a spec is *stored* if it changes which codes and parameters are stored. It is
+*decoded* if it changes how they are read back, and a *policy* if it chooses tokens, layers or
+their quantizers. A decoder names the decoded fields that it honours, a packer the fields of both
+roles. A new field is in no list, so every reader and every packer refuses it by itself.
 """
 
 from __future__ import annotations
