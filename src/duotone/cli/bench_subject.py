@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,16 @@ def prompts(name: str, model: Any, visual: int) -> Callable[[int, int], tuple[An
 def _calibrated(model: Any, folder: Path) -> Callable[[], Any]:
     """A maker of calibrated specs for the model as it is, with random bases.
 
-    Quantizing weights changes the fingerprint that bases carry, so each has a file of its own.
+    They are drawn once for each fingerprint, which bases carry and quantized weights change.
     """
     from duotone.calibrate.made_up import made_up
     from duotone.hf.fingerprint import fingerprint
 
-    return lambda: made_up(model, folder / f"{fingerprint(model)}.safetensors")
+    @cache
+    def spec_of(name: str) -> Any:
+        return made_up(model, folder / f"{name}.safetensors")
+
+    return lambda: spec_of(fingerprint(model))
 
 
 def _quantize(model: Any, few: dict[str, Any], recipe: str) -> None:
