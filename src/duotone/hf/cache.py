@@ -317,9 +317,10 @@ class QuantizedCache(Cache):
 
         visual_mask: [batch, tokens] of the whole conversation, for later turns whose visual tokens
             the ids do not tell.
-        waive: checks that shall not refuse the file. "weights", "config": the model has other
-            weights, or a configuration with other fields. "dtype": another type than the model
-            had; dense tokens are converted. "bases": calibrated bases have other content.
+        waive: checks that shall not refuse the file. "weights": the model has other weights, or
+            PEFT adapters in another state. "config": a configuration with other fields, or
+            modules with other attributes and buffers. "dtype": another type than the model had;
+            dense tokens are converted. "bases": calibrated bases have other content.
             "checksum": the file is damaged, or of before there were checksums. Shapes, places and
             numbers are always checked.
         impl: the decode attention, as for a new cache.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duotone.hf.fingerprint import lasting
+from duotone.hf.module_facts import adapter_facts
 from duotone.quant.digest import digest
 
 # What says how a model is called, run or trained, and changes no K and V.
@@ -33,6 +35,7 @@ UNRELATED = frozenset(
     }
 )
 Config = dict[str, Any]
+ROUNDED = 2e-6  # how far one device's powers and sines of float32 are from another's, relatively
 SAMPLED = 64  # numbers of a tensor that are looked at to see a change
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[Any, str]] = WeakKeyDictionary()
 
@@ -63,8 +66,17 @@ def config_differences(saved: Config, ours: Config) -> list[str]:
     return [
         f"{name}: {_short(saved.get(name, absent))} -> {_short(ours.get(name, absent))}"
         for name in names
-        if saved.get(name, absent) != ours.get(name, absent)
+        if not _is_same(saved.get(name, absent), ours.get(name, absent))
     ]
+
+
+def _is_same(saved: Any, ours: Any) -> bool:
+    """True for equal values, and for lists of numbers that differ as devices round them."""
+    if isinstance(saved, list) and isinstance(ours, list) and len(saved) == len(ours):
+        return all(_is_same(*pair) for pair in zip(saved, ours, strict=True))
+    if type(saved) is type(ours) is float:
+        return math.isclose(saved, ours, rel_tol=ROUNDED)
+    return saved == ours
 
 
 def _short(value: Any) -> str:
@@ -75,15 +87,18 @@ def _short(value: Any) -> str:
 def weights_digest(model: PreTrainedModel) -> str:
     """A digest of every parameter and persistent buffer that is in memory, whole.
 
+    Where the model has PEFT adapters, their names, scalings and state belong to it.
     The same on all devices; another one for another number type. It reads all weights once and is
     remembered until a tensor moves, counts a change, or shows one in a sample of its numbers. In a
     model that was read, only an edit through `.data` of numbers outside the sample goes unseen.
     """
     tensors = {name: t for name, t in _tensors(model).items() if not t.is_meta}
-    state = (_places(tensors), digest(_sample(tensors)))
+    adapters = adapter_facts(model)
+    state = (_places(tensors), digest(_sample(tensors)), adapters)
     known = _KNOWN.get(model)
     if known is None or known[0] != state:
-        known = _KNOWN[model] = (state, digest(tensors))
+        header = {"adapters": adapters} if adapters else None
+        known = _KNOWN[model] = (state, digest(tensors, header))
     return known[1]
 
 

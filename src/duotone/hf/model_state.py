@@ -18,21 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-LEAVES = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device))
+from duotone.hf.module_facts import LEAVES, attributes
+
 # Containers are read this deep, if they are not longer.
 DEPTH, LONGEST = 3, 200
-# Attributes of a module that are read by themselves, are bookkeeping of torch, are ours, or say
-# something of the last prompt alone. Hooks are asked for by `graph_rules`.
-LEFT_OUT = frozenset(
-    (
-        *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
-        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_is_full_backward_hook"),
-        *("_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks"),
-        *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-        *("__deepcopy__", "_hf_hook", "generate", "generation_config", "rope_deltas"),
-    )
-)
 
 
 class ModelState:
@@ -61,8 +50,8 @@ class ModelState:
             found += (type(module), *children)
             for kept in (own["_parameters"], own["_buffers"]):
                 found += (None if x is None else self._tensor(x) for x in kept.values())
-            for name, x in own.items():
-                if name not in LEFT_OUT and not (name == "forward" and module is model):
+            for name, x in attributes(module):
+                if not (name == "forward" and module is model):
                     found.append((name, self._plain(x, DEPTH)))
             for child in children.values():
                 found.append(self._object(child))

@@ -1,8 +1,8 @@
 """Packed caches on disk: one safetensors file with the spec and the ledgers beside the codes.
 
-The header also says what K and V followed from: the model's weights, configuration and type, and
-the content of calibrated bases. Loading compares all of it, and checks every tensor, before a cache
-is made.
+The header also says what K and V followed from: the model's weights, adapters, configuration and
+type, numbers that its modules hold, and the content of calibrated bases. Loading compares all of
+it, and checks every tensor, before a cache is made.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from duotone.hf.calibrated import basis_digests
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fitting import fitting_facts
 from duotone.hf.identity import config_differences, config_facts, is_in_memory, weights_digest
+from duotone.hf.module_facts import number_facts
 from duotone.quant import CacheSpec, tensor_file
 
 if TYPE_CHECKING:
     from duotone.hf.cache import QuantizedCache
 
-# 5: checksum; digests of weights and bases, configuration and type of the model.
-FORMAT = "duotone-cache-5"
+# 6: checksum; digests of weights and bases, configuration and type of the model, and numbers that
+# its modules hold.
+FORMAT = "duotone-cache-6"
+# The same without the modules' numbers, which then are not compared.
+WITHOUT_NUMBERS = "duotone-cache-5"
 # The same tensors without a word on the model's weights. Older files have less.
 UNSIGNED = "duotone-cache-4"
 KEY, WHAT = "duotone", "a saved duotone cache"
@@ -65,6 +69,7 @@ def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
     return {
         "weights": weights_digest(model) if is_in_memory(model) else None,
         "config": config_facts(model),
+        "numbers": number_facts(model),
         "model_dtype": name_of(model.dtype),
         "bases": basis_digests(spec),
     }
@@ -86,7 +91,7 @@ def load_cache(
     check_waive(waive)
     header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
     with tensor_file.damage_named(f"{path} cannot be loaded"):
-        if header.get("format") not in (FORMAT, UNSIGNED):
+        if header.get("format") not in (FORMAT, WITHOUT_NUMBERS, UNSIGNED):
             raise ValueError(f"it is not {WHAT} (format {FORMAT})")
         spec = CacheSpec.from_dict(header["spec"])
         facts = fitting_facts(model, spec, visual_mask)
@@ -115,7 +120,7 @@ def _check_identity(header: Mapping[str, Any], ours: Header, waive: Collection[s
     """Raise ValueError naming all that differs and is not waived."""
     found = {
         "weights": _weights_difference(header.get("weights"), ours["weights"]),
-        "config": _config_difference(header.get("config"), ours["config"]),
+        "config": _config_difference(header, ours),
         "dtype": _difference("the model's type", header.get("model_dtype"), ours["model_dtype"]),
         "bases": _bases_difference(header.get("bases"), ours["bases"]),
     }
@@ -139,13 +144,18 @@ def _weights_difference(saved: str | None, ours: str | None) -> str:
     if saved is None or ours is None:
         whose = "those it was saved with" if saved is None else "this model's"
         return f"weights: nothing is known of {whose}, which were not all in memory"
-    return "" if saved == ours else "weights: some parameters have other numbers or types"
+    words = "weights: some parameters have other numbers or types, or adapters another state"
+    return "" if saved == ours else words
 
 
-def _config_difference(saved: Any, ours: Header) -> str:
+def _config_difference(header: Mapping[str, Any], ours: Header) -> str:
+    """Of the configuration's fields and of numbers in modules, which can be set without it."""
+    saved = header.get("config")
     if saved is None:
         return "configuration: not in the file"
-    found = config_differences(saved, ours)
+    found = config_differences(saved, ours["config"])
+    if header["format"] == FORMAT:
+        found += config_differences(header["numbers"], ours["numbers"])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"configuration: {', '.join(found[:3])}{more}" if found else ""
 
