@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from torch import Tensor
@@ -24,9 +23,6 @@ from duotone.quant import tensor_file
 
 SUFFIX = ".partial"
 IDENTITY = "identity.json"
-# Seconds between two writes, per second that the last one took: writing takes a twentieth of the
-# time at most, and where it is quick hardly a part is lost.
-PAUSE = 20.0
 Say = Callable[[str], None]
 
 
@@ -104,42 +100,22 @@ class Unfinished:
         """Say what an earlier run has done."""
         return f"going on from {self.folder}: {done} of {total} {self.steps} are done"
 
-    def note(self, done: int, total: int, lost: int = 0) -> str | None:
+    def note(self, done: int, total: int) -> str | None:
         """Say what an interruption leaves; None where nothing was to be kept.
 
-        done: steps whose work is in files. lost: steps after these.
+        done: steps whose work is in files.
         """
         if self.folder is None:
             return None
         if not done:
             return f"nothing is kept yet, the first of {total} {self.steps} was not done"
-        later = f", later ones ({lost}) are lost" if lost else ""
         return (
-            f"{done} of {total} {self.steps} are kept in {self.folder}{later}; the same command "
-            "goes on there"
+            f"{done} of {total} {self.steps} are kept in {self.folder}; the same command goes on "
+            "there"
         )
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{self.part}-{number:04d}.safetensors"
-
-
-@dataclass
-class Pace:
-    """When work that grows is written anew: at first, then from `next_at` on."""
-
-    next_at: float = float("-inf")
-
-    def is_due(self) -> bool:
-        """True where the last write is long enough ago."""
-        return monotonic() >= self.next_at
-
-    @contextmanager
-    def write(self) -> Iterator[None]:
-        """Write inside the block; the time that it takes decides on the next one."""
-        began = monotonic()
-        yield
-        ended = monotonic()
-        self.next_at = ended + PAUSE * (ended - began)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """`duotone calibrate`: bases for K and V from a model's own statistics, and a spec of them."""
 
 from .data import CalibrationData, calibration_data
-from .files import check_files, partial_of, write
+from .files import check_files, write
 from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .run import calibrate
 from .settings import Settings
@@ -18,6 +18,5 @@ __all__ = [
     "check_files",
     "gather_moments",
     "klt",
-    "partial_of",
     "write",
 ]

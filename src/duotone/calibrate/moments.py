@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -189,16 +188,13 @@ def gather_moments(
     batches: Iterable[CalibrationBatch],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
-    layers: dict[int, LayerMoments] | None = None,
-    done: int = 0,
 ) -> list[LayerMoments]:
     """Moments of all layers over batches, each answered greedily through the 16-bit cache.
 
-    group: tokens per span of a text model. progress: called with the batches done. layers: sums
-    of the first `done` batches; later batches are added.
+    group: tokens per span of a text model. progress: called with the batches done.
     """
-    recorder = Recorder(model_facts(model), layers={} if layers is None else layers)
-    for number, given in enumerate(islice(batches, done, None), start=done + 1):
+    recorder = Recorder(model_facts(model))
+    for number, given in enumerate(batches, start=1):
         _answer(model, given, recorder, group)
         if progress:
             progress(number)

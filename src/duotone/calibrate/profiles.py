@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -153,7 +152,7 @@ class ProfileRecorder:
     facts: ModelFacts
     bases: Bases
     shares: Mapping[str, float]
-    sums: ProfileSums
+    sums: ProfileSums = field(default_factory=ProfileSums)
     places: Places | None = None
 
     def record(
@@ -187,23 +186,19 @@ def gather_profiles(
     shares: Mapping[str, float],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
-    profiles: ProfileSums | None = None,
-    done: int = 0,
 ) -> Profiles:
     """Profiles of the batches' prompts.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
-    per span of a text model. progress: called with the batches done. profiles: sums of the first
-    `done` batches; later batches are added.
+    per span of a text model. progress: called with the batches done.
     """
-    sums = ProfileSums() if profiles is None else profiles
-    recorder = ProfileRecorder(model_facts(model), bases, shares, sums)
+    recorder = ProfileRecorder(model_facts(model), bases, shares)
     with recording(model, recorder.record):
-        for number, given in enumerate(islice(batches, done, None), start=done + 1):
+        for number, given in enumerate(batches, start=1):
             batch = prepare(model, given.tensors)
             recorder.places = places_of(batch, recorder.facts, group)
             # One token: the prompt is read, and no answer.
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
                 progress(number)
-    return sums.profiles()
+    return recorder.sums.profiles()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,14 +17,13 @@ from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
-from duotone.resume import Pace, Say, Unfinished, noted
 
 from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .profiles import gather_profiles
 from .settings import Settings
-from .sums import ONLY, Sums, identity, unfinished
 from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
 
+PASSES = 2  # over the batches: moments, then profiles
 RECENT = 128  # 16-bit tokens at the end of a text model's stream
 SUMS = ("key", "value", "query", "output")
 Spectrum = Float[Tensor, " head_dim"]
@@ -40,21 +38,15 @@ def calibrate(
     file: str = "calibrated.safetensors",
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
-    partial: str | Path | None = None,
-    say: Say | None = None,
 ) -> tuple[Bases, CacheSpec, dict[str, Any]]:
     """(bases, spec, report) of a model, from the 16-bit cache's K, V and queries on `batches`.
 
     file: path of the bases, which the spec refers to. data: description of the batches, for the
-    header. partial: a folder that sums are written to from time to time. After an interruption, a
-    run with the same arguments goes on from it; `write` removes `partial_of(out)`. say: receives a
-    sentence if this run goes on from a partial folder.
-    Errors: ValueError for settings or a model that do not fit, or a partial folder of something
-    else, before the model runs.
+    header. progress: called with (done, total) batches of both passes.
+    Errors: ValueError for settings or a model that do not fit, before the model runs.
     """
     settings = settings or Settings()
-    kept = {"partial": partial, "say": say}
-    learned = learn(loaded, batches, settings, data=data, progress=progress, **kept)
+    learned = learn(loaded, batches, settings, data=data, progress=progress)
     facts = model_facts(loaded.model)
     classes = learned.widths(settings)
     spec = spec_with(facts, classes, file, settings)
@@ -91,93 +83,32 @@ def learn(
     *,
     data: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
-    partial: str | Path | None = None,
-    say: Say | None = None,
 ) -> Learned:
-    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`."""
-    facts = model_facts(loaded.model)
+    """Moments, bases and spectra of a model; arguments and errors as for `calibrate`.
+
+    Bases come from the first pass over the batches, spectra from the second.
+    """
+    model, group, facts = loaded.model, settings.group, model_facts(loaded.model)
     settings.check(facts.head_dim)
-    given = identity(loaded.model, batches, settings) if partial else {}
-    passes = _Passes(len(batches), progress, unfinished(partial, given))
-    passes.begin(say)
-    with noted(passes.note):
-        return _learned(loaded, facts, batches, settings, data, passes)
-
-
-def _learned(
-    loaded: Loaded,
-    facts: ModelFacts,
-    batches: Sequence[CalibrationBatch],
-    settings: Settings,
-    data: Sequence[Mapping[str, Any]],
-    passes: _Passes,
-) -> Learned:
-    """Both passes: bases from the first, spectra from the second."""
-    model, group, sums = loaded.model, settings.group, passes.sums
-    begun = (sums.moments, sums.moments_batches)
-    moments = gather_moments(model, batches, group, passes.first, *begun)
+    first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
+    moments = gather_moments(model, batches, group, first)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
-    shares, begun = settings.parts(facts.is_multimodal), (sums.profiles, sums.profiles_batches)
-    profiles = gather_profiles(model, batches, bases, shares, group, passes.second, *begun)
+    shares = settings.parts(facts.is_multimodal)
+    profiles = gather_profiles(model, batches, bases, shares, group, second)
     variances = sorted(profiles.variances.items())
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in variances}
     return Learned(moments, bases, units, shares, spectra, profiles.foreground)
 
 
-@dataclass
-class _Passes:
-    """Progress over both passes through the batches: moments, then profiles.
-
-    in_file: batches of both passes whose sums are in the file.
-    """
-
-    batches: int
-    progress: Callable[[int, int], None] | None
-    kept: Unfinished
-    sums: Sums = field(default_factory=Sums)
-    pace: Pace = field(default_factory=Pace)
-    in_file: int = 0
-
-    def begin(self, say: Say | None) -> None:
-        """Go on with the sums that an earlier run has left."""
-        self.kept.check("remove the folder to begin again")
-        if not self.kept.has(ONLY):
-            return
-        found = self.kept.read(ONLY)
-        with self.kept.reading(ONLY):
-            self.sums = Sums.restored(*found)
-        self.in_file = self.sums.batches
-        if say:
-            say(self.kept.going_on(self.in_file, self.total))
-
-    def first(self, done: int) -> None:
-        self.sums.moments_batches = done
-        self._after(done)
-
-    def second(self, done: int) -> None:
-        self.sums.profiles_batches = done
-        self._after(done)
-
-    def note(self) -> str | None:
-        """Say what an interruption leaves."""
-        return self.kept.note(self.in_file, self.total, self.sums.batches - self.in_file)
-
-    def _after(self, done: int) -> None:
-        if done == self.batches or self.pace.is_due():
-            # The device may still be computing them: that is no time of writing.
-            tensors = {name: tensor.cpu() for name, tensor in self.sums.tensors().items()}
-            with self.pace.write():
-                self.kept.keep(ONLY, self.sums.numbers(), tensors)
-            self.in_file = self.sums.batches
-        if self.progress:
-            self.progress(self.sums.batches, self.total)
-
-    @property
-    def total(self) -> int:
-        """Batches of both passes."""
-        return 2 * self.batches
+def _passing(
+    number: int, batches: int, progress: Callable[[int, int], None] | None
+) -> Callable[[int], None] | None:
+    """Progress of one pass over the batches, as progress of all passes; None for none."""
+    if progress is None:
+        return None
+    return lambda done: progress(number * batches + done, PASSES * batches)
 
 
 def _in_unit(profile: Float[Tensor, "kv_heads head_dim"], unit: Units) -> Spectrum:

@@ -13,7 +13,6 @@ from .common import (
     TasksOption,
     print_json,
     progress_bar,
-    say,
     user_errors,
 )
 from .samples import load_with_data, sampled_tasks
@@ -59,8 +58,7 @@ def command(
     decorrelated in the metric of the output projection. A picture's salient tokens are stored
     separately from its background. Bits go where they save most error, in all layers together.
 
-    After an interruption, the same command goes on about where it was. Sums are kept in the folder
-    OUT.partial, which is removed at the end.
+    After an interruption it begins anew.
 
     [bold]Examples[/bold]
 
@@ -70,7 +68,7 @@ def command(
 
       duotone compare --scheme mine.json
     """
-    from duotone.calibrate import Settings, calibrate, check_files, partial_of, write
+    from duotone.calibrate import Settings, calibrate, check_files, write
 
     settings = Settings(
         bits=bits,
@@ -92,8 +90,6 @@ def command(
             file=str(files[0]),
             data=data.sources,
             progress=progress,
-            partial=partial_of(out),
-            say=say,
         )
     write(bases, spec, out)
     if json_output:
