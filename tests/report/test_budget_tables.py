@@ -49,6 +49,15 @@ def test_a_row_stands_against_plain_in_its_own_budget() -> None:
     assert cells(table, "plain, rtn-w8a8")[0][5] == "1.2"
 
 
+def test_the_faster_plain_row_is_the_measure() -> None:
+    rows = [row("plain", 8, 20.0), row("plain, cuDNN off", 8, 10.0), row("duotone@1", 40, 10.0)]
+    table = budget_table([result(rows=rows)])
+    assert [cells(table, one["row"])[0][5] for one in rows] == ["0.5", "1.0", "5.0"]
+    assert "- `duotone@1`: 5.0 to 5.0 x plain in steps" in budget_summary([result(rows=rows)])
+    alone = budget_table([result(rows=rows[2:])])
+    assert cells(alone, "duotone@1")[0][5] == ""
+
+
 def test_the_papers_numbers_are_those_of_its_own_batches() -> None:
     table = budget_table([result()])
     assert cells(table, "plain")[0][-1] == "41"  # 3 / .074
@@ -67,13 +76,18 @@ def test_what_does_not_fit_or_run_is_said() -> None:
     assert "| 5 | plain | 0 |" in table
     assert "*kivi@2* (5 GB): slow." in table
     assert "*nope@1* (5, 10 GB): ValueError: no." in table
+    assert "*kivi@2* (10 GB): not measured yet." in table
 
 
-def test_a_summary_has_the_largest_budget() -> None:
+def test_a_summary_has_the_largest_budget_and_ranges_over_all() -> None:
     larger = result(30e9, rows=[row("plain", 50, 25.0), row("duotone@1", 250, 25.0)])
     summary = budget_summary([larger, result()])
-    assert "generated, 30 GB | 2,000 | 10,000 (5.0; 5.0) |" in summary
-    assert "rtn-w8a8" not in summary
+    assert (
+        "internvl2.5-8b, 3,328, 30 GB | 2,000, batch 50 | 10,000, batch 250 (5.0 x / 5.0 x) |"
+        in (summary)
+    )
+    ranges = "- `duotone@1`: 5.0 to 10.0 x plain in steps, 5.0 to 10.0 x in whole answers"
+    assert f"{ranges} (2 settings)." in summary
 
 
 def test_two_results_of_a_budget_are_refused() -> None:
