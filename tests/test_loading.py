@@ -41,6 +41,18 @@ def test_the_embedded_model_loads_in_16_bit():
     assert not loaded.model.training
 
 
+def test_a_device_that_is_none_is_refused_in_one_line(monkeypatch):
+    def no_gpu(*args, **more):
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    for name in ("banana", "cuda:x", "meta"):
+        with pytest.raises(ValueError, match=rf"^the device must be .* got '{name}': .*Use "):
+            load(device=name)
+    monkeypatch.setattr(torch, "empty", no_gpu)
+    with pytest.raises(ValueError, match="got 'cuda': Torch not compiled with CUDA enabled"):
+        load(device="cuda")
+
+
 def test_result_headers_name_versions_and_device():
     header = stamp("cpu")
     assert header["versions"]["torch"] == torch.__version__

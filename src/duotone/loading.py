@@ -36,6 +36,21 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def usable_device(name: str) -> torch.device:
+    """The device of a name. Errors: ValueError where torch cannot hold numbers on it."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError) as error:  # builds without CUDA assert
+        raise ValueError(
+            f"the device must be one that this torch can use, e.g. cpu, cuda or cuda:1; got "
+            f"{name!r}: {_one_line(error)}. Use {default_device()!r}"
+        ) from error
+    return device
+
+
 def _resolve(name: str | None) -> str:
     if name in (None, EMBEDDED):
         from duotone.models import duotone_tiny_path
@@ -114,7 +129,7 @@ def load(
     with_processor: False where the data are token ids; then a folder needs no tokenizer.
     """
     path = _resolve(name)
-    device = device or default_device()
+    on = usable_device(device or default_device())
     try:
         model, processor = _from_pretrained(path, dtype, with_processor)
     except _unreadable() as error:
@@ -122,4 +137,4 @@ def load(
             f"a model must be a folder or hub name that transformers can load, got {name!r}: "
             f"{_one_line(error)}"
         ) from error
-    return Loaded(name or EMBEDDED, model.to(device).eval(), processor)
+    return Loaded(name or EMBEDDED, model.to(on).eval(), processor)

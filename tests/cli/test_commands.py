@@ -41,6 +41,11 @@ def test_python_dash_m_runs_it():
     assert duotone.CacheSpec.from_dict(listed["kivi"]["spec"]) == duotone.scheme("kivi")
 
 
+@pytest.mark.parametrize("command", [("generate", "what ?"), ("bench", "generate")])
+def test_a_device_that_torch_does_not_have_is_a_users_error(command):
+    assert "the device must be one that this torch can use" in error_of(*command, "--device", "xy")
+
+
 def test_schemes_lists_every_scheme():
     rows = (line.split("│") for line in run("schemes").output.splitlines())
     names = (cells[1].strip() for cells in rows if len(cells) > 1)

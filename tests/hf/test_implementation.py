@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, SlowPathWarning, TensorSpec
+from duotone.attention import decode_attention, dispatch
+from duotone.cache import DenseSegment
 from pretended_gpu import pretend
 
 from families import inputs, new_model, tiny_model
@@ -85,6 +87,22 @@ def test_cuda_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         QuantizedCache(model, STREAM, impl="cuda")
     with pytest.raises(ValueError, match=r"impl must be one of .* got 'fast'"):
         enter(model, fits, "fast")
+
+
+def test_triton_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model = tiny_model("llama")
+    query = torch.ones(1, 1, 1, 8)
+    dense = DenseSegment(query, query, torch.ones(1, dtype=torch.int32))
+    for installed, said in ((True, "needs a CUDA device.*on cpu"), (False, "is not installed")):
+        monkeypatch.setattr(dispatch, "find_spec", lambda name, found=installed: found or None)
+        rule = rf"^impl='triton' is not possible: [^\n]*{said}[^\n]*Use impl='auto'\.$"
+        with pytest.raises(ValueError, match=rule):
+            enter(model, STREAM, "triton")
+        with pytest.raises(ValueError, match=rule):
+            QuantizedCache(model, STREAM, impl="triton")
+        with pytest.raises(ValueError, match=rule):
+            decode_attention(query, [dense], sm_scale=1.0, impl="triton")
 
 
 def test_layers_that_stand_in_the_way_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Literal
@@ -67,6 +68,8 @@ def _run(
     kv = [segment.canonical() for segment in kv]
     if chosen == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
+    if reason := triton_reason(query.device):
+        raise ValueError(f"impl='triton' is not possible: {reason}. Use impl='auto'.")
     from duotone.attention.triton.decode import decode_attention_triton
 
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
@@ -130,6 +133,15 @@ def _choose(
         for cause in (against,) if against else _why_not_cuda(query, kv, tau, reason):
             slow.say("decode attention", chosen, cause)
     return chosen
+
+
+def triton_reason(device: torch.device) -> str | None:
+    """Why Triton runs nothing on `device`, or None."""
+    if find_spec("triton") is None:
+        return "it needs Triton, which is not installed (duotone[triton])"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"Triton needs a CUDA device or TRITON_INTERPRET=1; got a model on {device}"
+    return None
 
 
 def on_gpu(query: Tensor) -> bool:

@@ -110,25 +110,23 @@ def command(
 
       duotone bench generate --model internvl2.5-8b --budget 10GB,30GB --out results/budget
     """
-    import torch
-
     from duotone.bench.generate import Bench, Load
     from duotone.bench.generate_rows import PLAIN, default_rows, parse_rows, rows_of_spec
+    from duotone.loading import usable_device
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs a GPU and a CUDA build of torch; got neither")
+    used = usable_device(device)
     names = row or ([PLAIN] if spec else [])
     names = [*names, *(name for each in spec or [] for name in rows_of_spec(each))]
     if budget is not None:
         _check_alone(batch=batch, calls=calls, seconds=seconds, padded=padded or None)
-        where = (out, torch.device(device))
+        where = (out, used)
         _budgets(model, budget, names, tokens, new, minutes, *where, json_output=json_output)
         return
     if out is not None and out.exists():
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}")
     load = Load(batch or 1, tokens or TOKENS, new or NEW_TOKENS, padded, calls or CALLS, seconds)
     asked = parse_rows(names)
-    with subject(model, torch.device(device), load) as given:
+    with subject(model, used, load) as given:
         bench = Bench(given, load)
         asked = asked or parse_rows(default_rows(bench.takes_images))
         bench.check(asked)

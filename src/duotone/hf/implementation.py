@@ -7,6 +7,7 @@ import weakref
 from transformers import PreTrainedModel
 
 from duotone.attention import IMPLEMENTATIONS, explain_layers
+from duotone.attention.dispatch import triton_reason
 from duotone.hf.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.slow_paths import SlowPaths
@@ -22,9 +23,11 @@ def slow_paths(model: PreTrainedModel) -> SlowPaths:
 def check_implementation(
     model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec, impl: str
 ) -> None:
-    """Raise ValueError for an unknown `impl`, and for "cuda" where it does not read every token."""
+    """Raise ValueError for an unknown `impl`, and for one that cannot read every token."""
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}.")
+    if impl == "triton" and (missing := triton_reason(model.device)):
+        raise ValueError(f"impl='triton' is not possible: {missing}. Use impl='auto'.")
     if impl != "cuda":
         return
     shape = (facts.head_dim, facts.q_heads, facts.kv_heads, model.dtype)
