@@ -80,13 +80,6 @@ def test_a_table_on_the_terminal():
 
 
 @pytest.mark.usefixtures("fake")
-def test_reference_adds_to_the_implementations():
-    result = run("kernel", *SMALL[:4], "--impl", "cuda", "--reference", "--quick", "--json")
-    impls = [row["impl"] for row in json.loads(result.stdout)["rows"] if row["impl"]]
-    assert impls == ["cuda", "reference"]
-
-
-@pytest.mark.usefixtures("fake")
 def test_a_wrong_row_makes_the_command_fail(monkeypatch):
     monkeypatch.setattr("duotone.bench.rows.decode_attention", lambda query, *_, **__: query)
     result = run("kernel", *SMALL, "--quick")

@@ -33,7 +33,7 @@ def test_evaluate_a_file_of_ones_own(tiny, picture, tmp_path):
 )
 def test_evaluate_perplexity_of_a_file(words_only, tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    asked = ("evaluate", "--task", "perplexity", "--data", tmp_path / name, "--context", 16)
+    asked = ("evaluate", "perplexity", "--data", tmp_path / name, "--context", 16)
     asked += ("--scheme", "kivi", "--bits", 2, "--out", tmp_path / "results")
     result = run(*asked, "--json")
     assert result.exit_code == 0, result.output
@@ -90,8 +90,6 @@ def test_text_alone_needs_a_scheme_for_text(tiny, tmp_path):
         (("captionz",), "did you mean captions"),
         (("gone.jsonl",), "existing JSONL file"),
         (("documents", "--split", "test"), "split must be one of"),
-        ((), "one task must be named"),
-        (("documents", "--task", "captions"), "one task must be named"),
         (("perplexity",), "add --data FILE"),
         (("perplexity", "--data", "x.json", "--kl"), "--kl does not go with this task"),
         (("documents", "--context", "9"), "only perplexity cuts text"),
@@ -102,6 +100,16 @@ def test_text_alone_needs_a_scheme_for_text(tiny, tmp_path):
 )
 def test_evaluate_names_what_is_wrong(arguments, message):
     assert message in error_of("evaluate", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "Missing argument"), (("--task", "captions"), "No such option: --task")],
+)
+def test_the_task_is_an_argument(arguments, message):
+    result = run("evaluate", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny, tmp_path, monkeypatch):

@@ -27,11 +27,9 @@ def command(
         list[str] | None, typer.Option("--scheme", "-s", help="Rows by name.", show_default="all")
     ] = None,
     impl: Annotated[
-        list[str] | None, typer.Option(help="cuda, triton, reference.", show_default="cuda, triton")
+        list[str] | None,
+        typer.Option(help="cuda, triton, reference (slow).", show_default="cuda, triton"),
     ] = None,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Also the plain-torch reference (slow).")
-    ] = False,
     table: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +66,7 @@ def command(
 
       duotone bench kernel --table decode --table pack
     """
-    settings = _settings(shape, scheme, impl, reference, table, quick, minutes, repeats)
+    settings = _settings(shape, scheme, impl, table, quick, minutes, repeats)
     if out is not None and out.exists():
         raise ValueError(f"--out must be a new file, got the existing {str(out)!r}; name another")
     from duotone.bench.kernel import failures, run_kernels
@@ -95,7 +93,6 @@ def _settings(
     shape: list[str] | None,
     scheme: list[str] | None,
     impl: list[str] | None,
-    reference: bool,
     table: list[str] | None,
     quick: bool,
     minutes: float | None,
@@ -105,11 +102,10 @@ def _settings(
     from duotone.bench.schemes import select
     from duotone.bench.shapes import SHAPES, Shape
 
-    impls = impl or ["cuda", "triton"]
     settings = Settings(
         shapes=[Shape.parse(text) for text in shape] if shape else SHAPES,
         schemes=select(scheme),
-        impls=list(dict.fromkeys([*impls, *(["reference"] if reference else [])])),
+        impls=list(dict.fromkeys(impl or ["cuda", "triton"])),
         minutes=minutes,
         repeats=repeats,
         tables=table or ["decode"],

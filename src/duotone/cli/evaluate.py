@@ -31,15 +31,11 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 @user_errors
 def command(
     task: Annotated[
-        str | None,
+        str,
         typer.Argument(
-            help="captions, documents, sequences, perplexity; or a .jsonl file of your own.",
-            show_default=False,
+            help="captions, documents, sequences, perplexity; or a .jsonl file of your own."
         ),
-    ] = None,
-    task_option: Annotated[
-        str | None, typer.Option("--task", help="The same by name.", show_default=False)
-    ] = None,
+    ],
     data: Annotated[
         Path | None,
         typer.Option(help="File of a text to predict (perplexity).", show_default=False),
@@ -107,13 +103,12 @@ def command(
 
       duotone evaluate mine.jsonl --model OpenGVLab/InternVL3-1B-hf --out results/mine
 
-      duotone evaluate --task perplexity --data wiki.txt --model my-llama -s kivi -b 2 -b 4
+      duotone evaluate perplexity --data wiki.txt --model my-llama -s kivi -b 2 -b 4
     """
-    name = _one_task(task, task_option)
     check_folder(out)
     loading = {"model": model, "device": device, "dtype": _dtype(dtype)}
     common = {"out": out, "batch_size": batch_size, "seed": seed, "say": say}
-    if name == PERPLEXITY:
+    if task == PERPLEXITY:
         refused = {"--kl": kl, "--later-question": later_question, "--split": split != "heldout"}
         _refuse(refused, "perplexity reads text by teacher forcing already")
         schemes = _labelled(scheme or [DEFAULT_TEXT_SCHEME], bits)
@@ -121,7 +116,7 @@ def command(
     else:
         from duotone.tasks import get_task
 
-        chosen = get_task(name)
+        chosen = get_task(task)
         _refuse({"--context": context is not None}, "only perplexity cuts text into windows")
         _refuse({"--data": data is not None}, "only perplexity reads a text from a file")
         common |= {"split": split, "kl": kl, "later_question": later_question}
@@ -130,15 +125,6 @@ def command(
         print_json(evaluation.results)
     else:
         show_results(evaluation.results)
-
-
-def _one_task(argument: str | None, option: str | None) -> str:
-    if (argument is None) == (option is None):
-        raise ValueError(
-            f"one task must be named, got {argument!r} and --task {option!r}; "
-            "e.g. duotone evaluate documents, or duotone evaluate --task perplexity --data FILE"
-        )
-    return argument or option
 
 
 def _refuse(given: dict[str, bool], why: str) -> None:
