@@ -149,7 +149,7 @@ def _weights_difference(saved: str | None, ours: str | None) -> str:
 
 
 def _config_difference(header: Mapping[str, Any], ours: Header) -> str:
-    """Of the configuration's fields and of numbers in modules, which can be set without it."""
+    """Name fields of the configuration, and numbers in modules, that can be set without it."""
     saved = header.get("config")
     if saved is None:
         return "configuration: not in the file"
