@@ -93,7 +93,7 @@ def _state(module: nn.Module) -> dict[str, Any]:
     state = {
         name: _plain(x) for name, x in attributes(module) if name[0] != "_" and name != "training"
     }
-    # Properties of PEFT's classes, which private attributes and class defaults stand behind.
+    # Properties of PEFT's classes, which read private attributes and class defaults.
     for name in ("active_adapters", "disable_adapters", "merged_adapters"):
         state[name] = _plain(getattr(module, name, None))
     return state
