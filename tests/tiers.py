@@ -58,7 +58,6 @@ ONE_OF = {
     "hf/test_background::test_the_order_of_tokens_changes_nothing": 3,
     "quantize/test_compressed_tensors::test_every_family_comes_back_with_its_logits": 5,
     "quantize/test_compressed_tensors::test_its_own_loader_finds_the_same_weights": 5,
-    "hf/test_bases::test_8_bit_tokens_agree": 2,
     "hf/test_bases::test_a_change_of_basis_changes_nothing": 2,
     "hf/test_eviction::test_what_stays_is_quantized_by_any_scheme": 2,
     "hf/test_generate::test_8_bit_tokens_agree": 3,

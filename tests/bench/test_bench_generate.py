@@ -10,7 +10,7 @@ from torch.autograd import DeviceType
 from typer.testing import CliRunner
 
 import duotone
-from duotone.bench import generate, generate_rows, generate_watch
+from duotone.bench import generate_rows, generate_watch
 from duotone.bench.generate import Bench, Load, Subject, summary
 from duotone.bench.generate_rows import Row, parse_rows
 from duotone.bench.generate_watch import FEWEST_TOKENS, PROFILED, Watch, busy_ms
@@ -306,9 +306,3 @@ def test_without_events_of_a_gpu_nothing_is_said_of_idleness() -> None:
     assert (
         busy_ms([SimpleNamespace(device_type=DeviceType.CPU, self_device_time_total=5)], 4) is None
     )
-
-
-def test_a_load_has_room_for_its_medians() -> None:
-    with pytest.raises(ValueError, match="24 new tokens"):
-        Load(batch=1, tokens=40, new_tokens=20)
-    assert generate.FEWEST_TOKENS == 24

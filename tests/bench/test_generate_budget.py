@@ -138,13 +138,6 @@ def test_bad_input_is_refused_before_any_work(name: str, monkeypatch: pytest.Mon
     assert message in " ".join(done.output.split())
 
 
-def test_random_bases_need_random_weights(model: Any) -> None:
-    with pytest.raises(ValueError, match="a model of random weights"):
-        Bench(Subject("mine", model, prompt(model)[0]), Load(1, 52, 24)).check(
-            [Row.parse(CALIBRATED)]
-        )
-
-
 def test_caches_that_cannot_be_copied_are_named(
     bench: BudgetBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,12 @@ def test_heads_as_rows_are_the_same_attention(name):
     assert row.nbytes(problem).total == 2 * 2 * 3 * 50 * 64 * 2
 
 
+def test_flex_says_that_it_needs_a_gpu():
+    row = DenseRow(BY_NAME["flex, compiled"])
+    with pytest.raises(UnavailableError, match="CUDA devices only"):
+        row.call(row.problem(SHAPE, torch.device("cpu")))
+
+
 def test_triton_is_right_here_too(monkeypatch):
     pytest.importorskip("triton")
     if not torch.cuda.is_available():
@@ -242,12 +248,3 @@ def test_speedups_are_over_the_best_16_bit_row_of_shape_and_method():
     assert done["ours"]["share_of_copy"]["clean"] == pytest.approx(1)
     assert done["a"]["speedup"]["rotated"] is None
     assert done["c"] == rows[3]
-
-
-def test_settings_are_checked():
-    with pytest.raises(ValueError, match="--impl must be among"):
-        settings(impls=["numpy"])
-    with pytest.raises(ValueError, match="--table must be among"):
-        settings(tables=["innerq"])
-    with pytest.raises(ValueError, match="repeats"):
-        settings(repeats=1)

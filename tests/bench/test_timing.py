@@ -3,12 +3,10 @@
 import time
 
 import pytest
-import torch
 
 from duotone.bench.timing import (
     MAX_ROTATED,
     Clock,
-    CudaClock,
     Deadline,
     clean_us,
     copy_tb_per_s,
@@ -80,12 +78,6 @@ def test_a_deadline_passes_with_the_clock():
     assert not Deadline(clock, None).passed
     with pytest.raises(ValueError, match="above 0"):
         Deadline(clock, 0)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_without_a_gpu_there_is_one_clear_error():
-    with pytest.raises(ValueError, match="needs a CUDA device"):
-        CudaClock()
 
 
 def test_a_cpu_is_timed_by_its_wall_clock():

@@ -152,23 +152,6 @@ def test_rows_moves_ledger_and_layer_together(name: str, index: list[int]) -> No
         model.check_values(b)
 
 
-def test_appending_in_pieces_gives_the_codes_of_appending_at_once() -> None:
-    """Stream groups are the same tokens with the same codes, however they arrived."""
-    spec = SPECS["stream"]
-    torch.manual_seed(0)
-    states = torch.randn(BATCH, HEADS, 40, DIM)
-    decoded = []
-    for sizes in ([40], [1] * 40, [7, 1, 1, 20, 1, 10]):
-        ledger, store = Ledger(spec, BATCH, torch.device("cpu")), LayerStore(spec)
-        for chunk in states.split(sizes, 2):
-            mask = torch.ones(BATCH, chunk.shape[2], dtype=torch.bool)
-            store.apply(ledger.plan(~mask, mask), chunk, chunk)
-        tokens = min(20, store.stream.key.tokens)
-        decoded.append(store.stream.key.dequantize()[:, :, :tokens])
-    assert torch.equal(decoded[0], decoded[1])
-    assert torch.equal(decoded[0], decoded[2])
-
-
 @pytest.mark.parametrize("name", ["mixed", "stream", "stream-no-window"])
 def test_windows_hold_over_hundreds_of_steps(name: str) -> None:
     model = Model(SPECS[name])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duotone.cache import BlockTable, PackedTensor, pack_tensor
+from duotone.cache import BlockTable, pack_tensor
 from duotone.cache.blocks import single_block
 from duotone.cache.ragged import concatenate, valid_mask
 from duotone.quant import TensorSpec, quantize, tensor_bytes, unpack
@@ -149,12 +149,3 @@ def test_a_truncated_hybrid_grows_again(along: str) -> None:
     for i, (n, m) in enumerate(((21, 9), (20, 4))):
         expected = torch.cat([a.dequantize()[i, :, :n], b.dequantize()[i, :, :m]], 1)
         assert torch.equal(joined.dequantize()[i, :, : n + m], expected)
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=spec_id)
-def test_one_token_spans_decode_exactly_along_tokens(spec: TensorSpec) -> None:
-    x = states(1, 1)
-    packed = pack_tensor(x, spec.replace(param_dtype="float32"), single_block(torch.tensor([1])))
-    if spec.along == "tokens" and not spec.classes:
-        assert torch.equal(packed.dequantize(), x)
-    assert isinstance(packed, PackedTensor)

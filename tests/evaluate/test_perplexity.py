@@ -35,7 +35,9 @@ def naive(bits, **fields):
 
 
 SPECS = {
-    "kivi-2": duotone.scheme("kivi", bits=2),
+    "kivi-2": duotone.scheme("kivi", bits=2),  # a window as published, two flushes
+    "duotone-stream": duotone.scheme("duotone-stream"),
+    "duotone-stream-2": duotone.scheme("duotone-stream", bits=2).replace(recent=16),
     "kivi-2-window-32": duotone.scheme("kivi", bits=2).replace(recent=32),
     "kivi-2-no-window": duotone.scheme("kivi", bits=2).replace(recent=0),
     "xquant": duotone.scheme("xquant").replace(recent=16),
@@ -93,10 +95,13 @@ def generated_losses(model, window, spec):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_chunks_give_what_single_tokens_give(model, name):
-    windows = texts(170 if SPECS[name].recent > 99 else 90, 61, 33, 2)
-    losses, _ = token_losses(model, windows, SPECS[name])
-    torch.testing.assert_close(losses, one_at_a_time(model, windows, SPECS[name]))
+def test_perplexity_is_that_of_tokens_generated_one_by_one(model, name):
+    spec = SPECS[name]
+    windows = texts(200 if spec.recent > 99 else 90, 35, 2)
+    losses, _ = token_losses(model, windows, spec)
+    for row, window in zip(losses, windows, strict=True):
+        expected = generated_losses(model, window, spec)
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("longest", [7, 31, 32, 33])
@@ -105,38 +110,6 @@ def test_shorter_chunks_give_the_same(model, longest):
     windows, spec = texts(120), stream(1, 8, recent=24)
     losses, _ = token_losses(model, windows, spec, longest=longest)
     torch.testing.assert_close(losses, one_at_a_time(model, windows, spec))
-
-
-# Every public stream, as short as the test is.
-WINDOWED = {
-    name: duotone.scheme(name, **knobs).replace(**window)
-    for name, knobs, window in [
-        ("dense", {}, {}),
-        ("kivi", {"bits": 2}, {"recent": 16}),
-        ("duotone-stream", {"bits": 2}, {"recent": 16}),
-        ("innerq", {"bits": 2}, {"sink": 3, "recent": 16}),
-        ("xquant", {}, {"recent": 16}),
-    ]
-}
-PRESETS = {name: duotone.scheme(name) for name in ("duotone-stream", "kivi")}
-
-
-@pytest.mark.parametrize("spec", WINDOWED.values(), ids=list(WINDOWED))
-def test_perplexity_is_that_of_tokens_generated_one_by_one(model, spec):
-    windows = texts(90, 35)
-    losses, _ = token_losses(model, windows, spec)
-    for row, window in zip(losses, windows, strict=True):
-        expected = generated_losses(model, window, spec)
-        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("spec", PRESETS.values(), ids=list(PRESETS))
-def test_perplexity_of_presets_as_they_are_is_too(model, spec):
-    """Windows as published; two flushes of KIVI's."""
-    (window,) = texts(200)
-    losses, _ = token_losses(model, [window], spec)
-    expected = generated_losses(model, window, spec)
-    torch.testing.assert_close(losses[0], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_mixed_scheme_reads_text_as_it_generates():

@@ -25,6 +25,10 @@ TEXT = dict(
     tie_word_embeddings=False,
 )
 QWEN_VISION = dict(depth=1, num_heads=2, patch_size=4, spatial_merge_size=2, temporal_patch_size=2)
+# Of later towers than Qwen2-VL's, and the ids of its text models.
+LATER_VISION = dict(hidden_size=32, out_hidden_size=64, intermediate_size=48)
+QWEN_IDS = dict(image_token_id=IMAGE, video_token_id=VIDEO)
+QWEN_IDS |= dict(vision_start_token_id=START, vision_end_token_id=END)
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
 
@@ -40,25 +44,6 @@ def _qwen_vision(**changes: Any) -> dict[str, Any]:
     return {**QWEN_VISION, "in_channels": 3, "initializer_range": 0.3, **changes}
 
 
-def internvl() -> Any:
-    vision = dict(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=[16, 16],
-        patch_size=[4, 4],
-        initializer_range=0.3,
-    )
-    return _config(
-        "InternVLConfig",
-        vision_config=vision,
-        text_config=_text("qwen2"),
-        image_token_id=IMAGE,
-        image_seq_length=4,
-    )
-
-
 def _clip_vision(**changes: Any) -> dict[str, Any]:
     return {
         "hidden_size": 32,
@@ -69,6 +54,17 @@ def _clip_vision(**changes: Any) -> dict[str, Any]:
         "patch_size": 4,
         **changes,
     }
+
+
+def internvl() -> Any:
+    vision = _clip_vision(num_hidden_layers=1, image_size=[16, 16], patch_size=[4, 4])
+    return _config(
+        "InternVLConfig",
+        vision_config={**vision, "initializer_range": 0.3},
+        text_config=_text("qwen2"),
+        image_token_id=IMAGE,
+        image_seq_length=4,
+    )
 
 
 def llava() -> Any:
@@ -118,63 +114,28 @@ def gemma3() -> Any:
     )
 
 
+def _qwen(name: str, vision: dict[str, Any], text: str, **changes: Any) -> Any:
+    text_config = _text(text, rope_parameters=MROPE, **changes)
+    return _config(name, vision_config=_qwen_vision(**vision), text_config=text_config, **QWEN_IDS)
+
+
 def qwen2_vl() -> Any:
-    return _config(
-        "Qwen2VLConfig",
-        vision_config=_qwen_vision(embed_dim=32, hidden_size=64, mlp_ratio=2),
-        text_config=_text("qwen2_vl_text", rope_parameters=MROPE),
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=START,
-        vision_end_token_id=END,
-    )
+    vision = dict(embed_dim=32, hidden_size=64, mlp_ratio=2)
+    return _qwen("Qwen2VLConfig", vision, "qwen2_vl_text")
 
 
 def qwen2_5_vl() -> Any:
-    vision = _qwen_vision(
-        hidden_size=32,
-        out_hidden_size=64,
-        intermediate_size=48,
-        window_size=16,
-        fullatt_block_indexes=[0],
-    )
-    return _config(
-        "Qwen2_5_VLConfig",
-        vision_config=vision,
-        text_config=_text("qwen2_5_vl_text", rope_parameters=MROPE),
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=START,
-        vision_end_token_id=END,
-    )
+    vision = {**LATER_VISION, "window_size": 16, "fullatt_block_indexes": [0]}
+    return _qwen("Qwen2_5_VLConfig", vision, "qwen2_5_vl_text")
 
 
 def qwen3_vl() -> Any:
-    vision = _qwen_vision(
-        hidden_size=32,
-        out_hidden_size=64,
-        intermediate_size=48,
-        num_position_embeddings=16,
-        deepstack_visual_indexes=[0],
-    )
-    return _config(
-        "Qwen3VLConfig",
-        vision_config=vision,
-        text_config=_text("qwen3_vl_text", head_dim=16, rope_parameters=MROPE),
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=START,
-        vision_end_token_id=END,
-    )
+    vision = {**LATER_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    return _qwen("Qwen3VLConfig", vision, "qwen3_vl_text", head_dim=16)
 
 
 def glm4v() -> Any:
-    vision = _qwen_vision(
-        hidden_size=32,
-        out_hidden_size=64,
-        intermediate_size=48,
-        image_size=16,
-    )
+    vision = _qwen_vision(**LATER_VISION, image_size=16)
     text = _text("glm4v_text", rope_parameters={**MROPE, "partial_rotary_factor": 1.0})
     return _config(
         "Glm4vConfig",
@@ -189,17 +150,12 @@ def glm4v() -> Any:
     )
 
 
+VQ = dict(base_channels=32, channel_multiplier=[1, 1, 1], num_res_blocks=1)
+
+
 def chameleon() -> Any:
     codes = {f"IMGIMG{chr(ord('A') + i)}Z": CODES + i for i in range(8)}
-    vq = dict(
-        num_embeddings=8,
-        embed_dim=8,
-        latent_channels=8,
-        resolution=16,
-        base_channels=32,
-        channel_multiplier=[1, 1, 1],
-        num_res_blocks=1,
-    )
+    vq = {**VQ, "num_embeddings": 8, "embed_dim": 8, "latent_channels": 8, "resolution": 16}
     return _config(
         "ChameleonConfig", **TEXT, vq_config=vq, vocabulary_map={"<image>": IMAGE, **codes}
     )
@@ -207,18 +163,10 @@ def chameleon() -> Any:
 
 def emu3() -> Any:
     codes = {f"<|visual token {i:06}|>": CODES + i for i in range(8)}
-    vq = dict(
-        codebook_size=8,
-        base_channels=32,
-        channel_multiplier=[1, 1, 1],
-        num_res_blocks=1,
-        attn_resolutions=[],
-        hidden_size=32,
-    )
     return _config(
         "Emu3Config",
         text_config=_text("emu3_text_model"),
-        vq_config=vq,
+        vq_config={**VQ, "codebook_size": 8, "attn_resolutions": [], "hidden_size": 32},
         vocabulary_map={"<image>": IMAGE, "<|extra_200|>": CODES + 8, **codes},
     )
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 import torch
 from held_still import decode
+from small_specs import NAMES, small
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -18,15 +19,9 @@ from duotone.cache import LayerStore, Ledger
 from families import inputs, new_model
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-NAMES = [name for name, entry in duotone.SCHEMES.items() if entry.model is None]
 # A group leaves the windows with the prompt, another one at a decode step. The vision tower itself
 # fails under some autocasts: here the model is given embeddings, of which some count as visual.
 LENGTHS, VISUAL, STEPS = [[60], [56]], slice(6, 10), 33
-
-
-def small(name: str) -> CacheSpec:
-    spec = duotone.scheme(name)
-    return spec.replace(sink=min(spec.sink, 3), recent=min(spec.recent, 9))
 
 
 def model_in(dtype: torch.dtype) -> PreTrainedModel:

@@ -60,6 +60,10 @@ def test_each_is_supported_or_refused_by_name() -> None:
         ("rwkv", r"has no \['num_attention_heads'\]"),
         ("chameleon", r"none of \('image_token_id', 'video_token_id'\).*visual_mask"),
         ("git", r"takes pictures.*visual_mask"),
+        ("deepseek_v2", "latent"),
+        ("t5", "encoder-decoder"),
+        ("gemma2", "softcap"),
+        ("qwen3_next", "linear_attention"),
     ],
 )
 def test_what_rules_a_model_out_is_said(model_type: str, why: str) -> None:

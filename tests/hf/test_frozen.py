@@ -6,23 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from held_still import HeldStill, decode
+from small_specs import MIXED, SPECS, STREAM, VISUAL
 
 import duotone
-from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
+from duotone import CacheSpec, QuantizedCache, Sharing
 
 from exactly import FP64, no_rounding
 from families import IMAGE, exact_model, inputs, logit_error, tiny_model, typed
 
-TWO = TensorSpec(2)
-VISUAL = CacheSpec(visual=KVSpec(TWO, TWO), tau=(0, 1))
-STREAM = CacheSpec(
-    visual="text",
-    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
-    sink=2,
-    recent=3,
-)
-MIXED = STREAM.replace(visual=KVSpec(TWO, TensorSpec(2, along="channels")), ranges="run")
-SPECS = {"visual": VISUAL, "stream": STREAM, "mixed": MIXED}
 REPORTED = SPECS | {
     "shared": STREAM.replace(share=Sharing(key=1, value=0, layers=2, dominant=1)),
     "normalised": STREAM.replace(key_norm=True, sink=0, recent=1),

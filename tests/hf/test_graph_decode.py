@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from replay_double import ReplayDouble, double, growing
+from small_specs import MIXED, SPECS, STREAM, VISUAL
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation import LogitsProcessor, StoppingCriteria
@@ -42,16 +43,6 @@ from families import (
 
 __all__ = ["double"]  # a fixture
 
-TWO = TensorSpec(2)
-VISUAL = CacheSpec(visual=KVSpec(TWO, TWO), tau=(0, 1))
-STREAM = CacheSpec(
-    visual="text",
-    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
-    sink=2,
-    recent=3,
-)
-MIXED = STREAM.replace(visual=KVSpec(TWO, TensorSpec(2, along="channels")), ranges="run")
-SPECS = {"visual": VISUAL, "stream": STREAM, "mixed": MIXED}
 SLIDING = ("gemma3",)
 CASES = [
     pytest.param(n, p, marks=() if p == "mixed" or n in ("llama", "qwen2_vl") else pytest.mark.slow)
@@ -189,16 +180,6 @@ class QuantizedCacheTurn:
         cache._hold(cache._attachment.acquire())  # its block has ended
         self.out = answer(model, cache.spec, given, graphs, past_key_values=cache)
         self.ledger, self.length = cache.ledger.state, cache.get_seq_length()
-
-
-def test_sampling_takes_the_same_numbers(double: type[ReplayDouble]) -> None:
-    model, given, outs = exact_model("llama"), batch_of("llama"), []
-    for graphs in (True, False):
-        torch.manual_seed(3)
-        settings = {"do_sample": True, "temperature": 1.5, "top_k": 50, "top_p": 0.95}
-        outs.append(answer(model, STREAM, given, graphs, **settings))
-    assert_same(*outs)
-    assert double.replays
 
 
 class Ban(LogitsProcessor):

@@ -5,22 +5,17 @@ import warnings
 import pytest
 import torch
 from held_still import HeldStill
+from small_specs import STREAM
 from transformers import PreTrainedModel
 
 import duotone
-from duotone import CacheSpec, KVSpec, QuantizedCache, SlowPathWarning, TensorSpec
+from duotone import CacheSpec, QuantizedCache, SlowPathWarning
 from duotone.attention import decode_attention, dispatch
 from duotone.cache import DenseSegment
 from pretended_gpu import pretend
 
 from families import inputs, new_model, tiny_model
 
-STREAM = CacheSpec(
-    visual="text",
-    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
-    sink=2,
-    recent=3,
-)
 NEW = 8
 
 

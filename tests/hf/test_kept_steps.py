@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from replay_double import ReplayDouble, double, growing
+from small_specs import MIXED
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import duotone
-from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone import CacheSpec, QuantizedCache
 from duotone.hf import decode_steps, kept_steps
 from duotone.hf.session import Session
 
@@ -21,14 +22,6 @@ from families import exact_model, inputs, new_model, typed
 
 __all__ = ["double"]  # a fixture
 
-STREAM = CacheSpec(
-    visual="text",
-    text=KVSpec(TensorSpec(2, group=4), TensorSpec(2, along="channels", group=8)),
-    sink=2,
-    recent=3,
-)
-TWO = TensorSpec(2)
-MIXED = STREAM.replace(visual=KVSpec(TWO, TensorSpec(2, along="channels")), ranges="run")
 NEW = 20
 ROWS = {"short": [[5, "image", 9], [4]], "long": [[2, "image", 3, "image", 40], [30, "image", 9]]}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from held_still import HeldStill
+from small_specs import NAMES, small
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -18,15 +19,9 @@ from held import held_bytes, listing
 
 from families import FAMILIES, IMAGE, inputs, tiny_model
 
-NAMES = [name for name, entry in duotone.SCHEMES.items() if entry.model is None]
 # One of every kind: spans, a background, windows, norms, shared codes, 8 bit, evicted tokens.
 WALKED = ["minmax", "duotone", "kivi", "innerq", "xquant", "duotone-mixed", "vl-cache"]
 PROMPT = [[3, "image", 60], ["image", 44]]
-
-
-def small(name: str) -> CacheSpec:
-    spec = duotone.scheme(name)
-    return spec.replace(sink=min(spec.sink, 3), recent=min(spec.recent, 9))
 
 
 def check(cache: QuantizedCache, what: str = "") -> None:

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from held_still import HeldStill
+from small_specs import NAMES, small
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -23,7 +24,6 @@ PROMPTS = [[3, "image", 40], [4, "image", 6]]
 ONE_TOKEN = [[50], [1]]
 TOLERANCE = 1e-9
 
-NAMES = [name for name, entry in duotone.SCHEMES.items() if entry.model is None]
 NORMED = CacheSpec(
     visual=KVSpec(TensorSpec(4, "channels"), TensorSpec(4)),
     text=KVSpec(TensorSpec(4, "channels", 8), TensorSpec(4, group=4)),
@@ -40,12 +40,6 @@ def model() -> PreTrainedModel:
     for layer in made.get_decoder().layers:  # channels that stand out, which norms are for
         layer.self_attn.k_proj.weight.data[::7] *= 4
     return made
-
-
-def small(name: str) -> CacheSpec:
-    """A scheme whose windows are short: groups leave them while few tokens are generated."""
-    spec = duotone.scheme(name)
-    return spec.replace(sink=min(spec.sink, 3), recent=min(spec.recent, 9))
 
 
 def prefill(given: dict[str, Tensor], cache, chunk: int | None = None) -> Tensor:

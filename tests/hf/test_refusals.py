@@ -8,13 +8,9 @@ import torch
 from family_configs import TEXT
 from transformers import (
     AutoModelForCausalLM,
-    DeepseekV2Config,
-    Gemma2Config,
     GitConfig,
     MoshiConfig,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 import duotone
@@ -33,20 +29,6 @@ TEXT_SPEC = KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels"))
 def test_text_only_model_under_a_visual_scheme_raises() -> None:
     with pytest.raises(ValueError, match=r"has none.*kivi"):
         QuantizedCache(tiny_model("llama"), VISUAL)
-
-
-@pytest.mark.parametrize(
-    ("config", "word"),
-    [
-        (DeepseekV2Config(), "latent"),
-        (T5Config(), "encoder-decoder"),
-        (Gemma2Config(**TEXT), "softcap"),
-    ],
-    ids=["mla", "encoder-decoder", "softcap"],
-)
-def test_unsupported_models_raise_by_name(config: object, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        duotone.hf.model_facts(config)
 
 
 @dataclass(frozen=True)
@@ -84,21 +66,6 @@ def test_bases_of_the_embedded_model_explain_themselves_first() -> None:
     """Not by the layers that they name and a shallower model does not have."""
     with pytest.raises(ValueError, match=r"belong to a model.*duotone calibrate"):
         QuantizedCache(tiny_model("internvl"), duotone.scheme("duotone-klt"))
-
-
-def test_encoder_decoder_model_raises_before_any_change() -> None:
-    config = T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8, vocab_size=50)
-    model = T5ForConditionalGeneration(config)
-    with pytest.raises(ValueError, match="encoder-decoder"), duotone.enable(model, VISUAL):
-        pass
-    assert "generate" not in vars(model)
-
-
-def test_linear_attention_layers_raise() -> None:
-    config = tiny_model("qwen2").config.__class__(**{**TEXT, "num_hidden_layers": 2})
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match="linear_attention"):
-        duotone.hf.model_facts(config)
 
 
 def test_a_window_without_a_mask_raises() -> None:

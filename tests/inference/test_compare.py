@@ -1,7 +1,6 @@
 import json
 
 import pytest
-import transformers
 from PIL import Image
 
 import duotone
@@ -120,30 +119,3 @@ def test_the_bundled_questions_are_enough_for_a_demo():
 def test_no_prompts_raise(loaded):
     with pytest.raises(ValueError, match="at least one prompt"):
         comparing.compare(loaded, [], duotone.scheme("dense"), "dense")
-
-
-def text_only():
-    config = transformers.LlamaConfig(
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-    )
-    return Loaded("words", transformers.LlamaForCausalLM(config), None)
-
-
-@pytest.mark.parametrize("scheme", ["duotone", "calibquant"])
-def test_a_visual_scheme_needs_visual_tokens(loaded, scheme):
-    spec = duotone.scheme(scheme)
-    comparing.check_scheme_fits(loaded, spec, has_images=True)
-    with pytest.raises(ValueError, match="prompt without a picture"):
-        comparing.check_scheme_fits(loaded, spec, has_images=False)
-    with pytest.raises(ValueError, match=r"'words' \(llama\), which has no visual tokens"):
-        comparing.check_scheme_fits(text_only(), spec, has_images=False)
-
-
-@pytest.mark.parametrize("scheme", ["kivi", "dense"])
-def test_other_schemes_take_any_prompt(scheme):
-    spec = duotone.scheme(scheme)
-    assert comparing.check_scheme_fits(text_only(), spec, has_images=False) is None

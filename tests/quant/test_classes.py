@@ -82,20 +82,3 @@ def test_true_bits_count_class_numbers_and_missing_scales() -> None:
     codes, params = 1.0, (64 + 24) * 16 / (64 * 256)
     numbers = 2 * 64 / (64 * 256)
     assert bits_per_element(SPEC, 256, 64) == codes + params + numbers
-
-
-@pytest.mark.parametrize(
-    ("fields", "rule"),
-    [
-        ({"classes": ((2, 0.25), (4, 0.25))}, "bits falling"),
-        ({"classes": ((5, 0.25),)}, "bits falling"),
-        ({"classes": ()}, "1 to 3 pairs"),
-        ({"classes": ((4, 0.75), (2, 0.5))}, "sum to at most 1"),
-        ({"classes": ((4, 0.0),)}, "sum to at most 1"),
-        ({"classes": ((4, 0.5),), "along": "channels"}, "need along='tokens'"),
-        ({"classes": ((4, 0.5),), "mapping": "symmetric"}, "mapping='asymmetric'"),
-    ],
-)
-def test_bad_classes_raise(fields: dict[str, object], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        TensorSpec(**fields)

@@ -72,17 +72,3 @@ def test_padding_and_constant_groups_change_nothing() -> None:
     assert torch.equal(padded.dequantize()[:, :256], alone.dequantize())
     constant = torch.full((1, 63, 8), 0.1)
     assert torch.equal(quantize(constant, SPEC).dequantize(), constant)
-
-
-@pytest.mark.parametrize(
-    ("fields", "rule"),
-    [
-        ({"energy": -1.0}, "energy must lie in"),
-        ({"energy": 3}, "energy must lie in"),
-        ({"energy": 1.0, "along": "channels"}, "needs along='tokens'"),
-        ({"energy": 1.0, "mapping": "symmetric"}, "mapping='asymmetric'"),
-    ],
-)
-def test_bad_fields_raise(fields: dict[str, object], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        TensorSpec(**fields)

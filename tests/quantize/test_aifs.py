@@ -126,15 +126,6 @@ def test_a_checkpoint_runs_reordered_as_it_did(aifs, tmp_path):
     assert not hasattr(checkpoints.load(folder, waive=("checksum",)), ATTRIBUTE)
 
 
-def test_mquant_runs_reordered_as_well():
-    loaded, report = quantized("mquant-w4a8", visual_first=True, method="rtn")
-    given = prompt(loaded, 1)
-    found, seen = told(loaded.model, given)
-    assert report["recipe"]["visual_first"]
-    assert {first for first, _ in seen} == {True}
-    assert relative_error(found, logits(in_sequence(loaded.model), given)) < NEAR
-
-
 def test_a_deep_copy_has_hooks_of_its_own(aifs):
     copied, given = copy.deepcopy(aifs.model), prompt(aifs, 1)
     wanted = logits(aifs.model, given)

@@ -1,14 +1,12 @@
 """`duotone quantize` on a tiny random model and samples of its own, and on the embedded one."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from duotone.cli import app
-from duotone.hf.weights.checkpoint import load, quantization_of
 
 from mquant_setups import quantized, tiny_loaded
 
@@ -117,20 +115,6 @@ def test_evaluation_on_calibration_data_is_refused(tmp_path, samples, tiny, monk
     result = run("evaluate", samples, "--model", "tiny")
     assert result.exit_code == 2
     assert "got 2 samples in both: row-1" in " ".join(result.output.split())
-
-
-def test_a_reordered_model_from_samples_to_answers(tmp_path, samples, tiny, monkeypatch):
-    made = run("quantize", "tiny", "-r", "static-msq-aifs-w4a8", "-c", samples, "-n", 2,
-               "-o", tmp_path / "q")  # fmt: skip
-    assert made.exit_code == 0, made.output
-    loaded = replace(tiny_loaded(), model=load(tmp_path / "q"))
-    assert quantization_of(loaded.model).header["recipe"]["visual_first"]
-    monkeypatch.setattr("duotone.loading.load", lambda *_, **__: loaded)
-    picture = tmp_path / "0.png"
-    asked = ("--image", picture, "--question", "what is this ?", "--max-new-tokens", 3, "--json")
-    result = run("compare", "--model", tmp_path / "q", "--scheme", "calibquant", *asked)
-    assert result.exit_code == 0, result.output
-    assert len(json.loads(result.stdout)["answers"]) == 1
 
 
 @pytest.mark.slow

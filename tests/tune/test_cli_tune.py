@@ -68,19 +68,3 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     refused = tune(*options, "--trials", "9", "--seed", "5", out=out)
     assert refused.exit_code == 2
     assert "seed: 0 -> 5" in " ".join(refused.output.split())
-
-
-def test_a_spec_file_is_a_scheme(tmp_path):
-    spec = duotone.scheme("innerq").replace(recent=7)
-    path = tmp_path / "mine.json"
-    path.write_text(spec.to_json())
-    assert scheme_spec(str(path), None) == spec
-    result = CliRunner().invoke(app, ["plan", "--scheme", str(path), "--json"])
-    assert json.loads(result.stdout)["spec"]["recent"] == 7
-
-
-def test_a_spec_file_has_its_own_bits(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(duotone.scheme("kivi").to_json())
-    with pytest.raises(ValueError, match="its own"):
-        scheme_spec(str(path), 2)
