@@ -9,21 +9,20 @@ from cuda_device import NEEDS_KERNELS
 import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda.classes import decode as class_decode
-from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.shared.geometry import Geometry
-from duotone.cache.pair import PackedPair
 from duotone.inference.batch import encode, generate, make_cache, prepare
 from duotone.loading import load
 from duotone.quant import KVSpec, TensorSpec
 from duotone.tasks import TASKS
 
+from basis_cases import laid_out
 from cases import (
     CALIBRATED,
     CLASSES_VALUE,
     PRESET_KEY,
     UNITS,
     Case,
-    assert_near,
+    assert_near_half,
     build,
     poisoned,
     reference,
@@ -114,26 +113,12 @@ CASES = [
 ]
 
 
-def laid_out(kv):
-    """The same segments with packed tokens in records."""
-    first, *rest = kv
-    pair = PackedPair(first.key, first.value).laid_out(class_layout)
-    assert pair.records is not None
-    return [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
-
-
-def assert_near_half(actual, expected, case):
-    """Integers of 16 bits: fp32 queries get what fp16 ones get."""
-    assert actual.dtype == expected.dtype
-    assert_near(*(x.half() if case.dtype == FP32 else x for x in (actual, expected)))
-
-
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case: Case) -> None:
     query, kv = build(case)
     out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
@@ -144,7 +129,7 @@ def test_kv_heads_may_be_teams_of_one_block(specs, gqa, at, monkeypatch) -> None
     case = Case((9000, 0, 1, 300, 3328), **specs, gqa=gqa, kv_heads=4, head_dim=64, dtype=FP16)
     query, kv = build(case)
     out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.mark.parametrize("specs", [ONE, TWO, SPAN], ids=["one", "two", "span"])
@@ -167,7 +152,7 @@ def test_peaky_scores_keep_their_low_digits() -> None:
     query, kv = build(case)
     query = query * 6
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 def test_wrong_parameters_are_noticed() -> None:
@@ -180,7 +165,7 @@ def test_wrong_parameters_are_noticed() -> None:
     wrong = replace(segment, records=replace(segment.records, data=data))
     out = decode_attention(query, [wrong], sm_scale=case.sm_scale, impl="cuda")
     with pytest.raises(AssertionError, match="rms"):
-        assert_near_half(out, reference(case, query, kv), case)
+        assert_near_half(out, reference(case, query, kv))
 
 
 def test_wrong_parameters_of_a_span_are_noticed() -> None:
@@ -194,7 +179,7 @@ def test_wrong_parameters_of_a_span_are_noticed() -> None:
             query, [replace(segment, records=wrong), dense], sm_scale=case.sm_scale, impl="cuda"
         )
         with pytest.raises(AssertionError, match="rms"):
-            assert_near_half(out, reference(case, query, kv), case)
+            assert_near_half(out, reference(case, query, kv))
 
 
 def test_auto_takes_cuda_and_the_others_still_can() -> None:
@@ -204,7 +189,7 @@ def test_auto_takes_cuda_and_the_others_still_can() -> None:
     expected = reference(case, query, kv)
     for impl in ("auto", "cuda", "triton", "reference"):
         out = decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl)
-        assert_near_half(out, expected, case)
+        assert_near_half(out, expected)
 
 
 @pytest.mark.parametrize("specs", [ONE, TUNED, SPAN], ids=["one", "tuned", "span"])
@@ -220,7 +205,7 @@ def test_runs_in_a_graph(specs) -> None:
     for seed in (1, 2, 3):
         query.copy_(build(case, seed)[0])
         graph.replay()
-        assert_near_half(out, reference(case, query, kv), case)
+        assert_near_half(out, reference(case, query, kv))
 
 
 TINY = {

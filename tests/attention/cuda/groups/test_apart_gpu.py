@@ -18,7 +18,7 @@ from duotone.attention.static import StaticDecoder
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
 
-from cases import Case, assert_near, build, poisoned, reference
+from cases import Case, assert_near, assert_near_half, build, poisoned, reference
 from frozen_decoder import Heads, Tokens, frozen_decoder
 
 pytestmark = NEEDS_KERNELS
@@ -59,13 +59,13 @@ def test_matches_the_reference_and_whole_records(case: Case, parts: tuple[str, .
     (segment,) = poisoned(kv)
     out = decode(query, reader(segment, parts), case.sm_scale)
     expected = reference(case, query, kv)
-    assert_near(*(x.half() if case.dtype == FP32 else x for x in (out, expected)))
+    assert_near_half(out, expected)
     pair = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
     whole = replace(segment, key=pair.key, value=pair.value, records=pair.records)
     # The same image of a record, cut the same way; which warp draws it, and so its rounding of
     # weights to fp16, is not fixed.
     again = decode(query, whole, case.sm_scale)
-    assert_near(*(x.half() if case.dtype == FP32 else x for x in (out, again)))
+    assert_near_half(out, again)
 
 
 @pytest.mark.parametrize("parts", KEEPS.values(), ids=KEEPS)

@@ -11,14 +11,13 @@ import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.spans import decode as span_decode
-from duotone.attention.cuda.spans.layout import span_layout
-from duotone.cache.pair import PackedPair
 from duotone.inference.batch import encode, generate, make_cache, prepare
 from duotone.loading import load
 from duotone.quant import TensorSpec
 from duotone.tasks import TASKS
 
-from cases import Case, assert_near, build, poisoned, reference
+from basis_cases import laid_out
+from cases import Case, assert_near_half, build, poisoned, reference
 
 pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -71,20 +70,6 @@ CASES = [
 ]
 
 
-def laid_out(kv):
-    """The same segments with packed codes in records."""
-    first, *rest = kv
-    pair = PackedPair(first.key, first.value).laid_out(span_layout)
-    assert pair.records is not None
-    return [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
-
-
-def assert_near_half(actual, expected, case):
-    """Integers of 16 bits: fp32 queries get what fp16 ones get."""
-    assert actual.dtype == expected.dtype
-    assert_near(*(x.half() if case.dtype == FP32 else x for x in (actual, expected)))
-
-
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case: Case) -> None:
@@ -92,7 +77,7 @@ def test_matches_the_reference(case: Case) -> None:
     out = decode_attention(
         query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, tau=case.tau, impl="cuda"
     )
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.mark.parametrize("long", [True, False], ids=["long", "short"])
@@ -105,7 +90,7 @@ def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None
     query, kv = build(case)
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
     span_decode.geometry.cache_clear()
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
@@ -116,7 +101,7 @@ def test_kv_heads_may_be_teams_of_one_block(bits, gqa, at, monkeypatch) -> None:
     case = Case((9000, 0, 1, 300, 3328), **whole(bits), gqa=gqa, kv_heads=4, head_dim=64)
     query, kv = build(case)
     out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 def test_peaky_scores_keep_their_low_digits() -> None:
@@ -124,7 +109,7 @@ def test_peaky_scores_keep_their_low_digits() -> None:
     query, kv = build(case)
     query = query * 6
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "read-twice"])
@@ -139,7 +124,7 @@ def test_calibrated_scores_may_be_kept_or_made_twice(
     if not keeps:
         monkeypatch.setattr(span_decode, "kept_geometry", lambda *_: None)
     out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, tau=TAU, impl="cuda")
-    assert_near_half(out, reference(case, query, kv), case)
+    assert_near_half(out, reference(case, query, kv))
 
 
 def test_wrong_codes_are_noticed() -> None:
@@ -151,7 +136,7 @@ def test_wrong_codes_are_noticed() -> None:
         query, [replace(segment, records=flipped)], sm_scale=case.sm_scale, impl="cuda"
     )
     with pytest.raises(AssertionError, match="rms"):
-        assert_near_half(out, reference(case, query, kv), case)
+        assert_near_half(out, reference(case, query, kv))
 
 
 def test_auto_takes_cuda_and_the_others_still_can() -> None:
@@ -160,9 +145,8 @@ def test_auto_takes_cuda_and_the_others_still_can() -> None:
     segments = laid_out(kv)
     expected = reference(case, query, kv)
     for impl in ("auto", "cuda", "triton", "reference"):
-        assert_near_half(
-            decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl), expected, case
-        )
+        out = decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl)
+        assert_near_half(out, expected)
 
 
 @pytest.mark.parametrize("tau", [None, TAU], ids=["plain", "tau"])
@@ -179,7 +163,7 @@ def test_runs_in_a_graph_and_follows_new_lengths(dense, tau) -> None:
     for seed in (1, 2, 3):
         query.copy_(build(case, seed)[0])
         graph.replay()
-        assert_near_half(out, reference(case, query, kv), case)
+        assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.fixture(scope="module")
