@@ -243,6 +243,16 @@ def test_a_model_that_moved_and_came_back_is_captured_anew(captures: list[CudaGr
     assert torch.equal(*answers)
 
 
+def test_a_model_under_torch_compile_decodes_as_without_it() -> None:
+    model, given = new_model("llama").cuda(), prompt_of("llama")
+    call = {"max_new_tokens": 8, "do_sample": False}
+    with warnings.catch_warnings(), duotone.enable(model, MIXED):
+        warnings.simplefilter("ignore", SlowPathWarning)
+        plain = model.generate(**given, **call)
+        model.compile(backend="eager")
+        assert torch.equal(model.generate(**given, **call), plain)
+
+
 def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph]) -> None:
     model, given, turns = exact_model("internvl").cuda(), prompt_of("internvl"), []
     given = typed(model, given)

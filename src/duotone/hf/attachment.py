@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from duotone.hf.attention import NAME, register, text_implementation
+from duotone.hf.attention import NAME, NOT_COMPILED, register, text_implementation
 from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
 from duotone.hf.graph_decode import current_call
 
@@ -109,8 +109,7 @@ class Attachment:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Inputs of the model by name, if one of our caches is among them."""
-        # A compiled step is of transformers' own static cache, which needs no announcement.
-        if torch.compiler.is_compiling() or model is not self._model():
+        if model is not self._model():
             return {}
         given = self._parameters.bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
@@ -119,6 +118,17 @@ class Attachment:
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if not _is_compiled_without_us(args, kwargs):
+            self._begin(model, args, kwargs)
+
+    def _after_forward(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object
+    ) -> None:
+        if not _is_compiled_without_us(args, kwargs):
+            self._end(model, args, kwargs)
+
+    @torch.compiler.disable(reason=NOT_COMPILED)
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = current_call()
         if call is not None and call.claims(model, args, kwargs):
             return
@@ -127,15 +137,21 @@ class Attachment:
                 given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
             )
 
-    def _after_forward(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object
-    ) -> None:
+    @torch.compiler.disable(reason=NOT_COMPILED)
+    def _end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = current_call()
         if call is not None and call.claimed:
             call.claimed = False
             return
         if given := self._inputs(model, args, kwargs):
             given["past_key_values"].end_step()
+
+
+def _is_compiled_without_us(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True where torch.compile traces a step of another cache, whose graph must not break."""
+    if not torch.compiler.is_compiling():
+        return False
+    return not any(hasattr(given, "begin_step") for given in (*args, *kwargs.values()))
 
 
 def set_text_implementation(model: PreTrainedModel, name: str) -> None:

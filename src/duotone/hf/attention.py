@@ -17,6 +17,11 @@ from duotone.hf.states import LazyStates, StaticStates
 from duotone.quant.autocast import without_autocast
 
 NAME = "duotone"
+# Said by torch.compile, which leaves its graph for what a cache does; fullgraph=True refuses that.
+NOT_COMPILED = (
+    "a QuantizedCache launches kernels of its own; compile without fullgraph=True, or leave the "
+    "model as it is: duotone.enable captures decode steps as CUDA graphs."
+)
 # Arguments that change the scores in ways the packed path does not compute.
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask")
 
@@ -49,17 +54,29 @@ def duotone_attention(
     model's own mask; one new token attends to the packed segments; a chunk with a past attends to
     the packed past and to its own dense states.
     """
-    if isinstance(key, StaticStates):
-        _check_arguments(module, kwargs)
-        sm_scale = _scale(query, scaling)
-        output = key.layer.decode(query, key.new, value.new, sm_scale)
-        return output.transpose(1, 2).contiguous(), None
+    if isinstance(key, (LazyStates, StaticStates)):
+        return _cached_attention(module, query, key, value, attention_mask, scaling, kwargs), None
     _check_pair(module, key, value)
-    if not isinstance(key, LazyStates):
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+
+
+@torch.compiler.disable(reason=NOT_COMPILED)
+def _cached_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: LazyStates | StaticStates,
+    value: LazyStates | StaticStates,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+    kwargs: dict[str, Any],
+) -> Tensor:
     _check_arguments(module, kwargs)
+    if isinstance(key, StaticStates):
+        output = key.layer.decode(query, key.new, value.new, _scale(query, scaling))
+        return output.transpose(1, 2).contiguous()
+    _check_pair(module, key, value)
     cache, steps = key.layer.cache, key.layer.cache.steps
     if steps.is_decode_step:
         output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
@@ -70,12 +87,12 @@ def duotone_attention(
         if steps.selection is not None:
             steps.judge(_importance(query, key, attention_mask, scaling))
         cache.commit()
-        return output, None
+        return output
     else:
         output = _chunk(query, key, value, attention_mask, scaling)
     if not steps.is_stored(key.layer.index):
         cache.commit()
-    return output.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2).contiguous()
 
 
 def _check_pair(module: torch.nn.Module, key: Tensor, value: Tensor) -> None:

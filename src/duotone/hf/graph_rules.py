@@ -76,7 +76,7 @@ def _of_prompt(name: str, value: Any) -> bool:
 def reason_against_buffers(model: PreTrainedModel, device: torch.device) -> str | None:
     """Why a cache of this model on `device` cannot decode in fixed buffers, or None."""
     if getattr(model, "_compiled_call_impl", None) is not None:
-        return "a model that is compiled has graphs of its own"
+        return "a model under torch.compile leaves its compiled code at every layer's cache"
     used = text_implementation(model)
     if used != NAME:
         return f"fixed buffers need duotone's attention; set_attn_implementation chose {used!r}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from duotone.cache import Segment
+from duotone.hf.attention import NOT_COMPILED
 from duotone.hf.states import LazyStates, StaticStates
 from duotone.quant.autocast import without_autocast
 
@@ -48,6 +50,7 @@ class QuantizedLayer(CacheLayerMixin):
         """Nothing to prepare: containers grow from the first states."""
         self.is_initialized = True
 
+    @torch.compiler.disable(reason=NOT_COMPILED)
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
