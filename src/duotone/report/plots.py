@@ -17,7 +17,6 @@ from duotone.report.generate import STATIC, ordered, summarized
 Result = Mapping[str, Any]
 SCHEMA = "duotone.generate/1"
 FORMATS = ("png", "svg")
-MARKERS = "os^Dv"
 # Colours: of rows of `bench generate`, of tensors.
 BY_ROW = {"plain": "0.6", STATIC: "0.8", "enable": "C0"}
 BY_TENSOR = {"key": ("K", "tab:blue"), "value": ("V", "tab:orange")}
