@@ -130,7 +130,7 @@ def test_python_raises_before_the_model_runs(content, message, still, tmp_path) 
         lambda: duotone.enable(still, read()).__enter__(),
         lambda: duotone.plan(still, read(), visual_tokens=16, text_tokens=10),
         lambda: evaluate(still, TinyProcessor(), TINY_TASK, {"mine": read()}, 2),
-        lambda: compare(loaded, bundled_prompts()[:1], read(), "mine"),
+        lambda: compare(loaded, bundled_prompts()[:1], {"mine": read()}),
     )
     for use in users:
         with pytest.raises(ValueError, match=message):

@@ -112,7 +112,6 @@ def tiny_example(split: str, index: int) -> Example:
 
 TINY_TASK = Task(
     name="tiny",
-    description="pictures of noise",
     source=tiny_example,
     metrics=("anls", "accuracy"),
     headline="anls",

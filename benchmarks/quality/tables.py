@@ -3,13 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from duotone.report.markdown import (
-    Result,
-    markdown_table,
-    source,
-    with_16_bit_numbers,
-    with_interval,
-)
+from duotone.report.markdown import Result, markdown_table, source, with_interval
 
 REFERENCE = "16-bit"
 
@@ -214,7 +208,7 @@ def text_table(results: Sequence[Result], labels: Sequence[str] | None = None) -
         rows = []
         known = result["schemes"]
         for label in known if labels is None else [name for name in labels if name in known]:
-            scheme = known[label] | {"memory": with_16_bit_numbers(known[label], result["dtype"])}
+            scheme = known[label] | {"memory": _with_16_bit_numbers(known[label], result["dtype"])}
             memory, change = scheme["memory"], scheme["difference"]
             bits = (f"{memory[name]:.2f}" for name in ("nominal_bits", "bits_per_element"))
             cells = (with_interval(scheme["perplexity"]), with_interval(change))
@@ -229,6 +223,22 @@ def text_table(results: Sequence[Result], labels: Sequence[str] | None = None) -
         note = f"*± half the 95 % bootstrap interval; {source(result)}.*"
         tables += [title, markdown_table(header, rows), note]
     return "\n\n".join(tables)
+
+
+def _with_16_bit_numbers(scheme: Result, dtype: str) -> Result:
+    """Return a row's memory as a 16-bit model would have it: 16 bits for a number left dense.
+
+    scheme: its "memory", and its "spec" or None, which is dense as a whole. dtype: what the model
+    computed in. Only "float32" is counted anew.
+    """
+    memory, spec = dict(scheme["memory"]), scheme["spec"]
+    if dtype != "float32":
+        return memory
+    dense_bytes = memory["dense_bytes"] if spec else memory["total_bytes"]
+    total_bytes = memory["total_bytes"] - dense_bytes // 2
+    memory["bits_per_element"] *= total_bytes / memory["total_bytes"]
+    memory["total_bytes"] = total_bytes
+    return memory if spec else memory | {"nominal_bits": 16.0}
 
 
 # {name of the table: (schema of its result files, function that renders them)}

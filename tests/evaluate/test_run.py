@@ -136,7 +136,6 @@ def letters_task():
     """Prompts of text alone, of different lengths."""
     return Task(
         name="letters",
-        description="go on",
         source=lambda split, index: Example(str(index), (), "abcdefgh"[: 3 + index] * 4, ("a",)),
         metrics=("accuracy",),
         headline="accuracy",

@@ -24,14 +24,14 @@ def prompts(tmp_path):
 
 
 def test_an_exact_scheme_gives_only_equal_answers(loaded, prompts):
-    outcome = comparing.compare(loaded, prompts, duotone.scheme("dense"), "dense", 6)
+    outcome = comparing.compare(loaded, prompts, {"dense": duotone.scheme("dense")}, 6)[0]
     assert outcome.same_answers == len(outcome.answers) == 4
     assert all(answer.reference for answer in outcome.answers)
 
 
 def test_a_lossy_scheme_counts_its_differences_and_its_bytes(loaded, prompts):
     spec = duotone.scheme("minmax", bits=1)
-    outcome = comparing.compare(loaded, prompts, spec, "minmax", 6)
+    outcome = comparing.compare(loaded, prompts, {"minmax": spec}, 6)[0]
     assert outcome.same_answers == sum(a.reference == a.answer for a in outcome.answers) < 4
     memory = outcome.memory
     assert outcome.ratio("visual") == (
@@ -47,7 +47,7 @@ def test_asking_later_disturbs_more_than_asking_at_once(loaded, prompts):
     spec = duotone.scheme("minmax", bits=1)
     first_words = []
     for later in (False, True):
-        outcome = comparing.compare(loaded, prompts, spec, "x", 1, later_question=later)
+        outcome = comparing.compare(loaded, prompts, {"x": spec}, 1, later_question=later)[0]
         first_words.append(outcome.same_answers)
     assert first_words[0] == 4 > first_words[1]
 
@@ -57,7 +57,7 @@ def test_what_schemes_and_questions_share_is_computed_once(loaded, prompts, monk
     specs = {name: duotone.scheme(name) for name in ("minmax", "calibquant")}
     alone = {
         name: [
-            comparing.compare(loaded, [prompt], spec, name, 5, later_question=later).answers[0]
+            comparing.compare(loaded, [prompt], {name: spec}, 5, later_question=later)[0].answers[0]
             for prompt in prompts
         ]
         for name, spec in specs.items()
@@ -70,7 +70,7 @@ def test_what_schemes_and_questions_share_is_computed_once(loaded, prompts, monk
     monkeypatch.setattr(
         inference, "_read_pictures", lambda *given: calls.append("read") or read(*given)
     )
-    outcomes = comparing.compare_schemes(loaded, prompts, specs, 5, later_question=later)
+    outcomes = comparing.compare(loaded, prompts, specs, 5, later_question=later)
     assert {o.scheme: o.answers for o in outcomes} == alone
     pictures = len({prompt.picture for prompt in prompts})
     assert calls.count("seen") == pictures < len(prompts)
@@ -79,7 +79,7 @@ def test_what_schemes_and_questions_share_is_computed_once(loaded, prompts, monk
 
 def test_json_carries_every_number(loaded, prompts):
     spec = duotone.scheme("minmax", bits=2)
-    outcome = comparing.compare(loaded, prompts[:1], spec, "minmax", 4)
+    outcome = comparing.compare(loaded, prompts[:1], {"minmax": spec}, 4)[0]
     data = json.loads(json.dumps(outcome.to_dict()))
     assert data["answers"][0]["picture"] == "a.png"
     assert data["answers"][0]["same"] == outcome.answers[0].same
@@ -92,7 +92,7 @@ def test_json_carries_every_number(loaded, prompts):
 def test_progress_counts_prompts(loaded, prompts):
     seen = []
     spec = duotone.scheme("dense")
-    comparing.compare(loaded, prompts[:2], spec, "dense", 2, lambda *count: seen.append(count))
+    comparing.compare(loaded, prompts[:2], {"dense": spec}, 2, lambda *n: seen.append(n))
     assert seen == [(1, 2), (2, 2)]
 
 
@@ -118,4 +118,4 @@ def test_the_bundled_questions_are_enough_for_a_demo():
 
 def test_no_prompts_raise(loaded):
     with pytest.raises(ValueError, match="at least one prompt"):
-        comparing.compare(loaded, [], duotone.scheme("dense"), "dense")
+        comparing.compare(loaded, [], {"dense": duotone.scheme("dense")})

@@ -12,7 +12,6 @@ EXAMPLES = [
 def task(**changes):
     fields = {
         "name": "two",
-        "description": "two questions",
         "source": lambda split, index: EXAMPLES[index],
         "metrics": ("anls", "accuracy"),
         "headline": "anls",

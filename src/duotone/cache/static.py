@@ -17,7 +17,6 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.index import STORES
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
@@ -91,24 +90,6 @@ class StaticStore:
         for which, source in self.sources.items():
             pair = None if pair is None else pair.with_codes(which, getattr(source, name))
         return pair
-
-    @property
-    def changing(self) -> list[Tensor]:
-        """The tensors that a flush writes."""
-        if self.stream is None:
-            return [self.key, self.value]
-        if self.stream.records is not None:
-            return [self.key, self.value, *self.stream.records.buffers]
-        pair = (self.stream.key, self.stream.value)
-        parts = [getattr(t, name) for t in pair for name in t.tensor_names()]
-        return [self.key, self.value, *parts]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers, spare slots included; codes count where they are kept."""
-        pairs = [pair for name in STORES if (pair := getattr(self, name)) is not None]
-        packed = sum(pair.codes_bytes + pair.params_bytes for pair in pairs)
-        return packed + self.norm_bytes + self.key.nbytes + self.value.nbytes
 
     @property
     def norm_bytes(self) -> int:

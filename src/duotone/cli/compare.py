@@ -86,7 +86,7 @@ def command(
         progress_bar("answering") as progress,
         explained_out_of_memory(loaded.model, specs[scheme], counts),
     ):
-        outcomes = comparing.compare_schemes(
+        outcomes = comparing.compare(
             loaded, chosen, specs, max_new_tokens, progress, later_question=later_question
         )
     if json_output:

@@ -176,32 +176,17 @@ class _Side:
 def compare(
     loaded: Loaded,
     prompts: Sequence[Prompt],
-    spec: Any,
-    scheme: str,
-    max_new_tokens: int = 64,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    later_question: bool = False,
-) -> Comparison:
-    """Answer every prompt from a 16-bit and from a `spec` cache.
-
-    progress: called with (prompts done, prompts in all).
-    later_question: read the question after the pictures' cache was quantized (`ask_later`).
-    """
-    settings = {"progress": progress, "later_question": later_question}
-    return compare_schemes(loaded, prompts, {scheme: spec}, max_new_tokens, **settings)[0]
-
-
-def compare_schemes(
-    loaded: Loaded,
-    prompts: Sequence[Prompt],
     specs: Mapping[str, Any],
     max_new_tokens: int = 64,
     progress: Callable[[int, int], None] | None = None,
     *,
     later_question: bool = False,
 ) -> list[Comparison]:
-    """`compare` with several schemes, {name: spec}; the 16-bit cache answers once for all."""
+    """Answer every prompt from a 16-bit cache, once for all, and from one of each {name: spec}.
+
+    progress: called with (prompts done, prompts in all).
+    later_question: read the question after the pictures' cache was quantized (`ask_later`).
+    """
     if not prompts:
         raise ValueError("compare needs at least one prompt, got none; give a picture")
     for spec in specs.values():

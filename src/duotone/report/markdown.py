@@ -28,19 +28,3 @@ def source(*results: Result) -> str:
     commits = ", ".join(dict.fromkeys((r["commit"] or "no commit")[:10] for r in by_age))
     devices = ", ".join(dict.fromkeys(result["device"] for result in by_age))
     return f"{devices}; {tools}; commit {commits}; {newest['created'][:10]}"
-
-
-def with_16_bit_numbers(scheme: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Return a row's memory as a 16-bit model would have it: 16 bits for a number left dense.
-
-    scheme: its "memory", and its "spec" or None, which is dense as a whole. dtype: what the model
-    computed in. Only "float32" is counted anew.
-    """
-    memory, spec = dict(scheme["memory"]), scheme["spec"]
-    if dtype != "float32":
-        return memory
-    dense_bytes = memory["dense_bytes"] if spec else memory["total_bytes"]
-    total_bytes = memory["total_bytes"] - dense_bytes // 2
-    memory["bits_per_element"] *= total_bytes / memory["total_bytes"]
-    memory["total_bytes"] = total_bytes
-    return memory if spec else memory | {"nominal_bits": 16.0}

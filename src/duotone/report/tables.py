@@ -21,7 +21,6 @@ from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
 from duotone.report.tune import (
     tune_comparisons,
-    tune_scores,
     tune_sensitivity,
     tune_summary,
     tune_table,
@@ -40,7 +39,6 @@ RENDERERS: dict[str, Renderer] = {
     "tune": ("duotone.tune/1", tune_table),
     "tune-summary": ("duotone.tune/1", tune_summary),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),
-    "tune-scores": ("duotone.tune/1", tune_scores),
     "tune-sensitivity": ("duotone.tune/1", tune_sensitivity),
 }
 

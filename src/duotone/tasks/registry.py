@@ -46,7 +46,6 @@ class SyntheticSource:
 TASKS: dict[str, Task] = {
     "captions": Task(
         name="captions",
-        description="describe a rendered scene; CIDEr against several references, object recall",
         source=SyntheticSource("scenes", kind="caption"),
         metrics=("captions", "objects"),
         headline="cider",
@@ -54,7 +53,6 @@ TASKS: dict[str, Task] = {
     ),
     "documents": Task(
         name="documents",
-        description="read a value off a rendered document; ANLS",
         source=SyntheticSource("documents", kind="field"),
         metrics=("anls", "accuracy"),
         headline="anls",
@@ -62,7 +60,6 @@ TASKS: dict[str, Task] = {
     ),
     "sequences": Task(
         name="sequences",
-        description="answer a question about a short sequence of frames; exact match",
         source=SyntheticSource("sequences"),
         metrics=("accuracy",),
         headline="accuracy",
@@ -182,7 +179,6 @@ def folder_task(
         raise ValueError(f"task data must have at least one line, got an empty file {str(path)!r}")
     return Task(
         name=path.stem,
-        description=f"questions of {path.name}",
         source=FolderSource(path.parent, rows),
         metrics=tuple(metrics),
         headline=_headline(metrics),

@@ -59,7 +59,6 @@ class Task:
     """
 
     name: str
-    description: str
     source: Callable[[str, int], Example]
     metrics: tuple[str, ...]
     headline: str

@@ -4,7 +4,6 @@ import torch
 from duotone.weights.equivalences.hadamard import HadamardPlan, plan_hadamard, transform
 from duotone.weights.equivalences.outlier_split import (
     exceeds,
-    incoherence,
     split_channel0,
     wants_split,
 )
@@ -54,17 +53,7 @@ def test_share_of_the_mean_in_channel_0(plan, share):
     assert float(energy[0] / energy.sum()) == pytest.approx(share)
 
 
-def test_incoherence():
-    assert incoherence(torch.ones(3, 5)) == pytest.approx(1)
-    one = torch.zeros(4, 4)
-    one[1, 2] = -3
-    assert incoherence(one) == pytest.approx(4)
-
-
 def test_bad_weights_are_refused():
-    for bad in (torch.zeros(2, 2), torch.zeros(0, 3)):
-        with pytest.raises(ValueError, match="not zero everywhere"):
-            incoherence(bad)
     for function in (exceeds, split_channel0):
         with pytest.raises(ValueError, match=r"weight \[out, in\]"):
             function(torch.zeros(3))

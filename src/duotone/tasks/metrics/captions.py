@@ -1,12 +1,9 @@
-"""Caption metrics of coco-caption through pycocoevalcap: BLEU, ROUGE-L, CIDEr, METEOR, SPICE.
+"""Caption metrics of coco-caption through pycocoevalcap: BLEU, ROUGE-L, CIDEr, METEOR.
 
-pycocoevalcap is imported on use; METEOR and SPICE need Java. Without Java, METEOR is left out and
-SPICE is refused.
+pycocoevalcap is imported on use. Without Java, METEOR is left out.
 """
 
-import contextlib
 import importlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,25 +116,15 @@ def _meteor(gts: Texts, res: Texts) -> Score:
     return Score(Score.mean(per_sample).statistics, lambda sums: ratio_of_sums(sums) + offset)
 
 
-def _spice(gts: Texts, res: Texts) -> Score:
-    """SPICE F-score (Anderson et al. 2016); downloads Stanford models on its first use."""
-    if not java_path():
-        raise ValueError("SPICE needs Java and none was found on PATH; install it or leave it off")
-    with contextlib.redirect_stdout(io.StringIO()):
-        _, details = _pycocoevalcap("spice.spice").Spice().compute_score(gts, res)
-    return Score.mean([detail["All"]["f"] for detail in details])
-
-
 def caption_scores(
     predictions: Sequence[str],
     references: Sequence[Sequence[str]],
     *,
     tokenized: bool = False,
-    spice: bool = False,
 ) -> dict[str, Score]:
     """All caption metrics of one set of captions against several references each.
 
-    Keys: bleu1..bleu4, rouge_l, cider, meteor (only where Java is), spice (only on request).
+    Keys: bleu1..bleu4, rouge_l, cider, meteor (only where Java is).
     `tokenized` texts are words and spaces already and stay as they are.
     """
     check_aligned(predictions, references)
@@ -148,6 +135,4 @@ def caption_scores(
     scores = _bleu(gts, res) | {"rouge_l": _rouge(gts, res), "cider": _cider(gts, res)}
     if _ptb_jar():
         scores["meteor"] = _meteor(gts, res)
-    if spice:
-        scores["spice"] = _spice(gts, res)
     return scores

@@ -50,11 +50,6 @@ class HadamardPlan:
         """Channels that are mixed with each other."""
         return self.base * self.power
 
-    @property
-    def base_signs(self) -> Tensor | None:
-        """H_m [m, m] int8, or None for m = 1."""
-        return None if self.base == 1 else base_matrix(self.base)
-
 
 def plan_hadamard(size: int, pad: bool = True) -> HadamardPlan:
     """The cheapest transform of `size` channels.

@@ -20,17 +20,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
-def incoherence(weight: Tensor) -> float:
-    """mu = max |w_ij| sqrt(numel) / ||W||_F >= 1 (QuIP; MQuant eq. 6): how far entries stick out.
-
-    Errors: ValueError for an empty or all-zero weight.
-    """
-    norm = weight.double().norm()
-    if weight.numel() == 0 or norm == 0:
-        raise ValueError("incoherence needs a weight that is not zero everywhere.")
-    return float(weight.abs().max() * weight.numel() ** 0.5 / norm)
-
-
 def exceeds(weight: Tensor) -> Tensor:
     """[out] bool: rows of an untransformed weight [out, in] for which eq. 8 holds."""
     if weight.dim() != 2 or 0 in weight.shape:

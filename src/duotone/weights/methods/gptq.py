@@ -43,8 +43,6 @@ def gptq(
     group: int | None = None,
     *,
     clip: bool = False,
-    act_order: bool = True,
-    damping: float = DAMPING,
 ) -> GptqResult:
     """Codes of a weight [out, in] for inputs with second moments `hessian` [in, in].
 
@@ -57,8 +55,8 @@ def gptq(
     check_moments(weight, hessian)
     weight, hessian = weight.float(), hessian.double()
     scale = weight_scale(weight, bits, group, clip)
-    order = _order(hessian, act_order)
-    factor, used = _inverse_factor(hessian[order][:, order], damping)
+    order = hessian.diagonal().argsort(descending=True, stable=True)
+    factor, used = _inverse_factor(hessian[order][:, order])
     columns = column_scales(scale, weight.shape[1])[:, order]
     codes = torch.empty_like(weight)
     codes[:, order] = _rounded_in_order(weight[:, order], columns, factor.float(), bits)
@@ -85,16 +83,9 @@ def check_moments(weight: Tensor, hessian: Tensor) -> None:
         )
 
 
-def _order(hessian: Tensor, act_order: bool) -> Tensor:
-    diagonal = hessian.diagonal()
-    if act_order:
-        return diagonal.argsort(descending=True, stable=True)
-    return torch.arange(len(diagonal), device=diagonal.device)
-
-
-def _inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
+def _inverse_factor(hessian: Tensor) -> tuple[Tensor, float]:
     """(upper Cholesky factor of the inverse, the damping it took)."""
-    diagonal = hessian.diagonal()
+    diagonal, damping = hessian.diagonal(), DAMPING
     mean = float(diagonal.mean()) or 1.0
     silent = (diagonal == 0).double() * mean
     while damping <= MOST_DAMPING:
