@@ -14,7 +14,13 @@ from transformers.masking_utils import sdpa_mask
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.evaluate import REFERENCE, evaluate_perplexity
-from duotone.evaluate.perplexity import chunks, perplexity_score, token_losses, window_logits
+from duotone.evaluate.perplexity import (
+    LONGEST_STEP,
+    perplexity_score,
+    token_losses,
+    window_logits,
+    window_steps,
+)
 from duotone.quant import quantize
 from duotone.tasks import Passages
 from stories import FOLDER, needs_stories, stories, stories_model
@@ -87,7 +93,7 @@ def generated_losses(model, window, spec):
     Normalised keys need a prompt: the tokens before the first flush.
     """
     ids, cache = torch.tensor([window]), duotone.QuantizedCache(model, spec)
-    prompt = next(chunks(spec, len(window) - 1)).stop if spec.key_norm else 1
+    prompt = next(window_steps(spec, len(window) - 1, LONGEST_STEP)).stop if spec.key_norm else 1
     steps = [ids[:, :prompt], *(ids[:, i : i + 1] for i in range(prompt, len(window) - 1))]
     logits = torch.cat([model(input_ids=i, past_key_values=cache).logits for i in steps], 1)
     cache.detach()
@@ -105,7 +111,7 @@ def test_perplexity_is_that_of_tokens_generated_one_by_one(model, name):
 
 
 @pytest.mark.parametrize("longest", [7, 31, 32, 33])
-def test_shorter_chunks_give_the_same(model, longest):
+def test_shorter_steps_give_the_same(model, longest):
     """Pieces of a flush interval, single tokens right before a flush among them."""
     windows, spec = texts(120), stream(1, 8, recent=24)
     losses, _ = token_losses(model, windows, spec, longest=longest)
@@ -121,7 +127,7 @@ def test_a_mixed_scheme_reads_text_as_it_generates():
     torch.testing.assert_close(losses[0], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_phases_read_in_chunks_are_noticed(model, monkeypatch):
+def test_phases_read_in_long_steps_are_noticed(model, monkeypatch):
     spec = duotone.scheme("innerq", mapping="hybrid-prefill").replace(sink=3, recent=16)
     spec, (window,) = spec.replace(key_norm=False), texts(90)
     expected = generated_losses(model, window, spec)
@@ -131,11 +137,11 @@ def test_phases_read_in_chunks_are_noticed(model, monkeypatch):
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_a_chunk_over_a_flush_is_noticed(model, monkeypatch, late):
+def test_a_step_over_a_flush_is_noticed(model, monkeypatch, late):
     windows, spec = texts(90), stream(1, 8, recent=24)
     expected = one_at_a_time(model, windows, spec)
     monkeypatch.setattr(
-        "duotone.evaluate.perplexity.chunks",
+        "duotone.evaluate.perplexity.window_steps",
         lambda *_: [slice(0, 32 + late), slice(32 + late, 40), slice(40, 89)],
     )
     losses, _ = token_losses(model, windows, spec)
@@ -190,8 +196,8 @@ def test_without_a_scheme_it_is_the_models_own_loss(model):
         "norms and phases",
     ],
 )
-def test_chunks_reach_from_flush_to_flush(spec, tokens, sizes):
-    steps = list(chunks(spec, tokens))
+def test_steps_reach_from_flush_to_flush(spec, tokens, sizes):
+    steps = list(window_steps(spec, tokens, LONGEST_STEP))
     assert [step.stop - step.start for step in steps] == sizes
     assert [step.start for step in steps[1:]] == [step.stop for step in steps[:-1]]
 

@@ -8,12 +8,13 @@ import torch
 
 import duotone
 from duotone.evaluate.forcing import LogitsRecorder, forced_agreement
+from duotone.evaluate.steps import flush_steps
 from duotone.inference.batch import ask_later, encode, generate, make_cache, prepare
 from duotone.inference.memory import cache_memory
 from duotone.inference.prompts import encode_text
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.tune.bits import held
-from duotone.tune.objective import flush_steps, measure
+from duotone.tune.objective import measure
 from duotone.tune.prefilled import prefill
 from tiny_text import LetterTokenizer, text_model
 from tiny_vlm import TinyProcessor, tiny_example, tiny_model
@@ -73,7 +74,7 @@ def test_one_step_over_flushes_would_be_wrong(model, prompts, name, monkeypatch)
     batch, answers, reference, prefilled = prompts
     slow = forced_agreement(model, batch, SPECS[name], answers, reference)
     monkeypatch.setattr(
-        "duotone.tune.objective.flush_steps", lambda spec, n, q, a: iter([slice(0, q + a)])
+        "duotone.tune.objective.flush_steps", lambda spec, tokens, **_: iter([slice(0, tokens)])
     )
     fast = measure(model, prefilled, SPECS[name]).rows
     assert np.abs(fast[:, 0] - slow[:, 0]).max() > 1e-4
@@ -94,7 +95,8 @@ def test_it_equals_forced_agreement_on_a_text_model():
 
 
 def steps(spec, streamed, question, answer):
-    return [(s.start, s.stop) for s in flush_steps(spec, streamed, question, answer)]
+    found = flush_steps(spec, question + answer, prompt=question, streamed=streamed)
+    return [(s.start, s.stop) for s in found]
 
 
 def test_steps_end_at_every_sequence_s_flushes():

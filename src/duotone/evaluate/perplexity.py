@@ -1,14 +1,8 @@
 """Teacher-forced perplexity through the cache: every token is predicted from the quantized past.
 
 A token is scored as if the tokens before it had been generated one at a time. Tokens that have left
-the window are read from codes, the window and the token itself as stored. Chunks are faster and
-give the same result. Before token t is read, the stream holds (sink and window left out)
-
-    packed(t) = group * floor(max(0, t - sink - recent) / group)
-
-tokens in codes. Tokens of one step see the packed past of the first of them, and each other in 16
-bit. A chunk equals single steps exactly where packed(t) is the same for all of it: from one flush
-to the next. The first chunk has sink + recent + group tokens, later ones `group`.
+the window are read from codes, the window and the token itself as stored. Steps of several tokens
+are faster and give the same result (`steps`).
 
 A model in float64 gives what single tokens give to 1e-9. In float32 a step's length and the rows
 beside a window choose orders of summation. K and V then differ in their last bits, a code flips
@@ -40,9 +34,10 @@ from duotone.tasks.metrics.score import ratio_of_sums
 from .kept_batches import Batches, identity
 from .loop import Evaluation, Progress
 from .records import check_schemes, describe, finished, resolve_schemes, result_data, write_result
+from .steps import flush_steps
 
-# Bounds the logits of one step, [B, chunk, vocabulary]; has no influence on the result.
-LONGEST_CHUNK = 256
+# Bounds the logits of one step, [B, tokens, vocabulary]; has no influence on the result.
+LONGEST_STEP = 256
 
 
 @dataclass(frozen=True)
@@ -63,26 +58,14 @@ class PerplexitySettings:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}; one window at least")
 
 
-def chunks(spec: CacheSpec | None, tokens: int, longest: int = LONGEST_CHUNK) -> Iterator[slice]:
-    """Steps over `tokens` tokens whose result equals single steps: none reaches over a flush.
-
-    A cache flushes after several tokens, but before a single one. After a single token that fills
-    a group, the next token must be read alone. Where a cache shows tokens of one step otherwise
-    than generated ones, every step is a single one.
-    """
-    longest = 1 if spec is not None and spec.tells_phases_apart else longest
-    streams = spec is not None and isinstance(spec.text, KVSpec)
-    group = spec.flush_tokens if streams else tokens
-    flush = spec.sink + spec.recent + group if streams else tokens
-    # A prompt that fills a group flushes it at once, as a prompt's.
-    first = flush - spec.tells_phases_apart if streams and spec.key_norm else longest
-    start, single = 0, False
-    while start < tokens:
-        due = single and start == flush
-        flush += group * (start >= flush)
-        end = start + 1 if due else min(flush, start + (longest if start else first), tokens)
-        yield slice(start, end)
-        start, single = end, end - start == 1
+def window_steps(spec: CacheSpec | None, tokens: int, longest: int) -> Iterator[slice]:
+    """Steps over a window's tokens whose result equals single steps, after a prompt if need be."""
+    prompt = 0
+    if spec is not None and spec.key_norm:
+        # A prompt that fills a group flushes it at once, as a prompt's.
+        until_flush = spec.sink + spec.recent + spec.flush_tokens
+        prompt = min(until_flush - spec.tells_phases_apart, tokens)
+    return flush_steps(spec, tokens, prompt=prompt, streamed=(prompt,), longest=longest)
 
 
 def _right_padded(windows: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor, ...]:
@@ -112,7 +95,7 @@ def window_logits(
     spec: CacheSpec | None = None,
     *,
     impl: str = "auto",
-    longest: int = LONGEST_CHUNK,
+    longest: int = LONGEST_STEP,
 ) -> tuple[Iterator[tuple[slice, torch.Tensor]], torch.Tensor, Any]:
     """(steps and their logits, mask [B, T - 1] of what is predicted, the cache); `token_losses`.
 
@@ -122,7 +105,7 @@ def window_logits(
     past = ids[:, :-1]
     batch = Batch({"input_ids": past}, torch.zeros_like(past, dtype=torch.bool), mask[:, :-1])
     cache = make_cache(model, spec, batch, impl)
-    steps = chunks(spec, past.shape[1], longest)
+    steps = window_steps(spec, past.shape[1], longest)
     read = ((step, _read(model, cache, past, mask, step)) for step in steps)
     return read, mask[:, 1:], cache
 
@@ -134,7 +117,7 @@ def token_losses(
     spec: CacheSpec | None = None,
     *,
     impl: str = "auto",
-    longest: int = LONGEST_CHUNK,
+    longest: int = LONGEST_STEP,
 ) -> tuple[torch.Tensor, Any]:
     """Negative log-likelihoods in nats [B, T - 1] of all tokens but the first, and the cache.
 
@@ -154,8 +137,8 @@ def _step_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     In float32 they would all be off in one direction, by some 3e-7 nats.
     """
     pieces = zip(
-        logits.flatten(0, 1).split(LONGEST_CHUNK),
-        targets.flatten().split(LONGEST_CHUNK),
+        logits.flatten(0, 1).split(LONGEST_STEP),
+        targets.flatten().split(LONGEST_STEP),
         strict=True,
     )
     losses = [

@@ -7,15 +7,15 @@ single steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from duotone import CacheSpec, KVSpec
+from duotone import CacheSpec
 from duotone.evaluate.forcing import kl_divergence
+from duotone.evaluate.steps import flush_steps
 from duotone.inference.batch import Batch, make_cache
 
 from .bits import BitsOf, Held, held
@@ -51,47 +51,6 @@ def log_kl(kl: float) -> float:
     return float(np.log10(max(kl, 0.0) + KL_FLOOR))
 
 
-def flush_steps(
-    spec: CacheSpec, streamed: Sequence[int], question: int, answer: int
-) -> Iterator[slice]:
-    """Steps over a tail of `question` + `answer` tokens that equal the question and single steps.
-
-    streamed: tokens of each sequence's stream after the question. A token sees in codes the tokens
-    that have left the window before it,
-
-        packed(n) = group * floor(max(0, n - sink - recent) / group)
-
-    with n tokens in the stream. A step of several tokens is exact where packed stays the same for
-    all of them in all sequences. A cache flushes after several tokens and before a single one.
-    Where a flush is due after a single token, the next token is read alone. Without a quantized
-    text nothing is flushed, and one step is enough. Where a cache shows tokens of one step
-    otherwise than generated ones, every step after the question is a single one.
-    """
-    if spec.tells_phases_apart:
-        if question:
-            yield slice(0, question)
-        yield from (slice(question + i, question + i + 1) for i in range(answer))
-        return
-    if not isinstance(spec.text, KVSpec):
-        yield slice(0, question + answer)
-        return
-    if question:
-        yield slice(0, question)
-
-    def packed(place: int) -> list[int]:
-        window, group = spec.sink + spec.recent, spec.flush_tokens
-        return [max(0, n + place - window) // group * group for n in streamed]
-
-    start, single = 0, question == 1
-    while start < answer:
-        due = single and packed(start) != packed(start - 1)
-        stop = start + 1
-        while not due and stop < answer and packed(stop) == packed(start):
-            stop += 1
-        yield slice(question + start, question + stop)
-        start, single = stop, stop - start == 1
-
-
 def _streamed(spec: CacheSpec, prefilled: Prefilled) -> list[int]:
     """Tokens in each sequence's stream once the prompt is read."""
     batch = prefilled.batch
@@ -119,9 +78,9 @@ def measure(
     cache = make_cache(model, spec, _with_answers(prefilled), impl)
     masks = {"visual_mask": batch.visual_mask, "attention_mask": batch.attention_mask}
     cache.absorb(prefilled.dense, **{name: mask[:, :read] for name, mask in masks.items()})
-    fed = prefilled.tail_tokens - prefilled.question_tokens
     if prefilled.tail_tokens and prefilled.reference is not None:
-        steps = flush_steps(spec, _streamed(spec, prefilled), prefilled.question_tokens, fed)
+        prompt, streamed = prefilled.question_tokens, _streamed(spec, prefilled)
+        steps = flush_steps(spec, prefilled.tail_tokens, prompt=prompt, streamed=streamed)
         logits = read_tail(model, prefilled, cache, list(steps))
         rows = forced_rows(prefilled, logits)
     else:
