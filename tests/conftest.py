@@ -1,5 +1,6 @@
 """What every test has: a tier that it runs in, shape checks, poison for those that ask."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -65,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen[rule] % ONE_OF.get(rule, 1):
             item.add_marker(pytest.mark.slow)
         seen[rule] += 1
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage look at what tests make, not at imported libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

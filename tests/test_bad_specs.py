@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from cli_runs import error_of
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
-from duotone.cli import app
 from duotone.evaluate import evaluate, evaluate_perplexity
 from duotone.inference.compare import bundled_prompts, compare
 from duotone.loading import Loaded
@@ -147,11 +146,7 @@ def test_the_command_line_says_it_in_one_line(
     monkeypatch.setattr("duotone.loading.load_config", lambda name: still.config)
     asked = {"generate": ["what is this ?"], "evaluate": ["captions", "-n", "2"]}
     arguments = [command, *asked.get(command, []), "-s", str(spec_file(tmp_path, content))]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    assert result.stdout == ""
+    line = error_of(*arguments)
     assert pytest.raises(ValueError, match=message).matches(ValueError(line))
 
 
@@ -176,9 +171,7 @@ def test_older_spec_files_whose_windows_have_the_models_type_are_read(tmp_path) 
 
 def test_a_spec_file_has_its_own_bits(tmp_path) -> None:
     path = str(spec_file(tmp_path, TEXT.to_dict()))
-    result = CliRunner().invoke(app, ["plan", "-s", path, "--bits", "2"])
-    assert result.exit_code == 2
-    assert "--bits does not go with the spec file" in result.stderr
+    assert "--bits does not go with the spec file" in error_of("plan", "-s", path, "--bits", "2")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from cli_runs import error_of
 
 from duotone import json_text
-from duotone.cli import app
 from duotone.evaluate.records import file_stem, finished
 from duotone.report.tables import tables
 from duotone.tasks import get_task
@@ -66,10 +65,7 @@ def test_the_command_line_says_it_in_one_line(text: str, message: str, tmp_path:
     if text:
         calls.append(["evaluate", str(broken(tmp_path, "mine.jsonl", text)), "-s", "kivi"])
     for arguments in calls:
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2, result.output
-        (line,) = result.stderr.strip().splitlines()
-        assert line.startswith("error: ")
+        line = error_of(*arguments)
         assert "mine.json" in line
         with pytest.raises(ValueError, match=message):
             raise ValueError(line)
