@@ -157,3 +157,21 @@ def test_matches_the_reference(dtype, head_dim, group, warps, tmp_path) -> None:
 def test_records_may_be_longer_or_more(tokens, stages, tmp_path) -> None:
     form = DenseFormat(64, tokens, stages)
     assert_attends(FP16, form, 6, 2, tmp_path)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_what_is_no_number_is_none_in_the_output(which: str, number: float, tmp_path) -> None:
+    torch.manual_seed(0)
+    shape, group = (len(LENGTHS), KV_HEADS, SLOTS, 64), 4
+    states = {name: poisoned(torch.randn(shape).to(FP16)) for name in ("key", "value")}
+    # Positive, since a score of -inf has no weight and is right.
+    query = torch.randn(len(LENGTHS), KV_HEADS * group, 1, 64).abs()
+    before = attended(query, *states.values(), DenseFormat(64), 2, tmp_path)
+    states[which][2, 1, 40, 7] = number  # of a sequence of 100 tokens
+    found = attended(query, *states.values(), DenseFormat(64), 2, tmp_path)
+    read = found[2, group:]
+    assert not (read if which == "key" else read[..., 7]).isfinite().any()
+    others = torch.ones_like(found, dtype=torch.bool)
+    others[2, group:] = False
+    assert torch.equal(found[others], before[others])

@@ -131,14 +131,15 @@ struct Call {
 struct __align__(4 * sizeof(out_t)) FourOut {
   out_t x[4];
 };
-// Channels c to c + 3 of a q head. m: log2 of what a weight of 1 stands for.
+// Channels c to c + 3 of a q head. m: log2 of what a weight of 1 stands for. 0 without keys; what is
+// not a number stays none.
 __device__ __forceinline__ void write_out(const Call& at, int head, int h, int c, float m, float l,
                                           const float* sums) {
   const size_t row = (size_t)head * G + h;
   const float by = 1.f / l;
   FourOut y;
 #pragma unroll
-  for (int j = 0; j < 4; j++) y.x[j] = float_to_out(l > 0.f ? sums[j] * by : 0.f);
+  for (int j = 0; j < 4; j++) y.x[j] = float_to_out(l == 0.f ? 0.f : sums[j] * by);
   *(FourOut*)(at.out + row * at.out_stride + c) = y;
-  if (at.lse && c == 0) at.lse[row * at.lse_stride] = l > 0.f ? m + __log2f(l) : MINUS_INFINITY;
+  if (at.lse && c == 0) at.lse[row * at.lse_stride] = l == 0.f ? MINUS_INFINITY : m + __log2f(l);
 }

@@ -212,7 +212,8 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earli
     m -= weight_top;
 #pragma unroll
     for (int j = 0; j < 4; j++)
-      sum[j] = l > 0.f ? value(c + j, l, sum[j]) : 0.f;  // scales of an empty block may be anything
+      // Scales of an empty block may be anything; a weight that is not a number shall be seen.
+      sum[j] = l == 0.f ? 0.f : value(c + j, l, sum[j]);
     if (MERGE == 0) {
       write_out(at, u.head, h, c, m, l, sum);
     } else if (MERGE == 3) {
