@@ -32,7 +32,7 @@ ONE_OF = {
     "attention/cuda/rotate/test_queries_on_cpu::test_rows_meet_the_matrix_of_their_head": 7,
     "attention/cuda/shared/test_units_on_cpu::test_every_unit_is_done_once": 7,
     "attention/cuda/shared/test_units_on_cpu::test_records_may_be_asked_for_early_and_by_teams": 3,
-    "attention/test_explain::test_explains_what_a_cache_gets": 3,
+    "attention/test_plan::test_explains_what_a_cache_gets": 3,
     # Interpreted kernels.
     "attention/test_large_keys::test_triton_reads_them": 3,
     "bench/test_packing::test_rows_are_what_torch_writes": 3,

@@ -1,27 +1,28 @@
 """A choice that a kernel family does not name is refused by it, whatever the choice is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from duotone.attention import families
 from duotone.attention.cuda.classes import pack as class_pack
-from duotone.attention.cuda.classes.layout import spec_reason as class_reason
+from duotone.attention.cuda.classes.family import CLASSES
 from duotone.attention.cuda.groups import pack as group_pack
-from duotone.attention.cuda.groups.format import stream_reason
-from duotone.attention.cuda.levels.search import level_reason
+from duotone.attention.cuda.groups.family import GROUPS
+from duotone.attention.cuda.levels import search
 from duotone.attention.cuda.spans import pack as span_pack
-from duotone.attention.cuda.spans.layout import spec_reason as span_reason
-from duotone.attention.families import CLASSES, GROUPS, SPANS, TRITON
+from duotone.attention.cuda.spans.family import SPANS
+from duotone.attention.families import FAMILIES
+from duotone.attention.family import Family, Tokens
+from duotone.attention.triton.family import TRITON
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_groups, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, quantize
 from duotone.quant.honours import TORCH_PACKING, TORCH_READING, Honours, fields_of
 from duotone.quant.spec_base import DECODED, STORED, decoded, stored
 
-FAMILIES = [*(f for f in vars(families).values() if isinstance(f, Honours))]
-FAMILIES += [TORCH_PACKING, TORCH_READING]
+HONOURS = [*(f.honours for f in FAMILIES), *(f.packs for f in FAMILIES if f.packs), search.HONOURS]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ToyStored(TensorSpec):
     toy: int = stored(0)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", HONOURS, ids=lambda family: family.name)
 def test_every_family_refuses_a_new_field_by_itself(family: Honours) -> None:
     assert family.refusal(ToyDecoded()) is None
     assert family.refusal(ToyDecoded(toy=1)) == f"{family.name} have no choice of toy; got toy=1"
@@ -60,30 +61,40 @@ def classed(toy: int) -> KVSpec:
     return KVSpec(ToyDecoded(group=64, classes=classes, toy=toy), ToyDecoded(toy=toy))
 
 
-def levels_reason(key: TensorSpec, value: TensorSpec) -> str | None:
-    x = torch.zeros(1, 1, 64, 16)
-    return level_reason(x, key, single_block(torch.tensor([64])))
+def reads(family: Family, kv: KVSpec) -> str | None:
+    """As for a layer of 64 channels and 4 q heads per kv head."""
+    return family.refusal(Tokens(kv.key, kv.value, (64, 64), 4, torch.bfloat16, 227 << 10))
 
 
 DOORS = {
-    "spans": (plain, span_reason),
-    "groups": (grouped, stream_reason),
-    "classes": (classed, class_reason),
-    "packing spans": (plain, lambda key, value: span_pack.pack_reason(KVSpec(key, value))),
-    "packing groups": (grouped, lambda key, value: group_pack.pack_reason(KVSpec(key, value))),
-    "packing classes": (classed, lambda key, value: class_pack.pack_reason(KVSpec(key, value))),
+    "spans": (plain, lambda kv: reads(SPANS, kv)),
+    "groups": (grouped, lambda kv: reads(GROUPS, kv)),
+    "classes": (classed, lambda kv: reads(CLASSES, kv)),
+    "triton": (plain, lambda kv: reads(TRITON, kv)),
+    "packing spans": (plain, span_pack.refusal),
+    "packing groups": (grouped, group_pack.refusal),
+    "packing classes": (classed, class_pack.refusal),
 }
 
 
 @pytest.mark.parametrize("name", DOORS)
 def test_the_doors_of_kernels_ask_their_family(name: str) -> None:
     spec, door = DOORS[name]
-    assert door(spec(0).key, spec(0).value) is None
-    assert "toy=1" in door(spec(1).key, spec(1).value)
+    assert door(spec(0)) is None
+    assert "toy=1" in door(spec(1))
 
 
 def test_levels_are_not_searched_for_a_new_field() -> None:
-    assert "toy=1" in levels_reason(ToyDecoded(toy=1), TensorSpec())
+    x, block = torch.zeros(1, 1, 64, 16), single_block(torch.tensor([64]))
+    assert "toy=1" in search.refusal(x, ToyDecoded(toy=1), block)
+
+
+@pytest.mark.parametrize("of", [plain, grouped, classed])
+def test_one_family_takes_tokens_of_each_kind(of: Callable) -> None:
+    tokens = Tokens(of(0).key, of(0).value, (64, 64), 4, torch.bfloat16, 227 << 10)
+    for kind in ("visual", "background", "text"):
+        takers = [f for f in FAMILIES if f.impl == "cuda" and kind in f.kinds and f.takes(tokens)]
+        assert len(takers) == 1
 
 
 def test_torch_refuses_to_pack_a_new_field() -> None:
@@ -99,11 +110,12 @@ def test_torch_refuses_to_pack_a_new_field() -> None:
 
 def test_widths_are_those_of_the_family() -> None:
     eight = ((8, 1 / 8),)
-    assert "[1, 2, 4] bits; got 8" in GROUPS.refusal(TensorSpec(8, group=32))
-    assert "[1, 2, 4] bits; got 8" in CLASSES.refusal(TensorSpec(classes=eight))
-    assert SPANS.refusal(TensorSpec(8)) is None
+    assert "[1, 2, 4] bits; got 8" in GROUPS.honours.refusal(TensorSpec(8, group=32))
+    assert "[1, 2, 4] bits; got 8" in CLASSES.honours.refusal(TensorSpec(classes=eight))
+    assert SPANS.honours.refusal(TensorSpec(8)) is None
     assert all(
-        "got 3" in family.refusal(TensorSpec(3)) for family in (SPANS, CLASSES, GROUPS, TRITON)
+        "got 3" in family.honours.refusal(TensorSpec(3))
+        for family in (SPANS, CLASSES, GROUPS, TRITON)
     )
 
 

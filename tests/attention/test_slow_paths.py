@@ -11,10 +11,12 @@ from launch_cases import records_of
 
 import duotone
 from duotone import KVSpec, TensorSpec
-from duotone.attention import decode_attention, dispatch
-from duotone.attention.cuda import decode, reasons
+from duotone.attention import choice, decode_attention
+from duotone.attention.cuda import decode
 from duotone.attention.cuda.shared import runtime
+from duotone.attention.cuda.shared.of_records import CALIBRATED as CALIBRATED_SCORES
 from duotone.attention.static import StaticDecoder
+from duotone.attention.triton import family as triton_family
 from duotone.cache.segments import DenseSegment
 from duotone.slow_paths import SlowPaths, SlowPathWarning
 from pretended_gpu import pretend
@@ -70,31 +72,32 @@ def test_calibration_of_classes_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
     query, kv = records_of(case, class_layout)
     (message,) = said(query, kv, tau=(0.0, 1.0))
-    assert reasons.CALIBRATED_GROUPS in message
+    assert CALIBRATED_SCORES in message
 
 
 @pytest.mark.usefixtures("gpu")
 def test_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     query, kv = build(PLAIN)
     monkeypatch.setattr(runtime, "is_untried", lambda device: True)
-    assert reasons.UNTRIED in said(query, kv)[0]
+    assert runtime.UNTRIED in said(query, kv)[0]
     old = "CUDA kernels need compute capability 8.0"
-    monkeypatch.setattr(decode, "missing", lambda device: old)
+    monkeypatch.setattr(runtime, "missing", lambda device: old)
     assert old in said(query, kv)[0]
 
 
 @pytest.mark.usefixtures("gpu")
 def test_the_reference_is_named_where_there_is_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    monkeypatch.setattr(choice, "first_refusal", triton_family.first_refusal)
+    monkeypatch.setattr(triton_family, "find_spec", lambda name: None)
     (message,) = said(*build(PLAIN))
     assert "PyTorch operations, slower than attention on a 16-bit copy" in message
-    assert "Triton is not installed" in message
+    assert "Triton, which is not installed" in message
 
 
 @pytest.mark.usefixtures("gpu")
 def test_many_dense_tokens_alone_are_named_and_few_are_not() -> None:
     query, _ = build(PLAIN)
-    for tokens, warned in ((dispatch.FEW_TOKENS, 0), (dispatch.FEW_TOKENS + 1, 1)):
+    for tokens, warned in ((choice.FEW_TOKENS, 0), (choice.FEW_TOKENS + 1, 1)):
         states = torch.zeros(2, 1, tokens, 64, dtype=torch.bfloat16)
         lengths = torch.full((2,), tokens)
         messages = said(query.bfloat16(), [DenseSegment(states, states, lengths)])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from duotone.attention.cuda.classes import pack as class_pack
+from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.groups import pack as group_pack
-from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.spans import pack as span_pack
 from duotone.bench import packing
 from duotone.bench.packing import PACKINGS, Packing, check, packing_rows
@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 
 def classes_by_torch(key, value, spec, piece):
-    return PackedPair.pack(key, value, spec, piece).laid_out(VisualLayout())
+    return PackedPair.pack(key, value, spec, piece).laid_out(class_layout)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, QuantizedCache, SlowPathWarning
-from duotone.attention import decode_attention, dispatch
+from duotone.attention import decode_attention
+from duotone.attention.triton import family as triton_family
 from duotone.cache import DenseSegment
 from pretended_gpu import pretend
 
@@ -90,7 +91,7 @@ def test_triton_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None
     query = torch.ones(1, 1, 1, 8)
     dense = DenseSegment(query, query, torch.ones(1, dtype=torch.int32))
     for installed, said in ((True, "needs a CUDA device.*on cpu"), (False, "is not installed")):
-        monkeypatch.setattr(dispatch, "find_spec", lambda name, found=installed: found or None)
+        monkeypatch.setattr(triton_family, "find_spec", lambda name, found=installed: found or None)
         rule = rf"^impl='triton' is not possible: [^\n]*{said}[^\n]*Use impl='auto'\.$"
         with pytest.raises(ValueError, match=rule):
             enter(model, STREAM, "triton")

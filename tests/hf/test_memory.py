@@ -15,7 +15,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import duotone
 from duotone import CacheSpec, QuantizedCache
 from duotone.attention.cuda.shared import runtime
+from duotone.hf import implementation
 from held import held_bytes, listing
+from pretended_gpu import single_precision
 
 from families import FAMILIES, IMAGE, inputs, tiny_model
 
@@ -208,6 +210,7 @@ def test_caches_in_a_kernels_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "missing", lambda device: None)
     monkeypatch.setattr(runtime, "is_untried", lambda device: False)
     monkeypatch.setattr(runtime, "has_kernels", lambda device: False)
+    monkeypatch.setattr(implementation, "Shape", single_precision)
     for name in ("kivi", "innerq", "xquant"):
         cache = QuantizedCache(model, small(name))
         with torch.no_grad():

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from duotone.attention.choice import Choice, choose
 from duotone.attention.reference import attend
-from duotone.cache.packed import PackedTensor
-from duotone.cache.pair import Layouts
-from duotone.cache.segments import PackedSegment, Segment
-from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.attention.triton.family import no_triton
+from duotone.cache.segments import Segment
 from duotone.quant.autocast import without_autocast
 from duotone.recorded import spoil
 from duotone.slow_paths import SlowPaths
 
-# Dense tokens per sequence that no implementation takes long for.
-FEW_TOKENS = 1024
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
 
 
@@ -58,122 +52,39 @@ def _run(
     impl: str,
     slow: SlowPaths | None,
 ) -> Tensor:
-    chosen = _choose(query, kv, tau, slow) if impl == "auto" else impl
-    if chosen == "cuda":
-        from duotone.attention.cuda import decode
+    choice = _choice(query, kv, tau, impl)
+    if slow is not None:
+        for reason in choice.reasons:
+            slow.say(choice.what, choice.slow, reason)
+    if choice.impl == "cuda":
+        from duotone.attention.cuda.decode import attend_records
 
-        run = decode.attend_records if impl == "auto" else decode.decode_attention_cuda
-        return run(query, kv, sm_scale=sm_scale, tau=tau, slow=slow)
+        return attend_records(query, choice.read, choice.others, sm_scale=sm_scale, tau=tau)
     spoil()
     kv = [segment.canonical() for segment in kv]
-    if chosen == "reference":
+    if choice.impl == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
-    if reason := triton_reason(query.device):
+    if reason := no_triton(query.device):
         raise ValueError(f"impl='triton' is not possible: {reason}. Use impl='auto'.")
     from duotone.attention.triton.decode import decode_attention_triton
 
     return decode_attention_triton(query, kv, sm_scale=sm_scale, tau=tau)
 
 
-def code_layouts(
-    spec: CacheSpec, impl: str = "auto", device: torch.device | None = None
-) -> Layouts:
-    """How a cache on `device` lays out its packed stores for the kernels that `impl` may use.
-
-    Errors: ValueError if impl="cuda" and the kernels can read none of what this spec packs, or do
-    not run on this device.
-    """
-    if impl not in ("auto", "cuda") or device is None:
-        return Layouts()
-    from duotone.attention.cuda.groups.format import stream_reason
-    from duotone.attention.cuda.groups.records import GroupLayout
-    from duotone.attention.cuda.layouts import VisualLayout, visual_reason
-    from duotone.attention.cuda.reasons import device_reason
-
-    reason = device_reason(device, impl)
-    reasons = {
-        name: reason or (_reason(getattr(spec, name), name, ask))
-        for name, ask in (
-            ("visual", visual_reason),
-            ("background", visual_reason),
-            ("text", stream_reason),
-        )
-    }
-    if all(reasons.values()) and impl == "cuda":
-        why = reason or "; ".join(reasons.values())
-        raise ValueError(f"impl='cuda' is not possible: {why}. Use impl='auto'.")
-    made = {"visual": VisualLayout, "background": VisualLayout, "text": GroupLayout}
-    return Layouts(*(None if reasons[name] else layout() for name, layout in made.items()))
-
-
-def _reason(
-    kv: object, name: str, ask: Callable[[TensorSpec, TensorSpec], str | None]
-) -> str | None:
-    if not isinstance(kv, KVSpec):
-        return f"the CUDA kernels decode packed tokens; {name} is {kv!r}"
-    return ask(kv.key, kv.value)
-
-
-def _choose(
-    query: Tensor,
-    kv: Sequence[Segment],
-    tau: tuple[float, float] | None,
-    slow: SlowPaths | None = None,
-) -> str:
-    if not on_gpu(query):
-        return "reference"
-    from duotone.attention.cuda import decode
-
-    reason = decode.unsupported(query, kv, tau)
-    if reason is None:
-        return "cuda"
-    against = _against_triton(query, kv)
-    chosen = "triton" if against is None else "reference"
-    if slow is not None:
-        for cause in (against,) if against else _why_not_cuda(query, kv, tau, reason):
-            slow.say("decode attention", chosen, cause)
-    return chosen
-
-
-def triton_reason(device: torch.device) -> str | None:
-    """Why Triton runs nothing on `device`, or None."""
-    if find_spec("triton") is None:
-        return "it needs Triton, which is not installed (duotone[triton])"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"Triton needs a CUDA device or TRITON_INTERPRET=1; got a model on {device}"
-    return None
+def _choice(
+    query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None, impl: str
+) -> Choice:
+    if impl in ("reference", "triton") or (impl == "auto" and not on_gpu(query)):
+        return Choice("reference" if impl == "auto" else impl)
+    choice = choose(query, kv, tau)
+    if impl == "cuda" and choice.impl != "cuda":
+        raise ValueError(f"{choice.against}. Use impl='auto', 'triton' or 'reference'.")
+    return choice
 
 
 def on_gpu(query: Tensor) -> bool:
     """There are kernels for where `query` is; elsewhere the reference is what one expects."""
     return query.is_cuda
-
-
-def _against_triton(query: Tensor, kv: Sequence[Segment]) -> str | None:
-    if find_spec("triton") is None:
-        return "Triton is not installed, and the CUDA kernels do not read this call"
-    from duotone.attention.triton.decode import unsupported
-
-    return unsupported(query, kv)
-
-
-def _why_not_cuda(
-    query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None, reason: str
-) -> list[str]:
-    """Causes, of which `reason` may be a consequence: that no segment has records."""
-    from duotone.attention.cuda.left_out import left_out
-    from duotone.attention.cuda.reasons import NO_RECORDS, device_reason
-
-    if reason != NO_RECORDS:
-        return [reason]
-    if untried := device_reason(query.device):
-        return [untried]
-    packed = [segment for segment in kv if isinstance(segment, PackedSegment)]
-    if packed:
-        return left_out(query, packed, tau)
-    # Up to there every implementation takes the time of its launches.
-    few = max(segment.tokens for segment in kv) <= FEW_TOKENS
-    return [] if few else ["no token of this cache is packed (yet)"]
 
 
 def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
@@ -188,11 +99,13 @@ def _check(query: Tensor, kv: Sequence[Segment], impl: str) -> None:
         raise ValueError("kv must hold at least one segment; got none. Prefill the cache first.")
     for segment in kv:
         _check_segment(query, segment)
+    value_dims = {segment.head_dims[1] for segment in kv}
+    if len(value_dims) > 1:
+        raise ValueError(f"all segments must share one value_dim; got {sorted(value_dims)}.")
 
 
 def _check_segment(query: Tensor, segment: Segment) -> None:
-    key, (batch, heads) = segment.key, segment.heads
-    head_dim = key.head_dim if isinstance(key, PackedTensor) else segment.head_dim
+    (batch, heads), (head_dim, _) = segment.heads, segment.head_dims
     fits = batch == query.shape[0] and head_dim == query.shape[3] and not query.shape[1] % heads
     if not fits:
         raise ValueError(

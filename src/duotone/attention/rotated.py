@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.cache.segments import PackedSegment, Segment
+from duotone.cache.segments import Segment
 from duotone.quant.rotation import query_into_basis
 
 
@@ -21,9 +21,7 @@ class Wants(NamedTuple):
     @classmethod
     def of(cls, segment: Segment) -> Wants:
         """Read both from a segment; (None, None) for keys that are not packed."""
-        if not isinstance(segment, PackedSegment):
-            return cls(None, None)
-        return cls(segment.key_norm, segment.key.spec.transform)
+        return cls(segment.key_norm, segment.bases[0])
 
 
 def segment_query(query: Tensor, wants: Wants) -> Tensor:

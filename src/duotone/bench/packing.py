@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 import duotone
+from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.classes.pack import class_pack, pack_codes, prepared
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, operand_of
 from duotone.attention.cuda.groups.layout import to_group_records
 from duotone.attention.cuda.groups.pack import group_pack
-from duotone.attention.cuda.layouts import VisualLayout
-from duotone.attention.cuda.spans.layout import RecordFormat
+from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.attention.cuda.spans.pack import span_pack
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import METHODS, Clock, Deadline, clean_us, measure, rotated_count
@@ -106,7 +106,7 @@ class Packing:
 
     def by_torch(self, key: Tensor, value: Tensor) -> Call:
         """Pack classes without a kernel; this synchronises, so no graph can capture it."""
-        return lambda: self._quantized(key, value).laid_out(VisualLayout()).records.data
+        return lambda: self._quantized(key, value).laid_out(class_layout).records.data
 
     def _quantized(self, key: Tensor, value: Tensor) -> PackedPair:
         return PackedPair.pack(key, value, self.spec, all_tokens(key))
@@ -117,7 +117,7 @@ class Packing:
             return self._by_own_levels(key, value)
         pair = self._quantized(key, value)
         if self.spans:
-            return pair.laid_out(VisualLayout()).records.data
+            return pair.laid_out(span_layout).records.data
         return to_group_records(pair.key, pair.value, self._form(key))
 
     def _by_own_levels(self, key: Tensor, value: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Packing:
             work.key_levels.packed(work.key, self.spec.key),
             work.value_levels.packed(work.value, self.spec.value),
         )
-        return pair.laid_out(VisualLayout()).records.data
+        return pair.laid_out(class_layout).records.data
 
     def _form(self, key: Tensor) -> GroupFormat:
         both = (("key", self.spec.key), ("value", self.spec.value))

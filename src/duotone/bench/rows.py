@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 from duotone.attention import decode_attention
+from duotone.attention.choice import choose
+from duotone.attention.cuda.groups.family import GROUPS
+from duotone.attention.families import FAMILIES
+from duotone.attention.family import Tokens
+from duotone.attention.triton.family import first_refusal
 from duotone.bench.baselines import TOLERANCE, Baseline, UnavailableError
 from duotone.bench.problems import Bytes, Problem, bytes_of, random_dense, random_query
 from duotone.bench.schemes import BenchScheme
@@ -63,7 +68,7 @@ class PackedRow:
 
     def call(self, problem: Problem) -> Callable[[], Tensor]:
         """`decode_attention`. Errors: UnavailableError, with the implementation's own reason."""
-        reason = _unsupported(self.impl, problem)
+        reason = _against(self.impl, problem)
         if reason is not None:
             raise UnavailableError(reason)
         return lambda: decode_attention(
@@ -85,39 +90,34 @@ def laid_out(problem: Problem, shared: bool = False) -> Problem:
     shared: codes are stored separately from scales, as in a layer that shares codes. Errors:
     UnavailableError.
     """
+    given = (problem.query, shared)
     segments = (
-        _segment_laid_out(segment, shared) if isinstance(segment, PackedSegment) else segment
+        _segment_laid_out(segment, *given) if isinstance(segment, PackedSegment) else segment
         for segment in problem.segments
     )
     return replace(problem, segments=tuple(segments))
 
 
-def _segment_laid_out(segment: PackedSegment, shared: bool) -> PackedSegment:
-    from duotone.attention.cuda.groups.format import stream_reason
-    from duotone.attention.cuda.groups.records import GroupLayout
-    from duotone.attention.cuda.layouts import VisualLayout, visual_reason
+def _segment_laid_out(segment: PackedSegment, query: Tensor, shared: bool) -> PackedSegment:
+    pair = PackedPair(segment.key, segment.value)
+    for family in FAMILIES:
+        layout = family.layout
+        if layout is None or (shared and "text" not in family.kinds):
+            continue
+        laid = pair.laid_out(layout.sharing(("key", "value"), ()) if shared else layout)
+        if laid.records is not None:
+            return replace(segment, key=laid.key, value=laid.value, records=laid.records)
+    # After "; " the reason names the spec, which the row names already.
+    reason = GROUPS.refusal(Tokens.of(query, segment))
+    reason = reason or "the CUDA kernels have no layout for these blocks"
+    raise UnavailableError(reason.partition("; ")[0])
 
-    specs = segment.key.spec, segment.value.spec
-    groups = GroupLayout().sharing(("key", "value"), ()) if shared else GroupLayout()
-    layout = groups if visual_reason(*specs) else VisualLayout()
-    pair = PackedPair(segment.key, segment.value).laid_out(layout)
-    if pair.records is None:
-        # After "; " the reason names the spec, which the row names already.
-        reason = stream_reason(*specs) or "the CUDA kernels have no layout for these blocks"
-        raise UnavailableError(reason.partition("; ")[0])
-    return replace(segment, key=pair.key, value=pair.value, records=pair.records)
 
-
-def _unsupported(impl: str, problem: Problem) -> str | None:
-    if impl == "reference":
-        return None
-    if impl == "cuda":
-        from duotone.attention.cuda.decode import unsupported as by_cuda
-
-        return by_cuda(problem.query, problem.segments, problem.tau)
-    from duotone.attention.triton.decode import unsupported as by_triton
-
-    return by_triton(problem.query, problem.segments)
+def _against(impl: str, problem: Problem) -> str | None:
+    """Why an implementation does not run this call, or None."""
+    if impl == "triton":
+        return first_refusal(problem.query, problem.segments)
+    return choose(problem.query, problem.segments, problem.tau).against if impl == "cuda" else None
 
 
 @dataclass(frozen=True)

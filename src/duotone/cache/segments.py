@@ -7,14 +7,16 @@ segments. A token belongs to exactly one segment, padding to none.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache.packed import PackedTensor
 from duotone.cache.pair import LaidOut
 from duotone.cache.ragged import Lengths
+from duotone.quant import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,21 @@ class PackedSegment:
         return replace(self, key=key, value=value, records=None)
 
     @property
+    def kept_as(self) -> tuple[TensorSpec, TensorSpec]:
+        """Quantizers of K and V."""
+        return self.key.spec, self.value.spec
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Channels of K and of V."""
+        return self.key.head_dim, self.value.head_dim
+
+    @property
+    def bases(self) -> tuple[str | None, str | None]:
+        """Transforms of K and of V."""
+        return self.key.spec.transform, self.value.spec.transform
+
+    @property
     def heads(self) -> tuple[int, int]:
         """(batch, kv_heads)."""
         return tuple((self.key.scale if self.records is None else self.records).shape[:2])
@@ -62,7 +79,14 @@ class PackedSegment:
 
 @dataclass(frozen=True)
 class DenseSegment:
-    """Tokens in the model's dtype; only the first `lengths[b]` of them exist."""
+    """Tokens in the model's dtype; only the first `lengths[b]` of them exist.
+
+    key_norm, records, bases: those of a packed segment, which dense tokens do not have.
+    """
+
+    key_norm: ClassVar[None] = None
+    records: ClassVar[None] = None
+    bases: ClassVar[tuple[None, None]] = (None, None)
 
     key: Float[Tensor, "batch kv_heads tokens key_dim"]
     value: Float[Tensor, "batch kv_heads tokens value_dim"]
@@ -80,9 +104,14 @@ class DenseSegment:
         return tuple(self.key.shape[:2])
 
     @property
-    def head_dim(self) -> int:
-        """Channels of K."""
-        return self.key.shape[3]
+    def kept_as(self) -> tuple[torch.dtype, torch.dtype]:
+        """Types of K and V."""
+        return self.key.dtype, self.value.dtype
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Channels of K and of V."""
+        return self.key.shape[3], self.value.shape[3]
 
     @property
     def tokens(self) -> int:

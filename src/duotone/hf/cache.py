@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from duotone.attention import code_layouts
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.sharing import share_layers
 from duotone.hf.absorb import absorb
@@ -21,7 +20,7 @@ from duotone.hf.attachment import Attachment
 from duotone.hf.facts import ModelFacts
 from duotone.hf.fitting import fitting_facts
 from duotone.hf.frozen import Frozen
-from duotone.hf.implementation import check_implementation, slow_paths
+from duotone.hf.implementation import planned_layers, slow_paths
 from duotone.hf.layer import QuantizedLayer
 from duotone.hf.masks import real_tokens, visual_tokens
 from duotone.hf.serialization import load_cache, save_cache
@@ -55,7 +54,7 @@ class QuantizedCache(Cache):
         impl: str = "auto",
     ) -> None:
         self.facts: ModelFacts = fitting_facts(model, spec, visual_mask)
-        check_implementation(model, self.facts, spec, impl)
+        self.plans = planned_layers(model, self.facts, spec, impl)
         self.spec, self.impl, self.visual_mask = spec, impl, visual_mask
         self._device, self.slow = model.device, slow_paths(model)
         self.steps = Steps(spec, self.facts.layers)
@@ -89,11 +88,7 @@ class QuantizedCache(Cache):
 
     def new_store(self, index: int) -> LayerStore:
         """An empty store for one layer."""
-        spec = self.spec.at_layer(index)
-        # A sliding window acts through a mask, which kernels with a layout do not take.
-        sliding = self.facts.sliding[index]
-        layouts = None if sliding else code_layouts(spec, self.impl, self._device)
-        return LayerStore(spec, layouts)
+        return LayerStore(self.spec.at_layer(index), self.plans[index].layouts)
 
     def _hold(self, attachment: Attachment) -> None:
         self._attachment = attachment

@@ -6,8 +6,9 @@ import weakref
 
 from transformers import PreTrainedModel
 
-from duotone.attention import IMPLEMENTATIONS, explain_layers
-from duotone.attention.dispatch import triton_reason
+from duotone.attention import IMPLEMENTATIONS, Plan, Shape, resolve_layers
+from duotone.attention.plan import alike
+from duotone.attention.triton.family import no_triton
 from duotone.hf.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.slow_paths import SlowPaths
@@ -20,24 +21,25 @@ def slow_paths(model: PreTrainedModel) -> SlowPaths:
     return _SAID.setdefault(model, SlowPaths())
 
 
-def check_implementation(
+def planned_layers(
     model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec, impl: str
-) -> None:
-    """Raise ValueError for an unknown `impl`, and for one that cannot read every token."""
+) -> list[Plan]:
+    """Plan the attention of every layer.
+
+    Errors: ValueError for an unknown `impl`, and for one that cannot read every token.
+    """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}.")
-    if impl == "triton" and (missing := triton_reason(model.device)):
+    if impl == "triton" and (missing := no_triton(model.device)):
         raise ValueError(f"impl='triton' is not possible: {missing}. Use impl='auto'.")
-    if impl != "cuda":
-        return
-    shape = (facts.head_dim, facts.q_heads, facts.kv_heads, model.dtype)
-    for layers, found in explain_layers(
-        spec, facts.sliding, *shape, device=model.device, impl=impl
-    ):
-        for name, reason in found.items():
+    shape = Shape(facts.head_dim, facts.q_heads, facts.kv_heads, model.dtype)
+    plans = resolve_layers(spec, facts.sliding, shape, model.device, impl)
+    for layers, plan in alike(plans) if impl == "cuda" else ():
+        for name, reason in plan.reasons.items():
             if reason is not None:
                 where = "" if len(layers) == facts.layers else f" of layers {layers}"
                 raise ValueError(
                     f"impl='cuda' is not possible for {name} tokens{where}: {reason}. "
                     "Use impl='auto'."
                 )
+    return plans

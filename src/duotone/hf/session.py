@@ -20,7 +20,7 @@ from duotone.hf.cache import QuantizedCache
 from duotone.hf.copies import copied_method
 from duotone.hf.fitting import fitting_facts
 from duotone.hf.graph_decode import DecodeCall, current_call, is_method
-from duotone.hf.implementation import check_implementation
+from duotone.hf.implementation import planned_layers
 from duotone.hf.kept_steps import KeptSteps
 from duotone.quant import CacheSpec
 
@@ -170,7 +170,7 @@ def enable(
     Errors: ValueError for an unsupported model or combination, before any work.
     """
     facts = fitting_facts(model, spec, visual_mask)
-    check_implementation(model, facts, spec, impl)
+    planned_layers(model, facts, spec, impl)
     if not model.can_generate():
         raise ValueError(
             f"enable changes model.generate; {type(model).__name__} has none. Give the model with "

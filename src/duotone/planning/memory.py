@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from duotone.attention import explain_layers
+from duotone.attention import Shape, resolve_layers
+from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
@@ -109,15 +110,15 @@ def attention_paths(
 ) -> list[dict[str, Any]]:
     """Implementation per kind of tokens, as plain data: a dictionary per group of layers.
 
-    layers: their numbers. tokens: as `attention.explain` names them. runs: "cuda" or "triton".
-    why: reason against the CUDA kernels, or None. device: None: an H200.
+    layers: their numbers. tokens: as `attention.plan` names them. runs: "cuda", "triton" or
+    "reference". why: reason against the CUDA kernels, or None. device: None: an H200.
     """
     dtype = {2: torch.bfloat16, 4: torch.float32}.get(facts.element_bytes, torch.float64)
-    shape = (facts.head_dim, facts.q_heads, facts.kv_heads, dtype)
+    shape = Shape(facts.head_dim, facts.q_heads, facts.kv_heads, dtype)
     return [
-        {"layers": layers, "tokens": tokens, "runs": "triton" if why else "cuda", "why": why}
-        for layers, found in explain_layers(spec, facts.sliding, *shape, device=device)
-        for tokens, why in found.items()
+        {"layers": layers, "tokens": tokens, "runs": plan.readers[tokens].impl, "why": why}
+        for layers, plan in alike(resolve_layers(spec, facts.sliding, shape, device))
+        for tokens, why in plan.reasons.items()
     ]
 
 

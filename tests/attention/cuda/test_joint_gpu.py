@@ -12,11 +12,12 @@ import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.dense import decode as dense_decode
-from duotone.attention.cuda.dense.decode import dense_reason
+from duotone.attention.cuda.dense.family import DENSE
 from duotone.attention.cuda.groups.records import GroupLayout, GroupRecords
 from duotone.attention.cuda.shared import launch
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.spans.layout import span_layout
+from duotone.attention.family import Tokens
 from duotone.cache.pair import PackedPair
 from duotone.cache.segments import PackedSegment
 from duotone.quant import TensorSpec
@@ -319,5 +320,5 @@ def test_geometries_change_no_result(warps, tokens, stages, monkeypatch) -> None
 def test_masked_windows_are_tritons() -> None:
     query, (_, dense) = build(Case((9,), dense=(7,), head_dim=128, dtype=BF16))
     masked = replace(dense, mask=torch.ones(1, 1, dense.tokens, dtype=torch.bool, device="cuda"))
-    assert dense_reason(query, dense) is None
-    assert "mask" in dense_reason(query, masked)
+    assert DENSE.refusal(Tokens.of(query, dense), query, dense) is None
+    assert "mask" in DENSE.refusal(Tokens.of(query, masked))

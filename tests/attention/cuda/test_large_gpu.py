@@ -14,7 +14,7 @@ from large_cases import (
 )
 
 import duotone
-from duotone.attention.cuda.decode import in_records, unsupported
+from duotone.attention.choice import choose
 from duotone.cache.segments import PackedSegment
 
 pytestmark = NEEDS_KERNELS
@@ -31,9 +31,9 @@ def test_outputs_are_those_of_the_store(name: str, static: bool) -> None:
     for query, out, segments in steps(layer_spec(name), *states, "auto", static):
         assert torch.isfinite(out).all()
         if name in STREAMS:
-            assert unsupported(query, segments) is None
+            assert choose(query, segments).impl == "cuda"
             packed = [x for x in segments if isinstance(x, PackedSegment) and not x.visual]
-            assert all(in_records(x) for x in packed)
+            assert all(x.records is not None for x in packed)
         assert relative_error(out, exact(query, segments)) < FP16_ERROR
 
 

@@ -31,8 +31,8 @@ def compiled(arch, module, form, group, warps=None, own=None, source=None, **mor
     Without `warps`, of as many as its rings leave. own: what its macros depend on, if no group.
     """
     if warps is None:
-        assert module.fits(form, group, RINGS[arch])
         warps = module.warps_of(form, group, RINGS[arch])
+        assert warps
     arguments = module.Arguments if getattr(form, "is_apart", True) else Call
     macros = common(form, group, warps, arguments)
     macros |= module.macros_of(form, group if own is None else own)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from duotone import CacheSpec
-from duotone.attention.dispatch import code_layouts
+from duotone.attention.plan import Shape, resolve_layers
 from duotone.attention.static import StaticDecoder
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
 from duotone.cache.sharing import share_layers
@@ -38,8 +38,9 @@ def frozen_decoder(
     impl: str = "auto",
 ) -> StaticDecoder:
     """The decoder of `batch` copies of one sequence, with room for its new tokens."""
-    layouts = code_layouts(spec, impl, torch.device(device))
-    stores = [LayerStore(spec.at_layer(i), layouts) for i in range(heads.layers)]
+    shape = Shape(heads.head_dim, heads.q_heads, heads.kv_heads, dtype)
+    plans = resolve_layers(spec, (False,) * heads.layers, shape, torch.device(device), impl)
+    stores = [LayerStore(spec.at_layer(i), plan.layouts) for i, plan in enumerate(plans)]
     share_layers(stores, spec)
     length = tokens.visual + tokens.text
     visual = (torch.arange(length, device=device) < tokens.visual)[None]

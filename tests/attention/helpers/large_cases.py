@@ -12,13 +12,12 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 import duotone
 from duotone.attention import decode_attention
-from duotone.attention.cuda.groups.records import GroupLayout
-from duotone.attention.cuda.layouts import VisualLayout
+from duotone.attention.plan import Shape, resolve
 from duotone.attention.static import StaticDecoder
 from duotone.cache import LayerStore, Ledger, StaticPlaces, StaticStore
 from duotone.cache.pair import Layouts
 from duotone.cache.segments import Segment
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec
 
 from cases import device
 
@@ -49,9 +48,7 @@ def large_states(seed: int, swing: float = 1500.0, bias: float = 1000.0) -> Tens
 
 def layouts(spec: CacheSpec) -> Layouts:
     """As on a GPU, for those that have a kernel's order."""
-    policies = {"visual": spec.visual, "background": spec.background}
-    spans = {name: VisualLayout() for name, x in policies.items() if isinstance(x, KVSpec)}
-    return Layouts(**spans, stream=GroupLayout())
+    return resolve(spec, Shape(HEAD_DIM, KV_HEADS * GQA, KV_HEADS, torch.float16)).layouts
 
 
 def filled(

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import torch
 
+from duotone.attention.cuda import decode
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import span_layout
+from duotone.attention.families import FAMILIES
 from duotone.cache.pair import PackedPair
 
 from cases import Case, build
@@ -20,6 +22,17 @@ def records_of(case: Case, layout=span_layout):
     query, (first, *rest) = build(case)
     pair = PackedPair(first.key, first.value).laid_out(layout)
     return query, [replace(first, key=pair.key, value=pair.value, records=pair.records), *rest]
+
+
+def read_by(kv):
+    """Segments with their families, as a choice names them; those without tokens are left out."""
+    present = [segment for segment in kv if segment.tokens]
+    return [(next(f for f in FAMILIES if f.holds(segment)), segment) for segment in present]
+
+
+def attend_records(query, kv, **given):
+    """Attention by the CUDA kernels, which read all segments."""
+    return decode.attend_records(query, read_by(kv), **given)
 
 
 def span_of(segment) -> span_decode.Span:

@@ -39,8 +39,8 @@ from duotone.attention.triton.decode import (
     channel_order,
     decode_attention_triton,
     split_count,
-    unsupported,
 )
+from duotone.attention.triton.family import first_refusal
 from duotone.attention.triton.operands import loop_tiles, tile_config
 from duotone.attention.triton.walk import find_block
 
@@ -203,21 +203,22 @@ def test_channel_order_is_the_cache_s(channels: int) -> None:
 def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((40,), dense=(9,))
     query, kv = build(case)
-    assert unsupported(query, kv) is None
+    assert first_refusal(query, kv) is None
     codes = kv[0].key.codes
     apart = replace(kv[0].key, codes=torch.stack([codes, codes], -1)[..., 0])
     strided = [replace(kv[0], key=apart)]
-    assert "['codes'] are not" in unsupported(query, strided)
-    assert "float64" in unsupported(query.double(), kv)
-    assert "head_dim" in unsupported(query, build(Case((9,), head_dim=264))[1])
-    assert "value_dim" in unsupported(query, [*kv, *build(Case((9,), value_dim=80))[1]])
+    assert "['codes'] are not" in first_refusal(query, strided)
+    assert "float64" in first_refusal(query.double(), kv)
+    assert "head_dim" in first_refusal(query, build(Case((9,), head_dim=264))[1])
+    with pytest.raises(ValueError, match="value_dim"):
+        decode_attention(query, [*kv, *build(Case((9,), value_dim=80))[1]], sm_scale=0.125)
     wide = kv[1].key.repeat(1, 1, 1, 2)[..., :64]
     refused = DenseSegment(wide, kv[1].value, kv[1].lengths)
-    assert "adjacent" in unsupported(query, [refused])
+    assert "adjacent" in first_refusal(query, [refused])
     with pytest.raises(ValueError, match="contiguous"):
         decode_attention_triton(query, strided, sm_scale=0.125)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert "CUDA" in unsupported(query.cpu(), kv)
+    assert "CUDA" in first_refusal(query.cpu(), kv)
 
 
 @pytest.mark.parametrize(

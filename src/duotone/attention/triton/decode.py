@@ -14,7 +14,6 @@ at 1, 2 and 4 bits, so few bits save memory and less time than their bytes would
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from duotone.attention.families import TRITON
 from duotone.attention.rotated import Wants, segment_query
+from duotone.attention.triton.family import first_refusal
 from duotone.attention.triton.kernels import merge_kernel, segment_kernel
 from duotone.attention.triton.operands import (
     arithmetic,
@@ -42,47 +41,12 @@ from duotone.cache.segments import Segment
 from duotone.devices import facts
 from duotone.quant.rotation import out_of_basis
 
-QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MAX_HEAD_DIM = 256
 # A shorter split would spend more on its partial output than on its keys.
 MIN_SPLIT_TOKENS = 128
 # What an SM holds of the one-warp kernels: they use all registers that a thread may have.
 PROGRAMS_PER_SM = 8
 # The interpreter runs programs one after the other: enough to exercise splits, not more.
 CPU_PROGRAMS = 8
-
-
-def unsupported(query: Tensor, kv: Sequence[Segment]) -> str | None:
-    """Why Triton cannot run this call, or None.
-
-    query: [batch, q_heads, 1, head_dim]. kv: the segments that it attends to.
-    """
-    if not query.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"Triton needs a CUDA device or TRITON_INTERPRET=1; the query is on {query.device}"
-    if query.dtype not in QUERY_DTYPES:
-        return f"query must be one of {QUERY_DTYPES}; got {query.dtype}"
-    if query.dim() != 4 or query.shape[2] != 1:
-        return f"query must be [batch, q_heads, 1, head_dim]; got {tuple(query.shape)}"
-    reasons = (_tensor_reason(t, query) for s in kv for t in (s.key, s.value))
-    reason = next((r for r in reasons if r), None)
-    if reason is None and len({head_dim_of(s.value) for s in kv}) > 1:
-        return f"all segments must share one value_dim; got {[head_dim_of(s.value) for s in kv]}"
-    return reason
-
-
-def _tensor_reason(x: PackedTensor | Tensor, query: Tensor) -> str | None:
-    if head_dim_of(x) > MAX_HEAD_DIM:
-        return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim_of(x)}"
-    if isinstance(x, PackedTensor):
-        if reason := TRITON.refusal(x.spec):
-            return reason
-        strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
-        return f"packed K and V must be contiguous; {strided} are not" if strided else None
-    if x.dtype not in QUERY_DTYPES:
-        return f"dense K and V must be one of {QUERY_DTYPES}; got {x.dtype}"
-    rows = (x.stride(0), x.stride(1), x.stride(2))
-    ok = x.stride(3) == 1 and x.stride(2) == x.shape[3] and not any(r % x.shape[3] for r in rows)
-    return None if ok or not x.numel() else f"tokens of dense K and V must be adjacent; got {rows}"
 
 
 def decode_attention_triton(
@@ -99,10 +63,9 @@ def decode_attention_triton(
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`; 0 where no key is visible.
     Products run in fp16 on exact codes (fp32 for fp32 queries), sums in fp32; dense segments in
     tf32 (fp32 for fp32 queries).
-    Errors: ValueError with the reason from `unsupported`.
+    Errors: ValueError with the reason of the family.
     """
-    reason = unsupported(query, kv)
-    if reason is not None:
+    if reason := first_refusal(query, kv):
         raise ValueError(f"{reason}. Use impl='reference'.")
     query = query.contiguous()
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():

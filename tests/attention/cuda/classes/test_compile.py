@@ -44,7 +44,7 @@ SPAN_CLASSES = [
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("form", "group", "warps"), SPAN_CLASSES, ids=str)
 def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> None:
-    assert class_decode.fits(form, group, RINGS[arch])
+    assert class_decode.warps_of(form, group, RINGS[arch])
     assert class_decode.warps_of(form, group) == warps
     binary = compiled(arch, class_decode, form, group, warps)
     if arch == "sm_90":
@@ -73,9 +73,9 @@ def test_class_decode_compiles_with_teams(form, group, teams, arch) -> None:
 
 def test_more_sums_than_registers_are_not_for_class_decode() -> None:
     form = ClassFormat.of(TensorSpec(4), UNITS[1].replace(classes=((2, 1.0),)), 256)
-    assert class_decode.fits(form, 8)
-    assert not class_decode.fits(form, 12)
-    assert not class_decode.fits(form, 17)
+    assert class_decode.warps_of(form, 8)
+    assert not class_decode.warps_of(form, 12)
+    assert not class_decode.warps_of(form, 17)
 
 
 @pytest.mark.parametrize(("bits", "blocks"), [(1, (1, 2, 4)), (2, (1, 2))])

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import duotone
-from duotone.attention.cuda.classes.format import Classes, ClassFormat
+from duotone.attention.cuda.classes.format import Classes, ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import (
     class_layout,
     from_class_records,
-    spec_reason,
     to_class_records,
 )
 from duotone.attention.cuda.spans.layout import TILE
@@ -239,7 +238,7 @@ def test_picking_sequences_picks_their_records(name):
     ids=str,
 )
 def test_what_the_kernel_lacks_has_a_reason(key, value, reason):
-    assert reason in spec_reason(key, value)
+    assert reason in format_of(key, value, (64, 64))
     assert class_layout(*packed((key, value), [[0, 128]])) is None
 
 

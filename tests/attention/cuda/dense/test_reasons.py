@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from duotone.attention.cuda.dense import decode as dense_decode
+from duotone.attention.cuda.dense.family import DENSE
+from duotone.attention.family import Tokens
 
 from cases import Case, build
+
+
+def refusal(query, segment) -> str | None:
+    return DENSE.refusal(Tokens.of(query, segment), query, segment)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +28,7 @@ from cases import Case, build
 )
 def test_what_the_dense_kernel_lacks_has_a_reason(change, reason) -> None:
     query, (_, dense) = build(Case((40,), dense=(9,), **change))
-    assert reason in dense_decode.dense_reason(query, dense)
+    assert reason in refusal(query, dense)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 256])
@@ -34,8 +40,8 @@ def test_a_warps_sums_fit_where_its_ring_was(head_dim) -> None:
 
 def test_tokens_apart_and_masks_are_not_for_the_dense_kernel() -> None:
     query, (_, dense) = build(Case((40,), dense=(9,)))
-    assert dense_decode.dense_reason(query, dense) is None
+    assert refusal(query, dense) is None
     states = torch.zeros(1, 1, 12, 2, 64).bfloat16()[..., 0, :]
-    assert "adjacent" in dense_decode.dense_reason(query, replace(dense, key=states, value=states))
+    assert "adjacent" in refusal(query, replace(dense, key=states, value=states))
     mask = torch.ones(1, 1, 12, dtype=torch.bool)
-    assert "mask" in dense_decode.dense_reason(query, replace(dense, mask=mask))
+    assert "mask" in refusal(query, replace(dense, mask=mask))

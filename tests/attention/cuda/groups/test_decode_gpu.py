@@ -6,7 +6,7 @@ import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
 
-from duotone.attention.cuda.groups.decode import Stream, fits, group_decode
+from duotone.attention.cuda.groups.decode import Stream, group_decode, warps_of
 from duotone.attention.cuda.groups.format import GroupFormat, operand_of
 from duotone.attention.cuda.groups.layout import to_group_records
 from duotone.attention.cuda.groups.records import GroupRecords
@@ -68,7 +68,7 @@ def decode(query, kv, sm_scale):
     """(output, lse) of one packed segment."""
     (segment,) = kv
     records = records_of(segment)
-    assert fits(records.format, query.shape[1] // records.shape[1])
+    assert warps_of(records.format, query.shape[1] // records.shape[1])
     out = torch.full(query.shape, float("nan"), device=query.device)
     lse = torch.full(query.shape[:2], float("nan"), device=query.device)
     stream = Stream(records.format, records.data, segment.lengths)

@@ -15,7 +15,6 @@ from cuda_device import NEEDS_KERNELS
 from duotone.attention.cuda.classes import pack as class_pack
 from duotone.attention.cuda.classes.pack import ClassLayout
 from duotone.attention.cuda.groups.pack import NO_ROOM, SCALE_TOO_LARGE, group_pack
-from duotone.attention.cuda.layouts import VisualLayout
 from duotone.attention.cuda.packing.inputs import TILE_TOKENS
 from duotone.attention.cuda.shared.runtime import kernel
 from duotone.attention.cuda.spans import held as span_held
@@ -23,9 +22,10 @@ from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.held import Held
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.attention.cuda.spans.pack import SpanLayout
+from duotone.attention.plan import Shape, resolve
 from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
 from duotone.cache.ledger import Piece
-from duotone.cache.pair import Layouts, PackedPair
+from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
 from duotone.quant import CacheSpec, KVSpec
 
@@ -232,13 +232,13 @@ def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
 )
 def test_a_cache_packs_its_first_spans_at_once(visual, monkeypatch) -> None:
     # Levels are torch's, so that bytes can be compared.
-    monkeypatch.setattr(class_pack, "level_reason", lambda *_: "torch finds them here")
+    monkeypatch.setattr(class_pack.search, "refusal", lambda *_: "torch finds them here")
     torch.manual_seed(0)
     spec, stores = CacheSpec(visual=visual), []
     key, value = (torch.randn(2, 2, 700, 128, device="cuda", dtype=BF16) for _ in range(2))
     is_visual = torch.rand(2, 700, device="cuda") < 0.8
     real = torch.ones_like(is_visual)
-    for layouts in (Layouts(VisualLayout()), None):
+    for layouts in (resolve(spec, Shape(128, 4, 2, BF16)).layouts, None):
         ledger, store = Ledger(spec, 2, is_visual.device), LayerStore(spec, layouts)
         for _ in range(2):  # a second turn joins the first
             store.apply(ledger.plan(is_visual, real), key, value)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
+from launch_cases import read_by
 
 from duotone.attention import decode_attention
 from duotone.attention.cuda import decode
@@ -147,7 +148,7 @@ def test_the_launch_does_what_torch_does(out_dtype, in_file) -> None:
     for attend_kv in (decode._attend, decode.attend_by_basis):
         out = torch.full((*rows, 3, 128), torch.nan, dtype=out_dtype, device="cuda")
         lse = torch.full((*rows, 3), torch.nan, device="cuda")
-        attend_kv(query, kv, case.sm_scale, None, out[:, :, 1:2], lse[:, :, 1])
+        attend_kv(query, read_by(kv), case.sm_scale, None, out[:, :, 1:2], lse[:, :, 1])
         assert out[:, :, ::2].isnan().all()
         assert lse[:, :, ::2].isnan().all()
         found.append((out[:, :, 1], lse[:, :, 1]))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from launch_cases import attend_records
 
 import duotone
 from duotone.attention.cuda import decode
@@ -25,7 +26,7 @@ def launched(caught, cases: list[Case], tau=None) -> tuple[list[str], torch.Tens
     """(files of the launches, output, segments) of a call."""
     query, kv = build_spans(cases)
     kv = laid_out(kv)
-    out = decode.attend_records(query, kv, sm_scale=0.1, tau=tau)
+    out = attend_records(query, kv, sm_scale=0.1, tau=tau)
     assert (out.dtype, out.shape) == (query.dtype, query.shape)
     return [one.source for one in caught], out, kv
 

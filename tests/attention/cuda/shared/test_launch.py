@@ -5,18 +5,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launch_cases import LENGTHS, class_launch, records_of, span_launch, span_of
+from launch_cases import LENGTHS, attend_records, class_launch, records_of, span_launch, span_of
 from run_cases import KEEPS, reader
 
 import duotone
-from duotone.attention.cuda import decode
 from duotone.attention.cuda.dense import decode as dense_decode
+from duotone.attention.cuda.dense.family import DENSE
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.cuda.shared import launch
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.shared.work import Call, inverse_of
 from duotone.attention.cuda.spans import decode as span_decode
+from duotone.attention.family import Tokens
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
 
@@ -116,7 +117,7 @@ KIVI = {"key": TensorSpec(2, "tokens", 32), "value": TensorSpec(1, "channels", 3
 def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> None:
     query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
     read = reader(segment, parts)
-    decode.attend_records(query, [read], sm_scale=0.1)
+    attend_records(query, [read], sm_scale=0.1)
     (one,) = caught
     form, records = read.records.format, read.records
     assert one.given.records == records.data.data_ptr()
@@ -132,7 +133,7 @@ def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> N
     # Rings hold all pieces of a record, and the work is cut as if it were whole.
     assert one.at.shared_bytes == one.macros["WARPS"] * form.stages * form.nbytes
     whole = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
-    decode.attend_records(query, [replace(read, records=whole.records)], sm_scale=0.1)
+    attend_records(query, [replace(read, records=whole.records)], sm_scale=0.1)
     assert caught[1].at == one.at
     assert caught[1].macros["ARGUMENTS_BYTES"] == ctypes.sizeof(Call)
 
@@ -174,7 +175,7 @@ def test_more_parts_than_a_cluster_has_run_cooperatively(caught, monkeypatch) ->
 
 def test_segments_meet_in_one_workspace(caught) -> None:
     query, kv = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
-    decode.attend_records(query.bfloat16(), kv, sm_scale=0.1)
+    attend_records(query.bfloat16(), kv, sm_scale=0.1)
     span, dense = caught
     assert (span.source, dense.source) == ("spans/decode.cu", "dense/decode.cu")
     same = ("partial", "counters", "out", "lse", "all_parts", "sm_scale")
@@ -196,7 +197,7 @@ def attend_joined(monkeypatch, tau=None, sms_of_rule: int = 132, **shape) -> tor
     monkeypatch.setattr(launch, "multiprocessors", lambda device: sms_of_rule)
     shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, "dense": (9, 700), **shape}
     query, kv = records_of(Case(**shape))
-    return decode.attend_records(query.bfloat16(), kv, sm_scale=0.1, tau=tau)
+    return attend_records(query.bfloat16(), kv, sm_scale=0.1, tau=tau)
 
 
 def test_many_heads_are_merged_by_a_launch_of_its_own(caught, monkeypatch) -> None:
@@ -261,21 +262,21 @@ def test_one_part_is_the_output(caught, monkeypatch) -> None:
 def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
     query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
-    decode.attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
+    attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
     assert [one.at.cooperative for one in caught] == [True, False]
 
 
 def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monkeypatch) -> None:
     query, kv = records_of(Case((1, 1), head_dim=128, dense=(5, 9)))
     monkeypatch.setattr(type(kv[0]), "tokens", property(lambda span: 0))
-    decode.attend_records(query, kv, sm_scale=0.1)
+    attend_records(query, kv, sm_scale=0.1)
     assert [one.source for one in caught] == ["dense/decode.cu"]
 
 
 def test_windows_are_told_in_bytes(caught) -> None:
     case = Case(LENGTHS, head_dim=80, kv_heads=2, dense=(9, 700))
     query, kv = records_of(case)
-    decode.attend_records(query, kv, sm_scale=0.1)
+    attend_records(query, kv, sm_scale=0.1)
     dense, window, form = caught[-1], kv[1], dense_decode.DenseFormat(80)
     assert (dense.macros["KV"], dense.macros["KEYS"]) == (1, form.tokens)
     assert dense.given.key_batch == 2 * window.key.stride(0)
@@ -285,7 +286,7 @@ def test_windows_are_told_in_bytes(caught) -> None:
     assert dense.at.shared_bytes == dense.macros["WARPS"] * form.stages * form.nbytes
     apart = window.key.new_zeros(window.key.numel() + 4)[4:].view(window.key.shape)
     refused = replace(window, key=apart)
-    assert "aligned" in dense_decode.dense_reason(query, refused)
+    assert "aligned" in DENSE.refusal(Tokens.of(query, refused), query, refused)
 
 
 @pytest.mark.parametrize("teams", [2, 4])

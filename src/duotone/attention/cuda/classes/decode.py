@@ -34,8 +34,6 @@ from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.decode import MAX_UNIT_TOKENS
 from duotone.cache.segments import PackedSegment
 
-# Scores cannot be calibrated.
-CALIBRATES = False
 SOURCE = "classes/decode.cu"
 # What K or V has of every span.
 PARAMETERS = ("scale", "zero", "order")
@@ -66,10 +64,15 @@ class ClassSpan:
 
 
 def warps_of(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
-    """Warps per multiprocessor: what the registers of the accumulators and the rings leave."""
+    """Warps per multiprocessor: what the registers of the accumulators and the rings leave.
+
+    0: the kernel has no such shape, since sums do not fit the registers, or rings shared memory.
+    """
     accumulators = -(-group // 4) * sum(form.value.columns)
+    if accumulators > MAX_SUMS or group > MAX_GROUP or form.channels > 256:
+        return 0
     warps = MAX_WARPS if accumulators <= 8 and form.channels <= 128 else MAX_WARPS // 2
-    while warps > 1 and not per_sm(form, group, warps, ring_bytes):
+    while warps and not per_sm(form, group, warps, ring_bytes):
         warps //= 2
     return warps
 
@@ -109,14 +112,6 @@ def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
     of_warps = warps * (8 * form.stages + 8 * heads)
     own = query + values + 8 * heads + SMALL_BYTES + of_warps
     return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + KEPT_BYTES
-
-
-def fits(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
-    """The kernel has this shape: sums fit the registers, and the rings fit shared memory."""
-    sums = -(-group // 4) * sum(form.value.columns)
-    if sums > MAX_SUMS or group > MAX_GROUP or form.channels > 256:
-        return False
-    return bool(per_sm(form, group, warps_of(form, group, ring_bytes), ring_bytes))
 
 
 @cache

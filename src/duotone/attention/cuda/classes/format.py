@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,15 +12,17 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
 from duotone.attention.cuda.spans.layout import RECORD_BYTES, TILE
-from duotone.attention.families import CLASSES
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
+from duotone.quant.honours import Honours
 
-WIDTHS = CLASSES.bits
+HONOURS = Honours.of("class records", {"bits", "group", "classes", "transform"}, (4, 2, 1))
+WIDTHS = HONOURS.bits
 # Channels that a product takes at once.
 COLUMN = 16
 # Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.
 MAX_TILES = 4
+MAX_CHANNELS = 256
 
 
 @dataclass(frozen=True)
@@ -123,3 +126,22 @@ class ClassFormat(Tiled):
     def tile_bytes(self) -> int:
         """All parts of 64 tokens."""
         return sum(self.parts)
+
+
+def format_of(
+    key: TensorSpec, value: TensorSpec, head_dims: tuple[int, int], apart: Collection[str] = ()
+) -> ClassFormat | str:
+    """Format of class records of K and V, or why there is none. apart: no codes are."""
+    if key.classes is None and value.classes is None:
+        return f"class records hold classes of channels; got {key} and {value}"
+    for name, spec in (("key", key), ("value", value)):
+        if reason := HONOURS.refusal(spec):
+            return f"{reason}, {name} is {spec}"
+    if value.group is not None or (key.group or TILE) % TILE:
+        return (
+            f"class records need groups of a multiple of {TILE} tokens in K, or none, and none in "
+            f"V; got {key.group} and {value.group}"
+        )
+    if head_dims[0] != head_dims[1] or head_dims[0] > MAX_CHANNELS:
+        return f"class records need one head_dim of K and V, up to {MAX_CHANNELS}; got {head_dims}"
+    return ClassFormat.of(key, value, head_dims[0])

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.classes.codes import class_codes, from_class_codes
-from duotone.attention.cuda.classes.format import ClassFormat
+from duotone.attention.cuda.classes.format import ClassFormat, format_of
 from duotone.attention.cuda.classes.params import (
     channel_order,
     from_span_parameters,
@@ -41,9 +41,7 @@ from duotone.attention.cuda.classes.params import (
     tile_parameters,
 )
 from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
-from duotone.attention.families import CLASSES
 from duotone.cache import BlockTable, PackedTensor
-from duotone.quant import TensorSpec
 
 SpanScale = Float[Tensor, "batch kv_heads spans coded"]
 SpanZero = Float[Tensor, "batch kv_heads spans head_dim"]
@@ -115,29 +113,15 @@ class ClassRecords:
 
 def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
     """The records of K and V whose channels have unequal bits; None for other formats."""
-    if spec_reason(key.spec, value.spec) or key.head_dim != value.head_dim:
+    form = format_of(key.spec, value.spec, (key.head_dim, value.head_dim))
+    if isinstance(form, str):
         return None
     spans = value.blocks
     short = int(spans.lengths.max()) < MIN_BLOCK_TOKENS * spans.blocks
     together = key.blocks.same_as(spans) or (key.spec.group and _is_within(key.blocks, spans))
-    if key.head_dim > 256 or short or not together:
+    if short or not together:
         return None
     return to_class_records(key, value)
-
-
-def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
-    """Why codes of these specs have no class records, or None."""
-    if key.classes is None and value.classes is None:
-        return f"class records hold classes of channels; got {key} and {value}"
-    for name, spec in (("key", key), ("value", value)):
-        if reason := CLASSES.refusal(spec):
-            return f"{reason}, {name} is {spec}"
-    if value.group is not None or (key.group or TILE) % TILE:
-        return (
-            f"class records need groups of a multiple of {TILE} tokens in K, or none, and none in "
-            f"V; got {key.group} and {value.group}"
-        )
-    return None
 
 
 def to_class_records(key: PackedTensor, value: PackedTensor) -> ClassRecords:

@@ -19,23 +19,37 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from duotone.attention.cuda.classes.format import COLUMN, ClassFormat
-from duotone.attention.cuda.classes.layout import ClassRecords, class_layout, spec_reason
+from duotone.attention.cuda.classes.format import COLUMN, ClassFormat, format_of
+from duotone.attention.cuda.classes.layout import ClassRecords, class_layout
 from duotone.attention.cuda.classes.levels import SortedLevels, States, torch_levels
 from duotone.attention.cuda.classes.params import largest_scales
-from duotone.attention.cuda.levels.search import find_levels, level_reason
-from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, tile_bytes
+from duotone.attention.cuda.levels import search
+from duotone.attention.cuda.levels.search import find_levels
+from duotone.attention.cuda.packing.inputs import (
+    INPUTS,
+    Dense,
+    alignment,
+    dense,
+    tile_bytes,
+    unreadable,
+)
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
-from duotone.attention.cuda.spans.pack import states_reason
-from duotone.attention.families import CLASS_PACKER
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import in_basis
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import NOT_FINITE, is_finite
+from duotone.quant.honours import Honours
 
+# Levels come from `levels.search`, or from PyTorch operations.
+HONOURS = Honours.of(
+    "packing kernels of classes",
+    search.HONOURS.honours | {"eta"},
+    search.HONOURS.bits,
+    packs=True,
+)
 SOURCE = "classes/pack.cu"
 WARPS = 4
 
@@ -86,15 +100,17 @@ class ClassLayout:
     def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V into records; None where torch has to."""
         short = piece.spans.tokens < MIN_BLOCK_TOKENS * piece.spans.blocks
-        if not key.is_cuda or short or pack_reason(spec):
+        if not key.is_cuda or short or refusal(spec, key, value):
             return None
-        return None if states_reason(key, value) else class_pack(key, value, spec, piece)
+        return class_pack(key, value, spec, piece)
 
 
-def pack_reason(spec: KVSpec) -> str | None:
-    """Return why no kernel packs spans of these specs, or None."""
-    refusals = (CLASS_PACKER.refusal(tensor) for tensor in (spec.key, spec.value))
-    return next(filter(None, refusals), None) or spec_reason(spec.key, spec.value)
+def refusal(spec: KVSpec, *states: States) -> str | None:
+    """Why no kernel packs spans of these specs, or such K and V, or None."""
+    if reason := HONOURS.refusal(spec.key) or HONOURS.refusal(spec.value):
+        return reason
+    form = format_of(spec.key, spec.value, (0, 0))
+    return form if isinstance(form, str) else unreadable(*states)
 
 
 def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
@@ -103,10 +119,10 @@ def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> Packed
     The host waits for the number of records once per table of spans, and to check the levels
     unless that is put off (`quant.checks`); `unchecked`, a second call on the same spans can be
     captured.
-    Errors: ValueError for what `pack_reason` and `states_reason` name, for numbers that are not
+    Errors: ValueError for what `refusal` names, for numbers that are not
     finite and for levels beyond fp16.
     """
-    if reason := pack_reason(spec) or states_reason(key, value):
+    if reason := refusal(spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     work = prepared(key, value, spec, piece)
     pack_codes(work)
@@ -138,7 +154,7 @@ def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) ->
     """
     # Tables remember one way to split them: asking for none would lose it, and the next layer wait.
     blocks = spans if spec.group is None else spans.split(spec.group)
-    if x.is_cuda and level_reason(x, spec, blocks) is None:
+    if x.is_cuda and search.refusal(x, spec, blocks) is None:
         levels = find_levels(x, spec, blocks)
         if is_finite(levels.total, NOT_FINITE):
             return levels

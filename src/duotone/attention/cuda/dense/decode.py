@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.shared.geometry import Geometry, cuts, multiprocessors, shared_bytes
-from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES, Call, Task, Work
+from duotone.attention.cuda.shared.geometry import Geometry, cuts, multiprocessors
+from duotone.attention.cuda.shared.work import Call, Task, Work
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense/decode.cu"
@@ -26,7 +26,7 @@ MANY_WARPS, MANY_PER_SM = 2, 6
 # the last of most calls, cannot.
 MANY_SPLITS_US = 8.0
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
-ITEM_BYTES, ALIGNMENT_BYTES = 2, 16
+ITEM_BYTES = 2
 
 
 class Arguments(Call):
@@ -63,50 +63,6 @@ class DenseFormat:
         return 2 * self.tokens * 16 * (self.head_dim * ITEM_BYTES // 16 | 1)
 
 
-def dense_reason(query: Tensor, segment: DenseSegment) -> str | None:
-    """Why the kernel cannot read a segment, or None."""
-    key, value = segment.key, segment.value
-    if query.dtype not in QUERY_TYPES:
-        return f"query must be one of {list(QUERY_TYPES)}; got {query.dtype}"
-    if segment.mask is not None:
-        return "the CUDA kernels take no mask"
-    channels, dtypes = (key.shape[3], value.shape[3]), (key.dtype, value.dtype)
-    group, shared = query.shape[1] // key.shape[1], shared_bytes(query.device)
-    if reason := shape_reason(channels, dtypes, group, shared):
-        return reason
-    head_dim = channels[0]
-    apart = (x for x in (key, value) if x.stride(3) != 1 or x.stride(2) != head_dim)
-    if next(apart, None) is not None:
-        return "tokens of dense K and V must be adjacent"
-    places = (x.data_ptr() for x in (key, value))
-    strides = (ITEM_BYTES * s for x in (key, value) for s in x.stride()[:2])
-    if any(n % ALIGNMENT_BYTES for n in (*places, *strides)):
-        return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
-    return None
-
-
-def shape_reason(
-    channels: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype], group: int, shared: int
-) -> str | None:
-    """Why the kernel reads no K and V of such head dimensions and types, or None.
-
-    group: q heads per kv head. shared: bytes of shared memory that a block may have.
-    """
-    if dtypes[0] not in KV_TYPES or dtypes[1] != dtypes[0]:
-        return f"dense K and V must be of one 16-bit type; got {dtypes[0]} and {dtypes[1]}"
-    head_dim = channels[0]
-    if channels[1] != head_dim or head_dim % 16 or head_dim > 256 or group > MAX_GROUP:
-        return (
-            "no CUDA kernel for head_dim "
-            f"{head_dim} and {channels[1]} with {group} q heads per kv head"
-        )
-    form = DenseFormat(head_dim)
-    block_bytes = WARPS * form.stages * form.nbytes
-    if block_bytes > shared:
-        return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
-    return None
-
-
 @cache
 def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
     """How a launch is cut. heads: batch * kv_heads."""
@@ -118,8 +74,13 @@ def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
     return min(options, key=lambda at: options[at] + (at.splits > 1) * splits_us)
 
 
-def dense_task(query: Tensor, segment: DenseSegment) -> Task:
-    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
+def dense_task(
+    query: Tensor, segment: DenseSegment, tau: tuple[float, float] | None = None
+) -> Task:
+    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous.
+
+    tau: for other segments only.
+    """
     key, value = segment.key, segment.value
     form = DenseFormat(key.shape[3])
     records = -(-key.shape[2] // form.tokens)

@@ -38,8 +38,6 @@ from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.cache.segments import PackedSegment
 
-# Scores cannot be calibrated.
-CALIBRATES = False
 SOURCE = "groups/decode.cu"
 # Blocks per multiprocessor where heads take all places of four. What a warp does around its records
 # is as much as two of them, and warps of a block merge their sums: a head whose stream is short
@@ -76,7 +74,12 @@ class Arguments(Call):
 
 
 def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
-    """Warps per SM: what the registers of the accumulators and the rings leave."""
+    """Warps per SM: what the registers of the accumulators and the rings leave.
+
+    0: the kernel has no such shape, since rings and sums do not fit shared memory.
+    """
+    if group > MAX_GROUP or form.channels > 256:
+        return 0
     small = -(-group // 8) * form.channels <= 128
     each_bytes = form.stages * slot_of(form, group)
     return warps_within_rings(MAX_WARPS if small else MAX_WARPS // 2, each_bytes, ring_bytes)
@@ -85,12 +88,6 @@ def warps_of(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> int
 def slot_of(form: GroupFormat, group: int) -> int:
     """Bytes between the records of a ring."""
     return slot_bytes(form, 32 * -(-group // 8) * (form.channels + 8))
-
-
-def fits(form: GroupFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
-    """The kernel has this shape: rings and sums fit shared memory."""
-    known = group <= MAX_GROUP and form.channels <= 256
-    return known and warps_of(form, group, ring_bytes) >= 1
 
 
 @cache

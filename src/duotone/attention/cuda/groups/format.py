@@ -6,9 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from duotone.attention.cuda.shared.tiles import Tiled
-from duotone.attention.families import GROUPS
 from duotone.quant import TensorSpec
+from duotone.quant.honours import Honours
 
+HONOURS = Honours.of("group records", {"bits", "along", "group", "mapping", "transform"}, (1, 2, 4))
 TILE = 32
 RECORD_BYTES = 3072
 MAX_CHANNELS = 256
@@ -77,9 +78,13 @@ class GroupFormat(Tiled):
         return self.tiles * self.own_tile_bytes
 
 
-def operand_reason(spec: TensorSpec, which: str) -> str | None:
-    """Why K ("key") or V ("value") of a spec cannot be in group records, or None."""
-    if reason := GROUPS.refusal(spec):
+def _along_k(spec: TensorSpec, which: str) -> bool:
+    return (spec.along == "channels") == (which == "key")
+
+
+def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
+    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
+    if reason := HONOURS.refusal(spec):
         return f"{reason}, {which} is {spec}"
     if spec.along == "span":
         return f"group records have scales along one axis; got {spec}"
@@ -89,18 +94,6 @@ def operand_reason(spec: TensorSpec, which: str) -> str | None:
         return f"group records need groups of 32, 64 or 128; got {spec}"
     if spec.mapping != "asymmetric" and (not _along_k(spec, which) or spec.group != 32):
         return f"signs need groups of 32 along what a product sums over; got {spec}"
-    return None
-
-
-def _along_k(spec: TensorSpec, which: str) -> bool:
-    return (spec.along == "channels") == (which == "key")
-
-
-def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
-    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
-    reason = operand_reason(spec, which)
-    if reason is not None:
-        return reason
     group = spec.group or head_dim
     whole = spec.along == "tokens" or (head_dim % group == 0 and group % 32 == 0)
     if not whole or group & (group - 1):
@@ -108,31 +101,25 @@ def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
     return Operand(spec.bits, _along_k(spec, which), group, spec.mapping != "asymmetric")
 
 
-def stream_reason(key: TensorSpec, value: TensorSpec) -> str | None:
-    """Why streams of these specs cannot be in group records, or None."""
+def format_of(
+    key: TensorSpec, value: TensorSpec, head_dims: tuple[int, int], apart: Collection[str] = ()
+) -> GroupFormat | str:
+    """Format of streams of K and V, or why there is none. apart: as `Operand.apart`."""
     if value.transform is not None:
         return f"the CUDA kernels do not rotate outputs back; value is {value}"
     if key.along == value.along == "channels":
         # Tokens leave the window one by one, tiles are whole.
         return f"group records need groups along tokens in K or V; got {key} and {value}"
-    return operand_reason(key, "key") or operand_reason(value, "value")
-
-
-def stream_format(
-    specs: tuple[TensorSpec, TensorSpec],
-    channels: tuple[int, int],
-    apart: Collection[str] = (),
-) -> GroupFormat | None:
-    """The format of streams of K and V, or None. apart: "key", "value": codes lie apart."""
-    names = ("key", "value")
-    operands = [operand_of(*given) for given in zip(specs, channels, names, strict=True)]
-    if channels[0] != channels[1] or any(isinstance(x, str) for x in operands):
-        return None
-    if stream_reason(*specs) is not None or channels[0] > MAX_CHANNELS:
-        return None
-    if any(
-        operand.signs and which in apart for operand, which in zip(operands, names, strict=True)
-    ):
-        return None  # lowest bits of codes stand among the scales
-    parts = (replace(x, apart=which in apart) for x, which in zip(operands, names, strict=True))
-    return GroupFormat(channels[0], *parts)
+    parts = []
+    for spec, head_dim, which in zip((key, value), head_dims, ("key", "value"), strict=True):
+        operand = operand_of(spec, head_dim, which)
+        if isinstance(operand, str):
+            return operand
+        parts.append(replace(operand, apart=which in apart))
+    # Lowest bits of codes stand among the scales.
+    signs_apart = any(operand.signs and operand.apart for operand in parts)
+    if head_dims[0] != head_dims[1] or head_dims[0] > MAX_CHANNELS or signs_apart:
+        return (
+            f"no group records for this stream; got head_dim {head_dims[0]}, shared {sorted(apart)}"
+        )
+    return GroupFormat(head_dims[0], *parts)

@@ -15,14 +15,21 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.groups.canonical import Tiles
+from duotone.attention.cuda.groups.format import HONOURS as READ
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand
 from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, tile_bytes
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
 from duotone.attention.cuda.spans.layout import LANES
-from duotone.attention.families import GROUP_PACKER
 from duotone.quant import KVSpec, TensorSpec
+from duotone.quant.honours import Honours
 
+HONOURS = Honours.of(
+    "packing kernels of groups",
+    {"bits", "along", "group", "mapping", "hybrid_at", "shrink", "eta"},
+    READ.bits,
+    packs=True,
+)
 SOURCE = "groups/pack.cu"
 WARPS = 4
 # What warps that share groups tell each other.
@@ -77,7 +84,7 @@ def group_pack(
     kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the
     device stops). decoding: the tokens leave a window at a decode step, for `hybrid_at`.
     Nothing here waits for the device; the launch can be captured.
-    Errors: ValueError for what `pack_reason` names, and shapes or types that do not fit.
+    Errors: ValueError for what `refusal` names, and shapes or types that do not fit.
     """
     _check(key, value, index, form, specs, data)
     _check_codes(codes, form, data)
@@ -107,18 +114,18 @@ def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bo
     alike = (
         key.dtype == value.dtype and key.dtype in INPUTS and key.stride(3) == value.stride(3) == 1
     )
-    if not alike or not has_kernels(key.device) or pack_reason(specs) is not None:
+    if not alike or not has_kernels(key.device) or refusal(specs) is not None:
         return False
     macros = macros_of(form, specs, key.dtype)
     needed = WARPS // macros["SHARERS"] * macros["TILE_SHARED_BYTES"]
     return needed + STATIC_SHARED_BYTES <= shared_bytes(key.device)
 
 
-def pack_reason(specs: KVSpec) -> str | None:
+def refusal(specs: KVSpec) -> str | None:
     """Why no kernel packs groups of these specs, or None."""
     for name, spec in (("key", specs.key), ("value", specs.value)):
         # Signs have no zero-point that eta could move.
-        if reason := GROUP_PACKER.refusal(spec):
+        if reason := HONOURS.refusal(spec):
             return f"{reason}, {name} is {spec}"
         if spec.along == "span" or (spec.eta and spec.mapping != "asymmetric"):
             return f"groups have one axis, and eta a zero-point; {name} is {spec}"
@@ -182,7 +189,7 @@ def _arguments(key: Tensor, value: Tensor, index: Tensor, data: Tensor, specs: K
 def _check(
     key: Tensor, value: Tensor, index: Tensor, form: GroupFormat, specs: KVSpec, data: Tensor
 ) -> None:
-    if reason := pack_reason(specs):
+    if reason := refusal(specs):
         raise ValueError(f"{reason}. Use pack_groups and to_group_records.")
     shape = (*data.shape[:2], key.shape[2], form.head_dim)
     same = key.shape == value.shape == shape and key.dtype == value.dtype

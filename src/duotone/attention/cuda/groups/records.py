@@ -12,7 +12,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.dense.window_append import appends, window_move
 from duotone.attention.cuda.groups.canonical import Tiles, taken_apart
-from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, stream_format
+from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, format_of
 from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
 from duotone.attention.cuda.groups.pack import group_pack, packs
 from duotone.attention.cuda.groups.tiles import filled, joined, put, widened
@@ -196,7 +196,7 @@ class GroupLayout:
 
     def __call__(self, key: PackedTensor, value: PackedTensor) -> GroupRecords | None:
         """The records of K and V, or None where the kernel cannot read them."""
-        form = stream_format((key.spec, value.spec), (key.head_dim, value.head_dim), self._apart)
+        form = self._format_of((key.spec, value.spec), (key.head_dim, value.head_dim))
         both = (key, value)
         if form is None or not all(x.per_token or x.blocks.is_whole(x.spec.group) for x in both):
             return None
@@ -207,7 +207,7 @@ class GroupLayout:
 
     def pack(self, key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V straight into records; None where no kernel does that."""
-        form = stream_format((spec.key, spec.value), (key.shape[3], value.shape[3]), self._apart)
+        form = self._format_of((spec.key, spec.value), (key.shape[3], value.shape[3]))
         if form is None or not packs((key, value), form, spec):
             return None
         multiple = max(TILE, spec.flush_tokens)
@@ -239,12 +239,14 @@ class GroupLayout:
         self, spec: KVSpec, shape: tuple[int, int], channels: tuple[int, int], device: torch.device
     ) -> GroupRecords | None:
         """A stream without tokens. shape: (batch, kv_heads). channels: of K and of V."""
-        form = stream_format((spec.key, spec.value), channels, self._apart)
+        form = self._format_of((spec.key, spec.value), channels)
         return None if form is None else self._zeros(form, shape, 0, device)
 
-    @property
-    def _apart(self) -> frozenset[str]:
-        return self.lends | self.borrows
+    def _format_of(
+        self, specs: tuple[TensorSpec, TensorSpec], channels: tuple[int, int]
+    ) -> GroupFormat | None:
+        form = format_of(*specs, channels, self.lends | self.borrows)
+        return None if isinstance(form, str) else form
 
     def _zeros(
         self, form: GroupFormat, shape: tuple[int, int], tokens: int, device: torch.device

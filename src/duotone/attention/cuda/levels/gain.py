@@ -65,11 +65,9 @@ def launch_gains(
     run(LONG, "level_gain_last", long_macros(channels), Launch(rows, threads, 0))
 
 
-def gain_reason(channels: int, device: torch.device) -> str | None:
-    """Reason why no kernel fits gains to blocks of so many channels, or None."""
-    if held_bytes(TOKENS, channels) <= shared_bytes(device) - BESIDE_BYTES:
-        return None
-    return f"{TOKENS} tokens of {channels} channels do not fit shared memory twice"
+def room_for_gains(channels: int, device: torch.device) -> bool:
+    """True where shared memory holds a tile of so many channels, and its decoded codes."""
+    return held_bytes(TOKENS, channels) <= shared_bytes(device) - BESIDE_BYTES
 
 
 def spread_channels(channels: int) -> int:

@@ -17,17 +17,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duotone.attention.cuda.classes.format import HONOURS as READ
 from duotone.attention.cuda.classes.format import WIDTHS, Classes
 from duotone.attention.cuda.classes.levels import SortedLevels, States
-from duotone.attention.cuda.levels.gain import gain_reason, launch_gains
-from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense
+from duotone.attention.cuda.levels.gain import TOKENS, launch_gains, room_for_gains
+from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, unreadable
 from duotone.attention.cuda.shared.geometry import multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, kernel
-from duotone.attention.cuda.spans.pack import MAX_CHANNELS, splits_of
-from duotone.attention.families import LEVEL_SEARCH
+from duotone.attention.cuda.spans.pack import splits_of
 from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
+from duotone.quant.honours import Honours
 
+HONOURS = Honours.of(
+    "kernels that find levels",
+    READ.honours | {"shrink", "levels", "gain", "energy"},
+    READ.bits,
+    packs=True,
+)
 THREADS = 256
 # Shared memory of a block of threads: for all channels, and for few.
 WHOLE_BYTES, STRIP_BYTES = 48 << 10, 88 << 10
@@ -78,25 +85,27 @@ def strip_row(longest: int, itemsize: int) -> int:
     return -(-max(longest, 1) * itemsize // 16) * 16 // itemsize
 
 
-def level_reason(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
+def refusal(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
     """Reason why no kernel finds these levels, or None. The host may wait once per block table."""
-    if reason := LEVEL_SEARCH.refusal(spec):
+    if reason := HONOURS.refusal(spec):
         return f"{reason} in {spec}"
-    if x.dtype not in INPUTS or x.shape[3] > MAX_CHANNELS or x.stride(3) != 1:
-        return f"it reads consecutive channels, up to {MAX_CHANNELS}, of {list(INPUTS)}"
+    if reason := unreadable(x):
+        return reason
     most = shared_bytes(x.device) - BESIDE_STRIP_BYTES
     if strip_row(blocks.longest, x.itemsize) * x.itemsize > most:
         return f"a channel of {blocks.longest} tokens does not fit shared memory"
-    return gain_reason(x.shape[3], x.device) if spec.gain == "fit" else None
+    if spec.gain == "fit" and not room_for_gains(x.shape[3], x.device):
+        return f"{TOKENS} tokens of {x.shape[3]} channels do not fit shared memory twice"
+    return None
 
 
 def find_levels(x: States, spec: TensorSpec, blocks: BlockTable) -> SortedLevels:
     """Find levels of the blocks of x, as `torch_levels` does.
 
     Numbers that are not finite give levels that are not finite. The host waits once per table.
-    Errors: ValueError for what `level_reason` names.
+    Errors: ValueError for what `refusal` names.
     """
-    if reason := level_reason(x, spec, blocks):
+    if reason := refusal(x, spec, blocks):
         raise ValueError(f"the search for levels: {reason}. Use torch_levels.")
     classes = Classes.of(spec, x.shape[3])
     found = SortedLevels.empty(blocks, x.shape[:2], x.shape[3], classes.channels)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+MAX_CHANNELS = 256
 # Tokens that a warp has in shared memory, and bytes between their rows.
 TILE_TOKENS, ROW_GAP_BYTES = 32, 16
 
@@ -19,6 +20,18 @@ class Dense(ctypes.Structure):
         ("data", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("batch", "head")),
         ("token", ctypes.c_int),
+    )
+
+
+def unreadable(*states: Tensor) -> str | None:
+    """Why no kernel reads such dense K and V, or K or V, or None."""
+    alike = len({(x.shape, x.dtype, x.device) for x in states}) <= 1
+    close = all(x.stride(3) == 1 and x.shape[3] <= MAX_CHANNELS for x in states)
+    if alike and close and all(x.dtype in INPUTS for x in states):
+        return None
+    return (
+        f"dense K and V must agree and have up to {MAX_CHANNELS} consecutive channels of "
+        f"{list(INPUTS)}; got {' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in states)}"
     )
 
 

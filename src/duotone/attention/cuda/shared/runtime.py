@@ -18,10 +18,12 @@ __all__ = [
     "is_untried",
     "kernel",
     "missing",
+    "refusal",
     "source_text",
 ]
 
 MIN_CAPABILITY = (8, 0)
+UNTRIED = "the CUDA kernels were never run on such a device; ask for them with impl='cuda'"
 _SOURCES = Sources("duotone.attention.cuda")
 source_text, compiled, kernel = _SOURCES.text, _SOURCES.compiled, _SOURCES.kernel
 entry = _SOURCES.entry
@@ -41,6 +43,13 @@ def missing(device: torch.device) -> str | None:
 def is_untried(device: torch.device) -> bool:
     """True where the kernels compile for a device but were never run on one."""
     return device.type != "cuda" or facts(device).capability[0] != 9
+
+
+def refusal(device: torch.device, impl: str) -> str | None:
+    """Reason why no CUDA kernel runs for `impl` on a device, or None."""
+    if impl not in ("auto", "cuda"):
+        return f"impl={impl!r} asks for others than the CUDA kernels"
+    return missing(device) or (UNTRIED if impl == "auto" and is_untried(device) else None)
 
 
 def has_kernels(device: torch.device) -> bool:

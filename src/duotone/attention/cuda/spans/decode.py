@@ -36,8 +36,6 @@ from duotone.attention.cuda.spans.calibrated import block_bytes, kept_geometry
 from duotone.attention.cuda.spans.layout import RecordFormat, Records
 from duotone.cache.segments import PackedSegment
 
-# Scores of visual tokens can be calibrated.
-CALIBRATES = True
 SOURCE = "spans/decode.cu"
 # Sums of a byte of p times a byte of V stay below 2^31.
 MAX_UNIT_TOKENS = 32768
@@ -82,18 +80,17 @@ class Span:
 
 
 def warps_of(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
-    """Warps per SM: what the registers of the accumulators and the rings leave."""
+    """Warps per SM: what the registers of the accumulators and the rings leave.
+
+    0: the kernel has no such shape, since integers overflow or sums do not fit the rings.
+    """
+    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
+    fits = sums_bytes <= form.stages * form.nbytes and form.channels <= 256
+    if group > MAX_GROUP or not fits or (form.key_bits == 8 and form.channels > 128):
+        return 0
     accumulators = -(-group // 4) * form.channels // 16
     most = MAX_WARPS if accumulators <= 8 else MAX_WARPS // 2
     return warps_within_rings(most, form.stages * form.nbytes, ring_bytes)
-
-
-def fits(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> bool:
-    """The kernel has this shape: integers do not overflow and sums fit the rings."""
-    dots = form.key_bits < 8 or form.channels <= 128
-    sums_bytes = 16 * -(-group // 4) * (form.channels + 8)
-    rings = sums_bytes <= form.stages * form.nbytes and warps_of(form, group, ring_bytes) >= 1
-    return dots and rings and group <= MAX_GROUP and form.channels <= 256
 
 
 @cache

@@ -21,6 +21,7 @@ record; what is filled up has code 0 and is masked by lengths or multiplied by 0
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -29,10 +30,11 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
-from duotone.attention.families import SPANS
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
+from duotone.quant.honours import Honours
 
+HONOURS = Honours.of("span records", {"bits", "group", "transform"}, (1, 2, 4, 8))
 TILE = 64
 LANES = 32
 RECORD_BYTES = 4096
@@ -107,27 +109,26 @@ class Records:
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
     """The records of K and V whose scales belong to whole spans; None for other formats."""
+    form = format_of(key.spec, value.spec, (key.head_dim, value.head_dim))
     one_table = key.blocks.same_as(value.blocks)
     short = int(key.blocks.lengths.max()) < MIN_BLOCK_TOKENS * key.blocks.blocks
-    if (
-        spec_reason(key.spec, value.spec)
-        or key.head_dim != value.head_dim
-        or not one_table
-        or short
-    ):
+    if isinstance(form, str) or not one_table or short:
         return None
-    form = RecordFormat(key.head_dim, key.spec.bits, value.spec.bits)
     return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
 
 
-def spec_reason(key: TensorSpec, value: TensorSpec) -> str | None:
-    """Why codes of these specs have no records, or None."""
+def format_of(
+    key: TensorSpec, value: TensorSpec, head_dims: tuple[int, int], apart: Collection[str] = ()
+) -> RecordFormat | str:
+    """Format of records of K and V, or why there is none. apart: no codes are."""
     for name, spec in (("key", key), ("value", value)):
-        if reason := SPANS.refusal(spec):
+        if reason := HONOURS.refusal(spec):
             return f"{reason}, {name} is {spec}"
         if spec.group is not None and spec.group < MIN_BLOCK_TOKENS:
             return f"records need groups of {MIN_BLOCK_TOKENS} tokens or more; {name} is {spec}"
-    return None
+    if head_dims[0] != head_dims[1]:
+        return f"records need one head_dim of K and V; got {head_dims}"
+    return RecordFormat(head_dims[0], key.bits, value.bits)
 
 
 def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat) -> Records:

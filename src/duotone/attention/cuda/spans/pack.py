@@ -20,6 +20,7 @@ from duotone.attention.cuda.packing.inputs import (
     alignment,
     dense,
     tile_bytes,
+    unreadable,
 )
 from duotone.attention.cuda.shared.counters import counters
 from duotone.attention.cuda.shared.geometry import max_cluster, multiprocessors, shared_bytes
@@ -31,19 +32,19 @@ from duotone.attention.cuda.spans.layout import (
     MIN_BLOCK_TOKENS,
     RecordFormat,
     Records,
+    format_of,
     span_layout,
-    spec_reason,
 )
-from duotone.attention.families import SPAN_PACKER
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec
 from duotone.quant.checks import NOT_FINITE, is_finite
+from duotone.quant.honours import Honours
 
+HONOURS = Honours.of("packing kernels of spans", {"bits", "group", "shrink"}, (1, 2, 4, 8), True)
 SOURCE = "spans/pack.cu"
 WARPS, THREADS = 4, 256
-MAX_CHANNELS = 256
 # Tokens of which one block of threads takes the bounds, and such blocks per SM, to begin with.
 SPLIT_TOKENS, MIN_SPLIT_TOKENS, BLOCKS_PER_SM = 1024, 128, 4
 
@@ -75,33 +76,22 @@ class SpanLayout:
         """Quantize dense K and V into records; None where torch has to, or to raise."""
         blocks = piece.spans.split(spec.key.group)
         short = blocks.tokens < MIN_BLOCK_TOKENS * blocks.blocks
-        if not key.is_cuda or short or pack_reason(spec) or states_reason(key, value):
+        if not key.is_cuda or short or refusal(spec, key, value):
             return None
         form = RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
         pair = span_pack(key, value, spec, piece, form)
         return pair if is_finite(_total(pair), NOT_FINITE) else None
 
 
-def pack_reason(spec: KVSpec) -> str | None:
-    """Why no kernel packs spans of these specs, or None."""
+def refusal(spec: KVSpec, *states: Tensor) -> str | None:
+    """Why no kernel packs spans of these specs, or such K and V, or None."""
     for name, tensor in (("key", spec.key), ("value", spec.value)):
-        if reason := SPAN_PACKER.refusal(tensor):
+        if reason := HONOURS.refusal(tensor):
             return f"{reason}, {name} is {tensor}"
     if spec.key.group != spec.value.group:
         return f"K and V must share their groups; got {spec.key.group} and {spec.value.group}"
-    return spec_reason(spec.key, spec.value)
-
-
-def states_reason(key: Tensor, value: Tensor) -> str | None:
-    """Why no kernel reads such K and V, or None."""
-    same = key.shape == value.shape and key.dtype == value.dtype and key.device == value.device
-    close = key.stride(3) == value.stride(3) == 1 and key.shape[3] <= MAX_CHANNELS
-    if same and close and key.dtype in INPUTS:
-        return None
-    return (
-        f"key and value must agree and have up to {MAX_CHANNELS} consecutive channels of "
-        f"{list(INPUTS)}; got {tuple(key.shape)} {key.dtype} and {tuple(value.shape)} {value.dtype}"
-    )
+    form = format_of(spec.key, spec.value, (0, 0))
+    return form if isinstance(form, str) else unreadable(*states)
 
 
 def span_pack(
@@ -111,9 +101,9 @@ def span_pack(
 
     Numbers that are not finite become scales that are not. The host waits for the number of records
     once per table of spans; the launches wait for nothing.
-    Errors: ValueError for what `pack_reason` and `states_reason` name.
+    Errors: ValueError for what `refusal` names.
     """
-    if reason := pack_reason(spec) or states_reason(key, value):
+    if reason := refusal(spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     blocks = piece.spans.split(spec.key.group)
     first, per_head = _PLACES.of(blocks, form)

@@ -1,4 +1,4 @@
-"""What `explain` says before a cache exists is what its segments get once it does."""
+"""A plan of a layer, made before a cache exists, is what the segments of the cache get."""
 
 from itertools import product
 
@@ -7,11 +7,10 @@ import torch
 
 import duotone
 from duotone import CacheSpec, KVSpec, Sharing, TensorSpec
-from duotone.attention import explain, explain_layers
-from duotone.attention.cuda import decode, reasons
-from duotone.attention.cuda.left_out import left_out
+from duotone.attention import Shape, resolve, resolve_layers
+from duotone.attention.choice import choose
 from duotone.attention.cuda.shared import runtime
-from duotone.attention.explain import DENSE, NOTHING_PACKED, SLIDING
+from duotone.attention.plan import DENSE, NOTHING_PACKED, SLIDING, alike
 from pretended_gpu import pretend
 
 from frozen_decoder import Heads, Tokens, frozen_decoder
@@ -39,11 +38,11 @@ SPECS = {
 }
 # (head_dim, q heads, kv heads, type)
 SHAPES = {
-    "64": (64, 4, 2, torch.bfloat16),
-    "72": (72, 4, 2, torch.bfloat16),
-    "17 q heads": (64, 34, 2, torch.bfloat16),
-    "fp32": (64, 4, 2, torch.float32),
-    "320": (320, 4, 2, torch.float16),
+    "64": Shape(64, 4, 2, torch.bfloat16),
+    "72": Shape(72, 4, 2, torch.bfloat16),
+    "17 q heads": Shape(64, 34, 2, torch.bfloat16),
+    "fp32": Shape(64, 4, 2, torch.float32),
+    "320": Shape(320, 4, 2, torch.float16),
 }
 NAMES = {"visual": "visual", "background": "background", "stream": "text"}
 CASES = list(product(SPECS, SHAPES))
@@ -64,19 +63,13 @@ def test_explains_what_a_cache_gets(name: str, shape: str, monkeypatch: pytest.M
     spec, at = SPECS[name], SHAPES[shape]
     if shape in ("72", "320") and _does_not_fit(spec, at[0]):
         pytest.skip("groups do not divide the channels")
-    for layers, said in explain_layers(spec, (False,) * 3, *at):
+    for layers, plan in alike(resolve_layers(spec, (False,) * 3, at)):
         found = segments(spec, at, layers[0])
-        query = torch.zeros(1, at[1], 1, at[0], dtype=at[3])
-        kv = list(found.values())
+        query = torch.zeros(1, at.q_heads, 1, at.head_dim, dtype=at.dtype)
+        read = {id(segment) for _, segment in choose(query, [*found.values()], spec.tau).read}
         for kind, segment in found.items():
-            ours = _is_read(query, segment, kv, spec)
-            assert (said[kind] is None) == ours, (kind, said[kind])
-
-
-def _is_read(query, segment, kv, spec: CacheSpec) -> bool:
-    """As `decode` has it: all of the call goes to others where nothing is in records."""
-    reason = decode.unsupported(query, kv, spec.tau)
-    return reason is None and not left_out(query, [segment], spec.tau)
+            assert (plan.reasons[kind] is None) == (id(segment) in read), plan.reasons[kind]
+            assert (plan.readers[kind].impl == "cuda") == (id(segment) in read)
 
 
 def _does_not_fit(spec: CacheSpec, head_dim: int) -> bool:
@@ -88,25 +81,36 @@ def _does_not_fit(spec: CacheSpec, head_dim: int) -> bool:
 def test_a_device_and_a_window_are_reasons_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES["64"]
     everything = {"visual", "text", DENSE}
-    assert explain(SPECS["mixed"], *shape) == dict.fromkeys(everything)
-    slides = explain(SPECS["mixed"], *shape, sliding=True)
+    assert resolve(SPECS["mixed"], shape).reasons == dict.fromkeys(everything)
+    slides = resolve(SPECS["mixed"], shape, sliding=True).reasons
     assert slides == dict.fromkeys(everything, SLIDING)
-    cpu = explain(SPECS["mixed"], *shape, device=torch.device("cpu"))
+    cpu = resolve(SPECS["mixed"], shape, torch.device("cpu")).reasons
     assert "CUDA device" in cpu["text"]
     monkeypatch.setattr(runtime, "missing", lambda device: None)
-    given = {"device": torch.device("cpu")}
-    assert set(explain(SPECS["mixed"], *shape, **given).values()) == {reasons.UNTRIED}
-    assert explain(SPECS["mixed"], *shape, **given, impl="cuda") == dict.fromkeys(everything)
+    at = (SPECS["mixed"], shape, torch.device("cpu"))
+    assert set(resolve(*at).reasons.values()) == {runtime.UNTRIED}
+    assert resolve(*at, impl="cuda").reasons == dict.fromkeys(everything)
+    assert "impl='triton'" in resolve(*at, impl="triton").reasons["text"]
 
 
 def test_layers_with_one_answer_are_together() -> None:
     sliding = (True, False, True, False)
-    found = explain_layers(SPECS["kivi"], sliding, *SHAPES["64"])
+    found = alike(resolve_layers(SPECS["kivi"], sliding, SHAPES["64"]))
     assert [layers for layers, _ in found] == [[0, 2], [1, 3]]
-    assert explain(duotone.scheme("dense"), *SHAPES["64"]) == {DENSE: NOTHING_PACKED}
+    dense = resolve(duotone.scheme("dense"), SHAPES["64"])
+    assert dense.reasons == {DENSE: NOTHING_PACKED}
 
 
 def test_averaged_codes_are_explained() -> None:
     spec = SPECS["kivi"].replace(share=Sharing(key=0, value=0, layers=2, weights=(0.5, 0.5)))
-    ((_, found),) = explain_layers(spec, (False,) * 4, *SHAPES["64"])
-    assert "averaged" in found["text"]
+    ((_, plan),) = alike(resolve_layers(spec, (False,) * 4, SHAPES["64"]))
+    assert "averaged" in plan.reasons["text"]
+
+
+def test_readers_are_named_where_no_kernel_reads_the_tokens() -> None:
+    three = STREAM.replace(text=KVSpec(TensorSpec(3, group=32), TensorSpec(3, "channels", 32)))
+    for spec, impl in ((three, "reference"), (SPECS["groups of 8"], "triton")):
+        plan = resolve(spec, SHAPES["64"])
+        assert plan.readers["text"].impl == impl
+        assert plan.layouts.stream is None
+    assert resolve(SPECS["kivi"], SHAPES["64"]).layouts.stream is not None

@@ -1,0 +1,68 @@
+"""The family of 16-bit tokens: sinks, windows and text beside packed tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from duotone.attention.cuda.dense.decode import (
+    ITEM_BYTES,
+    KV_TYPES,
+    WARPS,
+    DenseFormat,
+    dense_task,
+)
+from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES
+from duotone.attention.family import Family, Tokens
+from duotone.cache.segments import DenseSegment
+from duotone.quant.honours import Honours
+
+ALIGNMENT_BYTES = 16
+
+
+def _rule(tokens: Tokens) -> str | None:
+    key, value = tokens.key, tokens.value
+    if tokens.calibrated:
+        return "score calibration of 16-bit tokens is not in the CUDA kernels"
+    if tokens.query not in QUERY_TYPES:
+        return f"query must be one of {list(QUERY_TYPES)}; got {tokens.query}"
+    if tokens.masked:
+        return "the CUDA kernels take no mask"
+    if key not in KV_TYPES or value != key:
+        return f"dense K and V must be of one 16-bit type; got {key} and {value}"
+    head_dim, value_dim = tokens.head_dims
+    if value_dim != head_dim or head_dim % 16 or head_dim > 256 or tokens.group > MAX_GROUP:
+        return (
+            "no CUDA kernel for head_dim "
+            f"{head_dim} and {value_dim} with {tokens.group} q heads per kv head"
+        )
+    form = DenseFormat(head_dim)
+    block_bytes = WARPS * form.stages * form.nbytes
+    if block_bytes > tokens.shared_bytes:
+        return f"head_dim {head_dim} needs {block_bytes} bytes of shared memory per block"
+    return None
+
+
+def _at_call(query: Tensor, segment: DenseSegment, tokens: Tokens) -> str | None:
+    """Why the kernel cannot read these tensors: a call may bring any."""
+    (head_dim, _), units = tokens.head_dims, []
+    for x in (segment.key, segment.value):
+        batch, head, token, channel = x.stride()
+        if channel != 1 or token != head_dim:
+            return "tokens of dense K and V must be adjacent"
+        units += (x.data_ptr(), ITEM_BYTES * batch, ITEM_BYTES * head)
+    if any(n % ALIGNMENT_BYTES for n in units):
+        return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
+    return None
+
+
+DENSE = Family(
+    "cuda",
+    "16-bit tokens",
+    kinds=("dense",),
+    honours=Honours.of("16-bit tokens", ()),
+    takes=lambda tokens: True,
+    holds=lambda segment: isinstance(segment, DenseSegment),
+    rule=_rule,
+    at_call=_at_call,
+    task=dense_task,
+)

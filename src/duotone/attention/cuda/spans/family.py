@@ -1,0 +1,39 @@
+"""The family of spans: codes of one width, with scales of whole blocks of tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from duotone.attention.cuda.shared.of_records import OfRecords
+from duotone.attention.cuda.spans import decode, layout, pack
+from duotone.attention.family import Family, Tokens
+from duotone.cache.segments import PackedSegment, Segment
+
+
+def _takes(tokens: Tokens) -> bool:
+    return not (tokens.key.classes or tokens.value.classes)
+
+
+def _holds(segment: Segment) -> bool:
+    return isinstance(segment, PackedSegment) and isinstance(segment.records, layout.Records)
+
+
+def _at_call(query: Tensor, segment: PackedSegment, tokens: Tokens) -> str | None:
+    if not tokens.calibrated or decode.is_resident(query, decode.span_of(segment)):
+        return None
+    return "score calibration needs all parts of a head on the device at once"
+
+
+SPANS = Family(
+    "cuda",
+    "span records",
+    kinds=("visual", "background"),
+    honours=layout.HONOURS,
+    takes=_takes,
+    holds=_holds,
+    rule=OfRecords(layout.format_of, decode.warps_of, calibrates=True),
+    at_call=_at_call,
+    packs=pack.HONOURS,
+    task=decode.segment_task,
+    layout=pack.SpanLayout(),
+)
