@@ -287,3 +287,13 @@ def test_true_bits_count_every_byte(spec: TensorSpec, tokens: int, bits: float) 
 def test_bits_of_nothing_raise() -> None:
     with pytest.raises(ValueError, match="tokens and channels >= 1"):
         bits_per_element(TensorSpec(), 0, 128)
+
+
+@pytest.mark.parametrize(("bits", "eta"), [(1, 1 / 6), (2, 0.045)])
+def test_eta_costs_a_group_of_one_outlier_that_share_of_its_width(bits: int, eta: float) -> None:
+    x = torch.zeros(1, 32)
+    x[0, 5] = 1000.0
+    spec = TensorSpec(bits, along="channels", group=32, eta=eta, param_dtype="float32")
+    assert torch.equal(quantize(x, spec.replace(eta=0.0)).dequantize(), x)
+    moved = quantize(x, spec).dequantize()
+    assert torch.allclose((moved - x).abs(), torch.full_like(x, 1000 * eta), atol=0.01)
