@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,15 +20,9 @@ OTHER_ORDER = (
     "its codes have no records: blocks are shorter than the kernels' tiles, rows were cropped "
     "inside one, or layers that share them need another order"
 )
+# A segment and the family whose order it has; one that the CUDA kernels leave has a reason.
 Read = tuple[Family, Segment]
-
-
-class Left(NamedTuple):
-    """A segment that the CUDA kernels leave, the family whose order it has, and why."""
-
-    family: Family
-    segment: Segment
-    why: str
+Left = tuple[Family, Segment, str]
 
 
 @dataclass(frozen=True)
@@ -45,16 +38,6 @@ class Choice:
     others: list[Segment] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     against: str | None = None
-
-    @property
-    def slow(self) -> str:
-        """Implementation of what the CUDA kernels leave."""
-        return "triton" if self.impl == "cuda" else self.impl
-
-    @property
-    def what(self) -> str:
-        """Work that a slow path does."""
-        return f"decode attention{' of some tokens' if self.impl == 'cuda' else ''}"
 
 
 def choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None = None) -> Choice:
@@ -73,7 +56,7 @@ def choose(query: Tensor, kv: Sequence[Segment], tau: tuple[float, float] | None
         if reason is None:
             read.append((family, segment))
         else:
-            left.append(Left(family, segment, reason))
+            left.append((family, segment, reason))
     others = [segment for _, segment, _ in left]
     in_records = (why for _, segment, why in left if segment.records is not None)
     against = runtime.missing(query.device) or next(in_records, None)

@@ -53,10 +53,11 @@ def _run(
     slow: SlowPaths | None,
 ) -> Tensor:
     choice = _choice(query, kv, tau, impl)
-    if slow is not None:
-        for reason in choice.reasons:
-            slow.say(choice.what, choice.slow, reason)
-    if choice.impl == "cuda":
+    some = choice.impl == "cuda"
+    for reason in choice.reasons if slow is not None else ():
+        what = "decode attention of some tokens" if some else "decode attention"
+        slow.say(what, "triton" if some else choice.impl, reason)
+    if some:
         from duotone.attention.cuda.decode import attend_records
 
         return attend_records(query, choice.read, choice.others, sm_scale=sm_scale, tau=tau)

@@ -20,8 +20,6 @@ AVERAGED = "averaged codes of several layers are in no order of the CUDA kernels
 # Tokens that are not packed: windows, sinks and dense policies.
 DENSE = "dense"
 PACKED = ("visual", "background", "text")
-# Stands for an H200, which the kernels were tuned on; no device is queried.
-HOPPER = torch.device("cpu")
 NOTHING_PACKED = "no token of such a cache is packed"
 NOTHING_READ = "the CUDA kernels take no call without packed tokens that they read"
 SLIDING = "a sliding window acts through a mask, which the CUDA kernels do not take"
@@ -70,7 +68,7 @@ def resolve(
     it. sliding: the layer has a sliding window. apart: names, "key" or "value", of codes that
     another layer keeps or reads. averaged: several layers average their codes.
     """
-    kinds = _tokens(spec, shape, device or HOPPER, apart)
+    kinds = _tokens(spec, shape, device or torch.device("cpu"), apart)
     common = None if device is None else runtime.refusal(device, impl)
     if common is None and shape.dtype not in QUERY_TYPES:
         common = f"query must be one of {list(QUERY_TYPES)}; got {shape.dtype}"

@@ -8,6 +8,7 @@ from torch import Tensor
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.records import GroupLayout
 from duotone.attention.cuda.shared.geometry import Geometry
+from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.cache.pair import PackedPair
@@ -61,8 +62,8 @@ def test_streams_in_pages(case: Case, per_page: int) -> None:
     pool, pages = paged(data, [-(-n // form.tokens) for n in case.lengths], per_page)
     whole, out = (torch.full_like(query, torch.nan) for _ in range(2))
     whole_stream, stream = (group_decode.Stream(form, x, lengths) for x in (data, pool))
-    group_decode.group_decode(query, whole_stream, case.sm_scale, whole)
-    group_decode.group_decode(query, stream, case.sm_scale, out, pages=pages)
+    run([group_decode.group_task(query, whole_stream)], case.sm_scale, whole)
+    run([group_decode.group_task(query, stream, pages)], case.sm_scale, out)
     assert_near(out, whole)
     assert_near(out, reference(case, query, kv))
 
@@ -102,7 +103,7 @@ def check_spans(case: Case, per_page: int) -> None:
     whole, out = (torch.full_like(query, torch.nan) for _ in range(2))
     in_pages = type(records)(records.format, pool, records.first)
     spans = span_decode.Span(records, *params), span_decode.Span(in_pages, *params)
-    span_decode.span_decode(query, spans[0], case.sm_scale, case.tau, whole)
-    span_decode.span_decode(query, spans[1], case.sm_scale, case.tau, out, pages=pages)
+    run([span_decode.span_task(query, spans[0], case.tau)], case.sm_scale, whole)
+    run([span_decode.span_task(query, spans[1], case.tau, pages)], case.sm_scale, out)
     assert_near(out, whole)
     assert_near(out, reference(case, query, kv))

@@ -7,6 +7,7 @@ import torch
 from duotone.attention.cuda import decode
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.classes.layout import class_layout
+from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.attention.families import FAMILIES
@@ -45,7 +46,7 @@ def span_launch(caught, tau=None, **shape):
     """(query, segment, launch) of a span of records."""
     shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, **shape}
     query, (segment, *_) = records_of(Case(**shape))
-    span_decode.span_decode(query, span_of(segment), 0.1, tau, torch.empty_like(query))
+    run([span_decode.span_task(query, span_of(segment), tau)], 0.1, torch.empty_like(query))
     (one,) = caught
     return query, segment, one
 
@@ -54,6 +55,6 @@ def class_launch(caught, *specs, **shape):
     """(segment, launch) of a span of class records."""
     query, (segment, *_) = records_of(Case(LENGTHS, *specs, head_dim=128, **shape), class_layout)
     span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-    class_decode.class_decode(query, span, 0.1, torch.empty_like(query))
+    run([class_decode.class_task(query, span)], 0.1, torch.empty_like(query))
     (one,) = caught
     return segment, one

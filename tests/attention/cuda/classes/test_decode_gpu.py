@@ -10,6 +10,7 @@ import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda.classes import decode as class_decode
 from duotone.attention.cuda.shared.geometry import Geometry
+from duotone.attention.cuda.shared.launch import run
 from duotone.inference.batch import encode, generate, make_cache, prepare
 from duotone.loading import load
 from duotone.quant import KVSpec, TensorSpec
@@ -139,7 +140,7 @@ def test_sums_of_exponentials_are_right(specs) -> None:
     (segment,) = laid_out(kv)
     out, lse = torch.empty_like(query), torch.full(query.shape[:2], float("nan"), device="cuda")
     span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-    class_decode.class_decode(query, span, case.sm_scale, out, lse)
+    run([class_decode.class_task(query, span)], case.sm_scale, out, lse)
     keys = kv[0].states("key").double()
     for b, length in enumerate(case.lengths):
         scores = query[b, :, 0].double() @ keys[b, 0, :length].T * case.sm_scale

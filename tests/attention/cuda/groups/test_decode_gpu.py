@@ -6,10 +6,11 @@ import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
 
-from duotone.attention.cuda.groups.decode import Stream, group_decode, warps_of
+from duotone.attention.cuda.groups.decode import Stream, group_task, warps_of
 from duotone.attention.cuda.groups.format import GroupFormat, operand_of
 from duotone.attention.cuda.groups.layout import to_group_records
 from duotone.attention.cuda.groups.records import GroupRecords
+from duotone.attention.cuda.shared.launch import run
 from duotone.quant import TensorSpec
 
 from cases import Case, assert_near, build, poisoned, reference
@@ -72,7 +73,7 @@ def decode(query, kv, sm_scale):
     out = torch.full(query.shape, float("nan"), device=query.device)
     lse = torch.full(query.shape[:2], float("nan"), device=query.device)
     stream = Stream(records.format, records.data, segment.lengths)
-    group_decode(query, stream, sm_scale, out, lse)
+    run([group_task(query, stream)], sm_scale, out, lse)
     return out.to(query.dtype), lse
 
 

@@ -27,7 +27,7 @@ from cases import CALIBRATED, Case, build
 def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     out, lse = (torch.empty(*query.shape[:2], 3, *tail) for tail in ((128,), ()))
-    span_decode.span_decode(query, span_of(segment), 0.1, None, out, lse)
+    launch.run([span_decode.span_task(query, span_of(segment), None)], 0.1, out, lse)
     (one,) = caught
     given, records = one.given, segment.records
     assert given.query == query.data_ptr()
@@ -57,14 +57,14 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     pages = torch.arange(len(LENGTHS) * 20, dtype=torch.int32).view(len(LENGTHS), 20)
     span = span_of(segment)
     span = replace(span, records=replace(segment.records, data=pool))
-    span_decode.span_decode(query, span, 0.1, None, torch.empty_like(query), pages=pages)
+    launch.run([span_decode.span_task(query, span, None, pages)], 0.1, torch.empty_like(query))
     (one,) = caught
     assert one.macros["PAGED"] == per_page
     assert (one.given.records, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
     assert (one.given.pages_per_sequence, one.given.kv_heads) == (20, 2)
     assert one.at.blocks == (one.given.blocks * one.given.splits, 2, len(LENGTHS))
     with pytest.raises(ValueError, match="int32"):
-        span_decode.span_decode(query, span, 0.1, None, query, pages=pages.long())
+        span_decode.span_task(query, span, None, pages.long())
 
 
 def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
@@ -236,7 +236,7 @@ def test_rows_that_cannot_be_read_four_at_a_time_are_refused(caught) -> None:
     apart = room[1:].view(query.shape).copy_(query)
     for rows, out in ((apart, torch.empty_like(query)), (query, apart)):
         with pytest.raises(ValueError, match="must be aligned to 8 bytes"):
-            span_decode.span_decode(rows, span_of(segment), 0.1, None, out)
+            launch.run([span_decode.span_task(rows, span_of(segment), None)], 0.1, out)
     assert not caught
 
 

@@ -2,7 +2,7 @@
 
 The plain-torch reference is `attention.reference.attend` on the same segment. Where the error of
 the kernel comes from: q times K's scales is rounded to 16-bit integers (to 2 or 3 bits less where
-codes stand higher in their bytes), under the largest product of a span; p as in `span_decode`.
+codes stand higher in their bytes), under the largest product of a span; p as in `spans.decode`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from duotone.attention.cuda.shared.geometry import (
     slot_bytes,
     teamed,
 )
-from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.decode import MAX_UNIT_TOKENS
 from duotone.cache.segments import PackedSegment
@@ -134,18 +133,11 @@ def geometry(
     return teamed(at, heads * at.splits, kv_heads, sms, beside_bytes)
 
 
-def class_decode(
-    query: Tensor, span: ClassSpan, sm_scale: float, out: Tensor, lse: Tensor | None = None
-) -> None:
-    """softmax(q K^T * sm_scale) V over one segment; `out` and `lse` as `launch.run` has them.
-
-    Where V is rotated, so is `out`.
-    """
-    run([class_task(query, span)], sm_scale, out, lse)
-
-
 def class_task(query: Tensor, span: ClassSpan) -> Task:
-    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous."""
+    """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous.
+
+    Where V is rotated, so is the output.
+    """
     records = span.records
     work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
     heads, sms = work.heads * work.blocks, multiprocessors(query.device)

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from duotone.attention.cuda.classes import decode, format, layout, pack
 from duotone.attention.cuda.shared.of_records import OfRecords
-from duotone.attention.family import Family, Tokens
-from duotone.cache.segments import PackedSegment, Segment
-
-
-def _takes(tokens: Tokens) -> bool:
-    return bool(tokens.key.classes or tokens.value.classes)
-
-
-def _holds(segment: Segment) -> bool:
-    return isinstance(segment, PackedSegment) and isinstance(segment.records, layout.ClassRecords)
-
+from duotone.attention.family import Family
 
 CLASSES = Family(
     "cuda",
     "class records",
     kinds=("visual", "background"),
     honours=format.HONOURS,
-    takes=_takes,
-    holds=_holds,
+    takes=lambda tokens: bool(tokens.key.classes or tokens.value.classes),
+    holds=lambda segment: isinstance(segment.records, layout.ClassRecords),
     rule=OfRecords(format.format_of, decode.warps_of),
     packs=pack.HONOURS,
     task=decode.segment_task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -43,17 +44,17 @@ class Classes:
         """Channels that have codes."""
         return sum(n for _, n in self.sizes)
 
-    @property
+    @cached_property
     def columns(self) -> tuple[int, ...]:
         """Columns of 16 channels of each class, the last one filled up."""
         return tuple(-(-n // COLUMN) for _, n in self.sizes)
 
-    @property
+    @cached_property
     def words(self) -> tuple[int, ...]:
         """Words that each lane has of each class in a tile."""
         return tuple(bits * n for (bits, _), n in zip(self.sizes, self.columns, strict=True))
 
-    @property
+    @cached_property
     def codes_bytes(self) -> int:
         """Bytes of the codes of a tile."""
         return sum(self.words) * 128
@@ -108,21 +109,21 @@ class ClassFormat(Tiled):
         """Tiles per record."""
         return super().tiles if self.key_in_tiles else min(super().tiles, MAX_TILES)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[int, ...]:
         """Bytes of the parts of a tile, in the order of the drawing."""
         codes = (self.key.codes_bytes, self.value.codes_bytes)
         places = self.key.places
         return (*codes, 2 * self.channels, 2 * places, places) if self.key_in_tiles else codes
 
-    @property
+    @cached_property
     def widths(self) -> dict[str, int]:
         """The macros of classes/widths.cuh, and where K's parameters are."""
         sides = (("KN", self.key), ("VN", self.value))
         counts = {f"{name}{bits}": side.width(bits) for name, side in sides for bits in WIDTHS}
         return counts | {"K_TILES": int(self.key_in_tiles)}
 
-    @property
+    @cached_property
     def tile_bytes(self) -> int:
         """All parts of 64 tokens."""
         return sum(self.parts)

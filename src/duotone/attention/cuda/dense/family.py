@@ -44,13 +44,13 @@ def _rule(tokens: Tokens) -> str | None:
 
 def _at_call(query: Tensor, segment: DenseSegment, tokens: Tokens) -> str | None:
     """Why the kernel cannot read these tensors: a call may bring any."""
-    (head_dim, _), units = tokens.head_dims, []
+    head_dim, low_bits = tokens.head_dims[0], 0
     for x in (segment.key, segment.value):
         batch, head, token, channel = x.stride()
         if channel != 1 or token != head_dim:
             return "tokens of dense K and V must be adjacent"
-        units += (x.data_ptr(), ITEM_BYTES * batch, ITEM_BYTES * head)
-    if any(n % ALIGNMENT_BYTES for n in units):
+        low_bits |= x.data_ptr() | ITEM_BYTES * batch | ITEM_BYTES * head
+    if low_bits % ALIGNMENT_BYTES:
         return f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes"
     return None
 

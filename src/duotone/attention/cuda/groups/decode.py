@@ -34,7 +34,6 @@ from duotone.attention.cuda.shared.geometry import (
     slot_bytes,
     warps_within_rings,
 )
-from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.cache.segments import PackedSegment
 
@@ -100,18 +99,6 @@ def geometry(
         return cut(form, warps, heads, records, sms)
     options = cuts(form, warps, heads, records, sms, per_sm=MANY_PER_SM, min_warps=1)
     return min((at for at in options if at.splits == 1), key=options.__getitem__)
-
-
-def group_decode(
-    query: Tensor,
-    stream: Stream,
-    sm_scale: float,
-    out: Tensor,
-    lse: Tensor | None = None,
-    pages: Int[Tensor, "batch pages_per_sequence"] | None = None,
-) -> None:
-    """softmax(q K^T * sm_scale) V over one stream; `out` and `lse` as `launch.run` has them."""
-    run([group_task(query, stream, pages)], sm_scale, out, lse)
 
 
 def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Task:

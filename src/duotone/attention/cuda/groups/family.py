@@ -6,12 +6,6 @@ from duotone.attention.cuda.groups import decode, format, pack
 from duotone.attention.cuda.groups.records import GroupLayout, GroupRecords
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.family import Family
-from duotone.cache.segments import PackedSegment, Segment
-
-
-def _holds(segment: Segment) -> bool:
-    return isinstance(segment, PackedSegment) and isinstance(segment.records, GroupRecords)
-
 
 GROUPS = Family(
     "cuda",
@@ -19,7 +13,7 @@ GROUPS = Family(
     kinds=("text",),
     honours=format.HONOURS,
     takes=lambda tokens: True,
-    holds=_holds,
+    holds=lambda segment: isinstance(segment.records, GroupRecords),
     rule=OfRecords(format.format_of, decode.warps_of, shares=True),
     packs=pack.HONOURS,
     task=decode.segment_task,

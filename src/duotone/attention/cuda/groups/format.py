@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from duotone.attention.cuda.shared.tiles import Tiled
 from duotone.quant import TensorSpec
@@ -44,14 +45,14 @@ class GroupFormat(Tiled):
     value: Operand
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
-    @property
+    @cached_property
     def part_bytes(self) -> list[int]:
         """Bytes of a tile: codes of K and of V, scales of K and of V."""
         sizes = ((self.key, TILE, self.channels), (self.value, self.channels, TILE))
         codes = [TILE * self.channels * x.bits // 8 for x, _, _ in sizes]
         return codes + [x.groups(rows, k) * (6 if x.signs else 4) for x, rows, k in sizes]
 
-    @property
+    @cached_property
     def tile_bytes(self) -> int:
         """Codes and scales of 32 tokens."""
         return sum(self.part_bytes)

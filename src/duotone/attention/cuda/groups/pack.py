@@ -17,7 +17,14 @@ from torch import Tensor
 from duotone.attention.cuda.groups.canonical import Tiles
 from duotone.attention.cuda.groups.format import HONOURS as READ
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand
-from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, tile_bytes
+from duotone.attention.cuda.packing.inputs import (
+    INPUTS,
+    Dense,
+    alignment,
+    dense,
+    tile_bytes,
+    unreadable,
+)
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
 from duotone.attention.cuda.spans.layout import LANES
@@ -110,11 +117,8 @@ def group_pack(
 
 def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bool:
     """True if the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
-    key, value = states
-    alike = (
-        key.dtype == value.dtype and key.dtype in INPUTS and key.stride(3) == value.stride(3) == 1
-    )
-    if not alike or not has_kernels(key.device) or refusal(specs) is not None:
+    key, _ = states
+    if unreadable(*states) or refusal(specs) or not has_kernels(key.device):
         return False
     macros = macros_of(form, specs, key.dtype)
     needed = WARPS // macros["SHARERS"] * macros["TILE_SHARED_BYTES"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 # Records that a warp has room for.
@@ -21,17 +22,17 @@ class Tiled:
         """Bytes of a tile."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """head_dim, filled up to a multiple of 32."""
         return -(-self.head_dim // 32) * 32
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Tiles per record: as many as fit `record_bytes`, one at least."""
         return 1 << max(0, (self.record_bytes // self.tile_bytes).bit_length() - 1)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens per record."""
         return self.tiles * self.tile_tokens
@@ -41,7 +42,7 @@ class Tiled:
         """Number of records that a warp has room for."""
         return STAGES
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes per record."""
         return self.tiles * self.tile_bytes

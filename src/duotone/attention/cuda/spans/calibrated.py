@@ -2,7 +2,7 @@
 
     | rings of half records | 16-bit scores of the unit, 64 keys by 4 q heads a tile of 512 bytes |
 
-Where they do not fit, `span_decode` reads K twice.
+Where they do not fit, spans/decode.cu reads K twice.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from duotone.attention.cuda.shared.geometry import (
     teamed,
     warps_within_rings,
 )
-from duotone.attention.cuda.shared.launch import LOG2E, run
+from duotone.attention.cuda.shared.launch import LOG2E
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.calibrated import SOURCE as KEEPING_SOURCE
 from duotone.attention.cuda.spans.calibrated import block_bytes, kept_geometry
@@ -163,29 +163,13 @@ def records_under_way(form: RecordFormat) -> int:
     return 1 if form.key_bits == form.value_bits == 1 else 2
 
 
-def span_decode(
-    query: Tensor,
-    span: Span,
-    sm_scale: float,
-    tau: tuple[float, float] | None,
-    out: Tensor,
-    lse: Tensor | None = None,
-    pages: Tensor | None = None,
-) -> None:
-    """softmax(q K^T * sm_scale) V over one span; `out` and `lse` as `launch.run` has them.
-
-    pages: the records are a pool, see `work.Work`; scales lie as ever.
-    """
-    run([span_task(query, span, tau, pages)], sm_scale, out, lse)
-
-
 def span_task(
     query: Tensor, span: Span, tau: tuple[float, float] | None, pages: Tensor | None = None
 ) -> Task:
     """The launch over one span.
 
     query: [batch, q_heads, 1, head_dim], contiguous. tau: calibrates the scores by this span's own
-    range.
+    range. pages: the records are a pool, see `work.Work`; scales are stored as ever.
     """
     work = _work(query, span, pages)
     kept = None if tau is None else _kept_geometry(work)

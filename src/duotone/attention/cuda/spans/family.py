@@ -7,15 +7,7 @@ from torch import Tensor
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.cuda.spans import decode, layout, pack
 from duotone.attention.family import Family, Tokens
-from duotone.cache.segments import PackedSegment, Segment
-
-
-def _takes(tokens: Tokens) -> bool:
-    return not (tokens.key.classes or tokens.value.classes)
-
-
-def _holds(segment: Segment) -> bool:
-    return isinstance(segment, PackedSegment) and isinstance(segment.records, layout.Records)
+from duotone.cache.segments import PackedSegment
 
 
 def _at_call(query: Tensor, segment: PackedSegment, tokens: Tokens) -> str | None:
@@ -29,8 +21,8 @@ SPANS = Family(
     "span records",
     kinds=("visual", "background"),
     honours=layout.HONOURS,
-    takes=_takes,
-    holds=_holds,
+    takes=lambda tokens: not (tokens.key.classes or tokens.value.classes),
+    holds=lambda segment: isinstance(segment.records, layout.Records),
     rule=OfRecords(layout.format_of, decode.warps_of, calibrates=True),
     at_call=_at_call,
     packs=pack.HONOURS,

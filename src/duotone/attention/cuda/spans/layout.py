@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from jaxtyping import Int, UInt8
@@ -52,7 +52,7 @@ class RecordFormat(Tiled):
     value_bits: int
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
-    @property
+    @cached_property
     def tile_bytes(self) -> int:
         """Codes of 64 tokens."""
         return TILE * self.channels * (self.key_bits + self.value_bits) // 8
