@@ -125,8 +125,9 @@ class QuantizedCache(Cache):
         self.thaw()
         clone = self.__class__.__new__(self.__class__)
         memo[id(self)] = clone
-        own = {k: v for k, v in self.__dict__.items() if k not in ("_attachment", "_release")}
-        clone.__dict__.update(copy.deepcopy(own, memo))
+        shared = ("_attachment", "_release", "plans")
+        own = {k: v for k, v in self.__dict__.items() if k not in shared}
+        clone.__dict__.update(copy.deepcopy(own, memo), plans=self.plans)
         for layer in clone.layers:
             layer.belong_to(clone)
         clone._hold(self._attachment.acquire())
