@@ -51,7 +51,7 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     report = json.loads(result.stdout)
     assert report["bits"] == pytest.approx(1.0, abs=0.02)
     assert report["files"] == [str(tmp_path / f"mine.{end}") for end in ("safetensors", "json")]
-    other = ("--task", "documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
+    other = ("documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
     used = run("evaluate", "--scheme", tmp_path / "mine.json", *other)
     assert used.exit_code == 0, used.output
 

@@ -181,19 +181,6 @@ def test_layers_keep_their_own_formats() -> None:
     assert [layer.store.stream.value.spec.group for layer in cache.layers] == [8, 16, 8]
 
 
-def test_a_plan_counts_what_the_cache_holds() -> None:
-    spec = spec_of(Sharing(key=0, value=1), STREAM)
-    model = tiny_model("internvl")
-    cache = QuantizedCache(model, spec)
-    given = inputs("internvl", [[3, "image", 9, 8, 7, 6, 5, 4, 3, 2, 1, 10]])
-    model.generate(**given, past_key_values=cache, max_new_tokens=9, do_sample=False)
-    tokens = given["input_ids"].shape[1]
-    planned = duotone.plan(model, spec, visual_tokens=4, text_tokens=tokens - 4, new_tokens=8)
-    held = cache.memory()
-    assert planned.codes_bytes == held.codes_bytes
-    assert planned.params_bytes == held.params_bytes
-
-
 def test_a_spec_for_a_deeper_model_raises_before_any_work() -> None:
     with pytest.raises(ValueError, match="within 3 layers"):
         QuantizedCache(tiny_model("internvl"), duotone.scheme("asymkv", lk=4))

@@ -258,14 +258,6 @@ def test_a_partial_folder_of_something_else_is_refused_or_begun_anew(tmp_path):
     with pytest.raises(ValueError, match="differs in recipe"):
         quantize_model(other.model, changed, tiny_data(other), partial=kept)
     quantize_model(other.model, changed, tiny_data(other), partial=kept, resume=False)
-    (tmp_path / "broken").mkdir()
-    third = tiny_loaded()
-    for resume in (True, False):
-        with pytest.raises(ValueError, match="Remove it to begin again"):
-            quantize_model(
-                third.model, recipe, tiny_data(third), partial=tmp_path / "broken", resume=resume
-            )
-    assert (tmp_path / "broken").is_dir()
 
 
 def test_a_model_that_cannot_be_saved_is_not_lost(tmp_path):
