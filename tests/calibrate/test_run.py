@@ -168,9 +168,7 @@ def test_tensors_of_more_weight_get_more_bits(pictured):
         classes = widths_of(spectra, settings, shares)
         return sum(b * s for n, c in classes.items() if n[place] == name for b, s in c)
 
-    for field, place, name in (
-        ("key_weight", 1, "key"), ("value_weight", 1, "value"), ("foreground_weight", 2, "visual")
-    ):  # fmt: skip
+    for field, place, name in (("key_weight", 1, "key"), ("foreground_weight", 2, "visual")):
         spent = [bits(Settings(**{field: w}), place, name) for w in (0.01, 1.0, 100.0)]
         assert spent == sorted(spent)
         assert spent[0] < spent[2]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duotone.calibrate import transform
 from duotone.calibrate.transform import GAUSSIAN, allocate, expected_error, klt, unit_sizes
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
@@ -148,14 +149,14 @@ def test_it_is_reverse_water_filling():
     assert expected_error(spectrum, classes) == pytest.approx(best)
 
 
-def test_a_jump_is_taken_where_its_first_half_does_not_pay():
-    steep = {0: 1.0, 1: 0.99, 2: 0.1}
+def test_a_jump_is_taken_where_its_first_half_does_not_pay(monkeypatch):
+    monkeypatch.setattr(transform, "GAUSSIAN", {0: 1.0, 1: 0.99, 2: 0.1})
     given = {(0, "key", "visual"): torch.tensor([9.0, 4.0]).repeat_interleave(4)}
-    assert allocate(given, 1.75, (0, 1, 2), 4, distortion=steep)[0, "key", "visual"] == (
+    assert allocate(given, 1.75, (0, 1, 2), 4)[0, "key", "visual"] == (
         (2, 0.5),
         (1, 0.5),
     )
-    assert allocate(given, 2.0, (0, 1, 2), 4, distortion=steep)[0, "key", "visual"] == ((2, 1.0),)
+    assert allocate(given, 2.0, (0, 1, 2), 4)[0, "key", "visual"] == ((2, 1.0),)
 
 
 def test_bits_go_to_the_layer_and_the_tensor_where_errors_cost_most():

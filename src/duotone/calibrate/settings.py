@@ -29,7 +29,7 @@ class Settings:
     bits: mean over the channels and tokens of all layers' K and V; widths, unit: see `allocate`.
     regularization, mix: of the metrics, see `klt`. The default is best where a model is used on
     other data than the calibration data; on the same data, 0.1 is better (docs/calibrate.md).
-    key_weight, value_weight: factors of their errors. foreground: share of a visual span's tokens
+    key_weight: factor of K's errors against V's. foreground: share of a visual span's tokens
     that get codes of their own, None: no background; foreground_weight: factor of their errors.
     key, value: quantizers that get classes and a transform, None: ours. group: tokens of a text
     stream's span.
@@ -41,7 +41,6 @@ class Settings:
     regularization: float = 1.0
     mix: float = 0.0
     key_weight: float = 0.5
-    value_weight: float = 1.0
     foreground: float | None = 0.45
     foreground_weight: float = 8.0
     key: TensorSpec | None = None
@@ -50,7 +49,7 @@ class Settings:
 
     def check(self, head_dim: int) -> None:
         """Raise ValueError for settings that heads of this size do not allow."""
-        weights = ("regularization", "mix", "key_weight", "value_weight", "foreground_weight")
+        weights = ("regularization", "mix", "key_weight", "foreground_weight")
         for name in weights:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -73,7 +72,7 @@ class Settings:
     @property
     def tensor_weights(self) -> dict[str, float]:
         """Factors of the errors of K and V."""
-        return {"key": self.key_weight, "value": self.value_weight}
+        return {"key": self.key_weight, "value": 1.0}
 
     def part_weights(self, parts: Iterable[str]) -> dict[str, float]:
         """Factors of the errors of these parts: the foreground's where there is a background."""

@@ -118,7 +118,6 @@ def allocate(
     unit: int | None = None,
     weights: Mapping[Name, float] | None = None,
     shares: Mapping[Name, float] | None = None,
-    distortion: Mapping[int, float] = GAUSSIAN,
 ) -> dict[Name, Classes]:
     """{name: classes of a TensorSpec} spending `mean_bits` per number where they save most.
 
@@ -126,12 +125,11 @@ def allocate(
     between layers, between K and V and between parts. widths: of codes; 0 and at most three more.
     unit: channels that get a width together (the last one may have fewer); None: max(4, d // 8).
     weights: factors of errors; shares: of the tokens that a tensor has; both 1 by default.
-    distortion: {bits: share of the variance that stays}.
     The first unit of every tensor gets the smallest width beyond 0: no classes are no TensorSpec.
     Errors: ValueError for widths that a TensorSpec cannot have, or a budget below that floor.
     """
     channels = _channels(spectra)
-    steps = _checked_widths(widths, distortion)
+    steps = _checked_widths(widths)
     sizes = unit_sizes(channels, unit)
     floor = steps[1] * sizes[0] / channels
     if not floor <= mean_bits <= steps[-1]:
@@ -139,7 +137,7 @@ def allocate(
             f"bits per channel must lie in [{floor:g}, {steps[-1]}]: {sizes[0]} channels of every "
             f"tensor get {steps[1]} bits, none gets more than {steps[-1]}; got {mean_bits:g}"
         )
-    filling = _filling(spectra, sizes, steps, distortion, weights or {}, shares or {})
+    filling = _filling(spectra, sizes, steps, weights or {}, shares or {})
     filling.left = (mean_bits - floor) * channels * float(filling.share.sum())
     while filling.step():
         pass
@@ -160,11 +158,11 @@ def _channels(spectra: Mapping[Name, Tensor]) -> int:
     return sizes.pop()
 
 
-def _checked_widths(widths: Sequence[int], distortion: Mapping[int, float]) -> list[int]:
+def _checked_widths(widths: Sequence[int]) -> list[int]:
     steps = sorted({0, *widths})
-    if not 2 <= len(steps) <= MOST_WIDTHS + 1 or not set(steps) <= set(distortion):
+    if not 2 <= len(steps) <= MOST_WIDTHS + 1 or not set(steps) <= set(GAUSSIAN):
         raise ValueError(
-            f"widths must be 0 and one to {MOST_WIDTHS} of {sorted(set(distortion) - {0})}, "
+            f"widths must be 0 and one to {MOST_WIDTHS} of {sorted(set(GAUSSIAN) - {0})}, "
             f"got {tuple(widths)}"
         )
     return steps
@@ -174,7 +172,6 @@ def _filling(
     spectra: Mapping[Name, Tensor],
     sizes: Sequence[int],
     steps: Sequence[int],
-    distortion: Mapping[int, float],
     weights: Mapping[Name, float],
     shares: Mapping[Name, float],
 ) -> _Filling:
@@ -183,7 +180,7 @@ def _filling(
     share = torch.tensor([shares.get(name, 1.0) for name in spectra], dtype=torch.float64)
     place = torch.zeros(len(rows), len(sizes), dtype=torch.long)
     place[:, 0] = 1
-    tables = (list(sizes), list(steps), [distortion[bits] for bits in steps])
+    tables = (list(sizes), list(steps), [GAUSSIAN[bits] for bits in steps])
     channels, widths, errors = (torch.tensor(t, dtype=torch.float64) for t in tables)
     return _Filling(torch.stack(rows), share, channels, widths, errors, place, 0.0)
 
@@ -200,13 +197,9 @@ def _classes(widths: Sequence[float], sizes: Sequence[int]) -> Classes:
     return tuple((bits, counts[bits] / sum(sizes)) for bits in sorted(counts, reverse=True) if bits)
 
 
-def expected_error(
-    spectrum: Float[Tensor, " channels"],
-    classes: Classes,
-    distortion: Mapping[int, float] = GAUSSIAN,
-) -> float:
+def expected_error(spectrum: Float[Tensor, " channels"], classes: Classes) -> float:
     """Error that a tensor of this spectrum, falling, keeps with these classes."""
     counts = [(bits, round(share * len(spectrum))) for bits, share in classes]
     left = len(spectrum) - sum(count for _, count in counts)
-    errors = [torch.full((n,), distortion[bits]) for bits, n in [*counts, (0, left)]]
+    errors = [torch.full((n,), GAUSSIAN[bits]) for bits, n in [*counts, (0, left)]]
     return float((spectrum.double().cpu() * torch.cat(errors).double()).sum())

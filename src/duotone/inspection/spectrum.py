@@ -5,8 +5,6 @@ Pure functions of variances; nothing here knows models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -62,15 +60,15 @@ def plain_variance(
     return (metric * covariance.double().diagonal(dim1=-2, dim2=-1)).sum(-1)
 
 
-def distortion_at(bits: float, table: Mapping[int, float] = GAUSSIAN) -> float:
+def distortion_at(bits: float) -> float:
     """Share of the variance that stays at mean `bits`; channels share the two nearest widths.
 
-    Errors: ValueError for bits outside the table's.
+    Errors: ValueError for bits outside those of `GAUSSIAN`.
     """
-    widths = sorted(table)
+    widths = sorted(GAUSSIAN)
     if not widths[0] <= bits <= widths[-1]:
         raise ValueError(f"bits must lie in [{widths[0]}, {widths[-1]}], got {bits:g}")
     upper = next(width for width in widths if width >= bits)
     lower = max(width for width in widths if width <= bits)
     part = 0.0 if upper == lower else (bits - lower) / (upper - lower)
-    return (1 - part) * table[lower] + part * table[upper]
+    return (1 - part) * GAUSSIAN[lower] + part * GAUSSIAN[upper]
