@@ -32,15 +32,9 @@ def launches() -> dict[str, Callable[[], Any]]:
 def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
     """Integer products, with one scale per channel or per group."""
     from duotone.weights.kernels.configs import gemm_config, gemv_config, split_config
-    from duotone.weights.kernels.triton import (
-        gemm as triton_gemm,
-    )
-    from duotone.weights.kernels.triton import (
-        gemv as triton_gemv,
-    )
-    from duotone.weights.kernels.triton import (
-        split as triton_split,
-    )
+    from duotone.weights.kernels.triton import gemm as triton_gemm
+    from duotone.weights.kernels.triton import gemv as triton_gemv
+    from duotone.weights.kernels.triton import split as triton_split
 
     from linear_cases import random_problem
 
@@ -155,27 +149,13 @@ class Recorder:
 
 def compile_all() -> dict[str, dict[str, Any]]:
     """{launch: {cubin: bytes, overlaps, waits, spills: bytes, ...}}."""
-    from duotone.weights.kernels.triton import (
-        gemm as triton_gemm,
-    )
-    from duotone.weights.kernels.triton import (
-        gemv as triton_gemv,
-    )
-    from duotone.weights.kernels.triton import (
-        hadamard_base as triton_hadamard_base,
-    )
-    from duotone.weights.kernels.triton import (
-        hadamard_columns as triton_hadamard_columns,
-    )
-    from duotone.weights.kernels.triton import (
-        rows as triton_rows,
-    )
-    from duotone.weights.kernels.triton import (
-        split as triton_split,
-    )
-    from duotone.weights.kernels.triton import (
-        sylvester as triton_sylvester,
-    )
+    from duotone.weights.kernels.triton import gemm as triton_gemm
+    from duotone.weights.kernels.triton import gemv as triton_gemv
+    from duotone.weights.kernels.triton import hadamard_base as triton_hadamard_base
+    from duotone.weights.kernels.triton import hadamard_columns as triton_hadamard_columns
+    from duotone.weights.kernels.triton import rows as triton_rows
+    from duotone.weights.kernels.triton import split as triton_split
+    from duotone.weights.kernels.triton import sylvester as triton_sylvester
 
     modules = (triton_gemm, triton_gemv, triton_split)
     modules += (triton_rows, triton_sylvester, triton_hadamard_base, triton_hadamard_columns)
