@@ -16,7 +16,9 @@ def test_evaluate_a_file_of_ones_own(tiny, picture, tmp_path):
     asked = ("evaluate", data, "-s", "minmax", "-b", 1, "-b", 8, "--out", tmp_path / "results")
     result = run(*asked, "--json")
     assert result.exit_code == 0, result.output
-    assert list(json.loads(result.stdout)) == ["16-bit", "minmax-1bit", "minmax-8bit"]
+    results = json.loads(result.stdout)
+    assert list(results) == ["16-bit", "minmax-1bit", "minmax-8bit"]
+    assert results["minmax-1bit"]["configuration"]["model"]["name"] == tiny.name
     assert len(list((tmp_path / "results").glob("*.json"))) == 3
     table = run(*asked).stdout
     assert "minmax-8bit" in table

@@ -63,14 +63,19 @@ def batch_of(name: str) -> dict[str, Tensor]:
 
 
 def answer(
-    model: PreTrainedModel, spec: CacheSpec, given: dict, graphs: bool = True, **settings: Any
+    model: PreTrainedModel,
+    spec: CacheSpec,
+    given: dict,
+    graphs: bool = True,
+    visual_mask: Tensor | None = None,
+    **settings: Any,
 ) -> Any:
     call = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
     call |= {"output_logits": True, **settings}
     with (
         rounding_as(model.dtype),
         nullcontext() if graphs else growing(),
-        duotone.enable(model, spec) as session,
+        duotone.enable(model, spec, visual_mask=visual_mask) as session,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", SlowPathWarning)
@@ -243,6 +248,46 @@ def _tokens_of(cache: QuantizedCache) -> list[Tensor]:
         empty = torch.empty(6, cache.facts.kv_heads, 0, cache.facts.head_dim, dtype=torch.float64)
         found += [x.materialize(which, empty) for x in cache.layers for which in ("key", "value")]
     return found
+
+
+def test_steps_are_replayed_after_the_callers_mask(double: type[ReplayDouble]) -> None:
+    model, given = exact_model("internvl"), batch_of("internvl")
+    mask = given["input_ids"] == IMAGE
+    ours, theirs = (answer(model, VISUAL, given, on, visual_mask=mask) for on in (True, False))
+    assert_same(ours, theirs)
+    assert double.replays == NEW - 2
+
+
+def test_a_crop_within_a_call_ends_the_replays(double: type[ReplayDouble]) -> None:
+    model, given, outs = exact_model("llama"), inputs("llama", [[23]]), []
+
+    class Crop(LogitsProcessor):
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            if ids.shape[1] == 40:
+                session.cache.crop(30)
+            return scores
+
+    for graphs in (True, False):
+        with (
+            nullcontext() if graphs else growing(),
+            rounding_as(model.dtype),
+            duotone.enable(model, STREAM) as session,
+        ):
+            call = {"max_new_tokens": NEW, "do_sample": False, "logits_processor": [Crop()]}
+            outs.append(model.generate(**given, **call))
+    assert torch.equal(*outs)
+    assert 0 < double.replays < 20
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_rows_that_are_picked_keep_their_counts(double: type[ReplayDouble], graphs: bool) -> None:
+    """The longest prompt has most evicted tokens."""
+    model, given = exact_model("internvl"), batch_of("internvl")
+    cache = answer(model, duotone.scheme("vl-cache"), given, graphs).session.cache
+    before = cache.memory().dense_equivalent_bytes
+    cache.reorder_cache(torch.tensor([0, 0, 0]))
+    seen = given["attention_mask"].sum(1) + NEW - 1
+    assert cache.memory().dense_equivalent_bytes * seen.sum() == before * 3 * seen[0]
 
 
 def test_steps_may_run_in_the_buffers_without_graphs(double: type[ReplayDouble]) -> None:

@@ -45,6 +45,7 @@ def test_from_samples_to_a_checkpoint(tmp_path, samples, tiny):
     header = json.loads((tmp_path / "q" / "duotone_weights.json").read_text())
     assert header["recipe"]["split"] == "eq8"
     assert header["calibration"]["sources"][0]["samples"] == 2
+    assert header["base"]["name"] == tiny_loaded().name
     assert not (tmp_path / "q.partial").exists()
 
 

@@ -3,11 +3,16 @@
 import json
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import duotone
 from duotone.cli import app
 from duotone.cli.common import scheme_spec
+from duotone.loading import Loaded
+from duotone.tasks import get_task
+from duotone.tune import TuneSettings, make_job
+from tiny_vlm import TinyProcessor, tiny_model
 
 pytest.importorskip("optuna")
 
@@ -45,6 +50,21 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     result = tune(*SMALL, "-b", "1.3", out=tmp_path)
     assert result.exit_code == 2
     assert "with other files in it" in " ".join(result.output.split())
+
+
+def test_a_predicted_bound_is_below_what_is_measured(tmp_path):
+    settings = TuneSettings(budget_bits=4.0, samples=2, heldout=2, batch_size=2)
+    with (tmp_path / "mine.jsonl").open("w") as rows:
+        for shade in range(4):
+            Image.new("RGB", (8, 8), (60 * shade, 10, 10)).save(tmp_path / f"{shade}.png")
+            row = {"question": "what is this ?", "answers": ["red"], "images": [f"{shade}.png"]}
+            rows.write(json.dumps(row) + "\n")
+    loaded = Loaded("tiny", tiny_model(), TinyProcessor())
+    job = make_job(loaded, [get_task(str(rows.name))], settings, tmp_path / "out")
+    meter = job.meter(job.prefilled(job.encoded, "16-bit answers"))
+    for name in ("duotone", "minmax"):
+        spec = duotone.scheme(name)
+        assert 0.5 < job.predict(spec) / meter.outcome(spec).bits <= 1
 
 
 @pytest.mark.slow

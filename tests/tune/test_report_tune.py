@@ -2,11 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from duotone.report import plots
 from duotone.report import tune as tables
-from duotone.tune.report import comparisons
+from duotone.tune.bits import Held
+from duotone.tune.heldout import entry
+from duotone.tune.objective import Measured
+from duotone.tune.report import _scored, comparisons
 from duotone.tune.settings import TuneSettings, check_resumable, remember
 
 from paths import REPOSITORY
@@ -49,6 +53,19 @@ def test_published_schemes_meet_the_best_point_of_no_more_bits():
     assert rows["minmax @4"]["by"] == "front 2"
     assert not rows["minmax @4"]["beaten"]
     assert "by" not in rows["kivi @1"]
+
+
+def test_answers_are_generated_by_the_chosen_ours_and_the_best_published_near_it():
+    assert _scored(HELD_OUT, 1.3) == ["chosen", "duotone @1", "kivi @1", "calibquant @1"]
+    assert _scored({"chosen": HELD_OUT["chosen"]}, 1.3) == ["chosen"]
+
+
+def test_a_spec_is_compared_with_the_chosen_one_where_there_is_one():
+    rows = np.array([[0.2, 1.0, 2.0], [0.4, 2.0, 2.0]])
+    worse, chosen = ({"a": Measured(k * rows, Held(300.0, 400, 2))} for k in (2.0, 1.0))
+    (alone,), (beside,) = (entry(worse, *more)["tasks"].values() for more in ((), (chosen,)))
+    assert beside.pop("kl_minus_chosen")["value"] == pytest.approx(0.0)
+    assert beside == alone
 
 
 def test_tables_say_who_is_not_beaten():
