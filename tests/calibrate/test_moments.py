@@ -8,12 +8,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from duotone.calibrate import moments
-from duotone.calibrate.moments import (
-    CalibrationBatch,
-    Recorder,
-    gather_moments,
-    output_metric,
-)
+from duotone.calibrate.moments import CalibrationBatch, Recorder, gather_moments, output_metric
 from duotone.calibrate.places import text_places, visual_places
 from duotone.hf.attachment import set_text_implementation
 from duotone.hf.facts import model_facts

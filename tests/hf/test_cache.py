@@ -8,25 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache import layer as layer_module
 
 from exactly import FP64, rounding_as
-from families import (
-    IMAGE,
-    LOGIT_TOLERANCE,
-    exact_model,
-    inputs,
-    logit_error,
-    tiny_model,
-    typed,
-)
+from families import IMAGE, LOGIT_TOLERANCE, exact_model, inputs, logit_error, tiny_model, typed
 
 VISUAL = CacheSpec(visual=KVSpec(TensorSpec(2), TensorSpec(2)))
 MIXED = VISUAL.replace(

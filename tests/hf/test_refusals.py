@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 import torch
 from family_configs import TEXT
-from transformers import (
-    AutoModelForCausalLM,
-    GitConfig,
-    MoshiConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, GitConfig, MoshiConfig, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec

@@ -5,11 +5,7 @@ import json
 
 import pytest
 
-from duotone.report.kernels import (
-    kernel_speedups,
-    kernel_table,
-    packing_table,
-)
+from duotone.report.kernels import kernel_speedups, kernel_table, packing_table
 
 from paths import REPOSITORY
 

@@ -35,11 +35,7 @@ pytest.importorskip("triton", reason="the Triton path needs triton")
 import triton
 import triton.language as tl
 
-from duotone.attention.triton.decode import (
-    channel_order,
-    decode_attention_triton,
-    split_count,
-)
+from duotone.attention.triton.decode import channel_order, decode_attention_triton, split_count
 from duotone.attention.triton.family import first_refusal
 from duotone.attention.triton.operands import loop_tiles, tile_config
 from duotone.attention.triton.walk import find_block

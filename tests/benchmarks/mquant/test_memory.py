@@ -4,12 +4,7 @@ import sys
 import pytest
 
 from benchmarks.mquant import memory
-from benchmarks.mquant.memory import (
-    linear_bytes,
-    memory_7b,
-    memory_rows,
-    quantized_linears,
-)
+from benchmarks.mquant.memory import linear_bytes, memory_7b, memory_rows, quantized_linears
 from duotone.hf.weights.weight_maps import weight_map
 
 from families import tiny_model

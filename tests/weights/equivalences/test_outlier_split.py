@@ -2,11 +2,7 @@ import pytest
 import torch
 
 from duotone.weights.equivalences.hadamard import HadamardPlan, plan_hadamard, transform
-from duotone.weights.equivalences.outlier_split import (
-    exceeds,
-    split_channel0,
-    wants_split,
-)
+from duotone.weights.equivalences.outlier_split import exceeds, split_channel0, wants_split
 
 from exactly import assert_same
 

@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from duotone.weights.modules.online_hadamard import hadamard, hadamard_quantize
-from duotone.weights.modules.quantize_rows import (
-    ACTIVATIONS,
-    norm_quantize,
-    quantize,
-)
+from duotone.weights.modules.quantize_rows import ACTIVATIONS, norm_quantize, quantize
 
 pytest.importorskip("triton", reason="the kernels need triton")
 

@@ -16,13 +16,7 @@ from duotone.weights.modules.linear import (
     unsupported,
 )
 
-from linear_cases import (
-    DEVICE,
-    assert_grouped_close,
-    expected,
-    random_problem,
-    random_weight,
-)
+from linear_cases import DEVICE, assert_grouped_close, expected, random_problem, random_weight
 
 needs_kernels = pytest.mark.skipif(not has_kernels(DEVICE), reason="needs triton")
 

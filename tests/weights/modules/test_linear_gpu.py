@@ -17,13 +17,7 @@ from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.quant_linear import QuantLinear
 from duotone.weights.modules.slices import linear_by_slices
 
-from linear_cases import (
-    assert_grouped_close,
-    by_int_mm,
-    expected,
-    random_problem,
-    random_weight,
-)
+from linear_cases import assert_grouped_close, by_int_mm, expected, random_problem, random_weight
 
 pytest.importorskip("triton", reason="the kernels need triton")
 

@@ -5,11 +5,7 @@ import torch
 
 import duotone
 from duotone.attention.cuda.classes.format import Classes, ClassFormat, format_of
-from duotone.attention.cuda.classes.layout import (
-    class_layout,
-    from_class_records,
-    to_class_records,
-)
+from duotone.attention.cuda.classes.layout import class_layout, from_class_records, to_class_records
 from duotone.attention.cuda.spans.layout import TILE
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
 from duotone.quant import TensorSpec

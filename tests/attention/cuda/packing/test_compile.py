@@ -23,15 +23,7 @@ from duotone.cache.pair import Layouts, PackedPair
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
 from compile_cases import binary_of
-from pack_cases import (
-    BF16,
-    FP16,
-    FP32,
-    GroupCase,
-    SpanCase,
-    inner,
-    kivi,
-)
+from pack_cases import BF16, FP16, FP32, GroupCase, SpanCase, inner, kivi
 
 GROUPS = [
     GroupCase(kivi(2), 128),
