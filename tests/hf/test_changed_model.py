@@ -1,6 +1,8 @@
 """A model that has changed between two calls of a block decodes as what it is now."""
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import torch
 from replay_double import ReplayDouble, double, growing
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 import duotone
@@ -196,3 +199,56 @@ def test_another_attention_is_not_replayed(double: type[ReplayDouble]) -> None:
             after = logits(model)
         assert (double.captures, double.replays) == (captures, replays)
         assert torch.isfinite(after).all()
+
+
+class Counts(nn.Module):
+    """A layer whose result depends on how often it was called."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x) * (1 + 0.1 * self.calls)
+
+
+def test_a_model_that_each_step_changes_runs_step_by_step(double: type[ReplayDouble]) -> None:
+    model, found = new_model("llama"), []
+    plain = model.model.layers[0].mlp
+    for graphs in (True, False):
+        model.model.layers[0].mlp = Counts(plain)
+        said = pytest.warns(duotone.SlowPathWarning, match="a step changes attributes")
+        with said if graphs else nullcontext(), duotone.enable(model, SPEC, graphs=graphs):
+            found.append(torch.stack([logits(model), logits(model)]))
+    assert torch.equal(*found)
+    assert not double.replays
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen += "mm" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_around_a_later_call_sees_all_steps(double: type[ReplayDouble]) -> None:
+    model, seen = new_model("llama"), []
+    with duotone.enable(model, SPEC):
+        logits(model)
+        assert double.replays
+        for _ in range(2):
+            with Products() as products, warnings.catch_warnings():
+                warnings.simplefilter("ignore", duotone.SlowPathWarning)
+                logits(model)
+            seen.append(products.seen)
+    with duotone.enable(model, SPEC, graphs=False), Products() as products:
+        logits(model)
+    assert seen == [products.seen] * 2

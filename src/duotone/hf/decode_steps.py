@@ -96,6 +96,10 @@ class DecodeSteps:
         for replayed in (self._model, self._flush):
             replayed.is_warm = replayed.is_hoped = is_warm
 
+    def never_capture(self) -> None:
+        """Run all later steps as they are."""
+        self.captures = self._model.captures = self._flush.captures = False
+
     def take_over(self, fresh: DecodeSteps, cache: QuantizedCache) -> bool:
         """Take over the tokens of `fresh` into buffers that are alike; False: they are not.
 

@@ -124,6 +124,8 @@ class DecodeCall:
             if not self.steps.goes_on(cache, kwargs):
                 return self._end()
             before = self.steps.taken
+            if before == 1:
+                self._check_first_step(cache)
             if before % LOOK_EVERY or not self._has_changed():
                 return True
             self.steps = None
@@ -150,6 +152,12 @@ class DecodeCall:
             room = first_room(left, cache.token_bytes)
             steps = DecodeSteps(self.forward, cache, kwargs, room, captures, before)
             self.steps = self.kept.like(steps, cache) if captures else steps
+
+    def _check_first_step(self, cache: Any) -> None:
+        """Capture no step after one that has changed the model: a replay would not."""
+        if self.steps.captures and not self.steps.is_captured and not self.kept.see(self.model):
+            say(cache, "a step changes attributes of the model's modules, and a replay would not")
+            self.steps.never_capture()
 
     def _has_changed(self) -> bool:
         """True where a capture of the model would be another one now, or is impossible."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
 from duotone.hf.attention import NAME, text_implementation
@@ -91,6 +92,8 @@ def reason_against_capture(model: PreTrainedModel) -> str | None:
     """Why no step of this model can be captured, or None."""
     if hook := next(_foreign_hooks(model), None):
         return f"hooks that read activations see no replays; remove them, first of {hook}"
+    if (mode := _get_current_dispatch_mode()) is not None:
+        return f"{type(mode).__name__} sees no operation of a replay; leave it before the call"
     return None
 
 

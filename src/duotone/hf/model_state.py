@@ -5,7 +5,7 @@ their attributes, torch's switches. `ModelState` is a snapshot of all that. Two 
 same as long as a step that is captured now would launch what the earlier one launched.
 
 Not seen: Python objects in attributes that are neither tensors, modules, numbers nor their
-containers, and dispatch modes.
+containers.
 """
 
 from __future__ import annotations
