@@ -6,7 +6,8 @@ Here a step that draws numbers is refused by torch, and no other thread notices 
 
 Captures of a device are made in one stream, one after the other. A graph's memory is a pool of its
 own, which the next capture takes over once the graph is gone. Workspaces of cuBLAS belong to a
-stream and a thread and outlive a capture, so they are allocated before it.
+stream and a thread and outlive a capture, so they are allocated before it, in a pool that stays:
+others clear all workspaces of the process (Inductor's graphs do), and replays go on using them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class CudaGraph:
     _held: _Held | None = None
 
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
+        _check_allocator()
         with _LOCK, torch.cuda.device(device), _no_collection():
             self._device = torch.device("cuda", torch.cuda.current_device())
             here, apart = torch.cuda.current_stream(), _stream(self._device)
@@ -183,7 +185,6 @@ class _Pools:
 
 
 _LOCK = threading.Lock()
-_LOCAL = threading.local()
 _POOLS = _Pools()
 
 
@@ -212,16 +213,27 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def _check_allocator() -> None:
+    """Raise RuntimeError for an allocator that has no pools."""
+    if (backend := torch.cuda.get_allocator_backend()) != "native":
+        raise RuntimeError(
+            f"CUDA graphs need pools of PyTorch's native allocator; got {backend!r}. Leave the "
+            "backend out of PYTORCH_CUDA_ALLOC_CONF."
+        )
+
+
+@cache
+def _workspaces(device: torch.device) -> _Pool:
+    return _Pool(device)
+
+
 def _prepare(stream: torch.cuda.Stream) -> None:
-    """Multiply two small matrices in a stream, once per thread: cuBLAS then has its workspace."""
-    prepared = _LOCAL.__dict__.setdefault("streams", set())
-    if stream in prepared:
-        return
-    with torch.cuda.stream(stream), torch.inference_mode(False), torch.no_grad():
+    """Multiply two small matrices in a stream: cuBLAS then has its workspace for this thread."""
+    kept = _workspaces(stream.device).allocating()
+    with torch.cuda.stream(stream), torch.inference_mode(False), torch.no_grad(), kept:
         for dtype in (torch.float16, torch.float32):
             some = torch.ones(16, 16, dtype=dtype, device=stream.device)
             torch.mm(some, some)
-    prepared.add(stream)
 
 
 @contextmanager

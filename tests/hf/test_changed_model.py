@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone.cuda_graph import CudaGraph
 from duotone.hf import graph_decode
+from duotone.hf.model_state import ModelState
 
 from families import inputs, new_model
 
@@ -252,3 +254,18 @@ def test_a_dispatch_mode_around_a_later_call_sees_all_steps(double: type[ReplayD
     with duotone.enable(model, SPEC, graphs=False), Products() as products:
         logits(model)
     assert seen == [products.seen] * 2
+
+
+def test_a_tower_that_no_step_runs_is_not_looked_at() -> None:
+    model = new_model("internvl")
+    before = ModelState(model)
+    model.model.vision_tower.extra = 3
+    assert before.is_same(ModelState(model))
+    model.model.language_model.extra = 3
+    assert not before.is_same(ModelState(model))
+
+
+def test_a_capture_needs_the_allocator_that_has_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(RuntimeError, match="native allocator; got 'cudaMallocAsync'"):
+        CudaGraph(lambda: None, torch.device("cuda"))

@@ -253,6 +253,20 @@ def test_a_model_under_torch_compile_decodes_as_without_it() -> None:
         assert torch.equal(model.generate(**given, **call), plain)
 
 
+def test_replays_go_on_where_all_workspaces_are_cleared() -> None:
+    """As by any module that Inductor compiles with graphs of its own."""
+    model, given, answers = new_model("llama").bfloat16().cuda(), prompt_of("llama"), []
+    with duotone.enable(model, MIXED):
+        for _ in range(3):
+            answers.append(model.generate(**given, max_new_tokens=40, do_sample=False))
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            others = [torch.full((1 << 18,), 7, dtype=torch.int32).cuda() for _ in range(60)]
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+    assert all((x == 7).all() for x in others)
+
+
 def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph]) -> None:
     model, given, turns = exact_model("internvl").cuda(), prompt_of("internvl"), []
     given = typed(model, given)

@@ -25,13 +25,13 @@ CALLS, WARM, FLAT_BYTES = 300, 60, 20 * 2**20
 
 
 def with_adapters(model: PreTrainedModel) -> Any:
-    """The model in PEFT's wrapper with adapters "a" and "b", which change its answers."""
+    """The model in PEFT's wrapper with adapters "one" and "two", which change its answers."""
     peft = pytest.importorskip("peft")
     # PEFT asks transformers for something by its former name.
     warnings.simplefilter("ignore", FutureWarning)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    wrapped = peft.get_peft_model(model, config, adapter_name="a")
-    wrapped.add_adapter("b", config)
+    wrapped = peft.get_peft_model(model, config, adapter_name="one")
+    wrapped.add_adapter("two", config)
     return wrapped
 
 
@@ -39,7 +39,7 @@ def change(wrapped: Any, model: PreTrainedModel, dice: random.Random) -> None:
     """Do one of the things that people do to a model between two calls, or nothing."""
     kind = dice.choice(["none", "none", "none", "adapter", "scale", "reload"])
     if kind == "adapter":
-        wrapped.set_adapter(dice.choice(["a", "b"]))
+        wrapped.set_adapter(dice.choice(["one", "two"]))
     elif kind == "scale":
         model.model.layers[1].self_attn.scaling *= dice.choice([0.8, 1.25])
     elif kind == "reload":

@@ -27,7 +27,7 @@ from duotone.hf.kept_steps import KeptSteps
 # Shorter answers end before a capture has paid for itself.
 FEW_TOKENS = 4
 # Steps after which a call looks whether the model has changed meanwhile.
-LOOK_EVERY = 64
+LOOK_EVERY = 128
 
 _LOCAL = threading.local()
 

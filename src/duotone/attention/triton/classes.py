@@ -19,9 +19,9 @@ CLASSES holds the numbers of channels with 8, 4, 2 and 1 bits, in nine binary di
 import triton
 import triton.language as tl
 
-from duotone.attention.families import TRITON
+from duotone.attention.triton.family import HONOURS
 
-WIDTHS = TRITON.bits
+WIDTHS = HONOURS.bits
 COUNT_DIGITS = 9
 
 
