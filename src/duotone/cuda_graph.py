@@ -6,8 +6,8 @@ Here a step that draws numbers is refused by torch, and no other thread notices 
 
 Captures of a device are made in one stream, one after the other. A graph's memory is a pool of its
 own, which the next capture takes over once the graph is gone. Workspaces of cuBLAS belong to a
-stream and a thread and outlive a capture, so they are allocated before it, in a pool that stays:
-others clear all workspaces of the process (Inductor's graphs do), and replays go on using them.
+stream and a thread and outlive a capture, so they are allocated before it. Their pool stays. Others
+may clear all workspaces of the process, as Inductor does, and replays go on using theirs.
 """
 
 from __future__ import annotations
