@@ -22,6 +22,8 @@ NOT_COMPILED = (
     "a QuantizedCache launches kernels of its own; compile without fullgraph=True, or leave the "
     "model as it is: duotone.enable captures decode steps as CUDA graphs."
 )
+# States that a `QuantizedLayer` hands to its attention.
+CACHED = (LazyStates, StaticStates)
 # Arguments that change the scores in ways the packed path does not compute.
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask")
 
@@ -54,9 +56,9 @@ def duotone_attention(
     model's own mask; one new token attends to the packed segments; a chunk with a past attends to
     the packed past and to its own dense states.
     """
-    if isinstance(key, (LazyStates, StaticStates)):
-        return _cached_attention(module, query, key, value, attention_mask, scaling, kwargs), None
     _check_pair(module, key, value)
+    if isinstance(key, CACHED):
+        return _cached_attention(module, query, key, value, attention_mask, scaling, kwargs), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
@@ -76,7 +78,6 @@ def _cached_attention(
     if isinstance(key, StaticStates):
         output = key.layer.decode(query, key.new, value.new, _scale(query, scaling))
         return output.transpose(1, 2).contiguous()
-    _check_pair(module, key, value)
     cache, steps = key.layer.cache, key.layer.cache.steps
     if steps.is_decode_step:
         output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
@@ -97,7 +98,7 @@ def _cached_attention(
 
 def _check_pair(module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
     """A model that computes with K or V between cache and attention has only one of them left."""
-    if isinstance(key, LazyStates) != isinstance(value, LazyStates):
+    if isinstance(key, CACHED) != isinstance(value, CACHED):
         raise NotImplementedError(
             f"{type(module).__name__} changes K or V between the cache and its attention, which "
             "packed codes cannot follow. Use the model's own cache."

@@ -93,13 +93,12 @@ def _towers(model: nn.Module) -> set[nn.Module]:
     """Models inside a model that its language model is no part of."""
     if not isinstance(model, PreTrainedModel):
         return set()
-    decoder = model.get_decoder()
-    inside = {part for part in model.modules() if isinstance(part, PreTrainedModel)}
-    return {part for part in inside if not _has(part, decoder) and not _has(decoder, part)}
-
-
-def _has(whole: nn.Module, part: nn.Module) -> bool:
-    return any(module is part for module in whole.modules())
+    decoder, found, waiting = model.get_decoder(), set(), [model]
+    while waiting:
+        for child in waiting.pop().children():
+            if isinstance(child, PreTrainedModel) and child is not decoder:
+                (waiting.append if child.get_decoder() is decoder else found.add)(child)
+    return found
 
 
 def _switches() -> list[Any]:
