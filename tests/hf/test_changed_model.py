@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from replay_double import ReplayDouble, double, growing
+from small_specs import STREAM
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 import duotone
-from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.cuda_graph import CudaGraph
 from duotone.hf import graph_decode
 from duotone.hf.model_state import ModelState
@@ -24,12 +24,6 @@ from families import inputs, new_model
 
 __all__ = ["double"]  # a fixture
 
-SPEC = CacheSpec(
-    visual="text",
-    text=KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels", group=8)),
-    sink=2,
-    recent=3,
-)
 NEW = 12
 
 
@@ -123,13 +117,13 @@ def test_a_changed_model_is_seen(
     model = new_model("llama")
     if change is set_vector:
         model.model.layers[1].mlp = Steered(model.model.layers[1].mlp)
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         before = logits(model)
         captures = double.captures
         change(model)
         after = logits(model)
     assert captures == 2
-    with duotone.enable(model, SPEC, graphs=False):
+    with duotone.enable(model, STREAM, graphs=False):
         assert torch.equal(after, logits(model))
     assert after.shape != before.shape or not torch.equal(after, before)
 
@@ -140,11 +134,11 @@ def test_a_capture_is_stale_without_the_look(
     """The double shows what a graph would do."""
     model = new_model("llama")
     monkeypatch.setattr(graph_decode.KeptSteps, "see", lambda *args: True)
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         logits(model)
         new_parameter(model)
         after = logits(model)
-    with duotone.enable(model, SPEC, graphs=False):
+    with duotone.enable(model, STREAM, graphs=False):
         assert not torch.equal(after, logits(model))
 
 
@@ -162,7 +156,7 @@ def test_a_change_in_the_middle_of_a_call_is_seen_at_the_next_look(
     start = inputs("llama", [[9], [5]])["input_ids"].shape[1]
     found = []
     for graphs in (True, False):
-        with duotone.enable(model, SPEC, graphs=graphs):
+        with duotone.enable(model, STREAM, graphs=graphs):
             found.append(torch.stack(answer(model, logits_processor=[middle]).logits))
         model.model.layers[1].self_attn.scaling /= 3
     assert torch.equal(*found)
@@ -179,21 +173,21 @@ def test_a_forward_that_is_set_inside_the_block_runs_and_stays(
         out.logits = 3 * out.logits.flip(-1)
         return out
 
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         before = logits(model)
         model.forward = MethodType(louder, model)
         with pytest.warns(duotone.SlowPathWarning, match=r"model.forward was replaced"):
             after = logits(model)
     assert not torch.equal(before, after)
     assert model.forward.__func__ is louder
-    with growing(), duotone.enable(model, SPEC):
+    with growing(), duotone.enable(model, STREAM):
         assert torch.equal(after, logits(model))
     assert model.forward.__func__ is louder
 
 
 def test_another_attention_is_not_replayed(double: type[ReplayDouble]) -> None:
     model = new_model("llama")
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         logits(model)
         captures, replays = double.captures, double.replays
         model.set_attn_implementation("sdpa")
@@ -221,7 +215,7 @@ def test_a_model_that_each_step_changes_runs_step_by_step(double: type[ReplayDou
     for graphs in (True, False):
         model.model.layers[0].mlp = Counts(plain)
         said = pytest.warns(duotone.SlowPathWarning, match="a step changes attributes")
-        with said if graphs else nullcontext(), duotone.enable(model, SPEC, graphs=graphs):
+        with said if graphs else nullcontext(), duotone.enable(model, STREAM, graphs=graphs):
             found.append(torch.stack([logits(model), logits(model)]))
     assert torch.equal(*found)
     assert not double.replays
@@ -243,7 +237,7 @@ class Products(TorchDispatchMode):
 
 def test_a_dispatch_mode_around_a_later_call_sees_all_steps(double: type[ReplayDouble]) -> None:
     model, seen = new_model("llama"), []
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         logits(model)
         assert double.replays
         for _ in range(2):
@@ -251,7 +245,7 @@ def test_a_dispatch_mode_around_a_later_call_sees_all_steps(double: type[ReplayD
                 warnings.simplefilter("ignore", duotone.SlowPathWarning)
                 logits(model)
             seen.append(products.seen)
-    with duotone.enable(model, SPEC, graphs=False), Products() as products:
+    with duotone.enable(model, STREAM, graphs=False), Products() as products:
         logits(model)
     assert seen == [products.seen] * 2
 

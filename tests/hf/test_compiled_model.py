@@ -4,20 +4,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from small_specs import STREAM
 from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 
 import duotone
-from duotone import CacheSpec, KVSpec, TensorSpec
 
 from families import inputs, new_model
-
-SPEC = CacheSpec(
-    visual="text",
-    text=KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels", group=8)),
-    sink=2,
-    recent=3,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +51,11 @@ def test_a_compiled_model_answers_as_the_plain_one(
     compile_: Callable[[PreTrainedModel], None], inside: bool
 ) -> None:
     model = new_model("llama")
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         expected = logits(model)
     if not inside:
         compile_(model)
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         if inside:
             compile_(model)
         assert torch.equal(logits(model), expected)
@@ -72,7 +65,7 @@ def test_one_graph_of_a_quantized_cache_is_refused_with_the_remedy() -> None:
     model = new_model("llama")
     model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
     with (
-        duotone.enable(model, SPEC),
+        duotone.enable(model, STREAM),
         pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph=True"),
     ):
         logits(model)
@@ -81,7 +74,7 @@ def test_one_graph_of_a_quantized_cache_is_refused_with_the_remedy() -> None:
 @torch.no_grad()
 def test_a_step_of_another_cache_stays_one_graph() -> None:
     model, given = new_model("llama"), inputs("llama", [[9], [5]])
-    with duotone.enable(model, SPEC):
+    with duotone.enable(model, STREAM):
         outs = [
             call(**given, past_key_values=StaticCache(config=model.config, max_cache_len=32))
             for call in (model, torch.compile(model.__call__, backend="eager", fullgraph=True))
