@@ -1,4 +1,4 @@
-"""What every test has: a tier that it runs in, shape checks, poison for those that ask."""
+"""Every test has a tier that it runs in, shape checks, and poison if it asks."""
 
 import gc
 import os

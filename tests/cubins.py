@@ -1,4 +1,4 @@
-"""What the binary of a CUDA or Triton kernel says, and how Triton's are made without a GPU."""
+"""Read binaries of CUDA and Triton kernels, and make Triton's without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cache keeps in memory, found by walking: the measure of what `memory()` says."""
+"""Bytes that a cache keeps, found by walking: `memory()` is compared with them."""
 
 from __future__ import annotations
 

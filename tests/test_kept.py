@@ -1,4 +1,4 @@
-"""What is kept for good is allocated by another thread than the one that asks."""
+"""Tensors that are kept for good are allocated by another thread than the one that asks."""
 
 import threading
 from contextlib import nullcontext

@@ -77,7 +77,7 @@ def run(page: str, smaller: dict[str, str] | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where both pages run: a model of the embedded one's kind, and two samples."""
+    """Folder in which both pages run: a model of the embedded one's kind, and two samples."""
     home = tmp_path_factory.mktemp("snippets")
     config = transformers.AutoConfig.from_pretrained(duotone_tiny_path())
     text, vision = config.text_config, config.vision_config

@@ -1,4 +1,4 @@
-"""Of which rules the default tier has few cases: one of so many; the others are slow tests.
+"""Rules of which the default tier runs one case of so many; the others are slow tests.
 
 Keys are paths below tests/ without their suffix. A number and the count of what varies fastest
 should share no factor: one of three cases would always have the same one of three sizes.

@@ -64,7 +64,7 @@ class Linear:
 
     @cached_property
     def x(self) -> Tensor:
-        """What comes in before norm, gate or nothing: bf16."""
+        """Input before the norm, the gate or nothing: bf16."""
         width = 2 * self.ins if self.before == "gate" else self.ins
         return torch.randn(self.tokens, width, device=DEVICE, dtype=torch.bfloat16)
 
@@ -152,7 +152,7 @@ class Linear:
         return quantize(self.x, None)
 
     def prepare_dynamic_unfused(self) -> tuple[Tensor, Tensor]:
-        """The same, a kernel of its own."""
+        """Codes by each row's maximum, a kernel of its own."""
         return quantize(self._transformed(), None)
 
     def before_codes(self) -> tuple[Tensor, dict[str, object]]:

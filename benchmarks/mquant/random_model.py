@@ -79,7 +79,7 @@ def model(given: Any, recipe: str | None, device: torch.device) -> Any:
 
 
 def nbytes(made: nn.Module) -> int:
-    """Of all weights."""
+    """Bytes of all weights."""
     return sum(t.numel() * t.element_size() for t in made.state_dict().values())
 
 
@@ -146,7 +146,7 @@ def random_weight(
 
 
 def _plain_norms(made: Any, found: WeightMap) -> None:
-    """What rotation leaves: RMSNorms whose weights are in the linears behind."""
+    """Put RMSNorms without weights in, as rotation leaves them."""
     for stream in found.streams:
         norms = [branch.norm for block in stream.blocks for branch in block.branches]
         for path in (*norms, *(reader.norm for reader in stream.readers)):

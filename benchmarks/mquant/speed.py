@@ -36,13 +36,13 @@ def timed_us(work: list[Work], clock: Clock) -> float:
 
 
 def copies_of(name: str, tokens: int, nbytes: int | None, clock: Clock) -> list[cases.Linear]:
-    """The same linear with buffers of its own; nbytes: of what one decode launch reads."""
+    """Copies of a linear with buffers of their own; nbytes: read by one decode launch."""
     count = PREFILL_COPIES if nbytes is None else rotated_count(nbytes, clock.free_bytes())
     return [cases.Linear(*cases.LINEARS[name], tokens) for _ in range(count)]
 
 
 def rows_of(tokens: int) -> dict[str, cases.Row]:
-    """What is timed at this shape."""
+    """Rows that are timed at this shape."""
     if tokens in DECODE_TOKENS:
         return cases.DECODE
     rows = cases.PREFILL | cases.CHAINS

@@ -95,7 +95,7 @@ def decode_table(results: Sequence[Result]) -> str:
 
 
 def static_table(results: Sequence[Result]) -> str:
-    """What static scales save over dynamic ones, with what makes the input, fused and not."""
+    """Table of time that static scales save, with the kernel of the input, fused and not."""
     header = ["linear", "tokens", "static, fused", "static, unfused", "dynamic, fused"]
     header += ["dynamic, unfused", "saved, both unfused", "saved, both fused"]
     parts = []

@@ -20,7 +20,7 @@ GAINS = {1: (1.3, 1.4), 2: (1.1, 1.1)}
 
 
 def with_gain(spec: CacheSpec, key_gain, value_gain) -> CacheSpec:
-    """The same levels scaled about the mean, by numbers or by "fit" (per block, data-free)."""
+    """Scale levels about the mean, by numbers or by "fit" (per block, data-free)."""
     visual = spec.visual
     key, value = visual.key.replace(gain=key_gain), visual.value.replace(gain=value_gain)
     return spec.replace(visual=visual.replace(key=key, value=value))

@@ -172,7 +172,7 @@ def depth_of(model: Any) -> int:
 
 
 def _chosen(specs: dict, labels: str | None) -> dict:
-    """All of them without labels, which are separated by semicolons."""
+    """Names without labels, which are separated by semicolons."""
     return {label: specs[label] for label in labels.split(";")} if labels else specs
 
 

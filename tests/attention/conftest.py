@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 @pytest.fixture
 def binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test that compiles CUDA sources keeps them."""
+    """Folder for the CUDA sources that a test compiles."""
     pytest.importorskip("cuda.core", reason="compiling CUDA sources needs cuda-core and NVRTC")
     monkeypatch.setenv("DUOTONE_CACHE", str(tmp_path))
     return tmp_path / "cuda"

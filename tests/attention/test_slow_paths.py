@@ -1,4 +1,4 @@
-"""What leaves the CUDA kernels says why, once per cache and cause; on a CPU nobody is told."""
+"""A call that leaves the CUDA kernels says why, once per cache and cause; on a CPU it does not."""
 
 import copy
 import warnings

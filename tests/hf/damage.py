@@ -1,4 +1,4 @@
-"""What happens to files: bits flip, ends and tensors get lost, numbers and headers change.
+"""Damage files: bits flip, ends and tensors get lost, numbers and headers change.
 
 Each kind of damage is a function of a file's bytes and a random generator that returns other bytes.
 """
@@ -64,7 +64,7 @@ def rename_tensor(raw: bytes, rng: Random) -> bytes:
 
 
 def reshape_tensor(raw: bytes, rng: Random) -> bytes:
-    """The same bytes in another shape, as another type, or of sizes that are not there."""
+    """Give bytes another shape or type, or sizes that are not there."""
     index, data = _parts(raw)
     entry = index[rng.choice(_names(index))]
     shape = entry["shape"]

@@ -1,4 +1,4 @@
-"""What an evicting cache must do: plain attention that hides tokens, and the papers' rules.
+"""Oracle of an evicting cache: plain attention that hides tokens, and the papers' rules.
 
 The rules are written once more, for one sequence at a time and in plain Python.
 """

@@ -45,7 +45,7 @@ def answer(loaded: Any, way: str) -> tuple[Tensor, Tensor]:
 
 
 def check_same(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
-    """The same tokens, up to the first near tie. Errors: AssertionError."""
+    """Compare tokens up to the first near tie. Errors: AssertionError."""
     tokens = zip(ours[0].tolist(), theirs[0].tolist(), strict=True)
     for step, (mine, yours) in enumerate(tokens):
         logits = theirs[1][step]

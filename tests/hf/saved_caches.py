@@ -58,7 +58,7 @@ def filled(model: PreTrainedModel, spec: CacheSpec, name: str = "internvl") -> Q
 
 
 def next_logits(model: PreTrainedModel, cache: QuantizedCache) -> Tensor:
-    """Of a next token that sees everything, also padding, which is stored nowhere."""
+    """Logits of a next token that sees everything, also padding, which is stored nowhere."""
     batch, seen = cache.steps.batch, cache.steps.length
     with torch.no_grad():
         out = model(

@@ -41,7 +41,7 @@ def autocast(dtype: torch.dtype | None, device: str = "cpu"):
 def logits(
     model: PreTrainedModel, cache, prompt: torch.dtype | None, later: torch.dtype | None
 ) -> Tensor:
-    """Of all steps; prompt, later: the types of autocast then, None: without."""
+    """Logits of all steps; prompt, later: the types of autocast then, None: without."""
     device = model.device.type
     given = {name: x.to(device) for name, x in inputs("internvl", LENGTHS).items()}
     given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids"))

@@ -45,7 +45,7 @@ class Case:
 
 
 def outcome(case: Case, damaged: bytes, waive: tuple[str, ...]) -> str:
-    """What becomes of a damaged file: "same", "refused", or what must not be."""
+    """Outcome of a damaged file: "same", "refused", or what must not be."""
     case.path.write_bytes(damaged)
     try:
         found = case.use(waive)

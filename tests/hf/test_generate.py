@@ -52,7 +52,7 @@ def run(
 
 
 def assert_same_run(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
-    """The same tokens, and logits equal to float tolerance (relative to their spread)."""
+    """Compare tokens, and logits to float tolerance (relative to their spread)."""
     assert torch.equal(ours[0], theirs[0])
     error = logit_error(ours[1], theirs[1])
     assert error < LOGIT_TOLERANCE, f"logits differ by {error:.2e} of their spread"

@@ -13,7 +13,7 @@ WAYS = ("enable", "growing")
 
 
 def run(way: str, device: str) -> str:
-    """What the script prints. Errors: AssertionError with what it complains of."""
+    """Output of the script. Errors: AssertionError with its complaint."""
     command = [sys.executable, str(SCRIPT), way, device]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

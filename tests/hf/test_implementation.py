@@ -21,7 +21,7 @@ NEW = 8
 
 
 def heard(run) -> list[str]:
-    """What a call warns of."""
+    """Warnings of a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run()

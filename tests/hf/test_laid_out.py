@@ -118,7 +118,7 @@ def test_shared_codes_are_held_and_counted_once(name: str, model, monkeypatch) -
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_run_has_one_order(first: int, model, monkeypatch) -> None:
-    """Where one layer's scales do not fit records, those that share codes with it have none."""
+    """Layers that share codes with one whose scales fit no records have none."""
     laid, plain = caches(model, "chain", monkeypatch)
     ids, step = torch.randint(1, 300, (2, 200)), torch.randint(1, 300, (2, 1))
     model(ids[:, :100], past_key_values=laid)

@@ -149,7 +149,7 @@ def test_caches_that_hold_still(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["duotone", "minmax", "duotone-mixed", "innerq"])
 def test_a_first_step_of_visual_tokens_alone(name: str) -> None:
-    """What holds no token keeps no view of the step's K and V."""
+    """A store without tokens keeps no view of the step's K and V."""
     model = tiny_model("internvl")
     ids = torch.full((1, 32), IMAGE)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -180,7 +180,7 @@ def test_a_crop_lets_go_of_what_it_empties(name: str) -> None:
 
 
 def test_heads_that_lie_side_by_side() -> None:
-    """Of one sequence and one kv head, the first tokens of a buffer are contiguous as they are."""
+    """The first tokens of a buffer are contiguous with one sequence and one kv head."""
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(**shape, **heads)).eval()

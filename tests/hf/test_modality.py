@@ -1,4 +1,4 @@
-"""Which rows are visual, where a step is a single token, an embedding, or a copy's."""
+"""Visual rows of a step that is a single token, an embedding, or a copy's."""
 
 import copy
 
@@ -26,7 +26,7 @@ def model():
 
 
 def seen(model, **given):
-    """What the language model's linears are told."""
+    """Rows that the language model's linears are told to be visual."""
     found = []
     modality = VisualRows.of(model).modality
     hook = model.get_decoder().register_forward_pre_hook(lambda *_: found.append(modality.visual))

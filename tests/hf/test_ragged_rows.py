@@ -77,7 +77,7 @@ def decode(given: dict[str, Tensor], cache, steps: Tensor, static: bool = False)
 def logits(
     given: dict[str, Tensor], cache, steps: Tensor, chunk: int | None = None, static: bool = False
 ) -> Tensor:
-    """Of the prompt's last token and of each of `steps`."""
+    """Logits of the prompt's last token and of each of `steps`."""
     return torch.stack([prefill(given, cache, chunk), *decode(given, cache, steps, static)], 1)
 
 

@@ -1,4 +1,4 @@
-"""What cannot be right raises, by name, and before any work is lost."""
+"""Impossible requests raise, by name, before any work is lost."""
 
 from dataclasses import dataclass
 from typing import Any

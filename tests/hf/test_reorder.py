@@ -139,7 +139,7 @@ def test_what_cannot_be_reordered_is_refused():
 
 
 def last_logits(model, name, cache):
-    """Of a prompt of two rows, one padded, behind those that the cache holds."""
+    """Logits of a prompt of two rows, one padded, after those that the cache holds."""
     given = inputs(name, TURNS[1], 1)
     real = given["attention_mask"]
     turns = int(cache.get_seq_length()) // real.shape[1] + 1

@@ -25,7 +25,7 @@ def encoded():
 
 
 def plain_batch(model, encoded):
-    """The same batch without encoding the pictures first."""
+    """A batch without encoding the pictures first."""
     mask = encoded["input_ids"] == model.config.image_token_id
     return Batch(encoded, mask, encoded["attention_mask"])
 

@@ -70,7 +70,7 @@ def test_each_channel_is_quantized_at_its_own_width(group: int | None) -> None:
 
 
 def test_unequal_channels_beat_equal_bits_at_the_same_size() -> None:
-    """What water-filling is for; the gap is the arithmetic over the geometric mean variance."""
+    """Water-filling is for this; the gap is the arithmetic over the geometric mean variance."""
     torch.manual_seed(0)
     x = torch.randn(1, 256, 64) * torch.logspace(1, -1, 64)
     flat = quantize(x, TensorSpec(1, levels="lloyd")).dequantize()

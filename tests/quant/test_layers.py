@@ -1,4 +1,4 @@
-"""What differs from layer to layer: rules, sharing, the papers' bit counts."""
+"""Rules of layers, sharing across them, and the papers' bit counts."""
 
 import json
 

@@ -25,7 +25,7 @@ def test_rotation_of_nothing_is_nothing() -> None:
 
 
 def test_a_rotation_spreads_an_outlier_over_its_token() -> None:
-    """What it is for: along channels one loud channel takes all levels of a group."""
+    """Along channels one loud channel takes all levels of a group; a rotation prevents it."""
     torch.manual_seed(0)
     x = torch.randn(1, 2, 100, 64)
     x[..., 7] += 30

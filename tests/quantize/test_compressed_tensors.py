@@ -108,7 +108,7 @@ def test_its_own_loader_finds_the_same_weights(name, tmp_path):
 
 
 def our_product(linear, x):
-    """What our linear makes of text if it has one scale, the larger one of two."""
+    """Product of our linear with text at one scale, the larger one of two."""
     if linear.activation == "none":
         return linear_float(x, linear.packed, linear.bias)
     scale = None if linear.scales is None else linear.scales.max()[None]

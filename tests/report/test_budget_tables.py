@@ -1,4 +1,4 @@
-"""What results of `duotone bench generate --budget` may lack; `test_pages.py` has the rest."""
+"""Cells that results of `duotone bench generate --budget` lack; `test_pages.py` has the rest."""
 
 import pytest
 

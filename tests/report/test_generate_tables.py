@@ -1,4 +1,4 @@
-"""What results of `duotone bench generate` may lack, and their picture."""
+"""Cells that results of `duotone bench generate` may lack, and their picture."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What this repository's own results lack in tables."""
+"""Cells of tables that this repository's own results lack."""
 
 import copy
 import json

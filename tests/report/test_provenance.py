@@ -1,4 +1,4 @@
-"""Where a result came from, with and without a git tree."""
+"""Provenance of a result, with and without a git tree."""
 
 import subprocess
 

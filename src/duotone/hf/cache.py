@@ -82,7 +82,7 @@ class QuantizedCache(Cache):
 
     @property
     def ledger(self) -> Ledger | None:
-        """Where the tokens of all layers are (of the first, if layers evict); None while empty."""
+        """Places of the tokens of all layers (of the first, if layers evict); None while empty."""
         self.thaw()
         return self.steps.ledgers[0] if self.steps.ledgers else None
 

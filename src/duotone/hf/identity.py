@@ -113,7 +113,7 @@ def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _places(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
-    """Where each tensor is, and how often it was changed; inference tensors do not count that."""
+    """Address of each tensor, and its changes so far; inference tensors do not count these."""
     counts = [0 if t.is_inference() else t._version for t in tensors.values()]
     return [
         (name, t.data_ptr(), count, t.dtype, tuple(t.shape))

@@ -142,7 +142,7 @@ class Steps:
         return index not in self._waiting
 
     def state(self, index: int, before: bool = False) -> LedgerState:
-        """Where a layer's tokens are, or were before this step."""
+        """Places of a layer's tokens, now or before this step."""
         plan = self.plans[index]
         if plan is None:
             return self.ledgers[index].state

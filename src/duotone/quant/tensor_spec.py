@@ -13,7 +13,7 @@ BITS = (1, 2, 3, 4, 8)
 
 @dataclass(frozen=True)
 class TensorSpec(Record):
-    """How one tensor x [..., tokens, channels] becomes codes, `x_hat = codes * scale + zero_point`.
+    """Quantizer of one tensor x [..., tokens, channels], `x_hat = codes * scale + zero_point`.
 
     bits: width of a code (1, 2, 3, 4, 8; Triton has no 3 and leaves it to the reference). A
         symmetric group stores a sign bit beside it.

@@ -74,7 +74,7 @@ CASES = [
 
 
 def laid_out(kv):
-    """The same segments with packed tokens in records."""
+    """Segments with their packed tokens in records."""
     return [_laid_out(s) if isinstance(s, PackedSegment) else s for s in kv]
 
 
@@ -124,7 +124,7 @@ CLASSES = {
 
 @pytest.fixture
 def macros(monkeypatch) -> list[dict]:
-    """What the launches of a test are compiled with, the merging one as {}."""
+    """Macros of the launches of a test, of the merging one {}."""
     seen = []
 
     def kernel(source, name, given, device, make=launch.kernel):
@@ -186,7 +186,7 @@ def test_the_rule_for_merging_changes_no_result(heads: int, merge: int, macros) 
 
 @pytest.fixture(params=[launch.MergedBy.LAUNCH, launch.MergedBy.TASK], ids=["behind", "task"])
 def merges(request, monkeypatch) -> list:
-    """What the two tasks of a call and the launch behind them merge, if there is one."""
+    """Merges of a call's two tasks and of the launch after them, if there is one."""
     monkeypatch.setattr(launch, "merged_by", lambda tasks: request.param)
     if request.param is launch.MergedBy.LAUNCH:
         return [2, 2, None]

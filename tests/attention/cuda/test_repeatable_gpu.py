@@ -1,4 +1,4 @@
-"""The same call twice gives the same bits on a real GPU, where torch is deterministic."""
+"""A repeated call gives equal bits on a real GPU, where torch is deterministic."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ CASES = [
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """What a caller asks torch for."""
+    """Ask torch for deterministic algorithms, as a caller does."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

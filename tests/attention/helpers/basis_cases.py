@@ -30,7 +30,7 @@ def some_bases(folder: Path, kv_heads: int, head_dim: int) -> str:
 
 
 def in_bases(case: Case, file: str, layer: int = 0) -> Case:
-    """The same case with K and V in the bases of a layer."""
+    """A case with K and V in the bases of a layer."""
     turned = {
         name: getattr(case, name).replace(transform=f"klt:{file}#{layer}.{name}")
         for name in ("key", "value")
@@ -46,7 +46,7 @@ def build_spans(cases: list[Case]) -> tuple[Tensor, list[Segment]]:
 
 
 def laid_out(kv: list[Segment]) -> list[Segment]:
-    """The same segments with packed tokens in records."""
+    """Segments with their packed tokens in records."""
     return [_laid_out(s) if isinstance(s, PackedSegment) else s for s in kv]
 
 

@@ -160,7 +160,7 @@ def build_from_store(
 
 
 def poisoned(kv: Sequence[Segment]) -> list[Segment]:
-    """The same segments with NaN and 0xAA wherever no token is: kernels must not notice."""
+    """Segments with NaN and 0xAA wherever no token is: kernels must not notice."""
     return [_poison_packed(s) if isinstance(s, PackedSegment) else _poison_dense(s) for s in kv]
 
 

@@ -69,7 +69,7 @@ def run_classes(case: ClassCase, seed: int = 0) -> tuple[PackedPair, PackedPair]
 
 
 def packed_by_torch(key: Tensor, value: Tensor, spec: KVSpec, piece: Piece) -> PackedPair:
-    """What the kernel has to write; on a GPU by the levels that kernels find there."""
+    """Bytes that the kernel has to write; on a GPU by the levels that kernels find there."""
     if key.is_cuda:
         work = prepared(key, value, spec, piece)
         pair = PackedPair(

@@ -1,4 +1,4 @@
-"""What a decode kernel is compiled with."""
+"""Macros and sources that a decode kernel is compiled with."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""What GPU tests of the CUDA kernels need."""
+"""Helpers of GPU tests of the CUDA kernels."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ class Heads(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Of every sequence: visual tokens and text of the prompt, generated ones."""
+    """Tokens of every sequence: visual ones and text of the prompt, generated ones."""
 
     visual: int
     text: int

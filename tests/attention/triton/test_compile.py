@@ -76,7 +76,7 @@ def _compile_all() -> dict[str, int]:
 
 
 def _recorded_launches(query: Any, kv: Any, case: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """What the wrapper would launch: kernels with all their arguments by name."""
+    """Launches of the wrapper: kernels with all their arguments by name."""
     from duotone.attention.triton import decode as triton_decode
 
     launches = []

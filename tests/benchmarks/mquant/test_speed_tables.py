@@ -1,4 +1,4 @@
-"""What no time was measured for; `report/test_pages.py` has all other cells."""
+"""Cells without a measured time; `report/test_pages.py` has all others."""
 
 from benchmarks.mquant import speed_tables as tables
 

@@ -1,4 +1,4 @@
-"""What results lack; `report/test_pages.py` has all other cells."""
+"""Cells that results lack; `report/test_pages.py` has all others."""
 
 from benchmarks.quality import tables
 

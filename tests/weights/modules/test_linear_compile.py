@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 
 def launches() -> dict[str, Callable[[], Any]]:
-    """What is launched, as a model's decode step and a middle number of tokens would."""
+    """Launches of a model's decode step and of a middle number of tokens."""
     found = products() | steps() | transforms()
     for name in ("gemv_kernel, 4 bits", "split_kernel, 16 tokens, 4 bits", "gemm_kernel"):
         found[f"{name}, groups of 128"] = products(128)[name]
@@ -67,7 +67,7 @@ def products(group: int | None = None) -> dict[str, Callable[[], Any]]:
 
 
 def steps() -> dict[str, Callable[[], Any]]:
-    """What else a decode step runs."""
+    """Other launches of a decode step."""
     from duotone.weights.kernels.configs import split_config
     from duotone.weights.kernels.triton import rows as triton_rows
     from duotone.weights.kernels.triton import split as triton_split
@@ -187,7 +187,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
 
 
 def beside(module: Any, other: Any) -> Any:
-    """Of the two launches of a Hadamard only the one that is looked at may happen."""
+    """Allow only the launch in question, of the two of a Hadamard."""
     from duotone.weights.kernels.triton import hadamard as triton_hadamard
 
     name = "base_columns" if module is other else "sylvester_rows"

@@ -1,4 +1,4 @@
-"""Where modules of a quantized model may hand int8 codes to each other; switching it on and off.
+"""Let modules of a quantized model hand int8 codes to each other, and undo it.
 
 A norm is fused whose only readers are quantized linears with the same scales: the module map says
 who reads it. An MLP is fused whose children are its linears, an activation function that kernels

@@ -104,7 +104,7 @@ def poisoned(x: torch.Tensor) -> torch.Tensor:
 
 
 def attended(query, key, value, form: DenseFormat, warps: int, folder) -> torch.Tensor:
-    """What the kernel makes of them."""
+    """Output of the kernel."""
     batch, q_heads, _, head_dim = query.shape
     out, lengths, size = torch.empty_like(query), torch.tensor(LENGTHS), key.itemsize
     given = dense_decode.Arguments(

@@ -1,4 +1,4 @@
-"""What the dense decode kernel takes, and why it does not take the rest."""
+"""Dense tokens that the decode kernel takes, and reasons against the rest."""
 
 from dataclasses import replace
 

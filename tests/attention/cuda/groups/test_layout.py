@@ -80,7 +80,7 @@ def signed_number(words, low, bits: int, run: int, i: int, q: int) -> np.ndarray
 
 
 def numbers(words, low, form: Operand, run: int, i: int, q: int) -> np.ndarray:
-    """What registers of A stand for, [lanes, side]."""
+    """Numbers that registers of A stand for, [lanes, side]."""
     register = (
         signed_number(words, low, form.bits, run, i, q)
         if form.signs
@@ -105,7 +105,7 @@ def group_pair(params: bytes, form: Operand, n: int) -> tuple[np.ndarray, ...]:
 
 
 def along_k(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
-    """What the lanes multiply, put where the operand A of `mma.m16n8k16` has it."""
+    """Factors of the lanes, in the places of operand A of `mma.m16n8k16`."""
     words = lane_words(data, rows * k * form.bits // 1024)
     groups = -(-k // form.group)
     out = np.zeros((rows, k))
@@ -121,7 +121,7 @@ def along_k(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> tor
 
 
 def along_rows(data: bytes, params: bytes, form: Operand, rows: int, k: int) -> torch.Tensor:
-    """The same with a scale per run of rows."""
+    """Factors of the lanes with a scale per run of rows."""
     words, out = lane_words(data, rows * k * form.bits // 1024), np.zeros((rows, k))
     wide = bool(params[3] & 0x80)
     for run in range(rows * k // 512):

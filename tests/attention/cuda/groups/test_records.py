@@ -31,7 +31,7 @@ def stream(name: str, lengths=LENGTHS, head_dim: int = 64, seed: int = 0) -> Pac
 
 
 def assert_same_tokens(ours: PackedPair, theirs: PackedPair) -> None:
-    """The same numbers, sequence by sequence, and the same canonical bits for them."""
+    """Compare numbers and their canonical bits, sequence by sequence."""
     for which in ("key", "value"):
         one, two = getattr(ours.canonical(), which), getattr(theirs.canonical(), which)
         assert torch.equal(one.blocks.offsets, two.blocks.offsets)

@@ -131,7 +131,7 @@ def test_a_run_flushes_its_codes_once_and_asks_the_host_nothing(dominant: int) -
 
 
 def test_a_frozen_run_has_one_order() -> None:
-    """Of layers by themselves; a cache settles the order before (`cache.static.settle_orders`)."""
+    """Layers by themselves settle it; a cache does before (`cache.static.settle_orders`)."""
     spec = SPECS["kivi"].replace(share=Sharing(key=0))
     ledger = Ledger(spec, len(LENGTHS), torch.device("cpu"))
     layers = [LayerStore(spec, layouts) for layouts in (LAYOUTS, None)]

@@ -1,4 +1,4 @@
-"""Which launches a call in bases makes, read without a GPU: they are caught."""
+"""Launches of a call in bases, caught without a GPU."""
 
 from dataclasses import replace
 

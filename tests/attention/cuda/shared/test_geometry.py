@@ -1,4 +1,4 @@
-"""How decode launches are cut: warps, units of a multiprocessor, splits, teams."""
+"""Decode launches are cut into warps, units of a multiprocessor, splits and teams."""
 
 from dataclasses import replace
 

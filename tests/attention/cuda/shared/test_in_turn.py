@@ -30,7 +30,7 @@ KERNELS = {
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """What a caller asks torch for."""
+    """Ask torch for deterministic algorithms, as a caller does."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""What the CUDA kernels are told, read on a machine without a GPU: the launch itself is caught."""
+"""Arguments of the CUDA kernels, caught at the launch on a machine without a GPU."""
 
 import ctypes
 from dataclasses import replace

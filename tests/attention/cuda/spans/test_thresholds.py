@@ -42,7 +42,7 @@ HEADERS = ("packing/levels.cuh", "packing/codes.cuh", "spans/thresholds.cuh")
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["fp16", "bf16"])
 def wrong(request, tmp_path_factory):
-    """Of a scale and a zero-point, as bits of fp16."""
+    """Wrong thresholds of a scale and a zero-point, as bits of fp16."""
     folder = tmp_path_factory.mktemp("thresholds")
     header = Path(cuda_on_cpu.__file__).with_suffix(".h").read_text()
     text = "".join(runtime.source_text(name) for name in HEADERS)

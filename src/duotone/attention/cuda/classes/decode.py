@@ -123,7 +123,7 @@ def geometry(
     ring_bytes: int,
     kv_heads: int = 1,
 ) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads * spans. kv_heads: of a sequence."""
+    """Cut a launch. heads: batch * kv_heads * spans. kv_heads: of a sequence."""
     warps = warps_of(form, group, ring_bytes)
     blocks = per_sm(form, group, warps, ring_bytes)
     at = cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)

@@ -66,7 +66,7 @@ class Classes:
 
     @property
     def place_of_rank(self) -> Int[Tensor, " channels"]:
-        """Where the channels that have codes stand among the places."""
+        """Places of the channels that have codes."""
         starts = accumulate(self.columns, initial=0)
         runs = [
             COLUMN * start + torch.arange(n)

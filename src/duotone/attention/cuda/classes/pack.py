@@ -220,7 +220,7 @@ def macros_of(form: ClassFormat, dtype: torch.dtype, align: int) -> dict[str, in
 
 
 class Slots:
-    """Where the tokens of a table of spans go; equal for all layers.
+    """Slots for the tokens of a table of spans; equal for all layers.
 
     token: of every slot of the records, -1 for none; place: as int32. first: record of each span.
     """

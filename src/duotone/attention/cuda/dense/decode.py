@@ -65,7 +65,7 @@ class DenseFormat:
 
 @cache
 def geometry(form: DenseFormat, heads: int, records: int, sms: int) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads."""
+    """Cut a launch. heads: batch * kv_heads."""
     many = heads > PER_SM * sms
     warps, per_sm = (MANY_WARPS, MANY_PER_SM) if many else (WARPS, PER_SM)
     per_sm = per_sm if form.head_dim <= 128 else 1

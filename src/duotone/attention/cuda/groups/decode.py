@@ -93,7 +93,7 @@ def slot_of(form: GroupFormat, group: int) -> int:
 def geometry(
     form: GroupFormat, group: int, heads: int, records: int, sms: int, ring_bytes: int
 ) -> Geometry:
-    """How a launch is cut. heads: batch * kv_heads."""
+    """Cut a launch. heads: batch * kv_heads."""
     warps = warps_of(form, group, ring_bytes)
     if heads <= 4 * sms:
         return cut(form, warps, heads, records, sms)

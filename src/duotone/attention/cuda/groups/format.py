@@ -20,7 +20,7 @@ APART_TILES = 4
 
 @dataclass(frozen=True)
 class Operand:
-    """How K or V of a tile are stored. along_k: a scale for a run of what is summed over.
+    """Storage of K or V in a tile. along_k: a scale for a run of what is summed over.
 
     apart: codes are not in the records but in a buffer of their own, because layers share them.
     """

@@ -253,7 +253,7 @@ def _low_bits(bits: Tensor, width: int) -> Int[Tensor, "batch heads tiles groups
 
 
 def low_bit_places(width: int, device: torch.device) -> Int[Tensor, "i q parity side"]:
-    """Where in its word the lowest bit of an element's number is."""
+    """Places of the lowest bits of elements in their words."""
     q = torch.arange(4, device=device)
     place = 4 * (q % 2) + 2 * (q // 2) if width == 4 else 2 * q
     i, parity, side = (

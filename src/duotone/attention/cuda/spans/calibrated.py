@@ -1,4 +1,4 @@
-"""How score calibration keeps a unit's scores in shared memory, so that K is read once.
+"""Score calibration keeps a unit's scores in shared memory, so that K is read once.
 
     | rings of half records | 16-bit scores of the unit, 64 keys by 4 q heads a tile of 512 bytes |
 

@@ -104,7 +104,7 @@ def geometry(
     calibrate: bool = False,
     kv_heads: int = 1,
 ) -> Geometry:
-    """How a launch is cut.
+    """Cut a launch.
 
     heads: batch * kv_heads * blocks of tokens. kv_heads: of a sequence.
     """

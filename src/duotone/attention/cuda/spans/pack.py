@@ -264,7 +264,7 @@ def _total(pair: PackedPair) -> Float[Tensor, ""]:
 
 
 class _Places:
-    """Where the records of a table of blocks start; layers ask for the same one in turn."""
+    """Starts of the records of a table of blocks; layers ask for one table in turn."""
 
     def __init__(self) -> None:
         self._of: tuple[BlockTable, RecordFormat] | None = None
