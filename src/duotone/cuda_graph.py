@@ -40,7 +40,7 @@ class CudaGraph:
         with _LOCK, torch.cuda.device(device), _no_collection():
             self._device = torch.device("cuda", torch.cuda.current_device())
             here, apart = torch.cuda.current_stream(), _stream(self._device)
-            _POOLS.take_back()
+            _POOLS.take_back(release=False)
             self._held = _Held(_POOLS.take(self._device))
             if (last := self._held.pool.stream) is not None:
                 # Its last graph may still run, on the same memory.
@@ -69,6 +69,13 @@ class CudaGraph:
         self.result = None
         if self._held is not None:
             _POOLS.give(self._held)
+
+
+@contextmanager
+def before_captures() -> Iterator[None]:
+    """Inside, graphs that are dropped leave their pools to the captures that follow."""
+    with _LOCK:
+        yield
 
 
 class _Held:
@@ -171,8 +178,12 @@ class _Pools:
             finally:
                 _LOCK.release()
 
-    def take_back(self) -> None:
-        """Destroy graphs that are gone and keep their pools. The caller holds the lock."""
+    def take_back(self, release: bool = True) -> None:
+        """Destroy graphs that are gone and keep their pools. The caller holds the lock.
+
+        release: False before a capture, which needs the pools again. Torch counts a pool that went
+        back as reserved until it is short of memory: one for each change of a model would add up.
+        """
         while self._dead:
             held = self._dead.popleft()
             held.destroy()
@@ -180,7 +191,7 @@ class _Pools:
             free = self._free.setdefault(device, [])
             free.append(held.pool)
             self._living[device] -= 1
-            while not self._living[device] and len(free) > MOST_FREE:
+            while release and not self._living[device] and len(free) > MOST_FREE:
                 free.pop(0).release()
 
 

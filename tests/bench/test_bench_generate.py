@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 from typer.testing import CliRunner
 
 import duotone
-from duotone.bench import generate_rows, generate_watch
+from duotone.bench import generate_rows
 from duotone.bench.generate import Bench, Load, Subject, summary
 from duotone.bench.generate_rows import Row, parse_rows
-from duotone.bench.generate_watch import FEWEST_TOKENS, PROFILED, Watch, busy_ms
+from duotone.bench.generate_watch import FEWEST_TOKENS, Watch
 from duotone.cli import app
 from duotone.inference.random_models import random_model, random_prompt
 
@@ -50,13 +49,12 @@ def test_rows_are_measured_and_written(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert [row["row"] for row in result["rows"]] == list(names)
     assert result["prompt_tokens"] == 40
-    assert result["left_out"] == ["idle", "peak_bytes", "graphs"]
+    assert result["left_out"] == ["peak_bytes", "graphs"]
     assert {"created", "commit", "versions", "device"} <= set(result)
     for row in result["rows"]:
         assert 0 < row["ms_per_token"] <= row["longest_ms"]
         assert row["tokens_per_s"] == pytest.approx(1e3 / row["ms_per_token"])
         assert row["answer_tokens"] == 24
-        assert row["idle"] is None
         assert row["peak_bytes"] is None
         assert [call["tokens"] for call in row["calls"]] == [24, 24]
     plain, _, ours = (row["cache_bytes"] for row in result["rows"])
@@ -243,11 +241,11 @@ def test_bytes_of_libraries_tensors_are_counted() -> None:
 
 
 def test_a_summary_takes_medians_of_warm_calls() -> None:
-    def call(ttft: float, early: float, step: float, busy: float | None) -> dict:
+    def call(ttft: float, early: float, step: float) -> dict:
         steps = [early, *[step] * 15, step, step + 2, step + 1]
-        return {"ttft_ms": ttft, "steps_ms": steps, "busy_ms": busy, "peak_bytes": int(ttft)}
+        return {"ttft_ms": ttft, "steps_ms": steps, "peak_bytes": int(ttft)}
 
-    calls = [call(900, 500, 50, None), call(30, 9, 8, 2.0), call(10, 9, 7, 2.0)]
+    calls = [call(900, 500, 50), call(30, 9, 8), call(10, 9, 7)]
     found = summary(calls, batch=4)
     assert found["ttft_ms"] == 20
     assert (found["first_ttft_ms"], found["first_call_step_ms"]) == (900, 500)
@@ -255,29 +253,7 @@ def test_a_summary_takes_medians_of_warm_calls() -> None:
     assert (found["longest_ms"], found["first_step_ms"]) == (9, 9)
     assert found["tokens_per_s"] == 500
     assert found["answer_tokens_per_s"] == pytest.approx(4e3 * 20 / (10 + 9 + 15 * 7 + 24))
-    assert found["idle"] == 0.75
     assert found["peak_bytes"] == 900
-
-
-class FakeProfile:
-    """A profile of kernels of 8 ms in all, in the place of torch's."""
-
-    def __init__(self, **_: object) -> None:
-        self.log: list[str] = []
-
-    def __enter__(self) -> None:
-        self.log.append("begin")
-
-    def __exit__(self, *_: object) -> None:
-        self.log.append("end")
-
-    def key_averages(self) -> list[SimpleNamespace]:
-        gpu, cpu = DeviceType.CUDA, DeviceType.CPU
-        return [
-            SimpleNamespace(device_type=gpu, self_device_time_total=5000.0),
-            SimpleNamespace(device_type=gpu, self_device_time_total=3000.0),
-            SimpleNamespace(device_type=cpu, self_device_time_total=9000.0),
-        ]
 
 
 def watched(watch: Watch, most: int) -> int:
@@ -286,23 +262,7 @@ def watched(watch: Watch, most: int) -> int:
     return next((i for i in range(1, most + 1) if watch(ids, None).all()), most)
 
 
-def test_the_last_steps_are_profiled_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate_watch.torch.profiler, "profile", FakeProfile)
-    watch = Watch(CPU, 40, lambda: False, profiled=True)
-    assert watched(watch, 40) == 40
-    assert watch.busy_ms == 8.0 / PROFILED
-    assert len(watch.times_s) == 40 - PROFILED
-
-
-def test_a_late_call_ends_with_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate_watch.torch.profiler, "profile", FakeProfile)
-    watch = Watch(CPU, 400, lambda: True, profiled=True)
-    assert watched(watch, 400) == FEWEST_TOKENS
-    assert watch.busy_ms == 8.0 / PROFILED
-    assert len(watch.times_s) == FEWEST_TOKENS - PROFILED
-
-
-def test_without_events_of_a_gpu_nothing_is_said_of_idleness() -> None:
-    assert (
-        busy_ms([SimpleNamespace(device_type=DeviceType.CPU, self_device_time_total=5)], 4) is None
-    )
+@pytest.mark.parametrize(("late", "tokens"), [(False, 40), (True, FEWEST_TOKENS)])
+def test_a_late_call_ends_with_the_fewest_tokens(late: bool, tokens: int) -> None:
+    watch = Watch(CPU, lambda: late)
+    assert watched(watch, 40) == tokens == len(watch.times_s)

@@ -9,9 +9,8 @@ from duotone.inference.random_models import random_model, random_prompt
 
 pytestmark = [
     pytest.mark.gpu,
-    # Of torch's compiler and profiler, about what they are asked for here.
+    # Of torch's compiler, about what it is asked for here.
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
 CUDA = torch.device("cuda")
@@ -24,11 +23,9 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize("name", ["plain", "duotone@1", "duotone@1, no graphs"])
-def test_peaks_and_idle_shares_are_measured(bench: Bench, name: str) -> None:
+def test_peaks_are_measured(bench: Bench, name: str) -> None:
     row = bench.row(Row.parse(name))
     assert row.get("reason") is None
-    assert row["busy_ms"] > 0
-    assert 0 <= row["idle"] < 1
     assert row["peak_bytes"] >= row["cache_bytes"] > 0
     assert (row.get("graph_bytes", 0) > 0) == (name == "duotone@1")
 

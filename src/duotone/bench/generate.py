@@ -30,8 +30,7 @@ SCHEMA = "duotone.generate/1"
 METHOD = (
     "model.generate, greedy, without an end; medians: of warm calls to the first token, and "
     "between tokens of the last call after its first ones; peak: above what was there before the "
-    "row; idle: share of these milliseconds per token in which no kernel runs, by a profile of the "
-    "last steps"
+    "row"
 )
 BITS_16 = "16 bit"
 
@@ -147,7 +146,7 @@ class Bench:
         ):
             warnings.simplefilter("always", category=duotone.SlowPathWarning)
             while len(calls) < self.load.calls and (len(calls) < 2 or not is_late()):
-                calls.append(self._call(row, is_late, base, opened, first=not calls))
+                calls.append(self._call(row, is_late, base, opened))
         slow = {str(w.message) for w in said if issubclass(w.category, duotone.SlowPathWarning)}
         notes = sorted(slow)
         if row.base == STATIC and not self._on_gpu:
@@ -155,10 +154,9 @@ class Bench:
         return {**summary(calls, self.load.batch), "notes": notes}
 
     def _call(
-        self, row: Row, is_late: Callable[[], bool], base: int, opened: Any, first: bool
+        self, row: Row, is_late: Callable[[], bool], base: int, opened: Any
     ) -> dict[str, Any]:
-        new = self.load.new_tokens
-        watch = Watch(self.device, new, is_late, profiled=self._on_gpu and not first)
+        watch = Watch(self.device, is_late)
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -166,7 +164,7 @@ class Bench:
         made = self.model.generate(
             **self.subject.inputs,
             **row.settings(),
-            max_new_tokens=new,
+            max_new_tokens=self.load.new_tokens,
             do_sample=False,
             return_dict_in_generate=True,
             stopping_criteria=[watch],
@@ -175,7 +173,6 @@ class Bench:
         return {
             "ttft_ms": 1e3 * (at[0] - begin),
             "steps_ms": [1e3 * (b - a) for a, b in pairwise(at)],
-            "busy_ms": watch.busy_ms,
             "peak_bytes": self._peak(base),
             **_memory(made.past_key_values, opened),
         }
@@ -188,7 +185,7 @@ def summary(calls: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
     """Numbers of a row of its calls, at least two."""
     first, last = calls[0], calls[-1]
     ms, first_ms = (median(call["steps_ms"][WARM_TOKENS:]) for call in (last, first))
-    busy, tokens = last["busy_ms"], len(last["steps_ms"]) + 1
+    tokens = len(last["steps_ms"]) + 1
     answer_ms = last["ttft_ms"] + sum(last["steps_ms"])
     peaks = [call["peak_bytes"] for call in calls]
     return {
@@ -202,8 +199,6 @@ def summary(calls: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
         "tokens_per_s": 1e3 * batch / ms,
         "answer_tokens": tokens,
         "answer_tokens_per_s": 1e3 * batch * tokens / answer_ms,
-        "busy_ms": busy,
-        "idle": None if busy is None else max(0.0, 1 - busy / ms),
         "peak_bytes": None if None in peaks else max(peaks),
         **{name: last[name] for name in MEMORY if name in last},
         "calls": [
@@ -260,7 +255,7 @@ def header(bench: Bench) -> dict[str, Any]:
         "schema": SCHEMA,
         **stamp(bench.device),
         "method": METHOD,
-        "left_out": [] if on_gpu else ["idle", "peak_bytes", "graphs"],
+        "left_out": [] if on_gpu else ["peak_bytes", "graphs"],
         "model": bench.subject.name,
         "weights": bench.weights,
         "prompt_tokens": bench.subject.inputs["input_ids"].shape[1],

@@ -90,7 +90,7 @@ def go_on(
     leaves a row that compiles as it is. Errors: torch.OutOfMemoryError, also of a capture.
     """
     before = begin_peak(model.device)
-    watch, stop = Watch(model.device, tokens, lambda: False), Stop(tokens)
+    watch, stop = Watch(model.device, lambda: False), Stop(tokens)
     with row.block(model, one.mask), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", category=duotone.SlowPathWarning)
         model.generate(

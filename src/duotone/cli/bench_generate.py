@@ -14,7 +14,7 @@ from .common import JsonOption, print_json, say, user_errors
 # A row failed; all others are in the output.
 FAILED = 1
 TOKENS, NEW_TOKENS, CALLS = 3428, 100, 3
-NO_GPU = "without a GPU there are no CUDA graphs, no peak memory and no idle share"
+NO_GPU = "without a GPU there are no CUDA graphs and no peak memory"
 
 
 @user_errors
@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Measure what a user of `model.generate` gets: plain, and inside `duotone.enable`.
 
-    Time to first token, ms per token, memory, and what a GPU is idle. Random weights of a real
+    Time to first token, ms per token and memory. Random weights of a real
     shape take the time of trained ones. Exit code 1: some row failed.
 
     [bold]Examples[/bold]
@@ -195,8 +195,6 @@ def line(row: dict[str, Any]) -> str:
         f"first step {row['first_step_ms']:.0f} ms (first call {row['first_call_step_ms']:.0f})",
         f"{row['tokens_per_s']:,.0f} tokens/s",
     ]
-    if row["idle"] is not None:
-        parts.append(f"idle {100 * row['idle']:.0f} %")
     if row["peak_bytes"] is not None:
         parts.append(f"peak {row['peak_bytes'] / 1e9:.2f} GB")
     parts.append(f"cache {row['cache_bytes'] / 1e6:,.1f} MB")

@@ -82,7 +82,7 @@ def reason_against_buffers(model: PreTrainedModel, device: torch.device) -> str 
     if used != NAME:
         return f"fixed buffers need duotone's attention; set_attn_implementation chose {used!r}"
     devices = {str(parameter.device) for parameter in model.parameters()} | {str(device)}
-    if len(devices) > 1:
+    if len(devices) > 1 or "meta" in devices:  # where accelerate offloads all of them
         named = ", ".join(sorted(devices))
         return f"fixed buffers need all weights on the cache's device; they are on {named}"
     return None

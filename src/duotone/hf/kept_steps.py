@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
+from duotone.cuda_graph import before_captures
 from duotone.hf.decode_steps import DecodeSteps
 from duotone.hf.model_state import ModelState
 from duotone.quant import CacheSpec
@@ -49,7 +50,8 @@ class KeptSteps:
         with self._lock:
             if is_same := self._state is not None and self._state.is_same(state):
                 return is_same
-            self._state, self._steps, self._warm = state, [], []
+            with before_captures():
+                self._state, self._steps, self._warm = state, [], []
         return False
 
     def like(self, fresh: DecodeSteps, cache: QuantizedCache) -> DecodeSteps:

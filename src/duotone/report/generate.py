@@ -19,7 +19,6 @@ HEADER = (
     "tokens/s",
     "x plain",
     "with the prompt",
-    "GPU idle, %",
     "peak, GB",
     "cache, MB",
 )
@@ -34,7 +33,6 @@ COLUMNS = (
     ("first_call_step_ms", 1, ",.0f"),
     ("tokens_per_s", 1, ",.0f"),
     ("answer_tokens_per_s", 1, ",.0f"),
-    ("idle", 0.01, ".0f"),
     ("peak_bytes", 1e9, ".2f"),
     ("cache_bytes", 1e6, ",.1f"),
 )
@@ -46,7 +44,7 @@ LEGEND = (
     "of steps, *with the prompt* of whole answers. *Peak* is without the weights, *cache* at the "
     "end of an answer, free slots included."
 )
-NO_GPU = "Without a GPU nothing is captured, and peaks and idle shares are empty."
+NO_GPU = "Without a GPU nothing is captured, and peaks are empty."
 
 
 def generate_table(results: Sequence[Result]) -> str:
