@@ -153,12 +153,16 @@ class Kernel:
         names = ("COOPERATIVE", "PROGRAMMATIC_STREAM_SERIALIZATION")
         self._attributes = {name: self._attribute(name) for name in names}
 
-    def __call__(self, at: Launch, arguments: ctypes.Structure) -> None:
-        """Launch on the current stream with one structure as the only argument."""
+    def __call__(self, at: Launch, arguments: ctypes.Structure) -> PreparedLaunch:
+        """Launch on the current stream with one structure as the only argument.
+
+        Returns the launch, which can be made again.
+        """
         launch = PreparedLaunch(self, self._settings(at), arguments)
         launch(torch.cuda.current_stream().cuda_stream)
         if (current := recording()) is not None:
             current.launches.append(launch)
+        return launch
 
     def launch(self, settings: Any, values: int) -> None:
         """Launch with all settings made. values: address of the arguments' addresses."""

@@ -118,7 +118,7 @@ class RecordedCall:
             address = x.data_ptr()
             for slot in slots:
                 slot.value = address
-        with _on(device):
+        with on_device(device):
             stream = torch.cuda.current_stream(device).cuda_stream
             for launch in self._launches:
                 launch(stream)
@@ -184,7 +184,8 @@ def _slots(launches: Sequence[Prepared], address: int) -> list[ctypes.c_void_p]:
     return found
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Context in which launches go to a device."""
     if torch.cuda.current_device() == device.index:
         return nullcontext()
     return torch.cuda.device(device)

@@ -4,10 +4,13 @@ import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from duotone.nvrtc import PreparedLaunch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -31,6 +34,28 @@ class Caught:
     given: Any
 
 
+@dataclass
+class CaughtKernel:
+    """A kernel whose launches are noted, with a copy of their arguments."""
+
+    source: str
+    macros: dict
+    launches: list[Caught]
+
+    def __call__(self, at, given) -> PreparedLaunch:
+        self.given = given
+        launch = PreparedLaunch(self, SimpleNamespace(at=at), given)
+        launch(0)
+        return launch
+
+    def stream(self, handle: int) -> int:
+        return handle
+
+    def launch(self, settings, values: int) -> None:
+        copied = type(self.given).from_buffer_copy(self.given)
+        self.launches.append(Caught(self.source, self.macros, settings.at, copied))
+
+
 @pytest.fixture
 def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     """The launches of a test, which do not happen, as for a device with 132 multiprocessors."""
@@ -47,7 +72,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     def kernel(source, name, macros, device):
         assert f"\n    {name}(const" in source_text(source)
-        return lambda at, given: launches.append(Caught(source, dict(macros), at, given))
+        return CaughtKernel(source, dict(macros), launches)
 
     for module in (launch, head_turn):
         monkeypatch.setattr(module, "kernel", kernel)

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from duotone.attention.choice import Choice, choose
+from duotone.attention.cuda.kept_call import kept_call
 from duotone.attention.reference import attend
 from duotone.attention.triton.family import no_triton
 from duotone.cache.segments import Segment
@@ -39,8 +40,12 @@ def decode_attention(
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """
-    _check(query, kv, impl)
     with without_autocast(query.device):
+        if impl in ("auto", "cuda"):
+            kept = kept_call(query, kv, sm_scale, tau)
+            if kept is not None:
+                return kept()
+        _check(query, kv, impl)
         return _run(query, kv, sm_scale, tau, impl, slow)
 
 

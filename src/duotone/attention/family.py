@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -65,6 +65,9 @@ class Family:
     takes: True for tokens of this form, by their quantizers. holds: True for a segment in it.
     rule: why no kernel reads such tokens, or None. at_call: the same of a call's tensors.
     task: makes the launch over one segment from (query, segment, tau). layout: its order of codes.
+    moves: arguments of a launch that follow tensors which the next call may bring in other ones.
+    alike: equal for segments that one launch fits; None: no kernel reads it. Without `alike` a
+    launch belongs to the objects of one packed segment.
     """
 
     impl: Literal["cuda", "triton", "reference"]
@@ -78,6 +81,8 @@ class Family:
     packs: Honours | None = None
     task: Callable[[Tensor, Segment, tuple[float, float] | None], Any] | None = None
     layout: Layout | None = None
+    moves: Callable[[Segment], dict[str, Any]] | None = None
+    alike: Callable[[Segment], Hashable] | None = None
 
     def refusal(
         self, tokens: Tokens, query: Tensor | None = None, segment: Segment | None = None

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from duotone.attention.choice import Read
 from duotone.attention.cuda.groups import decode as group_decode
+from duotone.attention.cuda.kept_call import keep
 from duotone.attention.cuda.rotate.merge import MergeTurned
 from duotone.attention.cuda.rotate.queries import DEPTHS, kernel_matrices, turned_query
-from duotone.attention.cuda.shared.launch import LOG2E, run
+from duotone.attention.cuda.shared.launch import LOG2E, Launched, run
 from duotone.attention.cuda.shared.work import Task
 from duotone.attention.merge import merge_partials
 from duotone.attention.rotated import SegmentQueries
@@ -42,7 +43,9 @@ def attend_records(
         if others:
             return _attend_with_triton(query, read, others, sm_scale, tau)
         out = torch.empty_like(query)
-        _attend(query, read, sm_scale, tau, out)
+        called = _attend(query, read, sm_scale, tau, out)
+    if called is not None:
+        keep(query, read, *called, sm_scale=sm_scale, tau=tau)
     return out
 
 
@@ -53,14 +56,18 @@ def _attend(
     tau: tuple[float, float] | None,
     out: Tensor,
     lse: Tensor | None = None,
-) -> None:
+) -> tuple[list[int], Launched] | None:
+    """Return places of segments in the order of launches, and these; None: torch merges."""
     bases = sorted({_basis(pair) for pair in read} - {""})
     if not bases:
-        run(sorted(_tasks(query, read, tau), key=_turn), sm_scale, out, lse)
-    elif len(bases) == 1 and tau is None and query.shape[3] in DEPTHS:
-        _attend_in_basis(query, read, bases[0], sm_scale, out, lse)
-    else:
-        attend_by_basis(query, read, sm_scale, tau, out, lse)
+        tasks = _tasks(query, read, tau)
+        order = sorted(range(len(tasks)), key=lambda i: _turn(tasks[i]))
+        launched = run([tasks[i] for i in order], sm_scale, out, lse)
+        return order, launched
+    if len(bases) == 1 and tau is None and query.shape[3] in DEPTHS:
+        return _attend_in_basis(query, read, bases[0], sm_scale, out, lse)
+    attend_by_basis(query, read, sm_scale, tau, out, lse)
+    return None
 
 
 def _basis(pair: Read) -> str:
@@ -75,14 +82,14 @@ def _attend_in_basis(
     sm_scale: float,
     out: Tensor,
     lse: Tensor | None,
-) -> None:
+) -> tuple[list[int], Launched]:
     """One launch merges what is in the basis and what is not, and turns it back."""
-    inside = [pair for pair in read if _basis(pair)]
-    outside = [pair for pair in read if not _basis(pair)]
-    tasks = _tasks(query, [*inside, *outside], None)
+    inside = [i for i, pair in enumerate(read) if _basis(pair)]
+    order = inside + [i for i, pair in enumerate(read) if not _basis(pair)]
+    tasks = _tasks(query, [read[i] for i in order], None)
     back = kernel_matrices(basis, "back", query.shape[3], query.device)
     parts = sum(task.parts for task in tasks[: len(inside)])
-    run(tasks, sm_scale, out, lse, MergeTurned(back, parts))
+    return order, run(tasks, sm_scale, out, lse, MergeTurned(back, parts))
 
 
 def attend_by_basis(

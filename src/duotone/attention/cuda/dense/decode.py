@@ -7,6 +7,7 @@ they are; q and the softmax's weights keep two digits of the 16-bit type, sums a
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.shared.geometry import Geometry, cuts, multiprocessors
-from duotone.attention.cuda.shared.work import Call, Task, Work
+from duotone.attention.cuda.shared.work import Call, Fields, Task, Work
 from duotone.cache.segments import DenseSegment
 
 SOURCE = "dense/decode.cu"
@@ -81,24 +82,46 @@ def dense_task(
 
     tau: for other segments only.
     """
-    key, value = segment.key, segment.value
+    key = segment.key
     form = DenseFormat(key.shape[3])
-    records = -(-key.shape[2] // form.tokens)
+    records = _records(segment, form)
     work = Work(query, form, key.shape[1], records, segment.lengths)
     at = geometry(form, work.heads, records, multiprocessors(query.device))
 
     def arguments(**call: Any) -> Arguments:
-        return Arguments(
-            key=key.data_ptr(),
-            value=value.data_ptr(),
-            key_batch=ITEM_BYTES * key.stride(0),
-            key_head=ITEM_BYTES * key.stride(1),
-            value_batch=ITEM_BYTES * value.stride(0),
-            value_head=ITEM_BYTES * value.stride(1),
-            **call,
-        )
+        return Arguments(**(call | moves(segment)))
 
     return Task(SOURCE, work, at, macros_of(form, key.dtype), arguments)
+
+
+def moves(segment: DenseSegment) -> Fields:
+    """Arguments that follow the tensors of a segment."""
+    (key_batch, key_head, *_), (value_batch, value_head, *_) = (
+        segment.key.stride(),
+        segment.value.stride(),
+    )
+    return {
+        "tokens": segment.lengths.data_ptr(),
+        "key": segment.key.data_ptr(),
+        "value": segment.value.data_ptr(),
+        "key_batch": ITEM_BYTES * key_batch,
+        "key_head": ITEM_BYTES * key_head,
+        "value_batch": ITEM_BYTES * value_batch,
+        "value_head": ITEM_BYTES * value_head,
+    }
+
+
+def _records(segment: DenseSegment, form: DenseFormat) -> int:
+    """Records of a head, at most."""
+    return -(-segment.key.shape[2] // form.tokens)
+
+
+def sizes(segment: DenseSegment) -> Hashable:
+    """Gather what a launch depends on, except `moves`."""
+    key, value = segment.key, segment.value
+    batch, heads, _, head_dim = key.shape
+    records = _records(segment, DenseFormat(head_dim))
+    return batch, heads, head_dim, value.shape[3], key.dtype, value.dtype, records
 
 
 def macros_of(form: DenseFormat, dtype: torch.dtype) -> dict[str, int]:

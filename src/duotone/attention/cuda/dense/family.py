@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import Tensor
 
 from duotone.attention.cuda.dense.decode import (
@@ -10,6 +12,8 @@ from duotone.attention.cuda.dense.decode import (
     WARPS,
     DenseFormat,
     dense_task,
+    moves,
+    sizes,
 )
 from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES
 from duotone.attention.family import Family, Tokens
@@ -44,7 +48,17 @@ def _rule(tokens: Tokens) -> str | None:
 
 def _at_call(query: Tensor, segment: DenseSegment, tokens: Tokens) -> str | None:
     """Why the kernel cannot read these tensors: a call may bring any."""
-    head_dim, low_bits = tokens.head_dims[0], 0
+    return _unreadable(segment)
+
+
+def _alike(segment: DenseSegment) -> Hashable:
+    if segment.mask is not None or _unreadable(segment) is not None:
+        return None
+    return segment.visual, sizes(segment)
+
+
+def _unreadable(segment: DenseSegment) -> str | None:
+    head_dim, low_bits = segment.key.shape[3], 0
     for x in (segment.key, segment.value):
         batch, head, token, channel = x.stride()
         if channel != 1 or token != head_dim:
@@ -65,4 +79,6 @@ DENSE = Family(
     rule=_rule,
     at_call=_at_call,
     task=dense_task,
+    moves=moves,
+    alike=_alike,
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from duotone.attention.cuda.rotate.queries import Tiles, tiles
 from duotone.attention.cuda.shared.geometry import multiprocessors
 from duotone.attention.cuda.shared.launch import OVERLAP, launch_merging
-from duotone.attention.cuda.shared.runtime import Launch
+from duotone.attention.cuda.shared.runtime import Launch, PreparedLaunch
 from duotone.attention.cuda.shared.work import Call, Fields, Work
 
 SOURCE = "rotate/merge.cu"
@@ -43,8 +43,8 @@ class MergeTurned:
     matrices: Float[Tensor, "kv_heads channels channels"]
     parts: int
 
-    def __call__(self, work: Work, out: Tensor, fields: Fields) -> None:
-        """Merge into `out`, by one launch."""
+    def __call__(self, work: Work, out: Tensor, fields: Fields) -> PreparedLaunch:
+        """Merge into `out`, by one launch, which is returned."""
         channels, rows = work.format.head_dim, work.heads // work.kv_heads * work.group
         given = Arguments(
             **fields,
@@ -57,7 +57,7 @@ class MergeTurned:
         )
         at = tiles(channels, work.kv_heads, rows, multiprocessors(out.device))
         launch = Launch(at.blocks, at.threads, shared_bytes(at, channels), overlap=OVERLAP)
-        launch_merging(SOURCE, launch, given, work, out, at.macros)
+        return launch_merging(SOURCE, launch, given, work, out, at.macros)
 
 
 def shared_bytes(at: Tiles, channels: int) -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from duotone.attention.cuda.shared.counters import counters
 from duotone.attention.cuda.shared.geometry import multiprocessors
-from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
+from duotone.attention.cuda.shared.runtime import Launch, PreparedLaunch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
 from duotone.attention.cuda.spans.layout import LANES
+from duotone.recorded import on_device
 
 LOG2E = 1.4426950408889634
 # True: a launch begins while the kernel before it in the stream ends.
@@ -24,6 +25,7 @@ OVERLAP = True
 # parts of a call, instead of the block of a head that ends last: a ticket costs a part some 2 us.
 HEADS_PER_SM_TO_MERGE = 2
 MERGE_SOURCE, MERGE_WARPS = "shared/merge_parts.cu", 4
+FP32_BYTES = 4
 
 
 class MergedBy(Enum):
@@ -36,47 +38,71 @@ class MergedBy(Enum):
     NOBODY, TICKETS, LAUNCH, TASK = range(4)
 
 
-@dataclass
-class _Merge:
-    """Output of one call, and the sums of its parts.
+@dataclass(frozen=True)
+class Room:
+    """Room that a call allocates: numbers in fp32, and zeros to count tickets in.
 
-    zeros: counters for tickets.
+    sums: of its parts. weights: of these. ranges: of each task. zeros: 0 where no block takes
+    tickets.
     """
 
-    by: MergedBy
-    out: Tensor
-    lse: Tensor | None
-    sm_scale: float
-    parts: int
-    partial: Tensor
-    weights: Tensor
-    zeros: Tensor | None
-    first_part: int = field(default=0, init=False)
+    sums: int
+    weights: int
+    ranges: tuple[int, ...]
+    zeros: int
 
     @classmethod
-    def of(cls, work: Work, parts: int, by: MergedBy, **output: Any) -> _Merge:
-        """Allocate room for the sums of `parts` of each kv head of `work`."""
-        rows, query = work.heads * parts * work.group, work.query
-        partial = query.new_empty(rows, work.format.head_dim, dtype=torch.float32)
-        weights = query.new_empty(rows, 2, dtype=torch.float32)
-        zeros = counters(query.device, 2 * work.heads) if by is MergedBy.TICKETS else None
-        return cls(by, **output, parts=parts, partial=partial, weights=weights, zeros=zeros)
+    def of(cls, tasks: Sequence[Task], by: MergedBy) -> Room:
+        """Measure the room that tasks need."""
+        work, parts = tasks[0].work, sum(task.parts for task in tasks)
+        rows = work.heads * parts * work.group
+        zeros = 2 * work.heads if by is MergedBy.TICKETS else 0
+        ranges = tuple(task.ranges for task in tasks)
+        return cls(rows * work.format.head_dim, 2 * rows, ranges, zeros)
 
-    def arguments(self) -> Fields:
-        """Fields of `Call`; the strides of `out` and `lse` are those between q heads."""
-        lse, zeros = self.lse, self.zeros
-        return {
-            "partial": self.partial.data_ptr(),
-            "weights": self.weights.data_ptr(),
+    def allocate(self, out: Tensor) -> tuple[Fields, list[int], tuple[Tensor, ...]]:
+        """Allocate on the device of `out`.
+
+        Returns fields of `Call`, the address of each task's ranges, and the tensors.
+        """
+        sizes = (self.sums, self.weights, *self.ranges)
+        numbers = out.new_empty(sum(sizes), dtype=torch.float32)
+        zeros = counters(out.device, self.zeros) if self.zeros else None
+        partial, weights, *ranges = accumulate(
+            (FP32_BYTES * size for size in sizes[:-1]), initial=numbers.data_ptr()
+        )
+        fields = {
+            "partial": partial,
+            "weights": weights,
             "counters": None if zeros is None else zeros.data_ptr(),
-            "out": self.out.data_ptr(),
-            "out_stride": self.out.stride(1),
-            "lse": None if lse is None else lse.data_ptr(),
-            "lse_stride": 0 if lse is None else lse.stride(1),
-            "sm_scale": self.sm_scale * LOG2E,
-            "first_part": self.first_part,
-            "all_parts": self.parts,
+            "out": out.data_ptr(),
         }
+        return fields, ranges, (numbers,) if zeros is None else (numbers, zeros)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Launches of a call: one for each task, then the one that merges, if there is one."""
+
+    made: list[PreparedLaunch]
+    room: Room
+
+    def again(self, inputs: Sequence[Fields], out: Tensor) -> None:
+        """Launch for other tensors of equal sizes, without `lse`.
+
+        inputs: fields of each task that differ from the last time. out: as in `run`.
+        """
+        common, ranges, _room = self.room.allocate(out)
+        with on_device(out.device):
+            stream = torch.cuda.current_stream(out.device).cuda_stream
+            for number, launch in enumerate(self.made):
+                arguments = launch.arguments
+                own = inputs[number] if number < len(inputs) else {}
+                for name, value in (common | own).items():
+                    setattr(arguments, name, value)
+                if number < len(inputs) and self.room.ranges[number]:
+                    arguments.ranges = ranges[number]
+                launch(stream)
 
 
 def run(
@@ -84,8 +110,8 @@ def run(
     sm_scale: float,
     out: Tensor,
     lse: Tensor | None = None,
-    merging: Callable[[Work, Tensor, Fields], None] | None = None,
-) -> None:
+    merging: Callable[[Work, Tensor, Fields], PreparedLaunch] | None = None,
+) -> Launched:
     """softmax(q K^T * sm_scale) V over the keys of all tasks, into `out`.
 
     tasks: of the same batch, heads and head_dim. out: a row of head_dim numbers per (batch, q
@@ -93,28 +119,45 @@ def run(
     merging: makes the last launch, which merges the parts of all tasks in their order; no task may
     be cooperative then.
     """
-    work, parts = tasks[0].work, sum(task.parts for task in tasks)
+    work = tasks[0].work
     _check_aligned("query", work.query)
     _check_aligned("out", out)
     by = merged_by(tasks) if merging is None else MergedBy.LAUNCH
-    merge = _Merge.of(work, parts, by, out=out, lse=lse, sm_scale=sm_scale)
+    room = Room.of(tasks, by)
+    allocated, ranges, _room = room.allocate(out)
+    fields = allocated | {
+        "out_stride": out.stride(1),
+        "lse": None if lse is None else lse.data_ptr(),
+        "lse_stride": 0 if lse is None else lse.stride(1),
+        "sm_scale": sm_scale * LOG2E,
+        "all_parts": sum(task.parts for task in tasks),
+    }
+    made, first_part = [], 0
     for number, task in enumerate(tasks):
         overlap = 0 if not OVERLAP else 1 if number == 0 else 2
         leaves = by is MergedBy.TASK and number < len(tasks) - 1
-        _launch(task, merge, overlap, MergedBy.LAUNCH if leaves else by)
-        merge.first_part += task.parts
-    if merge.by is MergedBy.LAUNCH:
-        (merging or _merge_parts)(work, out, merge.arguments())
+        own = {"ranges": ranges[number]} if task.ranges else {}
+        given = task.arguments(**_inputs(task), **fields, **own, first_part=first_part)
+        made.append(_launch(task, given, out, overlap, MergedBy.LAUNCH if leaves else by))
+        first_part += task.parts
+    if by is MergedBy.LAUNCH:
+        last = fields | {"first_part": first_part}
+        made.append((merging or _merge_parts)(work, out, last))
+    return Launched(made, room)
 
 
 def _check_aligned(name: str, rows: Tensor) -> None:
     """Raise unless rows are aligned to four numbers, which kernels read and write at once."""
-    unit_bytes = 4 * rows.element_size()
-    if rows.data_ptr() % unit_bytes or rows.stride(1) % 4:
+    if not is_aligned(rows):
         raise ValueError(
-            f"rows of {name} must be aligned to {unit_bytes} bytes; got one at "
+            f"rows of {name} must be aligned to {4 * rows.element_size()} bytes; got one at "
             f"{rows.data_ptr():#x}, strides {rows.stride()}. Use {name}.clone()."
         )
+
+
+def is_aligned(rows: Tensor) -> bool:
+    """Kernels can read or write four numbers of each row at once."""
+    return not (rows.data_ptr() % (4 * rows.element_size()) or rows.stride(1) % 4)
 
 
 def merged_by(tasks: Sequence[Task]) -> MergedBy:
@@ -130,17 +173,17 @@ def merged_by(tasks: Sequence[Task]) -> MergedBy:
     return MergedBy.TASK if tasks[-1].parts == 1 else MergedBy.LAUNCH
 
 
-def _merge_parts(work: Work, out: Tensor, fields: Fields) -> None:
+def _merge_parts(work: Work, out: Tensor, fields: Fields) -> PreparedLaunch:
     """Launch the merging kernel, with a warp for each q head."""
     blocks = -(-work.heads * work.group // MERGE_WARPS)
     launch = Launch(blocks, MERGE_WARPS * LANES, shared_bytes=0, overlap=OVERLAP)
     given = Call(units=work.heads, **fields)
-    launch_merging(MERGE_SOURCE, launch, given, work, out, {"WARPS": MERGE_WARPS})
+    return launch_merging(MERGE_SOURCE, launch, given, work, out, {"WARPS": MERGE_WARPS})
 
 
 def launch_merging(
     source: str, at: Launch, given: Call, work: Work, out: Tensor, macros: dict[str, int]
-) -> None:
+) -> PreparedLaunch:
     """Make the last launch of a call. macros: those of `source` beyond those of call.cuh."""
     all_macros = {
         "CHANNELS": work.format.head_dim,
@@ -152,12 +195,11 @@ def launch_merging(
         **macros,
     }
     function = entry(source)
-    kernel(source, function, tuple(all_macros.items()), out.device)(at, given)
+    return kernel(source, function, tuple(all_macros.items()), out.device)(at, given)
 
 
-def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
+def _launch(task: Task, given: Call, out: Tensor, overlap: int, by: MergedBy) -> PreparedLaunch:
     at, form = task.at, task.work.format
-    given = task.arguments(**_inputs(task), **merge.arguments())
     launch = Launch(
         blocks=task.grid,
         threads=at.teams * at.warps * LANES,
@@ -168,14 +210,14 @@ def _launch(task: Task, merge: _Merge, overlap: int, by: MergedBy) -> None:
     )
     own = {
         "OVERLAP": overlap,
-        "OUT": QUERY_TYPES[merge.out.dtype],
+        "OUT": QUERY_TYPES[out.dtype],
         "MERGE": by.value,
     }
     if torch.are_deterministic_algorithms_enabled():
         own["IN_TURN"] = 1  # ring.cuh
     all_macros = _macros(task) | own | task.macros | {"ARGUMENTS_BYTES": ctypes.sizeof(given)}
     function = entry(task.source)
-    kernel(task.source, function, tuple(all_macros.items()), merge.out.device)(launch, given)
+    return kernel(task.source, function, tuple(all_macros.items()), out.device)(launch, given)
 
 
 def _inputs(task: Task) -> dict[str, int | None]:

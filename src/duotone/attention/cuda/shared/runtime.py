@@ -7,11 +7,12 @@ from functools import cache
 import torch
 
 from duotone.devices import facts
-from duotone.nvrtc import Kernel, Launch, Sources, has_compiler
+from duotone.nvrtc import Kernel, Launch, PreparedLaunch, Sources, has_compiler
 
 __all__ = [
     "Kernel",
     "Launch",
+    "PreparedLaunch",
     "compiled",
     "entry",
     "has_kernels",

@@ -116,7 +116,8 @@ class Task:
 
     source: file of the kernel, whose function has the same name. macros: those of the source in
     addition to those of all sources. arguments: makes the structure from the fields of `Call`.
-    shared_bytes: of a block; None: its rings. cluster: blocks of a cluster.
+    shared_bytes: of a block; None: its rings. cluster: blocks of a cluster. ranges: numbers in fp32
+    that the kernel needs at its argument of this name.
     """
 
     source: str
@@ -127,6 +128,7 @@ class Task:
     cooperative: bool = False
     shared_bytes: int | None = None
     cluster: int = 1
+    ranges: int = 0
 
     @property
     def units(self) -> int:

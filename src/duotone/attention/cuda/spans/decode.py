@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from duotone.attention.cuda.shared.geometry import (
@@ -175,7 +174,7 @@ def span_task(
     kept = None if tau is None else _kept_geometry(work)
     at = kept or _geometry(work, calibrate=tau is not None)
     parts = work.blocks * at.splits
-    ranges = query.new_empty(parts * query.shape[0] * query.shape[1] * 2, dtype=torch.float32)
+    ranges = 0 if tau is None else 2 * parts * query.shape[0] * query.shape[1]
     tau1, tau2 = tau or (0.0, 0.0)
 
     def arguments(**call: Any) -> Arguments:
@@ -184,7 +183,6 @@ def span_task(
             k_zero=span.key_zero.data_ptr(),
             v_scale=span.value_scale.data_ptr(),
             v_zero=span.value_zero.data_ptr(),
-            ranges=ranges.data_ptr(),
             tau1=tau1 * LOG2E,
             tau2=tau2 * LOG2E,
             **call,
@@ -196,9 +194,9 @@ def span_task(
     if tau is None:
         macros["UNDER_WAY"] = records_under_way(form)
     if kept is None:
-        return Task(SOURCE, work, at, macros, arguments, cooperative=together)
+        return Task(SOURCE, work, at, macros, arguments, cooperative=together, ranges=ranges)
     rings_and_scores = block_bytes(form, work.group, at, work.records)
-    task = Task(KEEPING_SOURCE, work, at, macros, arguments, shared_bytes=rings_and_scores)
+    task = Task(KEEPING_SOURCE, work, at, macros, arguments, False, rings_and_scores, ranges=ranges)
     if together and parts <= max_cluster(query.device):
         return replace(task, cluster=parts, macros=macros | {"CLUSTER": parts})
     return replace(task, cooperative=together)

@@ -1,0 +1,152 @@
+"""Launches of the last call over packed segments, made again while only addresses differ.
+
+To choose and prepare launches takes Python longer than a device needs to run them. A decode step
+brings a new query and new 16-bit tokens; packed tokens are the objects of the step before. A thread
+keeps the launches of its last call with such objects, as long as they exist.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from duotone.attention.choice import Read
+from duotone.attention.cuda.rotate.queries import turned_query
+from duotone.attention.cuda.shared.launch import Launched, is_aligned
+from duotone.attention.cuda.shared.runtime import PreparedLaunch
+from duotone.attention.cuda.shared.work import Fields
+from duotone.attention.family import Family
+from duotone.attention.rotated import SegmentQueries, Wants
+from duotone.cache.pair import LaidOut
+from duotone.cache.segments import Segment
+from duotone.recorded import recording
+
+_LOCAL = threading.local()
+
+
+def kept_call(
+    query: Tensor, kv: Sequence[Segment], sm_scale: float, tau: tuple[float, float] | None
+) -> Callable[[], Tensor] | None:
+    """The call by kept launches; None where there are none that fit. Arguments as in `keep`."""
+    records = _first_records(kv)
+    if records is None or recording() is not None:
+        return None
+    found = _kept().get(id(records))
+    if found is None or found[0]() is not records:
+        return None
+    query, present = query.contiguous(), [segment for segment in kv if segment.tokens]
+    call = found[1]
+    if call.settings != _settings(query, sm_scale, tau) or not call.fits(query, present):
+        return None
+    return partial(call, query, present)
+
+
+def keep(
+    query: Tensor,
+    read: Sequence[Read],
+    order: Sequence[int],
+    launched: Launched,
+    *,
+    sm_scale: float,
+    tau: tuple[float, float] | None,
+) -> None:
+    """Keep the launches of a call.
+
+    read: its segments with tokens, each with its family. order: their places in the order of
+    `launched`. A call that `duotone.recorded` records is repeated there, with arguments of its own.
+    """
+    known = all(isinstance(launch, PreparedLaunch) for launch in launched.made)
+    records = _first_records([segment for _, segment in read])
+    if records is None or not known or recording() is not None:
+        return
+    parts = [_Part(number, *read[number]) for number in order]
+    turns = any(Wants.of(segment) != (None, None) for _, segment in read)
+    call = KeptCall(_settings(query, sm_scale, tau), parts, launched, turns)
+    kept, address = _kept(), id(records)
+    kept[address] = weakref.ref(records, lambda _: kept.pop(address, None)), call
+
+
+def _kept() -> dict[int, tuple[weakref.ref[LaidOut], KeptCall]]:
+    """Calls that this thread keeps, by the address of their first records."""
+    if not hasattr(_LOCAL, "kept"):
+        _LOCAL.kept = {}
+    return _LOCAL.kept
+
+
+def _first_records(kv: Sequence[Segment]) -> LaidOut | None:
+    return next((segment.records for segment in kv if segment.records is not None), None)
+
+
+def _settings(query: Tensor, sm_scale: float, tau: tuple[float, float] | None) -> Hashable:
+    """Gather what launches depend on besides the segments."""
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return query.shape, query.dtype, query.device, sm_scale, tau, is_deterministic
+
+
+class _Part:
+    """One segment of a kept call, by its place among those with tokens; keeps no tensor alive."""
+
+    def __init__(self, number: int, family: Family, segment: Segment) -> None:
+        self.number, self.family = number, family
+        self.kind = _kind(segment)
+        self.alike = None if family.alike is None else family.alike(segment)
+        objects = _objects(segment) if family.alike is None else ()
+        self.objects = [weakref.ref(x) for x in objects]
+
+    def fits(self, segment: Segment) -> bool:
+        """True where the launch over the last segment is right for this one."""
+        if _kind(segment) != self.kind or segment.mask is not None:
+            return False
+        if self.family.alike is not None:
+            return self.alike is not None and self.family.alike(segment) == self.alike
+        pairs = zip(self.objects, _objects(segment), strict=True)
+        return all(reference() is x for reference, x in pairs)
+
+    def fields(self, segment: Segment, query: Tensor) -> Fields:
+        """Arguments that follow tensors which differ from call to call."""
+        moved = {} if self.family.moves is None else self.family.moves(segment)
+        return {**moved, "query": query.data_ptr()}
+
+
+def _kind(segment: Segment) -> Hashable:
+    return type(segment), segment.visual, segment.key_norm is None
+
+
+def _objects(segment: Segment) -> tuple[object, ...]:
+    """Objects that hold all packed parts: they are immutable."""
+    return segment.records, segment.key, segment.value
+
+
+@dataclass(frozen=True)
+class KeptCall:
+    """Launches over the packed objects of one call.
+
+    settings: of `_settings`. parts: segments in the order of launches. turns: some segment wants
+    another query than the caller's.
+    """
+
+    settings: Hashable
+    parts: list[_Part]
+    launched: Launched
+    turns: bool
+
+    def fits(self, query: Tensor, kv: Sequence[Segment]) -> bool:
+        """True where these launches are right for other tensors. kv: segments with tokens."""
+        if len(kv) != len(self.parts) or not is_aligned(query):
+            return False
+        return all(part.fits(kv[part.number]) for part in self.parts)
+
+    def __call__(self, query: Tensor, kv: Sequence[Segment]) -> Tensor:
+        """Launch for tensors that fit."""
+        out = torch.empty_like(query)
+        made = SegmentQueries(query, turned_query)
+        queries = [made.of(kv[part.number]) if self.turns else query for part in self.parts]
+        pairs = zip(self.parts, queries, strict=True)
+        self.launched.again([part.fields(kv[part.number], q) for part, q in pairs], out)
+        return out
