@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.family import SPANS
 from duotone.attention.families import FAMILIES
 from duotone.attention.family import Family, Tokens
+from duotone.attention.refused import RefusedError, reason_against
 from duotone.attention.triton.family import TRITON
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_groups, pack_tensor
@@ -71,9 +73,9 @@ DOORS = {
     "groups": (grouped, lambda kv: reads(GROUPS, kv)),
     "classes": (classed, lambda kv: reads(CLASSES, kv)),
     "triton": (plain, lambda kv: reads(TRITON, kv)),
-    "packing spans": (plain, span_pack.refusal),
-    "packing groups": (grouped, group_pack.refusal),
-    "packing classes": (classed, class_pack.refusal),
+    "packing spans": (plain, partial(reason_against, span_pack.check)),
+    "packing groups": (grouped, partial(reason_against, group_pack.check)),
+    "packing classes": (classed, partial(reason_against, class_pack.check)),
 }
 
 
@@ -86,7 +88,8 @@ def test_the_doors_of_kernels_ask_their_family(name: str) -> None:
 
 def test_levels_are_not_searched_for_a_new_field() -> None:
     x, block = torch.zeros(1, 1, 64, 16), single_block(torch.tensor([64]))
-    assert "toy=1" in search.refusal(x, ToyDecoded(toy=1), block)
+    with pytest.raises(RefusedError, match="toy=1"):
+        search.check(x, ToyDecoded(toy=1), block)
 
 
 @pytest.mark.parametrize("of", [plain, grouped, classed])

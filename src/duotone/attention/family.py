@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.shared.geometry import shared_bytes
+from duotone.attention.refused import reason_against
 from duotone.cache.pair import Layout
 from duotone.cache.segments import Segment
 from duotone.quant import TensorSpec
@@ -63,7 +64,7 @@ class Family:
     tokens, as `plan.resolve` names them. honours, packs: choices of a quantizer that its decoder
     and its packing kernels honour.
     takes: True for tokens of this form, by their quantizers. holds: True for a segment in it.
-    rule: why no kernel reads such tokens, or None. at_call: the same of a call's tensors.
+    rule: raises `RefusedError` for tokens that no kernel reads; at_call: for tensors of a call.
     task: makes the launch over one segment from (query, segment, tau). layout: its order of codes.
     moves: arguments of a launch that follow tensors which the next call may bring in other ones.
     alike: equal for segments that one launch fits; None: no kernel reads it. Without `alike` a
@@ -76,8 +77,8 @@ class Family:
     honours: Honours
     takes: Callable[[Tokens], bool]
     holds: Callable[[Segment], bool]
-    rule: Callable[[Tokens], str | None]
-    at_call: Callable[[Tensor, Segment, Tokens], str | None] | None = None
+    rule: Callable[[Tokens], None]
+    at_call: Callable[[Tensor, Segment, Tokens], None] | None = None
     packs: Honours | None = None
     task: Callable[[Tensor, Segment, tuple[float, float] | None], Any] | None = None
     layout: Layout | None = None
@@ -91,12 +92,10 @@ class Family:
 
         query, segment: of a call, whose tensors may break rules, too.
         """
-        reason = _refusal(self, tokens)
+        reason = _known_reason(self.rule, tokens)
         if reason is not None or segment is None or self.at_call is None:
             return reason
-        return self.at_call(query, segment, tokens)
+        return reason_against(self.at_call, query, segment, tokens)
 
 
-@cache
-def _refusal(family: Family, tokens: Tokens) -> str | None:
-    return family.rule(tokens)
+_known_reason = cache(reason_against)

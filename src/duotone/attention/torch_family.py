@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from duotone.attention.family import Family, Tokens
+from duotone.attention.refused import RefusedError
 from duotone.quant import TensorSpec
 from duotone.quant.honours import TORCH_PACKING, TORCH_READING
 
 
-def _rule(tokens: Tokens) -> str | None:
-    packed = (kept for kept in (tokens.key, tokens.value) if isinstance(kept, TensorSpec))
-    return next(filter(None, map(TORCH_READING.refusal, packed)), None)
+def _rule(tokens: Tokens) -> None:
+    for kept in (tokens.key, tokens.value):
+        if isinstance(kept, TensorSpec) and (reason := TORCH_READING.refusal(kept)):
+            raise RefusedError(reason)
 
 
 TORCH = Family(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.family import Family, Tokens
+from duotone.attention.refused import RefusedError
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import Segment
 from duotone.quant import TensorSpec
@@ -24,32 +25,30 @@ QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
 
 
-def _rule(tokens: Tokens) -> str | None:
+def _rule(tokens: Tokens) -> None:
     if tokens.query not in QUERY_DTYPES:
-        return f"query must be one of {QUERY_DTYPES}; got {tokens.query}"
+        raise RefusedError(f"query must be one of {QUERY_DTYPES}; got {tokens.query}")
     for head_dim, kept in zip(tokens.head_dims, (tokens.key, tokens.value), strict=True):
         if head_dim > MAX_HEAD_DIM:
-            return f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim}"
+            raise RefusedError(f"head_dim must be at most {MAX_HEAD_DIM}; got {head_dim}")
         if isinstance(kept, TensorSpec):
             if reason := HONOURS.refusal(kept):
-                return reason
+                raise RefusedError(reason)
         elif kept not in QUERY_DTYPES:
-            return f"dense K and V must be one of {QUERY_DTYPES}; got {kept}"
-    return None
+            raise RefusedError(f"dense K and V must be one of {QUERY_DTYPES}; got {kept}")
 
 
-def _at_call(query: Tensor, segment: Segment, tokens: Tokens) -> str | None:
+def _at_call(query: Tensor, segment: Segment, tokens: Tokens) -> None:
     for x in (segment.key, segment.value):
         if isinstance(x, PackedTensor):
             strided = [n for n in x.tensor_names() if not getattr(x, n).is_contiguous()]
             if strided:
-                return f"packed K and V must be contiguous; {strided} are not"
+                raise RefusedError(f"packed K and V must be contiguous; {strided} are not")
             continue
         rows = (x.stride(0), x.stride(1), x.stride(2))
         whole = x.stride(2) == x.shape[3] and not any(row % x.shape[3] for row in rows)
         if x.numel() and (x.stride(3) != 1 or not whole):
-            return f"tokens of dense K and V must be adjacent; got {rows}"
-    return None
+            raise RefusedError(f"tokens of dense K and V must be adjacent; got {rows}")
 
 
 TRITON = Family(

@@ -6,6 +6,7 @@ from group_specs import CASES, INNER
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand, operand_of
 from duotone.attention.cuda.groups.layout import MAX_SCALE, group_order, to_group_records
 from duotone.attention.cuda.groups.records import GroupLayout
+from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
 from duotone.cache.pair import PackedPair
 from duotone.quant import TensorSpec
@@ -229,7 +230,8 @@ def test_every_code_has_one_place(rows: int, k: int, bits: int) -> None:
     ids=str,
 )
 def test_what_the_kernel_lacks_has_a_reason(spec: TensorSpec, reason: str) -> None:
-    assert reason in operand_of(spec, 64, "key")
+    with pytest.raises(RefusedError, match=reason):
+        operand_of(spec, 64, "key")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from run_cases import KEEPS, completed, of_run
 
 from duotone.attention.cuda.groups.format import TILE, format_of
 from duotone.attention.cuda.groups.records import GroupLayout
+from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable
 from duotone.cache.packed import pack_tensor
 from duotone.cache.pair import PackedPair
@@ -126,12 +127,15 @@ def test_an_empty_stream_has_room() -> None:
 def test_what_streams_need_has_a_reason() -> None:
     key, value = CASES["kivi"]
     dims = (64, 64)
-    assert not isinstance(format_of(key, value, dims), str)
-    assert "rotate" in format_of(key, value.replace(transform="hadamard"), dims)
-    assert "groups along tokens" in format_of(TensorSpec(2), value, dims)
+    format_of(key, value, dims)
+    with pytest.raises(RefusedError, match="rotate"):
+        format_of(key, value.replace(transform="hadamard"), dims)
+    with pytest.raises(RefusedError, match="groups along tokens"):
+        format_of(TensorSpec(2), value, dims)
     # Both along channels: tokens leave the window one by one.
     both = KVSpec(value, value)
-    assert "groups along tokens in K or V" in format_of(both.key, both.value, dims)
+    with pytest.raises(RefusedError, match="groups along tokens in K or V"):
+        format_of(both.key, both.value, dims)
     assert GroupLayout().empty(both, (2, 3), (64, 64), torch.device("cpu")) is None
     key, value = CASES["kivi"]
     wide = KVSpec(key, value.replace(group=32))

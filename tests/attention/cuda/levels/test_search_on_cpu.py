@@ -9,7 +9,8 @@ from level_cases import LEVEL_CASES, LevelCase, assert_same_levels, level_states
 from duotone.attention.cuda.classes.pack import sorted_levels
 from duotone.attention.cuda.levels import gain as level_gain
 from duotone.attention.cuda.levels import search as level_search
-from duotone.attention.cuda.levels.search import Strip, find_levels, refusal
+from duotone.attention.cuda.levels.search import Strip, check, find_levels
+from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
 
@@ -104,12 +105,12 @@ def test_what_levels_cannot_be_is_named(change, tokens, reason) -> None:
     spec = TensorSpec(levels="lloyd", classes=((4, 1 / 8),)).replace(**change)
     x = torch.zeros(1, 1, 9, 64, dtype=torch.bfloat16)
     blocks = BlockTable(torch.tensor([[0, tokens]]))
-    found = refusal(x, spec, blocks)
+    found = reason_against(check, x, spec, blocks)
     assert found is None if reason is None else reason in found
     if reason:
         with pytest.raises(ValueError, match="Use torch_levels"):
             find_levels(x, spec, blocks)
-    assert "consecutive channels" in refusal(x.double(), TensorSpec(), blocks)
+    assert "consecutive channels" in reason_against(check, x.double(), TensorSpec(), blocks)
 
 
 def test_layers_share_the_blocks_of_a_table() -> None:

@@ -23,6 +23,7 @@ from duotone.attention.cuda.spans.held import Held
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.attention.cuda.spans.pack import SpanLayout
 from duotone.attention.plan import Shape, resolve
+from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -225,6 +226,10 @@ def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
         assert SpanLayout().pack(x, y, case.spec, piece) is None
 
 
+def no_kernel(*_) -> None:
+    raise RefusedError("torch finds them here")
+
+
 @pytest.mark.parametrize(
     "visual",
     [SpanCase(bits=(2, 1)).spec, CLASS_CASES[0].spec, CLASS_CASES[1].spec],
@@ -232,7 +237,7 @@ def test_a_number_that_is_not_finite_is_left_to_torch() -> None:
 )
 def test_a_cache_packs_its_first_spans_at_once(visual, monkeypatch) -> None:
     # Levels are torch's, so that bytes can be compared.
-    monkeypatch.setattr(class_pack.search, "refusal", lambda *_: "torch finds them here")
+    monkeypatch.setattr(class_pack.search, "check", no_kernel)
     torch.manual_seed(0)
     spec, stores = CacheSpec(visual=visual), []
     key, value = (torch.randn(2, 2, 700, 128, device="cuda", dtype=BF16) for _ in range(2))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
 from duotone.attention.cuda.spans.layout import RECORD_BYTES, TILE
+from duotone.attention.refused import RefusedError, check_honoured
 from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import Honours
@@ -131,18 +132,21 @@ class ClassFormat(Tiled):
 
 def format_of(
     key: TensorSpec, value: TensorSpec, head_dims: tuple[int, int], apart: Collection[str] = ()
-) -> ClassFormat | str:
-    """Format of class records of K and V, or why there is none. apart: no codes are."""
+) -> ClassFormat:
+    """Format of class records of K and V. apart: no codes are.
+
+    Errors: `RefusedError` where there is none.
+    """
     if key.classes is None and value.classes is None:
-        return f"class records hold classes of channels; got {key} and {value}"
-    for name, spec in (("key", key), ("value", value)):
-        if reason := HONOURS.refusal(spec):
-            return f"{reason}, {name} is {spec}"
+        raise RefusedError(f"class records hold classes of channels; got {key} and {value}")
+    check_honoured(HONOURS, key, value)
     if value.group is not None or (key.group or TILE) % TILE:
-        return (
+        raise RefusedError(
             f"class records need groups of a multiple of {TILE} tokens in K, or none, and none in "
             f"V; got {key.group} and {value.group}"
         )
     if head_dims[0] != head_dims[1] or head_dims[0] > MAX_CHANNELS:
-        return f"class records need one head_dim of K and V, up to {MAX_CHANNELS}; got {head_dims}"
+        raise RefusedError(
+            f"class records need one head_dim of K and V, up to {MAX_CHANNELS}; got {head_dims}"
+        )
     return ClassFormat.of(key, value, head_dims[0])

@@ -41,6 +41,7 @@ from duotone.attention.cuda.classes.params import (
     tile_parameters,
 )
 from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_slots, slot_of_token
+from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 
 SpanScale = Float[Tensor, "batch kv_heads spans coded"]
@@ -113,8 +114,7 @@ class ClassRecords:
 
 def class_layout(key: PackedTensor, value: PackedTensor) -> ClassRecords | None:
     """The records of K and V whose channels have unequal bits; None for other formats."""
-    form = format_of(key.spec, value.spec, (key.head_dim, value.head_dim))
-    if isinstance(form, str):
+    if reason_against(format_of, key.spec, value.spec, (key.head_dim, value.head_dim)):
         return None
     spans = value.blocks
     short = int(spans.lengths.max()) < MIN_BLOCK_TOKENS * spans.blocks

@@ -29,12 +29,13 @@ from duotone.attention.cuda.packing.inputs import (
     INPUTS,
     Dense,
     alignment,
+    check_readable,
     dense,
     tile_bytes,
-    unreadable,
 )
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.spans.layout import LANES, MIN_BLOCK_TOKENS, TILE, record_slots
+from duotone.attention.refused import check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import in_basis
@@ -100,17 +101,16 @@ class ClassLayout:
     def pack(self, key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair | None:
         """Quantize dense K and V into records; None where torch has to."""
         short = piece.spans.tokens < MIN_BLOCK_TOKENS * piece.spans.blocks
-        if not key.is_cuda or short or refusal(spec, key, value):
+        if not key.is_cuda or short or reason_against(check, spec, key, value):
             return None
         return class_pack(key, value, spec, piece)
 
 
-def refusal(spec: KVSpec, *states: States) -> str | None:
-    """Why no kernel packs spans of these specs, or such K and V, or None."""
-    if reason := HONOURS.refusal(spec.key) or HONOURS.refusal(spec.value):
-        return reason
-    form = format_of(spec.key, spec.value, (0, 0))
-    return form if isinstance(form, str) else unreadable(*states)
+def check(spec: KVSpec, *states: States) -> None:
+    """Raise `RefusedError` for specs of classes, or for K and V, that no kernel packs."""
+    check_honoured(HONOURS, spec.key, spec.value)
+    format_of(spec.key, spec.value, (0, 0))
+    check_readable(*states)
 
 
 def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> PackedPair:
@@ -119,10 +119,10 @@ def class_pack(key: States, value: States, spec: KVSpec, piece: Piece) -> Packed
     The host waits for the number of records once per table of spans, and to check the levels
     unless that is put off (`quant.checks`); `unchecked`, a second call on the same spans can be
     captured.
-    Errors: ValueError for what `refusal` names, for numbers that are not
+    Errors: ValueError for what `check` refuses, for numbers that are not
     finite and for levels beyond fp16.
     """
-    if reason := refusal(spec, key, value):
+    if reason := reason_against(check, spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     work = prepared(key, value, spec, piece)
     pack_codes(work)
@@ -154,7 +154,7 @@ def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) ->
     """
     # Tables remember one way to split them: asking for none would lose it, and the next layer wait.
     blocks = spans if spec.group is None else spans.split(spec.group)
-    if x.is_cuda and search.refusal(x, spec, blocks) is None:
+    if x.is_cuda and reason_against(search.check, x, spec, blocks) is None:
         levels = find_levels(x, spec, blocks)
         if is_finite(levels.total, NOT_FINITE):
             return levels

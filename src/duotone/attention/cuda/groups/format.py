@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.refused import RefusedError
 from duotone.quant import TensorSpec
 from duotone.quant.honours import Honours
 
@@ -83,44 +84,52 @@ def _along_k(spec: TensorSpec, which: str) -> bool:
     return (spec.along == "channels") == (which == "key")
 
 
-def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand | str:
-    """The operand that K ("key") or V ("value") is, or why the kernel has none for it."""
+def operand_of(spec: TensorSpec, head_dim: int, which: str) -> Operand:
+    """Operand that K ("key") or V ("value") is.
+
+    Errors: `RefusedError` where the kernel has none.
+    """
     if reason := HONOURS.refusal(spec):
-        return f"{reason}, {which} is {spec}"
+        raise RefusedError(f"{reason}, {which} is {spec}")
     if spec.along == "span":
-        return f"group records have scales along one axis; got {spec}"
+        raise RefusedError(f"group records have scales along one axis; got {spec}")
     if spec.group is None and spec.along == "tokens":
-        return f"group records need groups along tokens; got {spec}"
+        raise RefusedError(f"group records need groups along tokens; got {spec}")
     if spec.group is not None and (spec.group % 32 or spec.group & (spec.group - 1)):
-        return f"group records need groups of 32, 64 or 128; got {spec}"
+        raise RefusedError(f"group records need groups of 32, 64 or 128; got {spec}")
     if spec.mapping != "asymmetric" and (not _along_k(spec, which) or spec.group != 32):
-        return f"signs need groups of 32 along what a product sums over; got {spec}"
+        raise RefusedError(f"signs need groups of 32 along what a product sums over; got {spec}")
     group = spec.group or head_dim
     whole = spec.along == "tokens" or (head_dim % group == 0 and group % 32 == 0)
     if not whole or group & (group - 1):
-        return f"groups along channels must be 32, 64 or 128 and divide {head_dim}; got {spec}"
+        raise RefusedError(
+            f"groups along channels must be 32, 64 or 128 and divide {head_dim}; got {spec}"
+        )
     return Operand(spec.bits, _along_k(spec, which), group, spec.mapping != "asymmetric")
 
 
 def format_of(
     key: TensorSpec, value: TensorSpec, head_dims: tuple[int, int], apart: Collection[str] = ()
-) -> GroupFormat | str:
-    """Format of streams of K and V, or why there is none. apart: as `Operand.apart`."""
+) -> GroupFormat:
+    """Format of streams of K and V. apart: as `Operand.apart`.
+
+    Errors: `RefusedError` where there is none.
+    """
     if value.transform is not None:
-        return f"the CUDA kernels do not rotate outputs back; value is {value}"
+        raise RefusedError(f"the CUDA kernels do not rotate outputs back; value is {value}")
     if key.along == value.along == "channels":
         # Tokens leave the window one by one, tiles are whole.
-        return f"group records need groups along tokens in K or V; got {key} and {value}"
-    parts = []
-    for spec, head_dim, which in zip((key, value), head_dims, ("key", "value"), strict=True):
-        operand = operand_of(spec, head_dim, which)
-        if isinstance(operand, str):
-            return operand
-        parts.append(replace(operand, apart=which in apart))
+        raise RefusedError(
+            f"group records need groups along tokens in K or V; got {key} and {value}"
+        )
+    parts = [
+        replace(operand_of(spec, head_dim, which), apart=which in apart)
+        for spec, head_dim, which in zip((key, value), head_dims, ("key", "value"), strict=True)
+    ]
     # Lowest bits of codes stand among the scales.
     signs_apart = any(operand.signs and operand.apart for operand in parts)
     if head_dims[0] != head_dims[1] or head_dims[0] > MAX_CHANNELS or signs_apart:
-        return (
+        raise RefusedError(
             f"no group records for this stream; got head_dim {head_dims[0]}, shared {sorted(apart)}"
         )
     return GroupFormat(head_dims[0], *parts)

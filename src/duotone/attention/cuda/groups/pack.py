@@ -21,13 +21,14 @@ from duotone.attention.cuda.packing.inputs import (
     INPUTS,
     Dense,
     alignment,
+    check_readable,
     dense,
     tile_bytes,
-    unreadable,
 )
 from duotone.attention.cuda.shared.geometry import shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, has_kernels, kernel
 from duotone.attention.cuda.spans.layout import LANES
+from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.honours import Honours
 
@@ -91,7 +92,7 @@ def group_pack(
     kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the
     device stops). decoding: the tokens leave a window at a decode step, for `hybrid_at`.
     Nothing here waits for the device; the launch can be captured.
-    Errors: ValueError for what `refusal` names, and shapes or types that do not fit.
+    Errors: ValueError for what `check` refuses, and shapes or types that do not fit.
     """
     _check(key, value, index, form, specs, data)
     _check_codes(codes, form, data)
@@ -118,24 +119,23 @@ def group_pack(
 def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bool:
     """True if the kernel packs such K and V, [batch, kv_heads, n, head_dim], on their device."""
     key, _ = states
-    if unreadable(*states) or refusal(specs) or not has_kernels(key.device):
+    refused = reason_against(check_readable, *states) or reason_against(check, specs)
+    if refused or not has_kernels(key.device):
         return False
     macros = macros_of(form, specs, key.dtype)
     needed = WARPS // macros["SHARERS"] * macros["TILE_SHARED_BYTES"]
     return needed + STATIC_SHARED_BYTES <= shared_bytes(key.device)
 
 
-def refusal(specs: KVSpec) -> str | None:
-    """Why no kernel packs groups of these specs, or None."""
+def check(specs: KVSpec) -> None:
+    """Raise `RefusedError` for specs of groups that no kernel packs."""
+    check_honoured(HONOURS, specs.key, specs.value)
     for name, spec in (("key", specs.key), ("value", specs.value)):
         # Signs have no zero-point that eta could move.
-        if reason := HONOURS.refusal(spec):
-            return f"{reason}, {name} is {spec}"
         if spec.along == "span" or (spec.eta and spec.mapping != "asymmetric"):
-            return f"groups have one axis, and eta a zero-point; {name} is {spec}"
+            raise RefusedError(f"groups have one axis, and eta a zero-point; {name} is {spec}")
         if spec.along == "tokens" and (spec.group or 0) not in (32, 64, 128):
-            return f"groups along tokens are packed by 32, 64 or 128; {name} is {spec}"
-    return None
+            raise RefusedError(f"groups along tokens are packed by 32, 64 or 128; {name} is {spec}")
 
 
 def macros_of(
@@ -193,7 +193,7 @@ def _arguments(key: Tensor, value: Tensor, index: Tensor, data: Tensor, specs: K
 def _check(
     key: Tensor, value: Tensor, index: Tensor, form: GroupFormat, specs: KVSpec, data: Tensor
 ) -> None:
-    if reason := refusal(specs):
+    if reason := reason_against(check, specs):
         raise ValueError(f"{reason}. Use pack_groups and to_group_records.")
     shape = (*data.shape[:2], key.shape[2], form.head_dim)
     same = key.shape == value.shape == shape and key.dtype == value.dtype

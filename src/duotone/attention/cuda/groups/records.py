@@ -17,6 +17,7 @@ from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_gro
 from duotone.attention.cuda.groups.pack import group_pack, packs
 from duotone.attention.cuda.groups.tiles import filled, joined, put, widened
 from duotone.attention.cuda.shared.runtime import has_kernels
+from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
@@ -245,8 +246,8 @@ class GroupLayout:
     def _format_of(
         self, specs: tuple[TensorSpec, TensorSpec], channels: tuple[int, int]
     ) -> GroupFormat | None:
-        form = format_of(*specs, channels, self.lends | self.borrows)
-        return None if isinstance(form, str) else form
+        given = (*specs, channels, self.lends | self.borrows)
+        return None if reason_against(format_of, *given) else format_of(*given)
 
     def _zeros(
         self, form: GroupFormat, shape: tuple[int, int], tokens: int, device: torch.device

@@ -21,10 +21,11 @@ from duotone.attention.cuda.classes.format import HONOURS as READ
 from duotone.attention.cuda.classes.format import WIDTHS, Classes
 from duotone.attention.cuda.classes.levels import SortedLevels, States
 from duotone.attention.cuda.levels.gain import TOKENS, launch_gains, room_for_gains
-from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, dense, unreadable
+from duotone.attention.cuda.packing.inputs import INPUTS, Dense, alignment, check_readable, dense
 from duotone.attention.cuda.shared.geometry import multiprocessors, shared_bytes
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.spans.pack import splits_of
+from duotone.attention.refused import RefusedError, reason_against
 from duotone.cache import BlockTable
 from duotone.quant import TensorSpec
 from duotone.quant.honours import Honours
@@ -85,27 +86,30 @@ def strip_row(longest: int, itemsize: int) -> int:
     return -(-max(longest, 1) * itemsize // 16) * 16 // itemsize
 
 
-def refusal(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> str | None:
-    """Reason why no kernel finds these levels, or None. The host may wait once per block table."""
+def check(x: Tensor, spec: TensorSpec, blocks: BlockTable) -> None:
+    """Raise `RefusedError` for levels that no kernel finds.
+
+    The host may wait once per block table.
+    """
     if reason := HONOURS.refusal(spec):
-        return f"{reason} in {spec}"
-    if reason := unreadable(x):
-        return reason
+        raise RefusedError(f"{reason} in {spec}")
+    check_readable(x)
     most = shared_bytes(x.device) - BESIDE_STRIP_BYTES
     if strip_row(blocks.longest, x.itemsize) * x.itemsize > most:
-        return f"a channel of {blocks.longest} tokens does not fit shared memory"
+        raise RefusedError(f"a channel of {blocks.longest} tokens does not fit shared memory")
     if spec.gain == "fit" and not room_for_gains(x.shape[3], x.device):
-        return f"{TOKENS} tokens of {x.shape[3]} channels do not fit shared memory twice"
-    return None
+        raise RefusedError(
+            f"{TOKENS} tokens of {x.shape[3]} channels do not fit shared memory twice"
+        )
 
 
 def find_levels(x: States, spec: TensorSpec, blocks: BlockTable) -> SortedLevels:
     """Find levels of the blocks of x, as `torch_levels` does.
 
     Numbers that are not finite give levels that are not finite. The host waits once per table.
-    Errors: ValueError for what `refusal` names.
+    Errors: ValueError for what `check` refuses.
     """
-    if reason := refusal(x, spec, blocks):
+    if reason := reason_against(check, x, spec, blocks):
         raise ValueError(f"the search for levels: {reason}. Use torch_levels.")
     classes = Classes.of(spec, x.shape[3])
     found = SortedLevels.empty(blocks, x.shape[:2], x.shape[3], classes.channels)

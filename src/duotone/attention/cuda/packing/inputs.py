@@ -7,6 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from duotone.attention.refused import RefusedError
+
 INPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 MAX_CHANNELS = 256
 # Tokens that a warp has in shared memory, and bytes between their rows.
@@ -23,16 +25,15 @@ class Dense(ctypes.Structure):
     )
 
 
-def unreadable(*states: Tensor) -> str | None:
-    """Why no kernel reads such dense K and V, or K or V, or None."""
+def check_readable(*states: Tensor) -> None:
+    """Raise `RefusedError` for dense K and V, or one of them, that no kernel reads."""
     alike = len({(x.shape, x.dtype, x.device) for x in states}) <= 1
     close = all(x.stride(3) == 1 and x.shape[3] <= MAX_CHANNELS for x in states)
-    if alike and close and all(x.dtype in INPUTS for x in states):
-        return None
-    return (
-        f"dense K and V must agree and have up to {MAX_CHANNELS} consecutive channels of "
-        f"{list(INPUTS)}; got {' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in states)}"
-    )
+    if not alike or not close or not all(x.dtype in INPUTS for x in states):
+        raise RefusedError(
+            f"dense K and V must agree and have up to {MAX_CHANNELS} consecutive channels of "
+            f"{list(INPUTS)}; got {' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in states)}"
+        )
 
 
 def tile_bytes(channels: int, dtype: torch.dtype) -> int:

@@ -7,13 +7,13 @@ from torch import Tensor
 from duotone.attention.cuda.shared.of_records import OfRecords
 from duotone.attention.cuda.spans import decode, layout, pack
 from duotone.attention.family import Family, Tokens
+from duotone.attention.refused import RefusedError
 from duotone.cache.segments import PackedSegment
 
 
-def _at_call(query: Tensor, segment: PackedSegment, tokens: Tokens) -> str | None:
-    if not tokens.calibrated or decode.is_resident(query, decode.span_of(segment)):
-        return None
-    return "score calibration needs all parts of a head on the device at once"
+def _at_call(query: Tensor, segment: PackedSegment, tokens: Tokens) -> None:
+    if tokens.calibrated and not decode.is_resident(query, decode.span_of(segment)):
+        raise RefusedError("score calibration needs all parts of a head on the device at once")
 
 
 SPANS = Family(

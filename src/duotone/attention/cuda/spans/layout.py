@@ -30,6 +30,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
+from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
@@ -109,25 +110,29 @@ class Records:
 
 def span_layout(key: PackedTensor, value: PackedTensor) -> Records | None:
     """The records of K and V whose scales belong to whole spans; None for other formats."""
-    form = format_of(key.spec, value.spec, (key.head_dim, value.head_dim))
+    given = (key.spec, value.spec, (key.head_dim, value.head_dim))
     one_table = key.blocks.same_as(value.blocks)
     short = int(key.blocks.lengths.max()) < MIN_BLOCK_TOKENS * key.blocks.blocks
-    if isinstance(form, str) or not one_table or short:
+    if reason_against(format_of, *given) or not one_table or short:
         return None
-    return to_records(key.unpacked(), value.unpacked(), key.blocks, form)
+    return to_records(key.unpacked(), value.unpacked(), key.blocks, format_of(*given))
 
 
 def format_of(
     key: TensorSpec, value: TensorSpec, head_dims: tuple[int, int], apart: Collection[str] = ()
-) -> RecordFormat | str:
-    """Format of records of K and V, or why there is none. apart: no codes are."""
+) -> RecordFormat:
+    """Format of records of K and V. apart: no codes are.
+
+    Errors: `RefusedError` where there is none.
+    """
+    check_honoured(HONOURS, key, value)
     for name, spec in (("key", key), ("value", value)):
-        if reason := HONOURS.refusal(spec):
-            return f"{reason}, {name} is {spec}"
         if spec.group is not None and spec.group < MIN_BLOCK_TOKENS:
-            return f"records need groups of {MIN_BLOCK_TOKENS} tokens or more; {name} is {spec}"
+            raise RefusedError(
+                f"records need groups of {MIN_BLOCK_TOKENS} tokens or more; {name} is {spec}"
+            )
     if head_dims[0] != head_dims[1]:
-        return f"records need one head_dim of K and V; got {head_dims}"
+        raise RefusedError(f"records need one head_dim of K and V; got {head_dims}")
     return RecordFormat(head_dims[0], key.bits, value.bits)
 
 

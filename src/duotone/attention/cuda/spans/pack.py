@@ -18,9 +18,9 @@ from duotone.attention.cuda.packing.inputs import (
     TILE_TOKENS,
     Dense,
     alignment,
+    check_readable,
     dense,
     tile_bytes,
-    unreadable,
 )
 from duotone.attention.cuda.shared.counters import counters
 from duotone.attention.cuda.shared.geometry import max_cluster, multiprocessors, shared_bytes
@@ -35,6 +35,7 @@ from duotone.attention.cuda.spans.layout import (
     format_of,
     span_layout,
 )
+from duotone.attention.refused import RefusedError, check_honoured, reason_against
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
@@ -76,22 +77,22 @@ class SpanLayout:
         """Quantize dense K and V into records; None where torch has to, or to raise."""
         blocks = piece.spans.split(spec.key.group)
         short = blocks.tokens < MIN_BLOCK_TOKENS * blocks.blocks
-        if not key.is_cuda or short or refusal(spec, key, value):
+        if not key.is_cuda or short or reason_against(check, spec, key, value):
             return None
         form = RecordFormat(key.shape[3], spec.key.bits, spec.value.bits)
         pair = span_pack(key, value, spec, piece, form)
         return pair if is_finite(_total(pair), NOT_FINITE) else None
 
 
-def refusal(spec: KVSpec, *states: Tensor) -> str | None:
-    """Why no kernel packs spans of these specs, or such K and V, or None."""
-    for name, tensor in (("key", spec.key), ("value", spec.value)):
-        if reason := HONOURS.refusal(tensor):
-            return f"{reason}, {name} is {tensor}"
+def check(spec: KVSpec, *states: Tensor) -> None:
+    """Raise `RefusedError` for specs of spans, or for K and V, that no kernel packs."""
+    check_honoured(HONOURS, spec.key, spec.value)
     if spec.key.group != spec.value.group:
-        return f"K and V must share their groups; got {spec.key.group} and {spec.value.group}"
-    form = format_of(spec.key, spec.value, (0, 0))
-    return form if isinstance(form, str) else unreadable(*states)
+        raise RefusedError(
+            f"K and V must share their groups; got {spec.key.group} and {spec.value.group}"
+        )
+    format_of(spec.key, spec.value, (0, 0))
+    check_readable(*states)
 
 
 def span_pack(
@@ -101,9 +102,9 @@ def span_pack(
 
     Numbers that are not finite become scales that are not. The host waits for the number of records
     once per table of spans; the launches wait for nothing.
-    Errors: ValueError for what `refusal` names.
+    Errors: ValueError for what `check` refuses.
     """
-    if reason := refusal(spec, key, value):
+    if reason := reason_against(check, spec, key, value):
         raise ValueError(f"{reason}. Use PackedPair.pack.")
     blocks = piece.spans.split(spec.key.group)
     first, per_head = _PLACES.of(blocks, form)
