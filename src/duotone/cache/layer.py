@@ -44,6 +44,7 @@ class LayerStore:
         self.canonical: set[str] = set()
         self.key_norm: Norm | None = None
         self._flushed: Flush | None = None
+        self._completed: dict[str, tuple[list[PackedPair], PackedPair]] = {}
         self.visual: PackedPair | None = None
         self.background: PackedPair | None = None
         self.stream: PackedPair | None = None
@@ -195,9 +196,17 @@ class LayerStore:
     def _complete(self, name: str) -> PackedPair | None:
         """Pair of a store with the codes that other layers keep for it."""
         pair = self._settled(name)
-        for which, source in self.sources.items():
-            pair = None if pair is None else pair.with_codes(which, source._settled(name))
-        return pair
+        if pair is None or not self.sources:
+            return pair
+        parts = [pair, *(source._settled(name) for source in self.sources.values())]
+        known, completed = self._completed.get(name, ((), pair))
+        if len(known) != len(parts) or any(x is not y for x, y in zip(known, parts, strict=True)):
+            completed = pair
+            for which, source in zip(self.sources, parts[1:], strict=True):
+                completed = completed.with_codes(which, source)
+            # Attention keeps its launches where it meets one object again.
+            self._completed[name] = parts, completed
+        return completed
 
     @property
     def shares(self) -> bool:

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from launch_cases import LENGTHS, records_of
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda import decode, kept_call
 from duotone.attention.cuda.classes.layout import class_layout
@@ -244,3 +246,29 @@ def test_kept_launches_keep_no_tensor_alive(plans) -> None:
     finally:
         gc.enable()
     assert len(kept_call._kept()) == before - 1
+
+
+def plans_of_steps(name: str, plans: list) -> list[int]:
+    """Plans of each of 40 steps of a model of two layers inside a growing cache."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).to(torch.bfloat16).eval()
+    spec, found = duotone.scheme(name), []
+    with torch.no_grad(), duotone.enable(model, spec, graphs=False):
+        cache = duotone.QuantizedCache(model, spec)
+        model(torch.randint(0, 64, (1, 300)), past_key_values=cache)
+        for _ in range(40):
+            plans.clear()
+            model(torch.randint(0, 64, (1, 1)), past_key_values=cache)
+            found.append(len(plans))
+    return found
+
+
+@pytest.mark.parametrize("name", ["kivi", "innerq", "xquant"])
+def test_layers_of_a_growing_cache_plan_few_of_their_steps(name: str, plans) -> None:
+    found = plans_of_steps(name, plans)
+    # The first step, then 16 more tokens of 16 bit or a group that has left: for both layers.
+    assert found[0] == 2
+    assert sum(found[1:]) <= 2 * 2 * -(-39 // 16)
+    assert set(found) == {0, 2}
