@@ -1,6 +1,5 @@
 """Impossible requests raise, by name, before any work is lost."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache.pair import PackedPair
 from duotone.hf.states import LazyStates
 from duotone.quant.checks import NOT_FINITE, is_finite
-from duotone.quant.spec_base import decoded
 
 from families import IMAGE, inputs, new_model, tiny_model
 
@@ -24,32 +22,6 @@ TEXT_SPEC = KVSpec(TensorSpec(4, group=4), TensorSpec(4, along="channels"))
 def test_text_only_model_under_a_visual_scheme_raises() -> None:
     with pytest.raises(ValueError, match=r"has none.*kivi"):
         QuantizedCache(tiny_model("llama"), VISUAL)
-
-
-@dataclass(frozen=True)
-class ToyTensor(TensorSpec):
-    """A tensor's spec with one more field that changes how codes are read."""
-
-    toy: int = decoded(0)
-
-
-@dataclass(frozen=True)
-class ToyCache(CacheSpec):
-    """A cache's spec with one more decoded field."""
-
-    toy: int = decoded(0)
-
-
-@pytest.mark.parametrize("spec", [ToyCache(toy=1), CacheSpec(visual=KVSpec(ToyTensor(toy=1)))])
-def test_a_field_that_nothing_honours_is_refused_by_all_doors(spec: CacheSpec) -> None:
-    model = tiny_model("internvl")
-    for door in (
-        lambda: QuantizedCache(model, spec),
-        lambda: duotone.enable(model, spec).__enter__(),
-        lambda: duotone.plan(model, spec, visual_tokens=1),
-    ):
-        with pytest.raises(ValueError, match="have no choice of toy; got toy=1"):
-            door()
 
 
 def test_a_name_is_no_model() -> None:

@@ -111,6 +111,7 @@ class LayerStore:
 
     def truncate(self, state: LedgerState) -> None:
         """Drop the tokens that a cropped ledger has dropped."""
+        self._completed.clear()
         for name in STORES:
             pair = getattr(self, name)
             if pair is not None:
@@ -122,6 +123,7 @@ class LayerStore:
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
+        self._completed.clear()
         for name in STORES:
             pair = getattr(self, name)
             setattr(self, name, None if pair is None else pair.rows(index))
@@ -132,6 +134,7 @@ class LayerStore:
 
     def _pack(self, name: str, key: States, value: States, spec: KVSpec, piece: Piece) -> None:
         """Quantize tokens and join them to a store; codes go to the layer that keeps them."""
+        self._completed.clear()
         new, old = self._packed(name, key, value, spec, piece), getattr(self, name)
         own = new.without_codes(self.sources)
         layout = self.layout_of(name)
@@ -204,7 +207,8 @@ class LayerStore:
             completed = pair
             for which, source in zip(self.sources, parts[1:], strict=True):
                 completed = completed.with_codes(which, source)
-            # Attention keeps its launches where it meets one object again.
+            # Attention keeps its launches where it meets one object again. A pair that is replaced
+            # must not outlive its store: `_pack`, `truncate` and `rows` forget this one.
             self._completed[name] = parts, completed
         return completed
 

@@ -1,0 +1,109 @@
+"""A scheme that is new is one entry; a field that nothing honours is refused by all doors."""
+
+from dataclasses import dataclass
+
+import pytest
+
+import duotone
+from duotone import SCHEMES, CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.quant.schemes import Scheme
+from duotone.quant.spec_base import decoded, of_policy, stored
+
+from families import inputs, tiny_model
+
+
+@dataclass(frozen=True)
+class DecodedTensor(TensorSpec):
+    """A tensor's spec with one more field that changes how codes are read."""
+
+    toy: int = decoded(0)
+
+
+@dataclass(frozen=True)
+class StoredTensor(TensorSpec):
+    """A tensor's spec with one more field that changes which codes are stored."""
+
+    toy: int = stored(0)
+
+
+@dataclass(frozen=True)
+class Pair(KVSpec):
+    """A pair's spec with one more decoded field."""
+
+    toy: int = decoded(0)
+
+
+@dataclass(frozen=True)
+class Cache(CacheSpec):
+    """A cache's spec with one more decoded field."""
+
+    toy: int = decoded(0)
+
+
+@dataclass(frozen=True)
+class WithoutRole(CacheSpec):
+    """A cache's spec with one more field whose role nobody has declared."""
+
+    toy: int = 0
+
+
+@dataclass(frozen=True)
+class Policy(CacheSpec):
+    """A cache's spec with one more field that chooses tokens."""
+
+    toy: int = of_policy(0)
+
+
+SPECS = {
+    "decoded": lambda toy: CacheSpec(visual=KVSpec(DecodedTensor(toy=toy))),
+    "stored": lambda toy: CacheSpec(visual=KVSpec(TensorSpec(), StoredTensor(toy=toy))),
+    "pair": lambda toy: CacheSpec(visual=Pair(toy=toy)),
+    "cache": lambda toy: Cache(toy=toy),
+    "without a role": lambda toy: WithoutRole(toy=toy),
+}
+
+
+def open_doors(spec: CacheSpec) -> list:
+    """A call for each door that takes a spec."""
+    model = tiny_model("internvl")
+
+    def enable() -> None:
+        with duotone.enable(model, spec):
+            pass
+
+    plan = {"visual_tokens": 1}
+    return [
+        lambda: QuantizedCache(model, spec), enable, lambda: duotone.plan(model, spec, **plan)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("role", SPECS)
+def test_a_field_that_nothing_honours_is_refused_by_all_doors(role: str) -> None:
+    for door in open_doors(SPECS[role](1)):
+        with pytest.raises(ValueError, match=r"have no choice of toy; got toy=1\. Leave the"):
+            door()
+    for door in open_doors(SPECS[role](0)):
+        door()
+
+
+def test_a_field_that_chooses_tokens_is_taken_by_all_doors() -> None:
+    for door in open_doors(Policy(toy=1)):
+        door()
+
+
+def test_a_new_scheme_is_one_entry(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from duotone.cli import main
+
+    def build(bits: int = 2) -> CacheSpec:
+        return CacheSpec(visual=KVSpec(TensorSpec(bits), TensorSpec(4)))
+
+    monkeypatch.setitem(SCHEMES, "toy", Scheme("two digits for K, four for V", build))
+    assert duotone.scheme("toy", bits=1).visual.key.bits == 1
+    monkeypatch.setattr("sys.argv", ["duotone", "schemes"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "two digits for K, four for V" in capsys.readouterr().out
+    model, given = tiny_model("internvl"), inputs("internvl", [[3, "image", 9]])
+    cache = QuantizedCache(model, duotone.scheme("toy"))
+    model.generate(**given, past_key_values=cache, max_new_tokens=3)
+    assert cache.memory().codes_bytes
