@@ -1,4 +1,4 @@
-"""Tables of `table.py`: schemas duotone.transform.widths/1 and duotone.transform.choices/1."""
+"""Tables of `table.py`: schema duotone.transform.widths/1."""
 
 from collections.abc import Sequence
 
@@ -55,33 +55,8 @@ def widths_summary(results: Sequence[Result]) -> str:
     return "\n\n".join([markdown_table(header, rows), note])
 
 
-def choices_table(results: Sequence[Result]) -> str:
-    """Every choice of a calibration, one at a time from the preset's: bits, KL of every task."""
-    parts = []
-    for result in results:
-        tasks = list(next(iter(result["rows"].values()))["tasks"])
-        header = ["spec", "true bits", *(f"{task}, KL (nats)" for task in tasks), "geometric mean"]
-        rows = [
-            [
-                label,
-                f"{row['bits']:.2f}",
-                *(with_interval(row["tasks"][task]["kl"], KL_DIGITS) for task in tasks),
-                f"{row['kl']:.5f}",
-            ]
-            for label, row in result["rows"].items()
-        ]
-        note = (
-            f"*{result['calibration_samples_per_task']} calibration samples and "
-            f"{result['heldout_samples_per_task']} held-out ones per task, question asked later; "
-            f"± half the 95 % bootstrap interval; {source(result)}.*"
-        )
-        parts += [markdown_table(header, rows), note]
-    return "\n\n".join(parts)
-
-
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS = {
     "transform-summary": ("duotone.transform.widths/1", widths_summary),
     "transform-widths": ("duotone.transform.widths/1", widths_table),
-    "transform-choices": ("duotone.transform.choices/1", choices_table),
 }

@@ -60,7 +60,7 @@ def test_options_have_the_defaults_of_the_settings():
     options = inspect.signature(command).parameters
     ours = Settings().to_dict()
     shared = ours.keys() & options.keys()
-    assert shared >= {"bits", "foreground", "foreground_weight", "regularization", "mix"}
+    assert shared == {"bits", "foreground", "regularization"}
     assert {name: options[name].default for name in shared} == {name: ours[name] for name in shared}
 
 

@@ -19,6 +19,7 @@ from duotone.calibrate import (
 from duotone.calibrate.files import files_of
 from duotone.calibrate.profiles import gather_profiles
 from duotone.calibrate.run import bases_of, widths_of
+from duotone.calibrate.settings import TENSOR_WEIGHTS
 from duotone.hf.fingerprint import fingerprint
 from duotone.inference.batch import generate, make_cache, prepare
 from duotone.loading import Loaded
@@ -77,9 +78,10 @@ def test_files_come_back(made):
         assert opened.get_tensor("value").shape == (3, 2, 16, 16)
 
 
-def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path):
+def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.calibrate.transform.WIDTHS", (0, 8))
     model, data = pictured.model, calibration_data(pictured, [TINY_TASK], 4, 4)
-    settings, out = Settings(bits=8.0, widths=(0, 8)), tmp_path / "wide"
+    settings, out = Settings(bits=8.0), tmp_path / "wide"
     file = str(files_of(out)[0])
     bases, spec, _ = calibrate(pictured, data.batches, settings, file=file)
     write(bases, spec, out)
@@ -95,11 +97,6 @@ def test_levels_of_values_move_apart_where_they_are_few(bits, gain):
     assert Settings(bits=bits).quantizer("key", parted=False).gain == "fit"
 
 
-def test_quantizers_of_ones_own_are_kept():
-    own = duotone.TensorSpec(shrink=0.7)
-    assert Settings(key=own).quantizer("key", parted=True) == own
-
-
 def test_spans_stay_whole_where_that_is_asked_for(pictured):
     data = calibration_data(pictured, [TINY_TASK], 2, 2)
     _, spec, report = calibrate(pictured, data.batches, Settings(foreground=None))
@@ -113,7 +110,8 @@ def test_shares_out_of_range_are_refused(foreground):
         Settings(foreground=foreground).check(16)
 
 
-def test_a_text_model_gets_a_stream(tmp_path):
+def test_a_text_model_gets_a_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr("duotone.calibrate.run.GROUP", 32)
     loaded = Loaded("words", text_model(), LetterTokenizer())
     rows = tmp_path / "rows.jsonl"
     row = {"question": "once upon a time there was " * 4, "answers": ["x"]}
@@ -121,7 +119,7 @@ def test_a_text_model_gets_a_stream(tmp_path):
     task = duotone.tasks.get_task(str(rows))
     data = calibration_data(loaded, [task], 2)
     file = str(tmp_path / "text.safetensors")
-    bases, spec, _ = calibrate(loaded, data.batches, Settings(group=32), file=file)
+    bases, spec, _ = calibrate(loaded, data.batches, file=file)
     write(bases, spec, tmp_path / "text")
     assert (spec.visual, spec.text.key.group, spec.text.value.group) == ("text", 32, 32)
     batch = prepare(loaded.model, data.batches[0].tensors)
@@ -160,18 +158,27 @@ def test_keys_in_front_vary_more_than_those_behind(pictured):
         assert (front.diff() <= 0).all()
 
 
-def test_tensors_of_more_weight_get_more_bits(pictured):
+def test_tensors_of_more_weight_get_more_bits(pictured, monkeypatch):
     shares = {"visual": 0.45, "background": 0.55}
     _, spectra = spectra_of(pictured, Settings(), shares)
 
-    def bits(settings, place, name):
-        classes = widths_of(spectra, settings, shares)
+    def bits(place, name):
+        classes = widths_of(spectra, 1.0, shares)
         return sum(b * s for n, c in classes.items() if n[place] == name for b, s in c)
 
-    for field, place, name in (("key_weight", 1, "key"), ("foreground_weight", 2, "visual")):
-        spent = [bits(Settings(**{field: w}), place, name) for w in (0.01, 1.0, 100.0)]
+    def of_key(weight):
+        monkeypatch.setitem(TENSOR_WEIGHTS, "key", weight)
+        return bits(1, "key")
+
+    def of_foreground(weight):
+        monkeypatch.setattr("duotone.calibrate.settings.FOREGROUND_WEIGHT", weight)
+        return bits(2, "visual")
+
+    for bits_at in (of_key, of_foreground):
+        spent = [bits_at(weight) for weight in (0.01, 1.0, 100.0)]
         assert spent == sorted(spent)
         assert spent[0] < spent[2]
+        monkeypatch.undo()
 
 
 def test_numbers_that_are_not_finite_are_refused():
@@ -206,8 +213,6 @@ def test_the_fingerprint_knows_shapes_and_settings_not_names_and_types():
 REFUSED = {
     "bits": (Settings(bits=9), "bits per channel"),
     "regularization": (Settings(regularization=-1), "regularization must be >= 0"),
-    "mix": (Settings(mix=2), "mix must lie"),
-    "widths": (Settings(widths=(0, 7)), "widths must be"),
 }
 
 

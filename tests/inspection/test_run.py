@@ -61,9 +61,8 @@ def test_spectra_are_those_that_bases_are_made_of(learned, which):
 
 
 def test_bits_of_rows_are_the_budget_and_errors_add_up(learned):
-    settings = Settings(bits=1.0)
-    rows = layer_rows(learned, settings)
-    total = total_row(rows, settings)
+    rows = layer_rows(learned, Settings(bits=1.0))
+    total = total_row(rows)
     assert total["bits"] == pytest.approx(1.0, abs=0.05)
     error = sum((0.5 if row["which"] == "key" else 1.0) * row["error"] for row in rows)
     assert total["error"] == pytest.approx(error)
@@ -72,10 +71,11 @@ def test_bits_of_rows_are_the_budget_and_errors_add_up(learned):
 
 
 def test_one_width_for_all_channels_of_whole_spans_leaves_the_basis_and_the_spans_own_order(
-    learned,
+    learned, monkeypatch
 ):
     """Without parts and with one width, the error is the spectrum's sum at that width."""
-    settings = Settings(bits=2.0, widths=(2,), foreground=None)
+    monkeypatch.setattr("duotone.calibrate.transform.WIDTHS", (0, 2))
+    settings = Settings(bits=2.0, foreground=None)
     whole = learned.__class__(
         learned.moments,
         learned.bases,

@@ -20,8 +20,8 @@ from duotone.report.provenance import stamp
 
 from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .profiles import gather_profiles
-from .settings import Settings
-from .transform import Classes, Name, allocate, expected_error, klt, unit_sizes
+from .settings import GROUP, TENSOR_WEIGHTS, Settings, part_weights
+from .transform import Classes, Name, allocate, expected_error, klt
 
 PASSES = 2  # over the batches: moments, then profiles
 RECENT = 128  # 16-bit tokens at the end of a text model's stream
@@ -73,7 +73,7 @@ class Learned:
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
-        return widths_of(self.spectra, settings, self.shares)
+        return widths_of(self.spectra, settings.bits, self.shares)
 
 
 def learn(
@@ -88,15 +88,15 @@ def learn(
 
     Bases come from the first pass over the batches, spectra from the second.
     """
-    model, group, facts = loaded.model, settings.group, model_facts(loaded.model)
+    model, facts = loaded.model, model_facts(loaded.model)
     settings.check(facts.head_dim)
     first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
-    moments = gather_moments(model, batches, group, first)
+    moments = gather_moments(model, batches, GROUP, first)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
     shares = settings.parts(facts.is_multimodal)
-    profiles = gather_profiles(model, batches, bases, shares, group, second)
+    profiles = gather_profiles(model, batches, bases, shares, GROUP, second)
     variances = sorted(profiles.variances.items())
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in variances}
     return Learned(moments, bases, units, shares, spectra, profiles.foreground)
@@ -129,16 +129,14 @@ def bases_of(
 
 
 def widths_of(
-    spectra: Mapping[Name, Spectrum], settings: Settings, shares: Mapping[str, float]
+    spectra: Mapping[Name, Spectrum], bits: float, shares: Mapping[str, float]
 ) -> dict[Name, Classes]:
     """Classes of every tensor by `allocate`. shares: of the tokens, by part."""
-    tensors, parts = settings.tensor_weights, settings.part_weights(shares)
+    parts = part_weights(shares)
     return allocate(
         spectra,
-        settings.bits,
-        settings.widths,
-        settings.unit,
-        {name: tensors[name[1]] * parts[name[2]] for name in spectra},
+        bits,
+        {name: TENSOR_WEIGHTS[name[1]] * parts[name[2]] for name in spectra},
         {name: shares[name[2]] for name in spectra},
     )
 
@@ -171,7 +169,7 @@ def _basis(
     level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)
     unit_metric = metric / torch.where(level > 0, level, 1.0)[:, None, None]
     covariance = moments.covariance(which)
-    _, basis = klt(covariance, unit_metric, settings.regularization, settings.mix)
+    _, basis = klt(covariance, unit_metric, settings.regularization)
     if which == "key":
         level = level * (moments.output * moments.covariance("value")).sum((-2, -1))
         level = level / moments.groups
@@ -183,7 +181,7 @@ def spec_with(
 ) -> CacheSpec:
     """A rule per layer: visual spans of a multimodal model, else the stream of text."""
     shares = settings.parts(facts.is_multimodal)
-    stream = {} if facts.is_multimodal else {"group": settings.group}
+    stream = {} if facts.is_multimodal else {"group": GROUP}
 
     def tensor(layer: int, which: Literal["key", "value"], part: str) -> TensorSpec:
         transform = str(Reference(file, layer, which))
@@ -237,11 +235,9 @@ def _report(
         }
         for (layer, which, part), chosen in classes.items()
     ]
-    head_dim = len(next(iter(spectra.values())))
     spent = sum(row["bits"] * row["share"] for row in rows)
     return {
         "header": dict(learned.bases.header),
         "bits": spent / sum(row["share"] for row in rows),
-        "unit": unit_sizes(head_dim, settings.unit)[0],
         "tensors": rows,
     }

@@ -26,7 +26,6 @@ Name = tuple[int, str, str]
 Classes = tuple[tuple[int, float], ...]
 
 WIDTHS = (0, 1, 2, 4)
-MOST_WIDTHS = 3  # that a TensorSpec's classes can have, 0 bits aside
 # Squared error of Lloyd-Max levels for unit variance (J. Max, 1960; 8 bits iterated).
 GAUSSIAN = {0: 1.0, 1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 8: 4.1e-5}
 # C may not have eigenvalues below this share of its mean one: E has to have an inverse.
@@ -34,11 +33,11 @@ SMALLEST = 1e-6
 
 
 def klt(
-    covariance: Matrices, metric: Matrices, regularization: float, mix: float = 0.0
+    covariance: Matrices, metric: Matrices, regularization: float
 ) -> tuple[Float[Tensor, "*b channels"], Matrices]:
     """(spectrum, falling; E) of covariances S in metrics M, in float64.
 
-    C = (1 - mix) M + (mix + regularization) m I with m the mean diagonal of M; a metric of zeros
+    C = M + regularization m I with m the mean diagonal of M; a metric of zeros
     counts as the identity. The inverse of E is U^T A^-1. Of few tokens S has no full rank; the
     spectrum then ends in zeros, and E is regular all the same.
     """
@@ -47,7 +46,7 @@ def klt(
     level = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     metric = torch.where(level > 0, metric, identity)
     level = torch.where(level > 0, level, torch.ones_like(level))
-    root = _root((1 - mix) * metric + (mix + regularization) * level * identity)
+    root = _root(metric + regularization * level * identity)
     spectrum, vectors = torch.linalg.eigh(_symmetric(root @ covariance @ root))
     return spectrum.flip(-1).clamp(min=0), root @ vectors.flip(-1)
 
@@ -114,30 +113,26 @@ class _Filling:
 def allocate(
     spectra: Mapping[Name, Float[Tensor, " channels"]],
     mean_bits: float,
-    widths: Sequence[int] = WIDTHS,
-    unit: int | None = None,
     weights: Mapping[Name, float] | None = None,
     shares: Mapping[Name, float] | None = None,
 ) -> dict[Name, Classes]:
     """{name: classes of a TensorSpec} spending `mean_bits` per number where they save most.
 
     spectra: of each tensor, falling, a mean over its kv heads, in one metric of errors. Bits move
-    between layers, between K and V and between parts. widths: of codes; 0 and at most three more.
-    unit: channels that get a width together (the last one may have fewer); None: max(4, d // 8).
+    between layers, between K and V and between parts.
     weights: factors of errors; shares: of the tokens that a tensor has; both 1 by default.
     The first unit of every tensor gets the smallest width beyond 0: no classes are no TensorSpec.
-    Errors: ValueError for widths that a TensorSpec cannot have, or a budget below that floor.
+    Errors: ValueError for a budget below that floor.
     """
     channels = _channels(spectra)
-    steps = _checked_widths(widths)
-    sizes = unit_sizes(channels, unit)
-    floor = steps[1] * sizes[0] / channels
-    if not floor <= mean_bits <= steps[-1]:
+    sizes = unit_sizes(channels)
+    floor = WIDTHS[1] * sizes[0] / channels
+    if not floor <= mean_bits <= WIDTHS[-1]:
         raise ValueError(
-            f"bits per channel must lie in [{floor:g}, {steps[-1]}]: {sizes[0]} channels of every "
-            f"tensor get {steps[1]} bits, none gets more than {steps[-1]}; got {mean_bits:g}"
+            f"bits per channel must lie in [{floor:g}, {WIDTHS[-1]}]: {sizes[0]} channels of every "
+            f"tensor get {WIDTHS[1]} bits, none gets more than {WIDTHS[-1]}; got {mean_bits:g}"
         )
-    filling = _filling(spectra, sizes, steps, weights or {}, shares or {})
+    filling = _filling(spectra, sizes, weights or {}, shares or {})
     filling.left = (mean_bits - floor) * channels * float(filling.share.sum())
     while filling.step():
         pass
@@ -145,9 +140,9 @@ def allocate(
     return {name: _classes(row, sizes) for name, row in zip(spectra, rows, strict=True)}
 
 
-def unit_sizes(channels: int, unit: int | None = None) -> list[int]:
-    """Channels of every unit."""
-    unit = unit or max(4, channels // 8)
+def unit_sizes(channels: int) -> list[int]:
+    """Channels of every unit, which get a width together; the last one may have fewer."""
+    unit = max(4, channels // 8)
     return [min(unit, channels - start) for start in range(0, channels, unit)]
 
 
@@ -158,20 +153,9 @@ def _channels(spectra: Mapping[Name, Tensor]) -> int:
     return sizes.pop()
 
 
-def _checked_widths(widths: Sequence[int]) -> list[int]:
-    steps = sorted({0, *widths})
-    if not 2 <= len(steps) <= MOST_WIDTHS + 1 or not set(steps) <= set(GAUSSIAN):
-        raise ValueError(
-            f"widths must be 0 and one to {MOST_WIDTHS} of {sorted(set(GAUSSIAN) - {0})}, "
-            f"got {tuple(widths)}"
-        )
-    return steps
-
-
 def _filling(
     spectra: Mapping[Name, Tensor],
     sizes: Sequence[int],
-    steps: Sequence[int],
     weights: Mapping[Name, float],
     shares: Mapping[Name, float],
 ) -> _Filling:
@@ -180,7 +164,7 @@ def _filling(
     share = torch.tensor([shares.get(name, 1.0) for name in spectra], dtype=torch.float64)
     place = torch.zeros(len(rows), len(sizes), dtype=torch.long)
     place[:, 0] = 1
-    tables = (list(sizes), list(steps), [GAUSSIAN[bits] for bits in steps])
+    tables = (list(sizes), list(WIDTHS), [GAUSSIAN[bits] for bits in WIDTHS])
     channels, widths, errors = (torch.tensor(t, dtype=torch.float64) for t in tables)
     return _Filling(torch.stack(rows), share, channels, widths, errors, place, 0.0)
 

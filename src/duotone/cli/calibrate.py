@@ -33,9 +33,6 @@ def command(
         float,
         typer.Option(help="Share of a picture's tokens that are salient; 0: no background."),
     ] = 0.45,
-    foreground_weight: Annotated[
-        float, typer.Option(help="Weight of their errors against the background's.")
-    ] = 8.0,
     regularization: Annotated[
         float,
         typer.Option(
@@ -43,10 +40,6 @@ def command(
             "like the calibration's."
         ),
     ] = 1.0,
-    mix: Annotated[
-        float, typer.Option(help="Mix of the model's metrics (0) and plain squares (1).")
-    ] = 0.0,
-    key_weight: Annotated[float, typer.Option(help="Weight of K's errors against V's.")] = 0.5,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -70,14 +63,7 @@ def command(
     """
     from duotone.calibrate import Settings, calibrate, check_files, write
 
-    settings = Settings(
-        bits=bits,
-        foreground=foreground or None,
-        foreground_weight=foreground_weight,
-        regularization=regularization,
-        mix=mix,
-        key_weight=key_weight,
-    )
+    settings = Settings(bits, regularization, foreground or None)
     tasks = sampled_tasks(task, model, samples)
     files = check_files(out)
     sizes = {"samples": samples, "batch_size": batch_size}

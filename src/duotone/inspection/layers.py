@@ -8,6 +8,7 @@ from typing import Any
 
 from duotone.calibrate import Settings
 from duotone.calibrate.run import Learned
+from duotone.calibrate.settings import TENSOR_WEIGHTS, part_weights
 from duotone.calibrate.transform import Classes, Name, expected_error
 
 from .spectrum import (
@@ -36,21 +37,20 @@ def layer_rows(learned: Learned, settings: Settings) -> list[dict[str, Any]]:
         row = _spectral(learned, layer, which)
         parted = which == "key" and "background" in learned.shares
         row["foreground_energy"] = learned.foreground[layer] if parted else None
-        row["bits"], row["error"] = _coded(learned, classes, settings, layer, which)
+        row["bits"], row["error"] = _coded(learned, classes, layer, which)
         row["plain_error"] = row["plain_variance"] * distortion_at(row["bits"])
         rows.append(row | {"gain": _ratio(row["plain_error"], row["error"])})
     return rows
 
 
-def total_row(rows: Sequence[Mapping[str, Any]], settings: Settings) -> dict[str, float]:
+def total_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """All layers together: errors are weighted sums, plain ones at the mean bits everywhere.
 
     So this gain includes the effect of moving bits between layers, and between K and V.
     """
-    weights = settings.tensor_weights
     bits = sum(row["bits"] for row in rows) / len(rows)
-    plain = sum(weights[row["which"]] * row["plain_variance"] for row in rows)
-    error = sum(weights[row["which"]] * row["error"] for row in rows)
+    plain = sum(TENSOR_WEIGHTS[row["which"]] * row["plain_variance"] for row in rows)
+    error = sum(TENSOR_WEIGHTS[row["which"]] * row["error"] for row in rows)
     plain *= distortion_at(bits)
     return {"bits": bits, "plain_error": plain, "error": error, "gain": _ratio(plain, error)}
 
@@ -72,10 +72,10 @@ def _spectral(learned: Learned, layer: int, which: str) -> dict[str, Any]:
 
 
 def _coded(
-    learned: Learned, classes: Mapping[Name, Classes], settings: Settings, layer: int, which: str
+    learned: Learned, classes: Mapping[Name, Classes], layer: int, which: str
 ) -> tuple[float, float]:
     """(bits, expected error) of one tensor, means over its parts."""
-    shares, weights = learned.shares, settings.part_weights(learned.shares)
+    shares, weights = learned.shares, part_weights(learned.shares)
     bits = error = 0.0
     for part, share in shares.items():
         name = (layer, which, part)

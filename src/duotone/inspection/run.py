@@ -37,7 +37,7 @@ def inspect_model(
         "schema": SCHEMA,
         "header": learned.bases.header,
         "layers": rows,
-        "total": total_row(rows, settings),
+        "total": total_row(rows),
     }
 
 
