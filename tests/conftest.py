@@ -41,12 +41,23 @@ class FirstCalls(type(jaxtyping.config)):
         return self.left < 0
 
 
+def outer_functions(jaxtyped: Callable) -> Callable:
+    """jaxtyping's decorator without functions in functions, which each call would decorate anew."""
+
+    def of(typechecker: Any) -> Callable:
+        decorate = jaxtyped(typechecker=typechecker)
+        return lambda x: x if "<locals>" in getattr(x, "__qualname__", "") else decorate(x)
+
+    return of
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The default tier is quick; with slow tests all examples run, and all shapes are checked."""
     is_quick = "not slow" in config.getoption("markexpr")
     settings.load_profile("default" if is_quick else "thorough")
     if is_quick:
         jaxtyping.config.__class__ = FirstCalls
+        jaxtyping.jaxtyped = outer_functions(jaxtyping.jaxtyped)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -44,8 +44,7 @@ class Recorded(TorchDispatchMode):
                 self._keep(x)
         result = func(*args, **kwargs)
         storages = {_storage(x) for x in given}
-        results = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        outs = [(x, _storage(x) not in storages) for x in results]
+        outs = [(x, _storage(x) not in storages) for x in _tensors(result)]
         self._made |= {_storage(x) for x, is_new in outs if is_new}
         self.operations.append((func, args, kwargs, outs))
         return result
@@ -65,10 +64,16 @@ class Recorded(TorchDispatchMode):
     def replay(self) -> None:
         """Do all operations again; results go into the tensors of the capture."""
         for func, args, kwargs, outs in self.operations:
-            results = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
-            for (kept, is_new), x in zip(outs, results, strict=True):
+            for (kept, is_new), x in zip(outs, _tensors(func(*args, **kwargs)), strict=True):
                 if is_new:
                     kept.copy_(x)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    """An operation returns one tensor, several, lists of them, or numbers."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [x for x in tree_leaves(result) if isinstance(x, Tensor)]
 
 
 def _storage(x: Tensor) -> int:

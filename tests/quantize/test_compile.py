@@ -8,11 +8,12 @@ from tiny_vlm import tiny_example
 
 from mquant_setups import quantized
 
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("dynamic-w8a8", "w4a16-g128")]
+# Tracing takes ten seconds; weights/modules/test_linear_compile has the linears.
+pytestmark = pytest.mark.slow
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["mquant-w4a8", *SLOW])
+@pytest.mark.parametrize("name", ["mquant-w4a8", "dynamic-w8a8", "w4a16-g128"])
 def test_a_compiled_model_says_what_the_eager_one_says(name):
     torch.compiler.reset()
     loaded, _ = quantized(name, **({"group": 16} if name == "w4a16-g128" else {}))

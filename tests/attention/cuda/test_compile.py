@@ -74,7 +74,7 @@ def test_span_decode_compiles_and_is_kept(form, group, tau, binaries) -> None:
 @needs_nvrtc
 @ARCHES
 @pytest.mark.parametrize("bits", [1, 2])
-def test_span_decode_compiles_with_12_warps_for_two_tiles_of_heads(bits, arch) -> None:
+def test_span_decode_compiles_with_12_warps_for_two_tiles(bits, arch) -> None:
     form, sms = RecordFormat(128, bits, bits), 132
     at = span_decode.geometry(form, 6, 8 * 315, 26 * bits, sms, RINGS["sm_80"])
     assert (at.warps * at.per_sm, at.splits) == (12, 1)

@@ -55,6 +55,7 @@ def test_best_tau_takes_the_score_then_agreement_then_the_smaller_pair():
     assert script.best_tau(SimpleNamespace(scores=scores), TINY_TASK, "x") == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_file_holds_all_rows_differences_and_the_grid(data):
     assert data["task"] == "tiny"
     assert len(data["schemes"]) == 1 + 4 * 7 + 2 * 2 + 5
@@ -66,6 +67,7 @@ def test_the_file_holds_all_rows_differences_and_the_grid(data):
     assert at_8["value"] < 0.01 * at_1["value"]
 
 
+@pytest.mark.slow
 def test_the_report_renders_what_the_script_wrote(folder):
     rendered = report.tables(folder)
     assert "| duotone @1 |" in rendered["quality"]
@@ -93,6 +95,7 @@ def rescored(folder, out, monkeypatch):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_rescoring_stored_answers_gives_the_same_scores(data, folder, tmp_path, monkeypatch):
     again = rescored(folder, tmp_path, monkeypatch)
     assert again["schemes"] == data["schemes"]
@@ -118,6 +121,7 @@ def test_metrics_left_out_are_added_by_rescoring(loaded, tmp_path, monkeypatch):
     assert again == whole
 
 
+@pytest.mark.slow
 def test_rescoring_notices_other_answers(data, folder, tmp_path, monkeypatch):
     lines = (folder / "tiny-later.answers.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
