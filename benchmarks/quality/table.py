@@ -11,8 +11,8 @@ ingredients: tau by grid search on the calibration split, then CalibQuant and th
 part at 8, 4, 2 and 1 bits. schemes: every scheme, with the question asked after the pictures' cache
 was quantized. text: perplexity of every token from its quantized past. All have intervals, paired
 differences from 16 bit, true bits and bytes; pictures have the next token's divergence as well.
-Each writes a new file per task or model. Rows: `rows.py`. Where Java was missing, `--rescore DIR`
-makes all text metrics again from the stored answers.
+Each writes a new file per task or model. Rows: `rows.py`. Where pycocoevalcap was missing,
+`--rescore DIR` makes all text metrics again from the stored answers.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from duotone.evaluate import REFERENCE, Evaluation, evaluate, evaluate_perplexit
 from duotone.loading import Loaded, load
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task, read_passages
-from duotone.tasks.metrics import confidence_interval, paired_difference, tokenizer_name
+from duotone.tasks.metrics import confidence_interval, paired_difference, tokenizer
 
 from .rows import CALIBRATED_BITS, TAUS, grid_specs, picture_rows, table_specs, text_rows
 
@@ -225,7 +225,7 @@ def text(arguments: argparse.Namespace) -> None:
 
 
 def rescore(folder: Path, out: Path) -> None:
-    """Compute the text metrics of stored answers again, e.g. METEOR where Java is."""
+    """Compute the text metrics of stored answers again, where pycocoevalcap is installed."""
     for path in sorted(folder.glob("*.answers.jsonl")):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         name = path.name.replace(".answers.jsonl", ".json")
@@ -234,7 +234,7 @@ def rescore(folder: Path, out: Path) -> None:
         for label, result in data["schemes"].items():
             intervals = {n: confidence_interval(s).to_dict() for n, s in scores[label].items()}
             result["metrics"] |= intervals
-            result["caption_tokenizer"] = result["caption_tokenizer"] and tokenizer_name()
+            result["caption_tokenizer"] = result["caption_tokenizer"] and tokenizer.NAME
         for pair, difference in data["differences"].items():
             ours, baseline = (scores[label] for label in pair.split(" - "))
             for metric in ours:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.evaluate import REFERENCE, evaluate, records, resolve_schemes
+from duotone.evaluate import REFERENCE, evaluate, resolve_schemes
 from duotone.evaluate.forcing import Forcing, kl_divergence
 from duotone.evaluate.loader import Encoder
 from duotone.evaluate.run import same_token_share
@@ -80,20 +80,6 @@ def test_result_files_say_where_they_come_from(model, tmp_path):
     rows = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert [row["name"] for row in rows] == [f"calibration-{i}" for i in range(6)]
     assert set(rows[0]) == {"name", "question", "answers", "answer", "answer_16_bit"}
-
-
-def test_results_with_the_former_digest_of_weights_are_read(model, tmp_path, monkeypatch):
-    given = (model, TinyProcessor(), TINY_TASK, ["kivi"], 2)
-    with monkeypatch.context() as patched:
-        patched.setattr(records, "weights_digest", records.former_weights_digest)
-        before = evaluate(*given, out=tmp_path, batch_size=2, workers=0)
-    assert evaluate(*given, out=tmp_path, batch_size=2, workers=0).results == before.results
-    assert len(list(tmp_path.glob("*.json"))) == 2
-    assert {len(r["configuration"]["model"]["weights"]) for r in before.results.values()} == {10}
-    other = tiny_model()
-    other.get_decoder().layers[0].mlp.down_proj.weight.data += 1e-3
-    evaluate(other, *given[1:], out=tmp_path, batch_size=2, workers=0)
-    assert len(list(tmp_path.glob("*.json"))) == 4
 
 
 def test_finished_schemes_are_read_and_new_ones_run(model, tmp_path, monkeypatch):

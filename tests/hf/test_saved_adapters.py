@@ -149,17 +149,6 @@ def _outcome(file: Path, model: PreTrainedModel, expected: torch.Tensor) -> str:
     return "same" if torch.equal(next_logits(model, loaded), expected) else "different"
 
 
-def as_before_numbers(header: dict, tensors: dict) -> None:
-    header["format"] = "duotone-cache-5"
-    del header["numbers"]
-
-
-def test_files_of_before_modules_numbers_are_loaded(path: Path) -> None:
-    model, expected = saved(path)
-    rewrite(path, as_before_numbers)
-    assert torch.equal(next_logits(model, QuantizedCache.load(path, model)), expected)
-
-
 def test_a_file_that_does_not_know_the_adapters_state_is_refused(path: Path) -> None:
     model, plain = stand_in("internvl"), new_model("internvl")
     filled(model, SPECS["mixed"]).save(path)
@@ -168,7 +157,6 @@ def test_a_file_that_does_not_know_the_adapters_state_is_refused(path: Path) -> 
     former = weights_digest(model)
     assert adapter_facts(model) == adapter_facts(plain) == []
     rewrite(path, lambda header, tensors: header.update(weights=former))
-    rewrite(path, as_before_numbers)
     with pytest.raises(ValueError, match="adapters another state"):
         QuantizedCache.load(path, stand_in("internvl"))
 

@@ -172,7 +172,7 @@ def evaluate(
     configurations = {
         label: _configuration(chosen, task, described, label, spec) for label, spec in specs.items()
     }
-    evaluation = Evaluation(results=finished(out, configurations, model))
+    evaluation = Evaluation(results=finished(out, configurations))
     pending = [label for label in specs if label not in evaluation.results]
     if pending:
         runs = [Run(label, specs[label]) for label in dict.fromkeys([REFERENCE, *pending])]

@@ -252,7 +252,7 @@ def evaluate_perplexity(
         for label, spec in specs.items()
     }
     out = Path(out) if out is not None else None
-    evaluation = Evaluation(results=finished(out, configurations, model))
+    evaluation = Evaluation(results=finished(out, configurations))
     pending = {k: v for k, v in specs.items() if k not in evaluation.results}
     if pending:
         header = stamp(model.device)

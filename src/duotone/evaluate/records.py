@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from duotone import CacheSpec, json_text, scheme
 from duotone.hf.facts import check_spec, model_facts
 from duotone.hf.identity import weights_digest
@@ -42,15 +40,6 @@ def check_schemes(model: Any, specs: Mapping[str, CacheSpec | None]) -> None:
             check_spec(facts, spec)
 
 
-def former_weights_digest(model: Any) -> str:
-    """Digest by which results and searches named a model's weights until 2026-11-24.
-
-    Of one element of every parameter.
-    """
-    picked = [p.detach().flatten()[p.numel() // 2].float().cpu() for p in model.parameters()]
-    return hashlib.sha256(torch.stack(picked).numpy().tobytes()).hexdigest()[:10]
-
-
 def describe(model: Any, name: str | None) -> dict[str, Any]:
     """Identity of a result's model; other weights under the same name are another model."""
     return {
@@ -69,25 +58,13 @@ def file_stem(configuration: Mapping[str, Any]) -> str:
     return f"{configuration['task']}-{configuration['scheme']}-{digest}"
 
 
-def with_former_weights(data: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Name the model of `data`, which `describe` has described, by the former digest of weights."""
-    return {**data, "model": data["model"] | {"weights": former_weights_digest(model)}}
-
-
-def finished(
-    out: Path | None, configurations: Mapping[str, dict], model: Any
-) -> dict[str, dict[str, Any]]:
-    """Results of earlier calls with exactly these configurations.
-
-    model: that these configurations name; a result may have its former digest.
-    """
+def finished(out: Path | None, configurations: Mapping[str, dict]) -> dict[str, dict[str, Any]]:
+    """Results of earlier calls with exactly these configurations."""
     if out is None or not out.exists():
         return {}
     found = {}
     for label, configuration in configurations.items():
         path = out / f"{file_stem(configuration)}.json"
-        if not path.exists():
-            path = out / f"{file_stem(with_former_weights(configuration, model))}.json"
         if path.exists():
             found[label] = _read(path)
     return found

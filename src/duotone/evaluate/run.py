@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from duotone.tasks import Example, Task
-from duotone.tasks.metrics import Score, tokenizer_name
+from duotone.tasks.metrics import Score, tokenizer
 
 from .forcing import forced_scores
 from .records import result_data
@@ -81,5 +81,5 @@ def result_of(
     samples, headline = len(run.texts), task.headline
     result = result_data(header, configuration, samples, headline, scores, run.memory, run.seconds)
     return result | {
-        "caption_tokenizer": tokenizer_name() if "captions" in task.metrics else None,
+        "caption_tokenizer": tokenizer.NAME if "captions" in task.metrics else None,
     }

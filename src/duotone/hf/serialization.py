@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 # 6: checksum; digests of weights and bases, configuration and type of the model, and numbers that
 # its modules hold.
 FORMAT = "duotone-cache-6"
-# The same without the modules' numbers, which then are not compared.
-WITHOUT_NUMBERS = "duotone-cache-5"
-# The same tensors without a word on the model's weights. Older files have less.
-UNSIGNED = "duotone-cache-4"
 KEY, WHAT = "duotone", "a saved duotone cache"
 # What a caller may vouch for himself.
 WAIVABLE = ("weights", "config", "dtype", "bases", "checksum")
@@ -91,8 +87,12 @@ def load_cache(
     check_waive(waive)
     header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
     with tensor_file.damage_named(f"{path} cannot be loaded"):
-        if header.get("format") not in (FORMAT, WITHOUT_NUMBERS, UNSIGNED):
-            raise ValueError(f"it is not {WHAT} (format {FORMAT})")
+        found = header.get("format")
+        if found != FORMAT:
+            raise ValueError(
+                f"it is not {WHAT} of the format {FORMAT}, got {found!r}; run the prompt again and "
+                "save the cache anew"
+            )
         spec = CacheSpec.from_dict(header["spec"])
         facts = fitting_facts(model, spec, visual_mask)
         signature = facts.signature()
@@ -100,7 +100,7 @@ def load_cache(
             raise ValueError(f"it was saved for {header['model']}; this model is {signature}")
         _check_identity(header, _identity(model, spec), waive)
         saved = parse(header, tensors, spec, _shape(facts))
-        if header.get("model_dtype") != name_of(model.dtype):
+        if header["model_dtype"] != name_of(model.dtype):
             saved = _converted(saved, spec, model.dtype)
     cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
     _fill(cache, saved, model.device)
@@ -121,7 +121,7 @@ def _check_identity(header: Mapping[str, Any], ours: Header, waive: Collection[s
     found = {
         "weights": _weights_difference(header.get("weights"), ours["weights"]),
         "config": _config_difference(header, ours),
-        "dtype": _difference("the model's type", header.get("model_dtype"), ours["model_dtype"]),
+        "dtype": _difference("the model's type", header["model_dtype"], ours["model_dtype"]),
         "bases": _bases_difference(header.get("bases"), ours["bases"]),
     }
     differs = {word: text for word, text in found.items() if text and word not in waive}
@@ -136,8 +136,7 @@ def _check_identity(header: Mapping[str, Any], ours: Header, waive: Collection[s
 def _difference(what: str, saved: Any, ours: Any) -> str:
     if saved == ours:
         return ""
-    was = "not in the file" if saved is None else saved
-    return f"{what}: {was} -> {ours}"
+    return f"{what}: {saved} -> {ours}"
 
 
 def _weights_difference(saved: str | None, ours: str | None) -> str:
@@ -150,12 +149,8 @@ def _weights_difference(saved: str | None, ours: str | None) -> str:
 
 def _config_difference(header: Mapping[str, Any], ours: Header) -> str:
     """Name fields of the configuration, and numbers in modules, that can be set without it."""
-    saved = header.get("config")
-    if saved is None:
-        return "configuration: not in the file"
-    found = config_differences(saved, ours["config"])
-    if header["format"] == FORMAT:
-        found += config_differences(header["numbers"], ours["numbers"])
+    found = config_differences(header["config"], ours["config"])
+    found += config_differences(header["numbers"], ours["numbers"])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"configuration: {', '.join(found[:3])}{more}" if found else ""
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from duotone import CacheSpec
-from duotone.evaluate.records import describe, with_former_weights
+from duotone.evaluate.records import describe
 from duotone.hf.facts import ModelFacts, check_spec, model_facts
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
@@ -92,7 +92,7 @@ class Job:
         # Before the folder exists: a new file in the tree would make the commit a dirty one.
         self.header = stamp(self.loaded.model.device)
         kept = self.all_settings()
-        if not check_resumable(self.out, kept, with_former_weights(kept, self.loaded.model)):
+        if not check_resumable(self.out, kept):
             remember(self.out, kept)
 
     def encode(self, task: Task, batch_size: int) -> list[dict[str, Any]]:

@@ -63,12 +63,9 @@ class TuneSettings:
         return asdict(self)
 
 
-def check_resumable(
-    out: Path, settings: Mapping[str, Any], former: Mapping[str, Any] | None = None
-) -> bool:
+def check_resumable(out: Path, settings: Mapping[str, Any]) -> bool:
     """True if `out` holds a search with exactly these settings; False if it is new.
 
-    former: these settings as earlier versions wrote them.
     Errors: ValueError for another search's folder, or one with other files.
     """
     kept = out / SETTINGS
@@ -81,8 +78,8 @@ def check_resumable(
         return False
     with reading(kept):
         old = json_object(kept)
-    new, former = json.loads(json.dumps([settings, former]))
-    if old not in (new, former):
+    new = json.loads(json.dumps(settings))
+    if old != new:
         raise ValueError(
             f"a search goes on with its first settings; in {str(out)!r} they differ in "
             f"{differences(old, new)}. Name another --out, or give the old ones"

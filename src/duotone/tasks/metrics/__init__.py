@@ -5,7 +5,7 @@ Knows neither models nor tasks; pycocoevalcap is imported where it scores.
 
 from .anls import anls
 from .answers import accuracy, normalise_answer
-from .captions import caption_scores, tokenizer_name
+from .captions import caption_scores
 from .intervals import Interval, confidence_interval, paired_difference
 from .objects import object_scores
 from .score import Score
@@ -20,5 +20,4 @@ __all__ = [
     "normalise_answer",
     "object_scores",
     "paired_difference",
-    "tokenizer_name",
 ]

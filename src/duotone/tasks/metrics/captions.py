@@ -1,16 +1,15 @@
-"""Caption metrics of coco-caption through pycocoevalcap: BLEU, ROUGE-L, CIDEr, METEOR.
+"""Caption metrics of coco-caption through pycocoevalcap: BLEU, ROUGE-L and CIDEr.
 
-pycocoevalcap is imported on use. Without Java, METEOR is left out.
+pycocoevalcap is imported on use.
 """
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from .score import Score, check_aligned, ratio_of_sums
-from .tokenizer import java_path, tokenize_ptb, tokenize_python
+from .score import Score, check_aligned
+from .tokenizer import tokenize
 
 Texts = dict[int, list[str]]
 BLEU_ORDER = 4
@@ -24,24 +23,6 @@ def _pycocoevalcap(module: str):
             "caption metrics need pycocoevalcap, which is not installed; "
             "install it with: pip install 'duotone[eval]'"
         ) from error
-
-
-def _ptb_jar() -> Path | None:
-    """The tokenizer's jar in pycocoevalcap's folder, where Java can run it."""
-    package = Path(_pycocoevalcap("tokenizer.ptbtokenizer").__file__).parent
-    jar = package / "stanford-corenlp-3.4.1.jar"
-    return jar if java_path() and jar.exists() else None
-
-
-def tokenizer_name() -> str:
-    """Name of the tokenization that `caption_scores` uses here: 'ptb' or 'python'."""
-    return "ptb" if _ptb_jar() else "python"
-
-
-def tokenize(sentences: Sequence[str]) -> list[str]:
-    """PTB tokens where Java is, the Python stand-in elsewhere; see `tokenizer_name`."""
-    jar = _ptb_jar()
-    return tokenize_ptb(sentences, jar) if jar else tokenize_python(sentences)
 
 
 def _by_sample(predictions: Sequence[str], references: Sequence[Sequence[str]], tokenized: bool):
@@ -94,28 +75,6 @@ def _rouge(gts: Texts, res: Texts) -> Score:
     return Score.mean(_pycocoevalcap("rouge.rouge").Rouge().compute_score(gts, res)[1])
 
 
-def _close(process) -> None:
-    """End a scorer's Java process and its pipes, which pycocoevalcap leaves open."""
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        pipe.close()
-    process.terminate()
-    process.wait()
-
-
-def _meteor(gts: Texts, res: Texts) -> Score:
-    """METEOR 1.5. Its corpus value is not the mean of its per-sample scores.
-
-    The value reported is the corpus value; resampling moves the per-sample mean about it.
-    """
-    scorer = _pycocoevalcap("meteor.meteor").Meteor()
-    try:
-        corpus, per_sample = scorer.compute_score(gts, res)
-    finally:
-        _close(scorer.meteor_p)
-    offset = corpus - float(np.mean(per_sample))
-    return Score(Score.mean(per_sample).statistics, lambda sums: ratio_of_sums(sums) + offset)
-
-
 def caption_scores(
     predictions: Sequence[str],
     references: Sequence[Sequence[str]],
@@ -124,7 +83,7 @@ def caption_scores(
 ) -> dict[str, Score]:
     """All caption metrics of one set of captions against several references each.
 
-    Keys: bleu1..bleu4, rouge_l, cider, meteor (only where Java is).
+    Keys: bleu1..bleu4, rouge_l, cider.
     `tokenized` texts are words and spaces already and stay as they are.
     """
     check_aligned(predictions, references)
@@ -132,7 +91,4 @@ def caption_scores(
     if empty:
         raise ValueError(f"every caption needs a reference, got none for samples {empty[:5]}")
     gts, res = _by_sample(predictions, references, tokenized)
-    scores = _bleu(gts, res) | {"rouge_l": _rouge(gts, res), "cider": _cider(gts, res)}
-    if _ptb_jar():
-        scores["meteor"] = _meteor(gts, res)
-    return scores
+    return _bleu(gts, res) | {"rouge_l": _rouge(gts, res), "cider": _cider(gts, res)}
