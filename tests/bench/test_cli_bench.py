@@ -87,8 +87,7 @@ def test_a_wrong_row_makes_the_command_fail(monkeypatch):
     assert "2 bit (reference): wrong" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("command", ["kernel", "plot"])
-def test_help_has_an_example(command):
-    result = run(command, "--help")
+def test_help_has_an_example():
+    result = run("kernel", "--help")
     assert result.exit_code == 0
-    assert f"duotone bench {command}" in result.output
+    assert "duotone bench kernel" in result.output

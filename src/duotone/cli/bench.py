@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_generate, bench_kernel, bench_plot
+from . import bench_generate, bench_kernel
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,4 +12,3 @@ app = typer.Typer(
 
 app.command("kernel")(bench_kernel.command)
 app.command("generate")(bench_generate.command)
-app.command("plot")(bench_plot.command)

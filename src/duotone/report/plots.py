@@ -1,26 +1,18 @@
 """Pictures of results: one function each, from a result to a figure of matplotlib.
 
-`draw` writes the picture of result files of `duotone bench generate`; `duotone tune` and
-`duotone inspect` draw their reports. matplotlib is imported when a picture is drawn.
+`duotone tune` and `duotone inspect` draw their reports. matplotlib is imported when a picture is
+drawn.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from duotone.report.files import read_file
-from duotone.report.generate import STATIC, ordered, summarized
-
 Result = Mapping[str, Any]
-SCHEMA = "duotone.generate/1"
-FORMATS = ("png", "svg")
-# Colours: of rows of `bench generate`, of tensors.
-BY_ROW = {"plain": "0.6", STATIC: "0.8", "enable": "C0"}
+# Names and colours of tensors.
 BY_TENSOR = {"key": ("K", "tab:blue"), "value": ("V", "tab:orange")}
-BAR = 0.27
 # Eigenvalues below this share of a panel's largest one are numerical zeros.
 LEAST = 1e-8
 # Points of a front nearer than this share one label.
@@ -71,79 +63,6 @@ def legend(made: Any, axes: Sequence[Any], place: str, columns: int = 1) -> None
         named |= dict(zip(labels, handles, strict=True))
     loc = f"outside {place}"
     made.legend(named.values(), named, loc=loc, ncols=columns, frameon=False, fontsize=8)
-
-
-# Results of `duotone bench generate`
-
-
-def draw(results: Sequence[Path], folder: Path, form: str = "png") -> Path:
-    """Write generate.FORM of results of `duotone bench generate`; returns the written file.
-
-    Errors: ValueError for other formats and files; ImportError without matplotlib.
-    """
-    if form not in FORMATS:
-        raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
-    need_matplotlib()
-    made = generate([result for path in results for result in _read(path)])
-    folder.mkdir(parents=True, exist_ok=True)
-    written = folder / f"generate.{form}"
-    made.savefig(written)
-    return written
-
-
-def _read(path: Path) -> list[Result]:
-    expected = f"{path} must be a result file of duotone bench generate"
-    try:
-        found = read_file(path)
-    except ValueError as error:
-        raise ValueError(f"{expected}: {error}") from error
-    schemas = [data.get("schema") if isinstance(data, dict) else None for data in found]
-    if set(schemas) != {SCHEMA}:
-        raise ValueError(
-            f"{expected}, of schema {SCHEMA!r}; got {schemas}. Other results have tables alone: "
-            "duotone report."
-        )
-    return found
-
-
-def generate(results: Sequence[Result]) -> Any:
-    """Bars per load without padding: ms per token, and gigabytes of the cache.
-
-    Errors: ValueError where no result has both a plain row and one of `enable`.
-    """
-    even = [result for result in ordered(results) if not result["load"]["padded"]]
-    found = [one for result in even if (one := summarized(result))]
-    if not found:
-        raise ValueError("a picture needs a plain row and one of enable; got none.")
-    made = figure(2 * max(4.6, 2 * len(found)), 3.2)
-    times, sizes = panels(made, 2, 2)
-    _bars(times, found, {"plain": 0, STATIC: 1, "enable": 2}, "ms", "{:.1f}")
-    _bars(sizes, found, {"plain": 0, "enable": 1}, "gb", "{:.2f}")
-    times.set_ylabel("ms per token")
-    sizes.set_ylabel("GB of the cache")
-    legend(made, [times], "upper center", columns=3)
-    return made
-
-
-def _bars(axis: Any, found: Sequence[Result], bars: Mapping[str, int], key: str, form: str) -> None:
-    """A bar of each name per load; numbers that were not measured have none."""
-    bars = {name: i for name, i in bars.items() if any(one[key][i] is not None for one in found)}
-    for place, (name, index) in enumerate(bars.items()):
-        shift = (place - (len(bars) - 1) / 2) * BAR
-        points = [(at, one[key][index]) for at, one in enumerate(found)]
-        points = [(at + shift, height) for at, height in points if height is not None]
-        drawn = axis.bar(*zip(*points, strict=True), BAR, color=BY_ROW[name], label=name)
-        axis.bar_label(drawn, fmt=form, fontsize="small")
-    several = len({one["device"] for one in found}) > 1
-    axis.set_xticks(range(len(found)), [_tick(one, several) for one in found], fontsize="small")
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _tick(summary: Result, names_card: bool) -> str:
-    """A load on lines of its own: the model, batch and tokens, the scheme, the card if asked."""
-    model, _, load = summary["title"].partition(" (")
-    lines = [model, load.partition("), ")[2], summary["row"]]
-    return "\n".join([*lines, summary["device"]] if names_card else lines)
 
 
 # The report of `duotone tune`
