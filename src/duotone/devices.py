@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,3 +29,10 @@ def facts(device: torch.device) -> Facts:
         found = torch.cuda.get_device_properties(index)
         _KNOWN[index] = Facts((found.major, found.minor), found.multi_processor_count)
     return _KNOWN[index]
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Context in which launches go to a device."""
+    if torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)

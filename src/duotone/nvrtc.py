@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from duotone.devices import facts
-from duotone.recorded import recording
 
 logger = logging.getLogger("duotone")
 # From this capability on, a launch may begin while the previous launch ends.
@@ -160,8 +159,6 @@ class Kernel:
         """
         launch = PreparedLaunch(self, self._settings(at), arguments)
         launch(torch.cuda.current_stream().cuda_stream)
-        if (current := recording()) is not None:
-            current.launches.append(launch)
         return launch
 
     def launch(self, settings: Any, values: int) -> None:

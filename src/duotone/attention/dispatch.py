@@ -13,7 +13,6 @@ from duotone.attention.reference import attend
 from duotone.attention.triton.family import no_triton
 from duotone.cache.segments import Segment
 from duotone.quant.autocast import without_autocast
-from duotone.recorded import spoil
 from duotone.slow_paths import SlowPaths
 
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
@@ -66,7 +65,6 @@ def _run(
         from duotone.attention.cuda.decode import attend_records
 
         return attend_records(query, choice.read, choice.others, sm_scale=sm_scale, tau=tau)
-    spoil()
     kv = [segment.canonical() for segment in kv]
     if choice.impl == "reference":
         return attend(query, kv, sm_scale=sm_scale, tau=tau)

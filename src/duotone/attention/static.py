@@ -7,7 +7,6 @@ the token's K and V and attends. Steps can be eager or captured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,15 +15,13 @@ from duotone.attention.cuda.shared.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 from duotone.quant.autocast import without_autocast
-from duotone.recorded import RecordedCall, Scratch
 from duotone.slow_paths import SlowPaths
 
 
 class StaticDecoder:
     """Stores of all layers, and the attention to them.
 
-    stores: one per layer. tau, impl, slow: arguments of `decode_attention`. A layer's launches are
-    prepared once (`duotone.recorded`).
+    stores: one per layer. tau, impl, slow: arguments of `decode_attention`.
     """
 
     def __init__(
@@ -41,10 +38,8 @@ class StaticDecoder:
         self.steps = 0  # so far
         self.places = list({id(s.places): s.places for s in self.stores}.values())
         self.room = min(places.new_tokens for places in self.places)
-        self.scratch = Scratch() if self.kernels else None
-        if self.scratch is not None:
+        if self.kernels:
             _prepare(device)
-        self._calls: dict[tuple[int, float], RecordedCall] = {}
 
     @property
     def has_stream(self) -> bool:
@@ -87,24 +82,12 @@ class StaticDecoder:
         """
         store = self.stores[layer]
         # Under autocast states come in other types than those of the prompt.
-        states = [x.to(store.dtype) for x in (query, key, value)]
-        with without_autocast(query.device):
-            step = partial(self._step, store, sm_scale)
-            if self.scratch is None:
-                return step(*states).to(query.dtype)
-            if (layer, sm_scale) not in self._calls:
-                self._calls[layer, sm_scale] = RecordedCall(self.scratch)
-            return self._calls[layer, sm_scale](step, *states).to(query.dtype)
-
-    def _step(
-        self, store: StaticStore, sm_scale: float, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        self._write(store, key, value)
-        return self._attend(store, query, sm_scale)
-
-    def _attend(self, store: StaticStore, query: Tensor, sm_scale: float) -> Tensor:
+        typed, key, value = (x.to(store.dtype) for x in (query, key, value))
         given = {"tau": self.tau, "impl": self.impl, "slow": self.slow}
-        return decode_attention(query, store.segments, sm_scale=sm_scale, **given)
+        with without_autocast(query.device):
+            self._write(store, key, value)
+            out = decode_attention(typed, store.segments, sm_scale=sm_scale, **given)
+        return out.to(query.dtype)
 
     def _write(self, store: StaticStore, key: Tensor, value: Tensor) -> None:
         """Write as `StaticStore.write` does, in one launch where a kernel can."""

@@ -113,9 +113,8 @@ class Frozen:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, and of what launches share."""
-        scratch = self.decoder.scratch
-        return self.structure.nbytes + (0 if scratch is None else scratch.nbytes)
+        """Bytes of all buffers."""
+        return self.structure.nbytes
 
     def memory(self, cache: QuantizedCache) -> MemoryReport:
         """Bytes of all buffers, free slots included, and of the ledgers that rest meanwhile."""

@@ -19,7 +19,6 @@ from duotone.attention.merge import merge_partials
 from duotone.attention.rotated import SegmentQueries
 from duotone.cache.segments import Segment
 from duotone.quant.rotation import out_of_basis
-from duotone.recorded import spoil
 
 # q heads per kv head above which streams are launched ahead of spans.
 STREAM_FIRST_ABOVE = 4
@@ -122,7 +121,6 @@ def _attend_with_triton(
 ) -> Tensor:
     from duotone.attention.triton.decode import SegmentLaunch, attend_launches
 
-    spoil()
     launches = [SegmentLaunch(query, segment, sm_scale) for segment in others]
     if read:
         launches = [RecordsLaunch(query, read, sm_scale, tau), *launches]

@@ -25,7 +25,6 @@ from duotone.attention.family import Family
 from duotone.attention.rotated import SegmentQueries, Wants
 from duotone.cache.pair import LaidOut
 from duotone.cache.segments import Segment
-from duotone.recorded import recording
 
 _LOCAL = threading.local()
 
@@ -35,7 +34,7 @@ def kept_call(
 ) -> Callable[[], Tensor] | None:
     """The call by kept launches; None where there are none that fit. Arguments as in `keep`."""
     records = _first_records(kv)
-    if records is None or recording() is not None:
+    if records is None:
         return None
     found = _kept().get(id(records))
     if found is None or found[0]() is not records:
@@ -59,11 +58,11 @@ def keep(
     """Keep the launches of a call.
 
     read: its segments with tokens, each with its family. order: their places in the order of
-    `launched`. A call that `duotone.recorded` records is repeated there, with arguments of its own.
+    `launched`.
     """
     known = all(isinstance(launch, PreparedLaunch) for launch in launched.made)
     records = _first_records([segment for _, segment in read])
-    if records is None or not known or recording() is not None:
+    if records is None or not known:
         return
     parts = [_Part(number, *read[number]) for number in order]
     turns = any(Wants.of(segment) != (None, None) for _, segment in read)
