@@ -1,6 +1,5 @@
 """`duotone inspect`: spectra of K and V, and gains of calibrated bases."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,10 +25,6 @@ def command(
     bits: Annotated[
         float, typer.Option("--bits", "-b", help="Code bits per number that gains are for.")
     ] = 1.0,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="New folder for inspect.json and pictures."),
-    ] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -44,31 +39,26 @@ def command(
 
       duotone inspect -n 4
 
-      duotone inspect path/to/model --task mine.jsonl -o look
+      duotone inspect path/to/model --task mine.jsonl
 
       duotone inspect --json > look.json
     """
     from duotone.calibrate import Settings
-    from duotone.inspection import check_folder_is_new, inspect_model, write_report
-    from duotone.report.plots import need_matplotlib
+    from duotone.inspection import inspect_model
 
     settings = Settings(bits=bits)
     tasks = sampled_tasks(task, model, samples)
-    if out is not None:
-        need_matplotlib()
-        check_folder_is_new(out)
     sizes = {"samples": samples, "batch_size": batch_size}
     loaded, data = load_with_data(model, device, settings, tasks, **sizes)
     with progress_bar("inspecting") as progress:
         report = inspect_model(loaded, data, settings, progress)
-    files = write_report(report, out) if out is not None else []
     if json_output:
-        print_json(report | {"files": [str(path) for path in files]})
+        print_json(report)
     else:
-        _show(report, files)
+        _show(report)
 
 
-def _show(report: dict[str, Any], files: list[Path]) -> None:
+def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -78,8 +68,6 @@ def _show(report: dict[str, Any], files: list[Path]) -> None:
         f"[bold]{total['gain']:.2f}x less error expected[/] at {total['bits']:.3f} code bits per "
         f"number, from {header['tokens']} tokens and {header['queries']} queries."
     )
-    if files:
-        console.print("Written: " + ", ".join(str(path) for path in files), soft_wrap=True)
 
 
 def _layers_table(report: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Pictures of results: one function each, from a result to a figure of matplotlib.
 
-`duotone tune` and `duotone inspect` draw their reports. matplotlib is imported when a picture is
-drawn.
+`duotone tune` draws its report, benchmarks/ this repository's results. matplotlib is imported when
+a picture is drawn.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Result = Mapping[str, Any]
-# Names and colours of tensors.
-BY_TENSOR = {"key": ("K", "tab:blue"), "value": ("V", "tab:orange")}
-# Eigenvalues below this share of a panel's largest one are numerical zeros.
-LEAST = 1e-8
 # Points of a front nearer than this share one label.
 TOO_NEAR = 0.75
 
@@ -33,15 +29,13 @@ def need_matplotlib(extra: str = "plot", otherwise: str = "") -> None:
         ) from error
 
 
-def figure(width: float, height: float, title: str = "") -> Any:
-    """An empty figure of this size in inches, whose title stands at the left."""
+def figure(width: float, height: float) -> Any:
+    """An empty figure of this size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(made)
-    if title:
-        made.suptitle(title, x=0.01, ha="left", fontsize=10)
     return made
 
 
@@ -63,9 +57,6 @@ def legend(made: Any, axes: Sequence[Any], place: str, columns: int = 1) -> None
         named |= dict(zip(labels, handles, strict=True))
     loc = f"outside {place}"
     made.legend(named.values(), named, loc=loc, ncols=columns, frameon=False, fontsize=8)
-
-
-# The report of `duotone tune`
 
 
 def front(report: Result) -> Any:
@@ -128,70 +119,3 @@ def _distance(one: tuple[float, float], other: tuple[float, float]) -> float:
     octaves = abs(math.log2(one[0] / other[0])) * 4
     decades = abs(math.log10(max(one[1], 1e-9) / max(other[1], 1e-9))) * 2
     return max(octaves, decades)
-
-
-# The report of `duotone inspect`
-
-
-def spectra(report: Result) -> Any:
-    """Two panels, K and V: eigenvalues by rank on a log scale, a line per layer."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    header, depth = report["header"], len(layers_of(report, "key"))
-    title = f"{header['model']}: spectra of K and V, head_dim {header['head_dim']}"
-    made = figure(11, 4.2, f"{title}, {header['tokens']:,} tokens")
-    found = panels(made, 2, 2, sharey=True)
-    scale = ScalarMappable(Normalize(0, max(depth - 1, 1)), colormaps["viridis"])
-    for axes, (which, (name, _)) in zip(found, BY_TENSOR.items(), strict=True):
-        rows = layers_of(report, which)
-        for row in rows:
-            ranks = range(1, len(row["spectrum"]) + 1)
-            axes.plot(ranks, row["spectrum"], color=scale.to_rgba(row["layer"]), lw=1.2)
-        effective = [row["effective_rank"] for row in rows]
-        axes.set_yscale("log")
-        axes.set_title(
-            f"{name}, effective rank {min(effective):.1f} to {max(effective):.1f}", loc="left"
-        )
-        axes.set_xlabel("coefficient, by falling variance")
-        axes.grid(True, color="0.92")
-    numbers = [x for row in report["layers"] for x in row["spectrum"] if x > 0]
-    if numbers:
-        top = max(numbers)
-        found[0].set_ylim(max(min(numbers), LEAST * top) / 2, 2 * top)
-    found[0].set_ylabel("variance, as squared error\nof the attention's output")
-    ticks = list(range(0, depth, max(1, -(-depth // 8))))
-    made.colorbar(scale, ax=found, label="layer", ticks=ticks, pad=0.01)
-    return made
-
-
-def layers_of(report: Result, which: str) -> list[Result]:
-    """The rows of "key" or "value", layer by layer."""
-    return [row for row in report["layers"] if row["which"] == which]
-
-
-def gains(report: Result) -> Any:
-    """Two panels: expected gain, and the bits that the allocation gives, by layer."""
-    from matplotlib.ticker import MaxNLocator
-
-    made, total = figure(9, 5.4), report["total"]
-    upper, lower = made.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for axes, number in ((upper, "gain"), (lower, "bits")):
-        for side, (which, (name, colour)) in zip((-1, 1), BY_TENSOR.items(), strict=True):
-            rows = layers_of(report, which)
-            places = [row["layer"] + 0.2 * side for row in rows]
-            axes.bar(places, [row[number] for row in rows], 0.38, color=colour, label=name)
-        axes.axhline(total[number], color="0.2", lw=1, ls="--")
-        axes.grid(True, axis="y", color="0.92")
-        axes.set_axisbelow(True)
-    upper.lines[-1].set_label("all layers, one budget")
-    upper.axhline(1, color="0.4", lw=1, ls=":")
-    upper.set_ylabel("expected error,\nplain / calibrated")
-    lower.set_ylabel("code bits\nper number")
-    lower.set_xlabel("layer")
-    lower.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    upper.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
-    title = f"{report['header']['model']}: gain at the same code bits"
-    upper.set_title(f"{title}, {total['bits']:.2f} in the mean", loc="left", fontsize=10)
-    return made
