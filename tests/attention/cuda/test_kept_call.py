@@ -5,6 +5,7 @@ import ctypes
 import gc
 import threading
 import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -213,6 +214,27 @@ def test_other_implementations_are_not_kept_launches(caught, plans) -> None:
     caught.clear()
     decode_attention(query, kv, sm_scale=0.1, impl="reference")
     assert not caught
+
+
+def test_all_launches_go_to_the_device_of_the_query(caught, plans, monkeypatch) -> None:
+    case, layout, _ = KINDS["keys in a basis"]
+    query, kv = records_of(case, layout)
+    attend(query, kv)
+    caught.clear()
+
+    @contextmanager
+    def device(of):
+        caught.append("begin")
+        yield
+        caught.append("end")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    attend(query, kv)
+    assert len(plans) == 1
+    assert [getattr(one, "source", one) for one in caught] == [
+        "begin", "rotate/queries.cu", "spans/decode.cu", "dense/decode.cu", "end",
+    ]  # fmt: skip
 
 
 def test_each_thread_keeps_its_own(plans) -> None:

@@ -25,6 +25,7 @@ from duotone.attention.family import Family
 from duotone.attention.rotated import SegmentQueries, Wants
 from duotone.cache.pair import LaidOut
 from duotone.cache.segments import Segment
+from duotone.devices import on_device
 
 _LOCAL = threading.local()
 
@@ -143,6 +144,10 @@ class KeptCall:
 
     def __call__(self, query: Tensor, kv: Sequence[Segment]) -> Tensor:
         """Launch for tensors that fit."""
+        with on_device(query.device):
+            return self._launch(query, kv)
+
+    def _launch(self, query: Tensor, kv: Sequence[Segment]) -> Tensor:
         out = torch.empty_like(query)
         made = SegmentQueries(query, turned_query)
         queries = [made.of(kv[part.number]) if self.turns else query for part in self.parts]

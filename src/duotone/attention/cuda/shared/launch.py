@@ -16,7 +16,6 @@ from duotone.attention.cuda.shared.geometry import multiprocessors
 from duotone.attention.cuda.shared.runtime import Launch, PreparedLaunch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
 from duotone.attention.cuda.spans.layout import LANES
-from duotone.devices import on_device
 
 LOG2E = 1.4426950408889634
 # True: a launch begins while the kernel before it in the stream ends.
@@ -88,21 +87,20 @@ class Launched:
     room: Room
 
     def again(self, inputs: Sequence[Fields], out: Tensor) -> None:
-        """Launch for other tensors of equal sizes, without `lse`.
+        """Launch on the current device for other tensors of equal sizes, without `lse`.
 
         inputs: fields of each task that differ from the last time. out: as in `run`.
         """
         common, ranges, _room = self.room.allocate(out)
-        with on_device(out.device):
-            stream = torch.cuda.current_stream(out.device).cuda_stream
-            for number, launch in enumerate(self.made):
-                arguments = launch.arguments
-                own = inputs[number] if number < len(inputs) else {}
-                for name, value in (common | own).items():
-                    setattr(arguments, name, value)
-                if number < len(inputs) and self.room.ranges[number]:
-                    arguments.ranges = ranges[number]
-                launch(stream)
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        for number, launch in enumerate(self.made):
+            arguments = launch.arguments
+            own = inputs[number] if number < len(inputs) else {}
+            for name, value in (common | own).items():
+                setattr(arguments, name, value)
+            if number < len(inputs) and self.room.ranges[number]:
+                arguments.ranges = ranges[number]
+            launch(stream)
 
 
 def run(
