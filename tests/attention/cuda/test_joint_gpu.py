@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_calls import assert_near_the_reference
 from cuda_device import NEEDS_KERNELS
 from held_still import decode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -90,11 +91,7 @@ def _laid_out(segment):
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case: Case) -> None:
-    query, kv = build(case)
-    out = decode_attention(
-        query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, tau=case.tau, impl="cuda"
-    )
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out)
 
 
 @pytest.mark.usefixtures("poison")

@@ -4,6 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_calls import (
+    assert_every_impl_is_near,
+    assert_near_the_reference,
+    assert_replays_take_new_queries,
+    assert_sums_are_right,
+)
 from cuda_device import NEEDS_KERNELS
 
 import duotone
@@ -25,7 +31,6 @@ from cases import (
     Case,
     assert_near_half,
     build,
-    poisoned,
     reference,
 )
 
@@ -117,9 +122,7 @@ CASES = [
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case: Case) -> None:
-    query, kv = build(case)
-    out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out)
 
 
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
@@ -128,9 +131,7 @@ def test_matches_the_reference(case: Case) -> None:
 def test_kv_heads_may_be_teams_of_one_block(specs, gqa, at, monkeypatch) -> None:
     monkeypatch.setattr(class_decode, "geometry", lambda *_: at)
     case = Case((9000, 0, 1, 300, 3328), **specs, gqa=gqa, kv_heads=4, head_dim=64, dtype=FP16)
-    query, kv = build(case)
-    out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out)
 
 
 @pytest.mark.parametrize("specs", [ONE, TWO, SPAN], ids=["one", "two", "span"])
@@ -141,19 +142,12 @@ def test_sums_of_exponentials_are_right(specs) -> None:
     out, lse = torch.empty_like(query), torch.full(query.shape[:2], float("nan"), device="cuda")
     span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
     run([class_decode.class_task(query, span)], case.sm_scale, out, lse)
-    keys = kv[0].states("key").double()
-    for b, length in enumerate(case.lengths):
-        scores = query[b, :, 0].double() @ keys[b, 0, :length].T * case.sm_scale
-        expected = scores.logsumexp(-1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
-        torch.testing.assert_close(lse[b].double(), expected, rtol=1e-3, atol=2e-3)
+    assert_sums_are_right(case, lse, query, kv[0].states("key"))
 
 
 def test_peaky_scores_keep_their_low_digits() -> None:
     case = Case((5000, 300), **ONE, kv_heads=2, head_dim=128, dtype=FP16)
-    query, kv = build(case)
-    query = query * 6
-    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out, query_scale=6)
 
 
 def test_wrong_parameters_are_noticed() -> None:
@@ -185,28 +179,13 @@ def test_wrong_parameters_of_a_span_are_noticed() -> None:
 
 def test_auto_takes_cuda_and_the_others_still_can() -> None:
     case = Case((100, 700), **ONE, kv_heads=2, head_dim=128, dense=(5, 9), dtype=BF16)
-    query, kv = build(case)
-    segments = laid_out(kv)
-    expected = reference(case, query, kv)
-    for impl in ("auto", "cuda", "triton", "reference"):
-        out = decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl)
-        assert_near_half(out, expected)
+    assert_every_impl_is_near(case, laid_out)
 
 
 @pytest.mark.parametrize("specs", [ONE, TUNED, SPAN], ids=["one", "tuned", "span"])
 def test_runs_in_a_graph(specs) -> None:
     case = Case((3000, 900), **specs, kv_heads=2, head_dim=128, dtype=BF16)
-    query, kv = build(case)
-    segments = laid_out(kv)
-    call = {"sm_scale": case.sm_scale, "impl": "cuda"}
-    decode_attention(query, segments, **call)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = decode_attention(query, segments, **call)
-    for seed in (1, 2, 3):
-        query.copy_(build(case, seed)[0])
-        graph.replay()
-        assert_near_half(out, reference(case, query, kv))
+    assert_replays_take_new_queries(case, laid_out)
 
 
 TINY = {

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_calls import assert_replays_take_new_queries
 from cuda_device import NEEDS_KERNELS
 from launch_cases import read_by
 
@@ -175,19 +176,7 @@ def test_wrong_bases_are_noticed(in_file) -> None:
 @pytest.mark.parametrize("dense", [None, (40, 128, 7)], ids=["packed", "window"])
 def test_runs_in_a_graph(dense, in_file) -> None:
     case = in_file(Case((3000, 900, 1), *CALIBRATED, dense=dense, **SHAPE))
-    query, kv = build(case)
-    segments = laid_out(kv)
-    call = {"sm_scale": case.sm_scale, "impl": "cuda"}
-    decode_attention(query, segments, **call)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        # Launches of one call begin while those of the call before it end.
-        outs = [decode_attention(query, segments, **call) for _ in range(3)]
-    for seed in (1, 2, 3):
-        query.copy_(build(case, seed)[0])
-        graph.replay()
-        for out in outs:
-            assert_near(out, reference(case, query, kv))
+    assert_replays_take_new_queries(case, laid_out, assert_near, calls=3)
 
 
 @pytest.mark.usefixtures("poison")

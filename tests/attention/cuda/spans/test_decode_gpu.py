@@ -5,6 +5,11 @@ from itertools import product
 
 import pytest
 import torch
+from cuda_calls import (
+    assert_every_impl_is_near,
+    assert_near_the_reference,
+    assert_replays_take_new_queries,
+)
 from cuda_device import NEEDS_KERNELS
 
 import duotone
@@ -17,7 +22,7 @@ from duotone.quant import TensorSpec
 from duotone.tasks import TASKS
 
 from basis_cases import laid_out
-from cases import Case, assert_near_half, build, poisoned, reference
+from cases import Case, assert_near_half, build, reference
 
 pytestmark = NEEDS_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -73,11 +78,7 @@ CASES = [
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case: Case) -> None:
-    query, kv = build(case)
-    out = decode_attention(
-        query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, tau=case.tau, impl="cuda"
-    )
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out)
 
 
 @pytest.mark.parametrize("long", [True, False], ids=["long", "short"])
@@ -87,10 +88,8 @@ def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None
     monkeypatch.setattr(span_decode, "LONG_RECORDS", 0 if long else 1 << 30)
     span_decode.geometry.cache_clear()
     case = Case(lengths, **whole(bits), kv_heads=8, head_dim=128, dtype=BF16)
-    query, kv = build(case)
-    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
+    assert_near_the_reference(case, laid_out)
     span_decode.geometry.cache_clear()
-    assert_near_half(out, reference(case, query, kv))
 
 
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
@@ -99,17 +98,12 @@ def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None
 def test_kv_heads_may_be_teams_of_one_block(bits, gqa, at, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "geometry", lambda *_: at)
     case = Case((9000, 0, 1, 300, 3328), **whole(bits), gqa=gqa, kv_heads=4, head_dim=64)
-    query, kv = build(case)
-    out = decode_attention(query, laid_out(poisoned(kv)), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out)
 
 
 def test_peaky_scores_keep_their_low_digits() -> None:
     case = Case((5000, 300), kv_heads=2, head_dim=128, dtype=FP16)
-    query, kv = build(case)
-    query = query * 6
-    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, impl="cuda")
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out, query_scale=6)
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "read-twice"])
@@ -119,12 +113,9 @@ def test_calibrated_scores_may_be_kept_or_made_twice(
     strength, bits, lengths, spans, keeps, monkeypatch
 ) -> None:
     case = Case(lengths, **whole(bits), spans=spans, head_dim=128, tau=TAU, dtype=FP16)
-    query, kv = build(case)
-    query = query * strength
     if not keeps:
         monkeypatch.setattr(span_decode, "kept_geometry", lambda *_: None)
-    out = decode_attention(query, laid_out(kv), sm_scale=case.sm_scale, tau=TAU, impl="cuda")
-    assert_near_half(out, reference(case, query, kv))
+    assert_near_the_reference(case, laid_out, query_scale=strength)
 
 
 def test_wrong_codes_are_noticed() -> None:
@@ -141,29 +132,14 @@ def test_wrong_codes_are_noticed() -> None:
 
 def test_auto_takes_cuda_and_the_others_still_can() -> None:
     case = Case((100, 700), kv_heads=2, head_dim=128, dense=(5, 9), dtype=BF16)
-    query, kv = build(case)
-    segments = laid_out(kv)
-    expected = reference(case, query, kv)
-    for impl in ("auto", "cuda", "triton", "reference"):
-        out = decode_attention(query, segments, sm_scale=case.sm_scale, impl=impl)
-        assert_near_half(out, expected)
+    assert_every_impl_is_near(case, laid_out)
 
 
 @pytest.mark.parametrize("tau", [None, TAU], ids=["plain", "tau"])
 @pytest.mark.parametrize("dense", [None, (40, 7)], ids=["alone", "dense"])
 def test_runs_in_a_graph_and_follows_new_lengths(dense, tau) -> None:
     case = Case((3000, 900), kv_heads=2, head_dim=128, dense=dense, tau=tau, dtype=BF16)
-    query, kv = build(case)
-    segments = laid_out(kv)
-    call = {"sm_scale": case.sm_scale, "tau": tau, "impl": "cuda"}
-    decode_attention(query, segments, **call)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = decode_attention(query, segments, **call)
-    for seed in (1, 2, 3):
-        query.copy_(build(case, seed)[0])
-        graph.replay()
-        assert_near_half(out, reference(case, query, kv))
+    assert_replays_take_new_queries(case, laid_out)
 
 
 @pytest.fixture(scope="module")
