@@ -165,10 +165,6 @@ def test_good_specs_pass_the_same_doors(still, tmp_path) -> None:
         QuantizedCache(still, CacheSpec.from_file(path))
 
 
-def test_older_spec_files_whose_windows_have_the_models_type_are_read(tmp_path) -> None:
-    assert CacheSpec.from_file(spec_file(tmp_path, data(TEXT, dense_dtype="model"))) == TEXT
-
-
 def test_a_spec_file_has_its_own_bits(tmp_path) -> None:
     path = str(spec_file(tmp_path, TEXT.to_dict()))
     assert "--bits does not go with the spec file" in error_of("plan", "-s", path, "--bits", "2")

@@ -40,8 +40,8 @@ class Unfinished:
     part: str
     steps: str
 
-    def check(self, again: str) -> None:
-        """Check what an earlier run left, if it left something. again: how to begin again.
+    def check(self) -> None:
+        """Check what an earlier run left, if it left something.
 
         Errors: ValueError for a folder of another run or of another origin, which is never removed.
         """
@@ -52,7 +52,7 @@ class Unfinished:
             raise ValueError(
                 f"a {self.run} goes on with the identity it began with; {str(self.folder)!r} "
                 f"differs in {differences(found, given)}. Give the former values or another --out, "
-                f"or {again}"
+                "or remove the folder to begin again"
             )
 
     def found_identity(self) -> dict[str, Any]:

@@ -170,15 +170,6 @@ def test_batches_after_a_missing_one_count_for_nothing(words, tmp_path):
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
-def test_files_of_earlier_versions_are_named(words, tmp_path):
-    """They kept a line per batch."""
-    former = tmp_path / "perplexity-0123456789.partial.jsonl"
-    former.write_text("{}")
-    said = []
-    read(words, tmp_path, say=said.append)
-    assert said[0].startswith(f"beginning anew: {former} is of other")
-
-
 def without_its_scheme(kept):
     """The first batch of a run of another scheme."""
     data, _ = tensor_file.read(first := kept / "batch-0001.safetensors", "batch", "a batch")

@@ -50,9 +50,6 @@ def command(
     no_pad: Annotated[
         bool, typer.Option("--no-pad", help="Refuse sizes that need zeros for a Hadamard matrix.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option(help="Go on where an interrupted run stopped, or begin again.")
-    ] = True,
     form: Annotated[
         str, typer.Option("--format", help="duotone, or compressed-tensors (as vLLM reads).")
     ] = FORMATS[0],
@@ -108,7 +105,6 @@ def command(
             data,
             name=loaded.name,
             partial=out.with_name(out.name + PARTIAL),
-            resume=resume,
             progress=progress,
             finish=lambda: write(loaded.model, out, loaded.processor),
             say=say,

@@ -52,7 +52,7 @@ class Batches:
     ) -> None:
         folder = None if out is None else out / _folder_name(identity)
         self.kept = Unfinished(folder, identity, RUN, "batch", "batches")
-        self.kept.check("remove the folder to begin again")
+        self.kept.check()
         self.total = total
         self.done = [self.kept.read(n)[0] for n in takewhile(self.kept.has, count(1))]
         if missing := sorted(set(schemes).difference(*self.done[:1])) if self.done else []:
@@ -92,8 +92,8 @@ def _folder_name(identity: Mapping[str, Any]) -> str:
 
 
 def _others(folder: Path | None) -> list[Path]:
-    """Folders that runs of this task with another identity, or of earlier versions, have left."""
+    """Folders that runs of this task with another identity have left."""
     if folder is None:
         return []
     task = folder.name.removesuffix(SUFFIX).rpartition("-")[0]
-    return sorted(folder.parent.glob(f"{task}-{'?' * 10}{SUFFIX}*"))
+    return sorted(folder.parent.glob(f"{task}-{'?' * 10}{SUFFIX}"))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from duotone.quant.eviction import Eviction
 from duotone.quant.kv_spec import KVSpec as KVSpec
@@ -95,13 +95,6 @@ class CacheSpec(Record):
         ok = is_count(self.flush_tokens)
         remedy = "Whole groups of K and of V leave the window together: let one divide the other."
         require(ok, "groups must have a common multiple below 2**31", self.flush_tokens, remedy)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> CacheSpec:
-        """Inverse of `to_dict`. Older data may say that dense tokens have the model's type."""
-        if isinstance(data, Mapping) and data.get("dense_dtype") == "model":
-            data = {name: value for name, value in data.items() if name != "dense_dtype"}
-        return super().from_dict(data)
 
     def _normalise_policies(self) -> None:
         words_of = {"visual": ("text", "dense"), "text": ("dense",), "background": ()}

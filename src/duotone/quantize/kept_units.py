@@ -37,16 +37,13 @@ def identity(model: Any, recipe: Recipe, calibration: CalibrationSet) -> dict[st
     }
 
 
-def unfinished(folder: Path | None, given: Mapping[str, Any], resume: bool = True) -> Unfinished:
-    """Open the folder that an earlier run left; resume: False begins a new one.
+def unfinished(folder: Path | None, given: Mapping[str, Any]) -> Unfinished:
+    """Open the folder that an earlier run left.
 
     Errors: ValueError for a folder of another run or origin, which is never removed.
     """
     kept = Unfinished(folder, given, "quantization", "unit", "units")
-    if not resume and folder is not None and folder.exists():
-        kept.found_identity()
-        kept.remove()
-    kept.check("--no-resume to begin again")
+    kept.check()
     return kept
 
 

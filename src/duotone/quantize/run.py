@@ -47,7 +47,6 @@ def quantize_model(
     *,
     name: str | None = None,
     partial: str | Path | None = None,
-    resume: bool = True,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     finish: Callable[[], Any] | None = None,
@@ -57,7 +56,7 @@ def quantize_model(
 
     Every unit's statistics are of a model whose earlier units are quantized. name: of the model,
     for the record. partial: a folder of finished units, which is removed at the end. After an
-    interruption, a run with the same arguments goes on from this folder (resume). finish: saves the
+    interruption, a run with the same arguments goes on from this folder. finish: saves the
     complete model, called while `partial` still exists.
     progress: called with (units done, units in all). say: receives a sentence if this run goes on.
     impl: of the linears, now and afterwards: "auto" or "reference".
@@ -71,7 +70,7 @@ def quantize_model(
     """
     found = check(model, recipe)
     given = identity(model, recipe, calibration) if partial else {}
-    kept = unfinished(Path(partial) if partial else None, given, resume)
+    kept = unfinished(Path(partial) if partial else None, given)
     before, base = part_bytes(model, found), fingerprint(model)
     modality = Modality()
     runs = Runs(model, calibration.batches, language_root(found), modality)

@@ -6,8 +6,7 @@ from typing import Any
 from duotone import json_text
 
 SUFFIXES = (".json", ".jsonl")
-# Folders of evaluations that have not ended, and the files of earlier versions: no results.
-UNFINISHED = (".partial", ".partial.jsonl")
+UNFINISHED = ".partial"  # end of the name of a folder of an evaluation that has not ended
 
 
 def result_files(folder: Path) -> list[Path]:

@@ -39,9 +39,8 @@ def test_some_channels_have_their_part_of_everything() -> None:
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, None), (4, 32), (8, None)])
-def test_dequantized_and_bytes(bits: int, group: int | None) -> None:
+def test_dequantized(bits: int, group: int | None) -> None:
     weight = random_weight(6, 64, bits, group=group)
     scale = weight.scale.repeat_interleave(group, 1) if group else weight.scale[:, None]
     assert torch.equal(weight.dequantized(), weight.unpacked().float() * scale)
-    assert weight.nbytes == 6 * 64 * bits // 8 + 4 * weight.scale.numel()
     assert weight.shape == (6, 64)

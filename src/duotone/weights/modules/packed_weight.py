@@ -76,12 +76,6 @@ class PackedWeight:
         w0 = None if self.w0 is None else self.w0[part]
         return replace(self, codes=self.codes[part], scale=self.scale[part], w0=w0)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales and the split column."""
-        parts = (self.codes, self.scale, *(() if self.w0 is None else (self.w0,)))
-        return sum(part.numel() * part.element_size() for part in parts)
-
     def unpacked(self) -> Tensor:
         """The codes as int8 [out, in]."""
         return unpack_int4(self.codes) if self.bits == 4 else self.codes
