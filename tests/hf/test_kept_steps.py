@@ -22,7 +22,7 @@ from families import exact_model, inputs, new_model, typed
 
 __all__ = ["double"]  # a fixture
 
-NEW = 20
+NEW = 14
 ROWS = {"short": [[5, "image", 9], [4]], "long": [[2, "image", 3, "image", 40], [30, "image", 9]]}
 
 
