@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,10 +120,11 @@ def command(
 
 
 def _check_plot(plot: bool) -> None:
-    if plot:
-        from duotone.report.plots import need_matplotlib
-
-        need_matplotlib("tune", ", or leave the picture out with --no-plot")
+    if plot and find_spec("matplotlib") is None:
+        raise ImportError(
+            "pictures need matplotlib, which is not installed: "
+            "pip install 'duotone[tune]', or leave the picture out with --no-plot"
+        )
 
 
 @contextmanager

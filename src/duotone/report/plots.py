@@ -15,20 +15,6 @@ Result = Mapping[str, Any]
 TOO_NEAR = 0.75
 
 
-def need_matplotlib(extra: str = "plot", otherwise: str = "") -> None:
-    """Raise ImportError with the remedy if matplotlib is missing.
-
-    extra: of duotone, to install. otherwise: how to do without pictures.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib, which is not installed: "
-            f"pip install 'duotone[{extra}]'{otherwise}"
-        ) from error
-
-
 def figure(width: float, height: float) -> Any:
     """An empty figure of this size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
