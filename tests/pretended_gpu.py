@@ -18,7 +18,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "first_refusal", lambda query, kv: None)
     monkeypatch.setattr(dispatch, "no_triton", lambda device: None)
     triton = SimpleNamespace(
-        decode_attention_triton=lambda query, kv, **given: attend(query, kv, **given),
+        decode_attention_triton=lambda query, kv, **given: attend(query, kv, **given)
     )
     monkeypatch.setitem(sys.modules, "duotone.attention.triton.decode", triton)
 

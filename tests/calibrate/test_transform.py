@@ -144,10 +144,7 @@ def test_a_jump_is_taken_where_its_first_half_does_not_pay(monkeypatch):
     monkeypatch.setattr(transform, "GAUSSIAN", {0: 1.0, 1: 0.99, 2: 0.1})
     monkeypatch.setattr(transform, "WIDTHS", (0, 1, 2))
     given = {(0, "key", "visual"): torch.tensor([9.0, 4.0]).repeat_interleave(4)}
-    assert allocate(given, 1.75)[0, "key", "visual"] == (
-        (2, 0.5),
-        (1, 0.5),
-    )
+    assert allocate(given, 1.75)[0, "key", "visual"] == ((2, 0.5), (1, 0.5))
     assert allocate(given, 2.0)[0, "key", "visual"] == ((2, 1.0),)
 
 

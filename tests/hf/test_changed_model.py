@@ -162,9 +162,7 @@ def test_a_change_in_the_middle_of_a_call_is_seen_at_the_next_look(
     assert torch.equal(*found)
 
 
-def test_a_forward_that_is_set_inside_the_block_runs_and_stays(
-    double: type[ReplayDouble],
-) -> None:
+def test_a_forward_that_is_set_inside_the_block_runs_and_stays(double: type[ReplayDouble]) -> None:
     model = new_model("llama")
 
     @wraps(type(model).forward)

@@ -15,10 +15,7 @@ from duotone.hf.weights.reorder import reorder_always, visual_first
 from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, rounding_as
 from families import IMAGE, MULTIMODAL, inputs, new_model, tiny_model
 
-TURNS = (
-    [[3, "image", 5, "image", 2], [6, "image", 4]],
-    [[2, "image", 3], [1]],
-)
+TURNS = ([[3, "image", 5, "image", 2], [6, "image", 4]], [[2, "image", 3], [1]])
 
 
 # These compute three axes themselves for a first turn; for later ones their caller does.

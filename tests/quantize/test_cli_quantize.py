@@ -108,9 +108,7 @@ def test_evaluation_on_calibration_data_is_refused(tmp_path, samples, tiny, monk
 
     loaded = tiny_loaded()
     quantize_model(
-        loaded.model,
-        get_recipe("rtn-w8a8"),
-        calibration_set(loaded, [get_task(str(samples))], 2),
+        loaded.model, get_recipe("rtn-w8a8"), calibration_set(loaded, [get_task(str(samples))], 2)
     )
     monkeypatch.setattr("duotone.loading.load", lambda *_, **__: loaded)
     result = run("evaluate", samples, "--model", "tiny")

@@ -50,11 +50,7 @@ APART = [
     (GroupFormat(96, PLAIN_APART, SIGNED), 7),
 ]
 
-DENSE = [
-    (128, 4, 1, torch.bfloat16),
-    (80, 7, 0, torch.float16),
-    (256, 16, 2, torch.bfloat16),
-]
+DENSE = [(128, 4, 1, torch.bfloat16), (80, 7, 0, torch.float16), (256, 16, 2, torch.bfloat16)]
 
 
 ARCHES = pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

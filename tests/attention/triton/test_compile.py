@@ -31,10 +31,7 @@ VARIANTS = {
         {"key": TensorSpec(2, group=32), "value": TensorSpec(2, "channels", 32), "dense": (9,)},
         80,
     ),
-    "4 bit, head_dim 80, per token": (
-        {"key": PER_TOKEN, "value": PER_TOKEN, "head_dim": 80},
-        90,
-    ),
+    "4 bit, head_dim 80, per token": ({"key": PER_TOKEN, "value": PER_TOKEN, "head_dim": 80}, 90),
     "classes of K in groups, 1 bit V: the preset": (
         {"key": PRESET_KEY, "value": WHOLE, "head_dim": 128},
         90,

@@ -91,10 +91,7 @@ def test_no_pad_prefers_exact_then_blocks():
 
 @pytest.mark.parametrize(
     ("size", "pad", "match"),
-    [
-        (4304, False, "4304 = 269 \\* 16.*allow padding"),
-        (0, True, "at least one channel"),
-    ],
+    [(4304, False, "4304 = 269 \\* 16.*allow padding"), (0, True, "at least one channel")],
 )
 def test_what_does_not_fit_is_refused(size, pad, match):
     with pytest.raises(ValueError, match=match):

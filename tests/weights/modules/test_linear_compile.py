@@ -88,11 +88,7 @@ def steps() -> dict[str, Callable[[], Any]]:
         gate, up = torch.zeros(1, 2 * 18944).bfloat16().chunk(2, 1)
         triton_rows.rows_quantize(gate, None, up=up, activation="silu")
 
-    return {
-        "split_kernel, W4A16": w4a16,
-        "rows_kernel": norm,
-        "long_rows_kernel": dynamic,
-    }
+    return {"split_kernel, W4A16": w4a16, "rows_kernel": norm, "long_rows_kernel": dynamic}
 
 
 def transforms() -> dict[str, Callable[[], Any]]:

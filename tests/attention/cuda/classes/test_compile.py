@@ -56,11 +56,7 @@ def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     ("form", "group", "teams"),
-    [
-        (class_format(1, 128), 4, 4),
-        (class_format(1, 128), 8, 2),
-        (class_format(2, 256), 4, 2),
-    ],
+    [(class_format(1, 128), 4, 4), (class_format(1, 128), 8, 2), (class_format(2, 256), 4, 2)],
     ids=str,
 )
 def test_class_decode_compiles_with_teams(form, group, teams, arch) -> None:

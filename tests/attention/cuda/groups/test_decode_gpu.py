@@ -22,10 +22,7 @@ ODD = (3329, 100, 63, 1)
 
 
 def kivi(bits: int, group: int = 32) -> dict[str, TensorSpec]:
-    return {
-        "key": TensorSpec(bits, "tokens", group),
-        "value": TensorSpec(bits, "channels", group),
-    }
+    return {"key": TensorSpec(bits, "tokens", group), "value": TensorSpec(bits, "channels", group)}
 
 
 def inner(bits: int, mapping: str = "asymmetric") -> dict[str, TensorSpec]:
