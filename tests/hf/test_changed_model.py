@@ -12,6 +12,8 @@ import torch
 from replay_double import ReplayDouble, double, growing
 from small_specs import STREAM
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.prune import l1_unstructured, remove
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -104,9 +106,30 @@ def quantize(model: PreTrainedModel) -> None:
     quantize_model(model, get_recipe("rtn-w4a8"), CalibrationSet([given], {}, []))
 
 
+def tie(model: PreTrainedModel) -> None:
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+
+def exchange_embeddings(model: PreTrainedModel) -> None:
+    embeddings = nn.Embedding(*model.get_input_embeddings().weight.shape)
+    embeddings.weight.data = other(embeddings.weight)
+    model.set_input_embeddings(embeddings)
+
+
+def parametrize(model: PreTrainedModel) -> None:
+    up = weight_norm(model.model.layers[0].mlp.up_proj)
+    up.parametrizations.weight.original0.data *= 2
+
+
+def prune(model: PreTrainedModel) -> None:
+    up = model.model.layers[0].mlp.up_proj
+    remove(l1_unstructured(up, "weight", 0.5), "weight")
+
+
 CHANGES = [
     new_parameter, swap_data, assign_state, exchange_module, scale_attention, rescale_positions,
     patch_forward, resize_embeddings, round_trip, set_vector, quantize,
+    tie, exchange_embeddings, parametrize, prune,
 ]  # fmt: skip
 
 
