@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import adapted_layers, stand_in
 from replay_double import ReplayDouble, double, growing
 from small_specs import STREAM
 from torch import Tensor, nn
@@ -149,6 +150,27 @@ def test_a_changed_model_is_seen(
     with duotone.enable(model, STREAM, graphs=False):
         assert torch.equal(after, logits(model))
     assert after.shape != before.shape or not torch.equal(after, before)
+
+
+ADAPTERS = {
+    "another": lambda layer: layer.set_adapter(["two"]),
+    "disabled": lambda layer: layer.enable_adapters(False),
+    "rescaled": lambda layer: layer.set_scale("one", 3.0),
+    "merged": lambda layer: layer.merge(),
+}
+
+
+@pytest.mark.parametrize("change", ADAPTERS)
+def test_changed_adapters_are_seen(double: type[ReplayDouble], change: str) -> None:
+    model = stand_in("llama")
+    with duotone.enable(model, STREAM):
+        before = logits(model)
+        for layer in adapted_layers(model):
+            ADAPTERS[change](layer)
+        after = logits(model)
+    with duotone.enable(model, STREAM, graphs=False):
+        assert torch.equal(after, logits(model))
+    assert not torch.equal(after, before)
 
 
 def test_a_capture_is_stale_without_the_look(
