@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from duotone.cache.blocks import BlockTable
-from duotone.cache.saliency import prominence_order
-from duotone.calibrate.profiles import blocks_of, energies, sorted_squares
+from duotone.calibrate.profiles import blocks_of, sorted_squares
 
 SPANS = torch.tensor([[-1, 0, 0, 0, 0, 0, 4, 4, 4, -1], [7, 7, 7, 7, 7, 7, 7, -1, -1, -1]])
 
@@ -44,20 +43,3 @@ def test_padding_enters_nothing():
     torch.testing.assert_close(
         falling[0], (6 * x[0, 0, :6].var(0, correction=0)).sort(descending=True)[0]
     )
-
-
-@pytest.mark.parametrize("share", [0.1, 0.45, 0.9])
-def test_energy_in_front_is_that_of_every_spans_and_heads_first_tokens(share):
-    torch.manual_seed(0)
-    x, blocks = torch.randn(2, 3, 8, 4), blocks_of(SPANS)
-    front = every = 0.0
-    for b, start, stop in ((0, 0, 5), (0, 5, 8), (1, 0, 7)):
-        for head in range(3):
-            rows = x[b, head, start:stop].double()
-            squares = (rows - rows.mean(0)).square().sum(1).sort(descending=True).values
-            front += squares[: math.ceil(share * len(rows))].sum()
-            every += squares.sum()
-    x[1, :, 7] = float("nan")  # padding
-    order = prominence_order(x, blocks)[..., None].expand_as(x)
-    found = energies(blocks.to_slots(x.gather(2, order)), blocks.sizes, share)
-    torch.testing.assert_close(found, torch.stack([front, every]), rtol=1e-5, atol=0)

@@ -12,7 +12,7 @@ from cli_runs import error_of, run
 import duotone
 from duotone.cli.common import megabytes, scheme_spec
 
-COMMANDS = ("compare", "generate", "schemes", "evaluate", "plan", "report", "quantize", "calibrate")
+COMMANDS = ("compare", "schemes", "evaluate", "plan", "report", "quantize", "calibrate")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -41,7 +41,7 @@ def test_python_dash_m_runs_it():
     assert duotone.CacheSpec.from_dict(listed["kivi"]["spec"]) == duotone.scheme("kivi")
 
 
-@pytest.mark.parametrize("command", [("generate", "what ?"), ("bench", "generate")])
+@pytest.mark.parametrize("command", [("compare",), ("bench", "generate")])
 def test_a_device_that_torch_does_not_have_is_a_users_error(command):
     assert "the device must be one that this torch can use" in error_of(*command, "--device", "xy")
 
@@ -88,30 +88,13 @@ def test_compare_json_is_pure(tiny, picture):
     assert len(data["answers"]) == 1
 
 
-def test_generate_prints_the_answer_alone_on_stdout(tiny, picture):
-    asked = ("generate", "what is this ?", "--image", picture, "--max-new-tokens", 4)
-    result = run(*asked)
-    assert result.exit_code == 0, result.output
-    data = json.loads(run(*asked, "--json").stdout)
-    assert result.stdout.strip() == data["answer"] != ""
-    assert "true bits per number" in result.stderr
-    assert data["memory"]["visual_bits_per_element"] > 1
-
-
-def test_generate_with_a_text_model_and_a_text_scheme(words_only):
-    result = run("generate", "once upon", "--scheme", "kivi", "--max-new-tokens", 3, "--json")
-    assert result.exit_code == 0, result.output
-    assert len(json.loads(result.stdout)["answer"]) <= 3
-
-
 def test_missing_and_broken_pictures(tiny, tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     assert "existing file" in error_of("compare", "--image", tmp_path / "gone.png")
     assert "image file" in error_of("compare", "--image", tmp_path / "text.png")
-    assert "existing file" in error_of("generate", "what?", "--image", tmp_path / "gone.png")
 
 
-@pytest.mark.parametrize("command", [("compare",), ("generate", "hi"), ("evaluate", "documents")])
+@pytest.mark.parametrize("command", [("compare",), ("evaluate", "documents")])
 def test_unknown_schemes_name_the_nearest(command):
     assert "calibquant" in error_of(*command, "--scheme", "calibqant")
 
@@ -133,17 +116,9 @@ def test_questions_need_pictures():
     assert "--question needs a picture" in error_of("compare", "--question", "what?")
 
 
-def test_a_text_model_under_a_visual_scheme(words_only):
-    assert "has no visual tokens" in error_of("generate", "once", "--scheme", "duotone")
-
-
-def test_a_prompt_without_a_picture_under_a_visual_scheme(tiny):
-    assert "without a picture" in error_of("generate", "what is this ?")
-
-
-def test_pictures_for_a_text_model(words_only, picture):
-    asked = ("generate", "what?", "--image", picture, "--scheme", "kivi")
-    assert "takes text only" in error_of(*asked)
+def test_a_text_model_cannot_be_asked_about_pictures(words_only, picture):
+    told = error_of("compare", "--image", picture, "--scheme", "kivi")
+    assert "pictures need a multimodal model, got 'words'" in told
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/model"])

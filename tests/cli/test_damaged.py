@@ -32,7 +32,7 @@ def test_a_checkpoint(name: str, damage: str, folder: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(DAMAGES[damage](whole))
     try:
-        told = error_of("generate", "--model", folder, "what is this ?")
+        told = error_of("compare", "--model", folder)
     finally:
         path.write_bytes(whole)
     assert str(folder) in told
@@ -41,6 +41,6 @@ def test_a_checkpoint(name: str, damage: str, folder: Path) -> None:
 def test_a_checkpoint_without_its_tensors(folder: Path) -> None:
     path = folder / "quantized.safetensors"
     path.rename(folder / "away")
-    told = error_of("generate", "--model", folder, "what is this ?")
+    told = error_of("compare", "--model", folder)
     (folder / "away").rename(path)
     assert "it has no quantized.safetensors" in told

@@ -73,6 +73,8 @@ def test_a_file_of_texts_is_answered_by_a_scheme_for_text(words_only, tmp_path):
     results = json.loads(result.stdout)
     assert list(results) == ["16-bit", "kivi"]
     assert results["kivi"]["metrics"]["accuracy"]["value"] == 0.0
+    told = error_of("evaluate", tmp_path / "rows.jsonl", "--scheme", "duotone")
+    assert "has no visual tokens" in told
 
 
 def test_text_alone_needs_a_scheme_for_text(tiny, tmp_path):

@@ -67,21 +67,6 @@ def _falling(slots: Tensor, mask: Tensor) -> tuple[PerHead, int]:
     return squares.sort(dim=-1, descending=True).values.sum((0, 2)), int(mask.sum())
 
 
-def energies(slots: Tensor, sizes: Int[Tensor, "batch spans"], share: float) -> Float[Tensor, 2]:
-    """(energy of the first ceil(share n) tokens of spans, of all), summed over spans and heads.
-
-    slots: [batch, kv_heads, spans, longest, head_dim], tokens by saliency; a token's energy is its
-    saliency |c - mean|^2, with the span's mean.
-    """
-    place = torch.arange(slots.shape[3], device=slots.device)
-    mask = (place < sizes[..., None])[:, None, ..., None]
-    slots = slots.masked_fill(~mask, 0)
-    mean = slots.sum(3, keepdim=True) / sizes[:, None, :, None, None].clamp_min(1)
-    energy = ((slots - mean) * mask).square().sum(-1).double()
-    front = place < torch.ceil(share * sizes.double())[..., None]
-    return torch.stack([(energy * front[:, None]).sum(), energy.sum()])
-
-
 def into_coefficients(x: Heads, basis: Float[Tensor, "kv_heads head_dim head_dim"]) -> Heads:
     """x E, in float32."""
     return x.float() @ basis.to(device=x.device, dtype=torch.float32)
@@ -101,58 +86,16 @@ class Profile:
 
 
 @dataclass
-class ProfileSums:
-    """Sums over prompts.
-
-    spans: by layer, tensor and part. energy: `energies` of K by layer, for the first part's share.
-    """
-
-    spans: dict[Name, Profile] = field(default_factory=dict)
-    energy: dict[int, Float[Tensor, 2]] = field(default_factory=dict)
-
-    def add(self, name: Name, falling: PerHead, tokens: int) -> None:
-        """Add sorted squares of one more batch."""
-        zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
-        self.spans.setdefault(name, zero).add(falling.double(), tokens)
-
-    def add_energy(self, layer: int, found: Float[Tensor, 2]) -> None:
-        """Add energies of one more batch."""
-        before = self.energy.get(layer, torch.zeros_like(found))
-        self.energy[layer] = before.to(found.device) + found
-
-    def profiles(self) -> Profiles:
-        """Means over all batches."""
-        variances = {name: p.total / max(p.tokens, 1) for name, p in self.spans.items()}
-        energy = {layer: found.tolist() for layer, found in sorted(self.energy.items())}
-        shares = {
-            layer: front / every if every else 1.0 for layer, (front, every) in energy.items()
-        }
-        return Profiles(variances, shares)
-
-
-@dataclass(frozen=True)
-class Profiles:
-    """Statistics of coefficients, span by span.
-
-    variances: {(layer, which, part): spans' variances, sorted, mean over tokens}. foreground:
-    {layer: the first part's share of K's energy}; 1 where nothing varies.
-    """
-
-    variances: dict[Name, PerHead]
-    foreground: dict[int, float]
-
-
-@dataclass
 class ProfileRecorder:
-    """Sums sorted squares, and energies of K, while prompts pass the model.
+    """Sums sorted squares while prompts pass the model.
 
-    shares: see `sorted_squares`.
+    shares: see `sorted_squares`. spans: sums by layer, tensor and part.
     """
 
     facts: ModelFacts
     bases: Bases
     shares: Mapping[str, float]
-    sums: ProfileSums = field(default_factory=ProfileSums)
+    spans: dict[Name, Profile] = field(default_factory=dict)
     places: Places | None = None
 
     def record(
@@ -169,13 +112,16 @@ class ProfileRecorder:
             "value": into_coefficients(take.apply(value), self.bases.value[layer]),
         }
         order = prominence_order(coefficients["key"], blocks)[..., None]
-        ordered = {w: x.gather(2, order.expand_as(x)) for w, x in coefficients.items()}
-        for which, x in ordered.items():
-            for part, found in sorted_squares(x, blocks, self.shares).items():
-                self.sums.add((layer, which, part), *found)
-        share = next(iter(self.shares.values()))
-        slots = blocks.to_slots(ordered["key"])
-        self.sums.add_energy(layer, energies(slots, blocks.sizes, share))
+        for which, x in coefficients.items():
+            ordered = x.gather(2, order.expand_as(x))
+            for part, (falling, tokens) in sorted_squares(ordered, blocks, self.shares).items():
+                zero = Profile(torch.zeros_like(falling, dtype=torch.float64), 0)
+                name = (layer, which, part)
+                self.spans.setdefault(name, zero).add(falling.double(), tokens)
+
+    def variances(self) -> dict[Name, PerHead]:
+        """Variances of spans, sorted, mean over the tokens of all batches."""
+        return {name: p.total / max(p.tokens, 1) for name, p in self.spans.items()}
 
 
 @torch.inference_mode()
@@ -186,8 +132,8 @@ def gather_profiles(
     shares: Mapping[str, float],
     group: int = 128,
     progress: Callable[[int], None] | None = None,
-) -> Profiles:
-    """Profiles of the batches' prompts.
+) -> dict[Name, PerHead]:
+    """Variances of spans in the batches' prompts, by layer, tensor and part.
 
     bases: of this model. shares: {part: share of a span's tokens}, from the front. group: tokens
     per span of a text model. progress: called with the batches done.
@@ -201,4 +147,4 @@ def gather_profiles(
             generate(model, batch, make_cache(model, None, batch), 1)
             if progress:
                 progress(number)
-    return recorder.sums.profiles()
+    return recorder.variances()

@@ -60,8 +60,7 @@ class Learned:
 
     moments: by layer. units: squared error at the attention's output per unit of coefficients'
     squares, by layer and tensor. shares: of the tokens, by part. spectra: mean over kv heads of the
-    sorted variances of spans, in these units, by layer, tensor and part. foreground: the first
-    part's share of K's energy, by layer.
+    sorted variances of spans, in these units, by layer, tensor and part.
     """
 
     moments: list[LayerMoments]
@@ -69,7 +68,6 @@ class Learned:
     units: dict[tuple[int, str], Units]
     shares: dict[str, float]
     spectra: dict[Name, Spectrum]
-    foreground: dict[int, float]
 
     def widths(self, settings: Settings) -> dict[Name, Classes]:
         """Classes of every tensor, all layers under one budget."""
@@ -96,10 +94,9 @@ def learn(
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
     shares = settings.parts(facts.is_multimodal)
-    profiles = gather_profiles(model, batches, bases, shares, GROUP, second)
-    variances = sorted(profiles.variances.items())
-    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in variances}
-    return Learned(moments, bases, units, shares, spectra, profiles.foreground)
+    variances = gather_profiles(model, batches, bases, shares, GROUP, second)
+    spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
+    return Learned(moments, bases, units, shares, spectra)
 
 
 def _passing(

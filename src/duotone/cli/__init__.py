@@ -11,8 +11,6 @@ from . import (
     calibrate,
     compare,
     evaluate,
-    generate,
-    inspect,
     plan,
     quantize,
     report,
@@ -50,13 +48,11 @@ def _options(
 
 
 app.command("compare")(compare.command)
-app.command("generate")(generate.command)
 app.command("schemes")(schemes.command)
 app.command("evaluate")(evaluate.command)
 app.command("tune")(tune.command)
 app.command("calibrate")(calibrate.command)
 app.command("quantize")(quantize.command)
-app.command("inspect")(inspect.command)
 app.command("plan")(plan.command)
 app.add_typer(bench.app, name="bench")
 app.command("report")(report.command)

@@ -75,7 +75,7 @@ def command(
       duotone quantize Qwen/Qwen2-VL-7B-Instruct -c mine.jsonl -r w4a16-g128 --part language
       --format compressed-tensors -o w4a16
 
-      duotone generate --model w4a8 --image photo.jpg "What is this?"
+      duotone compare --model w4a8 --image photo.jpg -q "What is this?"
     """
     from duotone.hf.weights import checkpoint as quantized
     from duotone.hf.weights.compressed_tensors import check_expressible, export

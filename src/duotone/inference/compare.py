@@ -134,6 +134,11 @@ def check_scheme_fits(loaded: Loaded, spec: Any, has_images: bool) -> None:
 
     if spec.text == "dense" and spec.visual != "dense":
         _check_pictures(loaded, has_images)
+    if has_images and not loaded.takes_images:
+        raise ValueError(
+            f"pictures need a multimodal model, got {loaded.name!r}, which takes text only; choose "
+            "another --model"
+        )
     fitting_facts(loaded.model, spec)
 
 

@@ -4,20 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from duotone.report.markdown import Result, markdown_table, source
-from duotone.report.papers import CALIBQUANT, PAPER_GPU, tokens_per_s
 
 PLAIN = "plain"
 # Rows without a quantized cache, on 16-bit weights: the faster one is the measure of all others.
 PLAINS = (PLAIN, "plain, cuDNN off")
-# Rows that correspond to a row of the paper, by its bits.
-PAPER_BITS = {
-    PLAIN: 16,
-    "duotone@1": 1,
-    "calibrated@1": 1,
-    "calibquant@1": 1,
-    "duotone@2": 2,
-    "calibquant@2": 2,
-}
 # Tokens/s of steps, and of whole answers.
 SPEEDS = ("tokens_per_s", "answer_tokens_per_s")
 HEADER = (
@@ -31,7 +21,6 @@ HEADER = (
     "answers, x plain",
     "s per prompt",
     "peak, GB",
-    f"CalibQuant ({PAPER_GPU}), tokens/s of steps",
 )
 LEGEND = (
     "*Batch*: the largest that fits the budget beside the weights at the end of the answer, or a "
@@ -40,9 +29,7 @@ LEGEND = (
     "faster of `plain` and `plain, cuDNN off` with weights in 16 bit in the same budget. *Peak*: "
     "of tensors, without the weights; the limit is of what the allocator reserves beyond what it "
     "had reserved for the weights, so a peak with tensors in gaps between weights can exceed the "
-    "budget. *calibrated@1*: as `duotone calibrate` makes it, with random bases. CalibQuant's "
-    "numbers are its batch over its time of a step (its Tables 7 and 8 print other batches' "
-    "numbers)."
+    "budget. *calibrated@1*: as `duotone calibrate` makes it, with random bases."
 )
 SUMMARY_LEGEND = (
     "Tokens/s of steps and the batch, which fits the budget beside the weights; in brackets times "
@@ -156,7 +143,7 @@ def _measured(result: Result) -> list[Mapping[str, Any]]:
 def _line(result: Result, row: Mapping[str, Any]) -> list[str]:
     begin = [f"{result['budget_bytes'] / 1e9:g}", row["row"], str(row["batch"])]
     if not row["batch"]:
-        return [*begin, *[""] * (len(HEADER) - len(begin) - 1), _paper(result, row)]
+        return [*begin, *[""] * (len(HEADER) - len(begin))]
     speeds = []
     for name, ratio in zip(SPEEDS, _ratios(row, _plain(result)) or ("", ""), strict=True):
         speeds += [f"{row[name]:,.0f}", ratio and f"{ratio:.1f}"]
@@ -167,15 +154,7 @@ def _line(result: Result, row: Mapping[str, Any]) -> list[str]:
         *speeds,
         f"{row['read_s']:.2f}",
         "" if peak is None else f"{peak / 1e9:.1f}",
-        _paper(result, row),
     ]
-
-
-def _paper(result: Result, row: Mapping[str, Any]) -> str:
-    bits = PAPER_BITS.get(row["row"], 0)
-    budgets = CALIBQUANT.get((result["model"], result["visual_tokens"], bits), {})
-    theirs = budgets.get(round(result["budget_bytes"] / 1e9))
-    return "" if theirs is None else f"{tokens_per_s(theirs):,.0f}"
 
 
 def _notes(results: Sequence[Result], names: Sequence[str]) -> list[str]:
