@@ -51,7 +51,7 @@ def test_every_door_names_the_file(text: str, message: str, tmp_path: Path) -> N
     configuration = {"task": "captions", "scheme": "kivi"}
     kept = broken(tmp_path, f"{file_stem(configuration)}.json", text)
     with pytest.raises(ValueError, match=f"(?s){kept.name}.*{message}"):
-        finished(tmp_path, {"kivi": configuration}, None)
+        finished(tmp_path, {"kivi": configuration})
     if text:
         broken(tmp_path, "mine.jsonl", text)
         with pytest.raises(ValueError, match=f"(?s){message}"):
@@ -81,4 +81,4 @@ def test_a_result_that_is_no_object_is_refused(tmp_path: Path) -> None:
     configuration = {"task": "captions", "scheme": "kivi"}
     broken(tmp_path, f"{file_stem(configuration)}.json", "[]")
     with pytest.raises(ValueError, match="a result file holds an object"):
-        finished(tmp_path, {"kivi": configuration}, None)
+        finished(tmp_path, {"kivi": configuration})
