@@ -71,12 +71,14 @@ def test_the_table_of_its_own_names_no_packages_that_are_missing() -> None:
 
 
 def test_weights_are_quantized_for_the_rows_that_ask_for_it() -> None:
-    names = ("plain, rtn-w8a8", "plain")
+    names = ("plain, rtn-w8a8", "plain", "calibrated@1", "calibrated@1, rtn-w8a8")
     result = measured(*TINY, *rows(*names))
     assert result["weights"] == "16 bit"
     assert [(row["row"], row["weights"]) for row in result["rows"]] == [
         ("plain", "16 bit"),
+        ("calibrated@1", "16 bit"),
         ("plain, rtn-w8a8", "rtn-w8a8"),
+        ("calibrated@1, rtn-w8a8", "rtn-w8a8"),
     ]
 
 
@@ -86,11 +88,6 @@ def test_made_up_bases_are_for_random_weights() -> None:
     done = run("--model", "duotone-tiny", *SMALL, *rows("calibrated@1"))
     assert done.exit_code == 2
     assert "for a model of random weights" in " ".join(done.output.split())
-
-
-def test_made_up_bases_go_with_weights_in_16_bit_and_with_quantized_ones() -> None:
-    result = measured(*TINY, *rows("calibrated@1", "calibrated@1, rtn-w8a8"))
-    assert [row["weights"] for row in result["rows"]] == ["16 bit", "rtn-w8a8"]
 
 
 def test_a_spec_is_two_rows_beside_plain(tmp_path: Path) -> None:
@@ -175,6 +172,7 @@ REFUSED = {
     "a row twice": (("--row", "kivi@2", "--spec", "kivi@2"), "measured once"),
     "two recipes": (rows("plain, rtn-w4a8", "plain, rtn-w8a8"), "quantized once"),
     "few tokens": (("--new-tokens", "10"), "24 new tokens"),
+    "an existing file": (("--out", __file__), "--out must be a new file"),
     "a short prompt": (("--tokens", "12"), "--tokens must hold a tile of 16"),
     "another file of JSON": (("--model", "mine.json"), "a configuration is a config.json"),
 }
@@ -197,13 +195,6 @@ def test_a_scheme_that_does_not_fit_is_refused_before_any_work(
     done = run("--model", tmp_path / "config.json", *SMALL, *rows("plain", "duotone@1"))
     assert done.exit_code == 2
     assert "text" in done.output
-
-
-def test_an_existing_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "old.json").write_text("{}")
-    done = run(*TINY, "--out", tmp_path / "old.json")
-    assert done.exit_code == 2
-    assert "--out must be a new file" in " ".join(done.output.split())
 
 
 def test_every_row_of_the_whole_table_is_one() -> None:

@@ -23,11 +23,13 @@ SHAPE = Shape(1, 4, 2, 160, 64)
 BY_NAME = {baseline.name: baseline for baseline in BASELINES}
 
 
-@pytest.fixture(autouse=True)
-def few_buffers(monkeypatch):
-    monkeypatch.setattr("duotone.bench.timing.MIN_ROTATED", 2)
-    monkeypatch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
-    monkeypatch.setattr(kernel, "copy_tb_per_s", lambda clock: 4.0)
+@pytest.fixture(autouse=True, scope="module")
+def few_buffers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duotone.bench.timing.MIN_ROTATED", 2)
+        patch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
+        patch.setattr(kernel, "copy_tb_per_s", lambda clock: 4.0)
+        yield
 
 
 def settings(**changes):
@@ -41,12 +43,8 @@ def rows_by_name(rows):
 
 @pytest.fixture(scope="module")
 def result():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "copy_tb_per_s", lambda clock: 4.0)
-        patch.setattr("duotone.bench.timing.MIN_ROTATED", 2)
-        patch.setattr("duotone.bench.timing.ROTATED_BYTES", 1)
-        told = []
-        made = run_kernels(settings(impls=["cuda", "reference"]), FakeClock(), told_to(told))
+    told = []
+    made = run_kernels(settings(impls=["cuda", "reference"]), FakeClock(), told_to(told))
     assert told[-1] == ("done", len(made["rows"]), len(made["rows"]))
     return made
 

@@ -9,9 +9,8 @@ from duotone.attention import attend
 from duotone.attention.cuda.spans.layout import RecordFormat
 from duotone.bench.problems import bytes_of, copy_of
 from duotone.bench.rows import PackedRow, laid_out
-from duotone.bench.schemes import BenchScheme, bench_schemes, select
+from duotone.bench.schemes import BenchScheme, bench_schemes
 from duotone.bench.shapes import SHAPES, Shape
-from duotone.quant import TensorSpec
 from duotone.quant.accounting import tensor_bytes
 
 CPU = torch.device("cpu")
@@ -137,20 +136,7 @@ def test_schemes_say_what_shapes_they_lack():
     assert all(scheme.reason(SHAPES[0]) is None for scheme in SCHEMES.values())
 
 
-def test_the_schemes_of_the_table():
-    assert SCHEMES["kivi-2"].key == TensorSpec(2, "tokens", 32)
-    assert SCHEMES["innerq-2 symmetric"].value == TensorSpec(2, "tokens", 32, "symmetric")
-    xquant = SCHEMES["xquant shared 2/1"]
-    assert (xquant.key.bits, xquant.value.bits, xquant.shared) == (2, 1, True)
-    assert len([s for s in SCHEMES.values() if s.tau]) == 4
-    assert [s.name for s in select(["duotone", "1 bit"])] == ["duotone", "1 bit"]
-    with pytest.raises(ValueError, match="--scheme must be among"):
-        select(["1bit"])
-
-
-@pytest.mark.parametrize(
-    "text", ["1,2", "a,b,c,d", "8,7,2,10", "0,8,8,10", "1,2,1,3,4,5", "1,-2,1,3"]
-)
+@pytest.mark.parametrize("text", ["1,2", "a,b,c,d", "8,7,2,10", "0,8,8,10"])
 def test_bad_shapes_are_refused(text):
     with pytest.raises(ValueError, match="a shape is batch,q_heads,kv_heads,tokens"):
         Shape.parse(text)

@@ -23,10 +23,10 @@ from families import tiny_model as family_model
 SUMS = ("key", "value", "query")
 
 
-def text_batch(lengths, seed=0, width=None):
+def text_batch(lengths, seed=0):
     """Left-padded random letters."""
     generator = torch.Generator().manual_seed(seed)
-    width = width or max(lengths)
+    width = max(lengths)
     rows = [torch.randint(0, 32, (n,), generator=generator) for n in lengths]
     ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([(torch.arange(width) >= width - n).long() for n in lengths])
@@ -106,13 +106,6 @@ def test_what_is_fed_behind_the_end_of_an_answer_does_not_count():
     assert gather_moments(model, apart[:1], group=4)[0].queries == 9 + before_end
     together = gather_moments(model, [CalibrationBatch(both, 5)], group=4)
     assert_same(together, gather_moments(model, apart, group=4), rtol=1e-4)
-
-
-def test_padding_enters_nothing():
-    model = text_model()
-    plain = [CalibrationBatch(text_batch([11, 7], 3), 2)]
-    padded = [CalibrationBatch(text_batch([11, 7], 3, width=20), 2)]
-    assert_same(gather_moments(model, padded, 4), gather_moments(model, plain, 4), rtol=1e-4)
 
 
 def test_batches_are_their_sequences():

@@ -12,16 +12,6 @@ from cli_runs import error_of, run
 import duotone
 from duotone.cli.common import megabytes, scheme_spec
 
-COMMANDS = ("compare", "schemes", "evaluate", "plan", "report", "quantize", "calibrate")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command):
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert any(line.strip().startswith(f"duotone {command}") for line in result.output.splitlines())
-    assert "--json" in result.output
-
 
 def test_the_command_line_is_lean():
     heavy = {"torch", "transformers", "triton"}
@@ -78,14 +68,6 @@ def test_compare_says_only_what_differs_and_no_numbers_of_nothing(tiny, picture)
     assert "the same" in shown
     assert "pictures' cache" not in shown
     assert "visual number" not in shown
-
-
-def test_compare_json_is_pure(tiny, picture):
-    asked = ("--image", picture, "-q", "what is this ?")
-    result = run("compare", *asked, "-s", "minmax", "--bits", 4, "--json", "--max-new-tokens", 3)
-    data = json.loads(result.stdout)
-    assert data["memory"]["nominal_bits"] == 4
-    assert len(data["answers"]) == 1
 
 
 def test_missing_and_broken_pictures(tiny, tmp_path):

@@ -106,16 +106,6 @@ def test_evaluate_names_what_is_wrong(arguments, message):
     assert message in error_of("evaluate", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [((), "Missing argument"), (("--task", "captions"), "No such option: --task")],
-)
-def test_the_task_is_an_argument(arguments, message):
-    result = run("evaluate", *arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-
-
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny.model, "generate", None)
     (tmp_path / "file").touch()

@@ -80,13 +80,13 @@ def test_parse_bytes(text, count):
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["30", "1.5", "999999"])
-def test_a_budget_without_its_unit_is_refused(text):
-    with pytest.raises(ValueError, match=rf"at least 1,000,000, got '{text}'; write {text}GB, or"):
-        parse_bytes(text)
-
-
-@pytest.mark.parametrize("text", ["30 apples", "-1GB", "", "0GB", "GB"])
-def test_parse_bytes_refuses(text):
-    with pytest.raises(ValueError, match=r"write e\.g\. 30GB"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("999999", "at least 1,000,000, got '999999'; write 999999GB, or"),
+        *((text, r"write e\.g\. 30GB") for text in ("30 apples", "-1GB", "", "0GB", "GB")),
+    ],
+)
+def test_parse_bytes_refuses(text, message):
+    with pytest.raises(ValueError, match=message):
         parse_bytes(text)

@@ -127,28 +127,6 @@ def test_a_mixed_scheme_reads_text_as_it_generates():
     torch.testing.assert_close(losses[0], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_phases_read_in_long_steps_are_noticed(model, monkeypatch):
-    spec = duotone.scheme("innerq", mapping="hybrid-prefill").replace(sink=3, recent=16)
-    spec, (window,) = spec.replace(key_norm=False), texts(90)
-    expected = generated_losses(model, window, spec)
-    monkeypatch.setattr(CacheSpec, "tells_phases_apart", False)
-    losses, _ = token_losses(model, [window], spec)
-    assert (losses[0] - expected).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("late", [1, 2])
-def test_a_step_over_a_flush_is_noticed(model, monkeypatch, late):
-    windows, spec = texts(90), stream(1, 8, recent=24)
-    expected = one_at_a_time(model, windows, spec)
-    monkeypatch.setattr(
-        "duotone.evaluate.perplexity.window_steps",
-        lambda *_: [slice(0, 32 + late), slice(32 + late, 40), slice(40, 89)],
-    )
-    losses, _ = token_losses(model, windows, spec)
-    torch.testing.assert_close(losses[:, :32], expected[:, :32])
-    assert (losses - expected)[:, 32 : 32 + late].abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("longest", [7, 300])
 def test_losses_of_float32_logits_have_no_rounding_of_their_own(model, longest):
     """Also where more tokens are read than are widened at a time."""

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import transformers
 
 from duotone.hf.weights.checkpoint import model_class
 from duotone.hf.weights.compressed_tensors import SIDECAR, check_expressible, export
@@ -28,8 +27,12 @@ EXPRESSIBLE = {
     "awq-w4a16-g128": "pack-quantized",
 }
 KNOWN = [name for name in FAMILIES if name in MAPPED]
-# transformers says so wherever a checkpoint has a configuration of its own.
-passed = pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+
+
+@pytest.fixture(scope="module", params=EXPRESSIBLE)
+def expressible(request, tmp_path_factory):
+    """(name, its model, its folder) of every recipe that the format can express."""
+    return request.param, *exported(request.param, tmp_path_factory.mktemp("exported"))
 
 
 def exported(name, folder, **changes):
@@ -38,15 +41,11 @@ def exported(name, folder, **changes):
     return loaded, export(loaded.model, folder / "out")
 
 
-def loaded_by_transformers(folder, model, dequantize=False):
+def loaded_by_transformers(folder, model):
     """(the model of a folder, keys that did not fit by kind)."""
     pytest.importorskip("compressed_tensors", reason="needs pip install 'duotone[dev]'")
-    given = {}
-    if dequantize:
-        own = transformers.CompressedTensorsConfig(dequantize=True)
-        given = {"quantization_config": own}
     again, info = model_class(model.config).from_pretrained(
-        folder, dtype=model.dtype, output_loading_info=True, **given
+        folder, dtype=model.dtype, output_loading_info=True
     )
     return again, {kind: set(keys) for kind, keys in info.items() if keys}
 
@@ -68,11 +67,10 @@ def test_words_hold_eight_codes_the_first_in_the_low_bits():
         pack_int32(codes + 3)
 
 
-@pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_config_and_tensors_are_the_formats(name, tmp_path):
+def test_config_and_tensors_are_the_formats(expressible):
     from safetensors.torch import load_file
 
-    loaded, folder = exported(name, tmp_path)
+    name, loaded, folder = expressible
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert config["format"] == EXPRESSIBLE[name]
     assert config["ignore"] == ["lm_head"]
@@ -95,18 +93,6 @@ def test_the_configuration_names_its_model_and_what_stays_16_bit(tmp_path):
     assert not any("language_model" in name for name in plain)
 
 
-@passed
-@pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_its_own_loader_finds_the_same_weights(name, tmp_path):
-    loaded, folder = exported(name, tmp_path)
-    again, odd = loaded_by_transformers(folder, loaded.model, dequantize=True)
-    # Scales of activations: nobody reads them; not all versions of transformers mention it.
-    left = odd.pop("unexpected_keys", set())
-    assert all(name.endswith(".input_scale") for name in left)
-    assert not odd
-    assert_same_weights(again, loaded.model)
-
-
 def our_product(linear, x):
     """Product of our linear with text at one scale, the larger one of two."""
     if linear.activation == "none":
@@ -116,9 +102,8 @@ def our_product(linear, x):
     return linear_int(rows.codes, rows.scale, linear.packed, None, linear.bias, dtype=x.dtype)
 
 
-@pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_its_own_linears_make_the_same_of_their_inputs(name, tmp_path):
-    loaded, folder = exported(name, tmp_path)
+def test_its_own_linears_make_the_same_of_their_inputs(expressible):
+    name, loaded, folder = expressible
     again, odd = loaded_by_transformers(folder, loaded.model)
     assert not odd
     again(input_ids=torch.tensor([[3, 4]]))  # the first call unpacks the weights
@@ -172,17 +157,16 @@ def test_every_family_comes_back_with_its_logits(family, tmp_path):
         torch.testing.assert_close(again(**given).logits, model(**given).logits)
 
 
-@pytest.mark.parametrize("name", ["mquant-w8a8", "rtn-w4a8", "quarot-w8a8"])
-def test_what_the_format_cannot_say_is_refused(name, tmp_path):
-    loaded, _ = quantized(name)
+def test_what_the_format_cannot_say_is_refused(tmp_path):
+    for name in ("mquant-w8a8", "quarot-w8a8"):
+        with pytest.raises(ValueError, match="compressed-tensors expresses"):
+            check_expressible(get_recipe(name))
+    with pytest.raises(ValueError, match=r"visual_first=True.*static-msq-w8a8"):
+        check_expressible(get_recipe("static-msq-aifs-w8a8"))
+    loaded, _ = quantized("rtn-w4a8")
     with pytest.raises(ValueError, match="compressed-tensors expresses"):
         export(loaded.model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_an_order_of_tokens_is_refused_before_any_work():
-    with pytest.raises(ValueError, match=r"visual_first=True.*static-msq-w8a8"):
-        check_expressible(get_recipe("static-msq-aifs-w8a8"))
 
 
 def test_sizes_that_need_padding_are_refused_before_any_work():

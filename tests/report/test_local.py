@@ -7,9 +7,6 @@ import pytest
 from duotone.report import tables as report
 from duotone.report.local import local_renderers
 
-from made_up_results import result
-from paths import REPOSITORY
-
 DOOR = """
 def render(results):
     return f"{len(results)} results"
@@ -45,9 +42,3 @@ def test_its_renderers_get_its_results(tmp_path):
 def test_a_package_that_is_not_there_or_lacks_renderers_is_named(tmp_path, entry, door):
     with pytest.raises(ValueError, match=r"__init__.py"):
         local_renderers(repository(tmp_path, entry, door))
-
-
-def test_this_repository_renders_its_own_benchmarks():
-    schema, render = local_renderers(REPOSITORY)["quality"]
-    assert schema == "duotone.quality/1"
-    assert "documents" in render([result()])

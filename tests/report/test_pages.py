@@ -42,11 +42,6 @@ def test_marked_tables_are_replaced_and_the_rest_stays():
     assert pages.update_text(once, {"quality": "| new |"}) == once
 
 
-def test_a_marker_without_results_raises():
-    with pytest.raises(ValueError, match="none for 'speed'"):
-        pages.update_text("<!-- duotone:speed -->\n<!-- /duotone:speed -->", {"quality": ""})
-
-
 @pytest.mark.parametrize(
     "text",
     [

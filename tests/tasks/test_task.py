@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from PIL import Image
 
@@ -30,14 +32,7 @@ def test_messages_hold_the_pictures_then_the_question():
 
 
 def test_without_images_keeps_what_scoring_needs():
-    bare = EXAMPLES[0].without_images()
-    assert bare.images == ()
-    assert (bare.name, bare.question, bare.answers, bare.objects) == (
-        "0",
-        "what?",
-        ("a red ball",),
-        {"red ball"},
-    )
+    assert EXAMPLES[0].without_images() == replace(EXAMPLES[0], images=())
 
 
 def test_score_holds_every_metric_and_notices_wrong_answers():

@@ -8,13 +8,6 @@ from duotone import KVSpec, scheme
 from duotone.quant.schemes import SCHEMES
 
 
-def test_the_grid_is_4_by_4_for_every_range():
-    for bits, ranges in ((1, 2), (2, 1)):
-        specs = rows_of.grid_specs(bits)
-        assert len(specs) == len(set(specs.values())) == 16 * ranges
-    assert rows_of.grid_specs(1)["calibquant-1 tau 2,3"].visual.key.shrink == 0.5
-
-
 def test_rows_are_the_ablations_the_issue_asks_for():
     rows = rows_of.table_specs(1, (1, 2))
     paper = rows["calibquant-paper @1"]

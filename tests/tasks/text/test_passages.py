@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from duotone.tasks import Passages, read_passages
+from duotone.tasks import read_passages
 from duotone.tasks.text.passages import windows
 
 START = 1
@@ -50,7 +50,6 @@ def test_a_last_token_alone_predicts_nothing():
     ("name", "content", "message"),
     [
         ("a.json", [[1, 2], [3]], r"at least 2 token ids >= 0, got \[3\] in a\.json row 2"),
-        ("a.json", [[1, -2]], "token ids >= 0, got"),
         ("a.json", [[True, 2]], "token ids >= 0, got"),
         ("a.json", ["text"], r"text belongs into a \.jsonl file"),
         ("a.json", {"ids": []}, "must hold a list of rows"),
@@ -62,7 +61,6 @@ def test_a_last_token_alone_predicts_nothing():
             '{"text": 5}',
             r"got text = '5' in a\.jsonl line 1; is this the file of a task",
         ),
-        ("a.jsonl", "[1]", r"\"text\": text.*got \[1\] in a\.jsonl line 1"),
         ("a.jsonl", "{", r"must be JSON, got none in a\.jsonl line 1"),
         ("a.jsonl", "\n", "at least one row"),
         ("a.txt", "", "at least 2 tokens, got fewer in document 1 of a.txt"),
@@ -80,5 +78,3 @@ def test_misuse_raises(tmp_path):
         read_passages(written(tmp_path, "a.txt", "words"), 8)
     with pytest.raises(ValueError, match="context must be at least 2"):
         read_passages(tmp_path / "a.json", 1)
-    with pytest.raises(ValueError, match="between 1 and the data's 1 documents, got 2"):
-        Passages((((1, 2),),), 8).check_documents(2)

@@ -53,19 +53,12 @@ def test_sizes_of_real_models(size):
 def test_equals_the_dense_matrix_and_comes_back(size, padded):
     plan = plan_hadamard(size)
     if padded:
-        plan = HadamardPlan(size, 2048, 1, 1, 2048)
+        plan = HadamardPlan(size, 2048, 2, 1, 1024)
     x = torch.randn(3, 2, size, dtype=torch.float64)
     y = transform(x, plan)
     wide = torch.nn.functional.pad(x, (0, plan.padded - size))
     torch.testing.assert_close(y, wide @ dense(plan).T, rtol=0, atol=1e-12)
     torch.testing.assert_close(transform_back(y, plan), x, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("plan", [plan_hadamard(96), HadamardPlan(192, 192, 3, 1, 64)], ids=str)
-def test_a_linear_behind_it_keeps_its_output(plan):
-    x, w = torch.randn(5, plan.size).double(), torch.randn(7, plan.size).double()
-    kept = transform(x, plan) @ transform(w, plan).T
-    torch.testing.assert_close(kept, x @ w.T, rtol=0, atol=1e-12)
 
 
 def test_bfloat16_is_summed_in_float32():
@@ -74,12 +67,6 @@ def test_bfloat16_is_summed_in_float32():
     assert transform(x, plan).dtype == torch.bfloat16
     exact = transform(x.double(), plan)
     torch.testing.assert_close(transform(x, plan).double(), exact, rtol=2**-8, atol=1e-5)
-
-
-def test_channel_0_is_the_mean():
-    plan = plan_hadamard(11008 // 64)
-    x = torch.randn(4, 172).double()
-    torch.testing.assert_close(transform(x, plan)[:, 0], x.sum(1) / 172**0.5)
 
 
 def test_no_pad_prefers_exact_then_blocks():

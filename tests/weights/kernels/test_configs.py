@@ -9,10 +9,9 @@ from duotone.weights.kernels.configs import (
     gemm_config,
     gemm_pieces,
     gemv_config,
-    preferred,
     split_config,
 )
-from duotone.weights.kernels.triton.gemm import GemmConfig, rounds
+from duotone.weights.kernels.triton.gemm import rounds
 from duotone.weights.kernels.triton.gemv import GemvConfig
 from duotone.weights.kernels.triton.split import SplitConfig
 from duotone.weights.modules.packed_weight import PackedWeight
@@ -29,11 +28,6 @@ def weight(name: str, group: int | None = None) -> PackedWeight:
     codes = torch.empty(outs, ins // 2, dtype=torch.uint8)
     scale = torch.ones((outs,) if group is None else (outs, ins // group))
     return PackedWeight(codes, 4, scale, group)
-
-
-def test_many_tokens() -> None:
-    best = GemmConfig(128, 128, 128, warps=4, stages=3, per_sm=2)
-    assert all(gemm_config(8192, weight(name)) == best for name in SHAPES)
 
 
 def test_a_round_that_would_be_near_empty_is_a_product_of_smaller_tiles() -> None:
@@ -107,12 +101,3 @@ def test_splits_of_8_bits_run_at_one_time(tokens: int) -> None:
     programs = 132 * (227 * 1024 // shared_bytes)
     tiles = 4096 // config.outs * -(-tokens // config.tokens)
     assert 132 * 0.7 < tiles * config.splits <= programs
-
-
-def test_order_of_preference() -> None:
-    assert preferred(1, 4)[0] == "gemv"
-    assert preferred(1, 8)[0] == "gemv"
-    assert preferred(2, 8)[0] == preferred(8192, 8)[0] == "w8a8-wgmma"
-    assert preferred(16, 8)[1] == "w8a8-split"
-    assert preferred(512, 4)[0] == "w4a8-fused"
-    assert preferred(513, 4)[0] == "w4a8-scratch"

@@ -85,12 +85,6 @@ def test_never_faster_than_the_memory_or_the_tensor_cores() -> None:
         assert us >= tokens * outs * ins / (4096 * SMS * 1980)
 
 
-def test_a_tile_of_a_team() -> None:
-    alone, team = WgmmaTile(160, 2, 2), WgmmaTile(160, 2, 2, teams=2)
-    assert (alone.outs, team.outs) == (256, 128)
-    assert alone.count(477, 28672) == 3 * 112
-
-
 @pytest.mark.parametrize(
     ("shape", "group", "words"),
     [

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from duotone.weights.equivalences.hadamard import plan_hadamard, transform
 from duotone.weights.kernels.devices import has_kernels
-from duotone.weights.modules.encode import encode, features
+from duotone.weights.modules.encode import encode
 
 from linear_cases import DEVICE
 
@@ -94,8 +94,3 @@ def test_channels_that_are_not_neighbours():
     x = halves(48)[0].T.contiguous().T
     given = (SCALE, 48, plan_hadamard(48))
     assert_near(encode(x, *given, impl="triton"), encode(x, *given, impl="reference"))
-
-
-def test_features_are_padded_to_the_columns():
-    x = torch.randn(2, 3, 5)
-    assert torch.equal(features(x, None, 8), F.pad(x.flatten(0, 1), (0, 3)))

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -79,14 +77,6 @@ def test_rows_take_the_scale_of_their_modality():
     assert torch.equal(whole[~visual], apart)
 
 
-def test_padding_has_no_say():
-    x, real = inputs(), torch.arange(37) < 30
-    wild = x.clone()
-    wild[~real] = 1e4
-    made = [quantized(linear(), rows, RTN8, Rows(real)).scales for rows in (x, wild)]
-    assert torch.equal(*made)
-
-
 def test_groups_are_padded_where_the_channels_do_not_come_out():
     made = quantized(linear(), inputs(), Recipe(group=8, activation="none"))
     assert made.packed.shape == (5, 16)
@@ -109,6 +99,7 @@ def test_groups_with_integer_activations(bits, activation):
     # the small columns' scales are their own
     assert relative_error(made(x), wanted) < min(0.2, relative_error(whole(x), wanted) / 4)
     again = made_of(made.record(), torch.float32, Modality())
+    assert all(tensor.is_meta for tensor in again.state_dict().values())
     again.load_state_dict(made.state_dict(), assign=True)
     assert torch.equal(again(x), made(x))
 
@@ -142,16 +133,6 @@ def test_scales_stay_float32_when_the_model_is_cast():
     assert all(torch.equal(getattr(made, name), value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_it_is_rebuilt_from_record_and_state(bits):
-    module, x = linear(plan=True), inputs()
-    made = quantized(module, x, Recipe(bits=bits, online="hadamard"), split=True)
-    again = made_of(made.record(), torch.float32, Modality())
-    assert all(tensor.is_meta for tensor in again.state_dict().values())
-    again.load_state_dict(copy.deepcopy(made.state_dict()), assign=True)
-    assert torch.equal(again(x), made(x))
-
-
 def test_a_record_with_random_signs_is_refused():
     record = quantized(linear(), inputs(), RTN8).record() | {"signs": True}
     with pytest.raises(ValueError, match=r"no random signs.*static-msq-signs; quantize the model"):
@@ -169,9 +150,7 @@ def test_any_shape_of_batch():
     [
         ({"activation": "fp8"}, "activation must be one of"),
         ({"scales": None}, "static activations, and only they"),
-        ({"activation": "dynamic"}, "static activations, and only they"),
         ({"scales": torch.ones(3)}, "one] or"),
-        ({"scales": torch.ones(1).double()}, "one] or"),
     ],
 )
 def test_scales_that_do_not_go_with_the_activation_are_refused(changes, message):

@@ -40,17 +40,6 @@ def test_gates(columns: int, dynamic: bool) -> None:
         near(found.codes, other.codes.roll(1, 1))
 
 
-@needs_kernels
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_norms(kind: str) -> None:
-    x, weight = torch.randn(2, 300, device=DEVICE), torch.rand(300, device=DEVICE)
-    scale = torch.tensor([0.02], device=DEVICE)
-    given = {"eps": 1e-6, "weight": weight, "kind": kind}
-    found = norm_quantize(x, scale, impl="triton", **given)
-    wanted = norm_quantize(x, scale, impl="reference", **given)
-    near(found.codes, wanted.codes)
-
-
 def test_clear_refusals() -> None:
     x = torch.randn(2, 8)
     with pytest.raises(ValueError, match="contiguous rows"):
