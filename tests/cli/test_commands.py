@@ -19,14 +19,14 @@ def test_the_command_line_is_lean():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_version_is_the_packages():
-    assert run("--version").output == f"duotone {duotone.__version__}\n"
-
-
 def test_python_dash_m_runs_it():
-    command = [sys.executable, "-m", "duotone", "schemes", "--json"]
+    command = [sys.executable, "-m", "duotone", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    listed = json.loads(done.stdout)
+    assert done.stdout == f"duotone {duotone.__version__}\n"
+
+
+def test_schemes_as_json_are_specs():
+    listed = json.loads(run("schemes", "--json").stdout)
     assert set(listed) == set(duotone.schemes())
     assert duotone.CacheSpec.from_dict(listed["kivi"]["spec"]) == duotone.scheme("kivi")
 
