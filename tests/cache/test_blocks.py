@@ -1,4 +1,3 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,13 +86,6 @@ def test_slots_and_tokens_are_inverse(mask: Tensor, group: int | None) -> None:
     assert torch.equal(back.masked_fill(~valid, 0), x.masked_fill(~valid, 0))
     if table.blocks > 1:
         assert (table.mask.sum((1, 2)) == lengths).all()
-
-
-@pytest.mark.parametrize("keep", [0, 1, 4, 9])
-def test_truncate_empties_the_blocks_behind(keep: int) -> None:
-    table = BlockTable(torch.tensor([[0, 3, 5, 9]])).truncate(torch.tensor([keep]))
-    assert table.lengths.tolist() == [keep]
-    assert (table.sizes >= 0).all()
 
 
 def test_results_are_shared_between_layers() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duotone.cache import LayerStore, Ledger, memory_report
+from duotone.cache import LayerStore, Ledger
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 
 GROUPED = KVSpec(TensorSpec(8, group=4), TensorSpec(8, "channels", 8))
@@ -152,18 +152,6 @@ def test_rows_moves_ledger_and_layer_together(name: str, index: list[int]) -> No
         model.check_values(b)
 
 
-@pytest.mark.parametrize("name", ["mixed", "stream", "stream-no-window"])
-def test_windows_hold_over_hundreds_of_steps(name: str) -> None:
-    model = Model(SPECS[name])
-    model.step(torch.tensor([[False] * 4 + [True] * 5] * BATCH), torch.ones(BATCH, 9).bool())
-    one = torch.ones(BATCH, 1, dtype=torch.bool)
-    for step in range(300):
-        model.step(~one, one)
-        model.check_window(step % BATCH)
-        if step % 100 == 99:
-            model.check()
-
-
 def test_decoding_writes_in_place_between_moves() -> None:
     ledger, store = Ledger(SPECS["dense"], BATCH, torch.device("cpu")), LayerStore(SPECS["dense"])
     one = torch.ones(BATCH, 1, dtype=torch.bool)
@@ -173,24 +161,6 @@ def test_decoding_writes_in_place_between_moves() -> None:
         store.apply(ledger.plan(~one, one), states, states)
         pointers.add(store.key.data_ptr())
     assert len(pointers) <= 4
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_report_counts_dense_equivalent_of_real_tokens_only(name: str) -> None:
-    model = Model(SPECS[name])
-    real = torch.ones(BATCH, 30, dtype=torch.bool)
-    real[1, :10] = False
-    visual = torch.zeros_like(real)
-    visual[:, 12:20] = True
-    model.step(visual, real)
-    report = memory_report([model.store], [model.ledger.state], nominal_bits=8.0)
-    assert report.dense_equivalent_bytes == (30 + 20) * 2 * HEADS * DIM * 4
-    assert report.total_bytes == (
-        report.codes_bytes + report.params_bytes + report.dense_bytes + report.index_bytes
-    )
-    packs_visual = isinstance(SPECS[name].visual, KVSpec)
-    assert (report.visual_bits_per_element > 0) == packs_visual
-    assert report.visual_dense_equivalent_bytes == packs_visual * 16 * 2 * HEADS * DIM * 4
 
 
 @pytest.mark.parametrize(("size", "front"), [(1, 1), (2, 1), (5, 2), (10, 4), (63, 26)])

@@ -81,13 +81,3 @@ def test_a_wrong_slot_would_show() -> None:
     before = values_of(store, 1)
     store.value[:, :, 0] = 99.0
     assert values_of(store, 1) != before
-
-
-def test_dense_text_only_grows() -> None:
-    spec = CacheSpec(visual="dense", text="dense")
-    layer, ledger = prefilled(spec, [5, 3])
-    places, order = StaticPlaces.of(ledger.state, spec, 4)
-    store = StaticStore(layer, places, order)
-    assert store.stream is None
-    assert store.key.shape[2] == 9
-    assert not any(places.is_due(step) for step in range(4))

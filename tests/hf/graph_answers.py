@@ -26,9 +26,11 @@ class StopAt(StoppingCriteria):
 
 
 def batch_of(name: str) -> dict[str, Tensor]:
+    """Left-padded rows: images at different places, two images, none at all."""
     if name in TEXT_ONLY:
         return inputs(name, [[23], [9], [16]])
     rows = [[3, "image", 9, "image", 4], [11, "image", 2], [7]]
+    # Some processors hand all rows the same number of pictures.
     return inputs(name, rows[:1] * 2 if name == "smolvlm" else rows)
 
 

@@ -72,14 +72,6 @@ def test_parts_have_their_own_bits_and_the_plan_counts_them(policy: str) -> None
     assert memory.params_bytes == planned.params_bytes
 
 
-def test_quantizing_behind_is_noticed() -> None:
-    model, given = tiny_model("internvl"), batch_of("internvl")
-    eight = KVSpec(TensorSpec(8), TensorSpec(8))
-    same = run(model, given, CacheSpec(visual=eight))[1]
-    parted = run(model, given, CacheSpec(visual=eight, background=BACK))[1]
-    assert not torch.equal(same, parted)
-
-
 def test_a_later_turn_sees_whole_spans() -> None:
     """Several tokens at once, and one after the other."""
     cache, given = filled(SPECS["runs"])

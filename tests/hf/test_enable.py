@@ -62,6 +62,7 @@ def test_a_call_without_cache_gets_none(model: PreTrainedModel) -> None:
 def test_a_call_for_another_cache_is_refused(model: PreTrainedModel) -> None:
     with duotone.enable(model, VISUAL), pytest.raises(ValueError, match="'static'"):
         answer(model, cache_implementation="static")
+    assert is_restored(model)
 
 
 def test_a_cache_that_is_not_used_is_noticed(model: PreTrainedModel) -> None:

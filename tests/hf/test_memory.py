@@ -14,10 +14,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import duotone
 from duotone import CacheSpec, QuantizedCache
-from duotone.attention.cuda.shared import runtime
-from duotone.hf import implementation
 from held import held_bytes, listing
-from pretended_gpu import single_precision
 
 from families import FAMILIES, IMAGE, inputs, tiny_model
 
@@ -199,33 +196,6 @@ def test_absorbed_caches_keep_nothing_of_what_they_absorbed() -> None:
     for name in ("kivi", "innerq", "duotone-stream"):
         cache = QuantizedCache(model, small(name))
         cache.absorb(dense, attention_mask=given["attention_mask"])
-        check(cache, name)
-
-
-def test_caches_in_a_kernels_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
-    model = LlamaForCausalLM(LlamaConfig(**shape, **heads)).eval().double()  # no kernel packs it
-    monkeypatch.setattr(runtime, "missing", lambda device: None)
-    monkeypatch.setattr(runtime, "is_untried", lambda device: False)
-    monkeypatch.setattr(runtime, "has_kernels", lambda device: False)
-    monkeypatch.setattr(implementation, "Shape", single_precision)
-    for name in ("kivi", "innerq", "xquant"):
-        cache = QuantizedCache(model, small(name))
-        with torch.no_grad():
-            model(torch.randint(1, 300, (2, 100)), past_key_values=cache)
-            assert cache.layers[0].store.stream.records is not None
-            check(cache, name)
-            for _ in range(35):
-                model(torch.randint(1, 300, (2, 1)), past_key_values=cache)
-        check(cache, name)
-        cache.reorder_cache(torch.tensor([1, 1]))
-        check(cache, name)
-        still = copy.deepcopy(cache)
-        still.hold_still(40)
-        check(still, name)
-        cache.crop(-70)
         check(cache, name)
 
 

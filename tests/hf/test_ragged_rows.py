@@ -159,17 +159,6 @@ def test_the_norm_is_of_the_prompt_and_stays() -> None:
         assert torch.equal(norm, layer.store.key_norm)
 
 
-def test_a_dense_prefill_that_is_absorbed_has_the_norm_of_its_prompt() -> None:
-    given = inputs("internvl", [[30], [12]])
-    dense = DynamicCache()
-    run, absorbed = (QuantizedCache(model(), small("innerq")) for _ in range(2))
-    prefill(given, dense)
-    prefill(given, run)
-    absorbed.absorb(dense, attention_mask=given["attention_mask"])
-    for ours, theirs in zip(absorbed.layers, run.layers, strict=True):
-        assert torch.equal(ours.store.key_norm, theirs.store.key_norm)
-
-
 def test_a_row_that_a_crop_empties_begins_anew() -> None:
     """A crop to another row's tokens leaves only padding of this one."""
     given = inputs("internvl", [[30], [12]])

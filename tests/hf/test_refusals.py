@@ -142,22 +142,6 @@ def test_an_inner_module_cannot_be_called_with_the_cache() -> None:
         model.model(torch.tensor([[5, 6]]), past_key_values=QuantizedCache(model, spec))
 
 
-def test_a_step_that_broke_off_is_noticed() -> None:
-    model = tiny_model("internvl")
-    given = inputs("internvl", [[3, "image", 9]])
-    cache = QuantizedCache(model, VISUAL)
-    hook = model.get_decoder().layers[1].register_forward_pre_hook(_fail)
-    with pytest.raises(KeyError):
-        model(**given, past_key_values=cache)
-    hook.remove()
-    with pytest.raises(RuntimeError, match="reached 1 of 3 layers"):
-        cache.memory()
-
-
-def _fail(*_: object) -> None:
-    raise KeyError
-
-
 def test_softcap_raises_inside_the_model() -> None:
     from duotone.hf.attention import duotone_attention
 
@@ -166,25 +150,6 @@ def test_softcap_raises_inside_the_model() -> None:
     lazy = LazyStates(cache.layers[0], "key", torch.zeros(3, 2, 1, 16))
     with pytest.raises(NotImplementedError, match="softcap"):
         duotone_attention(model, torch.zeros(3, 4, 1, 16), lazy, lazy, None, softcap=30.0)
-
-
-def test_non_finite_states_raise_and_say_where() -> None:
-    model = tiny_model("internvl")
-    given = inputs("internvl", [[3, "image", 9]])
-    given["pixel_values"][:] = float("nan")
-    with pytest.raises(ValueError, match="only finite values"):
-        model(**given, past_key_values=QuantizedCache(model, VISUAL))
-
-
-def test_untested_families_pass_with_a_warning_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    from transformers import Phi3Config
-
-    fields = {**TEXT, "num_hidden_layers": 1}
-    model = AutoModelForCausalLM.from_config(Phi3Config(**fields))
-    facts = duotone.hf.model_facts(model)
-    assert (facts.layers, facts.kv_heads, facts.head_dim) == (1, 2, 16)
-    assert not facts.is_multimodal
-    assert IMAGE not in facts.visual_token_ids
 
 
 def test_numbers_that_a_kernel_found_bad_show_at_the_end_of_the_step(

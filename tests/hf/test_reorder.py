@@ -119,16 +119,9 @@ def test_deepstack_goes_to_the_moved_tokens(monkeypatch):
 
 
 def test_what_cannot_be_reordered_is_refused():
-    with (
-        pytest.raises(ValueError, match="'llama' has no visual tokens"),
-        visual_first(tiny_model("llama")),
-    ):
-        pass
-    with (
-        pytest.raises(ValueError, match="'chameleon' has no decoder apart"),
-        visual_first(tiny_model("chameleon")),
-    ):
-        pass
+    for name, rule in (("llama", "has no visual tokens"), ("chameleon", "has no decoder apart")):
+        with pytest.raises(ValueError, match=f"'{name}' {rule}"), visual_first(tiny_model(name)):
+            pass
     model = model_of("internvl")
     model.get_decoder().config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="takes a mask"), visual_first(model):

@@ -10,7 +10,8 @@ from test_bases import some_bases, spec_of
 
 import duotone
 from duotone import QuantizedCache
-from duotone.hf.identity import config_facts, is_in_memory, weights_digest
+from duotone.hf.identity import config_differences, config_facts, is_in_memory, weights_digest
+from duotone.hf.module_facts import number_facts
 from duotone.hf.weights import checkpoint as checkpoints
 from duotone.hf.weights.checkpoint import model_class
 from duotone.quant import bases as bases_module
@@ -113,16 +114,6 @@ def test_another_configuration_is_refused_by_the_names_of_its_fields(path: Path)
     QuantizedCache.load(path, other, waive=("config",))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_running_a_model_does_not_change_its_configuration(name: str) -> None:
-    model = new_model(name)
-    before = config_facts(model)
-    assert any("rope" in field or "position" in field for field in before)
-    with duotone.enable(model, duotone.scheme("kivi")):
-        assert config_facts(model) == before
-    assert config_facts(model.half()) == before
-
-
 def test_another_type_is_refused_or_converted(path: Path) -> None:
     model, logits = saved(path)
     half = copy.deepcopy(model).half()
@@ -138,13 +129,15 @@ def test_another_type_is_refused_or_converted(path: Path) -> None:
     refused(path, half, "float16", waive=("dtype", "weights", "config"))
 
 
-def test_bases_that_were_replaced_are_refused(path: Path, tmp_path: Path) -> None:
+def test_bases_that_were_replaced_and_not_copied_are_refused(path: Path, tmp_path: Path) -> None:
     model = tiny_model("internvl")
     file = some_bases(model, tmp_path)
     spec = spec_of(model, file, text=False)
     cache = filled(model, spec)
     cache.save(path)
     logits = next_logits(model, cache)
+    Bases.load(file).save(file)
+    assert torch.equal(next_logits(model, QuantizedCache.load(path, model)), logits)
     some_bases(model, tmp_path)
     with pytest.raises(ValueError, match="others than this process has read"):
         QuantizedCache(model, spec)
@@ -158,16 +151,6 @@ def forget_bases() -> None:
     """As in a new process."""
     bases_module.bases.cache_clear()
     bases_module.turn.cache_clear()
-
-
-def test_bases_that_were_copied_are_the_same(path: Path, tmp_path: Path) -> None:
-    model = tiny_model("internvl")
-    file = some_bases(model, tmp_path)
-    cache = filled(model, spec_of(model, file, text=False))
-    cache.save(path)
-    Bases.load(file).save(file)
-    again = QuantizedCache.load(path, model)
-    assert torch.equal(next_logits(model, again), next_logits(model, cache))
 
 
 @pytest.mark.parametrize("former", ["duotone-cache-4", "duotone-cache-5", None])
@@ -289,12 +272,20 @@ def test_shapes_without_data_allocate_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_model_from_a_folder_is_the_model_that_was_saved_there(name: str, tmp_path: Path) -> None:
-    model = tiny_model(name)
+def test_running_or_moving_a_model_does_not_change_its_identity(name: str, tmp_path: Path) -> None:
+    model = new_model(name)
+    config, numbers = config_facts(model), number_facts(model)
+    assert any("rope" in field or "position" in field for field in config)
+    assert any(field.endswith("inv_freq") for field in numbers)
     model.save_pretrained(tmp_path)
     again = model_class(model.config).from_pretrained(tmp_path)
-    assert config_facts(again) == config_facts(model)
+    assert config_facts(again) == config
+    assert config_differences(numbers, number_facts(again)) == []
     assert weights_digest(again) == weights_digest(model)
+    with duotone.enable(model, duotone.scheme("kivi")):
+        assert config_facts(model) == config
+    assert number_facts(copy.deepcopy(model).train()) == numbers
+    assert config_facts(model.half()) == config
 
 
 def test_a_quantized_model_from_its_checkpoint_takes_its_caches(tmp_path: Path) -> None:

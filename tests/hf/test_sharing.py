@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-import duotone
-from duotone import CacheSpec, KVSpec, LayerRule, QuantizedCache, Sharing, TensorSpec
+from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
 from duotone.attention import decode_attention
 from duotone.attention.reference import attend
 from duotone.cache import PackedSegment
@@ -171,16 +170,3 @@ def test_only_the_stored_codes_are_counted() -> None:
     assert shared.codes_bytes * 3 == alone.codes_bytes * 2
     assert shared.params_bytes == alone.params_bytes
     assert shared.nominal_bits == pytest.approx(2 * 2 / 3)
-
-
-def test_layers_keep_their_own_formats() -> None:
-    wide = KVSpec(TensorSpec(8, group=8), TensorSpec(4, "channels", 16))
-    spec = CacheSpec(visual="text", text=STREAM, recent=3, layers=(LayerRule(1, 2, text=wide),))
-    cache = run(spec)
-    assert [layer.store.stream.key.spec.bits for layer in cache.layers] == [2, 8, 2]
-    assert [layer.store.stream.value.spec.group for layer in cache.layers] == [8, 16, 8]
-
-
-def test_a_spec_for_a_deeper_model_raises_before_any_work() -> None:
-    with pytest.raises(ValueError, match="within 3 layers"):
-        QuantizedCache(tiny_model("internvl"), duotone.scheme("asymkv", lk=4))

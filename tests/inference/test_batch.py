@@ -40,13 +40,6 @@ def test_pictures_encoded_once_give_the_same_answers(model, encoded, scheme):
     assert len({tuple(row) for row in answers[0]}) > 1
 
 
-def test_the_visual_mask_marks_every_picture_token(model, encoded):
-    batch = prepare(model, encoded)
-    assert batch.is_embedded
-    assert batch.visual_mask.sum(-1).tolist() == [16, 32, 16, 32]
-    assert (batch.attention_mask[batch.visual_mask] == 1).all()
-
-
 @pytest.mark.parametrize("scheme", [None, "dense"])
 def test_asking_later_changes_nothing_for_an_exact_cache(model, encoded, scheme):
     spec = duotone.scheme(scheme) if scheme else None

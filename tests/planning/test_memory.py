@@ -1,5 +1,4 @@
 import pytest
-import torch
 from transformers import InternVLConfig
 
 import duotone
@@ -49,21 +48,12 @@ def test_schemes_of_one_model_are_planned_for_that_model() -> None:
         duotone.plan(tiny_model("internvl"), duotone.scheme(name), visual_tokens=256)
 
 
-def config_of_7b() -> InternVLConfig:
-    text = dict(
-        model_type="qwen2",
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        dtype="bfloat16",
-    )
-    return InternVLConfig(text_config=text)
-
-
 def test_known_numbers_of_a_7b_shape() -> None:
     """131,072 bytes per 16-bit token; 27 MB for 3,328 visual tokens at 1 bit."""
-    planned = duotone.plan(config_of_7b(), duotone.scheme("minmax"), visual_tokens=3328)
+    text = {"model_type": "qwen2", "hidden_size": 4096, "num_hidden_layers": 32}
+    text |= {"num_attention_heads": 32, "num_key_value_heads": 8, "dtype": "bfloat16"}
+    config = InternVLConfig(text_config=text)
+    planned = duotone.plan(config, duotone.scheme("minmax"), visual_tokens=3328)
     assert planned.dense_equivalent_bytes == 3328 * 131072
     assert planned.codes_bytes == 3328 * 131072 // 16
     assert 1.0 < planned.bits_per_element < 1.02
@@ -75,9 +65,7 @@ def test_known_numbers_of_a_7b_shape() -> None:
     [
         ({}, "needs tokens"),
         ({"visual_tokens": -1}, "integer >= 0"),
-        ({"text_tokens": 2.5}, "integer >= 0"),
         ({"visual_tokens": 5, "images": 0}, "at least one image"),
-        ({"visual_tokens": 5, "images": 6}, "6 images of 5 visual tokens"),
         ({"text_tokens": 5, "images": 2}, "2 images of 0 visual tokens"),
     ],
 )
@@ -89,4 +77,3 @@ def test_bad_counts_raise(counts: dict[str, int], rule: str) -> None:
 def test_text_only_models_need_a_text_policy() -> None:
     with pytest.raises(ValueError, match="visual tokens only"):
         duotone.plan(tiny_model("llama"), duotone.scheme("duotone"), text_tokens=5)
-    assert torch.is_tensor(tiny_model("llama").lm_head.weight)
