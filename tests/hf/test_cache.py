@@ -220,14 +220,3 @@ def test_absorbing_caches_that_do_not_fit_raises() -> None:
     model = tiny_model("internvl")
     with pytest.raises(ValueError, match="got 0 layers"):
         QuantizedCache(model, VISUAL).absorb(DynamicCache())
-
-
-def test_a_generated_placeholder_is_text() -> None:
-    """The model may write an image token; there is no picture behind it."""
-    model = tiny_model("internvl")
-    cache, given = filled(model, VISUAL)
-    before = cache.ledger.state.visual.lengths.tolist()
-    mask = torch.cat([given["attention_mask"], torch.ones(3, 1, dtype=torch.long)], 1)
-    cache.begin_step(torch.full((3, 1), IMAGE), None, mask)
-    assert cache.steps.is_decode_step
-    assert cache.ledger.state.visual.lengths.tolist() == before

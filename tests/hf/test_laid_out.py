@@ -75,10 +75,17 @@ def generate(model, cache, tokens: int = 40, **more) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["kivi", "xquant", "chain", *LONG])
-def test_generation_is_the_same(name: str, model, monkeypatch) -> None:
+def test_generation_and_later_turns_are_the_same(name: str, model, monkeypatch) -> None:
     laid, plain = caches(model, name, monkeypatch)
-    ours, theirs = (generate(model, cache, **prompt()) for cache in (laid, plain))
-    assert torch.equal(ours, theirs)
+    given = prompt()
+    for tokens in (40, 10):  # several tokens at once, and across a flush
+        texts = [generate(model, cache, tokens, **given) for cache in (laid, plain)]
+        assert torch.equal(*texts)
+        more = torch.randint(1, 300, (len(LENGTHS), 45))
+        ids = torch.cat([texts[0], more], 1)
+        real = torch.ones_like(ids)
+        real[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
+        given = {"input_ids": ids, "attention_mask": real}
     # Runs that average their codes keep the canonical order.
     assert streams(laid) == [name != "average"] * 3
     check(laid)
@@ -138,20 +145,10 @@ def test_a_run_has_one_order(first: int, model, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["kivi", *LONG[:1], "chain"])
-def test_beams_and_later_turns_are_the_same(name: str, model, monkeypatch) -> None:
+def test_beams_are_the_same(name: str, model, monkeypatch) -> None:
     pair = caches(model, name, monkeypatch)
     ours, theirs = (generate(model, cache, 16, num_beams=2, **prompt()) for cache in pair)
     assert torch.equal(ours, theirs)
-    pair = caches(model, name, monkeypatch)
-    given = prompt()
-    for tokens in (40, 10):  # several tokens at once, and across a flush
-        texts = [generate(model, cache, tokens, **given) for cache in pair]
-        assert torch.equal(*texts)
-        more = torch.randint(1, 300, (len(LENGTHS), 45))
-        ids = torch.cat([texts[0], more], 1)
-        real = torch.ones_like(ids)
-        real[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
-        given = {"input_ids": ids, "attention_mask": real}
 
 
 @pytest.mark.parametrize("name", ["kivi", *LONG[:1], "chain"])

@@ -12,7 +12,6 @@ from small_specs import NAMES, small
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 
 from families import inputs, new_model
@@ -131,11 +130,6 @@ def test_a_prompt_in_chunks_beside_a_short_one() -> None:
     for row, chunk in ((0, 16), (1, None)):
         own = logits(alone(given, row), QuantizedCache(model(), spec), steps[row : row + 1], chunk)
         assert float((together[row] - own[0]).abs().max()) < TOLERANCE
-
-
-def test_windows_of_the_paper() -> None:
-    """InnerQ as it is: 32 sinks, a window of 96, a prompt of 136 tokens beside one of 300."""
-    assert difference(duotone.scheme("innerq"), [[300], [136]], static=False) < TOLERANCE
 
 
 def test_the_norm_is_of_the_prompt_and_stays() -> None:
