@@ -48,7 +48,14 @@ def prompt(model: Any, text: int = 20) -> tuple[dict, None]:
 
 
 @pytest.fixture
-def bench(model: Any) -> BudgetBench:
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is collected between trials."""
+    for module in (budget, generate_budget):
+        monkeypatch.setattr(module, "release", lambda: None)
+
+
+@pytest.fixture
+def bench(model: Any, fast: None) -> BudgetBench:
     subject = Subject("tiny", model, prompt(model)[0])
     prompts = lambda visual, text: prompt(model, text)  # noqa: E731
     return BudgetBench(Bench(subject, Load(1, 52, 24)), prompts, Answers(32, 20, STEPS))
@@ -227,12 +234,6 @@ def test_a_multiple_of_64_is_taken_where_it_is_faster(
     row = bench.row(Row.parse("plain"), 160 * 2 * 2 * 2 * 16 * 4 * (32 + 20 + STEPS))
     assert 147 <= row["largest_batch"] <= 150
     assert row["batch"] == (128 if is_taken else row["largest_batch"])
-
-
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is collected between trials."""
-    monkeypatch.setattr(budget, "release", lambda: None)
 
 
 def test_a_cache_that_grows_gets_room_where_that_is_faster(

@@ -90,8 +90,8 @@ def test_an_interrupted_study_goes_on_as_if_it_had_not_been(meter, tmp_path, sam
     assert history(resumed.study) == history(whole.study)
     assert [t.spec for t in resumed.tried] == [t.spec for t in whole.tried]
     other = search(meter, seed=4, sampler=sampler)
-    other.run(trials=9)
-    assert history(other.study) != history(whole.study)
+    other.run(trials=6)
+    assert history(other.study) != history(whole.study)[:6]
 
 
 DAMAGES = {

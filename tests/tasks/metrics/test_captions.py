@@ -2,7 +2,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from duotone.tasks.metrics import captions, tokenizer
@@ -37,13 +36,6 @@ def coco_scores():
 @pytest.mark.parametrize("name", KNOWN)
 def test_coco_sample_results_have_their_known_scores(coco_scores, name):
     assert coco_scores[name].value == pytest.approx(KNOWN[name], abs=5e-5)
-
-
-def test_known_scores_notice_a_wrong_caption(coco_scores):
-    data = json.loads(COCO.read_text())
-    shifted = np.roll([data["res"][key][0] for key in data["gts"]], 1).tolist()
-    wrong = captions._by_sample(shifted, list(data["gts"].values()), tokenized=True)
-    assert captions._cider(*wrong).value < 0.2 * KNOWN["cider"]
 
 
 def test_words_are_those_of_the_ptb_tokenizer_on_prose():
