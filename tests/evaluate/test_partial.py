@@ -126,6 +126,7 @@ CHANGES = {
     "schemes": {"schemes": ("kivi", "asymkv")},
     "seed": {"seed": 1},
     "batch size": {"batch_size": 1},
+    "weights": {"model": text_model(seed=1)},
 }
 
 
@@ -134,20 +135,13 @@ def test_other_settings_begin_anew_and_say_so(name, words, tmp_path):
     interrupted(read, words, tmp_path)
     (kept,) = tmp_path.iterdir()
     said, before = [], contents(kept)
-    read(words, tmp_path, say=said.append, **{"schemes": ("kivi",), **CHANGES[name]})
+    read(**{"model": words, "out": tmp_path, "say": said.append} | CHANGES[name])
     assert said == [
         f"beginning anew: {kept} is of other schemes, settings, weights or versions. "
         "Give what it began with to go on with it, or remove it"
     ]
     assert contents(kept) == before
     assert list(tmp_path.glob("*.partial")) == [kept]
-
-
-def test_another_model_begins_anew(words, tmp_path):
-    interrupted(read, words, tmp_path)
-    said = []
-    read(text_model(seed=1), tmp_path, say=said.append)
-    assert said[0].startswith("beginning anew")
 
 
 def test_a_dirty_tree_is_the_same_run_and_another_version_is_not(words, tmp_path, monkeypatch):
