@@ -53,10 +53,6 @@ FILES = {
         data(TEXT, tau=[0, 3]),
         "tau needs quantized visual spans; got 'text'",
     ),
-    "tau-with-dense-visual": (
-        data(TEXT, visual="dense", tau=[0, 3]),
-        "tau needs quantized visual spans; got 'dense'",
-    ),
     "background-without-visual-spans": (
         data(TEXT, background=STREAM.to_dict()),
         "a background needs quantized visual spans; got 'text'",
@@ -73,7 +69,6 @@ FILES = {
         data(PARTED.replace(background=None), layers=[{"background": STREAM.to_dict()}]),
         "a rule for background needs a quantized background; got None",
     ),
-    "eta-of-one-half": (tensor(eta=0.5), r"eta must lie in \[0, 0.5\); got 0.5"),
     "eta-below-zero": (tensor(eta=-0.1), r"eta must lie in \[0, 0.5\); got -0.1"),
     "rules-for-a-deeper-model": (
         data(duotone.scheme("xquant", kq=30, vq=2, km=32, vm=16)),
@@ -90,16 +85,7 @@ FILES = {
         "leave the field out",
     ),
     "unknown-field-inside": (tensor(nbits=2), "TensorSpec has the fields .*; got .*nbits"),
-    "an-empty-object": ({}, r"data of a CacheSpec must have the field visual; got \{\}"),
-    "half-a-policy": (data(TEXT, text={"key": {"bits": 2}}), "KVSpec must have the field value"),
-    "a-quantizer-without-bits": (
-        tensor() | {"visual": {"key": {}, "value": {}}},
-        "bits or classes",
-    ),
-    "no-object": ([1, 2], "a CacheSpec is a JSON object"),
-    "layers-no-list": (data(TEXT, layers=3), "layers must be a tuple of LayerRules"),
     "bits-no-integer": (tensor(bits=2.0), "bits must be one of"),
-    "classes-no-pairs": (tensor(classes=[4, 2]), "classes must be 1 to 3 pairs"),
 }
 
 
@@ -176,10 +162,7 @@ def test_a_spec_file_has_its_own_bits(tmp_path) -> None:
         (lambda: duotone.scheme("xquant", eta2=0.7), r"eta must lie in \[0, 0.5\)"),
         (lambda: duotone.scheme("xquant", kq=1.5), "number of layers must be"),
         (lambda: duotone.scheme("asymkv", lv=-1), "number of layers must be"),
-        (lambda: duotone.scheme("xquant", gama=0.5), "got \\['gama'\\]"),
-        (lambda: duotone.scheme("fp8"), r"must be among duotone.schemes\(\); got 'fp8'"),
         (lambda: CacheSpec(dense_dtype="model"), "no dense_dtype any more; got 'model'"),
-        (lambda: TEXT.replace(dense_dtype="float8_e4m3fn"), "no dense_dtype any more"),
     ],
 )
 def test_knobs_are_checked_too(make, message) -> None:

@@ -24,6 +24,12 @@ def binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cuda"
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for CUDA sources that are compiled for the CPU, each once."""
+    return tmp_path_factory.mktemp("cuda_on_cpu")
+
+
 @dataclass
 class Caught:
     """One launch: the kernel's file, its macros, the grid and the structure of arguments."""

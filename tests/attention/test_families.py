@@ -1,7 +1,6 @@
 """A choice that a kernel family does not name is refused by it, whatever the choice is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -16,51 +15,38 @@ from duotone.attention.cuda.spans import pack as span_pack
 from duotone.attention.cuda.spans.family import SPANS
 from duotone.attention.families import FAMILIES
 from duotone.attention.family import Family, Tokens
-from duotone.attention.refused import RefusedError, reason_against
+from duotone.attention.refused import reason_against
 from duotone.attention.triton.family import TRITON
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_groups, pack_tensor
 from duotone.quant import KVSpec, TensorSpec, quantize
 from duotone.quant.honours import TORCH_PACKING, TORCH_READING, Honours, fields_of
-from duotone.quant.spec_base import DECODED, STORED, decoded, stored
+from duotone.quant.spec_base import DECODED, STORED
+from toy_specs import DecodedTensor, StoredTensor
 
 HONOURS = [*(f.honours for f in FAMILIES), *(f.packs for f in FAMILIES if f.packs), search.HONOURS]
 
 
-@dataclass(frozen=True)
-class ToyDecoded(TensorSpec):
-    """A spec with one more field that changes how codes are read."""
-
-    toy: int = decoded(0)
-
-
-@dataclass(frozen=True)
-class ToyStored(TensorSpec):
-    """A spec with one more field that changes what is stored."""
-
-    toy: int = stored(0)
-
-
 @pytest.mark.parametrize("family", HONOURS, ids=lambda family: family.name)
 def test_every_family_refuses_a_new_field_by_itself(family: Honours) -> None:
-    assert family.refusal(ToyDecoded()) is None
-    assert family.refusal(ToyDecoded(toy=1)) == f"{family.name} have no choice of toy; got toy=1"
-    refused = family.refusal(ToyStored(toy=1))
+    assert family.refusal(DecodedTensor()) is None
+    assert family.refusal(DecodedTensor(toy=1)) == f"{family.name} have no choice of toy; got toy=1"
+    refused = family.refusal(StoredTensor(toy=1))
     assert (refused is not None) is family.packs
 
 
 def plain(toy: int) -> KVSpec:
-    return KVSpec(*[ToyDecoded(2, toy=toy)] * 2)
+    return KVSpec(*[DecodedTensor(2, toy=toy)] * 2)
 
 
 def grouped(toy: int) -> KVSpec:
-    key = ToyDecoded(2, group=32, toy=toy)
-    return KVSpec(key, ToyDecoded(2, along="channels", group=32, toy=toy))
+    key = DecodedTensor(2, group=32, toy=toy)
+    return KVSpec(key, DecodedTensor(2, along="channels", group=32, toy=toy))
 
 
 def classed(toy: int) -> KVSpec:
     classes = ((4, 1 / 8), (2, 1 / 4))
-    return KVSpec(ToyDecoded(group=64, classes=classes, toy=toy), ToyDecoded(toy=toy))
+    return KVSpec(DecodedTensor(group=64, classes=classes, toy=toy), DecodedTensor(toy=toy))
 
 
 def reads(family: Family, kv: KVSpec) -> str | None:
@@ -68,6 +54,7 @@ def reads(family: Family, kv: KVSpec) -> str | None:
     return family.refusal(Tokens(kv.key, kv.value, (64, 64), 4, torch.bfloat16, 227 << 10))
 
 
+STATES, BLOCK = torch.zeros(1, 1, 64, 16), single_block(torch.tensor([64]))
 DOORS = {
     "spans": (plain, lambda kv: reads(SPANS, kv)),
     "groups": (grouped, lambda kv: reads(GROUPS, kv)),
@@ -76,6 +63,7 @@ DOORS = {
     "packing spans": (plain, partial(reason_against, span_pack.check)),
     "packing groups": (grouped, partial(reason_against, group_pack.check)),
     "packing classes": (classed, partial(reason_against, class_pack.check)),
+    "levels": (plain, lambda kv: reason_against(search.check, STATES, kv.key, BLOCK)),
 }
 
 
@@ -84,12 +72,6 @@ def test_the_doors_of_kernels_ask_their_family(name: str) -> None:
     spec, door = DOORS[name]
     assert door(spec(0)) is None
     assert "toy=1" in door(spec(1))
-
-
-def test_levels_are_not_searched_for_a_new_field() -> None:
-    x, block = torch.zeros(1, 1, 64, 16), single_block(torch.tensor([64]))
-    with pytest.raises(RefusedError, match="toy=1"):
-        search.check(x, ToyDecoded(toy=1), block)
 
 
 @pytest.mark.parametrize("of", [plain, grouped, classed])
@@ -101,7 +83,7 @@ def test_one_family_takes_tokens_of_each_kind(of: Callable) -> None:
 
 
 def test_torch_refuses_to_pack_a_new_field() -> None:
-    x, spec = torch.randn(1, 1, 8, 4), ToyDecoded(toy=1)
+    x, spec = torch.randn(1, 1, 8, 4), DecodedTensor(toy=1)
     for pack in (
         lambda: quantize(x, spec),
         lambda: pack_tensor(x, spec, single_block(torch.tensor([8]))),

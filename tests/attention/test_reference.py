@@ -10,6 +10,8 @@ from duotone.attention import attend, decode_attention, merge_partials
 from duotone.cache import BlockTable, DenseSegment, PackedSegment, Segment, pack_tensor
 from duotone.quant import TensorSpec, calibration_affine
 
+from cases import TOLERANCES, assert_near
+
 B, H, D = 3, 2, 48
 
 
@@ -71,21 +73,15 @@ def dense(lengths: list[int], seed: int = 1) -> DenseSegment:
     return DenseSegment(k, v, torch.tensor(lengths))
 
 
-def assert_close(ours: Tensor, truth: Tensor, tolerance: float = 1e-5) -> None:
-    """Relative RMS and maximum error, both against the spread of the truth."""
-    error = (ours.double() - truth).abs()
-    assert torch.isfinite(error).all()
-    rms = error.square().mean().sqrt() / truth.square().mean().sqrt()
-    assert rms < tolerance, f"relative RMS error {rms:.2e}"
-    top = error.max() / truth.abs().max()
-    assert top < 10 * tolerance, f"relative max error {top:.2e}"
-
-
-def test_assert_close_rejects_wrong_results() -> None:
-    x = torch.randn(4, 5).double()
-    for wrong in (x * 1.001, x + 0.01, x * float("nan")):
-        with pytest.raises(AssertionError):
-            assert_close(wrong, x)
+@pytest.mark.parametrize("dtype", sorted(TOLERANCES, key=str), ids=str)
+def test_the_comparison_notices_errors(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 64, dtype=torch.float64).to(dtype)
+    assert_near(x, x)
+    wrong = x.clone()
+    wrong[0, 0] += 0.1 * x.abs().max()
+    for other in (x * 1.02, torch.zeros_like(x), x * float("nan"), wrong, x[:2]):
+        with pytest.raises((AssertionError, RuntimeError)):
+            assert_near(other, x)
 
 
 TABLES = {
@@ -117,7 +113,7 @@ def test_packed_segment(key: str, value: str, table: str) -> None:
     segment = packed(TENSORS[key], TENSORS[value], BlockTable(torch.tensor(TABLES[table])))
     query = torch.randn(B, 4, 1, D)
     ours = decode_attention(query, [segment], sm_scale=0.3, impl="reference")
-    assert_close(ours, naive(query, [segment], 0.3))
+    assert_near(ours, naive(query, [segment], 0.3).float())
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0), (1.0, 0.0)], ids=["plain", "tau03", "tau10"])
@@ -131,7 +127,7 @@ def test_mixed_segments_and_calibration(group: int, tau: tuple[float, float] | N
     ]
     query = torch.randn(B, H * group, 1, D)
     ours = decode_attention(query, kv, sm_scale=D**-0.5, tau=tau)
-    assert_close(ours, naive(query, kv, D**-0.5, tau))
+    assert_near(ours, naive(query, kv, D**-0.5, tau).float())
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 2.0)], ids=["plain", "calibrated"])
@@ -149,7 +145,8 @@ def test_chunks_of_queries_with_masks(
         DenseSegment(own.key, own.value, own.lengths, mask=masks[1]),
     ]
     query = torch.randn(B, 4, 7, D)
-    assert_close(attend(query, kv, sm_scale=0.2, tau=tau), naive(query, kv, 0.2, tau))
+    ours = attend(query, kv, sm_scale=0.2, tau=tau)
+    assert_near(ours, naive(query, kv, 0.2, tau).float())
 
 
 def test_a_query_that_sees_nothing_gets_zeros() -> None:
@@ -168,13 +165,14 @@ def test_half_precision_queries_keep_their_dtype(dtype: torch.dtype) -> None:
     query = torch.randn(B, 4, 1, D).to(dtype)
     out = decode_attention(query, [segment], sm_scale=0.3)
     assert out.dtype == dtype
-    assert_close(out, naive(query, [segment], 0.3), tolerance=1e-2)
+    assert_near(out, naive(query, [segment], 0.3).to(dtype))
 
 
 def test_fp64_queries_are_exact_to_fp64() -> None:
     own = dense([4, 3, 2])
     query = torch.randn(B, 4, 1, D, dtype=torch.float64)
-    assert_close(attend(query, [own], sm_scale=0.3), naive(query, [own], 0.3), tolerance=1e-13)
+    truth = naive(query, [own], 0.3)
+    assert (attend(query, [own], sm_scale=0.3) - truth).norm() < 1e-13 * truth.norm()
 
 
 def test_merging_parts_equals_attending_to_all() -> None:

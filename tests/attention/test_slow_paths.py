@@ -13,6 +13,7 @@ import duotone
 from duotone import KVSpec, TensorSpec
 from duotone.attention import choice, decode_attention
 from duotone.attention.cuda import decode
+from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.shared import runtime
 from duotone.attention.cuda.shared.of_records import CALIBRATED as CALIBRATED_SCORES
 from duotone.attention.static import StaticDecoder
@@ -53,6 +54,11 @@ CAUSES = {
     "type": (records_of(replace(PLAIN, dtype=torch.float64)), {}, "query must be one of"),
     "mask": (build(replace(PLAIN, mask=True)), {}, "take no mask"),
     "order": (build(PLAIN), {}, "its codes have no records"),
+    "calibrated classes": (
+        records_of(replace(PLAIN, key=CALIBRATED[0], value=CALIBRATED[1]), class_layout),
+        {"tau": (0.0, 1.0)},
+        CALIBRATED_SCORES,
+    ),
 }
 
 
@@ -63,16 +69,6 @@ def test_each_cause_is_named_with_its_cost(cause: str) -> None:
     (message,) = said(query, kv, **given)
     assert message.startswith("decode attention runs by Triton, 5 to 20 times slower")
     assert rule in message.partition("because")[2]
-
-
-@pytest.mark.usefixtures("gpu")
-def test_calibration_of_classes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case((300, 90), *CALIBRATED, head_dim=64, dense=(9, 5))
-    from duotone.attention.cuda.classes.layout import class_layout
-
-    query, kv = records_of(case, class_layout)
-    (message,) = said(query, kv, tau=(0.0, 1.0))
-    assert CALIBRATED_SCORES in message
 
 
 @pytest.mark.usefixtures("gpu")

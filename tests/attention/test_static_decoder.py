@@ -59,33 +59,6 @@ def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (flushes, every) == (2, STEPS)
 
 
-SILENT = {
-    "kivi": SPEC,
-    "innerq": duotone.scheme("innerq").replace(sink=4, recent=16),
-    "1-bit visual": duotone.scheme("calibquant"),
-    "rotated": SPEC.replace(
-        text=duotone.KVSpec(
-            duotone.TensorSpec(2, group=32, transform="hadamard"),
-            duotone.TensorSpec(2, "channels", 8),
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SILENT)
-def test_steps_and_flushes_ask_the_host_nothing(name: str) -> None:
-    at = frozen_decoder(SHAPE, SILENT[name], Tokens(60, 9, STEPS), 2, impl="reference")
-    query = torch.randn(2, SHAPE.q_heads, 1, SHAPE.head_dim)
-    states = torch.randn(2, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
-    # The first step may fill what block tables remember, as one before every capture does.
-    _begin(at, always_flush=True)
-    at.attend(0, query, *states, 0.3)
-    with NoQuestions() as watch:
-        _begin(at, always_flush=True)
-        at.attend(0, query, *states, 0.3)
-    assert watch.seen > 20  # a flush and an attention, operation by operation
-
-
 def test_a_question_shows() -> None:
     with NoQuestions(), pytest.raises(AssertionError, match="asks the host"):
         bool(torch.ones(1).any())

@@ -59,14 +59,12 @@ def families(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FAMILIES", (TOYS, *module.FAMILIES))
 
 
-def test_a_new_family_reads_what_it_takes_and_lays_it_out() -> None:
-    found = resolve(duotone.scheme("minmax", bits=2), SHAPE)
+def test_a_new_family_reads_what_it_takes_and_says_why_it_refuses_the_rest() -> None:
+    spec = duotone.scheme("minmax", bits=2)
+    found = resolve(spec, SHAPE)
     assert (found.readers["visual"], found.reasons["visual"]) == (TOYS, None)
     assert found.layouts.visual is LAYOUT
-
-
-def test_its_sentence_is_what_a_plan_says_of_tokens_that_it_refuses() -> None:
-    found = resolve(duotone.scheme("minmax", bits=2), SHAPE._replace(q_heads=4))
+    found = resolve(spec, SHAPE._replace(q_heads=4))
     assert found.reasons["visual"] == EVEN.format(2)
     assert found.readers["visual"].impl == "triton"
 

@@ -1,64 +1,29 @@
 """A scheme that is new is one entry; a field that nothing honours is refused by all doors."""
 
-from dataclasses import dataclass
-
 import pytest
 
 import duotone
-from duotone import SCHEMES, CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone import SCHEMES, CacheSpec, KVSpec, LayerRule, QuantizedCache, TensorSpec
 from duotone.quant.schemes import Scheme
-from duotone.quant.spec_base import decoded, of_policy, stored
+from toy_specs import (
+    DecodedCache,
+    DecodedPair,
+    DecodedTensor,
+    PolicyCache,
+    StoredTensor,
+    WithoutRole,
+)
 
 from families import inputs, tiny_model
-
-
-@dataclass(frozen=True)
-class DecodedTensor(TensorSpec):
-    """A tensor's spec with one more field that changes how codes are read."""
-
-    toy: int = decoded(0)
-
-
-@dataclass(frozen=True)
-class StoredTensor(TensorSpec):
-    """A tensor's spec with one more field that changes which codes are stored."""
-
-    toy: int = stored(0)
-
-
-@dataclass(frozen=True)
-class Pair(KVSpec):
-    """A pair's spec with one more decoded field."""
-
-    toy: int = decoded(0)
-
-
-@dataclass(frozen=True)
-class Cache(CacheSpec):
-    """A cache's spec with one more decoded field."""
-
-    toy: int = decoded(0)
-
-
-@dataclass(frozen=True)
-class WithoutRole(CacheSpec):
-    """A cache's spec with one more field whose role nobody has declared."""
-
-    toy: int = 0
-
-
-@dataclass(frozen=True)
-class Policy(CacheSpec):
-    """A cache's spec with one more field that chooses tokens."""
-
-    toy: int = of_policy(0)
-
 
 SPECS = {
     "decoded": lambda toy: CacheSpec(visual=KVSpec(DecodedTensor(toy=toy))),
     "stored": lambda toy: CacheSpec(visual=KVSpec(TensorSpec(), StoredTensor(toy=toy))),
-    "pair": lambda toy: CacheSpec(visual=Pair(toy=toy)),
-    "cache": lambda toy: Cache(toy=toy),
+    "rule": lambda toy: CacheSpec(
+        visual=KVSpec(), layers=(LayerRule(0, 1, visual=KVSpec(DecodedTensor(toy=toy))),)
+    ),
+    "pair": lambda toy: CacheSpec(visual=DecodedPair(toy=toy)),
+    "cache": lambda toy: DecodedCache(toy=toy),
     "without a role": lambda toy: WithoutRole(toy=toy),
 }
 
@@ -87,7 +52,7 @@ def test_a_field_that_nothing_honours_is_refused_by_all_doors(role: str) -> None
 
 
 def test_a_field_that_chooses_tokens_is_taken_by_all_doors() -> None:
-    for door in open_doors(Policy(toy=1)):
+    for door in open_doors(PolicyCache(toy=1)):
         door()
 
 

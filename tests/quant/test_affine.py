@@ -204,12 +204,6 @@ def test_fitted_gain_ignores_padding_and_constant_blocks(tokens: int, seed: int)
     assert torch.equal(quantize(constant, spec).dequantize(), constant)
 
 
-def test_shrink_equals_eta_on_a_symmetric_range() -> None:
-    x = torch.tensor([[-1.0], [-0.9], [0.9], [1.0]])
-    for spec in (TensorSpec(1, shrink=0.5), TensorSpec(1, eta=0.25)):
-        assert quantize(x, spec).dequantize().flatten().tolist() == [-0.5, -0.5, 0.5, 0.5]
-
-
 @given(st.sampled_from(["tokens", "channels"]), st.sampled_from([1, 2, 4]), st.integers(0, 99))
 def test_hybrid_never_exceeds_either_mode(along: str, bits: int, seed: int) -> None:
     x = gaussian(64, 64, seed)

@@ -30,13 +30,6 @@ def test_checks_that_are_put_off_are_made_together() -> None:
     checks.settle()  # none is left
 
 
-def test_good_numbers_pass() -> None:
-    checks = Checks()
-    with put_off(checks):
-        is_finite(GOOD, "")
-    checks.settle()
-
-
 def test_blocks_within_blocks_put_off_to_their_own() -> None:
     inner, outer = Checks(), Checks()
     with put_off(outer):

@@ -65,11 +65,3 @@ def test_nominal_bits_of_eviction_and_quantization_multiply() -> None:
     spec = duotone.scheme("kivi", bits=2).replace(evict=Eviction(0.25))
     assert spec.nominal_bits(layers=32) == 0.5
     assert CacheSpec(visual="dense", evict=Eviction(0.125)).nominal_bits(layers=3) == 2.0
-
-
-def test_the_papers_settings() -> None:
-    vl = duotone.scheme("vl-cache").evict
-    assert (vl.budget, vl.judges, vl.recent, vl.sink) == ("sparsity", "post-visual", 0.1, 0)
-    pyramid = duotone.scheme("pyramidinfer").evict
-    assert (pyramid.budget, pyramid.judges, pyramid.window) == ("pyramid", "recent", 0.2)
-    assert (pyramid.newest_weight, pyramid.sink, pyramid.nested) == (1.2, 4, True)

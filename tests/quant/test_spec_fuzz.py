@@ -192,6 +192,7 @@ def test_every_field_takes_or_refuses_every_value(bad: Callable[[], Any]) -> Non
         (lambda: TensorSpec(foo=1), r"TensorSpec has the fields .*; got \['foo'\]"),
         (lambda: TensorSpec(1, bits=2), r"takes each field once; got \['bits'\]"),
         (lambda: KVSpec(TensorSpec(), TensorSpec(), TensorSpec()), "at most 2 values; got 3"),
+        (lambda: KVSpec(key="int4"), r"KVSpec\.key must be"),
         (lambda: CacheSpec.from_dict({}), r"must have the field visual; got \{\}"),
         (lambda: CacheSpec.from_dict({"text": "dense"}), "must have the field visual"),
         (lambda: CacheSpec.from_dict({"visual": {}}), "KVSpec must have the field key"),
@@ -214,9 +215,3 @@ def test_every_field_takes_or_refuses_every_value(bad: Callable[[], Any]) -> Non
 def test_names_the_rule(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_defaults_in_python_are_what_they_were() -> None:
-    assert CacheSpec() == CacheSpec(visual=KVSpec(TensorSpec(1), TensorSpec(1)), text="dense")
-    assert LayerRule.from_dict({}) == LayerRule()
-    assert TensorSpec.from_dict({"classes": [[4, 0.5]]}) == TensorSpec(classes=((4, 0.5),))

@@ -214,11 +214,13 @@ def test_turns_compile(arch, head_dim, dtype, sms) -> None:
 
 @needs_nvrtc
 @ARCHES
-def test_window_append_compiles(arch) -> None:
+def test_windows_compile(arch) -> None:
     macros = window_append.macros_of(80, torch.bfloat16)
     assert macros["OVERLAP"]
     macros["ARGUMENTS_BYTES"] = ctypes.sizeof(window_append.Arguments)
     binary_of(window_append.SOURCE, arch, macros)
+    size = ctypes.sizeof(window_append.MoveArguments)
+    binary_of(window_append.MOVE_SOURCE, arch, {"ROW_BYTES": 256, "ARGUMENTS_BYTES": size})
 
 
 @needs_nvrtc
@@ -245,12 +247,6 @@ def test_decodes_compile_without_bulk_copies(module, form, group, tau, arch) -> 
 def test_rings_take_what_a_device_has(capability, kib, monkeypatch) -> None:
     monkeypatch.setattr(geometry, "facts", lambda device: Facts(capability, 1))
     assert ring_bytes(torch.device("cuda")) == kib << 10
-
-
-@needs_nvrtc
-def test_window_move_compiles() -> None:
-    size = ctypes.sizeof(window_append.MoveArguments)
-    binary_of(window_append.MOVE_SOURCE, "sm_90", {"ROW_BYTES": 256, "ARGUMENTS_BYTES": size})
 
 
 @needs_nvrtc

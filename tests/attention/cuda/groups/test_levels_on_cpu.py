@@ -95,11 +95,6 @@ def operand_as_read(codes, params, form: Operand, rows: int, k: int, folder) -> 
     return lanes.reshape(rows, k).float() * UNIT
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("levels")
-
-
 @pytest.mark.parametrize("swing", [1.0, 40.0, 1500.0, 20000.0])
 @pytest.mark.parametrize("name", ["kivi", "kivi1", "kivi4"])
 def test_lanes_read_levels_to_one_rounding(name: str, swing: float, folder) -> None:

@@ -20,11 +20,6 @@ REASON = missing()
 on_cpu = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cuda_on_cpu")
-
-
 @pytest.fixture
 def few_threads(monkeypatch):
     """Threads are fibers here, which take turns slowly."""

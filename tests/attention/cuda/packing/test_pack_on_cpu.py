@@ -37,11 +37,6 @@ REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cuda_on_cpu")
-
-
 @pytest.mark.parametrize("case", GROUP_CASES + APART_CASES + LARGE_CASES, ids=str)
 def test_groups(case, monkeypatch, folder) -> None:
     run_on_cpu(group_pack, monkeypatch, folder)

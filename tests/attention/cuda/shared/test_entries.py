@@ -12,29 +12,12 @@ from duotone.nvrtc import ENTRY
 ROOM = Path(room.__file__).parent
 SOURCES = sorted(str(path.relative_to(ROOM)) for path in ROOM.rglob("*.cu"))
 ENTRIES = {source: ENTRY.findall((ROOM / source).read_text()) for source in SOURCES}
-NAMES = {
-    "classes/decode.cu": "class_decode",
-    "dense/decode.cu": "dense_decode",
-    "dense/window_append.cu": "window_append",
-    "dense/window_move.cu": "window_move",
-    "groups/decode.cu": "group_decode",
-    "rotate/merge.cu": "merge_turned",
-    "rotate/queries.cu": "head_turn",
-    "shared/merge_parts.cu": "merge_parts",
-    "spans/calibrated.cu": "span_calibrated",
-    "spans/decode.cu": "span_decode",
-}
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_of_a_source_is_found(source: str) -> None:
     declared = (ROOM / source).read_text().count('extern "C" __global__')
     assert len(ENTRIES[source]) == declared > 0
-
-
-@pytest.mark.parametrize("source", NAMES)
-def test_a_source_is_launched_by_its_only_kernel(source: str) -> None:
-    assert entry(source) == NAMES[source]
 
 
 def test_a_source_of_several_kernels_has_no_name() -> None:

@@ -167,10 +167,14 @@ def test_only_calibration_over_parts_needs_a_cluster(caught, tau) -> None:
 
 
 def test_more_parts_than_a_cluster_has_run_cooperatively(caught, monkeypatch) -> None:
+    """They are launched first and count themselves, also where a launch merges other parts."""
     monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
-    *_, one = span_launch(caught, (0.0, 3.0))
-    assert one.given.splits > 1
-    assert (one.at.cooperative, one.at.cluster) == (True, 1)
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 1)
+    query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
+    attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
+    assert caught[0].given.splits > 1
+    assert [(one.at.cooperative, one.at.cluster) for one in caught] == [(True, 1), (False, 1)]
+    assert [one.macros["MERGE"] for one in caught] == [1, 1]
 
 
 def test_segments_meet_in_one_workspace(caught) -> None:
@@ -192,12 +196,11 @@ def test_segments_meet_in_one_workspace(caught) -> None:
     assert dense.given.key_batch == 2 * window.key.stride(0)
 
 
-def attend_joined(monkeypatch, tau=None, sms_of_rule: int = 132, **shape) -> torch.Tensor:
+def attend_joined(monkeypatch, sms_of_rule: int) -> torch.Tensor:
     """A span and a window of two sequences with two kv heads each; returns the output."""
     monkeypatch.setattr(launch, "multiprocessors", lambda device: sms_of_rule)
-    shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, "dense": (9, 700), **shape}
-    query, kv = records_of(Case(**shape))
-    return attend_records(query.bfloat16(), kv, sm_scale=0.1, tau=tau)
+    query, kv = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
+    return attend_records(query.bfloat16(), kv, sm_scale=0.1)
 
 
 def test_many_heads_are_merged_by_a_launch_of_its_own(caught, monkeypatch) -> None:
@@ -246,24 +249,10 @@ def test_few_heads_take_tickets(caught, monkeypatch) -> None:
     assert all(one.given.counters for one in caught)
 
 
-def test_parts_that_calibrate_together_count_themselves(caught, monkeypatch) -> None:
-    monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
-    attend_joined(monkeypatch, tau=(0.0, 3.0), sms_of_rule=1)
-    assert caught[0].at.cooperative
-    assert [one.macros["MERGE"] for one in caught] == [1, 1]
-
-
 def test_one_part_is_the_output(caught, monkeypatch) -> None:
     monkeypatch.setattr(launch, "multiprocessors", lambda device: 1)
     *_, one = span_launch(caught, lengths=(300, 300))
     assert (one.given.all_parts, one.macros["MERGE"]) == (1, 0)
-
-
-def test_cooperative_calibration_is_launched_first(caught, monkeypatch) -> None:
-    monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
-    query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
-    attend_records(query.bfloat16(), [dense, span], sm_scale=0.1, tau=(0.0, 3.0))
-    assert [one.at.cooperative for one in caught] == [True, False]
 
 
 def test_a_dense_segment_beside_an_empty_span_is_not_taken_for_one(caught, monkeypatch) -> None:

@@ -55,11 +55,6 @@ def codes(part: torch.Tensor) -> Codes:
     return Codes(part.data_ptr(), part[0].nbytes)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("units")
-
-
 # Keys of a record that lie apart, as codes of K and of V: two pieces, or three.
 PIECES = {"k": (1, 0), "v": (0, 2), "k and v": (2, 1)}
 MERGES = {"one part": 0, "tickets": 1, "launch": 2}
