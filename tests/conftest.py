@@ -110,5 +110,4 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.empty and friends return NaN, or 0xAA in packed buffers."""
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, _poisoned(getattr(torch, name)))
-    for name in ("new_empty",):
-        monkeypatch.setattr(Tensor, name, _poisoned(getattr(Tensor, name)))
+    monkeypatch.setattr(Tensor, "new_empty", _poisoned(Tensor.new_empty))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from begun import begin
-from no_questions import NoQuestions
 
 import duotone
 from duotone.attention.static import StaticDecoder
@@ -57,11 +56,6 @@ def test_host_and_device_flush_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, every = decode(blind, monkeypatch, always_flush=True)
     assert torch.equal(ours, theirs)
     assert (flushes, every) == (2, STEPS)
-
-
-def test_a_question_shows() -> None:
-    with NoQuestions(), pytest.raises(AssertionError, match="asks the host"):
-        bool(torch.ones(1).any())
 
 
 def test_a_missed_flush_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,11 @@ def test_the_first_step_leaves_memory_behind(monkeypatch: pytest.MonkeyPatch) ->
     assert pool.left() > 0
 
 
+def test_a_question_shows() -> None:
+    with NoQuestions(), pytest.raises(AssertionError, match="asks the host"):
+        bool(torch.ones(1).any())
+
+
 def test_a_decoder_makes_the_counters_that_launches_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "_COUNTERS", {})
     at = decoder("kivi")

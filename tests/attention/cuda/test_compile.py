@@ -264,17 +264,6 @@ def test_a_folder_that_cannot_be_written_costs_no_result(tmp_path, monkeypatch) 
     compiled("sm_90", span_decode, RecordFormat(64, 1, 1), 4, 16, False)
 
 
-@pytest.mark.parametrize(
-    ("heads", "records", "splits"),
-    [(256, 64, 1), (8, 1024, 16), (64, 256, 2)],
-    ids=["many heads", "one long sequence", "a few"],
-)
-def test_a_launch_is_cut_to_fill_the_device(heads, records, splits) -> None:
-    at = cut(RecordFormat(128, 1, 1), 16, heads, records, 132)
-    assert at.splits == splits
-    assert heads * at.splits <= 132 * at.per_sm
-
-
 def test_no_split_holds_more_tokens_than_sums_can() -> None:
     form = RecordFormat(128, 1, 1)
     at = cut(form, 16, 512, 1024, 132, max_unit_tokens=32768)

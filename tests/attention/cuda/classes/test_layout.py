@@ -173,13 +173,6 @@ def place_codes(raw: bytes, classes: Classes, value: bool) -> torch.Tensor:
     return out
 
 
-def test_the_preset_takes_the_bytes_it_should():
-    sizes = {}
-    for name in ("one", "two"):
-        sizes[name] = ClassFormat.of(*PRESETS[name], 128).nbytes / TILE
-    assert sizes == {"one": 38.25, "two": 71.75}
-
-
 def test_largest_scales_are_those_of_the_span():
     key, value = packed(PRESETS["one"], [[0, 150, 300], [0, 100, 100]])
     records = to_class_records(key, value)

@@ -221,11 +221,9 @@ def test_every_code_has_one_place(rows: int, k: int, bits: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (TensorSpec(8, "tokens", 32), "bits"),
         (TensorSpec(2, "tokens", 48), "groups of 32"),
         (TensorSpec(2, "tokens", 32, "symmetric"), "signs need"),
         (TensorSpec(2, "span", 32), "along one axis"),
-        (TensorSpec(1, "tokens", 64, classes=((2, 1 / 2),)), "choice of classes"),
     ],
     ids=str,
 )

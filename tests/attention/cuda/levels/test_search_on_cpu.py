@@ -26,17 +26,9 @@ def few_threads(monkeypatch):
     monkeypatch.setattr(level_search, "LANES", {128: 4, 1024: 16})
 
 
-def spread(cases):
-    """Every third case by default, the others in the slow tier."""
-    return [
-        pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (i % 3 > 0))
-        for i, case in enumerate(cases)
-    ]
-
-
 @on_cpu
 @pytest.mark.usefixtures("poison", "few_threads")
-@pytest.mark.parametrize("case", spread(LEVEL_CASES))
+@pytest.mark.parametrize("case", LEVEL_CASES, ids=str)
 def test_levels(case, monkeypatch, folder) -> None:
     run_on_cpu(level_search, monkeypatch, folder)
     x, blocks = level_states(case)

@@ -28,7 +28,7 @@ from duotone.cache import BlockTable, LayerStore, Ledger, PackedTensor
 from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
-from duotone.quant import CacheSpec, KVSpec
+from duotone.quant import CacheSpec
 
 from cases import CALIBRATED
 from pack_cases import (
@@ -105,15 +105,6 @@ def test_a_captured_launch_reads_what_is_there_at_replay() -> None:
     key.mul_(2)
     graph.replay()
     assert not torch.equal(data, expected)
-
-
-def test_other_shrink_is_noticed() -> None:
-    key, value, data, _ = buffers()
-    launch(key, value, data)
-    before = data.clone()
-    shrunk = kivi(2, shrink=0.9)
-    launch(key, value, data, case=GroupCase(KVSpec(shrunk.key, shrunk.value), 128))
-    assert not torch.equal(data, before)
 
 
 @pytest.fixture

@@ -99,12 +99,6 @@ def test_matches_the_reference(case: Case, in_file) -> None:
     assert_near_half(attend(case, query, kv), reference(case, query, kv))
 
 
-def test_a_query_without_keys_gets_zeros(in_file) -> None:
-    case = in_file(Case(THREE[0], *CALIBRATED, dense=THREE[1], **SHAPE))
-    query, kv = build(case)
-    assert (attend(case, query, kv)[1] == 0).all()
-
-
 @pytest.mark.usefixtures("poison")
 def test_spans_in_one_basis_take_two_launches_more(in_file, sources) -> None:
     case = in_file(Case(ODD, *CALIBRATED, dense=WINDOWS, **SHAPE))
