@@ -32,11 +32,12 @@ SHAPE = {"head_dim": 128, "kv_heads": 2, "dense": (9, 700), "dtype": torch.bfloa
 KINDS = {
     "spans": (Case(LENGTHS, **SHAPE), span_layout, None),
     "calibrated": (Case(LENGTHS, **SHAPE), span_layout, (0.0, 3.0)),
-    "classes": (Case(LENGTHS, *CALIBRATED, **SHAPE), class_layout, None),
+    "classes": (Case((900, 300), *CALIBRATED, **SHAPE), class_layout, None),
     "groups": (Case(LENGTHS, **KIVI, **SHAPE), GroupLayout(), None),
     "keys in a basis": (Case(LENGTHS, ROTATED, TensorSpec(2), **SHAPE), span_layout, None),
     "values in a basis": (Case(LENGTHS, TensorSpec(2), ROTATED, **SHAPE), span_layout, None),
 }
+SHORT = Case((300, 90), **SHAPE)
 # Addresses of what a call allocates for itself.
 OWN = ("partial", "weights", "counters", "out", "ranges")
 
@@ -142,7 +143,7 @@ def longer(dense: DenseSegment, tokens: int) -> DenseSegment:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_kind_of_call_is_planned_anew(change, plans) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     attend(query, kv)
     assert len(plans) == 1
@@ -151,7 +152,7 @@ def test_another_kind_of_call_is_planned_anew(change, plans) -> None:
 
 
 def test_deterministic_algorithms_are_planned_anew(plans) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     torch.use_deterministic_algorithms(True)
     try:
@@ -162,7 +163,7 @@ def test_deterministic_algorithms_are_planned_anew(plans) -> None:
 
 
 def test_a_wrong_call_is_refused_as_a_first_one(plans) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     mask = torch.ones(2, 1, kv[0].tokens, dtype=torch.bool)
     with pytest.raises(ValueError, match="take no mask"):
@@ -190,7 +191,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("change", UNREADABLE)
 def test_16_bit_tokens_that_no_kernel_reads_are_left_to_triton(change, plans, monkeypatch) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     left = []
     monkeypatch.setattr(
@@ -203,7 +204,7 @@ def test_16_bit_tokens_that_no_kernel_reads_are_left_to_triton(change, plans, mo
 
 
 def test_other_implementations_are_not_kept_launches(caught, plans) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     caught.clear()
     decode_attention(query, kv, sm_scale=0.1, impl="reference")
@@ -232,7 +233,7 @@ def test_all_launches_go_to_the_device_of_the_query(caught, plans, monkeypatch) 
 
 
 def test_each_thread_keeps_its_own(plans) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     thread = threading.Thread(target=attend, args=(query, kv))
     thread.start()
@@ -241,7 +242,7 @@ def test_each_thread_keeps_its_own(plans) -> None:
 
 
 def test_kept_launches_keep_no_tensor_alive(plans) -> None:
-    query, kv = records_of(KINDS["spans"][0])
+    query, kv = records_of(SHORT)
     attend(query, kv)
     before = len(kept_call._kept())
     held = [weakref.ref(x) for x in (kv[0].records, kv[0].key, kv[1].key, kv[1].lengths, query)]

@@ -53,7 +53,7 @@ def span_launch(caught, tau=None, **shape):
 
 def class_launch(caught, *specs, **shape):
     """(segment, launch) of a span of class records."""
-    query, (segment, *_) = records_of(Case(LENGTHS, *specs, head_dim=128, **shape), class_layout)
+    query, (segment, *_) = records_of(Case((600, 300), *specs, head_dim=128, **shape), class_layout)
     span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
     run([class_decode.class_task(query, span)], 0.1, torch.empty_like(query))
     (one,) = caught
