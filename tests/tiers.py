@@ -43,7 +43,6 @@ ONE_OF = {
     "planning/test_memory::test_a_plan_predicts_what_the_cache_holds": 7,
     "attention/test_reference::test_packed_segment": 11,
     "quantize/test_run::test_few_bit_caches_under_few_bit_weights": 2,
-    "cache/test_ledger::test_windows_hold_over_hundreds_of_steps": 3,
     "cache/test_runs::test_weight_on_one_layer_is_that_layer_dominant": 2,
     "cache/test_runs::test_a_run_keeps_the_average_of_its_layers_codes": 5,
     # Kinds of files.
