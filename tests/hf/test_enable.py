@@ -60,7 +60,7 @@ def test_a_call_without_cache_gets_none(model: PreTrainedModel) -> None:
 
 
 def test_a_call_for_another_cache_is_refused(model: PreTrainedModel) -> None:
-    with duotone.enable(model, VISUAL), pytest.raises(ValueError, match="'static'"):
+    with pytest.raises(ValueError, match="'static'"), duotone.enable(model, VISUAL):
         answer(model, cache_implementation="static")
     assert is_restored(model)
 

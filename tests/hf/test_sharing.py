@@ -162,11 +162,3 @@ def test_codes_that_wait_do_not_outlive_a_step_that_broke_off() -> None:
     assert not waiting
     with pytest.raises(RuntimeError, match="reached 2 of 3 layers"):
         cache.memory()
-
-
-def test_only_the_stored_codes_are_counted() -> None:
-    shared, alone = (generated(share).memory() for share in (Sharing(key=0, value=0), None))
-    # Three layers: the pair 0, 1 stores once, layer 2 for itself.
-    assert shared.codes_bytes * 3 == alone.codes_bytes * 2
-    assert shared.params_bytes == alone.params_bytes
-    assert shared.nominal_bits == pytest.approx(2 * 2 / 3)
