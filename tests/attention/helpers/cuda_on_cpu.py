@@ -16,7 +16,7 @@ from duotone.attention.cuda.shared import runtime
 
 COMPILER = shutil.which("g++")
 PROBE = ("-x", "c++", "-fsyntax-only", "-")
-FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
+FLAGS = ("-std=c++20", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
 STANDARD = ("cassert", "cfenv", "cmath", "cstdint", "cstdlib", "cstring", "deque", "map", "vector")
 # With BACKWARDS in the environment blocks and threads take turns in the other order.
 MAIN = """
