@@ -125,4 +125,4 @@ def test_the_embedded_model_answers_after_quantization(tmp_path, recipe):
     result = run("evaluate", "documents", "-n", 2, "--model", tmp_path / "q", "--json", *common)
     assert result.exit_code == 0, result.output
     scores = json.loads(result.stdout)
-    assert scores["16 bit"]["metrics"]["anls"]["value"] > 0.4
+    assert scores["16-bit"]["metrics"]["anls"]["value"] > 0.4
