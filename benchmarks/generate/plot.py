@@ -1,4 +1,4 @@
-"""What `model.generate` gives: ms per token and gigabytes of the cache, plain and inside enable.
+"""Picture of `model.generate`: ms per token and gigabytes of the cache, plain and inside enable.
 
 python -m benchmarks.generate.plot --out docs/img
 """

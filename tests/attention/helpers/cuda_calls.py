@@ -36,7 +36,7 @@ def assert_replays_take_new_queries(
 
 
 def assert_every_impl_is_near(case: Case, laid_out: Callable) -> None:
-    """What is in records can be read by all, and `auto` is one of them."""
+    """Check every implementation, `auto` included, on segments in records."""
     query, kv = build(case)
     segments, expected = laid_out(kv), reference(case, query, kv)
     for impl in ("auto", "cuda", "triton", "reference"):

@@ -167,7 +167,7 @@ def test_only_calibration_over_parts_needs_a_cluster(caught, tau) -> None:
 
 
 def test_more_parts_than_a_cluster_has_run_cooperatively(caught, monkeypatch) -> None:
-    """They are launched first and count themselves, also where a launch merges other parts."""
+    """Such parts are launched first and count themselves, also where a launch merges others."""
     monkeypatch.setattr(span_decode, "max_cluster", lambda device: 1)
     monkeypatch.setattr(launch, "multiprocessors", lambda device: 1)
     query, (span, dense) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2, dense=(9, 700)))
