@@ -42,7 +42,7 @@ def test_the_page_is_short_and_numbered_in_order() -> None:
     [
         ("1. `hf/gone.py`: see", "hf/gone.py"),
         ("1. `gone.py`: see", "gone.py"),
-        ("1. `hf/cache.py`: `Unheard` of it", "Unheard: 1. `hf/cache.py`: `Unheard` of it"),
+        ("1. `hf/session.py`: `Unheard` of it", "Unheard: 1. `hf/session.py`: `Unheard` of it"),
     ],
 )
 def test_what_is_not_there_is_named(line: str, said: str) -> None:

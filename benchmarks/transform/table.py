@@ -18,7 +18,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.calibrate import Settings, calibrate, calibration_data
 from duotone.calibrate.run import learn, spec_with
-from duotone.hf.facts import model_facts
+from duotone.hf.model.facts import model_facts
 from duotone.loading import Loaded, load
 from duotone.tasks import TASKS
 

@@ -26,7 +26,7 @@ class Loaded:
 
 def image_token_ids(config: Any) -> tuple[int, ...]:
     """Ids of the placeholders of visual tokens in the prompt; () for a text-only model."""
-    from duotone.hf.facts import visual_token_ids
+    from duotone.hf.model.facts import visual_token_ids
 
     return visual_token_ids(config)
 

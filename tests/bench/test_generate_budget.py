@@ -18,7 +18,7 @@ from duotone.bench.generate_rows import CALIBRATED, PLAIN, STATIC, Row
 from duotone.bench.sequences import Steps, copies, go_on, read
 from duotone.calibrate.made_up import made_up
 from duotone.cli import app
-from duotone.hf import decode_steps
+from duotone.hf.graphs import decode_steps
 from duotone.inference.random_models import SHAPES, random_model, tiled_prompt
 
 __all__ = ["double"]  # a fixture

@@ -20,7 +20,7 @@ from duotone.calibrate.files import files_of
 from duotone.calibrate.profiles import gather_profiles
 from duotone.calibrate.run import bases_of, widths_of
 from duotone.calibrate.settings import TENSOR_WEIGHTS
-from duotone.hf.fingerprint import fingerprint
+from duotone.hf.model.fingerprint import fingerprint
 from duotone.inference.batch import generate, make_cache, prepare
 from duotone.loading import Loaded
 from duotone.quant.bases import Bases

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from duotone import QuantizedCache
-from duotone.hf.decode_steps import DecodeSteps
+from duotone.hf.graphs.decode_steps import DecodeSteps
 
 
 class HeldStill:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from duotone.hf import decode_steps, graph_decode, graph_rules, kept_steps
+from duotone.hf.graphs import decode_call, decode_steps, kept_steps, rules
 
 # A CUDA graph cannot wait for the device.
 ASKING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
@@ -107,7 +107,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
     monkeypatch.setattr(decode_steps, "capture", kind)
     # Models are shared by tests; their captures are not.
     monkeypatch.setattr(kept_steps, "_KEPT", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(graph_rules, "graphs_on", lambda device: True)
+    monkeypatch.setattr(rules, "graphs_on", lambda device: True)
     return kind
 
 
@@ -115,5 +115,5 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
 def growing() -> Iterator[None]:
     """Caches decode in buffers that grow: the reference for fixed ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph_decode, "is_decode_step", lambda *step: False)
+        patch.setattr(decode_call, "is_decode_step", lambda *step: False)
         yield

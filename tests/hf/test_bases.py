@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
-from duotone.hf.facts import model_facts
-from duotone.hf.fingerprint import fingerprint
+from duotone.hf.model.facts import model_facts
+from duotone.hf.model.fingerprint import fingerprint
 from duotone.quant.bases import Bases
 from duotone.quant.spec import LayerRule
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone.cuda_graph import CudaGraph
-from duotone.hf import graph_decode
-from duotone.hf.model_state import ModelState
+from duotone.hf.graphs import decode_call
+from duotone.hf.graphs.model_state import ModelState
 
 from families import inputs, new_model
 
@@ -178,7 +178,7 @@ def test_a_capture_is_stale_without_the_look(
 ) -> None:
     """The double shows what a graph would do."""
     model = new_model("llama")
-    monkeypatch.setattr(graph_decode.KeptSteps, "see", lambda *args: True)
+    monkeypatch.setattr(decode_call.KeptSteps, "see", lambda *args: True)
     with duotone.enable(model, STREAM):
         logits(model)
         new_parameter(model)
@@ -190,7 +190,7 @@ def test_a_capture_is_stale_without_the_look(
 def test_a_change_in_the_middle_of_a_call_is_seen_at_the_next_look(
     double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_decode, "LOOK_EVERY", 4)
+    monkeypatch.setattr(decode_call, "LOOK_EVERY", 4)
     model = new_model("llama")
 
     def middle(ids: Tensor, scores: Tensor) -> Tensor:

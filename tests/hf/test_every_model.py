@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 import duotone
-from duotone.hf.facts import TESTED_FAMILIES, ModelFacts
+from duotone.hf.model.facts import TESTED_FAMILIES, ModelFacts
 
 MODEL_TYPES = sorted(
     {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}

@@ -251,13 +251,13 @@ def test_later_turns_stay_whole() -> None:
 def test_states_are_held_for_budgets_by_sparsity_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny_model("internvl"), given_of("internvl")
     waiting: list[int] = []
-    release = duotone.hf.timeline.Steps.release
+    release = duotone.hf.cache.timeline.Steps.release
 
     def watched(self: Any, index: int) -> Any:
         waiting.append(len(self._waiting))
         return release(self, index)
 
-    monkeypatch.setattr(duotone.hf.timeline.Steps, "release", watched)
+    monkeypatch.setattr(duotone.hf.cache.timeline.Steps, "release", watched)
     filled(model, given, VL)
     assert waiting == [3, 2, 1]
     waiting.clear()

@@ -19,7 +19,7 @@ from transformers.generation import LogitsProcessor
 
 import duotone
 from duotone import CacheSpec, QuantizedCache
-from duotone.hf import decode_steps, graph_decode
+from duotone.hf.graphs import decode_call, decode_steps
 from duotone.slow_paths import SlowPathWarning
 
 from exactly import rounding_as
@@ -159,7 +159,7 @@ def test_nothing_outlives_its_use(double: type[ReplayDouble]) -> None:
     model, given = new_model("llama"), inputs("llama", [[23]])
     with duotone.enable(model, STREAM) as session:
         model.generate(**given, max_new_tokens=12, do_sample=False)
-        assert graph_decode.current_call() is None
+        assert decode_call.current_call() is None
         first = weakref.ref(session.cache)
         model.generate(**given, max_new_tokens=12, do_sample=False)
     assert "forward" not in vars(model)

@@ -17,7 +17,7 @@ from transformers.generation import LogitsProcessor
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
-from duotone.hf import decode_steps
+from duotone.hf.graphs import decode_steps
 
 from exactly import FP64, rounding_as
 from families import FAMILIES, IMAGE, TEXT_ONLY, exact_model, inputs, logit_error, typed

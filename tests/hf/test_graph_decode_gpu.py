@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.cuda_graph import CudaGraph
-from duotone.hf import decode_steps, kept_steps
+from duotone.hf.graphs import decode_steps, kept_steps
 from duotone.slow_paths import SlowPathWarning
 
 from exactly import rounding_as

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from duotone.hf import graph_rules
-from duotone.hf.attention import NAME
+from duotone.hf.cache.attention import NAME
+from duotone.hf.graphs import rules
 
 from families import new_model
 
@@ -12,8 +12,8 @@ from families import new_model
 def test_a_model_that_is_offloaded_as_a_whole_has_no_fixed_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graph_rules, "text_implementation", lambda model: NAME)
+    monkeypatch.setattr(rules, "text_implementation", lambda model: NAME)
     model = new_model("llama").to("meta")
-    reason = graph_rules.reason_against_buffers(model, torch.device("meta"))
+    reason = rules.reason_against_buffers(model, torch.device("meta"))
     assert "weights" in str(reason)
     assert str(reason).endswith("they are on meta")

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, QuantizedCache
-from duotone.hf import decode_steps, kept_steps
+from duotone.hf.graphs import decode_steps, kept_steps
 from duotone.hf.session import Session
 
 from exactly import rounding_as

@@ -10,7 +10,7 @@ import duotone
 from duotone import KVSpec, LayerRule, QuantizedCache, Sharing, TensorSpec
 from duotone.attention.cuda.groups import records as group_records
 from duotone.attention.cuda.shared import runtime
-from duotone.hf import implementation
+from duotone.hf.model import implementation
 from pretended_gpu import single_precision
 
 WINDOW = {"sink": 0, "recent": 32}

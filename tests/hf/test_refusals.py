@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GitConfig, MoshiConfig, PreTraine
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache.pair import PackedPair
-from duotone.hf.states import LazyStates
+from duotone.hf.cache.states import LazyStates
 from duotone.quant.checks import NOT_FINITE, is_finite
 
 from families import IMAGE, inputs, new_model, tiny_model
@@ -105,7 +105,7 @@ def test_pictures_beside_the_ids_raise() -> None:
 
 
 def test_values_that_a_model_changes_after_its_cache_raise() -> None:
-    from duotone.hf.attention import duotone_attention
+    from duotone.hf.cache.attention import duotone_attention
 
     model = tiny_model("internvl")
     cache = QuantizedCache(model, VISUAL)
@@ -143,7 +143,7 @@ def test_an_inner_module_cannot_be_called_with_the_cache() -> None:
 
 
 def test_softcap_raises_inside_the_model() -> None:
-    from duotone.hf.attention import duotone_attention
+    from duotone.hf.cache.attention import duotone_attention
 
     model = tiny_model("internvl")
     cache = QuantizedCache(model, VISUAL)

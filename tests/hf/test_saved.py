@@ -10,8 +10,8 @@ from test_bases import some_bases, spec_of
 
 import duotone
 from duotone import QuantizedCache
-from duotone.hf.identity import config_differences, config_facts, is_in_memory, weights_digest
-from duotone.hf.module_facts import number_facts
+from duotone.hf.model.identity import config_differences, config_facts, is_in_memory, weights_digest
+from duotone.hf.model.module_facts import number_facts
 from duotone.hf.weights import checkpoint as checkpoints
 from duotone.hf.weights.checkpoint import model_class
 from duotone.quant import bases as bases_module

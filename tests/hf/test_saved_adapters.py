@@ -13,8 +13,8 @@ from saved_caches import SPECS, filled, next_logits, rewrite, saved
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from duotone import QuantizedCache
-from duotone.hf.identity import config_differences, weights_digest
-from duotone.hf.module_facts import adapter_facts, number_facts
+from duotone.hf.model.identity import config_differences, weights_digest
+from duotone.hf.model.module_facts import adapter_facts, number_facts
 
 from families import FAMILIES, new_model
 

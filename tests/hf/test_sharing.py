@@ -107,7 +107,7 @@ def test_every_decode_step_reads_what_the_step_leaves_behind(share, monkeypatch)
         read.append([t.dequantize() for s in packed for t in (s.key, s.value)])
         return decode_attention(query, segments, **options)
 
-    monkeypatch.setattr("duotone.hf.attention.decode_attention", recorded)
+    monkeypatch.setattr("duotone.hf.cache.attention.decode_attention", recorded)
     cache = QuantizedCache(model, spec_of(share))
     given, grown = inputs("internvl", PROMPTS), set()
     model(**given, past_key_values=cache)
@@ -131,7 +131,7 @@ def test_a_single_visual_token_of_a_later_turn_finds_the_windows_whole(share, mo
         assert all(segment.tokens >= int(segment.lengths.max()) for segment in segments)
         return attend(query, segments, **options)
 
-    monkeypatch.setattr("duotone.hf.attention.attend", checked)
+    monkeypatch.setattr("duotone.hf.cache.attention.attend", checked)
     model, tokens = tiny_model("internvl"), 15
     visual = torch.zeros(1, tokens, dtype=torch.bool)
     visual[:, 13] = True  # The step at which a group has come together.

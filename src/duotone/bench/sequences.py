@@ -21,8 +21,8 @@ from duotone.bench.budget import begin_peak, end_peak
 from duotone.bench.generate import Inputs
 from duotone.bench.generate_rows import LIBRARY, STATIC, Row, cache_bytes
 from duotone.bench.generate_watch import Watch
-from duotone.hf import graph_rules
-from duotone.hf.graph_decode import reason_against_replays
+from duotone.hf.graphs import rules
+from duotone.hf.graphs.decode_call import reason_against_replays
 from duotone.inference.prefilled import static_copies
 
 # (visual tokens, text) -> (arguments of `generate` for one sequence, its visual mask or None).
@@ -102,7 +102,7 @@ def go_on(
             stopping_criteria=[watch, stop],
             **({} if compiled or row.base != STATIC else {"disable_compile": True}),
         )
-    wants_graph = row.spec is not None and row.graphs and graph_rules.graphs_on(model.device)
+    wants_graph = row.spec is not None and row.graphs and rules.graphs_on(model.device)
     eager = stop.eager if wants_graph else None
     if eager is not None and "out of memory" in eager:
         raise torch.OutOfMemoryError(eager)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from duotone.hf.facts import ModelFacts, model_facts
+from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.recording import recording
 from duotone.inference.batch import end_token_ids, generate, make_cache, prepare
 

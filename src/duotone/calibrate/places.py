@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from duotone.hf.facts import ModelFacts
+from duotone.hf.model.facts import ModelFacts
 from duotone.inference.batch import Batch
 
 

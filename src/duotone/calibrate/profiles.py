@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from duotone.cache.blocks import BlockTable
 from duotone.cache.ragged import select
 from duotone.cache.saliency import prominence_order
-from duotone.hf.facts import ModelFacts, model_facts
+from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.recording import recording
 from duotone.inference.batch import generate, make_cache, prepare
 from duotone.quant.bases import Bases

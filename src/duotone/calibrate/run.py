@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.hf.facts import ModelFacts, check_spec, model_facts
-from duotone.hf.fingerprint import fingerprint
+from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.model.fingerprint import fingerprint
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.bases import Bases, Reference

@@ -89,7 +89,7 @@ def _calibrated(model: Any, folder: Path) -> Callable[[], Any]:
     They are drawn once for each fingerprint, which bases carry and quantized weights change.
     """
     from duotone.calibrate.made_up import made_up
-    from duotone.hf.fingerprint import fingerprint
+    from duotone.hf.model.fingerprint import fingerprint
 
     @cache
     def spec_of(name: str) -> Any:

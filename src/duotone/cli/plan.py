@@ -107,7 +107,7 @@ def command(
 
 def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
     """Implementation per kind of tokens on an H200."""
-    from duotone.hf.facts import ModelFacts, model_facts
+    from duotone.hf.model.facts import ModelFacts, model_facts
     from duotone.planning.memory import attention_paths
 
     known = isinstance(config_or_facts, ModelFacts)

@@ -35,7 +35,7 @@ def load_with_data(
 ) -> tuple[Any, Any]:
     """(model, calibration data), where the settings fit the model. sizes: samples, batch_size."""
     from duotone.calibrate import calibration_data
-    from duotone.hf.facts import model_facts
+    from duotone.hf.model.facts import model_facts
 
     loaded = load_model(model, device)
     settings.check(model_facts(loaded.model).head_dim)

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from duotone.hf.attention import NAME, NOT_COMPILED, register, text_implementation
-from duotone.hf.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
-from duotone.hf.graph_decode import current_call
+from duotone.hf.cache.attention import NAME, NOT_COMPILED, register, text_implementation
+from duotone.hf.graphs.decode_call import current_call
+from duotone.hf.model.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
 # Reentrant: collecting a cache releases its hold, and that can happen anywhere.

@@ -14,7 +14,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from duotone.hf.attachment import set_text_implementation
-from duotone.hf.attention import text_implementation
+from duotone.hf.cache.attention import text_implementation
 
 NAME = "duotone-calibrate"
 Heads = Float[Tensor, "batch heads tokens head_dim"]

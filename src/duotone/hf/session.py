@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from duotone.cache import MemoryReport
 from duotone.hf.attachment import Attachment
-from duotone.hf.cache import QuantizedCache
-from duotone.hf.copies import copied_method
-from duotone.hf.fitting import fitting_facts
-from duotone.hf.graph_decode import DecodeCall, current_call, is_method
-from duotone.hf.implementation import planned_layers
-from duotone.hf.kept_steps import KeptSteps
+from duotone.hf.cache.cache import QuantizedCache
+from duotone.hf.graphs.decode_call import DecodeCall, current_call, is_method
+from duotone.hf.graphs.kept_steps import KeptSteps
+from duotone.hf.model.copies import copied_method
+from duotone.hf.model.fitting import fitting_facts
+from duotone.hf.model.implementation import planned_layers
 from duotone.quant import CacheSpec
 
 
@@ -166,7 +166,7 @@ def enable(
     counts, of blocks in several threads each thread's own.
     visual_mask: [batch, tokens] of the prompt, as `QuantizedCache` has it.
     graphs: on CUDA, `generate` replays its decode steps as one CUDA graph where it can
-        (`hf.graph_decode`); False: it never does.
+        (`hf.graphs.decode_call`); False: it never does.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
     facts = fitting_facts(model, spec, visual_mask)

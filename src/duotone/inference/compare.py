@@ -130,7 +130,7 @@ class Comparison:
 
 def check_scheme_fits(loaded: Loaded, spec: Any, has_images: bool) -> None:
     """Raise if a scheme does not fit the model, or would find no visual tokens to quantize."""
-    from duotone.hf.fitting import fitting_facts
+    from duotone.hf.model.fitting import fitting_facts
 
     if spec.text == "dense" and spec.visual != "dense":
         _check_pictures(loaded, has_images)

@@ -157,7 +157,7 @@ def marked_prompt(
     The model's vision tower does not run. A model that takes no pictures has no mask.
     Errors: ValueError for no tokens but those of text.
     """
-    from duotone.hf.facts import model_facts, visual_token_ids
+    from duotone.hf.model.facts import model_facts, visual_token_ids
 
     if tokens <= text:
         raise ValueError(f"--tokens must be more than {text}; got {tokens}")

@@ -11,7 +11,7 @@ import torch
 from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
-from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES

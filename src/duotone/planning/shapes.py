@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duotone.hf.facts import ModelFacts
+from duotone.hf.model.facts import ModelFacts
 
 
 def _facts(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.evaluate.loader import Encoder
-from duotone.hf.fingerprint import raw_bytes
+from duotone.hf.model.fingerprint import raw_bytes
 from duotone.inference.prompts import tokenizer_of
 from duotone.loading import Loaded, image_token_ids
 from duotone.tasks import Example, Task

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from duotone.hf.fingerprint import fingerprint
-from duotone.hf.identity import weights_digest
+from duotone.hf.model.fingerprint import fingerprint
+from duotone.hf.model.identity import weights_digest
 from duotone.resume import Unfinished
 from duotone.weights.equivalences.module_map import at, put, set_data
 from duotone.weights.methods.recipe import Recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from duotone.hf.fingerprint import fingerprint
+from duotone.hf.model.fingerprint import fingerprint
 from duotone.hf.weights.checkpoint import check_not_quantized, mark_quantized
 from duotone.hf.weights.equivalences import (
     Equivalences,

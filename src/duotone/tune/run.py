@@ -11,7 +11,7 @@ from typing import Any
 
 from duotone import CacheSpec
 from duotone.evaluate.records import describe
-from duotone.hf.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp

@@ -1,4 +1,4 @@
-"""Decode steps of a `StaticDecoder`, begun as `hf.decode_steps` begins them."""
+"""Decode steps of a `StaticDecoder`, begun as `hf.graphs.decode_steps` begins them."""
 
 from duotone.attention.static import StaticDecoder
 

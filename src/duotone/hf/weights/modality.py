@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from duotone.hf.facts import visual_token_ids
+from duotone.hf.model.facts import visual_token_ids
 from duotone.hf.weights.turns import Turns
 from duotone.weights.modules.modality import Modality
 from duotone.weights.modules.outside_graphs import outside_graphs

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from duotone.hf.facts import ModelFacts, model_facts
-from duotone.hf.masks import real_tokens
+from duotone.hf.model.facts import ModelFacts, model_facts
+from duotone.hf.model.masks import real_tokens
 from duotone.hf.weights.modality import VisualRows
 from duotone.weights.equivalences.reorder import (
     inverse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from duotone.hf.facts import ModelFacts
+from duotone.hf.model.facts import ModelFacts
 
 
 def visual_tokens(

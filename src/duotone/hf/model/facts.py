@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from duotone.hf.support import check_supported, takes_pictures
+from duotone.hf.model.support import check_supported, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured

@@ -30,7 +30,7 @@ from duotone.cache.static import check_frozen, settle_orders
 from duotone.cache.thaw import chronological
 
 if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
+    from duotone.hf.cache.cache import QuantizedCache
 
 # Prompts whose lengths differ by less may have buffers of equal size.
 MULTIPLE = 64

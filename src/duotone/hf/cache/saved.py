@@ -21,15 +21,15 @@ from duotone.cache.checks import DTYPES, check_finite
 from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
 from duotone.cache.saved import SavedLayer, collect, name_of, parse
-from duotone.hf.calibrated import basis_digests
-from duotone.hf.facts import ModelFacts
-from duotone.hf.fitting import fitting_facts
-from duotone.hf.identity import config_differences, config_facts, is_in_memory, weights_digest
-from duotone.hf.module_facts import number_facts
+from duotone.hf.model.calibrated import basis_digests
+from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.fitting import fitting_facts
+from duotone.hf.model.identity import config_differences, config_facts, is_in_memory, weights_digest
+from duotone.hf.model.module_facts import number_facts
 from duotone.quant import CacheSpec, tensor_file
 
 if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
+    from duotone.hf.cache.cache import QuantizedCache
 
 # 6: checksum; digests of weights and bases, configuration and type of the model, and numbers that
 # its modules hold.

@@ -6,8 +6,8 @@ from itertools import cycle
 
 from transformers import PreTrainedModel
 
-from duotone.hf.facts import ModelFacts
-from duotone.hf.fingerprint import fingerprint
+from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.fingerprint import fingerprint
 from duotone.quant import CacheSpec
 from duotone.quant.bases import Reference, bases, check_unchanged
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 LEAVES = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device))
 # Attributes of a module that are read by themselves, are bookkeeping of torch, are ours, or say
-# something of the last prompt alone. Hooks are asked for by `graph_rules`.
+# something of the last prompt alone. Hooks are asked for by `hf.graphs.rules`.
 LEFT_OUT = frozenset(
     (
         *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),

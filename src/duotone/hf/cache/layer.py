@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from duotone.cache import Segment
-from duotone.hf.attention import NOT_COMPILED
-from duotone.hf.states import LazyStates, StaticStates
+from duotone.hf.cache.attention import NOT_COMPILED
+from duotone.hf.cache.states import LazyStates, StaticStates
 from duotone.quant.autocast import without_autocast
 
 if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
+    from duotone.hf.cache.cache import QuantizedCache
 
 
 class QuantizedLayer(CacheLayerMixin):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from duotone.hf.masks import real_tokens
+from duotone.hf.model.masks import real_tokens
 
 if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
+    from duotone.hf.cache.cache import QuantizedCache
 
 
 def absorb(

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from duotone.cuda_graph import CudaGraph
-from duotone.hf.graph_rules import INPUTS, settings_of
+from duotone.hf.graphs.rules import INPUTS, settings_of
 
 if TYPE_CHECKING:
-    from duotone.hf.cache import QuantizedCache
+    from duotone.hf.cache.cache import QuantizedCache
 
 # Room for new tokens where a call does not say how many will come, and the most where it does.
 FIRST_ROOM, MOST_ROOM = 128, 512

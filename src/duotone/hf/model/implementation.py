@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from duotone.attention import IMPLEMENTATIONS, Plan, Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.attention.triton.family import no_triton
-from duotone.hf.facts import ModelFacts
+from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.slow_paths import SlowPaths
 

@@ -12,8 +12,8 @@ from transformers.masking_utils import sdpa_mask
 
 from duotone.attention import attend, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
-from duotone.hf.masks import as_visibility, causal_visibility
-from duotone.hf.states import LazyStates, StaticStates
+from duotone.hf.cache.states import LazyStates, StaticStates
+from duotone.hf.model.masks import as_visibility, causal_visibility
 from duotone.quant.autocast import without_autocast
 
 NAME = "duotone"

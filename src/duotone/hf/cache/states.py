@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
-    from duotone.hf.layer import QuantizedLayer
+    from duotone.hf.cache.layer import QuantizedLayer
 
 
 class LazyStates(Tensor):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from duotone.hf.module_facts import LEAVES, attributes
+from duotone.hf.model.module_facts import LEAVES, attributes
 
 # Containers are read this deep, if they are not longer.
 DEPTH, LONGEST = 3, 200

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from duotone.hf.fingerprint import lasting
-from duotone.hf.module_facts import adapter_facts
+from duotone.hf.model.fingerprint import lasting
+from duotone.hf.model.module_facts import adapter_facts
 from duotone.quant.digest import digest
 
 # What says how a model is called, run or trained, and changes no K and V.

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from duotone.hf.calibrated import check_bases
-from duotone.hf.facts import ModelFacts, check_spec, model_facts
-from duotone.hf.support import check_window
+from duotone.hf.model.calibrated import check_bases
+from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.model.support import check_window
 from duotone.quant import CacheSpec
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
-from duotone.hf.attention import NAME, text_implementation
+from duotone.hf.cache.attention import NAME, text_implementation
 
 # Inputs of a step by name, tensors [..., batch, 1] that are copied before a replay.
 INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids")

@@ -1,12 +1,12 @@
 """Decode steps of `generate` as replays of one CUDA graph.
 
-After its prompt a cache holds still: fixed buffers with room for more tokens (`hf.frozen`). The
-first step runs as it is and warms up what a capture must find. The second one is captured, with its
-inputs in tensors that stay; it and all later ones are replays. Where the room is full, the cache
-gets more of it, and the step is captured anew.
+After its prompt a cache holds still: fixed buffers with room for more tokens (`hf.cache.frozen`).
+The first step runs as it is and warms up what a capture must find. The second one is captured, with
+its inputs in tensors that stay; it and all later ones are replays. Where the room is full, the
+cache gets more of it, and the step is captured anew.
 
 Sampling, streaming, stopping and logits processors are `generate`'s own and run between the
-replays. What a graph cannot do runs step by step, as without graphs (`graph_rules`).
+replays. What a graph cannot do runs step by step, as without graphs (`rules`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from duotone.hf.decode_steps import DecodeSteps, first_room, say
-from duotone.hf.graph_rules import is_decode_step, reason_against_buffers, reason_against_capture
-from duotone.hf.kept_steps import KeptSteps
+from duotone.hf.graphs.decode_steps import DecodeSteps, first_room, say
+from duotone.hf.graphs.kept_steps import KeptSteps
+from duotone.hf.graphs.rules import is_decode_step, reason_against_buffers, reason_against_capture
 
 # Shorter answers end before a capture has paid for itself.
 FEW_TOKENS = 4

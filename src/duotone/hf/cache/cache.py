@@ -15,16 +15,16 @@ from transformers.cache_utils import Cache
 
 from duotone.cache import LayerStore, Ledger, MemoryReport, memory_report
 from duotone.cache.sharing import share_layers
-from duotone.hf.absorb import absorb
 from duotone.hf.attachment import Attachment
-from duotone.hf.facts import ModelFacts
-from duotone.hf.fitting import fitting_facts
-from duotone.hf.frozen import Frozen
-from duotone.hf.implementation import planned_layers, slow_paths
-from duotone.hf.layer import QuantizedLayer
-from duotone.hf.masks import real_tokens, visual_tokens
-from duotone.hf.serialization import load_cache, save_cache
-from duotone.hf.timeline import Steps
+from duotone.hf.cache.absorb import absorb
+from duotone.hf.cache.frozen import Frozen
+from duotone.hf.cache.layer import QuantizedLayer
+from duotone.hf.cache.saved import load_cache, save_cache
+from duotone.hf.cache.timeline import Steps
+from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.fitting import fitting_facts
+from duotone.hf.model.implementation import planned_layers, slow_paths
+from duotone.hf.model.masks import real_tokens, visual_tokens
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
 from duotone.quant.checks import put_off

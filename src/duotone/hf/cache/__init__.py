@@ -1,0 +1,1 @@
+"""The quantized cache: its timeline, its layers, and the attention that reads them."""

@@ -1,0 +1,1 @@
+"""Decode steps as replays of CUDA graphs."""

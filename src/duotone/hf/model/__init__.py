@@ -1,0 +1,1 @@
+"""Facts of models, and checks before any work is done."""
