@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from duotone.cache.blocks import single_block
 from duotone.cache.index import STORES, LedgerState
-from duotone.cache.packed import PackedTensor
-from duotone.cache.ragged import valid_mask
-from duotone.quant import CacheSpec, unpack
+from duotone.cache.key_norm import divided
+from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.cache.ragged import select, valid_mask
+from duotone.quant import CacheSpec, KVSpec, unpack
 from duotone.quant.classes import CLASS_BITS, class_counts
 from duotone.quant.spec_base import is_count
 
@@ -66,6 +68,25 @@ def check_finite(name: str, tensor: Tensor, mask: Tensor | None) -> None:
     bad = ~torch.isfinite(tensor.to(torch.float32))
     bad = bad if mask is None else bad & mask
     must(not bool(bad.any()), "numbers must be finite", f"inf or NaN in {name}")
+
+
+def check_levels(name: str, own: Mapping[str, Tensor], spec: CacheSpec, state: LedgerState) -> None:
+    """Raise where dense tokens that leave the window some day have no levels of the spec's type.
+
+    own: tensors of a layer, by the names of `declared.own_tensors`.
+    """
+    if not isinstance(spec.text, KVSpec):
+        return
+    take = select(state.movable(spec.sink))
+    spans = single_block(take.lengths)
+    for part, norm in (("key", own.get("key_norm")), ("value", None)):
+        try:
+            pack_tensor(divided(take.apply(own[part]), norm), getattr(spec.text, part), spans)
+        except ValueError as error:
+            raise ValueError(
+                f"dense tokens that leave the window later must have levels; in {name}.{part} "
+                f"{error} Run the prompt again and save the cache anew."
+            ) from None
 
 
 def check_evicted(state: LedgerState, spec: CacheSpec) -> None:

@@ -105,6 +105,12 @@ class LedgerState:
         stored = (self.visual, self.background, self.stream, self.dense)
         return sum((roll.lengths for roll in stored), self.evicted.tokens)
 
+    def movable(self, sink: int) -> Bool[Tensor, "batch capacity"]:
+        """True at dense tokens that leave the window some day: all streamed ones but the sinks."""
+        streamed = self.streamed & valid_mask(self.dense.lengths, self.streamed.shape[1])
+        # Sinks never leave, so the first streamed tokens of the store are the sinks.
+        return streamed & (streamed.cumsum(-1) > sink)
+
     def rows(self, index: Tensor) -> LedgerState:
         """Pick sequences."""
         picked = self.reordered(index)

@@ -35,6 +35,11 @@ def key_norm(
     return torch.where(top > 0, top, torch.ones_like(top))
 
 
+def divided(key: Tensor, norm: Norm | None) -> Tensor:
+    """Divide keys [batch, kv_heads, tokens, channels] by their norm, in the keys' type."""
+    return key if norm is None else (key / norm[:, :, None]).to(key.dtype)
+
+
 def taken_over(old: Norm | None, new: Norm, begun: Bool[Tensor, " batch"]) -> Norm:
     """Replace the norms of the sequences that have `begun`. old: None where no norm exists yet."""
     old = torch.ones_like(new) if old is None else old

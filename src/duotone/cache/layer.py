@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duotone.cache.declared import own_tensors
 from duotone.cache.index import STORES, LedgerState, Roll
-from duotone.cache.key_norm import Norm, key_norm, taken_over
+from duotone.cache.key_norm import Norm, divided, key_norm, taken_over
 from duotone.cache.ledger import AppendPlan, Flush, Piece
 from duotone.cache.packed import Codes, PackedTensor
 from duotone.cache.pair import Layout, Layouts, PackedPair
@@ -263,9 +263,7 @@ class LayerStore:
             self._flush(flush)
 
     def _flush(self, flush: Flush) -> None:
-        key = self.key
-        if self.key_norm is not None:
-            key = (key / self.key_norm[:, :, None]).to(key.dtype)
+        key = divided(self.key, self.key_norm)
         self._pack("stream", key, self.value, self.spec.text, flush.piece)
         self.lay_out("stream")
         self.key, self.value = flush.keep.apply(self.key), flush.keep.apply(self.value)

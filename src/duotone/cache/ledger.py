@@ -150,7 +150,7 @@ class Ledger:
         self._append_dense(select(every), ~every)
         if isinstance(self.spec.text, KVSpec):
             # A group that is complete with the last token leaves at the step after it.
-            leaving = self._leaving(self._movable(self.state), entered=1)
+            leaving = self._leaving(self.state.movable(self.spec.sink), entered=1)
             if leaving.any():
                 self._move_to_stream(leaving, decoding=True)
         dense = self.state.dense.trimmed()
@@ -244,14 +244,8 @@ class Ledger:
         """Whole groups beyond the recent window, oldest first; None if there are none."""
         if not isinstance(self.spec.text, KVSpec):
             return None
-        leaving = self._leaving(self._movable(self.state))
+        leaving = self._leaving(self.state.movable(self.spec.sink))
         return self._move_to_stream(leaving, decoding) if leaving.any() else None
-
-    def _movable(self, s: LedgerState) -> Tensor:
-        """True at dense tokens that leave the window some day."""
-        streamed = s.streamed & valid_mask(s.dense.lengths, s.streamed.shape[1])
-        # Sinks never leave, so the first streamed tokens of the store are the sinks.
-        return streamed & (streamed.cumsum(-1) > self.spec.sink)
 
     def _leaving(self, movable: Tensor, entered: int = 0) -> Tensor:
         """True at whole groups beyond the window, before the last `entered` tokens came."""

@@ -16,6 +16,7 @@ from duotone.cache.checks import (
     check_classes,
     check_evicted,
     check_finite,
+    check_levels,
     check_places,
     check_table,
     must,
@@ -212,6 +213,7 @@ class _Parsing:
             must(norm is not None or not packs, "packed keys need their norm", f"no {full}")
             ok = norm is None or bool((norm > 0).all())
             must(ok, "norms of keys must be positive", full)
+        check_levels(f"layers.{index}", found, spec, state)
         return found
 
     def _pair(self, index: int, name: str, spec: CacheSpec, roll: Roll) -> PackedPair | None:

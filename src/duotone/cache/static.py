@@ -17,6 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from duotone.cache.blocks import BlockTable
+from duotone.cache.key_norm import divided
 from duotone.cache.layer import LayerStore
 from duotone.cache.packed import PackedTensor, pack_groups
 from duotone.cache.pair import Growing, PackedPair
@@ -126,9 +127,7 @@ class StaticStore:
 
     def _pack_oldest(self, oldest: Move, full: Tensor) -> None:
         key, value = (oldest.apply(x) for x in (self.key, self.value))
-        if self.key_norm is not None:
-            key = (key / self.key_norm[:, :, None]).to(key.dtype)
-        for which, x in (("key", key), ("value", value)):
+        for which, x in (("key", divided(key, self.key_norm)), ("value", value)):
             self._pack(which, x, full)
 
     def _pack(self, which: str, x: Tensor, full: Tensor) -> None:

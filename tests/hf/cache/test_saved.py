@@ -188,6 +188,17 @@ def test_numbers_that_are_none_are_not_saved(path: Path) -> None:
     assert not path.exists()
 
 
+def test_only_tokens_that_are_packed_later_need_levels(path: Path) -> None:
+    model = tiny_model("internvl")
+    cache = filled(model, SPECS["mixed"])
+    cache.layers[1].store.key[:, :, : SPECS["mixed"].sink] = 1e30
+    cache.save(path)
+    assert QuantizedCache.load(path, model).layers[1].store.key.max() == 1e30
+    cache.layers[1].store.key[0, :, SPECS["mixed"].sink] = 1e30
+    with pytest.raises(ValueError, match=r"cannot be saved: .*must have levels; in layers\.1\.key"):
+        cache.save(path)
+
+
 # (name in a file of "mixed" or "hybrid", what is done to the tensor, words of the refusal).
 EDITS = [
     ("ledgers.0.dense.positions", torch.Tensor.zero_, "positions must rise"),
@@ -205,6 +216,8 @@ EDITS = [
     ("layers.0.visual.key.scale", lambda t: t.fill_(float("nan")), "must be finite"),
     ("layers.0.stream.value.zero_point", lambda t: t.fill_(float("inf")), "must be finite"),
     ("layers.1.value", lambda t: t[:, :, 0].fill_(float("-inf")), "must be finite"),
+    ("layers.1.key", lambda t: t.fill_(1e30), "must have levels; in layers.1.key .*float16"),
+    ("layers.1.value", lambda t: t.fill_(-1e30), "must have levels; in layers.1.value .*float16"),
 ]
 
 

@@ -19,6 +19,7 @@ from duotone.attention.cuda.groups.tiles import filled, joined, put, widened
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
+from duotone.cache.key_norm import divided
 from duotone.cache.ledger import Piece
 from duotone.cache.packed import pack_groups
 from duotone.cache.pair import PackedPair
@@ -145,9 +146,8 @@ class GroupRecords:
             group_pack(*states, *given, codes=self.codes, decoding=True)
             return
         key, value = (leaving.apply(x) for x in states)
-        if key_norm is not None:
-            key = (key / key_norm[:, :, None]).to(key.dtype)
-        new = GroupRecords.of(*self._packed(key, value, spec), self.format)
+        packed = self._packed(divided(key, key_norm), value, spec)
+        new = GroupRecords.of(*packed, self.format)
         for kept, tiles in zip(self._all_tiles, new._all_tiles, strict=True):
             if kept is not None:
                 put(kept, tiles[:, :, :count], where // TILE, full)
