@@ -18,6 +18,7 @@ class Facts(NamedTuple):
 # Stands for devices without CUDA, on which launches are only planned; kernels were tuned on it.
 H200 = Facts((9, 0), 132)
 _KNOWN: dict[int, Facts] = {}
+_HERE: AbstractContextManager[Any] = nullcontext()
 
 
 def facts(device: torch.device) -> Facts:
@@ -34,5 +35,10 @@ def facts(device: torch.device) -> Facts:
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Context in which launches go to a device."""
     if torch.cuda.current_device() == device.index:
-        return nullcontext()
+        return _HERE
     return torch.cuda.device(device)
+
+
+def stream_handle(index: int) -> int:
+    """Handle of the current stream of a CUDA device, without the object that torch makes of it."""
+    return torch._C._cuda_getCurrentRawStream(index)

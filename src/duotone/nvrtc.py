@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from duotone.devices import facts
+from duotone.devices import facts, stream_handle
 
 logger = logging.getLogger("duotone")
 # From this capability on, a launch may begin while the previous launch ends.
@@ -158,7 +158,7 @@ class Kernel:
         Returns the launch, which can be made again.
         """
         launch = PreparedLaunch(self, self._settings(at), arguments)
-        launch(torch.cuda.current_stream().cuda_stream)
+        launch(stream_handle(torch.cuda.current_device()))
         return launch
 
     def launch(self, settings: Any, values: int) -> None:

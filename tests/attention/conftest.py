@@ -74,6 +74,8 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     from duotone.attention.cuda.shared.runtime import source_text
     from duotone.attention.cuda.spans import decode as span_decode
 
+    from cuda_on_cpu import own_counters
+
     launches: list[Caught] = []
 
     def kernel(source, name, macros, device):
@@ -82,7 +84,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
 
     for module in (launch, head_turn):
         monkeypatch.setattr(module, "kernel", kernel)
-    monkeypatch.setattr(launch, "counters", lambda device, count: torch.zeros(count))
+    monkeypatch.setattr(launch, "counters", own_counters)
     decodes = (span_decode, dense_decode, class_decode, group_decode)
     for module in (launch, *decodes, head_turn, merge_turned):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)

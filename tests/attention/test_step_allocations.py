@@ -121,7 +121,10 @@ def test_a_decoder_makes_the_counters_that_launches_share(monkeypatch: pytest.Mo
     monkeypatch.setattr(static, "has_kernels", lambda device: True)
     StaticDecoder(*given, impl="cuda")
     monkeypatch.setattr(counters, "kept", None)  # another allocation would raise
-    assert counters.counters(torch.device("cpu"), 7).tolist() == [0] * 7
+    taken = [counters.counters(torch.device("cpu"), count) for count in (7, 5, counters.COUNTERS)]
+    (first, zeros), (second, _), (around, _) = taken
+    assert not zeros.any()
+    assert (first, second, around) == (zeros.data_ptr(), first + 4 * 7, first)
 
 
 def test_matrices_for_kernels_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from duotone.attention import decode_attention
 from duotone.attention.cuda import decode, kept_call
 from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.groups.records import GroupLayout
+from duotone.attention.cuda.shared import launch
 from duotone.attention.cuda.spans.layout import span_layout
 from duotone.cache.segments import DenseSegment
 from duotone.quant import TensorSpec
@@ -47,8 +47,7 @@ def plans(caught, monkeypatch) -> list:
     """One entry for every call that chooses and prepares its launches."""
     pretend(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    stream = SimpleNamespace(cuda_stream=7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(launch, "stream_handle", lambda index: 7)
     made, plain = [], decode.attend_records
 
     def noted(*args, **given):

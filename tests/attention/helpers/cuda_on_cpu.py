@@ -110,6 +110,12 @@ def zeros(device: torch.device, count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32)
 
 
+def own_counters(device: torch.device, count: int) -> tuple[int, torch.Tensor]:
+    """Zeros for one launch, as `counters` of the kernels."""
+    zeros = torch.zeros(count, dtype=torch.int32)
+    return zeros.data_ptr(), zeros
+
+
 def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let a module's launches run here, on CPU tensors, and torch divide as it does on CUDA."""
 
@@ -119,9 +125,7 @@ def run_on_cpu(module, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
     monkeypatch.setattr(module, "kernel", kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(
-        module, "counters", lambda device, n: torch.zeros(n, dtype=torch.int32), raising=False
-    )
+    monkeypatch.setattr(module, "counters", own_counters, raising=False)
     monkeypatch.setattr(module, "multiprocessors", lambda device: 8, raising=False)
     monkeypatch.setattr(module, "max_cluster", lambda device: 1, raising=False)
     divide = torch.Tensor.__truediv__

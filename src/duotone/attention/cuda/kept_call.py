@@ -149,8 +149,11 @@ class KeptCall:
 
     def _launch(self, query: Tensor, kv: Sequence[Segment]) -> Tensor:
         out = torch.empty_like(query)
-        made = SegmentQueries(query, turned_query)
-        queries = [made.of(kv[part.number]) if self.turns else query for part in self.parts]
-        pairs = zip(self.parts, queries, strict=True)
-        self.launched.again([part.fields(kv[part.number], q) for part, q in pairs], out)
+        segments = [kv[part.number] for part in self.parts]
+        queries = [query] * len(segments)
+        if self.turns:
+            made = SegmentQueries(query, turned_query)
+            queries = [made.of(segment) for segment in segments]
+        given = zip(self.parts, segments, queries, strict=True)
+        self.launched.again([part.fields(segment, q) for part, segment, q in given], out)
         return out

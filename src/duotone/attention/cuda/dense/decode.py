@@ -84,7 +84,7 @@ def dense_task(
     """
     key = segment.key
     form = DenseFormat(key.shape[3])
-    records = _records(segment, form)
+    records = _records(key.shape[2])
     work = Work(query, form, key.shape[1], records, segment.lengths)
     at = geometry(form, work.heads, records, multiprocessors(query.device))
 
@@ -111,17 +111,16 @@ def moves(segment: DenseSegment) -> Fields:
     }
 
 
-def _records(segment: DenseSegment, form: DenseFormat) -> int:
+def _records(tokens: int) -> int:
     """Records of a head, at most."""
-    return -(-segment.key.shape[2] // form.tokens)
+    return -(-tokens // DenseFormat.tokens)
 
 
 def sizes(segment: DenseSegment) -> Hashable:
     """Gather what a launch depends on, except `moves`."""
     key, value = segment.key, segment.value
-    batch, heads, _, head_dim = key.shape
-    records = _records(segment, DenseFormat(head_dim))
-    return batch, heads, head_dim, value.shape[3], key.dtype, value.dtype, records
+    batch, heads, tokens, head_dim = key.shape
+    return batch, heads, head_dim, value.shape[3], key.dtype, value.dtype, _records(tokens)
 
 
 def macros_of(form: DenseFormat, dtype: torch.dtype) -> dict[str, int]:

@@ -20,27 +20,31 @@ class _Counters:
     def __init__(self, device: torch.device) -> None:
         made = partial(torch.zeros, COUNTERS, dtype=torch.int32, device=device)
         self.zeros, self.next = kept(made, device), 0
+        self.address = self.zeros.data_ptr()
 
-    def take(self, count: int) -> Tensor:
-        """Take `count` zeros that no launch shortly before or after uses."""
+    def take(self, count: int) -> int:
+        """Address of `count` zeros that no launch shortly before or after uses."""
         if self.next + count > COUNTERS:
             self.next = 0
-        taken = self.zeros[self.next : self.next + count]
+        taken = self.address + self.zeros.element_size() * self.next
         self.next += count
         return taken
 
 
-def counters(device: torch.device, count: int) -> Tensor:
+def counters(device: torch.device, count: int) -> tuple[int, Tensor]:
     """Zeros that a launch leaves zero: they need no clearing before the next launch.
 
+    Returns their address, and a tensor that holds them until it is launched.
     A captured graph keeps its zeros. Without a launch before the capture there is no ring yet, and
     the graph clears counters of its own.
     """
     capturing = device not in _COUNTERS and torch.cuda.is_current_stream_capturing()
     if capturing or count > COUNTERS:
-        return torch.zeros(count, dtype=torch.int32, device=device)
+        zeros = torch.zeros(count, dtype=torch.int32, device=device)
+        return zeros.data_ptr(), zeros
     prepare(device)
-    return _COUNTERS[device].take(count)
+    ring = _COUNTERS[device]
+    return ring.take(count), ring.zeros
 
 
 def prepare(device: torch.device) -> None:

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from duotone.attention.cuda.shared.geometry import multiprocessors
 from duotone.attention.cuda.shared.runtime import Launch, PreparedLaunch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
 from duotone.attention.cuda.spans.layout import LANES
+from duotone.devices import stream_handle
 
 LOG2E = 1.4426950408889634
 # True: a launch begins while the kernel before it in the stream ends.
@@ -41,11 +42,12 @@ class MergedBy(Enum):
 class Room:
     """Room that a call allocates: numbers in fp32, and zeros to count tickets in.
 
-    sums: of its parts. weights: of these. ranges: of each task. zeros: 0 where no block takes
-    tickets.
+    numbers: of all parts' sums, then of their weights, then of the tasks' ranges. weights, ranges:
+    bytes before the weights and before each task's ranges, 0 for a task without. zeros: 0 where no
+    block takes tickets.
     """
 
-    sums: int
+    numbers: int
     weights: int
     ranges: tuple[int, ...]
     zeros: int
@@ -56,27 +58,29 @@ class Room:
         work, parts = tasks[0].work, sum(task.parts for task in tasks)
         rows = work.heads * parts * work.group
         zeros = 2 * work.heads if by is MergedBy.TICKETS else 0
-        ranges = tuple(task.ranges for task in tasks)
-        return cls(rows * work.format.head_dim, 2 * rows, ranges, zeros)
+        sizes = (rows * work.format.head_dim, 2 * rows, *(task.ranges for task in tasks))
+        weights, *starts, numbers = accumulate(sizes)
+        pairs = zip(tasks, starts, strict=True)
+        ranges = tuple(FP32_BYTES * start if task.ranges else 0 for task, start in pairs)
+        return cls(numbers, FP32_BYTES * weights, ranges, zeros)
 
-    def allocate(self, out: Tensor) -> tuple[Fields, list[int], tuple[Tensor, ...]]:
+    def allocate(self, out: Tensor) -> tuple[Fields, int, tuple[Tensor, ...]]:
         """Allocate on the device of `out`.
 
-        Returns fields of `Call`, the address of each task's ranges, and the tensors.
+        Returns fields of `Call`, the address that bytes are counted from, and the tensors.
         """
-        sizes = (self.sums, self.weights, *self.ranges)
-        numbers = out.new_empty(sum(sizes), dtype=torch.float32)
-        zeros = counters(out.device, self.zeros) if self.zeros else None
-        partial, weights, *ranges = accumulate(
-            (FP32_BYTES * size for size in sizes[:-1]), initial=numbers.data_ptr()
-        )
-        fields = {
-            "partial": partial,
-            "weights": weights,
-            "counters": None if zeros is None else zeros.data_ptr(),
+        numbers = out.new_empty(self.numbers, dtype=torch.float32)
+        start = numbers.data_ptr()
+        fields: Fields = {
+            "partial": start,
+            "weights": start + self.weights,
+            "counters": None,
             "out": out.data_ptr(),
         }
-        return fields, ranges, (numbers,) if zeros is None else (numbers, zeros)
+        if not self.zeros:
+            return fields, start, (numbers,)
+        fields["counters"], zeros = counters(out.device, self.zeros)
+        return fields, start, (numbers, zeros)
 
 
 @dataclass(frozen=True)
@@ -91,15 +95,17 @@ class Launched:
 
         inputs: fields of each task that differ from the last time. out: as in `run`.
         """
-        common, ranges, _room = self.room.allocate(out)
-        stream = torch.cuda.current_stream(out.device).cuda_stream
-        for number, launch in enumerate(self.made):
+        common, start, _room = self.room.allocate(out)
+        stream = stream_handle(out.device.index)
+        # The merging launch, which has no task, takes what is common.
+        for launch, own, ranges in zip_longest(self.made, inputs, self.room.ranges):
             arguments = launch.arguments
-            own = inputs[number] if number < len(inputs) else {}
-            for name, value in (common | own).items():
+            for name, value in common.items():
                 setattr(arguments, name, value)
-            if number < len(inputs) and self.room.ranges[number]:
-                arguments.ranges = ranges[number]
+            for name, value in (own or {}).items():
+                setattr(arguments, name, value)
+            if ranges:
+                arguments.ranges = start + ranges
             launch(stream)
 
 
@@ -122,7 +128,7 @@ def run(
     _check_aligned("out", out)
     by = merged_by(tasks) if merging is None else MergedBy.LAUNCH
     room = Room.of(tasks, by)
-    allocated, ranges, _room = room.allocate(out)
+    allocated, start, _room = room.allocate(out)
     fields = allocated | {
         "out_stride": out.stride(1),
         "lse": None if lse is None else lse.data_ptr(),
@@ -134,7 +140,7 @@ def run(
     for number, task in enumerate(tasks):
         overlap = 0 if not OVERLAP else 1 if number == 0 else 2
         leaves = by is MergedBy.TASK and number < len(tasks) - 1
-        own = {"ranges": ranges[number]} if task.ranges else {}
+        own = {"ranges": start + room.ranges[number]} if task.ranges else {}
         given = task.arguments(**_inputs(task), **fields, **own, first_part=first_part)
         made.append(_launch(task, given, out, overlap, MergedBy.LAUNCH if leaves else by))
         first_part += task.parts

@@ -200,8 +200,8 @@ def _launch_twice(
 ) -> None:
     given.splits = splits_of(longest, rows, multiprocessors(key.device))
     partial = key.new_empty(rows * given.splits * 2 * key.shape[3], dtype=torch.float32)
-    zeros = counters(key.device, rows)
-    given.partial, given.counters = partial.data_ptr(), zeros.data_ptr()
+    given.partial = partial.data_ptr()
+    given.counters, _zeros = counters(key.device, rows)
     macros = macros | twice_macros(records.format, key.dtype)
     batch, heads, per_head, _ = records.data.shape
     packing = 2 * batch * heads * -(-per_head * records.format.tiles // WARPS)
