@@ -1,7 +1,11 @@
 """Models with LoRA adapters "one" and "two": PEFT's own layers, or small ones with PEFT's names."""
 
+import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -11,6 +15,11 @@ from families import new_model
 NAMES = ("one", "two")
 TARGETS = ("q_proj", "k_proj", "v_proj")
 RANK, ALPHA = 2, 4
+NEEDS_PEFT = (
+    pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs peft"),
+    # Asked by PEFT itself.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+)
 
 
 class LoraLinear(nn.Module):
@@ -86,7 +95,8 @@ def stand_in(family: str) -> PreTrainedModel:
     return _filled(model)
 
 
-def by_peft(family: str) -> PreTrainedModel:
+def wrapped_by_peft(family: str) -> Any:
+    """PEFT's wrapper of the model."""
     from peft import LoraConfig, get_peft_model
 
     model = new_model(family)
@@ -95,7 +105,24 @@ def by_peft(family: str) -> PreTrainedModel:
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets)
     wrapper = get_peft_model(model, config, adapter_name=NAMES[0])
     wrapper.add_adapter(NAMES[1], config)
-    return _filled(wrapper.get_base_model())
+    _filled(model)
+    return wrapper
+
+
+def by_peft(family: str) -> PreTrainedModel:
+    return wrapped_by_peft(family).get_base_model()
+
+
+MAKERS = (stand_in, pytest.param(by_peft, marks=NEEDS_PEFT))
+
+
+def hotswap(wrapper: Any, folder: Path) -> None:
+    """Load the second adapter, with another scaling, in place of the first one."""
+    from peft.utils.hotswap import hotswap_adapter
+
+    wrapper.peft_config[NAMES[1]].lora_alpha = 3 * ALPHA
+    wrapper.save_pretrained(folder, selected_adapters=[NAMES[1]], save_embedding_layers=False)
+    hotswap_adapter(wrapper, str(folder / NAMES[1]), NAMES[0], torch_device=str(wrapper.device))
 
 
 def adapted_layers(model: PreTrainedModel) -> list[nn.Module]:

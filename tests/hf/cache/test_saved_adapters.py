@@ -1,14 +1,13 @@
 """Saved caches of models with adapters, and of models whose modules were given other numbers."""
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from adapted import adapted_layers, by_peft, stand_in
+from adapted import MAKERS, adapted_layers, stand_in
 from saved_caches import SPECS, filled, next_logits, rewrite, saved
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -18,10 +17,6 @@ from duotone.hf.model.module_facts import adapter_facts, number_facts
 
 from families import FAMILIES, new_model
 
-no_peft = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs peft")
-# Asked by PEFT itself.
-former_name = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-MAKERS = [stand_in, pytest.param(by_peft, marks=[no_peft, former_name])]
 Change = Callable[[PreTrainedModel], None]
 
 

@@ -85,10 +85,15 @@ def test_the_rule_for_hooks_is_said_once(double: type[ReplayDouble]) -> None:
         assert double.captures
 
 
+@pytest.mark.parametrize("runs", [False, True], ids=["at once", "after its body"])
 def test_a_step_that_cannot_be_captured_runs_as_it_is(
-    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
+    """After its body: another thread has waited for the device, which makes the capture void."""
+
     def refuse(body: Callable, device: torch.device) -> None:
+        if runs:
+            double(body, device)
         raise RuntimeError("operation not permitted when stream is capturing\nsecond line")
 
     monkeypatch.setattr(decode_steps, "capture", refuse)
@@ -99,6 +104,8 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(
     with duotone.enable(fresh, STREAM), warned, rounding_as(fresh.dtype):
         ours = fresh.generate(**given, max_new_tokens=NEW, do_sample=False)
     assert torch.equal(ours, theirs.sequences)
+    assert bool(double.captures) == runs
+    assert not double.replays
 
 
 def test_a_cache_that_holds_still_can_be_asked_anything(double: type[ReplayDouble]) -> None:

@@ -267,7 +267,9 @@ def test_replays_go_on_where_all_workspaces_are_cleared() -> None:
     assert all((x == 7).all() for x in others)
 
 
-def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph]) -> None:
+@pytest.mark.parametrize("more", [0, 3], ids="{} tokens of the user".format)
+def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph], more: int) -> None:
+    """more: tokens beside the last one, which the first call has not cached."""
     model, given, turns = exact_model("internvl").cuda(), prompt_of("internvl"), []
     given = typed(model, given)
     try:
@@ -277,8 +279,8 @@ def test_a_later_turn_thaws_and_freezes_again(captures: list[CudaGraph]) -> None
             with rounding_as(model.dtype), path, duotone.enable(model, MIXED):
                 call = {"past_key_values": cache, "max_new_tokens": 70, "do_sample": False}
                 first = model.generate(**given, **call)
-                ids = torch.cat([first, first[:, -3:]], 1)
-                mask = torch.cat([given["attention_mask"], ids.new_ones(2, 73)], 1)
+                ids = torch.cat([first, first[:, first.shape[1] - more :]], 1)
+                mask = torch.cat([given["attention_mask"], ids.new_ones(2, 70 + more)], 1)
                 call |= {"input_ids": ids, "attention_mask": mask}
                 turns.append(model.generate(**call))
         assert torch.equal(*turns)

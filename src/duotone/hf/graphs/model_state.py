@@ -5,7 +5,8 @@ their attributes, torch's switches. `ModelState` is a snapshot of all that. Two 
 same as long as a step that is captured now would launch what the earlier one launched.
 
 Not seen: Python objects in attributes that are neither tensors, modules, numbers nor their
-containers; towers for pictures, which no decode step runs.
+containers; contents of tensors, but for few numbers on the CPU; towers for pictures, which no
+decode step runs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from duotone.hf.model.module_facts import LEAVES, attributes
 
 # Containers are read this deep, if they are not longer.
 DEPTH, LONGEST = 3, 200
+# Tensors on the CPU of so many numbers are read: a launch has a number as an argument.
+FEW = 64
 
 
 class ModelState:
@@ -79,8 +82,10 @@ class ModelState:
 
     def _tensor(self, x: Tensor) -> tuple[Any, ...]:
         # Tensors of subclasses may have no address of their own.
-        address = x.data_ptr() if type(x) in (Tensor, nn.Parameter) else self._object(x)
-        return address, x.dtype, x.shape, x.stride(), x.device
+        if type(x) not in (Tensor, nn.Parameter):
+            return self._object(x), x.dtype, x.shape, x.stride(), x.device
+        numbers = str(x.tolist()) if x.is_cpu and x.numel() <= FEW else None
+        return x.data_ptr(), numbers, x.dtype, x.shape, x.stride(), x.device
 
     def _object(self, x: Any) -> int:
         # What cannot be referred to weakly is known by its address alone.
