@@ -43,7 +43,7 @@ def test_the_limit_is_real() -> None:
         _ = torch.empty(megabytes << 20, dtype=torch.uint8, device=CUDA)
         return {}
 
-    with memory_limit(CUDA, torch.cuda.memory_allocated(CUDA), 512 << 20):
+    with memory_limit(CUDA, torch.cuda.memory_reserved(CUDA), 512 << 20):
         assert attempt(take, 400) == {}
         assert attempt(take, 600) is None
     assert attempt(take, 600) == {}

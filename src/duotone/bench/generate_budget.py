@@ -143,7 +143,7 @@ class BudgetBench:
             prompt = self._read(row, 0)
         release()
         on_gpu = self.device.type == "cuda"
-        held = torch.cuda.memory_allocated(self.device) if on_gpu else 0
+        held = torch.cuda.memory_reserved(self.device) if on_gpu else 0
         return Ready(row, prompt, middle, end, trial, held)
 
     @property
