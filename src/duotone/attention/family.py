@@ -66,9 +66,8 @@ class Family:
     takes: True for tokens of this form, by their quantizers. holds: True for a segment in it.
     rule: raises `RefusedError` for tokens that no kernel reads; at_call: for tensors of a call.
     task: makes the launch over one segment from (query, segment, tau). layout: its order of codes.
-    moves: arguments of a launch that follow tensors which the next call may bring in other ones.
-    alike: equal for segments that one launch fits; None: no kernel reads it. Without `alike` a
-    launch belongs to the objects of one packed segment.
+    again: for the next call, (equal for segments that one launch fits, arguments that follow the
+    segment's tensors); None from it: no kernel reads these. Packed parts must be the last call's.
     """
 
     impl: Literal["cuda", "triton", "reference"]
@@ -82,8 +81,7 @@ class Family:
     packs: Honours | None = None
     task: Callable[[Tensor, Segment, tuple[float, float] | None], Any] | None = None
     layout: Layout | None = None
-    moves: Callable[[Segment], dict[str, Any]] | None = None
-    alike: Callable[[Segment], Hashable] | None = None
+    again: Callable[[Segment], tuple[Hashable, dict[str, Any]] | None] = lambda segment: (None, {})
 
     def refusal(
         self, tokens: Tokens, query: Tensor | None = None, segment: Segment | None = None

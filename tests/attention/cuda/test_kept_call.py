@@ -231,6 +231,16 @@ def test_all_launches_go_to_the_device_of_the_query(caught, plans, monkeypatch) 
     ]  # fmt: skip
 
 
+def test_all_launches_go_to_the_current_stream(plans, monkeypatch) -> None:
+    query, kv = records_of(SHORT)
+    attend(query, kv)
+    monkeypatch.setattr(launch, "stream_handle", lambda index: 9)
+    attend(query, kv)
+    assert len(plans) == 1
+    made = kept_call._kept()[id(kv[0].records)][1].launched.made
+    assert [one.settings.hStream for one in made] == [9, 9]
+
+
 def test_each_thread_keeps_its_own(plans) -> None:
     query, kv = records_of(SHORT)
     attend(query, kv)

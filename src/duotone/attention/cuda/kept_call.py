@@ -42,9 +42,10 @@ def kept_call(
         return None
     query, present = query.contiguous(), [segment for segment in kv if segment.tokens]
     call = found[1]
-    if call.settings != _settings(query, sm_scale, tau) or not call.fits(query, present):
+    if call.settings != _settings(query, sm_scale, tau):
         return None
-    return partial(call, query, present)
+    fields = call.fields(query, present)
+    return None if fields is None else partial(call, query, present, fields)
 
 
 def keep(
@@ -93,25 +94,20 @@ class _Part:
     """One segment of a kept call, by its place among those with tokens; keeps no tensor alive."""
 
     def __init__(self, number: int, family: Family, segment: Segment) -> None:
-        self.number, self.family = number, family
-        self.kind = _kind(segment)
-        self.alike = None if family.alike is None else family.alike(segment)
-        objects = _objects(segment) if family.alike is None else ()
-        self.objects = [weakref.ref(x) for x in objects]
+        self.number, self.again = number, family.again
+        self.kind, given = _kind(segment), family.again(segment)
+        self.alike = None if given is None else given[0]
+        self.objects = [weakref.ref(x) for x in _objects(segment)]
 
-    def fits(self, segment: Segment) -> bool:
-        """True where the launch over the last segment is right for this one."""
+    def fields(self, segment: Segment) -> Fields | None:
+        """Arguments that follow tensors of a segment; None where the launch does not fit it."""
         if _kind(segment) != self.kind or segment.mask is not None:
-            return False
-        if self.family.alike is not None:
-            return self.alike is not None and self.family.alike(segment) == self.alike
+            return None
         pairs = zip(self.objects, _objects(segment), strict=True)
-        return all(reference() is x for reference, x in pairs)
-
-    def fields(self, segment: Segment, query: Tensor) -> Fields:
-        """Arguments that follow tensors which differ from call to call."""
-        moved = {} if self.family.moves is None else self.family.moves(segment)
-        return {**moved, "query": query.data_ptr()}
+        if not all(reference() is x for reference, x in pairs):
+            return None
+        again = self.again(segment)
+        return None if again is None or again[0] != self.alike else again[1]
 
 
 def _kind(segment: Segment) -> Hashable:
@@ -120,7 +116,7 @@ def _kind(segment: Segment) -> Hashable:
 
 def _objects(segment: Segment) -> tuple[object, ...]:
     """Objects that hold all packed parts: they are immutable."""
-    return segment.records, segment.key, segment.value
+    return () if segment.records is None else (segment.records, segment.key, segment.value)
 
 
 @dataclass(frozen=True)
@@ -136,24 +132,27 @@ class KeptCall:
     launched: Launched
     turns: bool
 
-    def fits(self, query: Tensor, kv: Sequence[Segment]) -> bool:
-        """True where these launches are right for other tensors. kv: segments with tokens."""
-        if len(kv) != len(self.parts) or not is_aligned(query):
-            return False
-        return all(part.fits(kv[part.number]) for part in self.parts)
+    def fields(self, query: Tensor, kv: Sequence[Segment]) -> list[Fields] | None:
+        """Arguments of each launch that follow the segments' tensors; None where one does not fit.
 
-    def __call__(self, query: Tensor, kv: Sequence[Segment]) -> Tensor:
+        kv: segments with tokens.
+        """
+        if len(kv) != len(self.parts) or not is_aligned(query):
+            return None
+        found = []
+        for part in self.parts:
+            if (fields := part.fields(kv[part.number])) is None:
+                return None
+            found.append(fields)
+        return found
+
+    def __call__(self, query: Tensor, kv: Sequence[Segment], fields: list[Fields]) -> Tensor:
         """Launch for tensors that fit."""
         with on_device(query.device):
-            return self._launch(query, kv)
-
-    def _launch(self, query: Tensor, kv: Sequence[Segment]) -> Tensor:
-        out = torch.empty_like(query)
-        segments = [kv[part.number] for part in self.parts]
-        queries = [query] * len(segments)
-        if self.turns:
-            made = SegmentQueries(query, turned_query)
-            queries = [made.of(segment) for segment in segments]
-        given = zip(self.parts, segments, queries, strict=True)
-        self.launched.again([part.fields(segment, q) for part, segment, q in given], out)
-        return out
+            made = SegmentQueries(query, turned_query) if self.turns else None
+            for part, own in zip(self.parts, fields, strict=True):
+                turned = query if made is None else made.of(kv[part.number])
+                own["query"] = turned.data_ptr()
+            out = torch.empty_like(query)
+            self.launched.again(fields, out)
+            return out

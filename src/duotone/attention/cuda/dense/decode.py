@@ -96,18 +96,15 @@ def dense_task(
 
 def moves(segment: DenseSegment) -> Fields:
     """Arguments that follow the tensors of a segment."""
-    (key_batch, key_head, *_), (value_batch, value_head, *_) = (
-        segment.key.stride(),
-        segment.value.stride(),
-    )
+    key, value = segment.key.stride(), segment.value.stride()
     return {
         "tokens": segment.lengths.data_ptr(),
         "key": segment.key.data_ptr(),
         "value": segment.value.data_ptr(),
-        "key_batch": ITEM_BYTES * key_batch,
-        "key_head": ITEM_BYTES * key_head,
-        "value_batch": ITEM_BYTES * value_batch,
-        "value_head": ITEM_BYTES * value_head,
+        "key_batch": ITEM_BYTES * key[0],
+        "key_head": ITEM_BYTES * key[1],
+        "value_batch": ITEM_BYTES * value[0],
+        "value_head": ITEM_BYTES * value[1],
     }
 
 

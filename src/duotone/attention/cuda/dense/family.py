@@ -7,7 +7,6 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from duotone.attention.cuda.dense.decode import (
-    ITEM_BYTES,
     KV_TYPES,
     WARPS,
     DenseFormat,
@@ -15,13 +14,15 @@ from duotone.attention.cuda.dense.decode import (
     moves,
     sizes,
 )
-from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES
+from duotone.attention.cuda.shared.work import MAX_GROUP, QUERY_TYPES, Fields
 from duotone.attention.family import Family, Tokens
-from duotone.attention.refused import RefusedError, reason_against
+from duotone.attention.refused import RefusedError
 from duotone.cache.segments import DenseSegment
 from duotone.quant.honours import Honours
 
 ALIGNMENT_BYTES = 16
+# Arguments that say where rows of K and V are.
+ROWS = ("key", "value", "key_batch", "key_head", "value_batch", "value_head")
 
 
 def _rule(tokens: Tokens) -> None:
@@ -52,20 +53,24 @@ def _at_call(query: Tensor, segment: DenseSegment, tokens: Tokens) -> None:
     _check_rows(segment)
 
 
-def _check_rows(segment: DenseSegment) -> None:
-    """Raise `RefusedError` for tensors that the kernel cannot read: a call may bring any."""
-    head_dim, low_bits = segment.key.shape[3], 0
-    for x in (segment.key, segment.value):
-        batch, head, token, channel = x.stride()
-        if channel != 1 or token != head_dim:
-            raise RefusedError("tokens of dense K and V must be adjacent")
-        low_bits |= x.data_ptr() | ITEM_BYTES * batch | ITEM_BYTES * head
+def _check_rows(segment: DenseSegment) -> Fields:
+    """Return `moves`; `RefusedError` for tensors that no kernel reads: a call may bring any."""
+    adjacent = (segment.key.shape[3], 1)
+    if segment.key.stride()[2:] != adjacent or segment.value.stride()[2:] != adjacent:
+        raise RefusedError("tokens of dense K and V must be adjacent")
+    fields, low_bits = moves(segment), 0
+    for name in ROWS:
+        low_bits |= fields[name]
     if low_bits % ALIGNMENT_BYTES:
         raise RefusedError(f"dense K and V must be aligned to {ALIGNMENT_BYTES} bytes")
+    return fields
 
 
-def _alike(segment: DenseSegment) -> Hashable:
-    return None if reason_against(_check_rows, segment) else (segment.visual, sizes(segment))
+def _again(segment: DenseSegment) -> tuple[Hashable, Fields] | None:
+    try:
+        return sizes(segment), _check_rows(segment)
+    except RefusedError:
+        return None
 
 
 DENSE = Family(
@@ -78,6 +83,5 @@ DENSE = Family(
     rule=_rule,
     at_call=_at_call,
     task=dense_task,
-    moves=moves,
-    alike=_alike,
+    again=_again,
 )

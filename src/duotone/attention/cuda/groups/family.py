@@ -18,5 +18,5 @@ GROUPS = Family(
     packs=pack.HONOURS,
     task=decode.segment_task,
     layout=GroupLayout(),
-    moves=lambda segment: {"tokens": segment.lengths.data_ptr()},
+    again=lambda segment: (None, {"tokens": segment.lengths.data_ptr()}),
 )
