@@ -68,8 +68,8 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
     from duotone.attention.cuda.classes import decode as class_decode
     from duotone.attention.cuda.dense import decode as dense_decode
     from duotone.attention.cuda.groups import decode as group_decode
-    from duotone.attention.cuda.rotate import merge as merge_turned
-    from duotone.attention.cuda.rotate import queries as head_turn
+    from duotone.attention.cuda.rotate import merge as merge_rotated
+    from duotone.attention.cuda.rotate import queries as rotate_queries
     from duotone.attention.cuda.shared import launch
     from duotone.attention.cuda.shared.runtime import source_text
     from duotone.attention.cuda.spans import decode as span_decode
@@ -82,11 +82,11 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[Caught]:
         assert f"\n    {name}(const" in source_text(source)
         return CaughtKernel(source, dict(macros), launches)
 
-    for module in (launch, head_turn):
+    for module in (launch, rotate_queries):
         monkeypatch.setattr(module, "kernel", kernel)
     monkeypatch.setattr(launch, "counters", own_counters)
     decodes = (span_decode, dense_decode, class_decode, group_decode)
-    for module in (launch, *decodes, head_turn, merge_turned):
+    for module in (launch, *decodes, rotate_queries, merge_rotated):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     # No stream to wait for.

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import duotone
 from duotone.attention import static
 from duotone.attention.cuda import decode
-from duotone.attention.cuda.rotate import queries as head_turn
+from duotone.attention.cuda.rotate import queries as rotate_queries
 from duotone.attention.cuda.shared import counters
 from duotone.attention.static import StaticDecoder
 from duotone.quant import bases, rotation
@@ -62,7 +62,7 @@ class Allocations(TorchDispatchMode):
 
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept yet."""
-    for cached in (rotation._hadamard_at, bases.turn, head_turn.kernel_matrices):
+    for cached in (rotation._hadamard_at, bases.turn, rotate_queries.kernel_matrices):
         cached.cache_clear()
     monkeypatch.setattr(counters, "_COUNTERS", {})
 
@@ -131,5 +131,5 @@ def test_matrices_for_kernels_are_made_once(monkeypatch: pytest.MonkeyPatch) -> 
     fresh_process(monkeypatch)
     given = ("hadamard", "back", 64, torch.device("cpu"))
     first = decode.kernel_matrices(*given)
-    monkeypatch.setattr(head_turn, "kept", None)
+    monkeypatch.setattr(rotate_queries, "kept", None)
     assert decode.kernel_matrices(*given) is first

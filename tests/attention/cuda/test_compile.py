@@ -11,8 +11,8 @@ from duotone.attention.cuda.dense import decode as dense_decode
 from duotone.attention.cuda.dense import window_append
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.format import APART_TILES, GroupFormat, Operand
-from duotone.attention.cuda.rotate import merge as merge_turned
-from duotone.attention.cuda.rotate import queries as head_turn
+from duotone.attention.cuda.rotate import merge as merge_rotated
+from duotone.attention.cuda.rotate import queries as rotate_queries
 from duotone.attention.cuda.shared import geometry, launch
 from duotone.attention.cuda.shared.geometry import SHARED_KIB, cut, ring_bytes
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call
@@ -75,16 +75,16 @@ def test_span_decode_compiles_with_12_warps_for_two_tiles(bits, arch) -> None:
     at = span_decode.geometry(form, 6, 8 * 315, 26 * bits, sms, RINGS["sm_80"])
     assert (at.warps * at.per_sm, at.splits) == (12, 1)
     # With tickets, which few heads take, one word waits on the stack behind the loop.
-    more = {"PER_SM": at.per_sm, "UNDER_WAY": bits, "MERGE": 2}
+    more = {"PER_SM": at.per_sm, "IN_FLIGHT": bits, "MERGE": 2}
     assert stack_of(compiled(arch, span_decode, form, 6, at.warps, False, **more)) == 0
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("arch", "teams"), [("sm_80", 2), ("sm_90", 2), ("sm_90", 4)])
+@pytest.mark.parametrize(("arch", "sub_blocks"), [("sm_80", 2), ("sm_90", 2), ("sm_90", 4)])
 @pytest.mark.parametrize("bits", [1, 2])
-def test_span_decode_compiles_with_teams(bits, teams, arch) -> None:
-    form, more = RecordFormat(128, bits, bits), {"TEAMS": teams, "UNDER_WAY": bits}
-    binary = compiled(arch, span_decode, form, 4, 16 // teams, False, **more)
+def test_span_decode_compiles_with_sub_blocks(bits, sub_blocks, arch) -> None:
+    form, more = RecordFormat(128, bits, bits), {"SUB_BLOCKS": sub_blocks, "IN_FLIGHT": bits}
+    binary = compiled(arch, span_decode, form, 4, 16 // sub_blocks, False, **more)
     assert stack_of(binary) == 0
     rings = 16 * form.stages * form.nbytes
     assert shared_of(binary, "span_decode") + rings <= SHARED_KIB[9, 0] << 10
@@ -95,8 +95,8 @@ def test_span_decode_compiles_with_teams(bits, teams, arch) -> None:
 @pytest.mark.parametrize(
     ("warps", "more"),
     [
-        (8, {"UNDER_WAY": 1}),
-        (8, {"UNDER_WAY": 2}),
+        (8, {"IN_FLIGHT": 1}),
+        (8, {"IN_FLIGHT": 2}),
         *((4, {"MERGE": merge, "OVERLAP": 2}) for merge in (0, 2, 3)),
     ],
     ids=["a tile under way", "two", "one part", "merged by a launch", "by a task"],
@@ -149,7 +149,7 @@ def test_group_decode_compiles_with_a_warp_for_a_head(form, group, arch, merge) 
 def test_group_decode_compiles_for_codes_apart(form, group, arch) -> None:
     warps = group_decode.warps_of(form, group, RINGS["sm_80"])
     compiled(arch, group_decode, form, group, warps)
-    with pytest.raises(Exception, match="lie in one piece"):
+    with pytest.raises(Exception, match="are in one piece"):
         compiled(arch, group_decode, form, group, warps, PAGED=3)
     with pytest.raises(Exception, match="structure differs"):
         compiled(arch, group_decode, form, group, warps, ARGUMENTS_BYTES=ctypes.sizeof(Call))
@@ -199,14 +199,14 @@ def test_merge_parts_compiles(arch, head_dim, group, query, out, overlap) -> Non
 @needs_nvrtc
 @pytest.mark.parametrize("sms", [132, 4], ids=["few rows", "many"])
 @pytest.mark.parametrize("dtype", QUERY_TYPES, ids=str)
-@pytest.mark.parametrize("head_dim", head_turn.DEPTHS)
+@pytest.mark.parametrize("head_dim", rotate_queries.DEPTHS)
 @ARCHES
 def test_turns_compile(arch, head_dim, dtype, sms) -> None:
-    at = head_turn.tiles(head_dim, 2, 28, sms)
+    at = rotate_queries.tiles(head_dim, 2, 28, sms)
     common = {"CHANNELS": head_dim, "G": 7, "QUERY": QUERY_TYPES[dtype], **at.macros}
     for module, own in (
-        (head_turn, {"OUT": 2, "OVERLAP": 1}),
-        (merge_turned, {"OUT": QUERY_TYPES[dtype], "OVERLAP": 2}),
+        (rotate_queries, {"OUT": 2, "OVERLAP": 1}),
+        (merge_rotated, {"OUT": QUERY_TYPES[dtype], "OVERLAP": 2}),
     ):
         size = ctypes.sizeof(module.Arguments)
         binary_of(module.SOURCE, arch, common | own | {"ARGUMENTS_BYTES": size})

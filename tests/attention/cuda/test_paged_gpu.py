@@ -87,7 +87,7 @@ def test_spans_in_pages(shape: dict, tau, per_page: int) -> None:
 
 
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4)])
-def test_teams_find_the_pages_of_their_kv_heads(at, monkeypatch) -> None:
+def test_sub_blocks_find_the_pages_of_their_kv_heads(at, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "geometry", lambda *_: at)
     check_spans(Case(ODD, head_dim=64, kv_heads=4, dtype=BF16), per_page=3)
 

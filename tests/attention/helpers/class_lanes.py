@@ -29,7 +29,7 @@ class Side:
             self.of_class += [columns] * columns
         self.columns = len(self.bits)
 
-    def key_place(self, column: int) -> int:
+    def key_bit(self, column: int) -> int:
         bits = self.bits[column]
         return self.within[column] % power_in(self.of_class[column], 4 // bits) * bits
 
@@ -59,7 +59,7 @@ def span_digits(folded: np.ndarray, side: Side) -> list[np.ndarray]:
     for column in range(side.columns):
         place = 16 * column + 4 * T
         four = [
-            float_bits(folded[G >> 1, place + i] / (1 << side.key_place(column)) + BIAS)
+            float_bits(folded[G >> 1, place + i] / (1 << side.key_bit(column)) + BIAS)
             for i in range(4)
         ]
         odd = (G & 1).astype(bool)

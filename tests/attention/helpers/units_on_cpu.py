@@ -19,49 +19,49 @@ from cuda_on_cpu import MAIN, built, grid_of
 
 FILES = {
     "merge_parts": "shared/merge_parts.cu",
-    "head_turn": "rotate/queries.cu",
-    "merge_turned": "rotate/merge.cu",
+    "rotate_queries": "rotate/queries.cu",
+    "merge_rotated": "rotate/merge.cu",
 }
-CHANNELS, RECORD_BYTES, KEYS, WARPS = 32, 512, 4, 2
+CHANNELS, PACKED_TILE_BYTES, KEYS, WARPS = 32, 512, 4, 2
 KERNEL = """
 #define HEADS 4
 #define D CHANNELS
 #define ONE_RUN
-#define PIECES_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)
+#define PIECES_BYTES (PACKED_TILE_BYTES + K_SEPARATE_BYTES + V_SEPARATE_BYTES)
 #define SLOT_BYTES PIECES_BYTES
 #include "shared/common.cuh"
-#include "groups/apart.cuh"
-// The sum of a record's numbers of a lane, of those that are there.
-static float sum_of(const float* record, int lane, int left) {
+#include "groups/separate.cuh"
+// The sum of a packed tile's numbers of a lane, of those that are there.
+static float sum_of(const float* packed_tile, int lane, int left) {
   float sum = 0.f;
-  for (int k = 0; k < KEYS && k < left; k++) sum += record[k * CHANNELS + lane];
+  for (int k = 0; k < KEYS && k < left; k++) sum += packed_tile[k * CHANNELS + lane];
   return sum;
 }
-void add_records(const Arguments& at) {
-  __shared__ float all_ml[TEAMS][WARPS][HEADS][2];
-  __shared__ int flags[TEAMS], draws[TEAMS];
-  __shared__ u64 barriers[TEAMS * WARPS * STAGES];
+void add_packed_tiles(const Arguments& at) {
+  __shared__ float all_ml[SUB_BLOCKS][WARPS][HEADS][2];
+  __shared__ int flags[SUB_BLOCKS], draws[SUB_BLOCKS];
+  __shared__ u64 barriers[SUB_BLOCKS * WARPS * STAGES];
   begin();
 #if EARLY
   Unit u;
-  find_team(u);
+  find_sub_block(u);
 #else
   GroupUnit u;
   u.find(at);
 #endif
-  char* memory = shared + u.team * RINGS_BYTES;
-  float(*ml)[HEADS][2] = all_ml[u.team];
+  char* memory = shared + u.sub_block * RINGS_BYTES;
+  float(*ml)[HEADS][2] = all_ml[u.sub_block];
   Ring ring;
-  ring.make(u, memory, barriers + u.team * WARPS * STAGES, draws + u.team);
+  ring.make(u, memory, barriers + u.sub_block * WARPS * STAGES, draws + u.sub_block);
 #if EARLY
-  const Place place = find_place(at, u);
-  ring.start_early<PIECES_BYTES, 0>(at, u, place);
+  const UnitTokens tokens = find_tokens(at, u);
+  ring.start_early<PIECES_BYTES, 0>(at, u, tokens);
 #else
   ring.start<PIECES_BYTES, 0>(u);
 #endif
   ring.reset(u);
   const float q = at.query[u.head * G * CHANNELS];
-  sync_team(u);
+  sync_sub_block(u);
   float sum = 0.f, weight = 0.f;
   const float* before = nullptr;  // read while the next one is, like V of the tile before
   int left_before = 0;
@@ -71,7 +71,7 @@ void add_records(const Arguments& at) {
 #if BETWEEN
     const float* here = (const float*)at_shared(ring.take_current());
     if (before) sum += sum_of(before, u.lane, left_before);
-    if (STAGES == UNDER_WAY + 1) __syncwarp();
+    if (STAGES == IN_FLIGHT + 1) __syncwarp();
     next = ring.refill<PIECES_BYTES, 0>(u);
 #else
     const float* here = (const float*)at_shared(ring.take<PIECES_BYTES, 0>(u, next));
@@ -83,19 +83,19 @@ void add_records(const Arguments& at) {
   }
   if (before && STAGES > 2) sum += sum_of(before, u.lane, left_before);
   ring.leave();
-  assert(nothing_is_under_way());
+  assert(nothing_is_in_flight());
   float* rows = sums_of(memory, u.warp);
   const float top = weight > 0 ? u.warp : -1e30f, unit = exp2f(-u.warp);
   for (int h = 0; h < G; h++) rows[h * (D + 8) + u.lane] = sum * unit * q * (h + 1);
   if (u.lane < HEADS) ml[u.warp][u.lane][0] = top, ml[u.warp][u.lane][1] = weight * unit;
-  finish(at, u, memory, ml, flags + u.team, 0.f, [](int, float, float x) { return x; });
+  finish(at, u, memory, ml, flags + u.sub_block, 0.f, [](int, float, float x) { return x; });
 }
 """
 # What assembly does, by a word of it.
 ASSEMBLY = {
     "ex2.approx": "y = exp2f(x);",
     "shfl.sync.idx": "y = x;",
-    "barrier.sync": "meet_some(u.team + 1, WARPS * 32);",
+    "barrier.sync": "meet_some(u.sub_block + 1, WARPS * 32);",
     "mbarrier.init": "*(u64*)at_shared(barrier + 8 * s) = 0;",
     "mbarrier.try_wait": "while (!passed(barrier, phase)) yield();",
     "mbarrier.arrive": "wait_for_bytes(BYTES, barrier);",
@@ -162,7 +162,7 @@ static void arrive(u32 barrier) {{
       i++;
 }}
 // Of this warp's copies.
-static bool nothing_is_under_way() {{
+static bool nothing_is_in_flight() {{
   for (const Copy& x : copies)
     if (x.warp == threadIdx.x / 32) return false;
   return true;

@@ -19,11 +19,11 @@ TILES = [
     WgmmaTile(16, 1),
     WgmmaTile(256, 2),
     WgmmaTile(192, 3),
-    WgmmaTile(160, 2, 2, teams=2),
-    WgmmaTile(112, 2, 3, teams=2),
+    WgmmaTile(160, 2, 2, sub_blocks=2),
+    WgmmaTile(112, 2, 3, sub_blocks=2),
 ]
 # Of all that is chosen for gates: those with the most registers, and the smallest.
-GATED_TILES = [WgmmaTile(tokens, 2, 2, teams) for tokens in (16, 160) for teams in (1, 2)]
+GATED_TILES = [WgmmaTile(tokens, 2, 2, sub_blocks) for tokens in (16, 160) for sub_blocks in (1, 2)]
 SOURCES = Sources("duotone.weights.kernels.cuda")
 
 
@@ -69,7 +69,7 @@ def test_a_scale_per_row_spills_nothing(tile: WgmmaTile) -> None:
 
 def test_a_gate_has_two_rows() -> None:
     with pytest.raises(Exception, match="64 outs of gate and of up"):
-        compiled(macros_of(WgmmaTile(96, 2, 3, teams=2), gated=1))
+        compiled(macros_of(WgmmaTile(96, 2, 3, sub_blocks=2), gated=1))
 
 
 def test_another_structure_of_arguments_does_not_compile() -> None:

@@ -20,9 +20,9 @@ KINDS = [
     WgmmaTile(256, 2),
     WgmmaTile(192, 3),
     WgmmaTile(160, 2, 2),
-    WgmmaTile(240, 2, 1, teams=2),
-    WgmmaTile(160, 2, 2, teams=2),
-    WgmmaTile(112, 2, 3, teams=2),
+    WgmmaTile(240, 2, 1, sub_blocks=2),
+    WgmmaTile(160, 2, 2, sub_blocks=2),
+    WgmmaTile(112, 2, 3, sub_blocks=2),
 ]
 # tokens, outs, ins: one tile with tokens missing; more tiles than blocks, the last ones overlapping
 SHAPES = [(7, 256, 1040), (477, 28672, 512), (1999, 4600, 4304)]

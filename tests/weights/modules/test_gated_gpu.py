@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(missing(DEVICE) is not None, reason=str(missing(DEVICE))),
 ]
-TILES = [WgmmaTile(tokens, 2, 2, teams) for tokens in (16, 80, 112, 160) for teams in (1, 2)]
+TILES = [
+    WgmmaTile(tokens, 2, 2, sub_blocks) for tokens in (16, 80, 112, 160) for sub_blocks in (1, 2)
+]
 # tokens, channels, ins: tokens missing; more tiles than blocks; the last tiles overlap, whole bands
 SHAPES = [(7, 128, 1040), (477, 14336, 512), (1999, 2312, 1072)]
 # fp32: sigmoids of two approximations; gates up to some 12. 16 bit: roundings that fall apart.

@@ -12,7 +12,7 @@ from duotone.attention.choice import Read
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.kept_call import keep
 from duotone.attention.cuda.rotate.merge import MergeTurned
-from duotone.attention.cuda.rotate.queries import DEPTHS, kernel_matrices, turned_query
+from duotone.attention.cuda.rotate.queries import DEPTHS, kernel_matrices, rotated_query
 from duotone.attention.cuda.shared.launch import LOG2E, Launched, run
 from duotone.attention.cuda.shared.work import Task
 from duotone.attention.merge import merge_partials
@@ -164,7 +164,7 @@ class RecordsLaunch:
 
 def _tasks(query: Tensor, read: Sequence[Read], tau: tuple[float, float] | None) -> list[Task]:
     """Planned before the first is launched: the others do not wait for what torch does between."""
-    queries = SegmentQueries(query, turned_query)
+    queries = SegmentQueries(query, rotated_query)
     return [family.task(queries.of(segment), segment, tau) for family, segment in read]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from duotone.attention.choice import Read
-from duotone.attention.cuda.rotate.queries import turned_query
+from duotone.attention.cuda.rotate.queries import rotated_query
 from duotone.attention.cuda.shared.launch import Launched, is_aligned
 from duotone.attention.cuda.shared.runtime import PreparedLaunch
 from duotone.attention.cuda.shared.work import Fields
@@ -149,7 +149,7 @@ class KeptCall:
     def __call__(self, query: Tensor, kv: Sequence[Segment], fields: list[Fields]) -> Tensor:
         """Launch for tensors that fit."""
         with on_device(query.device):
-            made = SegmentQueries(query, turned_query) if self.turns else None
+            made = SegmentQueries(query, rotated_query) if self.turns else None
             for part, own in zip(self.parts, fields, strict=True):
                 turned = query if made is None else made.of(kv[part.number])
                 own["query"] = turned.data_ptr()

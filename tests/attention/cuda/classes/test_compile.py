@@ -55,15 +55,15 @@ def test_class_decode_compiles_without_groups_of_k(form, group, warps, arch) -> 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
-    ("form", "group", "teams"),
+    ("form", "group", "sub_blocks"),
     [(class_format(1, 128), 4, 4), (class_format(1, 128), 8, 2), (class_format(2, 256), 4, 2)],
     ids=str,
 )
-def test_class_decode_compiles_with_teams(form, group, teams, arch) -> None:
-    warps = class_decode.warps_of(form, group) // teams
-    binary = compiled(arch, class_decode, form, group, warps, TEAMS=teams)
+def test_class_decode_compiles_with_sub_blocks(form, group, sub_blocks, arch) -> None:
+    warps = class_decode.warps_of(form, group) // sub_blocks
+    binary = compiled(arch, class_decode, form, group, warps, SUB_BLOCKS=sub_blocks)
     if arch == "sm_90":
-        planned = teams * class_decode.beside_rings(form, group, warps)
+        planned = sub_blocks * class_decode.beside_rings(form, group, warps)
         assert shared_of(binary, "class_decode") <= planned <= VARIABLES_BYTES
 
 

@@ -55,9 +55,10 @@ def folded_query(records: ClassRecords, query: torch.Tensor, spans: BlockTable, 
     out = torch.full((units, 32, tiles, columns + 2), torch.nan)
     names = {"k": "key", "v": "value"}
     given = class_decode.Arguments(
-        query=query.data_ptr(), records=records.data.data_ptr(), tokens=spans.offsets.data_ptr(),
-        first_records=records.first.data_ptr(), partial=out.data_ptr(), kv_heads=records.shape[1],
-        blocks=spans.blocks, records_per_head=records.data.shape[2], splits=1, sm_scale=SM_SCALE,
+        query=query.data_ptr(), tokens=spans.offsets.data_ptr(), partial=out.data_ptr(),
+        packed_tiles=records.data.data_ptr(), first_packed_tiles=records.first.data_ptr(),
+        packed_tiles_per_head=records.data.shape[2], kv_heads=records.shape[1],
+        blocks=spans.blocks, splits=1, sm_scale=SM_SCALE,
         **{
             f"{short}_{part}": getattr(records, f"{names[short]}_{part}").data_ptr()
             for short in names

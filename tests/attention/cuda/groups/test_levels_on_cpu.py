@@ -50,7 +50,7 @@ static void mma(float* c, const u32* a, const u32* b) {
 struct Arguments : Call {};
 void read_levels(const Arguments& at) {
   typedef AlongRows<A_ROWS, A_CHUNKS, A_BITS, A_GROUP> Operand;
-  if (threadIdx.x == 0) memcpy(shared, at.records, A_BYTES);
+  if (threadIdx.x == 0) memcpy(shared, at.packed_tiles, A_BYTES);
   __syncthreads();
   const int lane = threadIdx.x;
   Operand x;
@@ -67,7 +67,7 @@ void read_levels(const Arguments& at) {
 """
 LEVELS = """
   u32 w[4];
-  memcpy(w, at_shared(place), 16);
+  memcpy(w, at_shared(from), 16);
   levels[0].step = w[0], levels[1].step = w[1], zero[0] = w[2], zero[1] = w[3];
 """
 READS = {
@@ -83,7 +83,7 @@ def operand_as_read(codes, params, form: Operand, rows: int, k: int, folder) -> 
     """[rows, k], from the fp16 registers of A."""
     tile = torch.cat([codes, params]).contiguous()
     out = torch.full((rows // 16, k // 16, 32, 8), torch.nan, dtype=torch.float16)
-    given = Call(records=tile.data_ptr(), partial=out.data_ptr())
+    given = Call(packed_tiles=tile.data_ptr(), partial=out.data_ptr())
     macros = {
         "CHANNELS": HEAD_DIM, "G": 1, "QUERY": 2, "OUT": 2, "OVERLAP": 0, "LATE": 0,
         "A_ROWS": rows // 16, "A_CHUNKS": k // 16, "A_BITS": form.bits, "A_GROUP": form.group,

@@ -10,7 +10,7 @@ from launch_cases import read_by
 
 from duotone.attention import decode_attention
 from duotone.attention.cuda import decode
-from duotone.attention.cuda.rotate import queries as head_turn
+from duotone.attention.cuda.rotate import queries as rotate_queries
 from duotone.attention.cuda.shared import launch
 from duotone.quant import TensorSpec
 from duotone.quant.rotation import turn_heads
@@ -47,7 +47,7 @@ GROUPS, BATCHES = (1, 4, 6, 7, 16), ((1, FP16), (3, FP32), (32, BF16))
 TURNS = [
     (*BATCHES[(i + j) % 3], group, channels)
     for i, group in enumerate(GROUPS)
-    for j, channels in enumerate(head_turn.DEPTHS)
+    for j, channels in enumerate(rotate_queries.DEPTHS)
 ] + [(*batch, 4, 128) for batch in BATCHES]
 
 
@@ -70,7 +70,7 @@ def sources(monkeypatch) -> list[str]:
         seen.append(source)
         return make(source, name, macros, device)
 
-    for module in (launch, head_turn):
+    for module in (launch, rotate_queries):
         monkeypatch.setattr(module, "kernel", kernel)
     return seen
 
@@ -85,7 +85,7 @@ def test_rows_meet_the_matrix_of_their_head(batch, dtype, group, channels) -> No
     torch.manual_seed(0)
     query = torch.randn(batch, 8 * group, 1, channels, device="cuda").to(dtype)
     matrices = torch.randn(8, channels, channels, device="cuda")
-    out = head_turn.head_turn(query, matrices)
+    out = rotate_queries.rotate_queries(query, matrices)
     assert_near(out, turn_heads(query.double(), matrices.double()).float())
     with pytest.raises(AssertionError, match="rms"):
         assert_near(out, turn_heads(query.double(), matrices.roll(1, 0).double()).float())

@@ -8,7 +8,7 @@ from launch_cases import attend_records
 
 import duotone
 from duotone.attention.cuda import decode
-from duotone.attention.cuda.rotate import queries as head_turn
+from duotone.attention.cuda.rotate import queries as rotate_queries
 
 from basis_cases import build_spans, in_bases, laid_out, some_bases
 from cases import CALIBRATED, Case
@@ -46,7 +46,7 @@ def test_spans_in_one_basis_take_two_launches_more(caught, file) -> None:
     assert merge.given.out == out.data_ptr()
     parts = [one.given.blocks * one.given.splits for one in decodes]
     assert [one.given.first_part for one in decodes] == [0, parts[0], sum(parts[:2])]
-    assert (merge.given.turned_parts, merge.given.all_parts) == (sum(parts[:2]), sum(parts))
+    assert (merge.given.rotated_parts, merge.given.all_parts) == (sum(parts[:2]), sum(parts))
     assert (merge.given.rows, merge.given.kv_heads) == (2 * CASE.gqa, CASE.kv_heads)
     assert merge.given.matrix_stride == 128**2
 
@@ -57,7 +57,7 @@ def test_matrices_are_those_of_the_basis(caught, file) -> None:
     turn, *_, merge = caught
     for one, name, role in ((turn, "key", "query"), (merge, "value", "back")):
         transform = getattr(case, name).transform
-        wanted = head_turn.kernel_matrices(transform, role, 128, torch.device("cpu"))
+        wanted = rotate_queries.kernel_matrices(transform, role, 128, torch.device("cpu"))
         assert one.given.matrices == wanted.data_ptr()
         assert wanted.is_contiguous()
 
@@ -88,7 +88,7 @@ def test_torch_merges_what_the_launch_does_not(caught, file, why, monkeypatch) -
     cases = [in_bases(CASE, file, i) for i in range(2)]
     if why == "head_dim":
         cases = cases[:1]
-        for module in (decode, head_turn):
+        for module in (decode, rotate_queries):
             monkeypatch.setattr(module, "DEPTHS", {})
     sources, *_ = launched(caught, cases)
     assert "rotate/merge.cu" not in sources

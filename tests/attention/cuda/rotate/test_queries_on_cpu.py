@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from duotone.attention import merge_partials
-from duotone.attention.cuda.rotate import merge as merge_turned
-from duotone.attention.cuda.rotate import queries as head_turn
+from duotone.attention.cuda.rotate import merge as merge_rotated
+from duotone.attention.cuda.rotate import queries as rotate_queries
 from duotone.attention.cuda.rotate.merge import MergeTurned
 from duotone.attention.cuda.rotate.queries import tiles
 from duotone.attention.cuda.shared import launch
@@ -44,9 +44,9 @@ def on_cpu(monkeypatch, tmp_path):
         return lambda at, given: run(given, at.blocks, at.threads)
 
     def patch(sms: int) -> None:
-        for module in (head_turn, launch):
+        for module in (rotate_queries, launch):
             monkeypatch.setattr(module, "kernel", kernel)
-        for module in (head_turn, merge_turned):
+        for module in (rotate_queries, merge_rotated):
             monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
@@ -67,7 +67,7 @@ def test_rows_meet_the_matrix_of_their_head(
     on_cpu(sms)
     query = torch.randn(batch, kv_heads * group, 1, channels).to(dtype)
     matrices = matrices_of(kv_heads, channels)
-    out = head_turn.head_turn(query, matrices)
+    out = rotate_queries.rotate_queries(query, matrices)
     assert out.dtype == torch.float32
     expected = turn_heads(query.double(), matrices.double()).float()
     assert_near(out, expected)
@@ -78,8 +78,8 @@ def test_rows_meet_the_matrix_of_their_head(
 def test_queries_may_begin_anywhere(on_cpu) -> None:
     on_cpu(132)
     query, matrices = torch.randn(65)[1:].view(1, 1, 1, 64), matrices_of(1, 64)
-    assert query.data_ptr() % head_turn.ALIGNMENT_BYTES
-    out = head_turn.head_turn(query, matrices)
+    assert query.data_ptr() % rotate_queries.ALIGNMENT_BYTES
+    out = rotate_queries.rotate_queries(query, matrices)
     assert_near(out, turn_heads(query.double(), matrices.double()).float())
 
 
@@ -171,5 +171,5 @@ def merged(given: Parts, matrices: torch.Tensor, turned: int) -> tuple[torch.Ten
 def test_blocks_have_few_rows_where_these_are_few(kv_heads, rows, blocks, of_block) -> None:
     at = tiles(128, kv_heads, rows, 132)
     assert (at.blocks, at.rows, at.threads) == (blocks, of_block, 256)
-    assert merge_turned.shared_bytes(at, 128) <= 48 << 10
-    assert ctypes.sizeof(merge_turned.Arguments) % 8 == 0
+    assert merge_rotated.shared_bytes(at, 128) <= 48 << 10
+    assert ctypes.sizeof(merge_rotated.Arguments) % 8 == 0

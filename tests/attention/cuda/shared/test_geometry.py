@@ -1,4 +1,4 @@
-"""Decode launches are cut into warps, units of a multiprocessor, splits and teams."""
+"""Decode launches are cut into warps, units of a multiprocessor, splits and sub-blocks."""
 
 from dataclasses import replace
 
@@ -12,7 +12,12 @@ from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.dense import decode as dense_decode
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.groups.format import GroupFormat, Operand
-from duotone.attention.cuda.shared.geometry import RING_BYTES, VARIABLES_BYTES, Geometry, teamed
+from duotone.attention.cuda.shared.geometry import (
+    RING_BYTES,
+    VARIABLES_BYTES,
+    Geometry,
+    in_sub_blocks,
+)
 from duotone.attention.cuda.shared.work import inverse_of
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
@@ -48,21 +53,23 @@ def test_short_streams_of_many_heads_have_fewer_warps(heads, records, at) -> Non
         (1, 8, 8192, Geometry(8, 2, 2)),
         (1, 1, 131072, Geometry(16, 1, 16)),
         (2, 1, 131072, Geometry(16, 1, 16)),
-        (1, 32, 8192, Geometry(8, 2, 1, teams=2)),
-        (2, 32, 8192, Geometry(8, 2, 1, teams=2)),
+        (1, 32, 8192, Geometry(8, 2, 1, sub_blocks=2)),
+        (2, 32, 8192, Geometry(8, 2, 1, sub_blocks=2)),
         (1, 8, 32768, Geometry(16, 1, 2)),
-        (1, 64, 3328, Geometry(4, 4, 1, teams=4)),
+        (1, 64, 3328, Geometry(4, 4, 1, sub_blocks=4)),
         (1, 477, 3328, Geometry(2, 8, 1)),
         (1, 477, 8192, Geometry(4, 4, 1)),
     ],
 )
-def test_short_launches_have_fewer_warps_and_single_waves_teams(bits, batch, tokens, at) -> None:
+def test_short_launches_have_fewer_warps_and_single_waves_as_sub_blocks(
+    bits, batch, tokens, at
+) -> None:
     form = RecordFormat(128, bits, bits)
     given = (form, 4, 8 * batch, tokens // form.tokens, 132, RING_BYTES)
     assert span_decode.geometry(*given, kv_heads=8) == at
     # Teams are kv heads of one sequence.
     for kv_heads in (1, 3):
-        assert span_decode.geometry(*given, kv_heads=kv_heads) == replace(at, teams=1)
+        assert span_decode.geometry(*given, kv_heads=kv_heads) == replace(at, sub_blocks=1)
 
 
 GROUPED_KEY = duotone.scheme("duotone").visual.key
@@ -72,28 +79,28 @@ SPANNED_KEY = GROUPED_KEY.replace(group=None)
 @pytest.mark.parametrize(
     ("key", "batch", "tokens", "at"),
     [
-        (GROUPED_KEY, 32, 8192, Geometry(8, 2, 1, teams=2)),
-        (GROUPED_KEY, 64, 3328, Geometry(4, 4, 1, teams=4)),
+        (GROUPED_KEY, 32, 8192, Geometry(8, 2, 1, sub_blocks=2)),
+        (GROUPED_KEY, 64, 3328, Geometry(4, 4, 1, sub_blocks=4)),
         (GROUPED_KEY, 477, 3328, Geometry(4, 4, 1)),
         (SPANNED_KEY, 32, 8192, Geometry(8, 2, 1)),
     ],
     ids=["two", "four", "several waves", "none where K is a span's"],
 )
-def test_teams_of_channel_classes(key, batch, tokens, at) -> None:
+def test_sub_blocks_of_channel_classes(key, batch, tokens, at) -> None:
     form = ClassFormat.of(key, duotone.scheme("duotone").visual.value, 128)
     given = (form, 4, 8 * batch, tokens // form.tokens, 132, RING_BYTES)
     assert class_decode.geometry(*given, kv_heads=8) == at
 
 
-def test_teams_share_what_the_variables_of_a_block_may_take() -> None:
+def test_sub_blocks_share_what_the_variables_of_a_block_may_take() -> None:
     at = Geometry(4, 4, 1)
-    assert teamed(at, 8, 8, 132, VARIABLES_BYTES // 4) == replace(at, teams=4)
-    assert teamed(at, 8, 8, 132, VARIABLES_BYTES // 4 + 1) == at
+    assert in_sub_blocks(at, 8, 8, 132, VARIABLES_BYTES // 4) == replace(at, sub_blocks=4)
+    assert in_sub_blocks(at, 8, 8, 132, VARIABLES_BYTES // 4 + 1) == at
 
 
 @pytest.mark.parametrize(("bits", "under_way"), [((1, 1), 1), ((1, 2), 2), ((4, 4), 2)])
 def test_with_one_bit_a_second_record_under_way_gains_nothing(bits, under_way) -> None:
-    assert span_decode.records_under_way(RecordFormat(128, *bits)) == under_way
+    assert span_decode.records_in_flight(RecordFormat(128, *bits)) == under_way
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     (one,) = caught
     given, records = one.given, segment.records
     assert given.query == query.data_ptr()
-    assert given.records == records.data.data_ptr()
-    assert given.first_records == records.first.data_ptr()
+    assert given.packed_tiles == records.data.data_ptr()
+    assert given.first_packed_tiles == records.first.data_ptr()
     assert given.tokens == segment.key.blocks.offsets.data_ptr()
     assert (given.k_scale, given.v_scale) == (
         segment.key.scale.data_ptr(),
@@ -60,7 +60,7 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     launch.run([span_decode.span_task(query, span, None, pages)], 0.1, torch.empty_like(query))
     (one,) = caught
     assert one.macros["PAGED"] == per_page
-    assert (one.given.records, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
+    assert (one.given.packed_tiles, one.given.pages) == (pool.data_ptr(), pages.data_ptr())
     assert (one.given.pages_per_sequence, one.given.kv_heads) == (20, 2)
     assert one.at.blocks == (one.given.blocks * one.given.splits, 2, len(LENGTHS))
     with pytest.raises(ValueError, match="int32"):
@@ -72,7 +72,7 @@ def test_channels_of_unequal_bits_bring_their_own_parameters(caught) -> None:
     segment, one = class_launch(caught, visual.key, visual.value, kv_heads=2, spans=2)
     assert not segment.key.tensor_names()
     given, records, tokens = one.given, segment.records, segment.value.blocks.offsets
-    assert (given.records, given.tokens) == (records.data.data_ptr(), tokens.data_ptr())
+    assert (given.packed_tiles, given.tokens) == (records.data.data_ptr(), tokens.data_ptr())
     assert (given.k_top, given.v_scale, given.v_zero, given.v_order) == (
         records.key_top.data_ptr(),
         records.value_scale.data_ptr(),
@@ -120,7 +120,7 @@ def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> N
     attend_records(query, [read], sm_scale=0.1)
     (one,) = caught
     form, records = read.records.format, read.records
-    assert one.given.records == records.data.data_ptr()
+    assert one.given.packed_tiles == records.data.data_ptr()
     assert one.macros["ARGUMENTS_BYTES"] == ctypes.sizeof(group_decode.Arguments)
     for which, tiles in zip(("key", "value"), records.codes, strict=True):
         told = getattr(one.given, which)
@@ -129,7 +129,8 @@ def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> N
         else:
             assert tiles is None
             assert told.data is None
-    assert [one.macros[f"{x}_APART"] for x in "KV"] == [int(x in parts) for x in ("key", "value")]
+    separate = [one.macros[f"{x}_SEPARATE"] for x in "KV"]
+    assert separate == [int(x in parts) for x in ("key", "value")]
     # Rings hold all pieces of a record, and the work is cut as if it were whole.
     assert one.at.shared_bytes == one.macros["WARPS"] * form.stages * form.nbytes
     whole = PackedPair(segment.key, segment.value).laid_out(GroupLayout())
@@ -278,12 +279,12 @@ def test_windows_are_told_in_bytes(caught) -> None:
     assert "aligned" in DENSE.refusal(Tokens.of(query, refused), query, refused)
 
 
-@pytest.mark.parametrize("teams", [2, 4])
-def test_a_block_of_teams_has_as_many_kv_heads(teams, caught, monkeypatch) -> None:
-    monkeypatch.setattr(span_decode, "geometry", lambda *a: Geometry(4, 4, 3, teams))
+@pytest.mark.parametrize("sub_blocks", [2, 4])
+def test_a_block_of_sub_blocks_has_as_many_kv_heads(sub_blocks, caught, monkeypatch) -> None:
+    monkeypatch.setattr(span_decode, "geometry", lambda *a: Geometry(4, 4, 3, sub_blocks))
     _, segment, one = span_launch(caught, kv_heads=8, lengths=(300, 90))
     form = segment.records.format
-    assert one.at.blocks == (3, 8 // teams, 2)
-    assert one.at.threads == teams * 4 * 32
-    assert one.at.shared_bytes == teams * 4 * form.stages * form.nbytes
-    assert (one.macros["TEAMS"], one.macros["PER_SM"]) == (teams, 4 // teams)
+    assert one.at.blocks == (3, 8 // sub_blocks, 2)
+    assert one.at.threads == sub_blocks * 4 * 32
+    assert one.at.shared_bytes == sub_blocks * 4 * form.stages * form.nbytes
+    assert (one.macros["SUB_BLOCKS"], one.macros["PER_SM"]) == (sub_blocks, 4 // sub_blocks)

@@ -10,7 +10,7 @@ from duotone.attention.cuda.shared.launch import MERGE_WARPS
 from duotone.attention.cuda.shared.work import Call, inverse_of
 
 from cuda_on_cpu import missing
-from units_on_cpu import CHANNELS, KERNEL, KEYS, RECORD_BYTES, WARPS, compiled
+from units_on_cpu import CHANNELS, KERNEL, KEYS, PACKED_TILE_BYTES, WARPS, compiled
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 GROUP, KV_HEADS = 3, 2
@@ -24,10 +24,10 @@ RINGS = [
     (900, 3, 1, 1), (800, 3, 0, 1), (900, 3, 1, 2), (800, 3, 1, 2), (900, 3, 0, 2), (900, 5, 1, 4),
     (800, 3, 0, 2),
 ]  # fmt: skip
-# Records that are asked for before lengths are known, by teams of two sizes, in pages.
+# Packed tiles that are loaded before lengths are known, by sub-blocks of two sizes, in pages.
 EARLY = [
-    pytest.param(*ring, merge, teams, paged, id="-".join(map(str, (*ring, way, teams, paged))))
-    for *ring, teams, paged in (
+    pytest.param(*ring, merge, blocks, paged, id="-".join(map(str, (*ring, way, blocks, paged))))
+    for *ring, blocks, paged in (
         (900, 3, 1, 1, 1, 0), (900, 3, 0, 2, 2, 0), (900, 3, 1, 2, 2, 0), (900, 3, 1, 1, 2, 3),
         (800, 3, 0, 2, 2, 0),
     )
@@ -38,9 +38,10 @@ EARLY = [
 def macros(arch: int, stages: int, **more: int) -> dict[str, int]:
     return {
         "__CUDA_ARCH__": arch, "STAGES": stages, "CHANNELS": CHANNELS, "KEYS": KEYS, "G": GROUP,
-        "RECORD_BYTES": RECORD_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
-        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "BETWEEN": 0, "UNDER_WAY": 1, "EARLY": 0, "TEAMS": 1,
-        "ARGUMENTS_BYTES": ctypes.sizeof(Call), "K_APART_BYTES": 0, "V_APART_BYTES": 0, **more,
+        "PACKED_TILE_BYTES": PACKED_TILE_BYTES, "WARPS": WARPS, "PAGED": 0, "QUERY": 2, "OUT": 2,
+        "OVERLAP": 0, "MERGE": 0, "LATE": 0, "BETWEEN": 0, "IN_FLIGHT": 1, "EARLY": 0,
+        "SUB_BLOCKS": 1, "K_SEPARATE_BYTES": 0, "V_SEPARATE_BYTES": 0,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Call), **more,
     }  # fmt: skip
 
 
@@ -70,21 +71,23 @@ CASES = [
 
 @pytest.mark.parametrize(("arch", "stages", "late", "between", "merge", "apart"), CASES)
 def test_every_unit_is_done_once(arch, stages, late, between, merge, apart, folder) -> None:
-    row = RECORD_BYTES // KEYS
-    more = {"RECORD_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
-    more |= {"LATE": late, "BETWEEN": between, "UNDER_WAY": between or 1}
+    row = PACKED_TILE_BYTES // KEYS
+    more = {"PACKED_TILE_BYTES": row * (KEYS - sum(apart)), "MERGE": merge}
+    more |= {"LATE": late, "BETWEEN": between, "IN_FLIGHT": between or 1}
     if any(apart):
-        more |= {"K_APART_BYTES": row * apart[0], "V_APART_BYTES": row * apart[1]}
+        more |= {"K_SEPARATE_BYTES": row * apart[0], "V_SEPARATE_BYTES": row * apart[1]}
         more["ARGUMENTS_BYTES"] = ctypes.sizeof(Arguments)
     check_units(macros(arch, stages, **more), apart, folder)
 
 
-@pytest.mark.parametrize(("arch", "stages", "late", "between", "merge", "teams", "paged"), EARLY)
-def test_records_may_be_asked_for_early_and_by_teams(
-    arch, stages, late, between, merge, teams, paged, folder
+@pytest.mark.parametrize(
+    ("arch", "stages", "late", "between", "merge", "sub_blocks", "paged"), EARLY
+)
+def test_tiles_may_be_loaded_early_by_sub_blocks(
+    arch, stages, late, between, merge, sub_blocks, paged, folder
 ) -> None:
-    more = {"MERGE": merge, "LATE": late, "BETWEEN": between, "UNDER_WAY": between, "EARLY": 1}
-    more |= {"TEAMS": teams, "WARPS": 4 if teams > 1 else WARPS, "PAGED": paged}
+    more = {"MERGE": merge, "LATE": late, "BETWEEN": between, "IN_FLIGHT": between, "EARLY": 1}
+    more |= {"SUB_BLOCKS": sub_blocks, "WARPS": 4 if sub_blocks > 1 else WARPS, "PAGED": paged}
     check_units(macros(arch, stages, **more), (0, 0), folder)
 
 
@@ -101,7 +104,7 @@ def in_pages(records: torch.Tensor, per_page: int) -> tuple[torch.Tensor, torch.
 def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> torch.Tensor:
     """The output, and lse beside it; all records of all sequences are in it, once."""
     torch.manual_seed(0)
-    merge, warps, teams = (all_macros[name] for name in ("MERGE", "WARPS", "TEAMS"))
+    merge, warps, sub_blocks = (all_macros[name] for name in ("MERGE", "WARPS", "SUB_BLOCKS"))
     # With tickets more parts than a block merges at once.
     heads, splits = len(LENGTHS) * KV_HEADS, (1, 19, 3)[merge]
     records = -(-int(LENGTHS.max()) // KEYS)
@@ -120,16 +123,16 @@ def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> t
     if all_macros["PAGED"]:
         kept, table = in_pages(kept, all_macros["PAGED"])
     given = Arguments(
-        query=query.data_ptr(), records=kept.data_ptr(), tokens=LENGTHS.data_ptr(),
+        query=query.data_ptr(), packed_tiles=kept.data_ptr(), tokens=LENGTHS.data_ptr(),
         partial=partial.data_ptr(), weights=weights.data_ptr(), counters=counters.data_ptr(),
         out=out.data_ptr(), lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1,
-        kv_heads=KV_HEADS, blocks=1, records_per_head=records, splits=splits,
+        kv_heads=KV_HEADS, blocks=1, packed_tiles_per_head=records, splits=splits,
         splits_inverse=inverse_of(splits), all_parts=splits, units=heads * splits, sm_scale=1.0,
         pages=table.data_ptr(), pages_per_sequence=table.shape[1], key=codes(parts[0]),
         value=codes(parts[1]),
     )  # fmt: skip
-    add = compiled("add_records", all_macros, folder)
-    add(given, (splits, KV_HEADS // teams, len(LENGTHS)), teams * warps * 32)
+    add = compiled("add_packed_tiles", all_macros, folder)
+    add(given, (splits, KV_HEADS // sub_blocks, len(LENGTHS)), sub_blocks * warps * 32)
     if merge == 2:
         given.units = heads
         run = compiled("merge_parts", all_macros | {"OVERLAP": 2, "WARPS": MERGE_WARPS}, folder)
@@ -146,8 +149,11 @@ def check_units(all_macros: dict[str, int], apart: tuple[int, int], folder) -> t
 ORDERS = {
     "drawn": ({"MERGE": 0}, True),
     "tickets": ({"MERGE": 1}, False),
-    "in turn": ({"MERGE": 0, "IN_TURN": 1, "UNDER_WAY": 2, "BETWEEN": 2}, False),
-    "in turn, teams": ({"MERGE": 0, "IN_TURN": 1, "EARLY": 1, "TEAMS": 2, "WARPS": 4}, False),
+    "in turn": ({"MERGE": 0, "IN_TURN": 1, "IN_FLIGHT": 2, "BETWEEN": 2}, False),
+    "in turn, sub-blocks": (
+        {"MERGE": 0, "IN_TURN": 1, "EARLY": 1, "SUB_BLOCKS": 2, "WARPS": 4},
+        False,
+    ),
 }
 
 
@@ -166,7 +172,7 @@ def test_threads_that_wait_for_each_other_are_noticed(folder) -> None:
     given = Arguments(
         query=query.data_ptr(), tokens=LENGTHS.data_ptr(), kv_heads=KV_HEADS, blocks=1, splits=1
     )
-    run = compiled("add_records", macros(900, 3), folder, one_warp_leaves)
+    run = compiled("add_packed_tiles", macros(900, 3), folder, one_warp_leaves)
     with pytest.raises(AssertionError, match="wait for each other"):
         run(given, (1, 1, 1), WARPS * 32)
 
@@ -188,15 +194,15 @@ def test_the_last_launch_merges_what_others_left(earlier, folder) -> None:
         there = torch.arange(records * KEYS) < lengths.repeat_interleave(KV_HEADS)[:, None]
         sums, count = sums + (data * there[..., None]).sum(1), count + there.sum(1, keepdim=True)
         given = Arguments(
-            query=query.data_ptr(), records=data.data_ptr(), tokens=lengths.data_ptr(),
+            query=query.data_ptr(), packed_tiles=data.data_ptr(), tokens=lengths.data_ptr(),
             partial=partial.data_ptr(), weights=weights.data_ptr(), out=out.data_ptr(),
             lse=lse.data_ptr(), out_stride=CHANNELS, lse_stride=1, kv_heads=KV_HEADS, blocks=1,
-            records_per_head=records, splits=splits, splits_inverse=inverse_of(splits),
+            packed_tiles_per_head=records, splits=splits, splits_inverse=inverse_of(splits),
             first_part=first, all_parts=parts,
             units=heads * splits, sm_scale=1.0,
         )  # fmt: skip
         merge = 3 if first + splits == parts else 2
-        add = compiled("add_records", macros(900, 3, MERGE=merge), folder)
+        add = compiled("add_packed_tiles", macros(900, 3, MERGE=merge), folder)
         add(given, (splits, KV_HEADS, len(LENGTHS)), WARPS * 32)
         first += splits
     factor = query[::GROUP, 0, None] * torch.arange(1, GROUP + 1)

@@ -95,7 +95,7 @@ def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
 @pytest.mark.parametrize("gqa", [1, 4, 7])
 @pytest.mark.parametrize("bits", [1, 2])
-def test_kv_heads_may_be_teams_of_one_block(bits, gqa, at, monkeypatch) -> None:
+def test_kv_heads_may_be_sub_blocks_of_one_block(bits, gqa, at, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "geometry", lambda *_: at)
     case = Case((9000, 0, 1, 300, 3328), **whole(bits), gqa=gqa, kv_heads=4, head_dim=64)
     assert_near_the_reference(case, laid_out)

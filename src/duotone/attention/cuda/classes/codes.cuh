@@ -9,25 +9,25 @@ __device__ constexpr int power_in(int n, int most) {
   return power;
 }
 
-// The codes of one column stand at one place of their bytes in all its registers, at most 3 bits up
-// in K: q makes up for it, and has that many bits less. Returns bits above the lowest.
-__device__ constexpr int key_place(int column) {
+// Bit of their bytes at which the codes of one column stand, in all its registers. It is 3 at most
+// in K: q makes up for it, and has that many bits less.
+__device__ constexpr int key_bit(int column) {
   const int bits = Keys::bits(column), within = column - Keys::first_column(bits);
   return within % power_in(Keys::columns(bits), 4 / bits) * bits;
 }
 // The same for a column of V and a half of its 16 channels; the output makes up for it.
-__device__ constexpr int value_place(int column, int half) {
+__device__ constexpr int value_bit(int column, int half) {
   const int bits = Values::bits(column), columns = Values::columns(bits);
   const int within = half * columns + column - Values::first_column(bits);
   return within % power_in(2 * columns, 8 / bits) * bits;
 }
 
-// A register of a column: number E of its class, whose codes stand `PLACE` bits up.
-template <class C, int COLUMN, int E, int PLACE>
+// A register of a column: number E of its class, whose codes stand `BIT` bits up.
+template <class C, int COLUMN, int E, int BIT>
 __device__ __forceinline__ u32 code_register(const u32* words) {
   constexpr int bits = C::bits(COLUMN), per_byte = 8 / bits;
-  constexpr u32 mask = (((1u << bits) - 1) << PLACE) * 0x01010101u;
-  constexpr int shift = E % per_byte * bits - PLACE;
+  constexpr u32 mask = (((1u << bits) - 1) << BIT) * 0x01010101u;
+  constexpr int shift = E % per_byte * bits - BIT;
   return (words[C::first_word(bits) + E / per_byte] >> shift) & mask;
 }
 // Keys 8 EIGHT to 8 EIGHT + 7 of a column of K.
@@ -35,14 +35,14 @@ template <int COLUMN, int EIGHT>
 __device__ __forceinline__ u32 key_register(const u32* words) {
   constexpr int bits = Keys::bits(COLUMN);
   constexpr int e = EIGHT * Keys::columns(bits) + COLUMN - Keys::first_column(bits);
-  return code_register<Keys, COLUMN, e, key_place(COLUMN)>(words);
+  return code_register<Keys, COLUMN, e, key_bit(COLUMN)>(words);
 }
 // Register A of a column of V: keys half A / 4, channels half A % 2.
 template <int COLUMN, int A>
 __device__ __forceinline__ u32 value_register(const u32* words) {
   constexpr int bits = Values::bits(COLUMN);
   constexpr int e = A * Values::columns(bits) + COLUMN - Values::first_column(bits);
-  return code_register<Values, COLUMN, e, value_place(COLUMN, A % 2)>(words);
+  return code_register<Values, COLUMN, e, value_bit(COLUMN, A % 2)>(words);
 }
 
 // Products of 16 keys: the columns two by two, an odd last one by itself.

@@ -10,25 +10,25 @@
 //   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
 //   SLOT_BYTES  see ring.cuh
-//   G, WARPS, TEAMS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES
+//   G, WARPS, SUB_BLOCKS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES
 //                         as in spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define HEADS (HT * 4)
 #define TILE 64
 #define KEYS (TILES * TILE)
-#define UNDER_WAY 1
+#define IN_FLIGHT 1
 #define COLUMNS_OF(N) (((N) + 15) / 16)
 #define WORDS_OF(N4, N2, N1) (4 * COLUMNS_OF(N4) + 2 * COLUMNS_OF(N2) + COLUMNS_OF(N1))
-#define PLACES (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
-// Where the parts of a tile begin; behind the codes, what K has in its tiles.
+#define CODE_SLOTS (16 * (COLUMNS_OF(KN4) + COLUMNS_OF(KN2) + COLUMNS_OF(KN1)))
+// Where the parts of a tile begin; after the codes, what K has in its tiles.
 #define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
 #define ZEROS_AT (VALUES_AT + 128 * WORDS_OF(VN4, VN2, VN1))
 #define SCALES_AT (ZEROS_AT + 2 * D)
-#define CHANNELS_AT (SCALES_AT + 2 * PLACES)
-#define TILE_BYTES (K_TILES ? CHANNELS_AT + PLACES : ZEROS_AT)
-#define RECORD_BYTES (TILES * TILE_BYTES)
-static_assert(STAGES > 2, "V of a tile is read while the next record arrives");
+#define CHANNELS_AT (SCALES_AT + 2 * CODE_SLOTS)
+#define TILE_BYTES (K_TILES ? CHANNELS_AT + CODE_SLOTS : ZEROS_AT)
+#define PACKED_TILE_BYTES (TILES * TILE_BYTES)
+static_assert(STAGES > 2, "V of a tile is read while the next packed tile arrives");
 
 #define BIAS 12582912.f  // 1.5 * 2^23: an integer below 2^22 added to its bits is a float
 #define BIAS_BITS 0x4B400000
@@ -64,32 +64,33 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "classes/prologue.cuh"
 #include "classes/sums.cuh"
 
-extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
+extern "C" __global__ void __launch_bounds__(SUB_BLOCKS * WARPS * 32, PER_SM)
     class_decode(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(128) char rings[];
-  __shared__ Prologue prologues[TEAMS];
-  __shared__ float all_ml[TEAMS][WARPS][HEADS][2];
-  __shared__ int flags[TEAMS], draws[TEAMS];
-  __shared__ __align__(8) u64 barriers[TEAMS * WARPS * STAGES];
+  __shared__ Prologue prologues[SUB_BLOCKS];
+  __shared__ float all_ml[SUB_BLOCKS][WARPS][HEADS][2];
+  __shared__ int flags[SUB_BLOCKS], draws[SUB_BLOCKS];
+  __shared__ __align__(8) u64 barriers[SUB_BLOCKS * WARPS * STAGES];
   begin();
   Unit u;
-  find_team(u);
-  char* shared = rings + u.team * RINGS_BYTES;
-  Prologue& prologue = prologues[u.team];
-  float (*ml)[HEADS][2] = all_ml[u.team];
+  find_sub_block(u);
+  char* shared = rings + u.sub_block * RINGS_BYTES;
+  Prologue& prologue = prologues[u.sub_block];
+  float (*ml)[HEADS][2] = all_ml[u.sub_block];
   Ring ring;
-  ring.make(u, shared, barriers + u.team * WARPS * STAGES, draws + u.team);
-  const Place place = find_place(at, u);
+  ring.make(u, shared, barriers + u.sub_block * WARPS * STAGES, draws + u.sub_block);
+  const UnitTokens tokens = find_tokens(at, u);
   ValueParameters values;
   values.load(at, u);
   KeyParameters keys;
   if (u.warp < HEADS) keys.load(at, u);  // other warps have no head to fold
-  QueryFours asked;
-  // Where K is a span's, records that arrive during the kernel ahead are worth more than q early.
-  asked.await_beside<K_TILES, RECORD_BYTES>(at, u, ring, place);
+  QueryFours loaded;
+  // Where K is a span's, packed tiles that arrive during the previous kernel gain more than an
+  // early q.
+  loaded.await_and_start<K_TILES, PACKED_TILE_BYTES>(at, u, ring, tokens);
   prologue.put_values(u, values);
-  prologue.fold_query(at, u, keys, asked);
-  sync_team(u);
+  prologue.fold_query(at, u, keys, loaded);
+  sync_sub_block(u);
   Query q;
   q.make(at, u, prologue.table, prologue.heads, prologue.bias);
   Sums sums;
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
   bool any = false;
   while (ring.current < u.last) {
     int next;
-    const u32 here = ring.take<RECORD_BYTES, 0>(u, next);
+    const u32 here = ring.take<PACKED_TILE_BYTES, 0>(u, next);
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
       q.dot(f, start, u.lane);
       load_words<Values::WORDS>(v, before, u.lane);
       before = start + VALUES_AT;
-      if (left < KEYS) hide_behind(f, left - tile * TILE, u.g);
+      if (left < KEYS) hide_after(f, left - tile * TILE, u.g);
 #pragma unroll
       for (int h = 0; h < HT; h++) over |= sums.exponentials(f, q, pi, h);
       sums.add(v);  // nothing yet in the first tile: p is 0
@@ -129,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32, PER_SM)
 
   ring.leave();
   sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
-  finish(at, u, shared, ml, flags + u.team, P_TOP, [&](int c, float l, float sum) {
+  finish(at, u, shared, ml, flags + u.sub_block, P_TOP, [&](int c, float l, float sum) {
     float scale_zero[2];
     unpack2(scale_zero, prologue.value[c]);
     return sum * scale_zero[0] + l * scale_zero[1];

@@ -24,10 +24,10 @@ from duotone.attention.cuda.shared.geometry import (
     RING_BYTES,
     Geometry,
     cut,
+    in_sub_blocks,
     multiprocessors,
     ring_bytes,
     slot_bytes,
-    teamed,
 )
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.decode import MAX_UNIT_TOKENS
@@ -128,9 +128,9 @@ def geometry(
     blocks = per_sm(form, group, warps, ring_bytes)
     at = cut(form, warps, heads, records, sms, MAX_UNIT_TOKENS, blocks)
     if not form.key_in_tiles:
-        return at  # teams gain nothing and lose .7 us after a kernel (dev/log/kernels.md)
+        return at  # sub-blocks gain nothing and lose .7 us after a kernel (dev/log/kernels.md)
     beside_bytes = beside_rings(form, group, at.warps)
-    return teamed(at, heads * at.splits, kv_heads, sms, beside_bytes)
+    return in_sub_blocks(at, heads * at.splits, kv_heads, sms, beside_bytes)
 
 
 def class_task(query: Tensor, span: ClassSpan) -> Task:
@@ -155,7 +155,7 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
         return Arguments(**given, **call)
 
     macros = macros_of(records.format, work.group)
-    rings_bytes = at.teams * at.warps * records.format.stages * macros["SLOT_BYTES"]
+    rings_bytes = at.sub_blocks * at.warps * records.format.stages * macros["SLOT_BYTES"]
     return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
 
 

@@ -1,5 +1,6 @@
-// Codes of 16-bit or float K and V by given levels into class records (classes/layout.py), and K's
-// parameters where they lie in its tiles: one launch, one read, a warp per 64 tokens of K or of V.
+// Codes of 16-bit or float K and V by given levels into class packed tiles (classes/layout.py), and
+// K's parameters where they lie in its tiles: one launch, one read, a warp per 64 tokens of K or of
+// V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32
@@ -25,7 +26,7 @@ struct Arguments {
   Side key, value;
   const u16 *k_scale, *k_zero;  // that K's codes stand for, the latter of all channels; K_TILES
   const int* token;             // [batch, tiles * 64] of K and V, -1: none
-  char* records;                // [batch * kv_heads, tiles, RECORD_TILE_BYTES]
+  char* packed_tiles;           // [batch * kv_heads, tiles, STORED_TILE_BYTES]
   int kv_heads, tiles;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
@@ -34,15 +35,15 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #define ZEROS_AT (VALUES_AT + 128 * Values::WORDS)
 #define SCALES_AT (ZEROS_AT + 2 * D)
 #define CHANNELS_AT (SCALES_AT + 32 * Keys::COLUMNS)
-#define RECORD_TILE_BYTES (K_TILES ? CHANNELS_AT + 16 * Keys::COLUMNS : ZEROS_AT)
+#define STORED_TILE_BYTES (K_TILES ? CHANNELS_AT + 16 * Keys::COLUMNS : ZEROS_AT)
 // Of a warp: its tile of elements, its words, its levels.
-#define PLACES (16 * (Keys::COLUMNS > Values::COLUMNS ? Keys::COLUMNS : Values::COLUMNS))
+#define CODE_SLOTS (16 * (Keys::COLUMNS > Values::COLUMNS ? Keys::COLUMNS : Values::COLUMNS))
 #define WORDS_BYTES (128 * (Keys::WORDS > Values::WORDS ? Keys::WORDS : Values::WORDS))
-#define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 16 * PLACES)
+#define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 16 * CODE_SLOTS)
 static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");
 #include "classes/packer.cuh"
 
-// Zero-points by channel, scales and channels by place; all 0 without tokens (a negative row).
+// Zero-points by channel, scales and channels by slot; all 0 without tokens (a negative row).
 __device__ __forceinline__ void write_parameters(const Arguments& at, long long row, char* tile,
                                                  int lane) {
   const unsigned char* order = at.key.order + row * CHANNELS;
@@ -51,10 +52,10 @@ __device__ __forceinline__ void write_parameters(const Arguments& at, long long 
     const bool real = row >= 0 && rank < CHANNELS;
     zeros[real ? order[rank] : rank] = real ? at.k_zero[row * CHANNELS + rank] : 0;
   }
-  for (int place = lane; place < 16 * Keys::COLUMNS; place += 32) {
-    const int rank = row < 0 ? -1 : Keys::rank(place);
-    scales[place] = rank < 0 ? 0 : at.k_scale[row * Keys::CODED + rank];
-    tile[CHANNELS_AT + place] = rank < 0 ? 0 : order[rank];
+  for (int slot = lane; slot < 16 * Keys::COLUMNS; slot += 32) {
+    const int rank = row < 0 ? -1 : Keys::rank(slot);
+    scales[slot] = rank < 0 ? 0 : at.k_scale[row * Keys::CODED + rank];
+    tile[CHANNELS_AT + slot] = rank < 0 ? 0 : order[rank];
   }
 }
 
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   job.head = from.x.data + sequence * from.x.batch + head % at.kv_heads * from.x.head;
   const int block = from.block[of_sequence];
   const long long row = block < 0 ? -1 : head * from.blocks + block;
-  char* target = at.records + ((long long)head * at.tiles + tile) * RECORD_TILE_BYTES;
+  char* target = at.packed_tiles + ((long long)head * at.tiles + tile) * STORED_TILE_BYTES;
   if (is_value) {
     pack_side<1, Values>(job, from, row, target + VALUES_AT);
   } else {

@@ -70,7 +70,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, Side) for name in ("key", "value")),
-        *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "token", "records")),
+        *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "token", "packed_tiles")),
         *((name, ctypes.c_int) for name in ("kv_heads", "tiles")),
     )
 

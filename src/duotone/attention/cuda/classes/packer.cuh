@@ -1,9 +1,9 @@
 // One warp packs K or V of 64 tokens into a tile of classes/layout.py, 32 tokens at a time.
 //
-// A step is a column of 16 places of 32 tokens: the elements of its channels, wherever they stand
+// A step is a column of 16 slots of 32 tokens: the elements of its channels, wherever they stand
 // in a row. With g = lane / 4, t = lane % 4, register i of a lane has byte j for code
-//   K: token 8 i + g, place 16 column + 4 t + j
-//   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, place 16 column + 8 (i % 2) + g
+//   K: token 8 i + g, slot 16 column + 4 t + j
+//   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, slot 16 column + 8 (i % 2) + g
 
 // What a packing warp has: room for its elements, words and levels, and what it packs.
 struct Job {
@@ -11,27 +11,27 @@ struct Job {
   int lane, g, t;
   const char* head;
   int stride;
-  const int* token;  // of each place of the tile; -1: none, behind all others
+  const int* token;  // of each slot of the tile; -1: none, after all others
 };
 
-// A block's levels, [scale, zero-point, inverse, channel's bytes into a row][place]; where a column
+// A block's levels, [scale, zero-point, inverse, channel's bytes into a row][slot]; where a column
 // is filled up, a scale of 0.
 template <class C>
 __device__ __forceinline__ void load_levels(const Job& job, const Side& from, long long row) {
   const unsigned char* order = from.order + row * CHANNELS;
-  for (int place = job.lane; place < 16 * C::COLUMNS; place += 32) {
-    const int rank = C::rank(place);
+  for (int slot = job.lane; slot < 16 * C::COLUMNS; slot += 32) {
+    const int rank = C::rank(slot);
     Levels l = {};
     u32 offset = 0;
     if (rank >= 0) {
       l.read(__ldg(from.scale + row * C::CODED + rank), __ldg(from.zero + row * C::CODED + rank));
       offset = __ldg(order + rank) * ELEMENT_BYTES;
     }
-    const u32 at = job.levels + 4 * place;
+    const u32 at = job.levels + 4 * slot;
     store_shared(at, __float_as_uint(l.scale));
-    store_shared(at + 4 * PLACES, __float_as_uint(l.zero));
-    store_shared(at + 8 * PLACES, __float_as_uint(l.inverse));
-    store_shared(at + 12 * PLACES, offset);
+    store_shared(at + 4 * CODE_SLOTS, __float_as_uint(l.zero));
+    store_shared(at + 8 * CODE_SLOTS, __float_as_uint(l.inverse));
+    store_shared(at + 12 * CODE_SLOTS, offset);
   }
 }
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ float load_element(u32 at) {
 
 template <int VALUE, class C>
 struct ClassPacker {
-  static constexpr int LEVELS = VALUE ? 2 : 4;  // places of a lane in a step
+  static constexpr int LEVELS = VALUE ? 2 : 4;  // slots of a lane in a step
 
   static __device__ __forceinline__ void run(const Job& job, char* codes) {
     const Words<C::WORDS> words(job.words, job.lane);
@@ -105,9 +105,9 @@ struct ClassPacker {
     for (int n = 0; n < LEVELS; n++) {
       const u32 at = job.levels + 4 * (16 * column + (VALUE ? 8 * n + job.g : 4 * job.t + n));
       l[n].scale = __uint_as_float(load_shared(at));
-      l[n].zero = __uint_as_float(load_shared(at + 4 * PLACES));
-      l[n].inverse = __uint_as_float(load_shared(at + 8 * PLACES));
-      offset[n] = load_shared(at + 12 * PLACES);
+      l[n].zero = __uint_as_float(load_shared(at + 4 * CODE_SLOTS));
+      l[n].inverse = __uint_as_float(load_shared(at + 8 * CODE_SLOTS));
+      offset[n] = load_shared(at + 12 * CODE_SLOTS);
     }
   }
 };

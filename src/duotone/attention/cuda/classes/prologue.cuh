@@ -1,11 +1,11 @@
-// V's parameters of a thread: its ranks' scales, zero-points and channels, and its places'
+// V's parameters of a thread: its ranks' scales, zero-points and channels, and its slots'
 // channels.
 struct ValueParameters {
   static constexpr int THREADS = WARPS * 32, RANKS = (CHANNELS + THREADS - 1) / THREADS,
-                       PLACES_HERE = (Values::COLUMNS * 16 + THREADS - 1) / THREADS;
+                       SLOTS = (Values::COLUMNS * 16 + THREADS - 1) / THREADS;
   u32 scale_zero[RANKS];
   int channel[RANKS];
-  short placed[PLACES_HERE];
+  short of_slot[SLOTS];
 
   __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
     const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
@@ -17,9 +17,9 @@ struct ValueParameters {
       channel[i] = order[rank];
     }
 #pragma unroll
-    for (int i = 0; i < PLACES_HERE; i++) {
+    for (int i = 0; i < SLOTS; i++) {
       const int rank = Values::rank(min(u.tid + i * THREADS, Values::COLUMNS * 16 - 1));
-      placed[i] = rank < 0 ? -1 : order[rank];
+      of_slot[i] = rank < 0 ? -1 : order[rank];
     }
   }
 };
@@ -37,18 +37,18 @@ struct __align__(16) Prologue {
     for (int i = 0; i < ValueParameters::RANKS; i++)
       if (u.tid + i * ValueParameters::THREADS < CHANNELS) value[of.channel[i]] = of.scale_zero[i];
 #pragma unroll
-    for (int i = 0; i < ValueParameters::PLACES_HERE; i++) {
-      const int place = u.tid + i * ValueParameters::THREADS;
-      if (place < Values::COLUMNS * 16) channel[place] = of.placed[i];
+    for (int i = 0; i < ValueParameters::SLOTS; i++) {
+      const int slot = u.tid + i * ValueParameters::THREADS;
+      if (slot < Values::COLUMNS * 16) channel[slot] = of.of_slot[i];
     }
     if (u.tid < 4) bias[u.tid] = BIAS_BITS, ones[u.tid] = 0x01010101;
   }
-  // asked: of the warp's first head.
+  // loaded: of the warp's first head.
   __device__ __forceinline__ void fold_query(const Call& at, const Unit& u,
-                                             const KeyParameters& keys, QueryFours asked) {
+                                             const KeyParameters& keys, QueryFours loaded) {
     for (int h = u.warp; h < HEADS; h += WARPS) {
-      if (h != u.warp) asked.load(at, u, h);
-      table.fold(u, keys, asked, h, heads);
+      if (h != u.warp) loaded.load(at, u, h);
+      table.fold(u, keys, loaded, h, heads);
     }
   }
 };

@@ -39,7 +39,7 @@ struct Digits {
   }
 };
 
-__device__ __forceinline__ void hide_behind(float (*f)[8], int left, int g) {
+__device__ __forceinline__ void hide_after(float (*f)[8], int left, int g) {
 #pragma unroll
   for (int x = 0; x < 8; x++)
     if (16 * (x >> 1) + 8 * (x & 1) + g >= left)

@@ -1,8 +1,8 @@
-// q where K's parameters belong to whole spans: in K's coded places, as integers, once per block.
+// q where K's parameters belong to whole spans: in K's coded slots, as integers, once per block.
 
-// What a lane knows of K: channel and scale of its places in pairs of columns, channel and
-// zero-point of its ranks. Scales are 0 where columns are filled up, and all that is behind the
-// last one.
+// What a lane knows of K: channel and scale of its slots in pairs of columns, channel and
+// zero-point of its ranks. Scales are 0 where columns are filled up, as is all after the last
+// column.
 struct KeyParameters {
   static constexpr int PAIRS = (Keys::COLUMNS + 1) / 2, RANKS = D / 32;
   int channel[PAIRS], ranked[RANKS];
@@ -12,7 +12,7 @@ struct KeyParameters {
     const unsigned char* order = at.k_order + (size_t)u.row * CHANNELS;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-      const int place = 32 * i + u.lane, rank = place < 16 * Keys::COLUMNS ? Keys::rank(place) : -1;
+      const int slot = 32 * i + u.lane, rank = slot < 16 * Keys::COLUMNS ? Keys::rank(slot) : -1;
       channel[i] = rank < 0 ? 0 : order[rank];
       scale[i] = rank < 0 ? 0.f : half_to_float(at.k_scale[(size_t)u.row * Keys::CODED + rank]);
     }
@@ -34,12 +34,12 @@ struct __align__(16) Table {
 
   // heads: the largest |q| * scale, and q times the zero-points.
   __device__ __forceinline__ void fold(const Unit& u, const KeyParameters& keys,
-                                       const QueryFours& asked, int h, float (*heads)[2]) {
+                                       const QueryFours& loaded, int h, float (*heads)[2]) {
     float* row = rows[u.warp];
     __syncwarp();  // the head before is folded
 #pragma unroll
     for (int i = 0; i < FOURS; i++)
-      if (channels_of(u, i) < D) *(float4*)(row + channels_of(u, i)) = asked.floats(i);
+      if (channels_of(u, i) < D) *(float4*)(row + channels_of(u, i)) = loaded.floats(i);
     __syncwarp();
     float folded[KeyParameters::PAIRS], top = 0.f, sum = 0.f;
 #pragma unroll
@@ -59,10 +59,10 @@ struct __align__(16) Table {
                                              int lane) {
 #pragma unroll
     for (int i = 0; i < KeyParameters::PAIRS; i++) {
-      const int place = 32 * i + lane;
-      const int up = lane < 16 ? key_place(2 * i) : key_place(2 * i + 1);
-      if (place < 16 * Keys::COLUMNS)
-        to[place] = __float_as_int(fmaf(folded[i], inverse / (float)(1 << up), BIAS));
+      const int slot = 32 * i + lane;
+      const int up = lane < 16 ? key_bit(2 * i) : key_bit(2 * i + 1);
+      if (slot < 16 * Keys::COLUMNS)
+        to[slot] = __float_as_int(fmaf(folded[i], inverse / (float)(1 << up), BIAS));
     }
   }
 };

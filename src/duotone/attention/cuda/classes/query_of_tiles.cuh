@@ -33,11 +33,11 @@ struct __align__(16) Table {
 
   // heads: the largest |q| * scale, and the largest |q|.
   __device__ __forceinline__ void fold(const Unit& u, const KeyParameters& keys,
-                                       const QueryFours& asked, int h, float (*heads)[2]) {
+                                       const QueryFours& loaded, int h, float (*heads)[2]) {
     float top = 0.f, folded = 0.f;
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
-      const float4 x = asked.floats(i), s = floats_of(keys.top[i]);
+      const float4 x = loaded.floats(i), s = floats_of(keys.top[i]);
       top = fmaxf(top, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
       folded = fmaxf(folded, fmaxf(fmaxf(fabsf(x.x) * s.x, fabsf(x.y) * s.y),
                                    fmaxf(fabsf(x.z) * s.z, fabsf(x.w) * s.w)));
@@ -48,7 +48,7 @@ struct __align__(16) Table {
     for (int i = 0; i < FOURS; i++) {
       const int c = channels_of(u, i);
       if (c >= D) continue;
-      const float4 x = asked.floats(i);
+      const float4 x = loaded.floats(i);
       float (*to)[4] = query[h / 4] + c;
       to[0][h % 4] = x.x * by, to[1][h % 4] = x.y * by;
       to[2][h % 4] = x.z * by, to[3][h % 4] = x.w * by;
@@ -121,8 +121,8 @@ struct Query : Digits {
   // of the others: [high, high, low, low]. They swap what the other one needs.
   template <int COLUMN>
   __device__ __forceinline__ void fold_column(u32 scales, u32 channels) {
-    // A bias whose lowest bit is worth 2^place rounds q to what is left of it at that place.
-    constexpr float round = (BIAS + 128.f) * (1 << key_place(COLUMN));
+    // A bias whose lowest bit is worth 2^bit rounds q to what is left of it at that bit.
+    constexpr float round = (BIAS + 128.f) * (1 << key_bit(COLUMN));
     u32 pair;
     u16 numbers;
     float s[2];

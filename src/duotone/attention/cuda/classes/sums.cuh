@@ -81,7 +81,7 @@ struct Sums {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int c = channel[16 * COLUMN + 8 * half + u.g];
-      const float weight = 1.f / (float)(1 << value_place(COLUMN, half));
+      const float weight = 1.f / (float)(1 << value_bit(COLUMN, half));
 #pragma unroll
       for (int h = 0; h < HT; h++) {
         const int* sum = acc[h][COLUMN] + 2 * half;

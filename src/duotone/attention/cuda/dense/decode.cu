@@ -1,4 +1,4 @@
-// Decode attention on K and V of 16 bits: sinks, windows and text beside packed segments.
+// Decode attention on K and V of 16 bits: sinks, windows and text, in addition to packed segments.
 //
 // Keys are the A operand of fp16 or bf16 products; a q head takes two columns of B, for two digits
 // of q and of the softmax's weights, so that neither is rounded to the type of K and V.
@@ -6,8 +6,8 @@
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, a multiple of 16
 //   KV        type of K and V: 0 float16, 1 bfloat16
-//   KEYS      tokens of a record, a multiple of 16
-//   STAGES    records that a warp has room for, 2 or more: all but one of them are under way
+//   KEYS      tokens of a packed tile, a multiple of 16
+//   STAGES    packed tiles that a warp has room for, 2 or more: all but one of them are in flight
 //   G, WARPS, PER_SM, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
 #define D CHANNELS
 #define KC (CHANNELS / 16)  // chunks of 16 channels
@@ -17,7 +17,7 @@
 #define TOKEN_BYTES (CHANNELS * 2)
 // A row of K or V in shared memory, an odd number of 16 bytes: eight rows meet all banks.
 #define ROW_BYTES ((TOKEN_BYTES / 16 | 1) * 16)
-#define RECORD_BYTES (2 * KEYS * ROW_BYTES)
+#define PACKED_TILE_BYTES (2 * KEYS * ROW_BYTES)
 #define ONE_RUN
 #include "shared/common.cuh"
 
@@ -30,7 +30,8 @@ struct Arguments : Call {
   long long key_batch, key_head, value_batch, value_head;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
-static_assert(HEADS * (D + 8) * 4 <= STAGES * RECORD_BYTES, "a warp's sums go where its ring was");
+static_assert(HEADS * (D + 8) * 4 <= STAGES * PACKED_TILE_BYTES,
+              "a warp's sums go where its ring was");
 
 #include "dense/operands.cuh"
 #include "dense/sums.cuh"
@@ -38,12 +39,13 @@ static_assert(HEADS * (D + 8) * 4 <= STAGES * RECORD_BYTES, "a warp's sums go wh
 #define VECTORS (TOKEN_BYTES / 16)  // of a row
 #define STRIDE_BYTES (WARPS * KEYS * TOKEN_BYTES)
 
-// Records are rows of K, then of V, of KEYS tokens; a warp has every WARPS-th. Lanes copy 16 bytes
-// each: rows are apart in shared memory, and a bulk copy for every 256 bytes was measured slower.
+// Packed tiles are rows of K, then of V, of KEYS tokens; a warp has every WARPS-th. Lanes copy 16
+// bytes each: rows have gaps between them in shared memory, and a bulk copy for every 256 bytes was
+// measured slower.
 struct DenseRing {
-  const char *keys, *values;  // this lane's first 16 bytes of the record to ask for
+  const char *keys, *values;  // this lane's first 16 bytes of the packed tile to load
   u32 memory;
-  int left;  // tokens of the unit from that record on
+  int left;  // tokens of the unit from that packed tile on
   int slot, current;
 
   __device__ __forceinline__ void aim(const Arguments& at, const Unit& u, char* shared) {
@@ -53,18 +55,19 @@ struct DenseRing {
     const size_t first = (size_t)current * (KEYS * TOKEN_BYTES) + u.lane * 16;
     keys = at.key + sequence * at.key_batch + head * at.key_head + first;
     values = at.value + sequence * at.value_batch + head * at.value_head + first;
-    memory = pinned(shared_address(shared) + (threadIdx.x >> 5) * (STAGES * RECORD_BYTES), u.lane);
+    memory =
+        pinned(shared_address(shared) + (threadIdx.x >> 5) * (STAGES * PACKED_TILE_BYTES), u.lane);
   }
-  // Rows behind the last token are zeros: what a weight of 0 meets must be a number.
-  __device__ __forceinline__ void ask(const Unit& u, int slot) {
+  // Rows after the last token are zeros: what a weight of 0 meets must be a number.
+  __device__ __forceinline__ void load(const Unit& u, int slot) {
     if (left > 0) {
       constexpr int ALL = KEYS * VECTORS;  // of K
-      const u32 to = memory + slot * RECORD_BYTES;
+      const u32 to = memory + slot * PACKED_TILE_BYTES;
 #pragma unroll
       for (int i = 0; i < 2 * ALL / 32; i++) {
         const bool of_keys = ALL % 32 == 0 ? i < ALL / 32 : i * 32 + u.lane < ALL;
         const int before = of_keys ? 0 : ALL;
-        copy(to + (of_keys ? 0 : KEYS * ROW_BYTES) + place(i * 32 - before, u.lane),
+        copy(to + (of_keys ? 0 : KEYS * ROW_BYTES) + offset_of(i * 32 - before, u.lane),
              (of_keys ? keys : values) + (i * 32 - before) * 16,
              i * 32 - before + u.lane < left * VECTORS);
       }
@@ -74,7 +77,7 @@ struct DenseRing {
   }
   // Where the 16 bytes number n + lane of K or V go; n a multiple of 32 where lanes have one row or
   // several whole ones.
-  static __device__ __forceinline__ u32 place(int n, int lane) {
+  static __device__ __forceinline__ u32 offset_of(int n, int lane) {
     if (32 % VECTORS == 0)
       return n / VECTORS * ROW_BYTES + lane / VECTORS * ROW_BYTES + lane % VECTORS * 16;
     return (n + lane) / VECTORS * ROW_BYTES + (n + lane) % VECTORS * 16;
@@ -86,15 +89,15 @@ struct DenseRing {
   }
   __device__ __forceinline__ void start(const Unit& u) {
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) ask(u, s);
+    for (int s = 0; s < STAGES - 1; s++) load(u, s);
   }
-  // Waits for the current record and asks for the one that takes the place of the one before;
+  // Waits for the current packed tile and loads another one into the slot of the previous one;
   // returns where the current one is.
   __device__ __forceinline__ u32 take(const Unit& u) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncwarp();
-    const u32 here = memory + slot * RECORD_BYTES;
-    ask(u, slot == 0 ? STAGES - 1 : slot - 1);
+    const u32 here = memory + slot * PACKED_TILE_BYTES;
+    load(u, slot == 0 ? STAGES - 1 : slot - 1);
     slot = slot == STAGES - 1 ? 0 : slot + 1;
     return here;
   }
@@ -134,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #pragma unroll
     for (int k = 0; k < KT; k++) sums.add(s[k], here + (KEYS + 16 * k) * ROW_BYTES, u.lane);
   }
-  __syncwarp();  // all lanes have read the last record
+  __syncwarp();  // all lanes have read the last packed tile
   sums.store(u, sums_of(shared, u.warp), ml[u.warp]);
   finish(at, u, shared, ml, &flag, 0.f, [](int, float, float sum) { return sum; });
 }

@@ -61,7 +61,7 @@ struct Sums {
       weight[h] = 0.f, top[h] = -1e30f;
     }
   }
-  // s: scores (log2 units) of a record; returns weights in s.
+  // s: scores (log2 units) of a packed tile; returns weights in s.
   __device__ __forceinline__ void weigh(float (*s)[HT][2]) {
     float p[KT][HT][2], over = 0.f;
     exponentials(p, s, over);

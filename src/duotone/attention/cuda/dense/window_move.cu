@@ -18,8 +18,8 @@ extern "C" __global__ void window_move(const __grid_constant__ Arguments at) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x, vector = i % VECTORS, row = i / VECTORS;
   const int which = row >= at.rows, mine = row - which * at.rows;
   if (mine >= at.rows) return;
-  const int token = mine % at.moved, place = mine / at.moved;
-  const int sequence = place / at.kv_heads, head = place - sequence * at.kv_heads;
+  const int token = mine % at.moved, of_all = mine / at.moved;
+  const int sequence = of_all / at.kv_heads, head = of_all - sequence * at.kv_heads;
   if (!at.full[sequence]) return;
   char* states = at.states[which] + sequence * at.batch[which] + head * at.head[which];
   const long long slot = (long long)sequence * at.moved + token;

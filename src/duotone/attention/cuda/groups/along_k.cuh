@@ -54,13 +54,13 @@ struct AlongK {
   static constexpr float UNIT = 16777216.f / (1 << SIGNS);
   u32 words[WORDS];
 
-  // How far above the lowest place a number with this q stands.
-  static __device__ __forceinline__ constexpr int place(int q) {
+  // The bit at which a number with this q stands.
+  static __device__ __forceinline__ constexpr int bit_of(int q) {
     return BITS == 4 ? 4 * (q & 1) : 2 * q;
   }
   // B of a chunk and half, divided by what its q multiplies.
   static __device__ __forceinline__ u32 divided(u32 b, int chunk, int half) {
-    return place(2 * (chunk & 1) + half) ? mul2(b, TWO_TO(-place(2 * (chunk & 1) + half))) : b;
+    return bit_of(2 * (chunk & 1) + half) ? mul2(b, TWO_TO(-bit_of(2 * (chunk & 1) + half))) : b;
   }
   __device__ __forceinline__ void load(u32 codes, int lane) {
     load_words<WORDS>(words, codes, lane);
@@ -77,7 +77,7 @@ struct AlongK {
           u32 a[4];
 #pragma unroll
           for (int i = 0; i < 4; i++)
-            a[i] = 0x00010001u << (SIGNS + place(2 * (chunk & 1) + (i >> 1)));
+            a[i] = 0x00010001u << (SIGNS + bit_of(2 * (chunk & 1) + (i >> 1)));
           mma(c, a, b[group * 2 * RUNS + chunk][h]);
         }
         ones[group][h] = make_float2(c[0], c[1]);
@@ -136,7 +136,7 @@ struct AlongK {
         const u32 word = BITS == 4   ? words[2 * run + i] >> (q >> 1) * 8
                          : BITS == 2 ? words[run] >> i * 8
                                      : words[run / 2] >> (i * 8 + run % 2);
-        a[q >> 1][(q & 1) * 2 + i] = word & MASK << place(q);
+        a[q >> 1][(q & 1) * 2 + i] = word & MASK << bit_of(q);
       }
   }
   // The same with a lowest bit below each code.
@@ -151,7 +151,7 @@ struct AlongK {
           const u32 below = low >> (i * 8 + (q >> 1) * 2);
           const u32 both =
               q & 1 ? merge_bits<0x01E001E0u>(word, below) : merge_bits<0x001E001Eu>(word, below);
-          a[q >> 1][(q & 1) * 2 + i] = both & MASK << place(q);
+          a[q >> 1][(q & 1) * 2 + i] = both & MASK << bit_of(q);
         }
     } else {
       u32 both[2][2];  // [row half][parity of q]
@@ -169,7 +169,7 @@ struct AlongK {
 #pragma unroll
       for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int q = 0; q < 4; q++) a[q >> 1][(q & 1) * 2 + i] = both[i][q & 1] & MASK << place(q);
+        for (int q = 0; q < 4; q++) a[q >> 1][(q & 1) * 2 + i] = both[i][q & 1] & MASK << bit_of(q);
     }
   }
 };

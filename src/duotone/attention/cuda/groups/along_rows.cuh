@@ -75,11 +75,11 @@ struct AlongRows {
   template <bool WIDE>
   static __device__ __forceinline__ void load_levels(Levels* levels, u32 params, int group,
                                                      int chunk, int t) {
-    const u32 place = params + ((group * CHUNKS + chunk) * 4 + t) * 16;
+    const u32 from = params + ((group * CHUNKS + chunk) * 4 + t) * 16;
     u32 zero[2];
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(levels[0].step), "=r"(levels[1].step), "=r"(zero[0]), "=r"(zero[1])
-                 : "r"(place));
+                 : "r"(from));
     if (WIDE) levels[0].step &= 0x7FFF7FFF, levels[1].step &= 0x7FFF7FFF;
     levels[0].start = mul2(zero[0], TWO_TO(-8)), levels[1].start = mul2(zero[1], TWO_TO(-8));
   }

@@ -11,7 +11,7 @@
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
-//   K_APART, V_APART      1: codes lie in a buffer of their own (groups/apart.cuh)
+//   K_SEPARATE, V_SEPARATE      1: codes lie in a buffer of their own (groups/separate.cuh)
 //   SLOT_BYTES            see ring.cuh
 //   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
@@ -27,13 +27,13 @@
 #define K_PARAM_BYTES (K_GROUPS * (K_SIGNS ? 6 : 4))
 #define V_PARAM_BYTES (V_GROUPS * (V_SIGNS ? 6 : 4))
 // Codes that a tile has itself.
-#define K_OWN_BYTES (K_APART ? 0 : CODE_BYTES(KB))
-#define V_OWN_BYTES (V_APART ? 0 : CODE_BYTES(VB))
+#define K_OWN_BYTES (K_SEPARATE ? 0 : CODE_BYTES(KB))
+#define V_OWN_BYTES (V_SEPARATE ? 0 : CODE_BYTES(VB))
 #define TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
-#define RECORD_BYTES (TILES * TILE_BYTES)
-#define K_APART_BYTES (K_APART ? TILES * CODE_BYTES(KB) : 0)
-#define V_APART_BYTES (V_APART ? TILES * CODE_BYTES(VB) : 0)
-#define PIECES_BYTES (RECORD_BYTES + K_APART_BYTES + V_APART_BYTES)  // of a record
+#define PACKED_TILE_BYTES (TILES * TILE_BYTES)
+#define K_SEPARATE_BYTES (K_SEPARATE ? TILES * CODE_BYTES(KB) : 0)
+#define V_SEPARATE_BYTES (V_SEPARATE ? TILES * CODE_BYTES(VB) : 0)
+#define PIECES_BYTES (PACKED_TILE_BYTES + K_SEPARATE_BYTES + V_SEPARATE_BYTES)  // of a packed tile
 #define ONE_RUN
 #include "shared/common.cuh"
 
@@ -41,7 +41,7 @@
 #define TOP_WEIGHT 16384.f
 #define LIFT 6.f  // how far above 1 the largest weight enters
 
-#include "groups/apart.cuh"
+#include "groups/separate.cuh"
 #include "groups/numbers.cuh"
 #include "groups/along_k.cuh"
 #include "groups/along_rows.cuh"
@@ -83,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     const int left = u.length - ring.current * KEYS;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-      const u32 own = here + tile * TILE_BYTES, apart = here + RECORD_BYTES;
-      const u32 k_codes = K_APART ? apart + tile * CODE_BYTES(KB) : own;
+      const u32 own = here + tile * TILE_BYTES, separate = here + PACKED_TILE_BYTES;
+      const u32 k_codes = K_SEPARATE ? separate + tile * CODE_BYTES(KB) : own;
       const u32 v_codes =
-          V_APART ? apart + K_APART_BYTES + tile * CODE_BYTES(VB) : own + K_OWN_BYTES;
+          V_SEPARATE ? separate + K_SEPARATE_BYTES + tile * CODE_BYTES(VB) : own + K_OWN_BYTES;
       const u32 k_params = own + K_OWN_BYTES + V_OWN_BYTES, v_params = k_params + K_PARAM_BYTES;
       float s[2][HT][4];
 #pragma unroll

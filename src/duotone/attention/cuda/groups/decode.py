@@ -61,13 +61,13 @@ class Stream:
 
 
 class Codes(ctypes.Structure):
-    """`Codes` of groups/apart.cuh."""
+    """`Codes` of groups/separate.cuh."""
 
     _fields_ = (("data", ctypes.c_void_p), ("head_bytes", ctypes.c_longlong))
 
 
 class Arguments(Call):
-    """`Arguments` of groups/apart.cuh, where codes lie apart."""
+    """`Arguments` of groups/separate.cuh, where codes lie apart."""
 
     _fields_ = (("key", Codes), ("value", Codes))
 
@@ -163,7 +163,7 @@ def _operand(name: str, form: Operand) -> dict[str, int]:
         f"{name}_ALONG_K": int(form.along_k),
         f"{name}_GROUP": form.group,
         f"{name}_SIGNS": int(form.signs),
-        f"{name}_APART": int(form.apart),
+        f"{name}_SEPARATE": int(form.apart),
     }
 
 

@@ -1,10 +1,10 @@
-// Quantizes 16-bit or float K and V and writes their group records (groups/layout.py): one
+// Quantizes 16-bit or float K and V and writes their group packed tiles (groups/layout.py): one
 // launch, one read, a warp or two per 32 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP  as in groups/decode.cu
-//   K_APART, V_APART      1: codes go to a buffer of their own, or nowhere
+//   K_SEPARATE, V_SEPARATE      1: codes go to a buffer of their own, or nowhere
 //   K_MAPPING, V_MAPPING  see groups/packer.cuh
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
@@ -27,7 +27,7 @@ struct Arguments {
   const long long* tiles;  // [batch] how many of them are real
   const long long* where;  // [batch] tile of a head at which they start
   char* data;              // [batch * kv_heads, room, tile_bytes]
-  char* codes[2];  // of K and V, where they lie apart: [batch * kv_heads, codes_room, bytes];
+  char* codes[2];  // of K and V, where stored separately: [batch * kv_heads, codes_room, bytes];
                    // null where another layer keeps them
   int* overflow;
   int kv_heads, tiles_given, room, codes_room[2];
@@ -58,9 +58,9 @@ typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
 #define V_GROUPS (V_ALONG_K ? D : TILE * (D / V_GROUP))
 #define K_PARAM_BYTES (K_GROUPS * (K_MAPPING ? 6 : 4))
 #define V_PARAM_BYTES (V_GROUPS * (V_MAPPING ? 6 : 4))
-#define K_OWN_BYTES (K_APART ? 0 : CODE_BYTES(KB))
-#define V_OWN_BYTES (V_APART ? 0 : CODE_BYTES(VB))
-#define RECORD_TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
+#define K_OWN_BYTES (K_SEPARATE ? 0 : CODE_BYTES(KB))
+#define V_OWN_BYTES (V_SEPARATE ? 0 : CODE_BYTES(VB))
+#define STORED_TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
 // Of those who share it: a tile of elements, then their words.
 #define TILES_OF_BLOCK (WARPS / SHARERS)
 #define SHARED_TILE_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   job.g = job.lane >> 2, job.t = job.lane & 3;
   const int slot = job.warp / SHARERS, tile = (blockIdx.x - row * blocks) * TILES_OF_BLOCK + slot;
   job.tile = shared_address(shared) + slot * SHARED_TILE_BYTES, job.words = job.tile + TILE_BYTES;
-  // Asked for beside what says whether they are real: one answer of memory less before the tile.
-  // Volatile: asked for here.
+  // Loaded together with what says whether they are real: the tile waits for memory once less.
+  // Volatile: the load stands here.
   const long long* index = at.index + (long long)sequence * at.tiles_given * TILE;
   const int position =
       *(const volatile int*)(index + min(tile, at.tiles_given - 1) * TILE + job.lane);
@@ -97,20 +97,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const Dense& from = is_value ? at.value : at.key;
     const char* states =
         from.data + sequence * from.batch + (head - sequence * at.kv_heads) * from.head;
-    ask_for_tile<true>(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
+    copy_tile<true>(job.tile, states, from.token, position, job.lane, job.part, SHARERS);
     wait_for_copies();
   }
   wait_for_sharers();
-  char* record = at.data + ((long long)head * at.room + target) * RECORD_TILE_BYTES;
-  job.codes = record + (is_value ? K_OWN_BYTES : 0);
-#if K_APART || V_APART
-  if (is_value ? V_APART : K_APART) {
-    const long long place = (long long)head * at.codes_room[is_value] + target;
+  char* packed_tile = at.data + ((long long)head * at.room + target) * STORED_TILE_BYTES;
+  job.codes = packed_tile + (is_value ? K_OWN_BYTES : 0);
+#if K_SEPARATE || V_SEPARATE
+  if (is_value ? V_SEPARATE : K_SEPARATE) {
+    const long long row_of_codes = (long long)head * at.codes_room[is_value] + target;
     char* codes = at.codes[is_value];
-    job.codes = codes ? codes + place * (is_value ? CODE_BYTES(VB) : CODE_BYTES(KB)) : nullptr;
+    job.codes =
+        codes ? codes + row_of_codes * (is_value ? CODE_BYTES(VB) : CODE_BYTES(KB)) : nullptr;
   }
 #endif
-  job.params = record + K_OWN_BYTES + V_OWN_BYTES + (is_value ? K_PARAM_BYTES : 0);
+  job.params = packed_tile + K_OWN_BYTES + V_OWN_BYTES + (is_value ? K_PARAM_BYTES : 0);
   job.norm = at.norm + (long long)head * CHANNELS * NORM_BYTES;
   job.shrink = at.shrink[is_value], job.eta = at.eta[is_value], job.rest = at.rest[is_value];
   const bool fits = is_value ? Values::run(job, seen) : Keys::run(job, seen);

@@ -171,7 +171,7 @@ def _operand(name: str, form: Operand, spec: TensorSpec, decoding: bool) -> dict
         f"{name}B": form.bits,
         f"{name}_ALONG_K": int(form.along_k),
         f"{name}_GROUP": form.group,
-        f"{name}_APART": int(form.apart),
+        f"{name}_SEPARATE": int(form.apart),
         f"{name}_MAPPING": SYMMETRIC_HYBRID if all_signs else MAPPINGS[spec.mapping],
     }
 

@@ -144,8 +144,8 @@ struct Packer {
     for (int n = 0; n < 2; n++) b[n].smallest = number(smallest, n);
   }
 
-  // Tells partners the bounds of a step; `seen` is [warp][low, high][channel].
-  static __device__ __forceinline__ void tell(const Bounds* b, const Job& job, int step,
+  // Passes the bounds of a step to partners; `seen` is [warp][low, high][channel].
+  static __device__ __forceinline__ void pass(const Bounds* b, const Job& job, int step,
                                               float (*seen)[2][D]) {
 #pragma unroll
     for (int n = 0; n < GROUPS; n++) {
@@ -154,8 +154,8 @@ struct Packer {
       seen[job.warp][1][c] = job.there ? b[n].high : -INFINITE;
     }
   }
-  static __device__ __forceinline__ void hear(Bounds* b, const Job& job, int step,
-                                              const float (*seen)[2][D]) {
+  static __device__ __forceinline__ void receive(Bounds* b, const Job& job, int step,
+                                                 const float (*seen)[2][D]) {
     const int first = job.warp / PARTNERS * PARTNERS;
 #pragma unroll
     for (int n = 0; n < GROUPS; n++) {
@@ -179,7 +179,7 @@ struct Packer {
       for (int step = 0; step < STEPS; step++) {
         load(x, job, step);
         bound(b, x);
-        tell(b, job, step, seen);
+        pass(b, job, step, seen);
       }
       __syncthreads();
     }
@@ -192,7 +192,7 @@ struct Packer {
       if (ALONG_K || wide || !__ballot_sync(FULL, !fits)) break;
       wide = true;
     }
-    if (!(K_APART || V_APART) || job.codes)
+    if (!(K_SEPARATE || V_SEPARATE) || job.codes)
       words_of(job).template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;
   }
@@ -210,7 +210,7 @@ struct Packer {
       const int step = job.part * OWN_STEPS + n;
       load(x, job, step);
       if constexpr (PARTNERS > 1)
-        hear(b, job, step, seen);
+        receive(b, job, step, seen);
       else
         bound(b, x);
       fits &= write(x, b, job, step, before, wide);

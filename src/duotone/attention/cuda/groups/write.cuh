@@ -1,21 +1,21 @@
 // Part of `Packer`: codes, scales, zero-points and signs of a step.
-// Words that a run's codes are in, how far apart its q are, and chunks of it that a step sees.
-static constexpr int PARTS = BITS == 4 ? 2 : 1, APART = BITS == 1 ? 2 : BITS;
+// Words that a run's codes are in, bits from one q to the next, and chunks that a step sees.
+static constexpr int PARTS = BITS == 4 ? 2 : 1, SPACING = BITS == 1 ? 2 : BITS;
 static constexpr int CHUNKS_OF_RUN = ALONG_K ? 2 : 1;
 
 // The word of register i, and the bit in it of an element, of the first chunk that a step sees.
 static __device__ __forceinline__ constexpr int part(int i) {
   return PARTS == 2 ? i % 2 : 0;
 }
-static __device__ __forceinline__ constexpr int place(int f, int i, int half) {
+static __device__ __forceinline__ constexpr int bit_of(int f, int i, int half) {
   const int q = f % CHUNKS_OF_RUN * 2 + i / 2;
-  return 16 * half + APART * q + (PARTS == 1 ? 8 * (i % 2) : 0);
+  return 16 * half + SPACING * q + (PARTS == 1 ? 8 * (i % 2) : 0);
 }
 // Codes of the run that fragment f begins or has its half of.
 static __device__ __forceinline__ void add_codes(const Job& job, int step, int f,
                                                  const u32* codes) {
   const int c = chunk(step, f), run = row_tile(step, f) * (CHUNKS / 2) + c / 2;
-  const int up = c % 2 * 2 * APART + (BITS == 1 ? run % 2 : 0);
+  const int up = c % 2 * 2 * SPACING + (BITS == 1 ? run % 2 : 0);
 #pragma unroll
   for (int n = 0; n < PARTS; n++)
     Words<WORDS>(job.words, job.lane).add(run * BITS / 2 + n, codes[n] << up);
@@ -56,7 +56,7 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
 #pragma unroll
         for (int half = 0; half < 2; half++)
           codes[part(i)] += l[group_of(i, half)].template code<BITS>(number(x[f][i], half))
-                            << place(f, i, half);
+                            << bit_of(f, i, half);
     add_codes(job, step, first, codes);
   }
 #pragma unroll
@@ -179,8 +179,9 @@ static __device__ __forceinline__ bool write_signed(const Pair (*x)[4], const Bo
   store_pair(job, step, before, {join(scale[0], scale[1]), join(zero[0], zero[1]), low});
   return fits;
 }
-// A number ends with the bit beside its code: 2 code, or 2^BITS less a code with its sign. Those of
-// row n, as digits of an integer, to their places in words of codes and of lowest bits (of even t).
+// A number ends with the bit next to its code: 2 code, or 2^BITS less a code with its sign. Those
+// of row n, as digits of an integer, to their bits in words of codes and of lowest bits (of even
+// t).
 static __device__ __forceinline__ void add_numbers(u32* codes, u32& low, const float* digits,
                                                    bool signs, int n) {
   constexpr u32 ONES = BITS < 4 ? 0x1111 : 0x8421;

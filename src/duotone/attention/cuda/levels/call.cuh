@@ -1,10 +1,10 @@
-// What the kernels that find levels are told (levels/search.py), and the block of tokens that a
+// Arguments of the kernels that find levels (levels/search.py), and the block of tokens that a
 // block of threads works at.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS    channels of the tensor
 //   N4, N2, N1  how many of them have 4, 2 and 1 bits; RANKED: which ones is decided here
-//   LLOYD, ENERGY, GAIN (0: none, 1: a number, 2: fitted): what else the spec asks for
+//   LLOYD, ENERGY, GAIN (0: none, 1: a number, 2: fitted): what else the spec has
 //   INPUT       type of the tensor, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that it is aligned to
 //   THREADS, ARGUMENTS_BYTES
 #define CODED (N4 + N2 + N1)

@@ -8,13 +8,13 @@ struct ChannelLevels {
   Levels chosen;
   float mean, scale, offset, top;
 
-  __device__ __forceinline__ void read(const Arguments& at, long long row, int place) {
-    const bool coded = place < CODED;
-    chosen.read(coded ? at.chosen_scale[row * CODED + place] : 0,
-                coded ? at.chosen_zero[row * CODED + place] : 0);
-    const float* fine = at.fine + row * 3 * CHANNELS + place;
+  __device__ __forceinline__ void read(const Arguments& at, long long row, int slot) {
+    const bool coded = slot < CODED;
+    chosen.read(coded ? at.chosen_scale[row * CODED + slot] : 0,
+                coded ? at.chosen_zero[row * CODED + slot] : 0);
+    const float* fine = at.fine + row * 3 * CHANNELS + slot;
     mean = fine[0], scale = fine[CHANNELS], offset = fine[2 * CHANNELS];
-    top = (float)((1 << bits_of_place(place)) - 1);
+    top = (float)((1 << bits_of_slot(slot)) - 1);
   }
   // What the code of x stands for, about the mean.
   __device__ __forceinline__ float decode(float x) const {
@@ -23,7 +23,7 @@ struct ChannelLevels {
   }
 };
 
-// x and x_hat of ROOM tokens in shared memory, [channel][token], GRAM_ROW apart; 0 behind the last.
+// x and x_hat of ROOM tokens in shared memory, [channel][token], rows of GRAM_ROW; then zeros.
 #define GRAM_ROW (ROOM + 4)
 struct GramTiles {
   float *x, *decoded;
@@ -52,8 +52,8 @@ struct GramTiles {
 
 __device__ __forceinline__ void load_levels(ChannelLevels* levels, const Arguments& at,
                                             long long row) {
-  for (int place = threadIdx.x; place < CHANNELS; place += THREADS)
-    levels[at.order[row * CHANNELS + place]].read(at, row, place);
+  for (int slot = threadIdx.x; slot < CHANNELS; slot += THREADS)
+    levels[at.order[row * CHANNELS + slot]].read(at, row, slot);
 }
 
 // Sum over the block of threads, for all of them.
@@ -69,9 +69,9 @@ __device__ __forceinline__ float block_sum(float x) {
 }
 
 __device__ __forceinline__ void write_levels(const Arguments& at, long long row, float gain) {
-  for (int place = threadIdx.x; place < CHANNELS; place += THREADS) {
-    const float* fine = at.fine + row * 3 * CHANNELS + place;
-    at.zero[row * CHANNELS + place] = float_to_half(fine[0] + gain * fine[2 * CHANNELS]);
-    if (place < CODED) at.scale[row * CODED + place] = float_to_half(gain * fine[CHANNELS]);
+  for (int slot = threadIdx.x; slot < CHANNELS; slot += THREADS) {
+    const float* fine = at.fine + row * 3 * CHANNELS + slot;
+    at.zero[row * CHANNELS + slot] = float_to_half(fine[0] + gain * fine[2 * CHANNELS]);
+    if (slot < CODED) at.scale[row * CODED + slot] = float_to_half(gain * fine[CHANNELS]);
   }
 }

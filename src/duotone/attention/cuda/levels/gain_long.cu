@@ -119,8 +119,8 @@ __device__ __forceinline__ void add_products(float& cross, float& power, const G
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         if (row + i >= CHANNELS) continue;
-        const int place = (row + i) * GRAM_ROW + column + j;
-        cross += tiles.x[place] * sums[i][j], power += tiles.decoded[place] * sums[i][j];
+        const int at_pair = (row + i) * GRAM_ROW + column + j;
+        cross += tiles.x[at_pair] * sums[i][j], power += tiles.decoded[at_pair] * sums[i][j];
       }
   }
 }

@@ -53,16 +53,16 @@ struct Descent {
 
 // The starts' least squares until nothing moves; `codes` of each is its squared error then.
 template <bool ONE>
-__device__ __forceinline__ void descend(Descent* starts, const Team& team, const Moments& m,
-                                        int bits) {
+__device__ __forceinline__ void descend(Descent* starts, const SubBlock& sub_block,
+                                        const Moments& m, int bits) {
   const float width = ONE ? 1.f : (float)(1 << bits), unit = 1.f / width;
   Descent a = starts[0], b = starts[1];
 #pragma unroll 1
   for (int round = 0; round < ROUNDS; round++) {
     a.prepare<ONE>(unit), b.prepare<ONE>(unit);
-    team.each([&](float x, int) { a.add<ONE>(x, unit), b.add<ONE>(x, unit); });
+    sub_block.each([&](float x, int) { a.add<ONE>(x, unit), b.add<ONE>(x, unit); });
     float sums[6] = {a.codes, a.products, b.codes, b.products, a.squares, b.squares};
-    team.sum<ONE ? 4 : 6>(sums);
+    sub_block.sum<ONE ? 4 : 6>(sums);
     a.codes = sums[0], a.products = sums[1], a.squares = sums[4];
     b.codes = sums[2], b.products = sums[3], b.squares = sums[5];
     const bool moved = a.fit<ONE>(m, width) | b.fit<ONE>(m, width);
@@ -70,12 +70,12 @@ __device__ __forceinline__ void descend(Descent* starts, const Team& team, const
   }
   a.prepare<ONE>(unit), b.prepare<ONE>(unit);
   float errors[2] = {};
-  team.each([&](float x, int) {
+  sub_block.each([&](float x, int) {
     const float first = a.code<ONE>(x, unit) * width * a.scale + a.zero - x;
     const float second = b.code<ONE>(x, unit) * width * b.scale + b.zero - x;
     errors[0] += first * first, errors[1] += second * second;
   });
-  team.sum<2>(errors);
+  sub_block.sum<2>(errors);
   starts[0] = a, starts[1] = b;
   starts[0].codes = errors[0], starts[1].codes = errors[1];
 }
@@ -85,9 +85,9 @@ __device__ __forceinline__ float gaussian_step(int bits) {
   return bits == 1 ? 1.5957691216f : bits == 2 ? 0.9956866859f : 0.3352006095f;
 }
 
-// Whole warps come here; bits 0: a team that has nothing to find. zero: absolute.
-__device__ __forceinline__ void lloyd(float& scale, float& zero, const Team& team, const Moments& m,
-                                      int bits) {
+// Whole warps come here; bits 0: a sub-block that has nothing to find. zero: absolute.
+__device__ __forceinline__ void lloyd(float& scale, float& zero, const SubBlock& sub_block,
+                                      const Moments& m, int bits) {
   const float top = (float)((1 << bits) - 1), widest = bits ? (m.high - m.low) / top : 0.f;
   if (!__ballot_sync(FULL, bits > 0)) return;
   Descent starts[2] = {};
@@ -95,10 +95,10 @@ __device__ __forceinline__ void lloyd(float& scale, float& zero, const Team& tea
   starts[1].scale = fminf(gaussian_step(bits) * sqrtf(m.square), widest);
   starts[1].zero = fminf(fmaxf(-starts[1].scale * top / 2, m.low), m.high);
   if (__ballot_sync(FULL, bits > 1))
-    descend<false>(starts, team, m, bits);
+    descend<false>(starts, sub_block, m, bits);
   else
-    descend<true>(starts, team, m, bits);
+    descend<true>(starts, sub_block, m, bits);
   const bool second = starts[1].codes < starts[0].codes;
   scale = second ? starts[1].scale : starts[0].scale;
-  zero = team.mean + (second ? starts[1].zero : starts[0].zero);
+  zero = sub_block.mean + (second ? starts[1].zero : starts[0].zero);
 }

@@ -8,16 +8,16 @@ __device__ __forceinline__ int class_of(int rank) {
 __device__ __forceinline__ int class_start(int number) {
   return number == 0 ? 0 : number == 1 ? N4 : number == 2 ? N4 + N2 : CODED;
 }
-__device__ __forceinline__ int bits_of_place(int place) {
-  const int number = class_of(place);
+__device__ __forceinline__ int bits_of_slot(int slot) {
+  const int number = class_of(slot);
   return number == 3 ? 0 : 4 >> number;
 }
 
 struct ChannelOrder {
   float power[CHANNELS];
-  unsigned char number[CHANNELS], channel[CHANNELS], place[CHANNELS];
+  unsigned char number[CHANNELS], channel[CHANNELS], slot[CHANNELS];
 
-  // All threads come here, and may read the order behind it.
+  // All threads come here, and may read the order afterwards.
   __device__ __forceinline__ void find(const Arguments& at, const Block& block) {
     for (int c = threadIdx.x; c < CHANNELS; c += THREADS)
       power[c] = RANKED ? total(at, block, c) : 0;
@@ -25,13 +25,13 @@ struct ChannelOrder {
     for (int c = threadIdx.x; c < CHANNELS; c += THREADS) number[c] = class_of(rank(c));
     __syncthreads();
     for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {
-      int at_place = class_start(number[c]);
-      for (int other = 0; other < c; other++) at_place += number[other] == number[c];
-      place[c] = at_place, channel[at_place] = c;
+      int at_slot = class_start(number[c]);
+      for (int other = 0; other < c; other++) at_slot += number[other] == number[c];
+      slot[c] = at_slot, channel[at_slot] = c;
     }
     __syncthreads();
   }
-  // Infinite for what is not a number, so that places are distinct whatever comes in.
+  // Infinite for what is not a number, so that slots are distinct whatever comes in.
   static __device__ __forceinline__ float total(const Arguments& at, const Block& block, int c) {
     const float* from = at.power + (long long)block.row * at.splits * CHANNELS + c;
     float sum = 0.f;
@@ -40,9 +40,9 @@ struct ChannelOrder {
   }
   __device__ __forceinline__ int rank(int c) const {
     if (!RANKED) return c;
-    int ahead = 0;
+    int before = 0;
     for (int other = 0; other < CHANNELS; other++)
-      ahead += power[other] > power[c] || (power[other] == power[c] && other < c);
-    return ahead;
+      before += power[other] > power[c] || (power[other] == power[c] && other < c);
+    return before;
   }
 };

@@ -10,16 +10,16 @@
 #include "packing/units.cuh"
 #include "levels/call.cuh"
 #include "levels/order.cuh"
-#include "levels/team.cuh"
+#include "levels/sub_block.cuh"
 #include "levels/lloyd.cuh"
 #define STRIPS ((CHANNELS + STRIP - 1) / STRIP)
-#define TEAMS (THREADS / LANES)
+#define SUB_BLOCKS (THREADS / LANES)
 #define STRIP_UNIT (ALIGN < STRIP * ELEMENT_BYTES ? ALIGN : STRIP * ELEMENT_BYTES)
 #define UNIT_ELEMENTS (STRIP_UNIT / ELEMENT_BYTES)
 #define MIN_GAIN 0.5f
 #define MAX_GAIN 3.f
 
-// Channels [first, first + count) of all tokens, turned.
+// Channels [first, first + count) of all tokens, transposed.
 __device__ __forceinline__ void load_strip(Element* strip, const Block& block, int stride, int row,
                                            int first, int count) {
   const int total = count / UNIT_ELEMENTS * block.tokens;
@@ -41,16 +41,16 @@ __device__ __forceinline__ void load_strip(Element* strip, const Block& block, i
   }
 }
 
-__device__ __forceinline__ Moments moments_of(const Team& team) {
+__device__ __forceinline__ Moments moments_of(const SubBlock& sub_block) {
   float bounds[2] = {-INFINITE, -INFINITE}, sums[2] = {};
-  team.each([&](float x, int) {
+  sub_block.each([&](float x, int) {
     bounds[0] = greatest(bounds[0], -x), bounds[1] = greatest(bounds[1], x);
     sums[0] += x, sums[1] += x * x;
   });
-  team.greatest_of<2>(bounds);
-  team.sum<2>(sums);
-  const float count = (float)max(team.tokens, 1);
-  if (team.tokens == 0) bounds[0] = bounds[1] = 0.f;
+  sub_block.greatest_of<2>(bounds);
+  sub_block.sum<2>(sums);
+  const float count = (float)max(sub_block.tokens, 1);
+  if (sub_block.tokens == 0) bounds[0] = bounds[1] = 0.f;
   return {count, -bounds[0], bounds[1], sums[0] / count, sums[1] / count};
 }
 
@@ -63,56 +63,56 @@ __device__ __forceinline__ void between_bounds(float& scale, float& zero, const 
 }
 
 // The gain of a channel by least squares over tokens by their weights (quant.ranges.energy_gain).
-__device__ __forceinline__ float energy_gain(const Team& team, const float* weights, Levels l,
-                                             float offset, int bits) {
+__device__ __forceinline__ float energy_gain(const SubBlock& sub_block, const float* weights,
+                                             Levels l, float offset, int bits) {
   Descent levels = {l.scale, offset};
   const float width = (float)(1 << bits), unit = 1.f / width;
   levels.prepare<false>(unit);
   float sums[2] = {};
-  team.each([&](float x, int t) {
+  sub_block.each([&](float x, int t) {
     const float decoded = levels.code<false>(x, unit) * width * l.scale + offset;
     const float weighed = weights[t] * decoded;
     sums[0] += weighed * x, sums[1] += weighed * decoded;
   });
-  team.sum<2>(sums);
+  sub_block.sum<2>(sums);
   return sums[1] > 0.f ? fminf(fmaxf(sums[0] / sums[1], MIN_GAIN), MAX_GAIN) : 1.f;
 }
 
-// All levels of a channel whose team is here, written by its first lane to a place.
-__device__ __forceinline__ void find_levels(const Arguments& at, const Block& block, Team team,
-                                            int place, int channel, bool real) {
-  const int bits = real ? bits_of_place(place) : 0;
-  float scale = 0.f, zero = team.mean;
+// All levels of a channel whose sub-block is here, written by its first lane to a slot.
+__device__ __forceinline__ void find_levels(const Arguments& at, const Block& block,
+                                            SubBlock sub_block, int slot, int channel, bool real) {
+  const int bits = real ? bits_of_slot(slot) : 0;
+  float scale = 0.f, zero = sub_block.mean;
   if (LLOYD) {
-    lloyd(scale, zero, team, moments_of(team), bits);
+    lloyd(scale, zero, sub_block, moments_of(sub_block), bits);
   } else {
-    Team raw = team;
+    SubBlock raw = sub_block;
     raw.mean = 0.f;
     const Moments raw_moments = moments_of(raw);
     if (bits) between_bounds(scale, zero, raw_moments, at.shrink, bits);
   }
   Levels chosen;
-  chosen.set(bits ? scale : 0.f, bits ? zero : team.mean);
+  chosen.set(bits ? scale : 0.f, bits ? zero : sub_block.mean);
   const float* weights = at.weight + (long long)block.head * at.tokens + block.first;
-  float offset = chosen.zero - team.mean;
-  const float own = ENERGY ? energy_gain(team, weights, chosen, offset, bits) : 1.f;
+  float offset = chosen.zero - sub_block.mean;
+  const float own = ENERGY ? energy_gain(sub_block, weights, chosen, offset, bits) : 1.f;
   scale = own * chosen.scale, offset *= own;
-  if (!real || team.lane) return;
+  if (!real || sub_block.lane) return;
   const long long row = block.row;
-  at.order[row * CHANNELS + place] = channel;
-  if (place < CODED) {
-    at.chosen_scale[row * CODED + place] = chosen.scale_bits;
-    at.chosen_zero[row * CODED + place] = chosen.zero_bits;
+  at.order[row * CHANNELS + slot] = channel;
+  if (slot < CODED) {
+    at.chosen_scale[row * CODED + slot] = chosen.scale_bits;
+    at.chosen_zero[row * CODED + slot] = chosen.zero_bits;
   }
   if (GAIN == 2) {
-    float* fine = at.fine + row * 3 * CHANNELS + place;
-    fine[0] = team.mean, fine[CHANNELS] = scale, fine[2 * CHANNELS] = offset;
+    float* fine = at.fine + row * 3 * CHANNELS + slot;
+    fine[0] = sub_block.mean, fine[CHANNELS] = scale, fine[2 * CHANNELS] = offset;
   } else {
     const bool moved = GAIN || ENERGY;
-    at.zero[row * CHANNELS + place] =
-        moved ? float_to_half(team.mean + at.gain * offset) : chosen.zero_bits;
-    if (place < CODED)
-      at.scale[row * CODED + place] = moved ? float_to_half(at.gain * scale) : chosen.scale_bits;
+    at.zero[row * CHANNELS + slot] =
+        moved ? float_to_half(sub_block.mean + at.gain * offset) : chosen.zero_bits;
+    if (slot < CODED)
+      at.scale[row * CODED + slot] = moved ? float_to_half(at.gain * scale) : chosen.scale_bits;
   }
 }
 
@@ -127,15 +127,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   load_strip((Element*)shared, block, at.x.token, at.strip_row, first, count);
   for (int c = threadIdx.x; c < count; c += THREADS) means[c] = mean_of(at, block, first + c);
   order.find(at, block);
-  const int team = threadIdx.x / LANES;
+  const int sub_block = threadIdx.x / LANES;
 #pragma unroll 1
-  for (int start = 0; start < STRIP; start += TEAMS) {
-    const bool real = start + team < count;
-    const int task = real ? start + team : 0;
+  for (int start = 0; start < STRIP; start += SUB_BLOCKS) {
+    const bool real = start + sub_block < count;
+    const int task = real ? start + sub_block : 0;
     const int channel = STRIP == CHANNELS ? order.channel[task] : first + task;
-    const Team at_work = {(const Element*)shared + (channel - first) * at.strip_row,
-                          real ? block.tokens : 0, (int)threadIdx.x % LANES,
-                          means[channel - first]};
-    find_levels(at, block, at_work, order.place[channel], channel, real);
+    const SubBlock at_work = {(const Element*)shared + (channel - first) * at.strip_row,
+                              real ? block.tokens : 0, (int)threadIdx.x % LANES,
+                              means[channel - first]};
+    find_levels(at, block, at_work, order.slot[channel], channel, real);
   }
 }

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                 squares[LANE_CHANNELS] = {};
   if (part.first < part.last) own.load(start, block.data);
 #pragma unroll 4
-  for (int t = part.first + own.turn; t < part.last; t += TOGETHER) {
+  for (int t = part.first + own.row; t < part.last; t += TOGETHER) {
     own.load(x, block.data + (long long)t * at.x.token);
 #pragma unroll
     for (int i = 0; i < LANE_CHANNELS; i++) {
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       sum[i] += d, squares[i] += d * d;
     }
   }
-  own.scatter(seen[0][own.turn], sum), own.scatter(seen[1][own.turn], squares);
+  own.scatter(seen[0][own.row], sum), own.scatter(seen[1][own.row], squares);
   __syncthreads();
   float* target = at.moments + (long long)blockIdx.x * 2 * CHANNELS;
   write_sums(target, seen[0]), write_sums(target + CHANNELS, seen[1]);
@@ -65,10 +65,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   own.gather(mean, means);
   const float usual = ENERGY ? mean_energy(variance) : 1.f;
   float* weights = at.weight + (long long)block.head * at.tokens + block.first;
-  // All lanes of a warp take all turns: they add up together.
+  // All lanes of a warp take part in all rounds: they add up together.
 #pragma unroll 4
   for (int first = part.first; first < part.last; first += TOGETHER) {
-    const int t = first + own.turn;
+    const int t = first + own.row;
     own.load(x, block.data + (long long)min(t, part.last - 1) * at.x.token);
     float energy = 0.f;
 #pragma unroll
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < LANE_CHANNELS; i++) power[i] += weight * x[i];
   }
-  own.scatter(seen[own.turn], power);
+  own.scatter(seen[own.row], power);
   __syncthreads();
   write_sums(at.power + (long long)blockIdx.x * CHANNELS, seen);
 }

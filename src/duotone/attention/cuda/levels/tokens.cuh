@@ -5,10 +5,10 @@
 #define LANE_CHANNELS (LANE_UNITS * PER_UNIT)
 
 struct TokenLane {
-  int lane, turn;  // of its token's lanes; which of the tokens that are read together
+  int lane, row;  // of its token's lanes; which of the tokens that are read together
 
   __device__ __forceinline__ TokenLane()
-      : lane(threadIdx.x % TOKEN_LANES), turn(threadIdx.x / TOKEN_LANES) {}
+      : lane(threadIdx.x % TOKEN_LANES), row(threadIdx.x / TOKEN_LANES) {}
   // The channel of a lane's element i; CHANNELS and more: none.
   __device__ __forceinline__ int channel(int i) const {
     return (lane + i / PER_UNIT * TOKEN_LANES) * PER_UNIT + i % PER_UNIT;
@@ -58,7 +58,7 @@ struct Part {
 __device__ __forceinline__ void write_sums(float* target, const float (*seen)[CHANNELS]) {
   for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {
     float sum = 0.f;
-    for (int turn = 0; turn < TOGETHER; turn++) sum += seen[turn][c];
+    for (int row = 0; row < TOGETHER; row++) sum += seen[row][c];
     target[c] = sum;
   }
 }

@@ -1,4 +1,4 @@
-// What packing kernels ask of the device, and pairs of elements: two halves of a register, or two
+// Instructions that packing kernels use, and pairs of elements: two halves of a register, or two
 // floats.
 //
 // Expects INPUT (0: fp16, 1: bf16, 2: fp32). Minima and maxima of anything with a NaN are NaN, as
@@ -172,10 +172,10 @@ __device__ __forceinline__ u32 at_least(Pair a, Pair b) {
          (number(a, 1) >= number(b, 1) ? 0xFFFF0000u : 0);
 #endif
 }
-// Four 8x8 matrices of halves from rows that lanes 0-7, 8-15, .. point at. TURNED: transposed.
-template <bool TURNED>
+// Four 8x8 matrices of halves from rows that lanes 0-7, 8-15, .. point at, or their transposes.
+template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(Pair* y, u32 row) {
-  if constexpr (TURNED)
+  if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
                  : "=r"(y[0].x), "=r"(y[1].x), "=r"(y[2].x), "=r"(y[3].x)
                  : "r"(row)

@@ -1,5 +1,5 @@
-// 32 tokens of K or V in shared memory, rows of D elements and 16 bytes apart from each other, so
-// that eight rows lie in different banks.
+// 32 tokens of K or V in shared memory, rows of D elements with 16 bytes between them, so that
+// eight rows lie in different banks.
 //
 // Expects CHANNELS, D and ALIGN (bytes that pointers and strides are multiples of, 2 to 16).
 #define TILE 32
@@ -13,7 +13,7 @@ struct Dense {
   int token;
 };
 
-// Zeros behind the channels of a tile's rows.
+// Zeros after the channels of a tile's rows.
 __device__ __forceinline__ void fill_rows(u32 tile, u32 lane, u32 part, u32 parts) {
   constexpr u32 MISSING = (D - CHANNELS) * ELEMENT_BYTES / 2;
   for (u32 n = 32 * part + lane; n < TILE * MISSING; n += 32 * parts)
@@ -21,10 +21,10 @@ __device__ __forceinline__ void fill_rows(u32 tile, u32 lane, u32 part, u32 part
                       0);
 }
 
-// Asks for ALIGN bytes of a token, or for zeros where its position is -1.
+// Starts to load ALIGN bytes of a token, or zeros where its position is -1.
 template <bool WHOLE>
-__device__ __forceinline__ void ask_for_unit(u32 target, const char* column, int stride,
-                                             int position) {
+__device__ __forceinline__ void copy_unit(u32 target, const char* column, int stride,
+                                          int position) {
   const bool real = WHOLE || position >= 0;
   const char* source = column + (long long)(WHOLE ? position : max(position, 0)) * stride;
   if constexpr (ALIGN == 2)
@@ -32,26 +32,26 @@ __device__ __forceinline__ void ask_for_unit(u32 target, const char* column, int
   else
     copy_async<ALIGN>(target, source, real);
 }
-// Asks for a tile, or one of `parts` of it. Lane l gives the position of token l; -1: none, which
-// becomes 0. WHOLE: there is no such token.
+// Starts to load a tile, or one of `parts` of it. Lane l gives the position of token l; -1: none,
+// which becomes 0. WHOLE: there is no such token.
 template <bool WHOLE = false>
-__device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int stride, int position,
-                                             u32 lane, u32 part = 0, u32 parts = 1) {
+__device__ __forceinline__ void copy_tile(u32 tile, const char* head, int stride, int position,
+                                          u32 lane, u32 part = 0, u32 parts = 1) {
   constexpr u32 UNITS = CHANNELS * ELEMENT_BYTES / ALIGN;
   const u32 first = 32 * part + lane;
-  if (32 * parts % UNITS == 0) {  // a lane's units lie below each other: constants apart
+  if (32 * parts % UNITS == 0) {  // a lane's units lie below each other: at constant distances
     const u32 rows = 32 * parts / UNITS, row = first / UNITS, at = first % UNITS * ALIGN;
     const u32 target = tile + row * ROW_BYTES + at;
 #pragma unroll 8
     for (u32 n = 0; n < TILE; n += rows)
-      ask_for_unit<WHOLE>(target + n * ROW_BYTES, head + at, stride,
-                          __shfl_sync(FULL, position, row + n));
+      copy_unit<WHOLE>(target + n * ROW_BYTES, head + at, stride,
+                       __shfl_sync(FULL, position, row + n));
   } else {
 #pragma unroll 8
     for (u32 n = first; n < TILE * UNITS; n += 32 * parts) {
       const u32 row = n / UNITS, at = n % UNITS * ALIGN;
-      ask_for_unit<WHOLE>(tile + row * ROW_BYTES + at, head + at, stride,
-                          __shfl_sync(FULL, position, row));
+      copy_unit<WHOLE>(tile + row * ROW_BYTES + at, head + at, stride,
+                       __shfl_sync(FULL, position, row));
     }
   }
   fill_rows(tile, lane, part, parts);
@@ -60,14 +60,15 @@ __device__ __forceinline__ void ask_for_tile(u32 tile, const char* head, int str
 // The same, and waits for it.
 __device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
                                           u32 lane) {
-  ask_for_tile(tile, head, stride, position, lane);
+  copy_tile(tile, head, stride, position, lane);
   wait_for_copies();
   __syncwarp();
 }
 
 // Elements of an operand A of m16n8k16: with g = lane / 4, t = lane % 4, register i has row
-// 16 row_tile + g + 8 (i % 2), k = 16 chunk + 2 t + 8 (i / 2) + half. TURNED: rows are channels.
-template <bool TURNED>
+// 16 row_tile + g + 8 (i % 2), k = 16 chunk + 2 t + 8 (i / 2) + half. TRANSPOSED: rows are
+// channels.
+template <bool TRANSPOSED>
 __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, int chunk,
                                               int lane) {
 #if INPUT == 2
@@ -77,13 +78,13 @@ __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, i
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int row = 16 * row_tile + g + 8 * (i % 2), k = 16 * chunk + 2 * t + 8 * (i / 2) + half;
-      const int token = TURNED ? k : row, channel = TURNED ? row : k;
+      const int token = TRANSPOSED ? k : row, channel = TRANSPOSED ? row : k;
       x[i].x[half] = __uint_as_float(load_shared(tile + token * ROW_BYTES + channel * 4));
     }
 #else
   const int row = 16 * row_tile + 8 * (lane >> 3 & 1), k = 16 * chunk + 8 * (lane >> 4);
-  const int token = (TURNED ? k : row) + (lane & 7), channel = TURNED ? row : k;
-  load_matrices<TURNED>(x, tile + token * ROW_BYTES + channel * 2);
+  const int token = (TRANSPOSED ? k : row) + (lane & 7), channel = TRANSPOSED ? row : k;
+  load_matrices<TRANSPOSED>(x, tile + token * ROW_BYTES + channel * 2);
 #endif
 }
 

@@ -12,8 +12,8 @@ struct Words {
     store_shared(memory + word * 128, load_shared(memory + word * 128) | bits);
   }
   // Into a layout's order, [vectors][32 lanes][unit words], where these are part `part` of PARTS of
-  // a lane's words. TURNED: rotated left by 1 bit.
-  template <bool TURNED = false, int PARTS = 1>
+  // a lane's words. ROTATED: rotated left by 1 bit.
+  template <bool ROTATED = false, int PARTS = 1>
   __device__ __forceinline__ void write(char* target, int lane, int part = 0) const {
     constexpr int ALL = N * PARTS, UNIT = ALL % 4 == 0 ? 4 : ALL % 2 ? 1 : 2;
     constexpr int TOGETHER = N % UNIT ? 1 : UNIT;
@@ -23,7 +23,7 @@ struct Words {
 #pragma unroll
       for (int j = 0; j < TOGETHER; j++) {
         x[j] = load_shared(memory + (v * TOGETHER + j) * 128);
-        if (TURNED) x[j] = x[j] << 1 | x[j] >> 31;
+        if (ROTATED) x[j] = x[j] << 1 | x[j] >> 31;
       }
       const int word = part * N + v * TOGETHER;
       char* at = target + ((word / UNIT * 32 + lane) * UNIT + word % UNIT) * 4;

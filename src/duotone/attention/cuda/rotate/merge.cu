@@ -1,7 +1,7 @@
-// Merges the parts of every kv head where the values of some are in a basis, and turns these back:
-// the last launch of a call, in place of merge_parts.cu.
+// Merges the parts of every kv head where the values of some are in a basis, and rotates these
+// back: the last launch of a call, instead of merge_parts.cu.
 //
-//   out = (sum of the turned parts @ matrix + sum of the others) / sum of all weights
+//   out = (sum of the rotated parts @ matrix + sum of the others) / sum of all weights
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
@@ -13,7 +13,7 @@
 struct Arguments : Call {
   const float* matrices;    // [CHANNELS, CHANNELS] of each kv head
   long long matrix_stride;  // between them; 0: all have the same
-  int turned_parts, rows;   // parts in the basis, the first ones; rows of a kv head, batch * G
+  int rotated_parts, rows;  // parts in the basis, the first ones; rows of a kv head, batch * G
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
@@ -24,14 +24,14 @@ static_assert(SHARES > 0, "a thread merges four channels of a row");
 
 // Sums of a share, or of all: in the basis and not. [SHARES or 1]
 struct __align__(16) Sums {
-  float turned[ROWS][CHANNELS], plain[ROWS][CHANNELS];
+  float rotated[ROWS][CHANNELS], plain[ROWS][CHANNELS];
   float2 weights[ROWS];  // maximum and weight
 
   // Under the larger of both maxima.
   __device__ __forceinline__ void put(int r, int c, Merged x, Merged y) {
     const float top = fmaxf(x.m, y.m);
     x.raise(top), y.raise(top);
-    *(float4*)&turned[r][c] = make_float4(x.sum[0], x.sum[1], x.sum[2], x.sum[3]);
+    *(float4*)&rotated[r][c] = make_float4(x.sum[0], x.sum[1], x.sum[2], x.sum[3]);
     *(float4*)&plain[r][c] = make_float4(y.sum[0], y.sum[1], y.sum[2], y.sum[3]);
     if (c == 0) weights[r] = make_float2(top, x.l + y.l);
   }
@@ -40,12 +40,12 @@ struct __align__(16) Sums {
 // The sums of one share's parts.
 __device__ __forceinline__ void merge_share(const Arguments& at, const Tile& tile, Sums& to,
                                             int share, int r, int c) {
-  const int head = tile.head(r), h = tile.q_head(r), turned = at.turned_parts,
-            plain = at.all_parts - turned;
+  const int head = tile.head(r), h = tile.q_head(r), rotated = at.rotated_parts,
+            plain = at.all_parts - rotated;
   const Merged x =
-      merged<4>(at, head, h, c, turned * share / SHARES, turned * (share + 1) / SHARES);
-  const Merged y = merged<4>(at, head, h, c, turned + plain * share / SHARES,
-                             turned + plain * (share + 1) / SHARES);
+      merged<4>(at, head, h, c, rotated * share / SHARES, rotated * (share + 1) / SHARES);
+  const Merged y = merged<4>(at, head, h, c, rotated + plain * share / SHARES,
+                             rotated + plain * (share + 1) / SHARES);
   to.put(r, c, x, y);
 }
 
@@ -57,14 +57,14 @@ __device__ __forceinline__ void merge_shares(const Sums* shares, Sums& to, int r
 #pragma unroll
   for (int s = 0; s < SHARES; s++) {
     const float2 weight = shares[s].weights[r];
-    x.add(weight, *(const float4*)&shares[s].turned[r][c]);
+    x.add(weight, *(const float4*)&shares[s].rotated[r][c]);
     y.add(make_float2(weight.x, 0.f), *(const float4*)&shares[s].plain[r][c]);
   }
   to.put(r, c, x, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    merge_turned(const __grid_constant__ Arguments at) {
+    merge_rotated(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
   begin();
   Sums *all = (Sums*)shared, *shares = all + 1;
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __syncthreads();
   if (merges && share == 0) merge_shares(shares, *all, r, c);
   __syncthreads();
-  product.multiply(all->turned[0], sums);
+  product.multiply(all->rotated[0], sums);
   __syncthreads();
   for (int i = threadIdx.x * 4; i < ROWS * COLUMNS; i += THREADS * 4) {
     const int row = i / COLUMNS, column = tile.first_column + i % COLUMNS;

@@ -27,7 +27,7 @@ class Arguments(Call):
     _fields_ = (
         ("matrices", ctypes.c_void_p),
         ("matrix_stride", ctypes.c_longlong),
-        ("turned_parts", ctypes.c_int),
+        ("rotated_parts", ctypes.c_int),
         ("rows", ctypes.c_int),
     )
 
@@ -52,7 +52,7 @@ class MergeTurned:
             kv_heads=work.kv_heads,
             matrices=self.matrices.data_ptr(),
             matrix_stride=channels**2 if len(self.matrices) > 1 else 0,
-            turned_parts=self.parts,
+            rotated_parts=self.parts,
             rows=rows,
         )
         at = tiles(channels, work.kv_heads, rows, multiprocessors(out.device))

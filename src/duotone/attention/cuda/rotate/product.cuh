@@ -24,7 +24,7 @@ struct Tile {
     kv_head = unit / tiles, first_row = unit % tiles * ROWS;
   }
   __device__ __forceinline__ bool has(int r) const { return first_row + r < rows; }
-  // Of row r: its kv head among those of all sequences, and its place among that one's q heads.
+  // Of row r: its kv head among those of all sequences, and its number in the group of that one.
   __device__ __forceinline__ int head(int r) const {
     return (first_row + r) / G * kv_heads + kv_head;
   }

@@ -24,13 +24,13 @@ __device__ __forceinline__ size_t row_of(const Tile& tile, int r) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    head_turn(const __grid_constant__ Arguments at) {
+    rotate_queries(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
   float *rows = (float*)shared, *sums = rows + ROWS * CHANNELS;
   const Tile tile(at.kv_heads, at.rows);
   Product product;
   product.load(at.matrices + (size_t)tile.kv_head * CHANNELS * CHANNELS, tile);
-  // One read for each thread behind the wait: all of them are under way together.
+  // One read for each thread after the wait: all of them are in flight together.
   const int mine = threadIdx.x * 4, row = mine / CHANNELS;
   const bool reads = row < ROWS && tile.has(row);
   const Four* from = (const Four*)(at.query + row_of(tile, row) + mine % CHANNELS);

@@ -1,6 +1,6 @@
 """Multiply rows by the matrix of their kv head, in fp32: queries into the basis of their keys.
 
-The plain-torch reference of `head_turn` is `quant.rotation.turn_heads`, in fp32 as well.
+The plain-torch reference of `rotate_queries` is `quant.rotation.turn_heads`, in fp32 as well.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ def kernel_matrices(
     return kept(lambda: matrices(transform, role, channels, torch.float32, device), device)
 
 
-def turned_query(query: Tensor, wants: Wants) -> Tensor:
+def rotated_query(query: Tensor, wants: Wants) -> Tensor:
     """Make `segment_query` by the kernel, where it supports the shape. query: contiguous."""
     channels = query.shape[3]
     if wants.transform is None or channels not in DEPTHS:
         return segment_query(query, wants)
     made = kernel_matrices(wants.transform, "query", channels, query.device)
-    return head_turn(scaled_query(query, wants), made)
+    return rotate_queries(scaled_query(query, wants), made)
 
 
-def head_turn(
+def rotate_queries(
     query: Float[Tensor, "batch q_heads 1 channels"],
     matrices: Float[Tensor, "kv_heads channels channels"],
 ) -> Float[Tensor, "batch q_heads 1 channels"]:

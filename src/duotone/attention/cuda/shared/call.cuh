@@ -1,9 +1,9 @@
-// What every kernel of a call knows: types, conversions, dependent launches, arguments, the output.
+// Common to every kernel of a call: types, conversions, dependent launches, arguments, the output.
 //
 // Expects CHANNELS and G, and
 //   QUERY    q is fp16 (0), bf16 (1) or fp32 (2); OUT: so is the output
 //   OVERLAP  0: a launch like any other; 1: it begins early, and waits before it reads q;
-//            2: one of several launches of a call behind the first: q is there already
+//            2: one of several launches of a call after the first: q is there already
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
@@ -77,12 +77,15 @@ __device__ __forceinline__ void load_words(u32* out, u32 base, int lane) {
                    : "r"(base + i * 256 + lane * 8));
   }
 }
-// A dependent launch begins while the kernel ahead of it in the stream still runs: it may read what
-// was there before, and waits before it reads what that one writes. The first launch of a call
-// waits for q, and lets the next one begin only then, which so finds q and need not wait for sums
-// that it does not read; it waits before it ends, so that its end says that all have ended. So does
-// the launch that merges, the last one of some calls, before it reads what the others left: their
-// blocks all have their places by then, so that nobody waits for one that waits for a place.
+// A dependent launch begins while the previous kernel in the stream still runs. It may read what
+// was there before, and waits before it reads what that kernel writes.
+//
+// The first launch of a call waits for q and lets the next launch begin only then. The next launch
+// so finds q, and need not wait for sums that it does not read. It waits before it ends, so that
+// its end says that all have ended. The launch that merges, the last one of some calls, waits
+// before it reads what the others left. All their blocks are resident by then, so that no block
+// waits for one that has no multiprocessor yet.
+//
 // rotate/queries.cu, before a call, is like a first launch: any launch after the next one finds
 // what it wrote.
 __device__ __forceinline__ void begin() {
@@ -104,18 +107,18 @@ __device__ __forceinline__ void wait_for_all() {
 #endif
 }
 
-// What every launch is told.
+// Arguments of every launch.
 struct Call {
   // What a block begins with, as far as `splits`, is one line of constant memory: another one takes
   // as long as an answer.
-  const long long* tokens;   // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
-  const int* first_records;  // [batch, blocks] where each block's records start; null for ONE_RUN
-  const query_t* query;      // [batch * q_heads, CHANNELS]
-  const char* records;       // [batch * kv_heads, records_per_head, RECORD_BYTES], or
-                             // [pages, kv_heads, PAGED, RECORD_BYTES]
-  int kv_heads, blocks, splits, records_per_head;
-  u32 splits_inverse;  // 2^32 / splits, rounded up: exact while splits * records stay below 2^32
-  const int* pages;    // [batch, pages_per_sequence] where a sequence's records are, or null
+  const long long* tokens;  // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
+  const int* first_packed_tiles;  // [batch, blocks] of each block; null for ONE_RUN
+  const query_t* query;           // [batch * q_heads, CHANNELS]
+  const char* packed_tiles;  // [batch * kv_heads, packed_tiles_per_head, PACKED_TILE_BYTES], or
+                             // [pages, kv_heads, PAGED, PACKED_TILE_BYTES]
+  int kv_heads, blocks, splits, packed_tiles_per_head;
+  u32 splits_inverse;  // 2^32 / splits, rounded up: exact while splits * packed tiles < 2^32
+  const int* pages;    // [batch, pages_per_sequence] where a sequence's packed tiles are, or null
   float* partial;      // sums of each kv head's parts, [batch * kv_heads, parts, G, CHANNELS]
   float2* weights;     // and their maximum and weight, [batch * kv_heads, parts, G]
   int* counters;       // [batch * kv_heads, 2], zero before and after; null without tickets

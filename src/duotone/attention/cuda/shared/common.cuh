@@ -1,142 +1,146 @@
-// What the decode kernels share: the ring of records, units of work, merging.
+// What the decode kernels share: the ring of packed tiles, units of work, merging.
 //
-// Expects what call.cuh does and D, HEADS, WARPS, STAGES, KEYS and RECORD_BYTES, and
+// Expects what call.cuh does and D, HEADS, WARPS, STAGES, KEYS and PACKED_TILE_BYTES, and
 //   HEADS    q heads with room for them in the sums, G or more
-//   PAGED    records per page, or 0 where a sequence's records lie in one piece
-//   TEAMS    of WARPS warps each in a block: 1, 2 or 4 (1 where it is not defined)
-//   ONE_RUN  defined where the tokens of a sequence are one block, from record 0 on
-//   MERGE    0: kv heads have one part, the output; 1: the team that ends last merges all parts of
-//            a kv head; 2: a later launch does; 3: this one does, the last of a call, whose teams
-//            have the last part of a kv head each
-#ifndef TEAMS
-#define TEAMS 1
+//   PAGED    packed tiles per page, or 0 where a sequence's packed tiles lie in one piece
+//   SUB_BLOCKS  of WARPS warps each in a block: 1, 2 or 4 (1 where it is not defined)
+//   ONE_RUN  defined where the tokens of a sequence are one block, from packed tile 0 on
+//   MERGE    0: kv heads have one part, the output; 1: the sub-block that ends last merges all
+//            parts of a kv head; 2: a later launch does; 3: this one does, the last of a call,
+//            whose sub-blocks have the last part of a kv head each
+#ifndef SUB_BLOCKS
+#define SUB_BLOCKS 1
 #endif
 #include "shared/call.cuh"
 #include "shared/merged.cuh"
-static_assert(TEAMS == 1 || WARPS % 4 == 0, "a team has as many warps in all schedulers");
+static_assert(SUB_BLOCKS == 1 || WARPS % 4 == 0, "a sub-block has as many warps in all schedulers");
 
-// A team's share of the work: some records of one block of tokens of one kv head.
+// A sub-block's share of the work: some packed tiles of one block of tokens of one kv head.
 struct Unit {
-  int lane, g, t, warp, tid, team;
+  int lane, g, t, warp, tid, sub_block;
   int sequence, kv_head, head, part, row, length, first, last;
   const char* source;
 #if PAGED
   const int* table;
-  int first_record;
+  int first_packed_tile;
   size_t page_bytes;
 
-  __device__ __forceinline__ const char* at(int record) const {
-    const u32 place = first_record + record;
-    return source + table[place / PAGED] * page_bytes + place % PAGED * RECORD_BYTES;
+  __device__ __forceinline__ const char* at(int packed_tile) const {
+    const u32 number = first_packed_tile + packed_tile;
+    return source + table[number / PAGED] * page_bytes + number % PAGED * PACKED_TILE_BYTES;
   }
 #else
-  __device__ __forceinline__ const char* at(int record) const {
-    return source + (size_t)record * RECORD_BYTES;
+  __device__ __forceinline__ const char* at(int packed_tile) const {
+    return source + (size_t)packed_tile * PACKED_TILE_BYTES;
   }
 #endif
-  // Copies what a pass reads of a record: BYTES of it, from byte FROM on. Kernels whose records lie
-  // in several pieces have a unit of their own that copies those.
+  // Copies what a pass reads of a packed tile: BYTES of it, from byte FROM on. Kernels whose packed
+  // tiles lie in several pieces have a unit of their own that copies those.
   template <int BYTES, int FROM = 0, class Slot>
-  __device__ __forceinline__ void copy_record(int record, const Slot& slot) const {
-    const char* from = at(record) + FROM;
+  __device__ __forceinline__ void copy_packed_tile(int packed_tile, const Slot& slot) const {
+    const char* from = at(packed_tile) + FROM;
     slot.template expect<BYTES>();
     slot.template put<BYTES>(0, from);
   }
 };
 
-// The same, but the compiler keeps it instead of making it anew for every record.
+// The same, but the compiler keeps it instead of making it anew for every packed tile.
 __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   u32 y;
   asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
   return y;
 }
-// A scheduler serves its oldest warp first. Blocks next to each other so end a quarter apart, and a
-// multiprocessor is half empty meanwhile; the warps of a block's teams are of all ages.
-__device__ __forceinline__ void find_team(Unit& u) {
+// A scheduler serves its oldest warp first. Of two blocks next to each other one so ends a quarter
+// earlier, and the multiprocessor is half empty then; the warps of a block's sub-blocks are of all
+// ages.
+__device__ __forceinline__ void find_sub_block(Unit& u) {
   const int tid = threadIdx.x, warp = tid >> 5, scheduler = warp & 3, age = warp >> 2;
-  u.team = 0, u.warp = warp;
-  if (TEAMS > 1) {
-    u.team = __shfl_sync(FULL, (age + scheduler) & (TEAMS - 1), 0);
-    u.warp = __shfl_sync(FULL, age / TEAMS * 4 + scheduler, 0);
+  u.sub_block = 0, u.warp = warp;
+  if (SUB_BLOCKS > 1) {
+    u.sub_block = __shfl_sync(FULL, (age + scheduler) & (SUB_BLOCKS - 1), 0);
+    u.warp = __shfl_sync(FULL, age / SUB_BLOCKS * 4 + scheduler, 0);
   }
   u.lane = pinned(tid & 31, tid & 31), u.g = u.lane >> 2, u.t = u.lane & 3;
-  u.tid = TEAMS > 1 ? u.warp * 32 + u.lane : tid;
+  u.tid = SUB_BLOCKS > 1 ? u.warp * 32 + u.lane : tid;
 }
-// A barrier of the threads of a team.
-__device__ __forceinline__ void sync_team(const Unit& u) {
-  if (TEAMS == 1)
+// A barrier of the threads of a sub-block.
+__device__ __forceinline__ void sync_sub_block(const Unit& u) {
+  if (SUB_BLOCKS == 1)
     __syncthreads();
   else
-    asm volatile("barrier.sync.aligned %0,%1;" ::"r"(u.team + 1), "n"(WARPS * 32) : "memory");
+    asm volatile("barrier.sync.aligned %0,%1;" ::"r"(u.sub_block + 1), "n"(WARPS * 32) : "memory");
 }
-// Which tokens a unit has, the last three numbers as asked for, ahead of their use.
-struct Place {
-  int block, split, from, to, first_record;
+// Tokens of a unit; the last three numbers are loaded, before their use.
+struct UnitTokens {
+  int block, split, from, to, first_packed_tile;
 };
 // x / splits: a division would cost as much as a tile of keys.
 __device__ __forceinline__ int divided(const Call& at, int x) {
   return at.splits == 1 ? x : __umulhi(x, at.splits_inverse);
 }
-// Records of one of the splits of a block of tokens, the larger ones first.
+// Packed tiles of one of the splits of a block of tokens, the larger ones first.
 struct Share {
   int first, last;
 };
-__device__ __forceinline__ Share share_of(const Call& at, int records, int split) {
-  const int each = divided(at, records), more = records - each * at.splits;
+__device__ __forceinline__ Share share_of(const Call& at, int packed_tiles, int split) {
+  const int each = divided(at, packed_tiles), more = packed_tiles - each * at.splits;
   const int first = split * each + min(split, more);
   return {first, first + each + (split < more)};
 }
-__device__ __forceinline__ Place find_place(const Call& at, Unit& u) {
-  u.part = blockIdx.x, u.sequence = blockIdx.z, u.kv_head = blockIdx.y * TEAMS + u.team;
+__device__ __forceinline__ UnitTokens find_tokens(const Call& at, Unit& u) {
+  u.part = blockIdx.x, u.sequence = blockIdx.z, u.kv_head = blockIdx.y * SUB_BLOCKS + u.sub_block;
   u.head = u.sequence * at.kv_heads + u.kv_head;
-  Place place;
-  place.block = divided(at, u.part);
-  place.split = u.part - place.block * at.splits;
-  u.row = u.head * at.blocks + place.block;
+  UnitTokens tokens;
+  tokens.block = divided(at, u.part);
+  tokens.split = u.part - tokens.block * at.splits;
+  u.row = u.head * at.blocks + tokens.block;
 #ifdef ONE_RUN
-  place.from = 0, place.to = (int)at.tokens[u.sequence];
-  place.first_record = 0;
+  tokens.from = 0, tokens.to = (int)at.tokens[u.sequence];
+  tokens.first_packed_tile = 0;
 #else
-  const long long* edge = at.tokens + (size_t)u.sequence * (at.blocks + 1) + place.block;
-  place.from = (int)edge[0], place.to = (int)edge[1];
-  place.first_record = at.first_records[u.sequence * at.blocks + place.block];
+  const long long* edge = at.tokens + (size_t)u.sequence * (at.blocks + 1) + tokens.block;
+  tokens.from = (int)edge[0], tokens.to = (int)edge[1];
+  tokens.first_packed_tile = at.first_packed_tiles[u.sequence * at.blocks + tokens.block];
 #endif
-  return place;
+  return tokens;
 }
-__device__ __forceinline__ void find_records(const Call& at, Unit& u, const Place& place) {
-  u.length = place.to - place.from;
-  const int records = (u.length + KEYS - 1) / KEYS;
-  const Share share = share_of(at, records, place.split);
+__device__ __forceinline__ void find_packed_tiles(const Call& at, Unit& u,
+                                                  const UnitTokens& tokens) {
+  u.length = tokens.to - tokens.from;
+  const int packed_tiles = (u.length + KEYS - 1) / KEYS;
+  const Share share = share_of(at, packed_tiles, tokens.split);
   u.first = share.first, u.last = share.last;
 #if PAGED
   u.table = at.pages + (size_t)u.sequence * at.pages_per_sequence;
-  u.first_record = place.first_record;
-  u.page_bytes = (size_t)at.kv_heads * PAGED * RECORD_BYTES;
-  u.source = at.records + (size_t)u.kv_head * PAGED * RECORD_BYTES;
+  u.first_packed_tile = tokens.first_packed_tile;
+  u.page_bytes = (size_t)at.kv_heads * PAGED * PACKED_TILE_BYTES;
+  u.source = at.packed_tiles + (size_t)u.kv_head * PAGED * PACKED_TILE_BYTES;
 #else
-  u.source = at.records +
-             ((size_t)u.head * at.records_per_head + place.first_record) * (size_t)RECORD_BYTES;
+  u.source =
+      at.packed_tiles + ((size_t)u.head * at.packed_tiles_per_head + tokens.first_packed_tile) *
+                            (size_t)PACKED_TILE_BYTES;
 #endif
 }
-// The records that a unit has if its sequence fills all the room: for who asks before lengths are
-// known. None where records lie in pages or behind those of other blocks.
-__device__ __forceinline__ void guess_records(const Call& at, Unit& u, const Place& place) {
+// Packed tiles of a unit if its sequence fills all the room: for loads before lengths are known.
+// None where packed tiles lie in pages or after those of other blocks.
+__device__ __forceinline__ void guess_packed_tiles(const Call& at, Unit& u,
+                                                   const UnitTokens& tokens) {
   u.first = u.last = 0;
 #if !PAGED
   if (at.blocks > 1) return;
-  const Share share = share_of(at, at.records_per_head, place.split);
+  const Share share = share_of(at, at.packed_tiles_per_head, tokens.split);
   u.first = share.first, u.last = share.last;
-  u.source = at.records + (size_t)u.head * at.records_per_head * RECORD_BYTES;
+  u.source = at.packed_tiles + (size_t)u.head * at.packed_tiles_per_head * PACKED_TILE_BYTES;
 #endif
 }
 __device__ __forceinline__ void find_unit(const Call& at, Unit& u) {
-  find_team(u);
-  find_records(at, u, find_place(at, u));
+  find_sub_block(u);
+  find_packed_tiles(at, u, find_tokens(at, u));
 }
 
 #include "shared/ring.cuh"
 
-// Counts a part behind all that its block wrote, and before what it reads.
+// Counts a part after all that its block wrote, and before what it reads.
 __device__ __forceinline__ int count_part(int* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0,[%1],1;"
@@ -145,16 +149,16 @@ __device__ __forceinline__ int count_part(int* counter) {
                : "memory");
   return before;
 }
-// True in the team that finishes a kv head last. One thread orders what all of them wrote, which
-// the barriers before and behind it let it: a fence of every thread takes longer.
+// True in the sub-block that finishes a kv head last. One thread orders what all of them wrote,
+// which the barriers before and after it let it: a fence of every thread takes longer.
 __device__ __forceinline__ bool arrive_last(const Call& at, const Unit& u, int* flag) {
-  sync_team(u);
+  sync_sub_block(u);
   if (u.tid == 0) {
     const bool last = count_part(at.counters + 2 * u.head) == at.all_parts - 1;
     if (last) at.counters[2 * u.head] = at.counters[2 * u.head + 1] = 0;
     *flag = last;
   }
-  sync_team(u);
+  sync_sub_block(u);
   return *flag;
 }
 
@@ -163,14 +167,14 @@ __device__ __forceinline__ float* sums_of(char* shared, int w) {
   return (float*)(shared + w * (STAGES * SLOT_BYTES));
 }
 
-// What a thread merges of a team's sums: four channels at a time of all q heads.
+// Rounds in which a thread merges a sub-block's sums: four channels at a time of all q heads.
 #define ROUNDS ((G * CHANNELS + WARPS * 128 - 1) / (WARPS * 128))
 
 // The parts that other launches have left of those channels.
 struct Earlier {
   Merged parts[ROUNDS];
 
-  // All rounds ask for two parts each before any of them waits.
+  // All rounds load two parts each before any of them waits.
   __device__ __forceinline__ void read(const Call& at, const Unit& u) {
     const size_t row = (size_t)u.head * at.all_parts * G;
     for (int s = 0; s < at.first_part; s += 2)
@@ -184,7 +188,7 @@ struct Earlier {
   }
 };
 
-// Merges the sums of a team's warps: the output, or a part of it where there are several.
+// Merges the sums of a sub-block's warps: the output, or a part of it where there are several.
 // earlier: what else is in the output, with MERGE 3. ml: maximum and weight of each warp and head.
 // weight_top: log2 of what a weight of 1 stands for under the maximum.
 // value(c, l, sum): a column of V from its sum.
@@ -192,7 +196,7 @@ template <class F>
 __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earlier& earlier,
                                             char* shared, const float (*ml)[HEADS][2],
                                             float weight_top, F value) {
-  sync_team(u);
+  sync_sub_block(u);
   const size_t part = (size_t)u.head * at.all_parts + at.first_part + u.part;
 #pragma unroll(MERGE == 3 ? ROUNDS : 4)
   for (int round = 0; round < ROUNDS; round++) {
@@ -229,7 +233,7 @@ __device__ __forceinline__ void merge_warps(const Call& at, const Unit& u, Earli
   }
 }
 
-// Merges all parts of a kv head, in the team that ends last, and writes the output.
+// Merges all parts of a kv head, in the sub-block that ends last, and writes the output.
 __device__ __forceinline__ void merge_parts(const Call& at, const Unit& u) {
   for (int i = u.tid * 4; i < G * CHANNELS; i += WARPS * 128)
     merge_row<16>(at, u.head, i / CHANNELS, i % CHANNELS);

@@ -25,7 +25,7 @@ RING_BYTES = (SHARED_KIB[9, 0] - BESIDE_RINGS_KIB) << 10
 # reads per us.
 WAVE_US, MERGE_US, SPLIT_US, SM_BYTES_PER_US = 4.0, 2.5, 0.15, 33e3
 # Units of a block where all of them run at once; schedulers that share their warps.
-TEAMS, SCHEDULERS = (2, 4), 4
+SUB_BLOCKS, SCHEDULERS = (2, 4), 4
 # Shared memory that the variables of a block may take.
 VARIABLES_BYTES = 48 << 10
 
@@ -60,15 +60,15 @@ class Format(Protocol):
 class Geometry:
     """Cut of a launch: warps per unit, units per multiprocessor, splits per block of tokens.
 
-    With one team a unit of work is a block of its own. Small blocks follow each other without
+    With one sub-block a unit of work is a block of its own. Small blocks follow each other without
     waiting for their neighbours, and so do blocks of the next launch. Otherwise a unit is one of
-    the `teams` of a block, of as many kv heads, which end together.
+    the `sub_blocks` of a block, of as many kv heads, which end together.
     """
 
     warps: int
     per_sm: int
     splits: int
-    teams: int = 1
+    sub_blocks: int = 1
 
 
 def shared_bytes(device: torch.device) -> int:
@@ -141,14 +141,16 @@ def cuts(
     return options
 
 
-def teamed(at: Geometry, units: int, kv_heads: int, sms: int, beside_bytes: int = 0) -> Geometry:
-    """Make teams of one block in place of single blocks, where all units run at once.
+def in_sub_blocks(
+    at: Geometry, units: int, kv_heads: int, sms: int, beside_bytes: int = 0
+) -> Geometry:
+    """Make sub-blocks of one block instead of single blocks, where all units run at once.
 
-    beside_bytes: of a team's variables, where those of all teams might not fit a block.
+    beside_bytes: of a sub-block's variables, where those of all might not fit a block.
     """
-    fits = at.per_sm in TEAMS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
+    fits = at.per_sm in SUB_BLOCKS and kv_heads % at.per_sm == 0 and at.warps % SCHEDULERS == 0
     fits = fits and at.per_sm * beside_bytes <= VARIABLES_BYTES
-    return replace(at, teams=at.per_sm) if fits and units <= at.per_sm * sms else at
+    return replace(at, sub_blocks=at.per_sm) if fits and units <= at.per_sm * sms else at
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -44,7 +44,7 @@ __device__ __forceinline__ void merge(Merged& all, const float2* weights, const 
 }
 
 // Parts `first` to `last` of q head h of a kv head, channels c to c + 3. AT_ONCE: parts that a lane
-// asks for together, weights and sums, since each time takes as long as an answer of L2.
+// loads together, weights and sums, since each time takes as long as an answer of L2.
 template <int AT_ONCE>
 __device__ __forceinline__ Merged merged(const Call& at, int head, int h, int c, int first,
                                          int last) {

@@ -30,17 +30,17 @@ struct QueryFours {
     wait_for_query();
     load(at, u, u.warp);
   }
-  // Waits for q and asks for BYTES of the first records; AHEAD: in this order.
-  template <bool AHEAD, int BYTES>
-  __device__ __forceinline__ void await_beside(const Call& at, Unit& u, Ring& ring,
-                                               const Place& place) {
-    if (AHEAD)
+  // Waits for q and loads BYTES of the first packed tiles; Q_FIRST: in this order.
+  template <bool Q_FIRST, int BYTES>
+  __device__ __forceinline__ void await_and_start(const Call& at, Unit& u, Ring& ring,
+                                                  const UnitTokens& tokens) {
+    if (Q_FIRST)
       await(at, u);
     else
       hint(at, u);
-    ring.start_early<BYTES, 0>(at, u, place);
+    ring.start_early<BYTES, 0>(at, u, tokens);
     ring.reset(u);
-    if (!AHEAD) await(at, u);
+    if (!Q_FIRST) await(at, u);
   }
   __device__ __forceinline__ void load(const Call& at, const Unit& u, int h) {
 #pragma unroll

@@ -1,26 +1,31 @@
-// A warp's ring of records; warps draw them from a counter, since the order of keys is free.
+// A warp's ring of packed tiles; warps draw them from a counter, since the order of keys is free.
 //
-// IN_TURN: 1: instead a warp takes every WARPS-th record, so that the same call gives the same bits:
-// which warp draws which record, and so in which order fp32 sums are added, is a matter of timing.
-// UNDER_WAY: records that a warp has asked for. With one, passes that read half of a record leave
-// memory idle, and so do units of few records, whose warps all wait for their second one at the
-// same time. Of STAGES slots, others hold the current record and the one before it, whose V is read
-// late; where there is no slot for both, the one before is read before the ring is refilled.
-// SLOT_BYTES: room for a record with all its pieces, or for the part of one that a pass reads.
-#ifndef UNDER_WAY
-#define UNDER_WAY (STAGES - 1)
+// Expects WARPS, STAGES and PACKED_TILE_BYTES, and
+//   STAGES      slots of a warp's ring: IN_FLIGHT of them, the current packed tile, and the one
+//               before it, whose V is read late. Where there is no slot for both, the one before is
+//               read before the ring is refilled
+//   IN_FLIGHT   packed tiles that a warp has loads in flight for (STAGES - 1 where it is not
+//               defined). With one, passes that read half of a packed tile leave memory idle. So do
+//               units of few packed tiles, whose warps all wait for their second one at a time
+//   IN_TURN     1: a warp takes every WARPS-th packed tile instead, so that the same call gives the
+//               same bits. Which warp draws which packed tile, and so the order in which fp32 sums
+//               are added, is a matter of timing (0 where it is not defined)
+//   SLOT_BYTES  room for a packed tile with all its pieces, or for the part of one that a pass
+//               reads (PACKED_TILE_BYTES where it is not defined)
+#ifndef IN_FLIGHT
+#define IN_FLIGHT (STAGES - 1)
 #endif
 #ifndef SLOT_BYTES
-#define SLOT_BYTES RECORD_BYTES
+#define SLOT_BYTES PACKED_TILE_BYTES
 #endif
 #ifndef IN_TURN
 #define IN_TURN 0
 #endif
-#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)  // of a team
-static_assert(1 <= UNDER_WAY && UNDER_WAY < STAGES,
-              "one record is read while others are under way");
-// From compute capability 9.0 on a record is a bulk copy (one for each piece) whose bytes a barrier
-// counts, before that the lanes copy 16 bytes each at a time.
+#define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)  // of a sub-block
+static_assert(1 <= IN_FLIGHT && IN_FLIGHT < STAGES,
+              "one packed tile is read while others are in flight");
+// From compute capability 9.0 on a packed tile is a bulk copy (one for each piece) whose bytes a
+// barrier counts, before that the lanes copy 16 bytes each at a time.
 #if __CUDA_ARCH__ >= 900
 #define BULK_COPIES 1
 #else
@@ -35,7 +40,7 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
       "r"(phase)
       : "memory");
 }
-// Where a record goes, for the lane that asks.
+// Where a packed tile goes, for the lane that loads.
 struct Slot {
   u32 barrier, address;
 
@@ -55,7 +60,7 @@ struct Slot {
   }
 };
 #else
-// Where a record goes, for all lanes.
+// Where a packed tile goes, for all lanes.
 struct Slot {
   u32 address;
   int lane;
@@ -75,7 +80,7 @@ struct Slot {
 struct Ring {
   u32 memory, slot, counter;
   int* drawn;
-  int current, following[UNDER_WAY];  // the last of those after it is drawn with the current one
+  int current, following[IN_FLIGHT];  // the last of those after it is drawn with the current one
 #if BULK_COPIES
   u32 barrier, phase;
 #endif
@@ -98,58 +103,58 @@ struct Ring {
 #endif
     __syncwarp();
   }
-  static __device__ __forceinline__ int behind(int slot, int by = 1) {
+  static __device__ __forceinline__ int after(int slot, int by = 1) {
     return slot + by >= STAGES ? slot + by - STAGES : slot + by;
   }
-  // Asks for the first records of a pass: BYTES of each, from byte FROM on.
+  // Loads the first packed tiles of a pass: BYTES of each, from byte FROM on.
   template <int BYTES, int FROM, class U>
   __device__ __forceinline__ void start(const U& u) {
     current = u.first + u.warp;
 #pragma unroll
-    for (int n = 0; n < UNDER_WAY; n++) {
-      ask_into<BYTES, FROM>(u, current + n * WARPS, behind(slot, n));
+    for (int n = 0; n < IN_FLIGHT; n++) {
+      load_into<BYTES, FROM>(u, current + n * WARPS, after(slot, n));
       following[n] = current + (n + 1) * WARPS;
     }
   }
-  // The same before lengths are known, which takes an answer of memory. Records that turn out to be
-  // others' are waited for and left.
+  // The same before lengths are known, which takes an answer of memory. Packed tiles that turn out
+  // to be others' are waited for and left.
   template <int BYTES, int FROM, class U>
-  __device__ __forceinline__ void start_early(const Call& at, U& u, const Place& place) {
-    guess_records(at, u, place);
-    const int guess = u.first, there = asked(u);
+  __device__ __forceinline__ void start_early(const Call& at, U& u, const UnitTokens& tokens) {
+    guess_packed_tiles(at, u, tokens);
+    const int guess = u.first, there = first_loads(u);
     start<BYTES, FROM>(u);
-    find_records(at, u, place);
-    if (u.first == guess && asked(u) == there) return;
+    find_packed_tiles(at, u, tokens);
+    if (u.first == guess && first_loads(u) == there) return;
     for (int n = 0; n < there; n++) take_current();
     start<BYTES, FROM>(u);
   }
-  // Records that `start` asks for.
-  static __device__ __forceinline__ int asked(const Unit& u) {
-    int records = 0;
+  // Packed tiles that `start` loads.
+  static __device__ __forceinline__ int first_loads(const Unit& u) {
+    int packed_tiles = 0;
 #pragma unroll
-    for (int n = 0; n < UNDER_WAY; n++) records += u.first + u.warp + n * WARPS < u.last;
-    return records;
+    for (int n = 0; n < IN_FLIGHT; n++) packed_tiles += u.first + u.warp + n * WARPS < u.last;
+    return packed_tiles;
   }
-  // Puts the counter behind the first records of all warps; a barrier of the team must stand
-  // between it and its draws.
+  // Puts the counter after the first packed tiles of all warps; a barrier of the sub-block must
+  // stand between it and its draws.
   __device__ __forceinline__ void reset(const Unit& u) {
-    if (u.tid == 0) *drawn = u.first + UNDER_WAY * WARPS;
+    if (u.tid == 0) *drawn = u.first + IN_FLIGHT * WARPS;
   }
-  // Waits for the current record, and asks for one more, lane 0's `next`, where the record before
-  // lay or was followed by a free slot: all lanes must have read what lay there.
+  // Waits for the current packed tile, and loads one more, lane 0's `next`, where the packed
+  // tile before lay or was followed by a free slot: all lanes must have read what lay there.
   template <int BYTES, int FROM, class U>
   __device__ __forceinline__ u32 take(const U& u, int& next) {
     const u32 here = take_current();
     next = refill<BYTES, FROM>(u);
     return here;
   }
-  // Where the record lies that is taken next.
+  // Where the packed tile lies that is taken next.
   __device__ __forceinline__ u32 upcoming() const { return memory + slot * SLOT_BYTES; }
-  // The two halves of `take`, for who still reads the record before.
+  // The two halves of `take`, for who still reads the packed tile before.
   __device__ __forceinline__ u32 take_current() {
     wait_for_older();
     const u32 here = upcoming();
-    slot = behind(slot);
+    slot = after(slot);
 #if BULK_COPIES
     if (slot == 0) phase ^= 1;
 #endif
@@ -158,23 +163,23 @@ struct Ring {
   template <int BYTES, int FROM, class U>
   __device__ __forceinline__ int refill(const U& u) {
     int next = 0;
-    if (u.lane == 0) next = IN_TURN ? current + UNDER_WAY * WARPS : draw();
+    if (u.lane == 0) next = IN_TURN ? current + IN_FLIGHT * WARPS : draw();
 #if !BULK_COPIES
     next = __shfl_sync(FULL, next, 0);
 #endif
-    ask_into<BYTES, FROM>(u, next, behind(slot, UNDER_WAY - 1));
+    load_into<BYTES, FROM>(u, next, after(slot, IN_FLIGHT - 1));
     return next;
   }
-  // On to the next record; what the lanes have read so far may be overwritten from here on.
+  // On to the next packed tile; what the lanes have read so far may be overwritten from here on.
   __device__ __forceinline__ void advance(int next) {
     __syncwarp();
-    following[UNDER_WAY - 1] = __shfl_sync(FULL, next, 0);
+    following[IN_FLIGHT - 1] = __shfl_sync(FULL, next, 0);
     current = following[0];
 #pragma unroll
-    for (int n = 1; n < UNDER_WAY; n++) following[n - 1] = following[n];
+    for (int n = 1; n < IN_FLIGHT; n++) following[n - 1] = following[n];
   }
 
-  // Behind the last record, which all lanes have read: they may write the ring's memory.
+  // After the last packed tile, which all lanes have read: they may write the ring's memory.
   __device__ __forceinline__ void leave() {
     __syncwarp();
 #if BULK_COPIES
@@ -189,21 +194,21 @@ struct Ring {
   }
 #if BULK_COPIES
   template <int BYTES, int FROM, class U>
-  __device__ __forceinline__ void ask_into(const U& u, int record, int where) {
-    if (u.lane == 0 && record < u.last)
-      u.template copy_record<BYTES, FROM>(record,
-                                          Slot{barrier + 8 * where, memory + where * SLOT_BYTES});
+  __device__ __forceinline__ void load_into(const U& u, int packed_tile, int where) {
+    if (u.lane == 0 && packed_tile < u.last)
+      u.template copy_packed_tile<BYTES, FROM>(
+          packed_tile, Slot{barrier + 8 * where, memory + where * SLOT_BYTES});
   }
   __device__ __forceinline__ void wait_for_older() { wait_for(barrier + 8 * slot, phase); }
 #else
   template <int BYTES, int FROM, class U>
-  __device__ __forceinline__ void ask_into(const U& u, int record, int where) {
+  __device__ __forceinline__ void load_into(const U& u, int packed_tile, int where) {
     const Slot there = {memory + where * SLOT_BYTES, u.lane};
-    if (record < u.last) u.template copy_record<BYTES, FROM>(record, there);
+    if (packed_tile < u.last) u.template copy_packed_tile<BYTES, FROM>(packed_tile, there);
     asm volatile("cp.async.commit_group;" ::: "memory");  // also an empty one, so that they count
   }
   __device__ __forceinline__ void wait_for_older() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY - 1) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(IN_FLIGHT - 1) : "memory");
     __syncwarp();
   }
 #endif

@@ -29,8 +29,12 @@ class Call(ctypes.Structure):
     """`Call` of call.cuh: arguments of every decode kernel."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("tokens", "first_records", "query", "records")),
-        *((name, ctypes.c_int) for name in ("kv_heads", "blocks", "splits", "records_per_head")),
+        *((name, ctypes.c_void_p) for name in (
+            "tokens", "first_packed_tiles", "query", "packed_tiles",
+        )),
+        *((name, ctypes.c_int) for name in (
+            "kv_heads", "blocks", "splits", "packed_tiles_per_head",
+        )),
         ("splits_inverse", ctypes.c_uint),
         *((name, ctypes.c_void_p) for name in (
             "pages", "partial", "weights", "counters", "out", "lse",
@@ -138,7 +142,7 @@ class Task:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Numbers of blocks along parts, kv heads and sequences: no kernel has to divide."""
-        return self.parts, self.work.kv_heads // self.at.teams, self.work.query.shape[0]
+        return self.parts, self.work.kv_heads // self.at.sub_blocks, self.work.query.shape[0]
 
     @property
     def parts(self) -> int:

@@ -1,19 +1,19 @@
-// How the thread blocks of a cluster tell each other the bounds of their tokens.
+// How the thread blocks of a cluster pass each other the bounds of their tokens.
 //
 // Each writes what it found into the shared memory of all of them and counts the bytes there; who
-// has all of them goes on. Nothing is read from afar, so that a thread block may end whenever it is
-// done, and nobody fences: a release at a cluster's barrier is one for the whole device, by every
-// warp, behind all that they wrote.
+// has all of them goes on. Nothing is read from remote memory, so that a thread block may end
+// whenever it is done, and nobody fences: a release at a cluster's barrier is one for the whole
+// device, by every warp, after all that they wrote.
 //
 // An element's bounds are elements, as a pair {low, high}.
 #define ALL_BOUNDS_BYTES (CLUSTER * CHANNELS * (int)sizeof(Pair))
 
 struct Agreement {
-  Pair (*heard)[CHANNELS];  // [rank]
+  Pair (*received)[CHANNELS];  // [rank]
   u64* arrived;             // a barrier that counts bytes; null where there is one thread block
 
 #if CLUSTER > 1
-  // Before anything that takes long: the others may tell from their `tell` on.
+  // Before anything that takes long: the others may pass bounds from `wait_for_listeners` on.
   __device__ __forceinline__ void listen() const {
     if (threadIdx.x == 0) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(shared_address(arrived))
@@ -27,16 +27,16 @@ struct Agreement {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   }
-  // All listen. By all threads of a thread block, before `tell`.
+  // All listen. By all threads of a thread block, before `pass`.
   __device__ __forceinline__ void wait_for_listeners() const {
     __syncwarp();
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
   }
-  __device__ __forceinline__ void tell(int rank, int channel, Pair bounds) const {
-    const u32 here = shared_address(&heard[rank][channel]), count = shared_address(arrived);
+  __device__ __forceinline__ void pass(int rank, int channel, Pair bounds) const {
+    const u32 here = shared_address(&received[rank][channel]), count = shared_address(arrived);
 #pragma unroll
     for (int other = 0; other < CLUSTER; other++)
-      store_afar(place_of(other, here), place_of(other, count), bounds);
+      store_remote(address_in(other, here), address_in(other, count), bounds);
   }
   __device__ __forceinline__ void wait_for_all() const {
     asm volatile(
@@ -44,13 +44,13 @@ struct Agreement {
         " @P bra DONE;\n bra WAIT;\n DONE: }" ::"r"(shared_address(arrived))
         : "memory");
   }
-  // The same place in another thread block.
-  static __device__ __forceinline__ u32 place_of(int rank, u32 here) {
+  // The same variable of another thread block.
+  static __device__ __forceinline__ u32 address_in(int rank, u32 here) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(here), "r"(rank));
     return there;
   }
-  static __device__ __forceinline__ void store_afar(u32 target, u32 count, Pair x) {
+  static __device__ __forceinline__ void store_remote(u32 target, u32 count, Pair x) {
 #if INPUT == 2
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0],{%2,%3},[%1];" ::"r"(
@@ -67,19 +67,19 @@ struct Agreement {
 #else
   __device__ __forceinline__ void listen() const {}
   __device__ __forceinline__ void wait_for_listeners() const {}
-  __device__ __forceinline__ void tell(int rank, int channel, Pair bounds) const {
-    heard[rank][channel] = bounds;
+  __device__ __forceinline__ void pass(int rank, int channel, Pair bounds) const {
+    received[rank][channel] = bounds;
   }
   __device__ __forceinline__ void wait_for_all() const { __syncthreads(); }
 #endif
 
-  // Behind `wait_for_all`. length: tokens of all of them.
+  // After `wait_for_all`. length: tokens of all of them.
   __device__ __forceinline__ Bounds agreed(int channel, int length) const {
     Bounds b = {INFINITE, -INFINITE, 0.f};
 #pragma unroll
     for (int rank = 0; rank < CLUSTER; rank++) {
-      b.low = least(b.low, number(heard[rank][channel], 0));
-      b.high = greatest(b.high, number(heard[rank][channel], 1));
+      b.low = least(b.low, number(received[rank][channel], 0));
+      b.high = greatest(b.high, number(received[rank][channel], 1));
     }
     if (length == 0) b.low = b.high = 0.f;
     return b;

@@ -1,6 +1,6 @@
 // Minima and maxima of every channel over the tokens of a block, read in units of ALIGN bytes.
 #include "packing/units.cuh"
-#define AT_ONCE 4                   // units that a thread has under way
+#define AT_ONCE 4                   // units that a thread has in flight
 #define TOGETHER (THREADS / UNITS)  // tokens that a block of threads reads at a time
 
 // Bounds of tokens [first, last) in `seen`, [low, high][token % TOGETHER][channel].

@@ -1,9 +1,10 @@
-// Decode attention on span records with score calibration: K is read once, its scores are kept.
+// Decode attention on span packed tiles with score calibration: K is read once, its scores are
+// kept.
 //
 // Macros as in spans/decode.cu, and CLUSTER, where the parts of a kv head are a cluster of as many
 // blocks; without it all blocks of a head must be resident together. A unit's scores must fit
-// shared memory behind the rings: | rings of half records, K's and then V's | q, V's scales; then
-// scores |
+// shared memory after the rings: | rings of half packed tiles, K's and then V's | q, V's scales;
+// then scores |
 #define KEPT_SCORES
 #define SLOT_BYTES (TILES * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES))
 #include "spans/shapes.cuh"
@@ -17,11 +18,12 @@
 
 // The softmax's weights of a tile of kept scores.
 __device__ __forceinline__ void weigh(u32 (*pi)[8], const Sums& sums, const Query& q,
-                                      const KeptScores& kept, const Unit& u, int record, int tile) {
+                                      const KeptScores& kept, const Unit& u, int packed_tile,
+                                      int tile) {
   float f[HT][8];
-  kept.take(f, (record - u.first) * TILES + tile);
-  const int left = u.length - record * KEYS;
-  if (left < KEYS) hide_behind(f, left - tile * TILE, u.g, MINUS_INFINITY);
+  kept.take(f, (packed_tile - u.first) * TILES + tile);
+  const int left = u.length - packed_tile * KEYS;
+  if (left < KEYS) hide_after(f, left - tile * TILE, u.g, MINUS_INFINITY);
 #pragma unroll
   for (int h = 0; h < HT; h++) sums.exponentials(f, q, pi, h);
 }
@@ -36,29 +38,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
 #endif
   __shared__ int flag, drawn;
   __shared__ __align__(8) u64 barriers[WARPS * STAGES];
-  char* behind_rings = shared + WARPS * STAGES * SLOT_BYTES;
-  Prologue& prologue = *(Prologue*)behind_rings;
+  char* after_rings = shared + WARPS * STAGES * SLOT_BYTES;
+  Prologue& prologue = *(Prologue*)after_rings;
   begin();
   Unit u;
-  find_team(u);
+  find_sub_block(u);
   Ring ring;
   ring.make(u, shared, barriers, &drawn);
-  const Place place = find_place(at, u);
+  const UnitTokens tokens = find_tokens(at, u);
   Params params;
   params.load(at, u);
-  QueryFours asked;
-  asked.await_beside<false, TILES * K_BYTES>(at, u, ring, place);
+  QueryFours loaded;
+  loaded.await_and_start<false, TILES * K_BYTES>(at, u, ring, tokens);
   Query q;
-  q.fold(at, u, params, asked, prologue);
+  q.fold(at, u, params, loaded, prologue);
   KeptScores kept;
-  kept.set(prologue, u, behind_rings);
+  kept.set(prologue, u, after_rings);
   float v_scale[OF_A_THREAD], v_zero[OF_A_THREAD];
 #pragma unroll
   for (int i = 0; i < OF_A_THREAD; i++) {
     const int c = min(u.tid + i * WARPS * 32, CHANNELS - 1);
     v_scale[i] = prologue.v_scale[c], v_zero[i] = prologue.v_zero[c];
   }
-  __syncthreads();  // scores take the prologue's place
+  __syncthreads();  // scores overwrite the prologue
   keep_scores(ring, u, q, kept, ml, bounds);
   if (u.tid < HEADS) highest[u.tid] = bounds[u.tid][1];  // this unit's
 #ifdef CLUSTER
@@ -90,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     for (int tile = 0; tile < TILES; tile++) {
       u32 pi[HT][8], v[VWORDS];
       load_words<VWORDS>(v, here + tile * V_BYTES, u.lane);
-      // Weights of the tile behind this one; behind the last they are made and not used.
+      // Weights of the next tile; after the last one they are made and not used.
       const bool ends = tile == TILES - 1;
-      const int record = ends ? min(ring.following[0], u.last - 1) : ring.current;
-      weigh(pi, sums, q, kept, u, record, ends ? 0 : tile + 1);
+      const int packed_tile = ends ? min(ring.following[0], u.last - 1) : ring.current;
+      weigh(pi, sums, q, kept, u, packed_tile, ends ? 0 : tile + 1);
       sums.add(v);
       sums.to_operand(pi);
     }

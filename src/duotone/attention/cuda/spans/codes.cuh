@@ -62,7 +62,7 @@ struct VDot {
 };
 
 __device__ __forceinline__ float channel_weight(int row_half,
-                                                int m) {  // undoes the place of a code
+                                                int m) {  // undoes the bit of a code
   const int at = ((row_half * MT + m) % VPB) * VB;
   return (!V_ALIGNED || VB == 8) ? 1.f : 1.f / (float)(1 << at);
 }

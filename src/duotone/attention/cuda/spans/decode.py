@@ -21,11 +21,11 @@ from duotone.attention.cuda.shared.geometry import (
     RING_BYTES,
     Geometry,
     cut,
+    in_sub_blocks,
     max_cluster,
     multiprocessors,
     ring_bytes,
     shared_bytes,
-    teamed,
     warps_within_rings,
 )
 from duotone.attention.cuda.shared.launch import LOG2E
@@ -115,7 +115,7 @@ def geometry(
     if calibrate:
         return at
     if heads * at.splits < EVENED_WAVES * 2 * at.per_sm * sms:
-        return teamed(at, heads * at.splits, kv_heads, sms)
+        return in_sub_blocks(at, heads * at.splits, kv_heads, sms)
     return _evened(at, -(-records // at.splits))
 
 
@@ -153,7 +153,7 @@ def is_long(records: int, sms: int) -> bool:
     return records >= LONG_RECORDS * sms
 
 
-def records_under_way(form: RecordFormat) -> int:
+def records_in_flight(form: RecordFormat) -> int:
     """Records that a warp has asked for.
 
     1 bit takes more time for instructions than for bytes: a second one gains nothing, and makes the
@@ -192,7 +192,7 @@ def span_task(
     macros = macros_of(form, tau is not None)
     together = tau is not None and parts > 1
     if tau is None:
-        macros["UNDER_WAY"] = records_under_way(form)
+        macros["IN_FLIGHT"] = records_in_flight(form)
     if kept is None:
         return Task(SOURCE, work, at, macros, arguments, cooperative=together, ranges=ranges)
     rings_and_scores = block_bytes(form, work.group, at, work.records)

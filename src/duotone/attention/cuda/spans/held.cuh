@@ -5,13 +5,13 @@
 #define MOST_BITS (KB > VB ? KB : VB)
 #define SLOTS (WARPS / SHARERS)
 #define SLOT_BYTES (4 * D * (MOST_BITS > 2 ? MOST_BITS : 2))
-#define BESIDE_TILES (SLOTS * SLOT_BYTES + 16 * D)
-static_assert(BESIDE_TILES == BESIDE_TILES_BYTES, "the host's shared memory differs");
+#define BEFORE_TILES (SLOTS * SLOT_BYTES + 16 * D)
+static_assert(BEFORE_TILES == BEFORE_TILES_BYTES, "the host's shared memory differs");
 
 struct Share {
-  int head, sequence, block, rank, length, first_record;
+  int head, sequence, block, rank, length, first_packed_tile;
   int first_slot, part;  // of this warp
-  int halves;            // of tiles of 64 tokens, to be written; those behind the tokens are zeros
+  int halves;            // of tiles of 64 tokens, to be written; those after the tokens are zeros
   bool is_value;
 
   __device__ __forceinline__ void find(const Arguments& at) {
@@ -23,19 +23,19 @@ struct Share {
     sequence = head < at.kv_heads ? 0 : head / at.kv_heads;
     const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;
     length = (int)(edge[1] - edge[0]);
-    first_record = at.first_records[(long long)sequence * at.blocks + block];
-    // The last block has what is behind it, too: other sequences may be longer.
-    const int records = block == at.blocks - 1 ? at.records_per_head - first_record
-                                               : (length + RECORD_TOKENS - 1) / RECORD_TOKENS;
-    halves = records * TILES * 2;
+    first_packed_tile = at.first_packed_tiles[(long long)sequence * at.blocks + block];
+    // The last block has what comes after it, too: other sequences may be longer.
+    const int packed_tiles = block == at.blocks - 1
+                                 ? at.packed_tiles_per_head - first_packed_tile
+                                 : (length + PACKED_TILE_TOKENS - 1) / PACKED_TILE_TOKENS;
+    halves = packed_tiles * TILES * 2;
   }
   // The half in this thread block's slot.
   __device__ __forceinline__ int half(int slot) const { return slot * CLUSTER + rank; }
 };
 
-// The first tokens' positions are asked for beside the block's edges, which only decide whether
-// they are there: one answer of memory less before the first tile. Volatile: asked for where it
-// says.
+// The first tokens' positions are loaded together with the block's edges, which only decide whether
+// they are there: the first tile waits for memory once less. Volatile: loaded where it says.
 __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, u32 tiles) {
   const int lane = threadIdx.x & 31;
   const Dense& from = s.is_value ? at.value : at.key;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, 
   int slot = s.first_slot, position = position_of(s.half(slot) * TILE + lane);
   for (; s.half(slot) * TILE < s.length; slot += SLOTS) {
     const int token = s.half(slot) * TILE + lane;
-    ask_for_tile(tiles + slot * TILE_BYTES, states, from.token, token < s.length ? position : -1,
-                 lane, s.part, SHARERS);
+    copy_tile(tiles + slot * TILE_BYTES, states, from.token, token < s.length ? position : -1, lane,
+              s.part, SHARERS);
     position = position_of(s.half(slot + SLOTS) * TILE + lane);
   }
   wait_for_copies();
@@ -73,12 +73,12 @@ __device__ __forceinline__ void bound_pair(Pair& low, Pair& high, const Share& s
     }
   }
 }
-// Tells all thread blocks the bounds of what this one holds.
+// Passes the bounds of what this thread block holds to all of the cluster.
 __device__ __forceinline__ void bound_share(const Share& s, u32 memory, const Agreement& all) {
   const u32 seen = memory + s.first_slot * SLOT_BYTES;
   for (int c = (32 * s.part + (threadIdx.x & 31)) * 2; c < D; c += 64 * SHARERS) {
     Pair low, high;
-    bound_pair(low, high, s, memory + BESIDE_TILES, c);
+    bound_pair(low, high, s, memory + BEFORE_TILES, c);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       store_shared(seen + (c + n) * 4, __float_as_uint(number(low, n)));
@@ -94,6 +94,6 @@ __device__ __forceinline__ void bound_share(const Share& s, u32 memory, const Ag
       low = least(low, __uint_as_float(load_shared(memory + n * SLOT_BYTES + c * 4)));
       high = greatest(high, __uint_as_float(load_shared(memory + n * SLOT_BYTES + (D + c) * 4)));
     }
-    all.tell(s.rank, c, pair_of(low, high));
+    all.pass(s.rank, c, pair_of(low, high));
   }
 }

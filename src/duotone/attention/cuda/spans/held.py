@@ -35,14 +35,14 @@ class Held:
         """Tiles at a time: all of them, where there are not too many."""
         return min(MAX_SLOTS, 1 << (self.tiles - 1).bit_length())
 
-    def beside_tiles_bytes(self, form: RecordFormat) -> int:
+    def before_tiles_bytes(self, form: RecordFormat) -> int:
         """Dynamic shared memory before the tiles."""
         widest = max(form.key_bits, form.value_bits, 2)
         return (4 * self.slots * widest + 16) * form.channels
 
     def shared_bytes(self, form: RecordFormat, dtype: torch.dtype) -> int:
         """Dynamic shared memory of a thread block."""
-        return self.beside_tiles_bytes(form) + self.tiles * tile_bytes(form.channels, dtype)
+        return self.before_tiles_bytes(form) + self.tiles * tile_bytes(form.channels, dtype)
 
 
 def sharers(form: RecordFormat) -> int:

@@ -1,11 +1,11 @@
-// Quantizes 16-bit or float K and V along tokens and writes their records (layout.py), scales and
-// zero-points: a launch for the bounds of each channel, one for the codes.
+// Quantizes 16-bit or float K and V along tokens and writes their packed tiles (layout.py), scales
+// and zero-points: a launch for the bounds of each channel, one for the codes.
 //
 // Both read K and V. What the first one has read last, the second one reads first, while L2 has it.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
-//   KB, VB    bits per code (1, 2, 4, 8); TILES: tiles of 64 tokens per record
+//   KB, VB    bits per code (1, 2, 4, 8); TILES: tiles of 64 tokens per packed tile
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   THREADS (of span_bounds), WARPS (of span_pack), ARGUMENTS_BYTES, WARP_SHARED_BYTES
 #define D ((CHANNELS + 31) / 32 * 32)
@@ -73,21 +73,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     l.asymmetric<VB>(b, at.v_shrink);
   else
     l.asymmetric<KB>(b, at.k_shrink);
-  const long long place = ((long long)head * at.blocks + block) * CHANNELS + c;
-  (is_value ? at.v_scale : at.k_scale)[place] = l.scale_bits;
-  (is_value ? at.v_zero : at.k_zero)[place] = l.zero_bits;
+  const long long params = ((long long)head * at.blocks + block) * CHANNELS + c;
+  (is_value ? at.v_scale : at.k_scale)[params] = l.scale_bits;
+  (is_value ? at.v_zero : at.k_zero)[params] = l.zero_bits;
 }
 
-// The block of tokens that a record belongs to; -1: none.
-__device__ __forceinline__ int block_of(const Arguments& at, int sequence, int record, int lane) {
+// The block of tokens that a packed tile belongs to; -1: none.
+__device__ __forceinline__ int block_of(const Arguments& at, int sequence, int packed_tile,
+                                        int lane) {
   const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1);
-  const int* first = at.first_records + (long long)sequence * at.blocks;
+  const int* first = at.first_packed_tiles + (long long)sequence * at.blocks;
   for (int start = 0; start < at.blocks; start += 32) {
     const int b = start + lane;
     bool mine = false;
     if (b < at.blocks) {
-      const int records = (int)((edge[b + 1] - edge[b] + RECORD_TOKENS - 1) / RECORD_TOKENS);
-      mine = first[b] <= record && record < first[b] + records;
+      const int packed_tiles =
+          (int)((edge[b + 1] - edge[b] + PACKED_TILE_TOKENS - 1) / PACKED_TILE_TOKENS);
+      mine = first[b] <= packed_tile && packed_tile < first[b] + packed_tiles;
     }
     const u32 found = __ballot_sync(FULL, mine);
     if (found) return start + __ffs(found) - 1;
@@ -132,35 +134,36 @@ __device__ __forceinline__ void pack_tile(const Job& job, const Source& from, ch
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     span_pack(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
-  const int warp = threadIdx.x >> 5, tiles = at.records_per_head * TILES;
+  const int warp = threadIdx.x >> 5, tiles = at.packed_tiles_per_head * TILES;
   const int per_head = (tiles + WARPS - 1) / WARPS;
   const u32 backwards = gridDim.x - 1 - blockIdx.x, row = backwards / per_head;
   const int tile = (backwards - row * per_head) * WARPS + warp;
   if (tile >= tiles) return;
   const bool is_value = row & 1;
   const int head = row >> 1, sequence = head / at.kv_heads;
-  const int record = tile / TILES, within = tile % TILES;
+  const int packed_tile = tile / TILES, within = tile % TILES;
   Job job;
-  job.place(threadIdx.x & 31), job.first = 0;
+  job.set_lane(threadIdx.x & 31), job.first = 0;
   job.tile = shared_address(shared) + warp * WARP_BYTES;
   job.words = job.tile + TILE_BYTES, job.levels = job.words + WORDS_BYTES;
   Source from = {};
-  const int block = block_of(at, sequence, record, job.lane);
+  const int block = block_of(at, sequence, packed_tile, job.lane);
   if (block >= 0) {
     const long long* edge = at.offsets + (long long)sequence * (at.blocks + 1) + block;
-    const int first = at.first_records[(long long)sequence * at.blocks + block];
-    const int token = ((record - first) * TILES + within) * 64;
+    const int first = at.first_packed_tiles[(long long)sequence * at.blocks + block];
+    const int token = ((packed_tile - first) * TILES + within) * 64;
     from.left = (int)(edge[1] - edge[0]) - token;
     from.index = at.index + (long long)sequence * at.taken + edge[0] + token;
     const Dense& states = is_value ? at.value : at.key;
     from.head = head_of(states, head, at.kv_heads), from.stride = states.token;
-    const long long place = ((long long)head * at.blocks + block) * CHANNELS;
+    const long long params = ((long long)head * at.blocks + block) * CHANNELS;
     if (is_value)
-      load_levels<1, VB>(job, at.v_scale + place, at.v_zero + place);
+      load_levels<1, VB>(job, at.v_scale + params, at.v_zero + params);
     else
-      load_levels<0, KB>(job, at.k_scale + place, at.k_zero + place);
+      load_levels<0, KB>(job, at.k_scale + params, at.k_zero + params);
   }
-  char* codes = at.records + ((long long)head * at.records_per_head + record) * RECORD_BYTES;
+  char* codes = at.packed_tiles +
+                ((long long)head * at.packed_tiles_per_head + packed_tile) * PACKED_TILE_BYTES;
   if (is_value)
     pack_tile<1, VB>(job, from, codes + TILES * K_TILE_BYTES + within * V_TILE_BYTES);
   else

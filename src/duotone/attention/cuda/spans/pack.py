@@ -56,11 +56,11 @@ class Arguments(ctypes.Structure):
     _fields_ = (
         *((name, Dense) for name in ("key", "value")),
         *((name, ctypes.c_void_p) for name in (
-            "index", "offsets", "first_records", "k_scale", "k_zero", "v_scale", "v_zero",
-            "records", "partial", "counters",
+            "index", "offsets", "first_packed_tiles", "k_scale", "k_zero", "v_scale", "v_zero",
+            "packed_tiles", "partial", "counters",
         )),
         *((name, ctypes.c_int) for name in (
-            "kv_heads", "taken", "blocks", "records_per_head", "splits",
+            "kv_heads", "taken", "blocks", "packed_tiles_per_head", "splits",
         )),
         *((name, ctypes.c_float) for name in ("k_shrink", "v_shrink")),
     )  # fmt: skip
@@ -141,14 +141,14 @@ def _launch(
         key=dense(key),
         value=dense(value),
         **{name: x.data_ptr() for name, x in (
-            ("index", index), ("offsets", offsets), ("first_records", records.first),
+            ("index", index), ("offsets", offsets), ("first_packed_tiles", records.first),
             ("k_scale", params[0]), ("k_zero", params[1]),
-            ("v_scale", params[2]), ("v_zero", params[3]), ("records", records.data),
+            ("v_scale", params[2]), ("v_zero", params[3]), ("packed_tiles", records.data),
         )},
         kv_heads=heads,
         taken=index.shape[1],
         blocks=blocks.blocks,
-        records_per_head=per_head,
+        packed_tiles_per_head=per_head,
         k_shrink=spec.key.shrink,
         v_shrink=spec.value.shrink,
     )  # fmt: skip
@@ -249,7 +249,7 @@ def once_macros(at: Held, form: RecordFormat) -> dict[str, int]:
         "WARPS": at.slots * sharers(form),
         "SHARERS": sharers(form),
         "CLUSTER": at.cluster,
-        "BESIDE_TILES_BYTES": at.beside_tiles_bytes(form),
+        "BEFORE_TILES_BYTES": at.before_tiles_bytes(form),
     }
 
 

@@ -2,13 +2,13 @@
 // block of tokens fits the shared memory of a cluster.
 //
 // A cluster packs K or V of one block of tokens of a head. Each of its thread blocks holds every
-// CLUSTER-th 32 tokens, a warp or two each or a few; they tell each other their bounds and write
+// CLUSTER-th 32 tokens, a warp or two each or a few; they pass each other their bounds and write
 // the codes of what they hold.
 //   | bounds that warps saw, then their words | levels | tiles of 32 tokens |
 //
 // Compiled by NVRTC with the macros of spans/pack.cu but THREADS and WARP_SHARED_BYTES, and
 //   CLUSTER  thread blocks of a cluster; 1: no cluster, for any device
-//   WARPS    of a thread block; SHARERS: of them, of 32 tokens; BESIDE_TILES_BYTES: what the host
+//   WARPS    of a thread block; SHARERS: of them, of 32 tokens; BEFORE_TILES_BYTES: what the host
 //   takes memory before tiles to be
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
@@ -26,11 +26,11 @@
 template <int VALUE, int BITS>
 __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u32 memory,
                                           const Agreement& all) {
-  const long long place = ((long long)s.head * at.blocks + s.block) * CHANNELS;
-  u16* scale = (VALUE ? at.v_scale : at.k_scale) + place;
-  u16* zero = (VALUE ? at.v_zero : at.k_zero) + place;
+  const long long params = ((long long)s.head * at.blocks + s.block) * CHANNELS;
+  u16* scale = (VALUE ? at.v_scale : at.k_scale) + params;
+  u16* zero = (VALUE ? at.v_zero : at.k_zero) + params;
   Job job;
-  job.place(threadIdx.x & 31), job.first = s.part * OWN;
+  job.set_lane(threadIdx.x & 31), job.first = s.part * OWN;
   job.words = memory + s.first_slot * SLOT_BYTES, job.levels = memory + SLOTS * SLOT_BYTES;
   all.wait_for_all();
   for (int n = threadIdx.x; n < D * Steps<VALUE, BITS>::LEVEL_PARTS; n += WARPS * 32) {
@@ -44,10 +44,11 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
   }
   __syncthreads();
   for (int slot = s.first_slot; s.half(slot) < s.halves; slot += SLOTS) {
-    const int half = s.half(slot), record = s.first_record + half / (2 * TILES);
-    char* codes = at.records + ((long long)s.head * at.records_per_head + record) * RECORD_BYTES;
+    const int half = s.half(slot), packed_tile = s.first_packed_tile + half / (2 * TILES);
+    char* codes = at.packed_tiles +
+                  ((long long)s.head * at.packed_tiles_per_head + packed_tile) * PACKED_TILE_BYTES;
     const int within = half / 2 % TILES;
-    job.tile = memory + BESIDE_TILES + slot * TILE_BYTES;
+    job.tile = memory + BEFORE_TILES + slot * TILE_BYTES;
     SpanPacker<VALUE, BITS>::pack(
         job, half % 2, s.length - half * TILE,
         codes + (VALUE ? TILES * K_TILE_BYTES + within * V_TILE_BYTES : within * K_TILE_BYTES));
@@ -57,14 +58,14 @@ __device__ __forceinline__ void pack_held(const Arguments& at, const Share& s, u
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     span_pack_once(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(16) char shared[];
-  __align__(16) __shared__ Pair heard[CLUSTER][CHANNELS];
+  __align__(16) __shared__ Pair received[CLUSTER][CHANNELS];
   __shared__ u64 arrived;
-  const Agreement all = {heard, &arrived};
+  const Agreement all = {received, &arrived};
   const u32 memory = shared_address(shared);
   Share s;
   all.listen();
   s.find(at);
-  load_share(at, s, memory + BESIDE_TILES);
+  load_share(at, s, memory + BEFORE_TILES);
   bound_share(s, memory, all);
   if (s.is_value)
     pack_held<1, VB>(at, s, memory, all);

@@ -13,7 +13,7 @@ struct SpanPacker {
   // 32 tokens to their part of a tile's codes: `half` of it, of which `left` tokens are real.
   static __device__ __forceinline__ void pack(Job job, int half, int left, char* codes) {
     // Lanes 0 to 15 read 8 bytes each at a time: of even rows, which lie in different banks.
-    if (!VALUE) job.place((job.lane << 1 & 24) | (job.lane >> 4) << 2 | (job.lane & 3));
+    if (!VALUE) job.set_lane((job.lane << 1 & 24) | (job.lane >> 4) << 2 | (job.lane & 3));
     const int part = job.first / OWN;
     const Words<OWN_WORDS> words(job.words + part * OWN_WORDS * 128, job.lane);
     words.clear();

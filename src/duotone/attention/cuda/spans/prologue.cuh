@@ -15,8 +15,8 @@ struct __align__(16) Prologue {
 // V's fours of channels of a thread.
 #define V_FOURS ((CHANNELS / 4 + WARPS * 32 - 1) / (WARPS * 32))
 
-// Scales and zero-points of a span, in the registers of who needs them. They are asked for ahead of
-// the first records: behind those an answer takes microseconds, while memory serves all blocks'.
+// Scales and zero-points of a span, in the registers of who needs them. They are loaded before the
+// first packed tiles: after those an answer takes microseconds, while memory serves all blocks'.
 struct Params {
   uint2 k_scale[FOURS], k_zero[FOURS], v_scale[V_FOURS], v_zero[V_FOURS];
 

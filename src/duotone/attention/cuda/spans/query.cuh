@@ -8,14 +8,14 @@ struct Query {
   float scale[HT], offset[HT];  // score * log2(e) = scale * (integer product) + offset
 
   __device__ __forceinline__ void fold(const Arguments& at, const Unit& u, const Params& params,
-                                       QueryFours asked, Prologue& p) {
+                                       QueryFours loaded, Prologue& p) {
     params.store_value(u, p);
     if (u.tid < 4) p.bias[u.tid] = SMALL_DOTS && !(u.tid & 1) ? 0 : BIAS_BITS;
     for (int h = u.warp; h < HEADS; h += WARPS) {
-      if (h != u.warp) asked.load(at, u, h);
-      fold_head(at, u, params, asked, p, h);
+      if (h != u.warp) loaded.load(at, u, h);
+      fold_head(at, u, params, loaded, p, h);
     }
-    sync_team(u);
+    sync_sub_block(u);
     // Loaded, so that the compiler keeps them instead of making them anew for every product.
     asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                  : "=r"(bias[0]), "=r"(bias[1]), "=r"(bias[2]), "=r"(bias[3])
@@ -33,12 +33,12 @@ struct Query {
     }
   }
   static __device__ __forceinline__ void fold_head(const Arguments& at, const Unit& u,
-                                                   const Params& params, const QueryFours& asked,
+                                                   const Params& params, const QueryFours& loaded,
                                                    Prologue& p, int h) {
     float folded[FOURS][4], sum = 0.f, top = 0.f;
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
-      const float4 q = asked.floats(i);
+      const float4 q = loaded.floats(i);
       const float4 s = floats_of(params.k_scale[i]), z = floats_of(params.k_zero[i]);
       folded[i][0] = q.x * s.x, folded[i][1] = q.y * s.y;
       folded[i][2] = q.z * s.z, folded[i][3] = q.w * s.w;
@@ -51,12 +51,12 @@ struct Query {
     const float inverse = Q_TOP / (1 << Q_SHIFT) / top;
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
-      const int four = i * 32 + u.lane, r = four / 4, place = four % 4 * KREGS + r;
-      const float by = inverse * (float)(1 << (Q_SHIFT - K_PLACE(r)));
+      const int four = i * 32 + u.lane, r = four / 4, at_word = four % 4 * KREGS + r;
+      const float by = inverse * (float)(1 << (Q_SHIFT - K_BIT(r)));
       const auto integer = [&](int j) { return __float_as_int(fmaf(folded[i][j], by, BIAS)); };
       const int4 x = make_int4(integer(0), integer(1), integer(2), integer(3));
       if (four < D / 4)
-        p.digits[h][0][place] = digits_of(x, 0), p.digits[h][1][place] = digits_of(x, 1);
+        p.digits[h][0][at_word] = digits_of(x, 0), p.digits[h][1][at_word] = digits_of(x, 1);
     }
     if (u.lane == 0) p.heads[h][0] = top * at.sm_scale / Q_TOP, p.heads[h][1] = sum * at.sm_scale;
 #ifdef KEPT_SCORES
@@ -89,7 +89,7 @@ struct Query {
   }
 };
 
-__device__ __forceinline__ void hide_behind(float (*f)[8], int left, int g, float value) {
+__device__ __forceinline__ void hide_after(float (*f)[8], int left, int g, float value) {
 #pragma unroll
   for (int x = 0; x < 8; x++)
     if (16 * (x >> 1) + 8 * (x & 1) + g >= left)

@@ -72,7 +72,7 @@ __device__ __forceinline__ void score_range(Ring& ring, const Unit& u, const Que
     }
     ring.advance(next);
   }
-  ring.start<RECORD_BYTES, 0>(u);  // the next pass, while the range is agreed on
+  ring.start<PACKED_TILE_BYTES, 0>(u);  // the next pass, while the range is agreed on
 #pragma unroll
   for (int h = 0; h < HT; h++) {
     const bool any = low[h] < -MINUS_INFINITY;

@@ -1,4 +1,4 @@
-// What kernels on span records are made of: shapes from macros, the arguments.
+// What kernels on span packed tiles are made of: shapes from macros, the arguments.
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define MT (D / 16)       // tiles of 16 channels of V
@@ -11,7 +11,7 @@
 #define KEYS (TILES * TILE)
 #define K_BYTES (KWORDS * 128)
 #define V_BYTES (VWORDS * 128)
-#define RECORD_BYTES (TILES * (K_BYTES + V_BYTES))
+#define PACKED_TILE_BYTES (TILES * (K_BYTES + V_BYTES))
 // Where positions inside a byte differ between the rows of a tile, codes are shifted down instead.
 #define K_ALIGNED (KREGS % 4 == 0 || KB != 1)
 #define V_ALIGNED (2 * MT % VPB == 0)
@@ -19,7 +19,7 @@
 #define V_SIGNED (V_RAW && VB == 1)      // and the one before it from the same word as signed bytes
 #define SMALL_DOTS (KB == 1 && D <= 128)  // Q_TOP * D < 2^22: both digits fit one biased integer
 // How far a code of register r stands above the lowest bits of its byte; q makes up for it.
-#define K_PLACE(r) (K_ALIGNED && KB < 4 ? ((r) * KB) & 3 : 0)
+#define K_BIT(r) (K_ALIGNED && KB < 4 ? ((r) * KB) & 3 : 0)
 #define Q_SHIFT (K_ALIGNED ? (KB == 1 ? 3 : KB == 2 ? 2 : 0) : 0)
 
 #define BIAS 12582912.f  // 1.5 * 2^23: an integer below 2^22 added to its bits is a float

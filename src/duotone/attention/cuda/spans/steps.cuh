@@ -12,7 +12,7 @@ struct Job {
   u32 tile, words, levels;
   int lane, g, t, first;
 
-  __device__ __forceinline__ void place(int at) { lane = at, g = at >> 2, t = at & 3; }
+  __device__ __forceinline__ void set_lane(int at) { lane = at, g = at >> 2, t = at & 3; }
 };
 
 // V's elements of a step: own registers of both chunks of 16 tokens.

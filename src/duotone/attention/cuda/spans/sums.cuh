@@ -19,7 +19,7 @@ struct Sums {
       p[h][0][0] = p[h][0][1] = p[h][1][0] = p[h][1][1] = 0;
       heads[h * 4][0] = -1e30f, heads[h * 4][1] = q.offset[h], shift[h] = 1e30f;
     }
-    __syncwarp();  // other lanes write there: `fix`, or `store` where there are no records
+    __syncwarp();  // other lanes write there: `fix`, or `store` where there are no packed tiles
   }
 #ifdef KEPT_SCORES
   // Maxima that are known beforehand, in q's units: no weight will need more than 16 bits. `shift`

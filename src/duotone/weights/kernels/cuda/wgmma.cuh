@@ -47,7 +47,7 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-// SIXTEENS is N / 16; A_OPERAND, B_OPERAND and D_OPERAND the numbers behind the sums' registers.
+// SIXTEENS is N / 16; A_OPERAND, B_OPERAND and D_OPERAND the numbers after the sums' registers.
 __device__ __forceinline__ void multiply(int (&d)[N / 2], u64 a, u64 b, int add) {
   asm volatile(
       "{.reg .pred p;\n setp.ne.b32 p,%" TEXT(D_OPERAND) ",0;\n"
@@ -67,13 +67,13 @@ template <int LEFT>
 __device__ __forceinline__ void multiply_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// Behind a wait for all: nothing that reads these sums moves ahead of it.
+// After a wait for all: nothing that reads these sums moves before it.
 __device__ __forceinline__ void settle(int (&d)[N / 2]) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
-// Of a tile whose rows are 128 bytes, as TMA lays them out with 128-byte swizzles: rows of eight
-// lie 1,024 bytes apart. Its address is a multiple of 1,024; 32 bytes further on add 2.
+// Of a tile whose rows are 128 bytes, as TMA lays them out with 128-byte swizzles: eight rows
+// take 1,024 bytes. Its address is a multiple of 1,024; 32 bytes further on add 2.
 __device__ __forceinline__ u64 operand(u32 address) {
   return (u64)(address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }

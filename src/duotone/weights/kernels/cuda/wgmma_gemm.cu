@@ -4,9 +4,9 @@
 // Weights are the operand with 64 rows per warpgroup, tokens the one with any multiple of 16
 // columns: no row of a tile is wasted on tokens that are not there.
 //
-//   a block: WGS warpgroups that multiply, ROWS times 64 outs each, and one whose first thread asks
-//            for tiles. They work on one tile together, or, in TEAMS, each on every second one:
-//            while one scales and writes its sums, the other multiplies
+//   a block: WGS warpgroups that multiply, ROWS times 64 outs each, and one whose first thread
+//            loads tiles. They work on one tile together, or, in SUB_BLOCKS, each on every second
+//            one: while one scales and writes its sums, the other multiplies
 //   a stage: [OUTS = 64 ROWS WGS outs][128 ins] of w, [N tokens][128 ins] of x, by TMA, swizzled
 //
 // GATED, half of a stage's outs are gate's and half are the same outs of up; each warpgroup has 64
@@ -14,20 +14,20 @@
 //
 // Compiled by NVRTC with these macros:
 //   N, SIXTEENS, A_OPERAND, B_OPERAND, D_OPERAND  see wgmma.cuh
-//   WGS, TEAMS, ROWS, STAGES
+//   WGS, SUB_BLOCKS, ROWS, STAGES
 //   REGISTERS      of a thread that multiplies
 //   OUT            type of y: 0 float16, 1 bfloat16, 2 float32
 //   X0, W0, BIAS   types of these, 3: there is none
 //   PER_ROW        1: a row scale per token, 0: one for all
 //   GATED          0: no, 1: silu, 2: quick_gelu, 3: gelu_tanh. Then ROWS is 2, x0 is none
-//   OVERLAP        0: none; 1: begins while the launch ahead ends
+//   OVERLAP        0: none; 1: begins while the previous launch ends
 //   ARGUMENTS_BYTES  what the host takes Arguments to be
 typedef unsigned u32;
 typedef unsigned long long u64;
 #include "wgmma.cuh"
 
-#define TEAM_GROUPS (WGS / TEAMS)
-#define OUTS (64 * TEAM_GROUPS * ROWS)
+#define SUB_BLOCK_GROUPS (WGS / SUB_BLOCKS)
+#define OUTS (64 * SUB_BLOCK_GROUPS * ROWS)
 // Of w or of gate's, as of up's: what a tile writes, and what a warpgroup does.
 #define WRITTEN (GATED ? OUTS / 2 : OUTS)
 #define WRITTEN_ROWS (GATED ? 1 : ROWS)
@@ -36,12 +36,12 @@ typedef unsigned long long u64;
 #define W_BYTES (OUTS * STEP)
 #define X_BYTES (N * STEP)
 #define STAGE_BYTES (W_BYTES + X_BYTES)
-#define TURN_BYTES (16 * 128)
-// From a warpgroup's 64 outs to its next 64 in a stage: up's lie behind all of gate's.
+#define STAGING_BYTES (16 * 128)
+// From a warpgroup's 64 outs to its next 64 in a stage: up's lie after all of gate's.
 #define NEXT_ROW (GATED ? W_BYTES / 2 : 64 * STEP)
-// Named barriers: of each warpgroup, and that a team waits for.
+// Named barriers: of each warpgroup, and that a sub-block waits for.
 #define GROUP_BARRIER 1
-#define TEAM_BARRIER 8
+#define SUB_BLOCK_BARRIER 8
 
 // What the host has encoded for TMA.
 struct alignas(64) TensorMap {
@@ -84,14 +84,14 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void ask(const TensorMap& map, u32 to, u32 barrier, int in, int row) {
+__device__ __forceinline__ void load(const TensorMap& map, u32 to, u32 barrier, int in, int row) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0],[%1,{%3,%4}],[%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(in), "r"(row)
       : "memory");
 }
-__device__ __forceinline__ void wait_for_launch_ahead() {
+__device__ __forceinline__ void wait_for_launch_before() {
 #if OVERLAP
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -127,12 +127,12 @@ struct Stages {
   __device__ __forceinline__ u32 x() const { return w() + W_BYTES; }
 };
 
-__device__ __forceinline__ void ask_weights(const Arguments& at, const Stages& s, int step,
-                                            int out) {
+__device__ __forceinline__ void load_weights(const Arguments& at, const Stages& s, int step,
+                                             int out) {
   const u32 full = s.full + 8 * s.slot;
   expect(full, W_BYTES + at.x_bytes);
-  ask(at.w, s.w(), full, step * STEP, out);
-  if (GATED) ask(at.up, s.w() + W_BYTES / 2, full, step * STEP, out);
+  load(at.w, s.w(), full, step * STEP, out);
+  if (GATED) load(at.up, s.w() + W_BYTES / 2, full, step * STEP, out);
 }
 
 __device__ __forceinline__ void produce(const Arguments& at, Stages s) {
@@ -142,19 +142,19 @@ __device__ __forceinline__ void produce(const Arguments& at, Stages s) {
     tile.find(at, i);
     int step = 0;
     if (!waited) {
-      // Weights are nobody's output: they are asked for before x may be read.
+      // Weights are nobody's output: they are loaded before x may be read.
       Stages early = s;
       for (; step < min(at.steps, STAGES); step++, early.next())
-        ask_weights(at, early, step, tile.out);
-      wait_for_launch_ahead();
+        load_weights(at, early, step, tile.out);
+      wait_for_launch_before();
       waited = true;
       for (int first = 0; first < step; first++, s.next())
-        ask(at.x, s.x(), s.full + 8 * s.slot, first * STEP, tile.token);
+        load(at.x, s.x(), s.full + 8 * s.slot, first * STEP, tile.token);
     }
     for (; step < at.steps; step++, s.next()) {
       wait_for(s.empty + 8 * s.slot, s.phase ^ 1);
-      ask_weights(at, s, step, tile.out);
-      ask(at.x, s.x(), s.full + 8 * s.slot, step * STEP, tile.token);
+      load_weights(at, s, step, tile.out);
+      load(at.x, s.x(), s.full + 8 * s.slot, step * STEP, tile.token);
     }
   }
 }
@@ -164,14 +164,14 @@ __device__ __forceinline__ void produce(const Arguments& at, Stages s) {
 // The sums of a tile, [64 outs of this warpgroup][as `multiply` has them].
 __device__ __forceinline__ void add_up(int (&sums)[ROWS][N / 2], const Arguments& at, Stages& s,
                                        int following) {
-  const int group = (threadIdx.x >> 7) % TEAM_GROUPS, thread = threadIdx.x & 127;
+  const int group = (threadIdx.x >> 7) % SUB_BLOCK_GROUPS, thread = threadIdx.x & 127;
   u32 before = 0;
   for (int step = 0; step < at.steps; step++, s.next()) {
     wait_for(s.full + 8 * s.slot, s.phase);
-    // Not before all of this team's steps are there may the other wait for its own: a barrier
-    // knows a phase from the next one, but not from the one behind that.
+    // Not before all of this sub-block's steps are there may the other wait for its own: a barrier
+    // knows a phase from the next one, but not from the one after that.
     if (step == at.steps - 1 && following >= 0)
-      asm volatile("bar.arrive %0,256;" ::"r"(TEAM_BARRIER + following) : "memory");
+      asm volatile("bar.arrive %0,256;" ::"r"(SUB_BLOCK_BARRIER + following) : "memory");
     const u64 w = operand(s.w() + group * (WRITTEN_ROWS * 64 * STEP)), x = operand(s.x());
     multiply_begin();
 #pragma unroll
@@ -190,24 +190,25 @@ __device__ __forceinline__ void add_up(int (&sums)[ROWS][N / 2], const Arguments
   if (thread == 0) arrive(before);
 }
 
-__device__ __forceinline__ void consume(const Arguments& at, Stages s, u32 turning) {
-  const int team = (threadIdx.x >> 7) / TEAM_GROUPS;
-  for (int i = blockIdx.x, turn = 0; i < at.tiles; i += gridDim.x, turn++) {
-    if (turn % TEAMS != team) {
+__device__ __forceinline__ void consume(const Arguments& at, Stages s, u32 staging) {
+  const int sub_block = (threadIdx.x >> 7) / SUB_BLOCK_GROUPS;
+  for (int i = blockIdx.x, round = 0; i < at.tiles; i += gridDim.x, round++) {
+    if (round % SUB_BLOCKS != sub_block) {
       s.skip(at.steps);
       continue;
     }
-    if (TEAMS > 1 && turn) asm volatile("bar.sync %0,256;" ::"r"(TEAM_BARRIER + team) : "memory");
+    if (SUB_BLOCKS > 1 && round)
+      asm volatile("bar.sync %0,256;" ::"r"(SUB_BLOCK_BARRIER + sub_block) : "memory");
     int sums[ROWS][N / 2];
-    add_up(sums, at, s, TEAMS > 1 && i + gridDim.x < at.tiles ? 1 - team : -1);
-    // Who reads y's memory at present may be in the launch ahead.
-    wait_for_launch_ahead();
+    add_up(sums, at, s, SUB_BLOCKS > 1 && i + gridDim.x < at.tiles ? 1 - sub_block : -1);
+    // Who reads y's memory at present may be in the previous launch.
+    wait_for_launch_before();
     Tile tile;
     tile.find(at, i);
 #pragma unroll
     for (int row = 0; row < WRITTEN_ROWS; row++) {
       Outputs outputs;
-      outputs.find(at, tile, turning, row);
+      outputs.find(at, tile, staging, row);
 #pragma unroll
       for (int j = 0; j < SIXTEENS; j++)
         outputs.store(at, j, sums[row] + 8 * j, sums[ROWS - 1] + 8 * j);
@@ -219,7 +220,7 @@ extern "C" __global__ void __launch_bounds__((WGS + 1) * 128, 1)
     wgmma_gemm(const __grid_constant__ Arguments at) {
   extern __shared__ __align__(1024) char shared[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
-  __shared__ __align__(128) char turning[WGS * 2 * TURN_BYTES];
+  __shared__ __align__(128) char staging[WGS * 2 * STAGING_BYTES];
   Stages s;
   s.memory = shared_address(shared);
   s.full = shared_address(barriers), s.empty = s.full + 8 * STAGES;
@@ -228,7 +229,7 @@ extern "C" __global__ void __launch_bounds__((WGS + 1) * 128, 1)
     for (int i = 0; i < STAGES; i++) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(s.full + 8 * i));
       asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(s.empty + 8 * i),
-                   "r"(TEAM_GROUPS));
+                   "r"(SUB_BLOCK_GROUPS));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -241,6 +242,6 @@ extern "C" __global__ void __launch_bounds__((WGS + 1) * 128, 1)
     if (threadIdx.x == WGS * 128) produce(at, s);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-    consume(at, s, shared_address(turning));
+    consume(at, s, shared_address(staging));
   }
 }

@@ -178,7 +178,7 @@ def macros_of(
         "B_OPERAND": registers + 1,
         "D_OPERAND": registers + 2,
         "WGS": tile.groups,
-        "TEAMS": tile.teams,
+        "SUB_BLOCKS": tile.sub_blocks,
         "ROWS": tile.rows,
         "STAGES": tile.stages,
         "REGISTERS": REGISTERS[tile.groups],

@@ -1,6 +1,6 @@
 // What becomes of a tile's sums: scaled, with GATED gated, rounded, written as rows of tokens.
 
-// Of a thread's two outs, eight apart: what their sums are scaled by.
+// Of a thread's two outs, a distance of eight: what their sums are scaled by.
 struct Scales {
   float out[2], w0[2], bias[2];
 
@@ -37,15 +37,15 @@ struct Outputs {
   int out, token, g, c, group;
   float row_scale;
   Scales scales, up;
-  u32 turning;  // of this warpgroup: two times [16 tokens][64 outs] of 16 bits
+  u32 staging;  // of this warpgroup: two times [16 tokens][64 outs] of 16 bits
 
   // Of the row-th 64 outs of this warpgroup.
   __device__ __forceinline__ void find(const Arguments& at, const Tile& tile, u32 memory, int row) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
     group = threadIdx.x >> 7, g = lane >> 2, c = lane & 3;
-    out = tile.out + (group % TEAM_GROUPS * WRITTEN_ROWS + row) * 64, token = tile.token;
-    turning = memory + group * (2 * TURN_BYTES);
-    // Nobody reads what was turned before any more.
+    out = tile.out + (group % SUB_BLOCK_GROUPS * WRITTEN_ROWS + row) * 64, token = tile.token;
+    staging = memory + group * (2 * STAGING_BYTES);
+    // Nobody reads what was transposed before any more.
     asm volatile("bar.sync %0,128;" ::"r"(GROUP_BARRIER + group) : "memory");
     row_scale = at.row_scale[0];
     scales.find(at.out_scale, at.w0, at.bias, out + 16 * warp + g);
@@ -88,8 +88,8 @@ struct Outputs {
       if (OUT == 0) asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(pair[n]) : "f"(high), "f"(low));
     }
     // Rows of tokens, through shared memory: a token's 64 outs are 128 bytes, whose pieces of 16
-    // are in the order that keeps banks apart.
-    const u32 here = turning + j % 2 * TURN_BYTES;
+    // are in the order that uses different banks.
+    const u32 here = staging + j % 2 * STAGING_BYTES;
     const int own = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(
                      here + own * 128 + (piece ^ own % 8) * 16),

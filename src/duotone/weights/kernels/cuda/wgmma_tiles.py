@@ -38,18 +38,18 @@ class WgmmaTile:
     """A tile of the product, and how a block works on it.
 
     tokens: 16 to 256, in sixteens. groups: warpgroups that multiply. rows: times 64 outs that each
-    has. teams: 1, all groups share a tile; 2, two groups have a tile each and alternate.
+    has. sub_blocks: 1, all groups share a tile; 2, two groups have a tile each and alternate.
     """
 
     tokens: int
     groups: int = 2
     rows: int = 1
-    teams: int = 1
+    sub_blocks: int = 1
 
     @property
     def outs(self) -> int:
         """Channels of the tile."""
-        return GROUP_OUTS * self.rows * self.groups // self.teams
+        return GROUP_OUTS * self.rows * self.groups // self.sub_blocks
 
     @property
     def step_bytes(self) -> int:
@@ -72,9 +72,9 @@ _KINDS = (
     WgmmaTile(256, 2),
     WgmmaTile(192, 3),
     WgmmaTile(160, 2, 2),
-    WgmmaTile(256, 2, 1, teams=2),
-    WgmmaTile(160, 2, 2, teams=2),
-    WgmmaTile(112, 2, 3, teams=2),
+    WgmmaTile(256, 2, 1, sub_blocks=2),
+    WgmmaTile(160, 2, 2, sub_blocks=2),
+    WgmmaTile(112, 2, 3, sub_blocks=2),
 )
 # Of each warpgroup where it has gate and up: 64 outs of both.
 GATED_ROWS = 2
@@ -100,7 +100,7 @@ def _tiles(tokens: int) -> Iterator[WgmmaTile]:
         fewest = math.ceil(tokens / kind.tokens)
         for count in range(fewest, fewest + _MORE_TILES):
             each = math.ceil(tokens / count / TOKEN_MULTIPLE) * TOKEN_MULTIPLE
-            yield WgmmaTile(each, kind.groups, kind.rows, kind.teams)
+            yield WgmmaTile(each, kind.groups, kind.rows, kind.sub_blocks)
 
 
 def predicted_us(
@@ -118,7 +118,7 @@ def predicted_us(
         tile.step_bytes / _INCOMING,
     )
     each = (_WRITE + _ACTIVATE) / 2 if gated else _WRITE
-    writing = each * tile.outs * tile.tokens * (rounds if tile.teams == 1 else 1)
+    writing = each * tile.outs * tile.tokens * (rounds if tile.sub_blocks == 1 else 1)
     cycles = rounds * ins / STEP * _norm(busy, _STEP_NORM) + writing
     memory_us = outs * ins / _MEMORY_BYTES_PER_US + _MEMORY_US
     return _norm((cycles / _CYCLES_PER_US + _LAUNCH_US, memory_us), _MEMORY_NORM)

@@ -1,5 +1,5 @@
-// A team of LANES threads (a power of two up to 32, or all threads of the block) that works at one
-// channel, which it has in shared memory.
+// A sub-block of LANES threads (a power of two up to 32, or all threads of the block) that works at
+// one channel, which it has in shared memory.
 //
 // Expects LANES.
 #if INPUT == 2
@@ -8,9 +8,9 @@ typedef float Element;
 typedef u16 Element;
 #endif
 #define VECTOR (16 / ELEMENT_BYTES)
-#define TEAM_WARPS (LANES > 32 ? LANES / 32 : 1)
+#define SUB_BLOCK_WARPS (LANES > 32 ? LANES / 32 : 1)
 static_assert(LANES <= 32 || LANES == THREADS,
-              "teams of several warps meet at the block's barrier");
+              "sub-blocks of several warps meet at the block's barrier");
 
 __device__ __forceinline__ float element_of(u32 word, int half) {
 #if INPUT == 2
@@ -21,7 +21,7 @@ __device__ __forceinline__ float element_of(u32 word, int half) {
 #endif
 }
 
-struct Team {
+struct SubBlock {
   const Element* x;  // of its channel
   int tokens, lane;
   float mean;
@@ -42,7 +42,7 @@ struct Team {
     for (int t = vectors * VECTOR + lane; t < tokens; t += LANES)
       visit(element_at((const char*)(x + t), 0) - mean, t);
   }
-  // Every lane gets the sums over the team.
+  // Every lane gets the sums over the sub-block.
   template <int N>
   __device__ __forceinline__ void sum(float* y) const {
     over_lanes<N>(y, [](float a, float b) { return a + b; });
@@ -57,8 +57,8 @@ struct Team {
     for (int mask = (LANES > 32 ? 32 : LANES) / 2; mask; mask /= 2)
 #pragma unroll
       for (int i = 0; i < N; i++) y[i] = both(y[i], __shfl_xor_sync(FULL, y[i], mask));
-    if constexpr (TEAM_WARPS > 1) {
-      __shared__ float of_warps[8][TEAM_WARPS];
+    if constexpr (SUB_BLOCK_WARPS > 1) {
+      __shared__ float of_warps[8][SUB_BLOCK_WARPS];
       static_assert(N <= 8, "more sums than there is room for");
       const int warp = threadIdx.x / 32;
 #pragma unroll
@@ -68,7 +68,7 @@ struct Team {
 #pragma unroll
       for (int i = 0; i < N; i++) {
         y[i] = of_warps[i][0];
-        for (int w = 1; w < TEAM_WARPS; w++) y[i] = both(y[i], of_warps[i][w]);
+        for (int w = 1; w < SUB_BLOCK_WARPS; w++) y[i] = both(y[i], of_warps[i][w]);
       }
       __syncthreads();
     }
