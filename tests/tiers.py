@@ -78,6 +78,7 @@ ONE_OF = {
     "attention/cuda/test_compile::test_span_decode_compiles_with_12_warps_for_two_tiles": 11,
     "attention/cuda/test_compile::test_span_decode_compiles_in_every_kind": 23,
     "attention/test_large_keys::test_a_model_with_biased_keys_decodes_alike_in_both_caches": 2,
+    "attention/test_large_keys::test_biased_values_cost_streams_little": 3,
     "evaluate/test_perplexity::test_perplexity_is_that_of_tokens_generated_one_by_one": 5,
     "evaluate/test_perplexity::test_shorter_steps_give_the_same": 3,
     "hf/cache/test_frozen::test_memory_is_what_it_is_without_but_for_spare_slots": 3,

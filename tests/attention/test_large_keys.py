@@ -1,5 +1,6 @@
 """Biases and swings of 1,000 and more in K and V: outputs are finite, and those of the store."""
 
+from functools import cache
 from importlib.util import find_spec
 
 import pytest
@@ -19,9 +20,11 @@ from large_cases import (
     relative_error,
     steps,
 )
+from torch import Tensor
 
 import duotone
 from duotone.attention import decode_attention
+from duotone.quant import CacheSpec
 
 SCHEMES = sorted(duotone.schemes())
 # In groups along tokens or channels; with fewer bits their steps are larger.
@@ -66,9 +69,37 @@ def test_errors_grow_as_the_numbers_do(name: str) -> None:
 @pytest.mark.parametrize("name", ["kivi", "duotone-stream", "innerq"])
 def test_a_model_with_biased_keys_decodes_alike_in_both_caches(name: str) -> None:
     model = biased_model(torch.float64)
-    growing, static = (decoded(model, name, "reference", fixed) for fixed in (False, True))
+    spec = duotone.scheme(name)
+    growing, static = (decoded(model, spec, "reference", fixed) for fixed in (False, True))
     assert torch.isfinite(growing).all()
     assert relative_error(static, growing) < 1e-6
+
+
+@cache
+def logits_of_biased_values(spec: CacheSpec) -> Tensor:
+    model = biased_model(torch.float32, "v_proj", (1000.0, 1000.0, 1000.0))
+    return decoded(model, spec, "reference", steps=2)
+
+
+def spreads_off(spec: CacheSpec) -> float:
+    """Largest error of the logits, in their standard deviations."""
+    right, ours = (logits_of_biased_values(x) for x in (duotone.scheme("dense"), spec))
+    return float((ours - right).abs().max() / right.std(-1).mean())
+
+
+@pytest.mark.parametrize("text", [
+    "xquant", "asymkv", "kivi@1", "duotone-stream@1", "kivi@2", "kivi-sink@1", "duotone-stream@2",
+    "innerq@1", "innerq@2", "duotone-mixed@1", "duotone-mixed@2",
+])  # fmt: skip
+def test_biased_values_cost_streams_little(text: str) -> None:
+    name, _, bits = text.partition("@")
+    assert spreads_off(duotone.scheme(name, **({"bits": int(bits)} if bits else {}))) < 0.01
+
+
+def test_biased_values_cost_smaller_groups_more() -> None:
+    spec = duotone.scheme("duotone-stream")
+    value = spec.text.value.replace(group=16)
+    assert spreads_off(spec.replace(text=spec.text.replace(value=value))) > 0.1
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's interpreter")

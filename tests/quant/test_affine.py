@@ -284,10 +284,23 @@ def test_bits_of_nothing_raise() -> None:
 
 
 @pytest.mark.parametrize(("bits", "eta"), [(1, 1 / 6), (2, 0.045)])
-def test_eta_costs_a_group_of_one_outlier_that_share_of_its_width(bits: int, eta: float) -> None:
+def test_groups_of_channels_keep_end_points_that_most_lie_at(bits: int, eta: float) -> None:
+    x = torch.zeros(4, 32)
+    x[:, 5] = 1000.0
+    x[1, 16:] += 600 * eta  # too far from both ends: half of a group
+    x[2, 17:] += 600 * eta
+    x[3, 5] = 0.0  # without width
+    spec = TensorSpec(bits, along="channels", group=32, eta=eta, param_dtype="float32")
+    off = (quantize(x, spec).dequantize() - quantize(x, spec.replace(eta=0.0)).dequantize()).abs()
+    assert not off[[0, 2, 3]].any()
+    assert torch.allclose(off[1], torch.full((32,), eta * 1000), rtol=0.1)
+
+
+def test_eta_costs_other_groups_of_one_outlier_that_share_of_their_width() -> None:
     x = torch.zeros(1, 32)
     x[0, 5] = 1000.0
-    spec = TensorSpec(bits, along="channels", group=32, eta=eta, param_dtype="float32")
-    assert torch.equal(quantize(x, spec.replace(eta=0.0)).dequantize(), x)
-    moved = quantize(x, spec).dequantize()
-    assert torch.allclose((moved - x).abs(), torch.full_like(x, 1000 * eta), atol=0.01)
+    spec = TensorSpec(2, along="channels", group=32, eta=0.045, param_dtype="float32")
+    small, tokens = spec.replace(group=16), spec.replace(along="tokens")
+    for y, of, most in ((x, spec, 0.0), (x, small, 45.0), (x.T, tokens, 45.0)):
+        off = (quantize(y, of).dequantize() - y).abs()
+        assert off.max() == pytest.approx(most, abs=0.01), of

@@ -25,6 +25,10 @@ from duotone.quant.ranges import (
 )
 from duotone.quant.tensor_spec import BITS, TensorSpec
 
+# Elements of the smallest group that may keep its end points. In groups of 8 at 1 bit, chance puts
+# most elements there in 2 of 100, and perplexity of stories260k rises by half a percent.
+LEAST_KEPT = 32
+
 
 @dataclass(frozen=True)
 class ChosenLevels:
@@ -96,10 +100,35 @@ def decoding_levels(
     """(scale, zero_point) that codes decode to. codes: needed where `needs_codes` is True."""
     scale, zero_point = chosen.scale, chosen.zero_point
     if spec.eta:
-        # XQuant eq. 12. Algorithm 2 there lacks the factor 2**bits - 1; the released code has it.
-        zero_point = stored(zero_point + spec.eta * scale * chosen.top, spec)
-        scale = stored((1 - 2 * spec.eta) * scale, spec)
+        scale, zero_point = _moved_in(x, mask, chosen, spec)
     return _with_gain(x, codes, mask, spec, scale, zero_point)
+
+
+def _moved_in(
+    x: Tensor, mask: Tensor, chosen: ChosenLevels, spec: TensorSpec
+) -> tuple[Tensor, Tensor]:
+    """Levels with end points moved in by eta of the width; some groups keep theirs (`keeps_ends`).
+
+    XQuant eq. 12. Algorithm 2 there lacks the factor 2**bits - 1; the released code has it.
+    """
+    zero_point = stored(chosen.zero_point + spec.eta * chosen.scale * chosen.top, spec)
+    scale = stored((1 - 2 * spec.eta) * chosen.scale, spec)
+    if spec.along != "channels" or x.shape[-1] < LEAST_KEPT:
+        return scale, zero_point
+    keep = keeps_ends(x, mask, chosen, spec.eta)
+    return torch.where(keep, chosen.scale, scale), torch.where(keep, chosen.zero_point, zero_point)
+
+
+def keeps_ends(x: Tensor, mask: Tensor, chosen: ChosenLevels, eta: float) -> Tensor:
+    """True where most elements of a group lie within eta / 2 of its width of an end point.
+
+    A few large channels make such a group: all others lie at one end, and eta of the width is more
+    than they are. Counts and single roundings, so that kernels find what torch finds.
+    """
+    half = chosen.scale * (chosen.top / 2)
+    to_end = ((x - chosen.zero_point - half).abs() - half).abs()
+    at_end = (to_end <= eta * half) & mask
+    return 2 * at_end.sum(-1, keepdim=True) > mask.sum(-1, keepdim=True)
 
 
 def _with_gain(

@@ -28,7 +28,8 @@ class TensorSpec(Record):
         instead of two (InnerQ's hybrid-prefill). A later turn's chunk of tokens is a prefill.
     shrink: end points times this before quantizing, about zero (CalibQuant's released code).
     eta: end points moved inwards after quantizing; codes do not change (XQuant eq. 12). An element
-        at an end point is off by eta of the group's width, so outliers cost their neighbours.
+        at an end point is off by eta of the group's width. Groups along channels that outliers make
+        wide keep their end points (`levels.keeps_ends`).
     levels: "uniform" (end points at min and max) or "lloyd" (end points that minimise the squared
         error of the group; at 1 bit the two conditional means).
     gain: levels scaled about the group's mean, `x_hat <- mean + gain * (x_hat - mean)`. A number,

@@ -40,7 +40,7 @@ def test_outputs_are_those_of_the_store(name: str, static: bool) -> None:
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_model_with_biased_keys_decodes(name: str, static: bool) -> None:
-    model = biased_model(torch.bfloat16)
-    ours, theirs = (decoded(model, name, impl, static) for impl in ("cuda", "reference"))
+    model, spec = biased_model(torch.bfloat16), duotone.scheme(name)
+    ours, theirs = (decoded(model, spec, impl, static) for impl in ("cuda", "reference"))
     assert torch.isfinite(ours).all()
     assert relative_error(ours, theirs.double()) < 0.1  # bf16 layers, and codes that flip by it

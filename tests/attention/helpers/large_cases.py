@@ -105,8 +105,10 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-def biased_model(dtype: torch.dtype) -> PreTrainedModel:
-    """Keys of the first and of the last layer have biases as large as Qwen2.5's."""
+def biased_model(
+    dtype: torch.dtype, of: str = "k_proj", biases: tuple[float, ...] = (900.0, -700.0, 400.0)
+) -> PreTrainedModel:
+    """Keys, or values, of the first and of the last layer have biases as large as Qwen2.5's."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=300, hidden_size=256, intermediate_size=256, num_hidden_layers=3,
@@ -114,17 +116,19 @@ def biased_model(dtype: torch.dtype) -> PreTrainedModel:
     )  # fmt: skip
     model = Qwen2ForCausalLM(config).eval().to(device(), dtype)
     for layer in (model.model.layers[0], model.model.layers[-1]):
-        bias = layer.self_attn.k_proj.bias.data.view(KV_HEADS, HEAD_DIM)
+        bias = getattr(layer.self_attn, of).bias.data.view(KV_HEADS, HEAD_DIM)
         # A channel that RoPE turns fast, and some that it hardly turns.
-        bias[:, [1, 28, 60]] = bias.new_tensor([900.0, -700.0, 400.0])
+        bias[:, [1, 28, 60]] = bias.new_tensor(biases)
     return model
 
 
-def decoded(model: PreTrainedModel, name: str, impl: str, static: bool) -> Tensor:
+def decoded(
+    model: PreTrainedModel, spec: CacheSpec, impl: str, static: bool = False, steps: int = STEPS
+) -> Tensor:
     """Logits of steps after a prompt, tokens given."""
     torch.manual_seed(1)
-    ids = torch.randint(1, 300, (2, PROMPT + STEPS), device=model.device)
-    cache = duotone.QuantizedCache(model, duotone.scheme(name), impl=impl)
+    ids = torch.randint(1, 300, (2, PROMPT + steps), device=model.device)
+    cache = duotone.QuantizedCache(model, spec, impl=impl)
     with torch.no_grad():
         model(ids[:, :PROMPT], past_key_values=cache)
-    return decode(model, cache, ids[:, PROMPT:], room=STEPS if static else 0)
+    return decode(model, cache, ids[:, PROMPT:], room=steps if static else 0)

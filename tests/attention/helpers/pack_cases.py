@@ -116,6 +116,10 @@ LARGE_CASES = [
     GroupCase(kivi(2), 96, apart=(K, V), swing=1500.0),
     *(GroupCase(inner(2, m), swing=1500.0) for m in ("asymmetric", "symmetric", "hybrid")),
     GroupCase(KVSpec(*[TensorSpec(2, "tokens", 32, eta=0.045)] * 2), 80, swing=900.0),
+    # Groups along channels with one large channel keep their end points.
+    *(GroupCase(kivi(bits, eta=eta), 128, swing=3.0) for bits, eta in ((2, 0.045), (1, 1 / 6))),
+    GroupCase(kivi(2, 64, eta=0.1), 128, (4, 2), FP32, swing=3.0),
+    GroupCase(inner(1, eta=1 / 6), 96, dtype=FP16, swing=3.0),
 ]
 APART_CASES = [
     GroupCase(kivi(2), 128, apart=(K, V)),

@@ -59,11 +59,9 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
                             << bit_of(f, i, half);
     add_codes(job, step, first, codes);
   }
+  if (job.eta != 0.f) move_in(l, x, job);
 #pragma unroll
-  for (int n = 0; n < GROUPS; n++) {
-    l[n].template move_in<BITS>(job.eta, job.rest);
-    fits &= l[n].template fits<BITS, ALONG_K>(wide);
-  }
+  for (int n = 0; n < GROUPS; n++) fits &= l[n].template fits<BITS, ALONG_K>(wide);
   if constexpr (ALONG_K) {
     store_pair(job, step, before,
                {join(l[0].scale_bits, l[1].scale_bits), join(l[0].zero_bits, l[1].zero_bits), 0});
@@ -75,6 +73,32 @@ static __device__ __forceinline__ bool write_plain(const Pair (*x)[4], const Bou
           join(l[0].zero_bits, l[1].zero_bits), join(l[2].zero_bits, l[3].zero_bits));
   }
   return fits;
+}
+
+// End points moved in, but along channels where most elements lie at them (quant/levels.py).
+static __device__ __forceinline__ void move_in(Levels* l, const Pair (*x)[4], const Job& job) {
+  u32 at_ends[GROUPS / 2] = {};  // of two groups each
+  if constexpr (VALUE != ALONG_K) {
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int n = group_of(i, half);
+          const bool there = l[n].template at_end<BITS>(number(x[f][i], half), job.eta);
+          at_ends[n / 2] += (u32)there << 16 * (n % 2);
+        }
+#pragma unroll
+    for (int mask = ALONG_K ? 1 : 4; mask < (ALONG_K ? 4 : 32); mask *= 2)
+#pragma unroll
+      for (int n = 0; n < GROUPS / 2; n++)
+        at_ends[n] += __shfl_xor_sync(FULL, at_ends[n], mask);
+  }
+#pragma unroll
+  for (int n = 0; n < GROUPS; n++)
+    if (2 * (at_ends[n / 2] >> 16 * (n % 2) & 0xFFFF) <= GROUP)
+      l[n].template move_in<BITS>(job.eta, job.rest);
 }
 
 // Levels of a row under one mapping, and what codes take of them.

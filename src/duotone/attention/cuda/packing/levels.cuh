@@ -54,9 +54,15 @@ struct Levels {
   // What codes stand for: end points moved inwards by eta of the width; rest: 1 - 2 eta.
   template <int BITS>
   __device__ __forceinline__ void move_in(float eta, float rest) {
-    if (eta != 0.f)
-      set(__fmul_rn(rest, scale),
-          __fadd_rn(zero, __fmul_rn(__fmul_rn(eta, scale), Top<BITS>::VALUE)));
+    set(__fmul_rn(rest, scale),
+        __fadd_rn(zero, __fmul_rn(__fmul_rn(eta, scale), Top<BITS>::VALUE)));
+  }
+  // True for an element within eta / 2 of the width of an end point.
+  template <int BITS>
+  __device__ __forceinline__ bool at_end(float x, float eta) const {
+    const float half = __fmul_rn(scale, Top<BITS>::VALUE / 2);
+    const float from_middle = fabsf(__fsub_rn(__fsub_rn(x, zero), half));
+    return fabsf(__fsub_rn(from_middle, half)) <= __fmul_rn(eta, half);
   }
   template <int BITS>
   __device__ __forceinline__ u32 code(float x) const {
