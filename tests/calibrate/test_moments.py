@@ -10,8 +10,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from duotone.calibrate import moments
 from duotone.calibrate.moments import CalibrationBatch, Recorder, gather_moments, output_metric
 from duotone.calibrate.places import text_places, visual_places
-from duotone.hf.attachment import set_text_implementation
 from duotone.hf.model.facts import model_facts
+from duotone.hf.model.text_attention import set_text_implementation
 from duotone.hf.recording import NAME, recording
 from duotone.inference.batch import prepare
 from tiny_text import text_model

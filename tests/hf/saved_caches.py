@@ -59,7 +59,7 @@ def filled(model: PreTrainedModel, spec: CacheSpec, name: str = "internvl") -> Q
 
 def next_logits(model: PreTrainedModel, cache: QuantizedCache) -> Tensor:
     """Logits of a next token that sees everything, also padding, which is stored nowhere."""
-    batch, seen = cache.steps.batch, cache.steps.length
+    batch, seen = cache.timeline.batch, cache.length
     with torch.no_grad():
         out = model(
             input_ids=torch.full((batch, 1), 7),

@@ -83,7 +83,7 @@ def test_asking_later_lets_an_evicting_cache_read_the_pictures_itself(model, enc
     generate(model, later, half, 1)
     pictures = int(later.attention_mask[:, : later.pictures_end].sum())
     questions = int(later.attention_mask[:, later.pictures_end :].sum())
-    stored = sum(int(ledger.state.dense.lengths.sum()) for ledger in half.steps.ledgers)
+    stored = sum(int(ledger.state.dense.lengths.sum()) for ledger in half.timeline.ledgers)
     assert abs(stored - 3 * (pictures / 2 + questions)) <= 4
 
 

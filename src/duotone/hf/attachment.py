@@ -2,7 +2,8 @@
 
 Attached while an `enable` block or a `QuantizedCache` lives, then undone. While attached, calls
 without a quantized cache run through sdpa as before. Nothing of a step is kept here: threads may
-run one model with a cache each.
+run one model with a cache each. A call that runs in a thread may claim steps, which then are its
+own.
 """
 
 from __future__ import annotations
@@ -10,19 +11,51 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from duotone.hf.cache.attention import NAME, NOT_COMPILED, register, text_implementation
-from duotone.hf.graphs.decode_call import current_call
 from duotone.hf.model.copies import Clean, copied_as_it_is, copied_clean, drop_hooks, not_pickled
+from duotone.hf.model.text_attention import (
+    NAME,
+    NOT_COMPILED,
+    set_text_implementation,
+    text_implementation,
+)
 
 _ATTACHED: weakref.WeakKeyDictionary[PreTrainedModel, Attachment] = weakref.WeakKeyDictionary()
 # Reentrant: collecting a cache releases its hold, and that can happen anywhere.
 _LOCK = threading.RLock()
+_LOCAL = threading.local()
+
+
+class Call(Protocol):
+    """A call of a model that runs steps of it by itself."""
+
+    # True while the model runs a step that this call has claimed.
+    claimed: bool
+
+    def claims(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Claim a step of the model with these arguments, or do not."""
+
+
+def current_call() -> Any:
+    """The `Call` that runs in this thread, or None."""
+    return getattr(_LOCAL, "call", None)
+
+
+@contextmanager
+def running(call: Call) -> Iterator[None]:
+    """Inside, a call may claim this thread's steps."""
+    before, _LOCAL.call = current_call(), call
+    try:
+        yield
+    finally:
+        _LOCAL.call = before
 
 
 class Attachment:
@@ -78,7 +111,6 @@ class Attachment:
                 set_text_implementation(model, self._previous)
 
     def _attach(self, model: PreTrainedModel) -> None:
-        register()
         self._parameters = inspect.signature(model.forward)
         self._previous = text_implementation(model)
         set_text_implementation(model, NAME)
@@ -152,15 +184,3 @@ def _is_compiled_without_us(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     if not torch.compiler.is_compiling():
         return False
     return not any(hasattr(given, "begin_step") for given in (*args, *kwargs.values()))
-
-
-def set_text_implementation(model: PreTrainedModel, name: str) -> None:
-    """Change the language model's attention only; vision towers keep theirs."""
-    text = model.config.get_text_config(decoder=True)
-    names = [key for key in model.config.sub_configs if getattr(model.config, key) is text]
-    model.set_attn_implementation({names[0]: name} if names else name)
-    if text._attn_implementation != name:
-        raise ValueError(
-            f"{type(model).__name__} does not let its attention implementation be set: it does "
-            "not go through transformers' AttentionInterface. Use the model's own cache."
-        )

@@ -13,8 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from duotone.hf.attachment import set_text_implementation
-from duotone.hf.cache.attention import text_implementation
+from duotone.hf.model.text_attention import set_text_implementation, text_implementation
 
 NAME = "duotone-calibrate"
 Heads = Float[Tensor, "batch heads tokens head_dim"]

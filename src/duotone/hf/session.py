@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duotone.cache import MemoryReport
-from duotone.hf.attachment import Attachment
+from duotone.hf.attachment import Attachment, current_call
+from duotone.hf.cache.attention import attach
 from duotone.hf.cache.cache import QuantizedCache
-from duotone.hf.graphs.decode_call import DecodeCall, current_call, is_method
+from duotone.hf.graphs.decode_call import DecodeCall, is_method
 from duotone.hf.graphs.kept_steps import KeptSteps
 from duotone.hf.model.copies import copied_method
 from duotone.hf.model.fitting import fitting_facts
@@ -177,7 +178,7 @@ def enable(
             "its language head, or pass a QuantizedCache to the forward pass."
         )
     session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(model))
-    attachment = Attachment.to(model)
+    attachment = attach(model)
     _open(model, session, attachment)
     try:
         yield session

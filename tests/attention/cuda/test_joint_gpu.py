@@ -268,7 +268,7 @@ def test_a_model_says_what_it_says_by_the_reference(name: str, frozen: bool) -> 
         logits[impl] = torch.cat([first, later], 1).float()
         stores = [layer.store for layer in cache.layers]
         if still:
-            stores = cache.frozen.decoder.stores
+            stores = cache.timeline.frozen.decoder.stores
         assert all((store.stream.records is not None) == (impl == "auto") for store in stores)
         cache.detach()
     error = (logits["auto"] - logits["reference"]).norm() / logits["reference"].norm()

@@ -111,7 +111,7 @@ def test_a_cache_that_an_autocast_filled_holds_still_without_it() -> None:
             model(**given, past_key_values=cache)
         kept, steps = cache.layers[0].store.dtype, torch.randint(2, 280, (len(LENGTHS), STEPS))
         assert decode(model, cache, steps, room=STEPS).isfinite().all()
-        assert {store.dtype for store in cache.frozen.decoder.stores} == {kept}
+        assert {store.dtype for store in cache.timeline.frozen.decoder.stores} == {kept}
 
 
 def test_16_bit_tokens_are_as_near_as_those_of_the_models_own_cache() -> None:

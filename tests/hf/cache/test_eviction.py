@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 import duotone
 from duotone import CacheSpec, Eviction, KVSpec, QuantizedCache, TensorSpec
+from duotone.hf.cache.timeline import Timeline
 
 from exactly import FP64, rounding_as
 from families import (
@@ -103,7 +104,7 @@ def whole(model: PreTrainedModel, given: dict[str, Tensor], ids: Tensor, oracle:
 def places(cache: QuantizedCache, tokens: int) -> list[Tensor]:
     """[batch, tokens] for every layer: where the cache holds a token of the prompt."""
     masks = []
-    for layer, ledger in zip(cache.layers, cache.steps.ledgers, strict=True):
+    for layer, ledger in zip(cache.layers, cache.timeline.ledgers, strict=True):
         found = torch.zeros(len(ledger.state.dense.lengths), tokens, dtype=torch.bool)
         for segment, roll in layer.store.placed_segments(ledger.state):
             for b, n in enumerate(segment.lengths.tolist()):
@@ -239,27 +240,29 @@ def test_generated_tokens_can_be_cropped(policy: str) -> None:
 def test_later_turns_stay_whole() -> None:
     model, given = tiny_model("internvl"), given_of("internvl")
     cache = filled(model, given, VL)
-    held = [ledger.state.dense.lengths.clone() for ledger in cache.steps.ledgers]
+    held = [ledger.state.dense.lengths.clone() for ledger in cache.timeline.ledgers]
     mask = torch.cat([given["attention_mask"], torch.ones(3, 6, dtype=torch.long)], 1)
     with torch.no_grad():
         ids = torch.randint(2, 280, (3, 6))
         model(input_ids=ids, attention_mask=mask, past_key_values=cache)
-    for ledger, before in zip(cache.steps.ledgers, held, strict=True):
+    for ledger, before in zip(cache.timeline.ledgers, held, strict=True):
         assert torch.equal(ledger.state.dense.lengths, before + 6)
 
 
 def test_states_are_held_for_budgets_by_sparsity_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny_model("internvl"), given_of("internvl")
     waiting: list[int] = []
-    release = duotone.hf.cache.timeline.Steps.release
+    commit = Timeline.commit
 
-    def watched(self: Any, index: int) -> Any:
-        waiting.append(len(self._waiting))
-        return release(self, index)
+    def watched(self: Timeline) -> None:
+        before = len(self._waiting)
+        commit(self)
+        if len(self._waiting) < before:
+            waiting.append(before)
 
-    monkeypatch.setattr(duotone.hf.cache.timeline.Steps, "release", watched)
+    monkeypatch.setattr(Timeline, "commit", watched)
     filled(model, given, VL)
-    assert waiting == [3, 2, 1]
+    assert waiting == [3]
     waiting.clear()
     filled(model, given, PYRAMID)
     assert waiting == [1, 1, 1]

@@ -60,7 +60,7 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
     growing, still = (filled(REPORTED[policy]) for _ in range(2))
     decode(model, growing, tokens(NEW))
     decode(model, still, tokens(NEW), room=NEW)
-    ours, theirs, decoder = still.memory(), growing.memory(), still.frozen.decoder
+    ours, theirs, decoder = still.memory(), growing.memory(), still.timeline.frozen.decoder
     same = ("dense_equivalent_bytes", "visual_dense_equivalent_bytes", "nominal_bits")
     assert all(getattr(ours, name) == getattr(theirs, name) for name in same)
     parts = (ours.codes_bytes, ours.params_bytes, ours.dense_bytes)
@@ -71,7 +71,7 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
     data = sum(pair.codes_bytes + pair.params_bytes for pair in packed)
     assert data <= ours.visual_bytes
     assert bool(data) == bool(ours.visual_bytes)
-    still.thaw()
+    still.timeline.thaw()
     assert still.memory().dense_equivalent_bytes == theirs.dense_equivalent_bytes
 
 
@@ -79,7 +79,7 @@ def test_memory_is_what_it_is_without_but_for_spare_slots(policy: str) -> None:
 def test_the_image_tokens_are_packed() -> None:
     """Comparisons would hold if no token were packed; here some must be."""
     cache = filled(VISUAL)
-    packed = cache.hold_still(NEW).decoder.stores[0].places.visual
+    packed = cache.timeline.hold_still(NEW).decoder.stores[0].places.visual
     assert packed.tolist() == (inputs("internvl", ROWS)["input_ids"] == IMAGE).sum(-1).tolist()
 
 
@@ -98,13 +98,13 @@ def test_refusals_come_before_anything_is_changed(name: str, spec: CacheSpec, me
         model(**given, past_key_values=cache)
     before = cache.memory()
     with pytest.raises(ValueError, match=message):
-        cache.hold_still(4)
+        cache.timeline.hold_still(4)
     assert cache.memory() == before
 
 
 def test_an_empty_cache_cannot_hold_still() -> None:
     with pytest.raises(ValueError, match="empty cache"):
-        QuantizedCache(tiny_model("llama"), STREAM).hold_still(3)
+        QuantizedCache(tiny_model("llama"), STREAM).timeline.hold_still(3)
 
 
 @pytest.mark.usefixtures("exactly")
@@ -134,5 +134,5 @@ def test_a_deep_copy_goes_its_own_way(before: int) -> None:
     for ours, theirs, seed in ((clone, other, 7), (cache, alone, 8)):
         logits = [decode(model, x, tokens(5, seed), room) for x, room in ((ours, 5), (theirs, 0))]
         assert logit_error(*logits) < FP64
-    clone.thaw()
+    clone.timeline.thaw()
     assert clone.memory().codes_bytes == other.memory().codes_bytes

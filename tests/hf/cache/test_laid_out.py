@@ -184,7 +184,7 @@ def test_frozen_caches_say_the_same(name: str, model, monkeypatch) -> None:
             model(**prompt(), past_key_values=cache)
         said.append(decode(model, cache, ids, room=70))
     torch.testing.assert_close(*said, rtol=1e-9, atol=1e-9)
-    assert all(store.stream.records is not None for store in laid.frozen.decoder.stores)
+    assert all(store.stream.records is not None for store in laid.timeline.frozen.decoder.stores)
     assert laid.memory().total_bytes >= plain.memory().total_bytes
     check(laid)
 
@@ -198,7 +198,7 @@ def test_layers_that_share_codes_hold_still_in_one_order(model, monkeypatch) -> 
             model(ids[:, :20], past_key_values=cache)
         said.append(decode(model, cache, ids[:, 20:], room))
     torch.testing.assert_close(*said, rtol=1e-9, atol=1e-9)
-    orders = [store.stream.records is not None for store in laid.frozen.decoder.stores]
+    orders = [store.stream.records is not None for store in laid.timeline.frozen.decoder.stores]
     assert orders == [False, False, True]
 
 
@@ -226,5 +226,5 @@ def test_a_stream_of_uneven_groups_is_not_frozen(model) -> None:
         model(tokens, past_key_values=cache)
         cache.crop(kept)
     with pytest.raises(ValueError, match="cropped inside a group"):
-        cache.hold_still(8)
+        cache.timeline.hold_still(8)
     cache.detach()

@@ -140,7 +140,7 @@ def test_caches_that_hold_still(name: str) -> None:
     for _ in range(36):
         step(torch.full((2, 1), 7))
         check(cache)
-    cache.thaw()
+    cache.timeline.thaw()
     check(cache, "36 steps")
 
 
@@ -158,7 +158,7 @@ def test_a_first_step_of_visual_tokens_alone(name: str) -> None:
     if name in ("duotone", "minmax"):
         assert report.dense_bytes == 0
         assert report.total_bytes < report.dense_equivalent_bytes / 2
-    cache.hold_still(3)
+    cache.timeline.hold_still(3)
     check(cache)
 
 
@@ -207,5 +207,5 @@ def test_views_of_something_larger_are_found() -> None:
     check(cache)
     store = cache.layers[1].store
     store.key = torch.cat([store.key, store.key], 2)[:, :, : store.key.shape[2]]
-    with pytest.raises(AssertionError, match=r"layers\[1\]\.store\.key"):
+    with pytest.raises(AssertionError, match=r"stores\[1\]\.key"):
         check(cache)

@@ -150,7 +150,7 @@ def test_codes_that_wait_do_not_outlive_a_step_that_broke_off() -> None:
     seen = []
 
     def fail(*_: object) -> None:
-        cache.commit()
+        cache.timeline.commit()
         seen.append(sorted(waiting["stream"]))
         raise KeyError
 

@@ -65,7 +65,7 @@ def test_steps_may_run_in_the_buffers_without_graphs(double: type[ReplayDouble])
     with rounding_as(model.dtype), duotone.enable(model, MIXED, graphs=False) as session:
         call = {"max_new_tokens": NEW, "do_sample": False}
         ours = model.generate(**typed(model, given), **call)
-        assert session.cache.frozen.steps == NEW - 1
+        assert session.cache.timeline.frozen.steps == NEW - 1
     assert torch.equal(ours, answer(model, MIXED, given, graphs=False).sequences)
     assert not double.captures
 
@@ -113,12 +113,12 @@ def test_a_cache_that_holds_still_can_be_asked_anything(double: type[ReplayDoubl
     with rounding_as(model.dtype), duotone.enable(model, MIXED) as session:
         model.generate(**typed(model, given), max_new_tokens=NEW, do_sample=False)
         cache = session.cache
-        assert cache.frozen is not None
+        assert cache.timeline.frozen is not None
         held = session.memory()
         assert held.dense_equivalent_bytes == _dense_equivalent(model, given)
         assert cache.get_seq_length() == given["input_ids"].shape[1] + NEW - 1
         clone = copy.deepcopy(cache)
-        assert cache.frozen is None
+        assert cache.timeline.frozen is None
         cache.crop(-7)
         assert cache.get_seq_length() == given["input_ids"].shape[1] + NEW - 8
         cache.batch_select_indices(torch.tensor([2, 0]))
@@ -197,7 +197,7 @@ def test_cpus_decode_step_by_step() -> None:
     model, given = tiny_model("llama"), inputs("llama", [[23]])
     with duotone.enable(model, STREAM) as session:
         model.generate(**given, max_new_tokens=12, do_sample=False)
-        assert session.cache.frozen is None
+        assert session.cache.timeline.frozen is None
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_room_is_for_as_many_tokens_as_can_come(
     with duotone.enable(model, STREAM) as session, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of transformers, where nothing is asked
         model.generate(**given, **asked, **stop, do_sample=False)
-        assert session.cache.frozen.room == room
+        assert session.cache.timeline.frozen.room == room
 
 
 def test_bytes_of_a_token_are_those_that_it_adds() -> None:

@@ -17,6 +17,7 @@ from transformers.generation import LogitsProcessor
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
+from duotone.hf.cache.states import materialize
 from duotone.hf.graphs import decode_steps
 
 from exactly import FP64, rounding_as
@@ -172,7 +173,11 @@ def _tokens_of(cache: QuantizedCache) -> list[Tensor]:
     found = [state.tokens, state.dense.lengths, state.stream.lengths]
     if cache.spec.evict is None:
         empty = torch.empty(6, cache.facts.kv_heads, 0, cache.facts.head_dim, dtype=torch.float64)
-        found += [x.materialize(which, empty) for x in cache.layers for which in ("key", "value")]
+        found += [
+            materialize(cache.timeline, index, which, empty)
+            for index in range(cache.facts.layers)
+            for which in ("key", "value")
+        ]
     return found
 
 

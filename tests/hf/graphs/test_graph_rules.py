@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from duotone.hf.cache.attention import NAME
 from duotone.hf.graphs import rules
+from duotone.hf.model.text_attention import NAME
 
 from families import new_model
 

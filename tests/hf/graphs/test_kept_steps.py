@@ -146,7 +146,7 @@ def test_a_cache_that_thawed_takes_its_buffers_along(double: type[ReplayDouble])
     with rounding_as(model.dtype), duotone.enable(model, MIXED) as session:
         first = asked(model, prompt)
         held = session.cache
-        held.thaw()
+        held.timeline.thaw()
         visual = held.layers[0].store.visual.key.scale.clone()
         asked(model, prompt_of(ROWS["short"], seed=1))
         assert torch.equal(held.layers[0].store.visual.key.scale, visual)
@@ -170,8 +170,9 @@ def test_a_cache_that_moved_is_a_cache_like_any(double: type[ReplayDouble]) -> N
             for call in calls:
                 answer = asked(model, prompts[call])
             cache = session.cache
-            for layer, static in zip(cache.layers, cache.frozen.decoder.stores, strict=True):
-                assert layer.store.visual is static.visual
+            timeline = cache.timeline
+            for store, static in zip(timeline.stores, timeline.frozen.decoder.stores, strict=True):
+                assert store.visual is static.visual
             reports.append(session.memory())
             turns.append(_next_turn(model, session.cache, answer))
             session.cache.crop(-5)
@@ -196,7 +197,7 @@ def test_what_is_kept_is_freed(double: type[ReplayDouble], how: str) -> None:
     model, prompt = new_model("internvl"), prompt_of(ROWS["short"])
     with duotone.enable(model, MIXED) as session, rounding_as(model.dtype):
         asked(model, prompt)
-        buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
+        buffer = weakref.ref(session.cache.timeline.frozen.decoder.stores[0].key)
         _forget(session)
     gc.collect()
     assert buffer() is not None
@@ -225,10 +226,10 @@ def test_buffers_are_freed_with_their_last_user(
     try:
         with duotone.enable(model, MIXED) as session, rounding_as(model.dtype):
             asked(model, prompts[0])
-            buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
+            buffer = weakref.ref(session.cache.timeline.frozen.decoder.stores[0].key)
             asked(model, prompts[1])
             assert buffer() is None
-            buffer = weakref.ref(session.cache.frozen.decoder.stores[0].key)
+            buffer = weakref.ref(session.cache.timeline.frozen.decoder.stores[0].key)
         session.cache = None
         session.free_graphs()
         assert buffer() is None

@@ -110,7 +110,7 @@ def test_values_that_a_model_changes_after_its_cache_raise() -> None:
     model = tiny_model("internvl")
     cache = QuantizedCache(model, VISUAL)
     states = torch.zeros(3, 2, 1, 16)
-    lazy = LazyStates(cache.layers[0], "key", states)
+    lazy = LazyStates(cache.timeline, 0, "key", states, 1)
     for key, value in ((lazy, states), (states, lazy)):
         with pytest.raises(NotImplementedError, match="changes K or V between"):
             duotone_attention(model, torch.zeros(3, 4, 1, 16), key, value, None)
@@ -121,7 +121,7 @@ def test_another_attention_does_not_calibrate_scores() -> None:
     given = inputs("internvl", [[3, "image", 9]])
     cache = QuantizedCache(model, VISUAL.replace(tau=(0.0, 1.0)))
     model(**given, past_key_values=cache)
-    states = LazyStates(cache.layers[0], "key", torch.zeros(1, 2, 1, 16))
+    states = LazyStates(cache.timeline, 0, "key", torch.zeros(1, 2, 1, 16), cache.length)
     with pytest.raises(NotImplementedError, match="calibrates scores"):
         states + 0
 
@@ -147,7 +147,7 @@ def test_softcap_raises_inside_the_model() -> None:
 
     model = tiny_model("internvl")
     cache = QuantizedCache(model, VISUAL)
-    lazy = LazyStates(cache.layers[0], "key", torch.zeros(3, 2, 1, 16))
+    lazy = LazyStates(cache.timeline, 0, "key", torch.zeros(3, 2, 1, 16), 1)
     with pytest.raises(NotImplementedError, match="softcap"):
         duotone_attention(model, torch.zeros(3, 4, 1, 16), lazy, lazy, None, softcap=30.0)
 

@@ -12,32 +12,26 @@ from transformers.masking_utils import sdpa_mask
 
 from duotone.attention import attend, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
+from duotone.hf.attachment import Attachment
 from duotone.hf.cache.states import LazyStates, StaticStates
 from duotone.hf.model.masks import as_visibility, causal_visibility
+from duotone.hf.model.text_attention import NAME, NOT_COMPILED
 from duotone.quant.autocast import without_autocast
 
-NAME = "duotone"
-# Said by torch.compile, which leaves its graph for what a cache does; fullgraph=True refuses that.
-NOT_COMPILED = (
-    "a QuantizedCache launches kernels of its own; compile without fullgraph=True, or leave the "
-    "model as it is: duotone.enable captures decode steps as CUDA graphs."
-)
 # States that a `QuantizedLayer` hands to its attention.
 CACHED = (LazyStates, StaticStates)
 # Arguments that change the scores in ways the packed path does not compute.
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
-def register() -> None:
-    """Make the name known to transformers. The mask function is sdpa's: without one, left-padded
-    rows would silently attend to padding."""
+def attach(model: PreTrainedModel) -> Attachment:
+    """Make `duotone_attention` the model's, or count one more holder where it is.
+
+    The mask function is sdpa's: without one, left-padded rows would silently attend to padding.
+    """
     AttentionInterface.register(NAME, duotone_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-def text_implementation(model: PreTrainedModel) -> str:
-    """The name of the language model's attention implementation."""
-    return model.config.get_text_config(decoder=True)._attn_implementation
+    return Attachment.to(model)
 
 
 def duotone_attention(
@@ -75,24 +69,23 @@ def _cached_attention(
     kwargs: dict[str, Any],
 ) -> Tensor:
     _check_arguments(module, kwargs)
+    timeline = key.timeline
     if isinstance(key, StaticStates):
-        output = key.layer.decode(query, key.new, value.new, _scale(query, scaling))
+        decoder, sm_scale = timeline.frozen.decoder, _scale(query, scaling)
+        output = decoder.attend(key.index, query, key.new, value.new, sm_scale)
         return output.transpose(1, 2).contiguous()
-    cache, steps = key.layer.cache, key.layer.cache.steps
-    if steps.is_decode_step:
+    if timeline.step.decodes:
         output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
-    elif steps.step.start == 0:
+        return output.transpose(1, 2).contiguous()
+    if timeline.step.start == 0:
         output, _ = sdpa_attention_forward(
             module, query, key.new, value.new, attention_mask, scaling=scaling, **kwargs
         )
-        if steps.selection is not None:
-            steps.judge(_importance(query, key, attention_mask, scaling))
-        cache.commit()
+        if timeline.selection is not None:
+            timeline.judge(_importance(query, key, attention_mask, scaling))
         return output
-    else:
-        output = _chunk(query, key, value, attention_mask, scaling)
-    if not steps.is_stored(key.layer.index):
-        cache.commit()
+    output = _chunk(query, key, value, attention_mask, scaling)
+    timeline.commit()
     return output.transpose(1, 2).contiguous()
 
 
@@ -115,8 +108,7 @@ def _check_arguments(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def _is_sliding(key: LazyStates, kwargs: dict[str, Any]) -> bool:
-    facts = key.layer.cache.facts
-    return facts.sliding[key.layer.index] or kwargs.get("sliding_window") is not None
+    return key.timeline.facts.sliding[key.index] or kwargs.get("sliding_window") is not None
 
 
 def _scale(query: Tensor, scaling: float | None) -> float:
@@ -127,7 +119,7 @@ def _importance(
     query: Tensor, key: LazyStates, mask: Tensor | None, scaling: float | None
 ) -> Importance:
     """Attention of the scoring queries to a prompt's tokens, by the model's own mask."""
-    steps, tokens = key.layer.cache.steps, query.shape[2]
+    timeline, tokens = key.timeline, query.shape[2]
     place = torch.arange(tokens, device=query.device)
     given = None if mask is None else as_visibility(mask, tokens)
 
@@ -136,8 +128,8 @@ def _importance(
         seen = (place <= place[rows, None])[None] if given is None else given[:, rows]
         return seen.expand(len(query), -1, -1)
 
-    weights = steps.selection.weights
-    weights = weights if steps.order is None else weights.gather(1, steps.order)
+    weights, order = timeline.selection.weights, timeline.order
+    weights = weights if order is None else weights.gather(1, order)
     with without_autocast(query.device):
         return measure_importance(query, key.new, weights, visible, _scale(query, scaling))
 
@@ -147,12 +139,12 @@ def _decode(
 ) -> Tensor:
     # Padding is stored nowhere, so only a sliding window still needs the model's mask.
     visible = as_visibility(mask, 1) if sliding and mask is not None else None
-    cache = key.layer.cache
-    segments = key.layer.segments(mask=visible)
+    timeline = key.timeline
+    segments = timeline.segments(key.index, mask=visible)
     sm_scale = _scale(query, scaling)
     # Under autocast the query may be of another type than what is stored; kernels take one.
-    typed = query.to(key.layer.store.dtype)
-    given = {"tau": cache.spec.tau, "impl": cache.impl, "slow": cache.slow}
+    typed = query.to(timeline.stores[key.index].dtype)
+    given = {"tau": timeline.spec.tau, "impl": timeline.impl, "slow": timeline.slow}
     return decode_attention(typed, segments, sm_scale=sm_scale, **given).to(query.dtype)
 
 
@@ -160,7 +152,8 @@ def _chunk(
     query: Tensor, key: LazyStates, value: LazyStates, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
     """Several queries against the packed past and this step's own dense states."""
-    queries, past = query.shape[2], key.layer.cache.steps.step.start
+    timeline, queries = key.timeline, query.shape[2]
+    past = timeline.step.start
     if mask is None:
         visible = causal_visibility(queries, past + queries, query.device)
     else:
@@ -172,5 +165,5 @@ def _chunk(
         torch.full((query.shape[0],), queries, device=query.device),
         mask=visible[:, :, past : past + queries],
     )
-    segments = [*key.layer.segments(before=True, mask=visible), own]
-    return attend(query, segments, sm_scale=_scale(query, scaling), tau=key.layer.cache.spec.tau)
+    segments = [*timeline.segments(key.index, before=True, mask=visible), own]
+    return attend(query, segments, sm_scale=_scale(query, scaling), tau=timeline.spec.tau)

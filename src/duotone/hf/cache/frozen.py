@@ -1,16 +1,16 @@
 """A cache's tokens in fixed buffers for as long as every step brings one token per sequence.
 
-A `QuantizedCache` freezes after its prompt, decodes, and thaws before anything else is asked of
-it: a longer step, a crop, a change of rows, a file. Its ledgers rest meanwhile; the number of steps
-alone says what has become of them.
+A cache freezes after its prompt, decodes, and thaws before anything else is asked of it: a longer
+step, a crop, a change of rows, a file. Its ledgers rest meanwhile; the number of steps alone says
+what has become of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from duotone.attention.static import StaticDecoder
 from duotone.cache import (
+    LayerStore,
+    Ledger,
     MemoryReport,
     StaticPlaces,
     StaticStore,
@@ -25,12 +27,14 @@ from duotone.cache import (
     thaw,
 )
 from duotone.cache.alike import OF_PROMPTS, Structure
+from duotone.cache.index import LedgerState
 from duotone.cache.ragged import Move
 from duotone.cache.static import check_frozen, settle_orders
 from duotone.cache.thaw import chronological
-
-if TYPE_CHECKING:
-    from duotone.hf.cache.cache import QuantizedCache
+from duotone.hf.model.facts import ModelFacts
+from duotone.quant import CacheSpec
+from duotone.quant.autocast import without_autocast
+from duotone.slow_paths import SlowPaths
 
 # Prompts whose lengths differ by less may have buffers of equal size.
 MULTIPLE = 64
@@ -41,14 +45,13 @@ TAKEN_OVER = ("visual", "background", "key_norm")
 class Frozen:
     """Fixed buffers of all layers of one cache, with room for `room` more tokens.
 
-    Errors: ValueError, before anything is changed, for a cache that cannot freeze.
+    decoder: of these buffers. orders: in which the dense tokens of each layer entered them. start:
+    logical length when they were made.
     """
 
-    def __init__(self, cache: QuantizedCache, room: int) -> None:
-        _check(cache)
-        self.start, self.room = cache.steps.length, room
-        stores, self._orders = _frozen_stores(cache, room)
-        self.decoder = StaticDecoder(stores, cache.spec.tau, cache.impl, cache.slow)
+    def __init__(self, decoder: StaticDecoder, orders: list[Move], start: int, room: int) -> None:
+        self.decoder, self._orders = decoder, orders
+        self.start, self.room = start, room
         self._broke_off = self.is_thawed = False
         # What the sequences have become of those at the start, by number.
         self.rows: Int[Tensor, " batch"] | None = None
@@ -63,10 +66,11 @@ class Frozen:
         """True where nobody else has the buffers: the cache gave none of them back."""
         return not (self.is_thawed or self._broke_off)
 
-    def move_into(self, other: Frozen, cache: QuantizedCache) -> bool:
+    def move_into(self, other: Frozen, stores: Sequence[LayerStore], slow: SlowPaths) -> bool:
         """Go on in the buffers of `other`, where they are alike; False: they are not.
 
-        cache: of this object, before its first step. `other` has no cache any more.
+        stores: of this object's cache, before its first step. slow: warnings of its model. `other`
+        has no cache any more.
         """
         if self.room != other.room or not self.structure.is_like(other.structure):
             return False
@@ -75,10 +79,10 @@ class Frozen:
             for name in OF_PROMPTS:
                 object.__setattr__(theirs, name, getattr(ours, name))
         self.decoder, self.structure = other.decoder, other.structure
-        self.decoder.steps, self.decoder.slow = 0, cache.slow
-        for layer, static in zip(cache.layers, self.decoder.stores, strict=True):
+        self.decoder.steps, self.decoder.slow = 0, slow
+        for store, static in zip(stores, self.decoder.stores, strict=True):
             for name in TAKEN_OVER:
-                setattr(layer.store, name, getattr(static, name))
+                setattr(store, name, getattr(static, name))
         return True
 
     def reorder(self, index: Int[Tensor, " batch"]) -> None:
@@ -116,14 +120,13 @@ class Frozen:
         """Bytes of all buffers."""
         return self.structure.nbytes
 
-    def memory(self, cache: QuantizedCache) -> MemoryReport:
+    def memory(self, states: Iterable[LedgerState], nominal_bits: float) -> MemoryReport:
         """Bytes of all buffers, free slots included, and of the ledgers that rest meanwhile."""
-        resting = [x for ledger in cache.steps.ledgers for x in ledger.state.tensors]
+        resting = [x for state in states for x in state.tensors]
         resting += [x for order in self._orders for x in (order.index, order.lengths)]
-        nominal = cache.spec.nominal_bits(cache.facts.layers)
-        return static_memory_report(self.decoder.stores, nominal, resting)
+        return static_memory_report(self.decoder.stores, nominal_bits, resting)
 
-    def thaw(self, cache: QuantizedCache) -> None:
+    def thaw(self, stores: Sequence[LayerStore], ledgers: Sequence[Ledger]) -> None:
         """Give the cache's layers and ledgers the tokens back.
 
         Errors: RuntimeError after a step that broke off.
@@ -134,61 +137,64 @@ class Frozen:
                 "again with a new cache."
             )
         self.is_thawed = True
-        slots: dict[int, Move] = {}
-        for layer, static, order in zip(
-            cache.layers, self.decoder.stores, self._orders, strict=True
-        ):
-            key = id(static.places)
-            if key not in slots:
-                state = cache.steps.ledgers[layer.index].state
-                if self.rows is not None:
-                    state, order = state.reordered(self.rows), order.rows(self.rows)
-                slots[key] = chronological(static.places, state, order)
-            thaw(layer.store, static, slots[key])
-        for ledger in {id(ledger): ledger for ledger in cache.steps.ledgers}.values():
-            ledger.decoded(self.steps, self.rows)
+        statics = self.decoder.stores
+        with without_autocast(statics[0].key.device):
+            slots: dict[int, Move] = {}
+            for store, static, order, ledger in zip(
+                stores, statics, self._orders, ledgers, strict=True
+            ):
+                key = id(static.places)
+                if key not in slots:
+                    slots[key] = self._slots(static, ledger.state, order)
+                thaw(store, static, slots[key])
+            for ledger in {id(ledger): ledger for ledger in ledgers}.values():
+                ledger.decoded(self.steps, self.rows)
+
+    def _slots(self, static: StaticStore, state: LedgerState, order: Move) -> Move:
+        """Slots of a layer's dense tokens, the oldest first, in the sequences of now."""
+        if self.rows is not None:
+            state, order = state.reordered(self.rows), order.rows(self.rows)
+        return chronological(static.places, state, order)
 
 
-def _check(cache: QuantizedCache) -> None:
+def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
-    if not cache.steps.length:
+    if not length:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
-    if any(cache.facts.sliding):
+    if any(facts.sliding):
         raise ValueError(
             "fixed buffers do not read the masks that sliding windows need; "
-            f"{cache.facts.model_type!r} has such layers. Decode in buffers that grow."
+            f"{facts.model_type!r} has such layers. Decode in buffers that grow."
         )
-    if cache.spec.share is not None and cache.spec.share.weights is not None:
+    if spec.share is not None and spec.share.weights is not None:
         raise ValueError(
             "fixed buffers are flushed layer by layer and cannot average the codes of several; got "
             "Sharing.weights. Decode in buffers that grow."
         )
 
 
-def _frozen_stores(cache: QuantizedCache, room: int) -> tuple[list[StaticStore], list[Move]]:
+def frozen_stores(
+    layers: Sequence[LayerStore], states: Sequence[LedgerState], spec: CacheSpec, room: int
+) -> tuple[list[StaticStore], list[Move]]:
     """(layers of a prefilled cache in fixed buffers, the order of each one's dense tokens).
 
     room: for later tokens. The layers lose their dense tokens and their streams, one after the
-    other.
+    other. Errors: ValueError, before anything is changed, for a layer that cannot freeze.
     """
     made: dict[int, Any] = {}
-    for layer in cache.layers:
-        state = cache.steps.state(layer.index)
+    for layer, state in zip(layers, states, strict=True):
         if id(state) not in made:
-            made[id(state)] = StaticPlaces.of(state, cache.spec, room, MULTIPLE)
-        check_frozen(layer.store)
-    settle_orders([layer.store for layer in cache.layers])
+            made[id(state)] = StaticPlaces.of(state, spec, room, MULTIPLE)
+        check_frozen(layer)
+    settle_orders(layers)
     stores, orders = [], []
-    for layer in cache.layers:
-        places, order = made[id(cache.steps.state(layer.index))]
-        stores.append(StaticStore(layer.store, places, order))
+    for layer, state in zip(layers, states, strict=True):
+        places, order = made[id(state)]
+        stores.append(StaticStore(layer, places, order))
         orders.append(order)
         # One layer's tokens are there twice, not all.
-        layer.store.key = layer.store.value = layer.store.stream = None
-    for index, layer in enumerate(cache.layers):
-        sources = {
-            which: stores[cache.spec.source(which, index, len(stores))]
-            for which in layer.store.sources
-        }
+        layer.key = layer.value = layer.stream = None
+    for index, layer in enumerate(layers):
+        sources = {which: stores[spec.source(which, index, len(stores))] for which in layer.sources}
         stores[index].share(sources)
     return stores, orders

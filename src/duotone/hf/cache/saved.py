@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +21,13 @@ from duotone.cache.checks import DTYPES, check_finite
 from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
 from duotone.cache.saved import SavedLayer, collect, name_of, parse
+from duotone.hf.cache.timeline import Timeline
 from duotone.hf.model.calibrated import basis_digests
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.identity import config_differences, config_facts, is_in_memory, weights_digest
 from duotone.hf.model.module_facts import number_facts
 from duotone.quant import CacheSpec, tensor_file
-
-if TYPE_CHECKING:
-    from duotone.hf.cache.cache import QuantizedCache
 
 # 6: checksum; digests of weights and bases, configuration and type of the model, and numbers that
 # its modules hold.
@@ -40,24 +38,24 @@ WAIVABLE = ("weights", "config", "dtype", "bases", "checksum")
 Header = dict[str, Any]
 
 
-def save_cache(cache: QuantizedCache, model: PreTrainedModel | None, path: str | Path) -> None:
-    """Write `cache`, which `model` has filled.
+def save_cache(timeline: Timeline, model: PreTrainedModel | None, path: str | Path) -> None:
+    """Write the tokens of a cache, which `model` has filled.
 
-    Errors: ValueError for an empty one, without a model, and for a cache that `load_cache` would
+    Errors: ValueError for an empty one, without a model, and for a cache that `read_cache` would
     refuse, e.g. because of numbers that are not finite.
     """
-    if cache.ledger is None:
+    if not timeline.ledgers:
         raise ValueError("the cache is empty; run the model with it first.")
     if model is None:
         raise ValueError("the cache's model does not exist any more; save while it does.")
     # Layers that share a ledger share one object.
-    ledgers = {id(ledger): ledger for ledger in cache.steps.ledgers}.values()
-    stores = [layer.store for layer in cache.layers]
-    header, tensors = collect(stores, [ledger.state for ledger in ledgers])
+    ledgers = {id(ledger): ledger for ledger in timeline.ledgers}.values()
+    spec, facts = timeline.spec, timeline.facts
+    header, tensors = collect(timeline.stores, [ledger.state for ledger in ledgers])
     with tensor_file.damage_named("this cache cannot be saved"):
-        parse(header, tensors, cache.spec, _shape(cache.facts))
-    header |= {"format": FORMAT, "spec": cache.spec.to_dict(), "model": cache.facts.signature()}
-    tensor_file.write(path, tensors, header | _identity(model, cache.spec), KEY)
+        parse(header, tensors, spec, _shape(facts))
+    header |= {"format": FORMAT, "spec": spec.to_dict(), "model": facts.signature()}
+    tensor_file.write(path, tensors, header | _identity(model, spec), KEY)
 
 
 def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
@@ -75,15 +73,13 @@ def _shape(facts: ModelFacts) -> Shape:
     return Shape(facts.layers, facts.kv_heads, facts.head_dim)
 
 
-def load_cache(
-    cls: type[QuantizedCache],
+def read_cache(
     path: str | Path,
     model: PreTrainedModel,
     visual_mask: Tensor | None = None,
     waive: Collection[str] = (),
-    impl: str = "auto",
-) -> QuantizedCache:
-    """Read a cache back onto the model's device; `QuantizedCache.load` says what is checked."""
+) -> tuple[CacheSpec, Saved]:
+    """(spec, content) of a file; `QuantizedCache.load` says what is checked."""
     check_waive(waive)
     header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
     with tensor_file.damage_named(f"{path} cannot be loaded"):
@@ -102,9 +98,7 @@ def load_cache(
         saved = parse(header, tensors, spec, _shape(facts))
         if header["model_dtype"] != name_of(model.dtype):
             saved = _converted(saved, spec, model.dtype)
-    cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
-    _fill(cache, saved, model.device)
-    return cache
+    return spec, saved
 
 
 def check_waive(waive: Collection[str]) -> None:
@@ -185,16 +179,17 @@ def _converted(saved: Saved, spec: CacheSpec, dtype: torch.dtype) -> Saved:
     return Saved(saved.states, layers, dtype)
 
 
-def _fill(cache: QuantizedCache, saved: Saved, device: torch.device) -> None:
+def fill(timeline: Timeline, saved: Saved, device: torch.device) -> None:
+    """Put what a file holds into the timeline of a new cache."""
     tables: dict[int, BlockTable] = {}
-    cache.steps.restore([_ledger(cache.spec, state, device) for state in saved.states])
-    for layer, content in zip(cache.layers, saved.layers, strict=True):
-        layer.is_initialized, layer.store.dtype = True, saved.dtype
+    timeline.restore([_ledger(timeline.spec, state, device) for state in saved.states])
+    for store, content in zip(timeline.stores, saved.layers, strict=True):
+        store.dtype = saved.dtype
         for name, tensor in content.own.items():
-            setattr(layer.store, name, tensor.to(device))
+            setattr(store, name, tensor.to(device))
         for name, pair in content.pairs.items():
-            setattr(layer.store, name, _on_device(pair, tables, device))
-            layer.store.lay_out(name)
+            setattr(store, name, _on_device(pair, tables, device))
+            store.lay_out(name)
 
 
 def _ledger(spec: CacheSpec, state: LedgerState, device: torch.device) -> Ledger:

@@ -1,18 +1,24 @@
-"""A cache's timeline: the current step, each layer's plan for it, and what is not stored yet."""
+"""A cache's timeline: its tokens, the current step, and each layer's plan for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from duotone.cache import AppendPlan, Importance, Ledger
+from duotone.attention import Plan
+from duotone.attention.static import StaticDecoder
+from duotone.cache import AppendPlan, Importance, LayerStore, Ledger, Segment
 from duotone.cache.eviction import Selection
 from duotone.cache.index import LedgerState
+from duotone.cache.sharing import share_layers
+from duotone.hf.cache.frozen import Frozen, check_freezes, frozen_stores
+from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
-from duotone.quant.checks import Checks
+from duotone.quant.checks import Checks, put_off
+from duotone.slow_paths import SlowPaths
 
 
 @dataclass(frozen=True)
@@ -20,47 +26,72 @@ class Step:
     """One forward step as the model announced it.
 
     visual, real: which of its tokens are visual and which are no padding. start: logical length
-    before it.
+    before it. decodes: True for one token that every sequence keeps in 16 bit; attention reads it
+    from the store.
     """
 
     visual: Bool[Tensor, "batch tokens"]
     real: Bool[Tensor, "batch tokens"]
     start: int
+    decodes: bool = False
 
     @property
     def tokens(self) -> int:
         """New tokens per sequence, padding included."""
         return self.real.shape[1]
 
-    @property
-    def end(self) -> int:
-        """Logical length after it."""
-        return self.start + self.tokens
 
+class Timeline:
+    """Owner of a cache's tokens: spec, ledgers, plans, waiting states, and stores.
 
-class Steps:
-    """Ledgers and plans of all layers: one that all of them share, or one each where they evict.
-
-    order: of this step's queries, where it is another than that of its tokens (AIFS).
-    selection: chooses what an evicted prompt keeps while it runs; None at any other time. Its plans
-    follow from scores, so they come after the layer has attended, or after the last one has.
+    plans: how the attention of each layer reads. impl: the decode attention that was asked for.
+    slow: warnings of slow paths that the model has given.
+    stores, ledgers, and the step's plans: one per layer. Layers have one ledger together, or one
+    each where they evict; there is none before the first step.
+    frozen: the tokens in fixed buffers, while every step brings one per sequence.
+    step: the current one. order: of its queries, where it is another than that of its tokens
+    (AIFS). selection: chooses what an evicted prompt keeps while it runs; None at any other time.
+    Its plans follow from scores, so they come after the layer has attended, or after the last one.
     """
 
-    def __init__(self, spec: CacheSpec, depth: int) -> None:
-        self.spec, self.depth = spec, depth
+    def __init__(
+        self,
+        spec: CacheSpec,
+        facts: ModelFacts,
+        plans: Sequence[Plan],
+        impl: str,
+        slow: SlowPaths,
+    ) -> None:
+        self.spec, self.facts, self.impl, self.slow = spec, facts, impl, slow
+        self.layouts = tuple(plan.layouts for plan in plans)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.stores = [
+            LayerStore(self.spec.at_layer(index), layouts)
+            for index, layouts in enumerate(self.layouts)
+        ]
+        share_layers(self.stores, self.spec)
         self.ledgers: list[Ledger] = []
-        self.plans: list[AppendPlan | None] = [None] * depth
-        self.step: Step | None = None
-        self.order: Tensor | None = None
-        self.selection: Selection | None = None
+        self.frozen: Frozen | None = None
         # Of states that are stored already, to be made before the step ends.
         self.checks = Checks()
         self._taken: set[int] = set()
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        self.step: Step | None = None
+        self.selection: Selection | None = None
+        self.order: Tensor | None = None
+        self.plans: list[AppendPlan | None] = [None] * len(self.stores)
 
     @property
     def length(self) -> int:
-        """Logical length after the last whole step."""
+        """Logical length after the last whole step, padding included."""
+        if self.frozen is not None:
+            return self.frozen.length
         return self.ledgers[0].state.seen if self.ledgers else 0
 
     @property
@@ -68,42 +99,51 @@ class Steps:
         """Sequences; 0 before the first step."""
         return len(self.ledgers[0].state.dense.lengths) if self.ledgers else 0
 
-    @property
-    def is_decode_step(self) -> bool:
-        """One token that every sequence keeps in 16 bit: it is attended from the store."""
-        return self.plans[0] is not None and self.plans[0].is_decode_step
-
     def begin(self, visual: Tensor, real: Tensor) -> None:
-        """Start a step; plans are made now, unless its tokens are evicted."""
+        """Begin a step of these tokens, [batch, tokens] True at visual ones and at no padding.
+
+        Plans are made now, unless its tokens are evicted.
+        """
         batch = len(real)
         if not self.ledgers:
-            self._open(batch, real.device)
+            count = 1 if self.spec.evict is None else len(self.stores)
+            self.restore([Ledger(self.spec, batch, real.device) for _ in range(count)])
         elif self.batch != batch:
             raise ValueError(
                 f"this cache holds {self.batch} sequences; got a batch "
                 f"of {batch}. Use a cache per batch, or batch_repeat_interleave."
             )
-        self.step, self._taken = Step(visual, real, self.length), set()
-        self.selection, self.plans, self.order = None, [None] * self.depth, None
-        if self.spec.evict is not None and self.step.start == 0 and self.step.tokens > 1:
-            self.selection = Selection(self.spec.evict, self.depth, visual, real)
+        start, tokens = self.length, real.shape[1]
+        self._forget_step()
+        self._taken = set()
+        if self.spec.evict is not None and start == 0 and tokens > 1:
+            self.step = Step(visual, real, start)
+            self.selection = Selection(self.spec.evict, len(self.stores), visual, real)
             return
         made = {id(ledger): ledger.plan(visual, real) for ledger in self._distinct()}
         self.plans = [made[id(ledger)] for ledger in self.ledgers]
-
-    def _open(self, batch: int, device: torch.device) -> None:
-        count = 1 if self.spec.evict is None else self.depth
-        self.restore([Ledger(self.spec, batch, device) for _ in range(count)])
+        self.step = Step(visual, real, start, self.plans[0].is_decode_step)
+        for store, plan in zip(self.stores, self.plans, strict=True):
+            # All at once: a layer may read codes that a later one keeps, or has a part in.
+            if plan.flush_first is not None:
+                store.flush(plan.flush_first)
 
     def restore(self, ledgers: list[Ledger]) -> None:
         """Go on with these ledgers: one per layer, or one for all."""
-        self.ledgers = ledgers if len(ledgers) == self.depth else ledgers * self.depth
+        count = len(self.stores)
+        self.ledgers = ledgers if len(ledgers) == count else ledgers * count
 
     def _distinct(self) -> list[Ledger]:
         return list({id(ledger): ledger for ledger in self.ledgers}.values())
 
-    def take(self, index: int, key: Tensor, value: Tensor) -> None:
-        """Hold one layer's states of the current step until its plan is known."""
+    def take(self, index: int, key: Tensor, value: Tensor) -> int:
+        """Take one layer's states of the current step; returns its logical length with them.
+
+        They are stored at once where attention reads them from the store, or reads nothing else,
+        as in a prompt. They wait where it also reads the tokens before them, and where no plan is
+        known.
+        """
+        self.commit()
         if self.step is None or index in self._taken:
             raise RuntimeError(
                 f"layer {index} was updated outside a step that the cache has heard of. Pass the "
@@ -119,27 +159,33 @@ class Steps:
             )
         self._taken.add(index)
         self._waiting[index] = (key, value)
+        if self.step.decodes or self.step.start == 0:
+            self.commit()
+        return self.step.start + self.step.tokens
+
+    def commit(self) -> None:
+        """Quantize and store the states whose plans are known; their dense copies are released."""
+        due = [index for index in self._waiting if self.plans[index] is not None]
+        with put_off(self.checks):
+            for index in due:
+                key, value = self._waiting.pop(index)
+                self.stores[index].apply(self.plans[index], key.detach(), value.detach())
 
     def judge(self, found: Importance) -> None:
-        """Hear how important one layer finds the tokens of an evicted prompt."""
+        """Hear how important one layer finds the tokens of an evicted prompt, and store them."""
         for kept in self.selection.hear(found):
             index = sum(plan is not None for plan in self.plans)
             self.plans[index] = self.ledgers[index].plan(self.step.visual, self.step.real, kept)
         if None not in self.plans:
             self.selection = None
+        self.commit()
 
-    def due(self) -> list[int]:
-        """Layers whose states wait and whose plan is known."""
-        return [index for index in self._waiting if self.plans[index] is not None]
-
-    def release(self, index: int) -> tuple[AppendPlan, Tensor, Tensor]:
-        """Hand over a layer's plan and states (K, V), and let go of them."""
-        key, value = self._waiting.pop(index)
-        return self.plans[index], key.detach(), value.detach()
-
-    def is_stored(self, index: int) -> bool:
-        """This step's states of a layer are in its store already."""
-        return index not in self._waiting
+    def segments(
+        self, index: int, before: bool = False, mask: Tensor | None = None
+    ) -> list[Segment]:
+        """The stored tokens of a layer, as they are or as they were before this step."""
+        self.thaw()
+        return self.stores[index].segments(self.state(index, before), mask)
 
     def state(self, index: int, before: bool = False) -> LedgerState:
         """Places of a layer's tokens, now or before this step."""
@@ -150,54 +196,96 @@ class Steps:
 
     def seen(self, index: int) -> int:
         """Logical length of one layer: the current step counts once the layer has taken it."""
-        if self.step is None:
-            return self.length
-        return self.step.end if index in self._taken else self.step.start
+        if self.step is None or index not in self._taken:
+            return self.length if self.step is None else self.step.start
+        return self.step.start + self.step.tokens
 
-    @property
-    def is_complete(self) -> bool:
-        """The current step has reached all layers."""
-        return len(self._taken) == self.depth
+    def own_from(self, index: int) -> int | None:
+        """First token that attention reads from a layer's own states; None: all are in the store.
+
+        A prompt attends in full precision, although it is stored.
+        """
+        is_whole = index in self._taken and self.step.start == 0 and not self.step.decodes
+        return self.step.start if is_whole or index in self._waiting else None
+
+    def end(self) -> None:
+        """End a step, also one that broke off: nothing temporary outlives it.
+
+        A step that reached all layers is stored, and checks that were put off are made. Of another
+        one, which makes the cache unusable, the states and codes that wait for later layers are
+        let go. Errors: ValueError for numbers that cannot be quantized.
+        """
+        try:
+            if len(self._taken) == len(self.stores):
+                self._store_all()
+                self._finish()
+        finally:
+            # A step that broke off has to show.
+            self._taken -= set(self._waiting)
+            self._waiting.clear()
+            for store in self.stores:
+                for member in store.runs.values():
+                    member.waiting.clear()
 
     def settle(self) -> None:
-        """Make the checks that were put off. Errors: ValueError; the step has then broken off."""
+        """Make the tokens whole and let them grow again, before anything else is asked of them.
+
+        Errors: ValueError for numbers that cannot be quantized, RuntimeError after a step that
+        broke off.
+        """
+        self.thaw()
+        self._store_all()
+        stored = len(self._taken) - len(self._waiting)
+        if self.step is not None and stored != len(self.stores):
+            raise RuntimeError(
+                f"the last step reached {stored} of {len(self.stores)} layers, so the "
+                "cache is not consistent any more. Start again with a new cache."
+            )
+        self._finish()
+
+    def _store_all(self) -> None:
+        """Store what waits, and make the checks that were put off."""
+        self.commit()
         try:
             self.checks.settle()
         except ValueError:
             self._taken.clear()
             raise
 
-    def let_go(self) -> None:
-        """Drop states that still wait: they belong to a step that broke off, which has to show."""
-        self._taken -= set(self._waiting)
-        self._waiting.clear()
-
-    def finish(self) -> None:
-        """End a step that is stored: of it, nothing but where its tokens are is kept."""
+    def _finish(self) -> None:
+        """Keep nothing of a step that is whole but where its tokens are."""
         self._taken.clear()
         self._forget_step()
-
-    def check_whole(self) -> None:
-        """Raise where the last step broke off."""
-        stored = len(self._taken) - len(self._waiting)
-        if self.step is not None and stored != self.depth:
-            raise RuntimeError(
-                f"the last step reached {stored} of {self.depth} layers, so the "
-                "cache is not consistent any more. Start again with a new cache."
-            )
 
     def crop(self, end: int) -> None:
         """Forget tokens at logical indices >= end."""
         for ledger in self._distinct():
             ledger.crop(end)
-        self._forget_step()
+        for index, store in enumerate(self.stores):
+            store.truncate(self.state(index))
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
         for ledger in self._distinct():
             ledger.rows(index)
-        self._forget_step()
+        for store in self.stores:
+            store.rows(index)
 
-    def _forget_step(self) -> None:
-        self.step = self.selection = self.order = None
-        self.plans = [None] * self.depth
+    def hold_still(self, room: int) -> Frozen:
+        """Freeze in place: fixed buffers with room for `room` steps of one token per sequence.
+
+        Errors: ValueError, before anything is changed, where fixed buffers cannot hold the tokens.
+        """
+        self.settle()
+        check_freezes(self.length, self.spec, self.facts)
+        states = [ledger.state for ledger in self.ledgers]
+        stores, orders = frozen_stores(self.stores, states, self.spec, room)
+        decoder = StaticDecoder(stores, self.spec.tau, self.impl, self.slow)
+        self.frozen = Frozen(decoder, orders, self.length, room)
+        return self.frozen
+
+    def thaw(self) -> None:
+        """Go on with buffers that grow; nothing where they do already."""
+        if self.frozen is not None:
+            frozen, self.frozen = self.frozen, None
+            frozen.thaw(self.stores, self.ledgers)

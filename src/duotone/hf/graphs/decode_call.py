@@ -11,7 +11,6 @@ replays. What a graph cannot do runs step by step, as without graphs (`rules`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from duotone.hf.attachment import current_call, running
+from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.decode_steps import DecodeSteps, first_room, say
 from duotone.hf.graphs.kept_steps import KeptSteps
 from duotone.hf.graphs.rules import is_decode_step, reason_against_buffers, reason_against_capture
@@ -29,17 +30,10 @@ FEW_TOKENS = 4
 # Steps after which a call looks whether the model has changed meanwhile.
 LOOK_EVERY = 128
 
-_LOCAL = threading.local()
-
 
 def is_method(model: PreTrainedModel, name: str, function: Callable[..., Any]) -> bool:
     """True where the model's method of that name is this function, set on the instance."""
     return getattr(vars(model).get(name), "__func__", None) is function
-
-
-def current_call() -> DecodeCall | None:
-    """The `generate` call that runs in this thread, if its steps may be captured."""
-    return getattr(_LOCAL, "call", None)
 
 
 def reason_against_replays() -> str | None:
@@ -82,11 +76,10 @@ class DecodeCall:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside, this thread's steps of the model may be captured."""
-        before, _LOCAL.call = current_call(), self
         try:
-            yield
+            with running(self):
+                yield
         finally:
-            _LOCAL.call = before
             if self.steps is not None:
                 self.kept.keep(self.steps)
                 self.steps = None
@@ -138,14 +131,14 @@ class DecodeCall:
             return self._end()
         return True
 
-    def _begin(self, cache: Any, kwargs: dict[str, Any], before: int) -> None:
+    def _begin(self, cache: QuantizedCache, kwargs: dict[str, Any], before: int) -> None:
         """Freeze the cache, of which `before` steps of this call have run frozen already."""
         captures = self._captures(cache)
         if captures:
             self.kept.see(self.model)
         with torch.inference_mode(False), torch.no_grad():
             # An earlier call's buffers may have no room left.
-            cache.thaw()
+            cache.timeline.thaw()
             if self.new_tokens is None and (self.most_tokens or 0) > cache.length:
                 self.new_tokens = self.most_tokens - cache.length
             left = None if self.new_tokens is None else self.new_tokens - before
@@ -153,7 +146,7 @@ class DecodeCall:
             steps = DecodeSteps(self.forward, cache, kwargs, room, captures, before)
             self.steps = self.kept.like(steps, cache) if captures else steps
 
-    def _check_first_step(self, cache: Any) -> None:
+    def _check_first_step(self, cache: QuantizedCache) -> None:
         """Capture no step after one that has changed the model: a replay would not."""
         if self.steps.captures and not self.steps.is_captured and not self.kept.see(self.model):
             say(cache, "a step changes attributes of the model's modules, and a replay would not")
@@ -166,7 +159,7 @@ class DecodeCall:
         impossible = reason_against_capture(self.model) is not None
         return not self.kept.see(self.model) or impossible
 
-    def _captures(self, cache: Any) -> bool:
+    def _captures(self, cache: QuantizedCache) -> bool:
         """True where steps are to be captured; where a hook forbids it, say so."""
         reason = reason_against_capture(self.model) if self.graphs else None
         if reason is not None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
 from duotone.cuda_graph import CudaGraph
+from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.rules import INPUTS, settings_of
-
-if TYPE_CHECKING:
-    from duotone.hf.cache.cache import QuantizedCache
 
 # Room for new tokens where a call does not say how many will come, and the most where it does.
 FIRST_ROOM, MOST_ROOM = 128, 512
@@ -58,7 +56,7 @@ class DecodeSteps:
     ) -> None:
         self.forward: Callable[..., Any] | None = forward
         self.captures, self.before = captures, before
-        self.frozen = cache.hold_still(room)
+        self.frozen = cache.timeline.hold_still(room)
         self.owner, self.spec, self.device = weakref.ref(cache), cache.spec, cache.device
         self.settings = settings_of(kwargs)
         self.inputs = {name: kwargs[name].clone() for name in INPUTS if name in self.settings}
@@ -107,7 +105,8 @@ class DecodeSteps:
         """
         if self.spec != fresh.spec or self.settings != fresh.settings:
             return False
-        if not fresh.frozen.move_into(self.frozen, cache):
+        timeline = cache.timeline
+        if not fresh.frozen.move_into(self.frozen, timeline.stores, timeline.slow):
             return False
         self.forward, self.spec = fresh.forward, fresh.spec
         self.frozen, self.owner = fresh.frozen, fresh.owner
@@ -124,12 +123,12 @@ class DecodeSteps:
 
     def goes_on(self, cache: QuantizedCache, kwargs: dict[str, Any]) -> bool:
         """True where a step of `kwargs` is like the first one, and the cache still holds still."""
-        return cache.frozen is self.frozen and settings_of(kwargs) == self.settings
+        return cache.timeline.frozen is self.frozen and settings_of(kwargs) == self.settings
 
     def with_more_room(self, cache: QuantizedCache, left: int | None) -> DecodeSteps:
         """The steps after these, in buffers with room for as many as there were, at most `left`."""
         room = max(self.taken, FIRST_ROOM)
-        cache.thaw()
+        cache.timeline.thaw()
         kwargs = {**self.settings, **self.inputs}
         room = room if left is None else max(min(room, left), 1)
         more = DecodeSteps(self.forward, cache, kwargs, room, self.captures, self.taken)
@@ -204,6 +203,6 @@ def capture(body: Callable[[], Any], device: torch.device) -> CudaGraph:
 
 def say(cache: QuantizedCache, reason: str) -> None:
     """Say once per model why decode steps are not replayed."""
-    cache.slow.say(
+    cache.timeline.slow.say(
         "decode of `generate`", "is launched step by step, slower than by CUDA graphs", reason
     )

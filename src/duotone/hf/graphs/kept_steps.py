@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
 from duotone.cuda_graph import before_captures
+from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.decode_steps import DecodeSteps
 from duotone.hf.graphs.model_state import ModelState
 from duotone.quant import CacheSpec
-
-if TYPE_CHECKING:
-    from duotone.hf.cache.cache import QuantizedCache
 
 # Captures per model, and the part of a device's memory that they may take with their buffers.
 MOST_KEPT, MEMORY_SHARE = 4, 1 / 32
@@ -109,7 +106,7 @@ def most_bytes(device: torch.device) -> float:
 
 
 def _kind(cache: QuantizedCache, steps: DecodeSteps) -> tuple[CacheSpec, str, int]:
-    return cache.spec, cache.impl, steps.batch
+    return cache.spec, cache.timeline.impl, steps.batch
 
 
 # Nothing that is kept holds the model.

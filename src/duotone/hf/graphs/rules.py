@@ -15,7 +15,8 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import PreTrainedModel
 
-from duotone.hf.cache.attention import NAME, text_implementation
+from duotone.hf.cache.cache import QuantizedCache
+from duotone.hf.model.text_attention import NAME, text_implementation
 
 # Inputs of a step by name, tensors [..., batch, 1] that are copied before a replay.
 INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids")
@@ -47,7 +48,7 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
         return False
     tensors = {n for n, x in kwargs.items() if isinstance(x, Tensor) and not _of_prompt(n, x)}
     return (
-        hasattr(cache, "hold_still")
+        isinstance(cache, QuantizedCache)
         and cache.length > 0
         and not _may_be_visual(cache)
         and "position_ids" in tensors
@@ -97,7 +98,7 @@ def reason_against_capture(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _may_be_visual(cache: Any) -> bool:
+def _may_be_visual(cache: QuantizedCache) -> bool:
     """True where the caller's mask goes on after the tokens so far."""
     mask = cache.visual_mask
     return mask is not None and mask.shape[1] > cache.length
