@@ -69,9 +69,11 @@ def next_logits(model: PreTrainedModel, cache: QuantizedCache) -> Tensor:
     return out.logits[:, -1]
 
 
-def saved(path: Path, spec: CacheSpec = SPECS["mixed"]) -> tuple[PreTrainedModel, Tensor]:
-    """(model, next logits) of a cache in the file `path`."""
-    model = tiny_model("internvl")
+def saved(
+    path: Path, spec: CacheSpec = SPECS["mixed"], model: PreTrainedModel | None = None
+) -> tuple[PreTrainedModel, Tensor]:
+    """(model, next logits) of a cache in the file `path`. model: a tiny one by default."""
+    model = model or tiny_model("internvl")
     cache = filled(model, spec)
     cache.save(path)
     return model, next_logits(model, cache)

@@ -14,6 +14,7 @@ from random import Random
 import damage
 import pytest
 import torch
+from adapted import stand_in
 from saved_caches import SPECS, next_logits, saved
 from test_bases import some_bases
 from torch import Tensor
@@ -29,6 +30,8 @@ from mquant_setups import quantized
 
 # Nothing in these files is larger.
 MEMORY = 1 << 30
+# A cache of a model with LoRA adapters.
+ADAPTED = "adapted"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ def outcomes(
 def cache_cases(folder: Path, names: list[str]) -> list[Case]:
     def case(name: str) -> Case:
         path = folder / f"{name}.safetensors"
-        model, expected = saved(path, SPECS[name])
+        if name == ADAPTED:
+            model, expected = saved(path, SPECS["mixed"], stand_in("internvl"))
+        else:
+            model, expected = saved(path, SPECS[name])
 
         def use(waive: tuple[str, ...]) -> Tensor:
             return next_logits(model, QuantizedCache.load(path, model, waive=waive))
@@ -130,7 +136,7 @@ def every_case(folder: Path, names: list[str]) -> list[Case]:
 
 @pytest.mark.parametrize("waive", [(), ("checksum",)], ids=["checked", "waived"])
 def test_a_sample_of_damaged_files_is_refused_or_the_same(waive, tmp_path: Path) -> None:
-    found, wrong = outcomes(every_case(tmp_path, ["mixed", "hybrid"]), 84, 0, waive)
+    found, wrong = outcomes(every_case(tmp_path, [ADAPTED, "hybrid"]), 84, 0, waive)
     assert not wrong
     assert found["refused"] > 40
 
@@ -139,7 +145,7 @@ def test_a_sample_of_damaged_files_is_refused_or_the_same(waive, tmp_path: Path)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("waive", [(), ("checksum",)], ids=["checked", "waived"])
 def test_a_thousand_damaged_files_are_refused_or_the_same(waive, tmp_path: Path) -> None:
-    cases = every_case(tmp_path, list(SPECS))
+    cases = every_case(tmp_path, [*SPECS, ADAPTED])
     found, wrong = outcomes(cases, 1000, 1, waive)
     print(dict(found))
     assert not wrong
@@ -148,7 +154,7 @@ def test_a_thousand_damaged_files_are_refused_or_the_same(waive, tmp_path: Path)
 
 
 def test_every_kind_of_damage_changes_a_file(tmp_path: Path) -> None:
-    for case in every_case(tmp_path, ["mixed"]):
+    for case in every_case(tmp_path, [ADAPTED]):
         for kind in case.kinds:
             tries = [kind(case.whole, Random(seed)) for seed in range(8)]
             assert sum(tried != case.whole for tried in tries) > 6, (kind, case.path)
