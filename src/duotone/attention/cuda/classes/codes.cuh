@@ -15,7 +15,7 @@ __device__ constexpr int key_bit(int column) {
   const int bits = Keys::bits(column), within = column - Keys::first_column(bits);
   return within % power_in(Keys::columns(bits), 4 / bits) * bits;
 }
-// The same for a column of V and a half of its 16 channels; the output makes up for it.
+// Bit for a column of V and a half of its 16 channels; the output makes up for it.
 __device__ constexpr int value_bit(int column, int half) {
   const int bits = Values::bits(column), columns = Values::columns(bits);
   const int within = half * columns + column - Values::first_column(bits);

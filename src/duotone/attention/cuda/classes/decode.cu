@@ -2,14 +2,14 @@
 //
 // Codes are sorted by class, and q is gathered in K's coded channels, times their scales, as
 // integers of two digits. Where K has groups, its classes change from tile to tile, and so do q's
-// integers; zero-points of all channels then meet q in fp16 products, q as a sum of two fp16
+// integers. Zero-points of all channels then meet q in fp16 products, q as a sum of two fp16
 // numbers. Else all of that belongs to the whole span, as V's classes always do.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the zero-points
 //   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
-//   SLOT_BYTES  see ring.cuh
+//   SLOT_BYTES  see shared/ring.cuh
 //   G, WARPS, SUB_BLOCKS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES
 //                         as in spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
@@ -42,8 +42,8 @@ static_assert(STAGES > 2, "V of a tile is read while the next packed tile arrive
 #include "classes/codes.cuh"
 
 struct Arguments : Call {
-  // Of each kv head and span: K's largest scale by channel, with K_TILES; parameters sorted by
-  // class, and the channel of each of them. K's are null with K_TILES.
+  // With K_TILES K's largest scale by channel, of each kv head and span. Then parameters sorted by
+  // class, and the channel of each of them; K's are null with K_TILES.
   const u16* k_top;
   const u16* v_scale;
   const u16* v_zero;

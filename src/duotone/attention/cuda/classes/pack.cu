@@ -1,12 +1,13 @@
-// Codes of 16-bit or float K and V by given levels into class packed tiles (classes/layout.py), and
-// K's parameters where they lie in its tiles: one launch, one read, a warp per 64 tokens of K or of
-// V.
+// Packs 16-bit or float K and V by given levels into packed tiles of classes (classes/layout.py).
+// With them go K's parameters where they lie in its tiles. It is one launch, one read, a warp per
+// 64 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32
 //   KN4, KN2, KN1, VN4, VN2, VN1, K_TILES  as in classes/decode.cu
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
-//   WARPS, ARGUMENTS_BYTES, WARP_SHARED_BYTES
+//   WARPS     of a block
+//   ARGUMENTS_BYTES, WARP_SHARED_BYTES  sizes of Arguments and of a warp's memory on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
 #include "packing/levels.cuh"
@@ -36,7 +37,7 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #define SCALES_AT (ZEROS_AT + 2 * D)
 #define CHANNELS_AT (SCALES_AT + 32 * Keys::COLUMNS)
 #define STORED_TILE_BYTES (K_TILES ? CHANNELS_AT + 16 * Keys::COLUMNS : ZEROS_AT)
-// Of a warp: its tile of elements, its words, its levels.
+// A warp's memory: its tile of elements, its words, its levels.
 #define CODE_SLOTS (16 * (Keys::COLUMNS > Values::COLUMNS ? Keys::COLUMNS : Values::COLUMNS))
 #define WORDS_BYTES (128 * (Keys::WORDS > Values::WORDS ? Keys::WORDS : Values::WORDS))
 #define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 16 * CODE_SLOTS)

@@ -5,7 +5,7 @@
 //   K: token 8 i + g, slot 16 column + 4 t + j
 //   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, slot 16 column + 8 (i % 2) + g
 
-// What a packing warp has: room for its elements, words and levels, and what it packs.
+// Work of a packing warp, and room for its elements, words and levels.
 struct Job {
   u32 tile, words, levels;
   int lane, g, t;

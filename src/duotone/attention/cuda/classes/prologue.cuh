@@ -24,7 +24,7 @@ struct ValueParameters {
   }
 };
 
-// What a block needs before its first key and after its last one.
+// Parameters that a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   Table table;
   int bias[4], ones[4];

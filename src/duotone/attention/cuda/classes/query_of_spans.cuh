@@ -1,6 +1,6 @@
 // q where K's parameters belong to whole spans: in K's coded slots, as integers, once per block.
 
-// What a lane knows of K: channel and scale of its slots in pairs of columns, channel and
+// A lane's parameters of K: channel and scale of its slots in pairs of columns, channel and
 // zero-point of its ranks. Scales are 0 where columns are filled up, as is all after the last
 // column.
 struct KeyParameters {
@@ -27,7 +27,7 @@ struct KeyParameters {
 };
 #define ROWS (WARPS < HEADS ? WARPS : HEADS)  // q heads that are folded at a time
 
-// What a block knows of q before its first key.
+// A block's q before its first key.
 struct __align__(16) Table {
   float rows[ROWS][D];                   // a warp's head by channel, while it is folded
   int query[HEADS][Keys::COLUMNS * 16];  // integers in the low bits, above BIAS_BITS

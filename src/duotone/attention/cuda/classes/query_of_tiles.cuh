@@ -25,7 +25,7 @@ struct KeyParameters {
     }
   }
 };
-// What a block knows of q before its first key.
+// A block's q before its first key.
 struct __align__(16) Table {
   float query[HT][D][4];  // by channel, times what makes integers of it with a scale of K
   // q in fp16 as A of the products with zero-points: row g what rounding keeps, row g + 8 the rest.
@@ -56,8 +56,8 @@ struct __align__(16) Table {
     }
     if (u.lane == 0) heads[h][0] = folded, heads[h][1] = top;
   }
-  // Zero-points stand in the order of the channels, and a lane reads 8 of them: channel
-  // 32 i + 8 t + 4 s + 2 w + b is k = 2 t + 8 w + b of product 2 i + s.
+  // Zero-points stand in the order of the channels, and a lane reads 8 of them.
+  // Channel 32 i + 8 t + 4 s + 2 w + b is k = 2 t + 8 w + b of product 2 i + s.
   __device__ __forceinline__ void put_plain(int h, int c, float x0, float x1, float x2, float x3) {
     const u32 first = pack2(x0, x1), second = pack2(x2, x3);
     float kept[4];
@@ -117,8 +117,8 @@ struct Query : Digits {
       offset[h] = __shfl_sync(FULL, both[0] + both[2], from) * plain_scale[h];
     }
   }
-  // Of four channels a lane with an even g makes both digits of the first two, its neighbour those
-  // of the others: [high, high, low, low]. They swap what the other one needs.
+  // A lane with an even g makes both digits of the first two of four channels, its neighbour those
+  // of the other two: [high, high, low, low]. The two lanes then swap digits.
   template <int COLUMN>
   __device__ __forceinline__ void fold_column(u32 scales, u32 channels) {
     // A bias whose lowest bit is worth 2^bit rounds q to what is left of it at that bit.

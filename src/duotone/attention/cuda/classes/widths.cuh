@@ -1,5 +1,5 @@
-// Channels of K and of V with codes of 4, 2 and 1 bits, in columns of 16; the last one of a width
-// is filled up. Slots are those of the columns, ranks those of the channels that have codes.
+// Channels of K and of V with codes of 4, 2 and 1 bits, in columns of 16. The last column of a
+// width is filled up. A slot is one of a column, a rank that of a channel that has codes.
 //
 // Expects KN4, KN2, KN1, VN4, VN2, VN1: channels of each width.
 
@@ -19,7 +19,7 @@ struct Classes {
   static __device__ constexpr int first_word(int bits) {
     return bits == 4 ? 0 : bits == 2 ? 4 * C4 : 4 * C4 + 2 * C2;
   }
-  // Which of the channels that have codes stands at a slot; -1 where a column is filled up.
+  // Rank of the channel at a slot; -1 where a column is filled up.
   static __device__ __forceinline__ int rank(int slot) {
     if (slot < 16 * C4) return slot < N4 ? slot : -1;
     if (slot < 16 * (C4 + C2)) return slot - 16 * C4 < N2 ? slot - 16 * C4 + N4 : -1;

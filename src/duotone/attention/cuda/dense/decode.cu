@@ -1,7 +1,7 @@
 // Decode attention on K and V of 16 bits: sinks, windows and text, in addition to packed segments.
 //
-// Keys are the A operand of fp16 or bf16 products; a q head takes two columns of B, for two digits
-// of q and of the softmax's weights, so that neither is rounded to the type of K and V.
+// Keys are the A operand of fp16 or bf16 products. A q head takes two columns of B, for two digits
+// of q and of the softmax's weights: neither is rounded to the type of K and V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, a multiple of 16
@@ -75,8 +75,8 @@ struct DenseRing {
     asm volatile("cp.async.commit_group;" ::: "memory");
     keys += STRIDE_BYTES, values += STRIDE_BYTES, left -= WARPS * KEYS;
   }
-  // Where the 16 bytes number n + lane of K or V go; n a multiple of 32 where lanes have one row or
-  // several whole ones.
+  // Address of the 16 bytes number n + lane of K or V. n is a multiple of 32 where lanes have one
+  // row or several whole ones.
   static __device__ __forceinline__ u32 offset_of(int n, int lane) {
     if (32 % VECTORS == 0)
       return n / VECTORS * ROW_BYTES + lane / VECTORS * ROW_BYTES + lane % VECTORS * 16;

@@ -3,7 +3,7 @@
 // Compiled by NVRTC with these macros:
 //   ROW_BYTES  bytes of one head's K (and V) of a token in the windows, a multiple of 16
 //   OVERLAP    1: the launch begins early, and waits before it reads
-//   ARGUMENTS_BYTES  what the host takes Arguments to be
+//   ARGUMENTS_BYTES  size of Arguments on the host
 struct Arguments {
   const char* from[2];  // K and V of one token
   char* to[2];          // windows; tokens of a head are adjacent

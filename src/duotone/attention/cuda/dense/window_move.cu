@@ -2,7 +2,7 @@
 //
 // Compiled by NVRTC with these macros:
 //   ROW_BYTES  bytes of one head's K (and V) of a token, a multiple of 16
-//   ARGUMENTS_BYTES  what the host takes Arguments to be
+//   ARGUMENTS_BYTES  size of Arguments on the host
 struct Arguments {
   char* states[2];              // windows; tokens of a head are adjacent
   const long long* from;        // [batch, moved] slots

@@ -34,7 +34,7 @@ struct GroupPair {
   __device__ __forceinline__ u32 low_bits(int n, int t) const {
     return take_bytes<0x3120>((low[n] & has_signs(n)) >> (t & 1));
   }
-  // What numbers are counted from.
+  // Values that numbers are counted from.
   template <int BITS>
   __device__ __forceinline__ u32 start(int n) const {
     if (!SIGNS) return zero[n];
@@ -50,7 +50,7 @@ struct AlongK {
   static constexpr int GROUPS = GROUP >= CHUNKS * 16 ? 1 : CHUNKS * 16 / GROUP;  // per row
   static constexpr int RUNS = CHUNKS / 2 / GROUPS;  // of 32 k per group
   static constexpr int PAIR_BYTES = SIGNS ? 192 : 128;
-  // What an fp16 subnormal's last bit stands for, as long as B is divided.
+  // Value of an fp16 subnormal's last bit, as long as B is divided.
   static constexpr float UNIT = 16777216.f / (1 << SIGNS);
   u32 words[WORDS];
 
@@ -139,7 +139,7 @@ struct AlongK {
         a[q >> 1][(q & 1) * 2 + i] = word & MASK << bit_of(q);
       }
   }
-  // The same with a lowest bit below each code.
+  // A with a lowest bit below each code.
   __device__ __forceinline__ void signed_numbers(u32 (*a)[4], int run, u32 low) const {
     constexpr u32 MASK = ((2u << BITS) - 1) * 0x00010001u;
     if constexpr (BITS == 4) {

@@ -1,18 +1,19 @@
 // K or V of a tile as the A operand where a scale belongs to a run of rows (KIVI). Codes become
 // levels, rounded to fp16, before they enter products.
 
-// What makes numbers of two codes: x * step + start.
+// Step and start of two codes x, whose numbers are x * step + start.
 struct Levels {
   u32 step, start;
 };
 
 // One operand: ROWS tiles of 16 rows by CHUNKS of 16 k.
 //
-// Numbers are 2^-8 of themselves: a code below the top of a mantissa whose exponent is 0 is exactly
-// code * 2^-(14 + bits), and its step, scale * 2^(6 + bits), makes it scale * code * 2^-8. Codes of
+// Numbers are 2^-8 of themselves. A code below the top of a mantissa whose exponent is 0 is exactly
+// code * 2^-(14 + bits). Its step, scale * 2^(6 + bits), makes it scale * code * 2^-8. Codes of
 // even q stand two bits lower where that saves a shift, and their steps are 4 times as large.
-// Steps of a wide tile are -scale instead, and its codes are multiplied by what is missing, which is
-// exact. Nothing is rounded but the sum with the zero-point.
+//
+// Steps of a wide tile are -scale instead, and its codes are multiplied by the missing power of
+// two, which is exact. Nothing is rounded but the sum with the zero-point.
 template <int ROWS, int CHUNKS, int BITS, int GROUP>
 struct AlongRows {
   static constexpr int WORDS = ROWS * CHUNKS * BITS / 4, GROUPS = 1;
@@ -96,7 +97,7 @@ struct AlongRows {
       a[i] = fma2(WIDE ? mul2(x, lift_of(q)) : x, mine.step, mine.start);
     }
   }
-  // What makes 2^-8 code of a code where it stands.
+  // Factor from a code where it stands to 2^-8 code.
   static __device__ __forceinline__ constexpr u32 lift_of(int q) {
     return TWO_TO(6 + BITS + (q & 1 ? 0 : LOWER));
   }

@@ -2,8 +2,9 @@
 //
 // Codes become fp16 numbers in registers and go through fp16 products. K and V are the same to this
 // kernel: a matrix of `rows` by `k`, of which k is summed over. K: rows are tokens, k are channels;
-// V: rows are channels, k are tokens. A scale belongs to a run of rows (KIVI: codes become levels)
-// or of k (InnerQ: sums of codes are scaled, sums of q or of weights bring the zero-points in).
+// V: rows are channels, k are tokens. A scale belongs to a run of rows (KIVI) or of k (InnerQ).
+// Along rows, codes become levels. Along k, sums of codes are scaled, and sums of q or of weights
+// bring the zero-points in.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
@@ -11,8 +12,8 @@
 //   K_ALONG_K, V_ALONG_K  1: a scale for a run along k (inner grouping), 0: along rows
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
-//   K_SEPARATE, V_SEPARATE      1: codes lie in a buffer of their own (groups/separate.cuh)
-//   SLOT_BYTES            see ring.cuh
+//   K_SEPARATE, V_SEPARATE  1: codes are stored separately (groups/separate.cuh)
+//   SLOT_BYTES            see shared/ring.cuh
 //   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B

@@ -51,8 +51,8 @@ struct SumsInRegisters {
             fmaf(half_to_float(starts >> (i >> 1) * 16), i & 1 ? sums[h].y : sums[h].x, c[h][i]);
   }
 };
-// The same as an operand B whose only rows are 0, the sums, and 2, what rounding took from them. A
-// has the start of a row at every even k, of the row 8 away at the odd ones.
+// These sums as an operand B whose only rows are 0, the sums, and 2, what rounding took from them.
+// A has the start of a row at every even k, of the row 8 away at the odd ones.
 template <int GROUPS>
 struct SumsInB {
   u32 b[GROUPS][HT];

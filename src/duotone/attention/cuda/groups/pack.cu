@@ -1,14 +1,15 @@
-// Quantizes 16-bit or float K and V and writes their group packed tiles (groups/layout.py): one
+// Quantizes 16-bit or float K and V and writes packed tiles of groups (groups/layout.py). It is one
 // launch, one read, a warp or two per 32 tokens of K or of V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP  as in groups/decode.cu
-//   K_SEPARATE, V_SEPARATE      1: codes go to a buffer of their own, or nowhere
+//   K_SEPARATE, V_SEPARATE  1: codes go to a buffer of their own, or nowhere
 //   K_MAPPING, V_MAPPING  see groups/packer.cuh
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
-//   WARPS, SHARERS (warps of 32 tokens), ARGUMENTS_BYTES
+//   WARPS     of a block; SHARERS: of them, of 32 tokens
+//   ARGUMENTS_BYTES, TILE_SHARED_BYTES  sizes of Arguments and of a tile's memory on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
 #include "packing/levels.cuh"
@@ -61,7 +62,7 @@ typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
 #define K_OWN_BYTES (K_SEPARATE ? 0 : CODE_BYTES(KB))
 #define V_OWN_BYTES (V_SEPARATE ? 0 : CODE_BYTES(VB))
 #define STORED_TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
-// Of those who share it: a tile of elements, then their words.
+// Memory of the warps that share a tile: its elements, then their words.
 #define TILES_OF_BLOCK (WARPS / SHARERS)
 #define SHARED_TILE_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
 static_assert(SHARED_TILE_BYTES == TILE_SHARED_BYTES, "the host's shared memory differs");

@@ -1,12 +1,12 @@
-// A warp, or two that share the steps, packs K or V of 32 tokens: a matrix of rows by k in the
-// layout of groups/layout.py.
+// A warp, or two that share the steps, packs K or V of 32 tokens: a matrix of rows by k
+// (groups/layout.py).
 //
-// It goes through the tile in steps. Along rows, a step is a row group by a chunk of 16 k, and a
-// lane sees 4 groups: k, k + 1, k + 8, k + 9. Along k, it is a row tile by a group, and a lane sees
+// It goes through the tile in steps. Along rows, a step is a row group by a chunk of 16 k. A lane
+// sees 4 groups: k, k + 1, k + 8, k + 9. Along k, a step is a row tile by a group, and a lane sees
 // rows g and g + 8.
 enum { ASYMMETRIC, SYMMETRIC, HYBRID, SYMMETRIC_HYBRID };
 
-// What a packing warp has: its tile, room for words, its part of the steps, where results go.
+// Work of a packing warp: its tile, room for words, its part of the steps, where results go.
 struct Job {
   u32 tile, words;
   int lane, g, t, warp, part;
@@ -16,7 +16,7 @@ struct Job {
   bool there;               // false: no tile, only barriers
 };
 
-// What rows g and g + 8 have of a group along k. low: of lowest bits, word t / 2.
+// Scales, zero-points and lowest bits of rows g and g + 8 of a group along k. low: word t / 2.
 struct RowPair {
   u32 scale, zero, low;
 
@@ -28,7 +28,7 @@ template <int VALUE, int BITS, int ALONG_K, int GROUP, int MAPPING>
 struct Packer {
   static constexpr int ROWS = VALUE ? D / 16 : 2, CHUNKS = VALUE ? 2 : D / 16;
   static constexpr int WORDS = D * BITS / 32;  // of a lane
-  // Of a step: row tiles, chunks, and groups that a lane sees.
+  // Row tiles and chunks of a step, and groups that a lane sees.
   static constexpr int HIGH = ALONG_K ? 1 : GROUP / 16 < ROWS ? GROUP / 16 : ROWS;
   static constexpr int WIDE = !ALONG_K ? 1 : GROUP / 16 < CHUNKS ? GROUP / 16 : CHUNKS;
   static constexpr int GROUPS = ALONG_K ? 2 : 4, FRAGMENTS = HIGH * WIDE;

@@ -24,7 +24,7 @@ static __device__ __forceinline__ u32 join(u16 low, u16 high) {
   return (u32)low | (u32)high << 16;
 }
 
-// What a code of an even or odd q is multiplied by where it stands; of a wide tile -scale.
+// Factor of a code of an even or odd q where it stands; of a wide tile -scale.
 static __device__ __forceinline__ u16 step_of(const Levels& l, int odd, bool wide) {
   const float by = (float)(1 << (6 + BITS + (BITS < 4 && !odd ? 2 : 0)));
   return float_to_half(l.scale * (wide ? -1.f : by));
@@ -110,7 +110,7 @@ struct Mapping {
     levels.template symmetric<BITS>(b, shrink);
     coder.set(levels);
   }
-  // What lane `lane` has of it.
+  // Part of the pair that lane `lane` has.
   __device__ __forceinline__ Mapping of_lane(int lane, bool signs) const {
     Mapping y;
     y.levels.scale = __shfl_sync(FULL, levels.scale, lane);
@@ -121,8 +121,8 @@ struct Mapping {
     return y;
   }
 };
-// Of a hybrid's two rows and two mappings, the one that is this lane's to find: with t, row t % 2,
-// signs where t is below 2. Four lanes hold the same rows.
+// The mapping that this lane finds, of a hybrid's two rows and two mappings: of row t % 2, with signs
+// where t is below 2. Four lanes hold the same rows.
 static __device__ __forceinline__ Mapping own_mapping(const Bounds* b, const Job& job) {
   const bool second = job.t % 2, signs = job.t < 2;
   const Bounds mine = {second ? b[1].low : b[0].low, second ? b[1].high : b[0].high,
@@ -161,7 +161,7 @@ static __device__ __forceinline__ Trial try_row(const Pair (*x)[4], int n, const
       }
   return y;
 }
-// A row's error. torch sums in an order of its own: a hybrid whose mappings differ by less than the
+// A row's error. torch sums in an order of its own. A hybrid whose mappings differ by less than the
 // rounding of such a sum may choose the other one.
 static __device__ __forceinline__ float over_row(const Trial& y) {
   const float sum = __fadd_rn(y.error, __shfl_xor_sync(FULL, y.error, 1));

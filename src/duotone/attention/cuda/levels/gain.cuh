@@ -1,9 +1,9 @@
-// The last step of a gain that a block's own covariances fit (quant.ranges.fitted_gain), and what
-// its kernels read: elements about the mean, and what their codes stand for.
+// The last step of a gain that a block's own covariances fit (quant.ranges.fitted_gain). Its
+// kernels read elements about the mean, and the levels of their codes.
 //
 //   gain = <S, cov(x, x_hat)> / <S, cov(x_hat)>,   S = cov(x)
 
-// Of a channel: levels its codes are chosen by, and those they stand for before the gain.
+// Levels that a channel's codes are chosen by, and those they stand for before the gain.
 struct ChannelLevels {
   Levels chosen;
   float mean, scale, offset, top;
@@ -16,7 +16,7 @@ struct ChannelLevels {
     mean = fine[0], scale = fine[CHANNELS], offset = fine[2 * CHANNELS];
     top = (float)((1 << bits_of_slot(slot)) - 1);
   }
-  // What the code of x stands for, about the mean.
+  // The level of the code of x, about the mean.
   __device__ __forceinline__ float decode(float x) const {
     const float steps = quotient(__fsub_rn(x, chosen.zero), chosen.scale, chosen.inverse);
     return fminf(floorf(fmaxf(steps + 0.5f, 0.f)), top) * scale + offset;

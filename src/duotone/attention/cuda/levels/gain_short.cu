@@ -1,7 +1,9 @@
 // The fitted gain of blocks of up to ROOM tokens, and their last levels: a block of threads each.
 //
-// Fewer tokens than channels have the smaller Gram matrices: with G = X^T X and T = X^T X_hat,
-// [tokens, tokens], <S, X X_hat^T> = sum(T * G) and <S, X_hat X_hat^T> = sum(T * T).
+// Fewer tokens than channels have the smaller Gram matrices, [tokens, tokens]:
+//
+//     <S, X X_hat^T> = sum(T * G),   <S, X_hat X_hat^T> = sum(T * T),   G = X^T X,   T = X^T X_hat
+//
 // levels/call.cuh has the macros, and ROOM: tokens, a multiple of 64.
 #include "packing/device.cuh"
 #include "packing/levels.cuh"

@@ -1,8 +1,9 @@
-// Levels that minimise a channel's squared error (quant.ranges.lloyd_range): 8 rounds of nearest
-// levels and least squares from two starts at once, in one read per round; the better end wins.
+// Levels that minimise a channel's squared error (quant.ranges.lloyd_range). These are 8 rounds of
+// nearest levels and least squares from two starts at once, in one read per round. The better end
+// wins.
 //
-// Codes are counted in units of 2^-bits (`unit`), so that a saturated multiply-add, an addition
-// that rounds down and a minimum find them; of one bit, a comparison does.
+// Codes are counted in units of 2^-bits (`unit`). So a saturated multiply-add, an addition that
+// rounds down and a minimum find them; of one bit, a comparison does.
 #define ROUNDS 8
 
 struct Moments {

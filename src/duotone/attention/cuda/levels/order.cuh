@@ -1,7 +1,7 @@
-// Which channels get how many bits: the largest power first, ties by channel number; and the order
-// of channels by class, which within a class is theirs (quant.classes).
+// Bits of each channel: the largest power first, ties by channel number. Then the order of channels
+// by class, which within a class is theirs (quant.classes).
 
-// Of a channel's rank, the class and its first rank.
+// Class of a channel's rank, and the first rank of a class.
 __device__ __forceinline__ int class_of(int rank) {
   return rank < N4 ? 0 : rank < N4 + N2 ? 1 : rank < CODED ? 2 : 3;
 }

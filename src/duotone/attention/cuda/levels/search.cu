@@ -1,8 +1,8 @@
 // Levels of every channel of a block of tokens (quant.levels): those that codes are chosen by, and
 // those that codes stand for, sorted by class. levels/sums.cu has run before.
 // levels/call.cuh has the macros, and
-//   STRIP  channels of a block of threads, which has them in shared memory: all, in the order of
-//          their classes then, or few
+//   STRIP  channels of a block of threads, which has them in shared memory: few, or all of them in
+//          the order of their classes
 //   LANES  threads of a channel
 #include "packing/device.cuh"
 #include "packing/levels.cuh"

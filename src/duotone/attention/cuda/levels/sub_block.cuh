@@ -1,7 +1,6 @@
-// A sub-block of LANES threads (a power of two up to 32, or all threads of the block) that works at
-// one channel, which it has in shared memory.
+// A sub-block of LANES threads that works at one channel, which it has in shared memory.
 //
-// Expects LANES.
+// Expects LANES: a power of two up to 32, or all threads of the block.
 #if INPUT == 2
 typedef float Element;
 #else

@@ -1,14 +1,13 @@
-// Sums that levels are found from (levels/call.cuh has the macros), over the tokens of every block,
-// in parts; who reads them adds the parts up, in their order.
+// Sums that levels are found from, over the tokens of every block, in parts. Readers add the parts
+// up in their order. levels/call.cuh has the macros.
 //
 //   level_moments   sum(x - first), sum((x - first)^2) of every channel
-//   level_energies  weight w_t = (sum_c (x_tc - mean_c)^2 / E)^energy of every token, with E its
-//   mean
-//                   over the block by the moments, and sum_t(w_t (x_tc - mean_c)^2) of every
-//                   channel
+//   level_energies  weight w_t = (sum_c (x_tc - mean_c)^2 / E)^energy of every token, and
+//                   sum_t(w_t (x_tc - mean_c)^2) of every channel. E is the block's mean energy by
+//                   the moments
 //
-// The reference (quant.ranges.energy_weights) has the block's largest energy for E; neither the
-// order of channels nor the gains of `energy_gain` depend on it.
+// The reference (quant.ranges.energy_weights) has the block's largest energy for E. Neither the
+// order of channels nor the gains of `energy_gain` depend on that.
 #include "packing/device.cuh"
 #include "packing/tile.cuh"
 #include "packing/units.cuh"

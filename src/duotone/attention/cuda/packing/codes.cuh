@@ -2,8 +2,11 @@
 // additions and without a conversion.
 //
 // `Levels::code` is floor(t + 1/2) of the rounded quotient t = d / scale, which rises with d. So a
-// code is j or more where d lies above a number, and that is, by how t and the sum are rounded,
-//   j = 1: (1/2 - 3 / 2^26) scale    j = 2: (3/2 - 1 / 2^24) scale    j = 3: (5/2 - 1 / 2^23) scale
+// code is j or more where d lies above a number. That number follows from how t and the sum are
+// rounded:
+//
+//     j = 1: (1/2 - 3 / 2^26) scale   j = 2: (3/2 - 1 / 2^24) scale   j = 3: (5/2 - 1 / 2^23) scale
+//
 // None of them is a float (scale has 11 bits, the factors 25): the float below it decides as well.
 // 2^60 (d - that float) is then 1 or more, or not above 0, and saturates to one of both.
 #define TWO_TO_23 8388608.f

@@ -157,7 +157,7 @@ __device__ __forceinline__ Pair pair_of(float low, float high) {
 __device__ __forceinline__ Pair load_pair(u32 at) {
   return {load_shared(at)};
 }
-// The same half of two pairs.
+// One half of two pairs.
 __device__ __forceinline__ Pair halves_of(Pair a, Pair b, int half) {
   return {__byte_perm(a.x, b.x, half ? 0x7632 : 0x5410)};
 }

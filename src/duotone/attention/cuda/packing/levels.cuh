@@ -1,4 +1,4 @@
-// Levels of a group and the codes of its elements, in the order of roundings that quant/ranges.py
+// Levels of a group and the codes of its elements. Roundings are in the order that quant/ranges.py
 // and quant/affine.py have on a GPU, so that codes are equal bit for bit.
 //
 // torch multiplies by the rounded reciprocal where it divides by a number that the host knows.
@@ -7,14 +7,14 @@ struct Top {
   static constexpr float VALUE = (1 << BITS) - 1, INVERSE = 1.f / VALUE;
 };
 
-// What is known of a group before its levels. smallest: least magnitude.
+// Bounds of a group. smallest: least magnitude.
 struct Bounds {
   float low, high, smallest;
 };
 
-// d / scale, rounded as IEEE divides: scale has 11 bits, so the remainder of a quotient that is off
-// by a few units is exact, the result is never a tie, and one correction by an approximate inverse
-// rounds it as it must be. 0 where scale, and so the inverse, is 0.
+// d / scale, rounded as IEEE divides; 0 where scale, and so the inverse, is 0. Since scale has 11
+// bits, the remainder of a quotient that is off by a few units is exact, and the result is never a
+// tie. One correction by an approximate inverse then rounds it as it must be.
 __device__ __forceinline__ float quotient(float d, float scale, float inverse) {
   const float q = __fmul_rn(d, inverse);
   return __fmaf_rn(__fmaf_rn(-q, scale, d), inverse, q);
@@ -51,7 +51,7 @@ struct Levels {
     const float step = __fmul_rn(width, Top<BITS>::INVERSE);
     set(signs && !wide ? top : step, low);
   }
-  // What codes stand for: end points moved inwards by eta of the width; rest: 1 - 2 eta.
+  // Levels of codes: end points moved inwards by eta of the width; rest: 1 - 2 eta.
   template <int BITS>
   __device__ __forceinline__ void move_in(float eta, float rest) {
     set(__fmul_rn(rest, scale),
@@ -69,7 +69,7 @@ struct Levels {
     const float steps = __fadd_rn(quotient(__fsub_rn(x, zero), scale, inverse), 0.5f);
     return min(__float2uint_rd(steps), (1u << BITS) - 1);
   }
-  // As the decode kernel wants it (group_layout.scales_fit), and finite. wide: in a wide tile.
+  // As the decode kernel wants it (groups/layout.py: scales_fit), and finite. wide: in a wide tile.
   template <int BITS, int ALONG_K>
   __device__ __forceinline__ bool fits(bool wide) const {
     const float limit = ALONG_K ? 1 << (15 - BITS) : wide ? INFINITE : 64.f;

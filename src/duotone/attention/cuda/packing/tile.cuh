@@ -1,7 +1,9 @@
-// 32 tokens of K or V in shared memory, rows of D elements with 16 bytes between them, so that
-// eight rows lie in different banks.
+// 32 tokens of K or V in shared memory: rows of D elements with 16 bytes between them. Eight rows
+// so lie in different banks.
 //
-// Expects CHANNELS, D and ALIGN (bytes that pointers and strides are multiples of, 2 to 16).
+// Expects CHANNELS, D and
+//   ALIGN    bytes that pointers and strides are multiples of, 2 to 16
+//   SHARERS  warps that share a tile, of the block's WARPS; one where it is not defined
 #define TILE 32
 #define ROW_BYTES (D * ELEMENT_BYTES + 16)
 #define TILE_BYTES (TILE * ROW_BYTES)
@@ -57,7 +59,7 @@ __device__ __forceinline__ void copy_tile(u32 tile, const char* head, int stride
   fill_rows(tile, lane, part, parts);
 }
 
-// The same, and waits for it.
+// Loads a tile and waits for it.
 __device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride, int position,
                                           u32 lane) {
   copy_tile(tile, head, stride, position, lane);
@@ -65,9 +67,9 @@ __device__ __forceinline__ void load_tile(u32 tile, const char* head, int stride
   __syncwarp();
 }
 
-// Elements of an operand A of m16n8k16: with g = lane / 4, t = lane % 4, register i has row
-// 16 row_tile + g + 8 (i % 2), k = 16 chunk + 2 t + 8 (i / 2) + half. TRANSPOSED: rows are
-// channels.
+// Elements of an operand A of m16n8k16. With g = lane / 4, t = lane % 4, register i has
+//   row 16 row_tile + g + 8 (i % 2), k = 16 chunk + 2 t + 8 (i / 2) + half
+// TRANSPOSED: rows are channels.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_fragment(Pair* x, u32 tile, int row_tile, int chunk,
                                               int lane) {

@@ -1,7 +1,7 @@
 // Rows times the matrix of their kv head, in fp32.
 //
-// A thread keeps four columns of DEPTH rows of the matrix in registers: a block reads its matrix
-// once, and before it waits for what it multiplies. The sums of all slices of the matrix meet in
+// A thread keeps four columns of DEPTH rows of the matrix in registers. So a block reads its matrix
+// once, and before it waits for the rows. The sums of all slices of the matrix meet in
 // shared memory.
 //
 // Expects CHANNELS and G, and
@@ -13,7 +13,7 @@
 static_assert(CHANNELS % DEPTH == 0 && CHANNELS % COLUMNS == 0, "a block has whole slices");
 static_assert(DEPTH % 4 == 0 && COLUMNS % 4 == 0, "threads read four numbers");
 
-// What is a block's.
+// A block's rows and columns.
 struct Tile {
   int kv_heads, rows, kv_head, first_row, first_column;
 
@@ -24,7 +24,7 @@ struct Tile {
     kv_head = unit / tiles, first_row = unit % tiles * ROWS;
   }
   __device__ __forceinline__ bool has(int r) const { return first_row + r < rows; }
-  // Of row r: its kv head among those of all sequences, and its number in the group of that one.
+  // The kv head of row r among those of all sequences, and the row's q head in its group.
   __device__ __forceinline__ int head(int r) const {
     return (first_row + r) / G * kv_heads + kv_head;
   }

@@ -109,8 +109,8 @@ __device__ __forceinline__ void wait_for_all() {
 
 // Arguments of every launch.
 struct Call {
-  // What a block begins with, as far as `splits`, is one line of constant memory: another one takes
-  // as long as an answer.
+  // Fields that a block begins with, up to `splits`, are one line of constant memory: another line
+  // takes as long as an answer.
   const long long* tokens;  // [batch, blocks + 1] token offsets of the blocks; lengths for ONE_RUN
   const int* first_packed_tiles;  // [batch, blocks] of each block; null for ONE_RUN
   const query_t* query;           // [batch * q_heads, CHANNELS]

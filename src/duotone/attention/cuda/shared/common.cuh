@@ -1,4 +1,4 @@
-// What the decode kernels share: the ring of packed tiles, units of work, merging.
+// Shared by the decode kernels: units of work, the ring of packed tiles, merging.
 //
 // Expects what call.cuh does and D, HEADS, WARPS, STAGES, KEYS and PACKED_TILE_BYTES, and
 //   HEADS    q heads with room for them in the sums, G or more
@@ -44,15 +44,15 @@ struct Unit {
   }
 };
 
-// The same, but the compiler keeps it instead of making it anew for every packed tile.
+// x, which the compiler so keeps instead of making it anew for every packed tile.
 __device__ __forceinline__ u32 pinned(u32 x, int lane) {
   u32 y;
   asm volatile("shfl.sync.idx.b32 %0,%1,%2,0x1f,0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
   return y;
 }
 // A scheduler serves its oldest warp first. Of two blocks next to each other one so ends a quarter
-// earlier, and the multiprocessor is half empty then; the warps of a block's sub-blocks are of all
-// ages.
+// earlier, and the multiprocessor is half empty then. Each sub-block of a block therefore has warps
+// of all ages.
 __device__ __forceinline__ void find_sub_block(Unit& u) {
   const int tid = threadIdx.x, warp = tid >> 5, scheduler = warp & 3, age = warp >> 2;
   u.sub_block = 0, u.warp = warp;

@@ -1,7 +1,7 @@
 // Products of codes in bytes with digits of q (signed) or of p, and sums of two digits.
 //
-// From four integers of q, in the low bits of words, what a column of B has of them: their high
-// digits in even columns, their low ones in odd columns.
+// Digits that a column of B has of four integers of q, which are in the low bits of words. Even
+// columns have the high digits, odd ones the low digits.
 __device__ __forceinline__ u32 digits_of(int4 x, int column) {
   const int round = column & 1 ? 0 : 128;
   const u32 pick = column & 1 ? 0x0040 : 0x0051;
@@ -21,7 +21,7 @@ __device__ __forceinline__ void mma_k_first(int* c, const u32* a, const u32* b, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(bias[0]),
         "r"(bias[1]), "r"(bias[2]), "r"(bias[3]));
 }
-// The same for 16 of k: half of A and of B.
+// Products of 16 k: half of A and of B.
 __device__ __forceinline__ void mma_k_half(int* c, const u32* a, const u32* b, const int* before) {
   asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%8,%9,%10};"
       : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])

@@ -1,8 +1,8 @@
 // Merges the parts of every kv head, where the decode kernels of a call leave that to a last
 // launch.
 //
-// A part that takes a ticket fences, counts and waits for the answer, about 2 us; where there are
-// many, reading all of them once more costs less. A warp merges one q head.
+// A part that takes a ticket fences, counts and waits for the answer, about 2 us. Where there are
+// many parts, reading all of them once more costs less. A warp merges one q head.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS, G, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu

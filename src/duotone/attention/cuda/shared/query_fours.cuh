@@ -25,7 +25,7 @@ struct QueryFours {
     const char* heads = (const char*)at.query + (size_t)u.head * BYTES;
     if (u.tid * LINE < BYTES) asm volatile("prefetch.global.L2 [%0];" ::"l"(heads + u.tid * LINE));
   }
-  // Of the warp's first head.
+  // Waits for q and loads the warp's first head.
   __device__ __forceinline__ void await(const Call& at, const Unit& u) {
     wait_for_query();
     load(at, u, u.warp);
@@ -69,7 +69,7 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
   for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(FULL, x, o);
   return x;
 }
-// Of numbers that are not negative: their bits order as they do.
+// Largest number of the lanes. None is negative: their bits order as they do.
 __device__ __forceinline__ float most_of_lanes(float x) {
   return __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(x)));
 }

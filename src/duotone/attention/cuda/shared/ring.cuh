@@ -24,8 +24,8 @@
 #define RINGS_BYTES (WARPS * STAGES * SLOT_BYTES)  // of a sub-block
 static_assert(1 <= IN_FLIGHT && IN_FLIGHT < STAGES,
               "one packed tile is read while others are in flight");
-// From compute capability 9.0 on a packed tile is a bulk copy (one for each piece) whose bytes a
-// barrier counts, before that the lanes copy 16 bytes each at a time.
+// From compute capability 9.0 on, a packed tile is a bulk copy for each of its pieces, whose bytes
+// a barrier counts. Before 9.0 the lanes copy 16 bytes each at a time.
 #if __CUDA_ARCH__ >= 900
 #define BULK_COPIES 1
 #else
@@ -89,8 +89,8 @@ struct Ring {
     memory = pinned(shared_address(shared) + u.warp * (STAGES * SLOT_BYTES), u.lane);
     slot = 0;
     drawn = draws;
-    // Of an address that it knows to be the same for a warp the compiler makes one addition of all
-    // lanes, a dozen instructions, though one lane draws.
+    // Pinned: the compiler would add once for all lanes at an address that it knows to be equal for
+    // them. That takes a dozen instructions, though one lane draws.
     counter = pinned(shared_address(draws), u.lane);
 #if BULK_COPIES
     barrier = pinned(shared_address(barriers + u.warp * STAGES), u.lane);
@@ -116,8 +116,8 @@ struct Ring {
       following[n] = current + (n + 1) * WARPS;
     }
   }
-  // The same before lengths are known, which takes an answer of memory. Packed tiles that turn out
-  // to be others' are waited for and left.
+  // Loads them before lengths are known, for which memory must answer. Packed tiles that prove to
+  // be others' are waited for and left.
   template <int BYTES, int FROM, class U>
   __device__ __forceinline__ void start_early(const Call& at, U& u, const UnitTokens& tokens) {
     guess_packed_tiles(at, u, tokens);
@@ -140,8 +140,8 @@ struct Ring {
   __device__ __forceinline__ void reset(const Unit& u) {
     if (u.tid == 0) *drawn = u.first + IN_FLIGHT * WARPS;
   }
-  // Waits for the current packed tile, and loads one more, lane 0's `next`, where the packed
-  // tile before lay or was followed by a free slot: all lanes must have read what lay there.
+  // Waits for the current packed tile, and loads one more, lane 0's `next`. It goes into the slot
+  // of the previous packed tile, or into a free one. All lanes must have read what lay there.
   template <int BYTES, int FROM, class U>
   __device__ __forceinline__ u32 take(const U& u, int& next) {
     const u32 here = take_current();
@@ -150,7 +150,7 @@ struct Ring {
   }
   // Where the packed tile lies that is taken next.
   __device__ __forceinline__ u32 upcoming() const { return memory + slot * SLOT_BYTES; }
-  // The two halves of `take`, for who still reads the packed tile before.
+  // The first half of `take`, for kernels that still read the previous packed tile; then `refill`.
   __device__ __forceinline__ u32 take_current() {
     wait_for_older();
     const u32 here = upcoming();

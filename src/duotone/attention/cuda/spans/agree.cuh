@@ -1,9 +1,9 @@
 // How the thread blocks of a cluster pass each other the bounds of their tokens.
 //
-// Each writes what it found into the shared memory of all of them and counts the bytes there; who
-// has all of them goes on. Nothing is read from remote memory, so that a thread block may end
-// whenever it is done, and nobody fences: a release at a cluster's barrier is one for the whole
-// device, by every warp, after all that they wrote.
+// Each writes its bounds into the shared memory of all of them and counts the bytes there. A thread
+// block that has all bytes goes on. Nothing is read from remote memory, so that a thread block may
+// end whenever it is done. No fence is needed either: at a cluster's barrier it would be one for
+// the whole device, by every warp.
 //
 // An element's bounds are elements, as a pair {low, high}.
 #define ALL_BOUNDS_BYTES (CLUSTER * CHANNELS * (int)sizeof(Pair))
@@ -44,7 +44,7 @@ struct Agreement {
         " @P bra DONE;\n bra WAIT;\n DONE: }" ::"r"(shared_address(arrived))
         : "memory");
   }
-  // The same variable of another thread block.
+  // Address of a variable in another thread block.
   static __device__ __forceinline__ u32 address_in(int rank, u32 here) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(here), "r"(rank));

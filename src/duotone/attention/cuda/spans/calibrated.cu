@@ -1,10 +1,13 @@
 // Decode attention on span packed tiles with score calibration: K is read once, its scores are
 // kept.
 //
-// Macros as in spans/decode.cu, and CLUSTER, where the parts of a kv head are a cluster of as many
-// blocks; without it all blocks of a head must be resident together. A unit's scores must fit
-// shared memory after the rings: | rings of half packed tiles, K's and then V's | q, V's scales;
-// then scores |
+// A unit's scores must fit shared memory after the rings:
+//     | rings of half packed tiles, K's and then V's | q, V's scales; then scores |
+//
+// Compiled by NVRTC with the macros of spans/decode.cu (CHANNELS, KB, VB, TILES, G, WARPS, PER_SM,
+// STAGES, QUERY, OUT, OVERLAP, PAGED, MERGE, ARGUMENTS_BYTES), and
+//   CLUSTER  blocks of a cluster, which are the parts of a kv head; where it is not defined, all
+//            blocks of a head must be resident together
 #define KEPT_SCORES
 #define SLOT_BYTES (TILES * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES))
 #include "spans/shapes.cuh"

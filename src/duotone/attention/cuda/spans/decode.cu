@@ -2,13 +2,17 @@
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
-//   KB, VB  bits per code of K and of V (1, 2, 4, 8)
-//   G       q heads per kv head
-//   WARPS, PER_SM, STAGES, TILES, IN_FLIGHT (see ring.cuh)
-//   QUERY   type of q and of out: 0 float16, 1 bfloat16, 2 float32
-//   SUB_BLOCKS   of WARPS warps in a block; a unit each
-//   TAU     1: score calibration; all blocks of a kv head must be resident together
-//   ARGUMENTS_BYTES  what the host takes Arguments to be
+//   KB, VB    bits per code of K and of V (1, 2, 4, 8)
+//   TILES     tiles of 64 tokens in a packed tile
+//   G         q heads per kv head
+//   TAU       1: score calibration; all blocks of a kv head must be resident together
+//   WARPS     of a sub-block, which does one unit; SUB_BLOCKS: of a block
+//   PER_SM    blocks that a multiprocessor has room for: a bound of registers
+//   STAGES, IN_FLIGHT, IN_TURN  slots and loads of a warp's ring (shared/ring.cuh)
+//   PAGED, MERGE  where packed tiles lie, and who merges parts (shared/common.cuh)
+//   QUERY, OUT    types of q and of the output: 0 float16, 1 bfloat16, 2 float32
+//   OVERLAP       how the launch begins (shared/call.cuh)
+//   ARGUMENTS_BYTES  size of Arguments on the host
 #include "spans/shapes.cuh"
 #include "spans/query.cuh"
 #include "spans/range.cuh"

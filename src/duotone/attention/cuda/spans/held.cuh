@@ -1,7 +1,7 @@
-// What a thread block of spans/pack_once.cu holds: its share of a block of tokens, and its bounds.
+// A thread block of spans/pack_once.cu: its share of a block of tokens, and its bounds.
 //
-// Of the warps that share 32 tokens, what they saw as floats, [low, high][channel], and later
-// words.
+// A slot has the bounds that the warps of 32 tokens saw, as floats, [low, high][channel], and words
+// later.
 #define MOST_BITS (KB > VB ? KB : VB)
 #define SLOTS (WARPS / SHARERS)
 #define SLOT_BYTES (4 * D * (MOST_BITS > 2 ? MOST_BITS : 2))
@@ -34,8 +34,9 @@ struct Share {
   __device__ __forceinline__ int half(int slot) const { return slot * CLUSTER + rank; }
 };
 
-// The first tokens' positions are loaded together with the block's edges, which only decide whether
-// they are there: the first tile waits for memory once less. Volatile: loaded where it says.
+// The first tokens' positions are loaded together with the block's edges, which only say how many
+// there are: the first tile waits for memory once less. Volatile: the load stands where it is
+// written.
 __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, u32 tiles) {
   const int lane = threadIdx.x & 31;
   const Dense& from = s.is_value ? at.value : at.key;

@@ -1,9 +1,10 @@
 // Scores of a unit, kept in shared memory between finding their range and using them.
 //
-// A score's integer product v lies between the sums over the channels where the folded q is
-// negative and where it is positive, whatever the codes. Rounded to 16 bits of that width it is
-// kept as
-//   u = (v - lowest) * narrow,  [tile][h][lane][4 words],  word j: f[2 j] below f[2 j + 1]
+// A score's integer product v has bounds: the sum over the channels where the folded q is negative,
+// and the sum where it is positive. It is kept rounded to 16 bits of that width:
+//
+//     u = (v - lowest) * narrow,  [tile][h][lane][4 words],  word j: f[2 j] below f[2 j + 1]
+//
 // A lane that takes a tile's scores has the same keys and q heads as the lane that left them there.
 #define CODE_TOP ((1 << KB) - 1)
 #define SLACK (8.f * D * CODE_TOP)  // more than rounding q adds to a sum

@@ -1,5 +1,5 @@
-// Quantizes 16-bit or float K and V along tokens and writes their packed tiles (layout.py), scales
-// and zero-points: a launch for the bounds of each channel, one for the codes.
+// Quantizes 16-bit or float K and V along tokens and writes packed tiles (spans/layout.py), scales
+// and zero-points. A launch finds the bounds of each channel, another one writes the codes.
 //
 // Both read K and V. What the first one has read last, the second one reads first, while L2 has it.
 //
@@ -7,7 +7,8 @@
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB    bits per code (1, 2, 4, 8); TILES: tiles of 64 tokens per packed tile
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
-//   THREADS (of span_bounds), WARPS (of span_pack), ARGUMENTS_BYTES, WARP_SHARED_BYTES
+//   THREADS   of a block of span_bounds; WARPS: of a block of span_pack
+//   ARGUMENTS_BYTES, WARP_SHARED_BYTES  sizes of Arguments and of a warp's memory on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #define SHARERS 1
 #include "packing/device.cuh"
@@ -20,7 +21,7 @@
 #include "spans/packer.cuh"
 #include "spans/bounds.cuh"
 
-// Of a warp: its tile of elements, its words, its levels.
+// A warp's memory: its tile of elements, its words, its levels.
 #define WORDS_BYTES ((K_TILE_BYTES > V_TILE_BYTES ? K_TILE_BYTES : V_TILE_BYTES) / 2)
 #define WARP_BYTES (TILE_BYTES + WORDS_BYTES + 16 * D)
 static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");

@@ -1,15 +1,15 @@
-// Quantizes K and V as spans/pack.cu does, bit for bit, in one launch that reads them once: where a
-// block of tokens fits the shared memory of a cluster.
+// Quantizes K and V as spans/pack.cu does, bit for bit, in one launch that reads them once. A block
+// of tokens must fit the shared memory of a cluster.
 //
 // A cluster packs K or V of one block of tokens of a head. Each of its thread blocks holds every
-// CLUSTER-th 32 tokens, a warp or two each or a few; they pass each other their bounds and write
-// the codes of what they hold.
+// CLUSTER-th 32 tokens, for which it has a warp or a few. They pass each other their bounds and
+// write the codes of what they hold. Shared memory of a thread block:
 //   | bounds that warps saw, then their words | levels | tiles of 32 tokens |
 //
 // Compiled by NVRTC with the macros of spans/pack.cu but THREADS and WARP_SHARED_BYTES, and
 //   CLUSTER  thread blocks of a cluster; 1: no cluster, for any device
-//   WARPS    of a thread block; SHARERS: of them, of 32 tokens; BEFORE_TILES_BYTES: what the host
-//   takes memory before tiles to be
+//   WARPS    of a thread block; SHARERS: of them, of 32 tokens
+//   BEFORE_TILES_BYTES  size of the memory before tiles on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
 #include "packing/levels.cuh"

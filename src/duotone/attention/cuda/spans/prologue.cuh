@@ -1,7 +1,7 @@
-// What a block reads before its first key: scales and zero-points of a span, and q.
+// Reads of a block before its first key: scales and zero-points of a span, and q.
 #include "shared/query_fours.cuh"
 
-// What a block needs before its first key and after its last one.
+// Numbers that a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
   u32 digits[HEADS][2][D / 4];  // [head][high, low][t][register]: channels 16 r + 4 t to + 3
   float v_scale[D], v_zero[D];

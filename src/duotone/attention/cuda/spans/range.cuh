@@ -108,7 +108,7 @@ __device__ __forceinline__ void agree_on_range(const Arguments& at, const Unit& 
 }
 
 #ifdef CLUSTER
-// The same where the parts of a kv head are a cluster, which read each other's shared memory. A
+// This range where the parts of a kv head are a cluster, which read each other's shared memory. A
 // part keeps its own `bounds` until `leave_cluster`.
 __device__ __forceinline__ void agree_in_cluster(const Unit& u, float (*bounds)[2],
                                                  float (*agreed)[2]) {

@@ -3,11 +3,11 @@
 //   K: token 8 i + g, channel 16 step + 4 t + j
 //   V: token 8 (i / 2) + 2 t + 16 (j % 2) + j / 2, channel 16 step + 8 (i % 2) + g
 
-//
-// SHARERS warps share a tile: each has as many of the registers, OWN of them from `first` on.
+// Expects SHARERS: warps that share a tile. Each has as many of the registers, OWN of them from
+// `first` on.
 #define OWN (4 / SHARERS)
 
-// What a packing warp has: its elements, room for words, the levels of its channels.
+// Memory of a packing warp: its elements, room for words, the levels of its channels.
 struct Job {
   u32 tile, words, levels;
   int lane, g, t, first;

@@ -22,8 +22,8 @@ struct Sums {
     __syncwarp();  // other lanes write there: `fix`, or `store` where there are no packed tiles
   }
 #ifdef KEPT_SCORES
-  // Maxima that are known beforehand, in q's units: no weight will need more than 16 bits. `shift`
-  // is rounded by half a unit of q's at most, since its parts are 2^23 of them: a maximum one unit
+  // Maxima that are known before, in q's units: no weight will need more than 16 bits. `shift` is
+  // rounded by half a unit of q's at most, since its parts are 2^23 of them. A maximum one unit
   // higher leaves room for that, and is then taken from what `shift` became.
   __device__ __forceinline__ void fix(const Query& q, const float* highest) {
 #pragma unroll
@@ -60,8 +60,8 @@ struct Sums {
     for (int o = 1; o < 8; o <<= 1) sum += __shfl_xor_sync(FULL, sum, o);
     return sum;
   }
-  // Some p of q heads 4 h to 4 h + 3 needs more than 16 bits: raise their maxima and shift what was
-  // summed so far.
+  // Raises the maxima of q heads 4 h to 4 h + 3, of which some p needs more than 16 bits, and
+  // shifts their sums.
   __device__ __forceinline__ void raise(const float (*f)[8], const Query& q, u32 (*pi)[8], int h) {
     float a = f[h][0];
 #pragma unroll

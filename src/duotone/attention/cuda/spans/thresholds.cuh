@@ -1,6 +1,6 @@
 // 1 and 2 bits of 16-bit elements by comparisons in their own type, two elements at a time.
 //
-// What a Coder gives never falls as an element rises, so that the least element of code j or more
+// A Coder's code never falls as an element rises, so that the least element of code j or more
 // decides. It is found once per channel; a step then takes a third of the instructions, or less.
 
 // 16-bit numbers in their order: 0 is +0, -1 is -0, and on both sides of the infinite ones is what
@@ -76,8 +76,8 @@ struct ComparedSteps {
         load_shared(edges[n], job.levels + (n * D + 16 * step + 4 * job.t) * 2);
   }
   // Codes as bytes, of two pairs whose edges are columns of `edges`. A comparison gives all ones or
-  // nothing in a half; of 2 bits the second edge decides on the upper one, all of them on the
-  // lower.
+  // nothing in a half. With 2 bits the second edge decides on the upper bit, all edges decide on
+  // the lower one.
   static __device__ __forceinline__ u32 four_codes(Pair a, Pair b, const u32 (*edges)[2], int of_a,
                                                    int of_b) {
     constexpr u32 BYTES = VALUE ? 0x6240 : 0x6420;

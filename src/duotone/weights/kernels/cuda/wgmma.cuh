@@ -1,8 +1,7 @@
 // D[64 x N] += A[64 x 32] B[32 x N] of int8 codes on Hopper's tensor cores, A and B from shared
 // memory.
 //
-// N, a macro, is a multiple of 16 up to 256. Thread t of the warpgroup has, for each eight columns
-// j,
+// Expects N, a multiple of 16 up to 256. For each eight columns j, thread t of the warpgroup has
 //   sums[4 j + 0, 1]: row 16 (t / 32) + t % 32 / 4,     columns 8 j + 2 (t % 4) + 0, 1
 //   sums[4 j + 2, 3]: row 16 (t / 32) + t % 32 / 4 + 8, the same columns
 //
@@ -72,8 +71,8 @@ __device__ __forceinline__ void settle(int (&d)[N / 2]) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
-// Of a tile whose rows are 128 bytes, as TMA lays them out with 128-byte swizzles: eight rows
-// take 1,024 bytes. Its address is a multiple of 1,024; 32 bytes further on add 2.
+// Descriptor of a tile whose rows are 128 bytes, as TMA lays them out with 128-byte swizzles. Eight
+// rows take 1,024 bytes. Its address is a multiple of 1,024; 32 bytes further on add 2.
 __device__ __forceinline__ u64 operand(u32 address) {
   return (u64)(address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }

@@ -9,26 +9,26 @@
 //            one: while one scales and writes its sums, the other multiplies
 //   a stage: [OUTS = 64 ROWS WGS outs][128 ins] of w, [N tokens][128 ins] of x, by TMA, swizzled
 //
-// GATED, half of a stage's outs are gate's and half are the same outs of up; each warpgroup has 64
-// of both, so that a thread has both sums of each number that it writes.
+// GATED, half of a stage's outs are gate's and half are the same outs of up. Each warpgroup has 64
+// of both: a thread so has both sums of each number that it writes.
 //
 // Compiled by NVRTC with these macros:
 //   N, SIXTEENS, A_OPERAND, B_OPERAND, D_OPERAND  see wgmma.cuh
-//   WGS, SUB_BLOCKS, ROWS, STAGES
+//   WGS, SUB_BLOCKS, ROWS  as above; STAGES: of the ring
 //   REGISTERS      of a thread that multiplies
 //   OUT            type of y: 0 float16, 1 bfloat16, 2 float32
 //   X0, W0, BIAS   types of these, 3: there is none
 //   PER_ROW        1: a row scale per token, 0: one for all
 //   GATED          0: no, 1: silu, 2: quick_gelu, 3: gelu_tanh. Then ROWS is 2, x0 is none
 //   OVERLAP        0: none; 1: begins while the previous launch ends
-//   ARGUMENTS_BYTES  what the host takes Arguments to be
+//   ARGUMENTS_BYTES  size of Arguments on the host
 typedef unsigned u32;
 typedef unsigned long long u64;
 #include "wgmma.cuh"
 
 #define SUB_BLOCK_GROUPS (WGS / SUB_BLOCKS)
 #define OUTS (64 * SUB_BLOCK_GROUPS * ROWS)
-// Of w or of gate's, as of up's: what a tile writes, and what a warpgroup does.
+// Outs of w, or of gate's as of up's: those that a tile writes, and that a warpgroup does.
 #define WRITTEN (GATED ? OUTS / 2 : OUTS)
 #define WRITTEN_ROWS (GATED ? 1 : ROWS)
 #define STEP 128
@@ -43,7 +43,7 @@ typedef unsigned long long u64;
 #define GROUP_BARRIER 1
 #define SUB_BLOCK_BARRIER 8
 
-// What the host has encoded for TMA.
+// A tensor's map as the host has encoded it for TMA.
 struct alignas(64) TensorMap {
   char bytes[128];
 };
@@ -96,8 +96,8 @@ __device__ __forceinline__ void wait_for_launch_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Where a tile begins. Tiles that run at one time share their rows of w and of x in L2: they follow
-// each other along tokens, in bands of BAND.
+// Where a tile begins. Tiles follow each other along tokens, in bands of BAND: those that run at
+// one time share their rows of w and of x in L2.
 struct Tile {
   int out, token;
 
@@ -168,8 +168,8 @@ __device__ __forceinline__ void add_up(int (&sums)[ROWS][N / 2], const Arguments
   u32 before = 0;
   for (int step = 0; step < at.steps; step++, s.next()) {
     wait_for(s.full + 8 * s.slot, s.phase);
-    // Not before all of this sub-block's steps are there may the other wait for its own: a barrier
-    // knows a phase from the next one, but not from the one after that.
+    // The other sub-block may wait for its own steps only after all of this one's are there. A
+    // barrier knows a phase from the next one, but not from the one after that.
     if (step == at.steps - 1 && following >= 0)
       asm volatile("bar.arrive %0,256;" ::"r"(SUB_BLOCK_BARRIER + following) : "memory");
     const u64 w = operand(s.w() + group * (WRITTEN_ROWS * 64 * STEP)), x = operand(s.x());

@@ -1,6 +1,6 @@
-// What becomes of a tile's sums: scaled, with GATED gated, rounded, written as rows of tokens.
+// Output of a tile's sums: scaled, with GATED gated, rounded, written as rows of tokens.
 
-// Of a thread's two outs, a distance of eight: what their sums are scaled by.
+// Factors of the sums of a thread's two outs, a distance of eight.
 struct Scales {
   float out[2], w0[2], bias[2];
 
@@ -39,7 +39,7 @@ struct Outputs {
   Scales scales, up;
   u32 staging;  // of this warpgroup: two times [16 tokens][64 outs] of 16 bits
 
-  // Of the row-th 64 outs of this warpgroup.
+  // Outputs of the row-th 64 outs of this warpgroup.
   __device__ __forceinline__ void find(const Arguments& at, const Tile& tile, u32 memory, int row) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
     group = threadIdx.x >> 7, g = lane >> 2, c = lane & 3;
