@@ -9,7 +9,6 @@ from duotone.report.generate import generate_summary, generate_table
 
 from paths import REPOSITORY
 
-
 RESULT = json.loads((REPOSITORY / "results/generate/h200-b1.json").read_text())
 FIRST = {row["row"]: row for row in RESULT["rows"]}
 
