@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duotone.attention import attend
-from duotone.attention.cuda.spans.layout import RecordFormat
+from duotone.attention.cuda.spans.layout import WIDTHS, RecordFormat
 from duotone.bench.problems import bytes_of, copy_of
 from duotone.bench.rows import PackedRow, laid_out
 from duotone.bench.schemes import BenchScheme, bench_schemes
@@ -60,7 +60,7 @@ def test_copies_are_equal_and_share_no_memory(name):
     assert bytes_of(copy) == bytes_of(problem)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bits", WIDTHS)
 def test_records_count_their_filling(bits):
     problem = laid_out(SCHEMES[f"{bits} bit"].problem(SHAPE, CPU))
     form = RecordFormat(128, bits, bits)

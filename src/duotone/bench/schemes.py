@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import duotone
+from duotone.attention.cuda.spans.layout import WIDTHS
 from duotone.bench.problems import Problem, random_dense, random_packed, random_query
 from duotone.bench.shapes import Shape
 from duotone.cache import PackedSegment, PackedTensor
@@ -78,7 +79,7 @@ class BenchScheme:
 def _whole_spans() -> list[BenchScheme]:
     return [
         BenchScheme(f"{bits} bit{', tau' if tau else ''}", TensorSpec(bits), TensorSpec(bits), tau)
-        for bits in (1, 2, 4, 8)
+        for bits in WIDTHS
         for tau in (None, TAU)
     ]
 

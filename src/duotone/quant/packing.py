@@ -43,7 +43,7 @@ def pack(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b bytes"]:
             f"codes of {bits} bits must lie in 0..{(1 << bits) - 1}; got {int(codes.max())}."
         )
     if 8 % bits:
-        return pack(_split(codes, bits), 1)
+        return pack(split_bits(codes, bits), 1)
     per_byte, n = 8 // bits, codes.shape[-1]
     fill = packed_bytes(n, bits) * per_byte - n
     codes = torch.nn.functional.pad(codes, (0, fill)).unflatten(-1, (-1, per_byte))
@@ -59,17 +59,17 @@ def unpack(words: UInt8[Tensor, "*b bytes"], bits: int, n: int) -> UInt8[Tensor,
             f"got rows of {words.shape[-1]}. Check bits and n."
         )
     if 8 % bits:
-        return _join(unpack(words, 1, n * bits), bits)
+        return join_bits(unpack(words, 1, n * bits), bits)
     shifts, mask = _shifts(8, bits, words.device), (1 << bits) - 1
     return ((words.unsqueeze(-1) >> shifts) & mask).flatten(-2)[..., :n]
 
 
-def _split(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b n_bits"]:
+def split_bits(codes: UInt8[Tensor, "*b n"], bits: int) -> UInt8[Tensor, "*b n_bits"]:
     """Single bits of codes, the top bit first: big-endian as well."""
     return ((codes.unsqueeze(-1) >> _shifts(bits, 1, codes.device)) & 1).flatten(-2)
 
 
-def _join(single: UInt8[Tensor, "*b n_bits"], bits: int) -> UInt8[Tensor, "*b n"]:
-    """Inverse of `_split`."""
+def join_bits(single: UInt8[Tensor, "*b n_bits"], bits: int) -> UInt8[Tensor, "*b n"]:
+    """Inverse of `split_bits`."""
     rows = single.unflatten(-1, (-1, bits))
     return (rows << _shifts(bits, 1, single.device)).sum(-1, dtype=torch.uint8)

@@ -35,7 +35,8 @@ from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
 
-HONOURS = Honours.of("span records", {"bits", "group", "transform"}, (1, 2, 4, 8))
+WIDTHS = (1, 2, 4, 8)
+HONOURS = Honours.of("span records", {"bits", "group", "transform"}, WIDTHS)
 TILE = 64
 LANES = 32
 RECORD_BYTES = 4096

@@ -5,7 +5,7 @@
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
-//   KB, VB    bits per code (1, 2, 4, 8); TILES: tiles of 64 tokens per packed tile
+//   KB, VB    bits per code, as layout.py has them; TILES: tiles of 64 tokens per packed tile
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   THREADS   of a block of span_bounds; WARPS: of a block of span_pack
 //   ARGUMENTS_BYTES, WARP_SHARED_BYTES  sizes of Arguments and of a warp's memory on the host

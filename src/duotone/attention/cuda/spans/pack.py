@@ -30,6 +30,7 @@ from duotone.attention.cuda.spans.held import Held, held, sharers
 from duotone.attention.cuda.spans.layout import (
     LANES,
     MIN_BLOCK_TOKENS,
+    WIDTHS,
     RecordFormat,
     Records,
     format_of,
@@ -43,7 +44,7 @@ from duotone.quant import KVSpec
 from duotone.quant.checks import NOT_FINITE, is_finite
 from duotone.quant.honours import Honours
 
-HONOURS = Honours.of("packing kernels of spans", {"bits", "group", "shrink"}, (1, 2, 4, 8), True)
+HONOURS = Honours.of("packing kernels of spans", {"bits", "group", "shrink"}, WIDTHS, True)
 SOURCE = "spans/pack.cu"
 WARPS, THREADS = 4, 256
 # Tokens of which one block of threads takes the bounds, and such blocks per SM, to begin with.
