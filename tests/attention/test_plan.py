@@ -34,6 +34,7 @@ SPECS = {
     "calibrated, unequal channels": duotone.scheme("duotone", bits=1).replace(tau=(0.0, 1.0)),
     "with a background": duotone.scheme("duotone-parts", bits=1),
     "mixed": duotone.scheme("duotone-mixed", bits=1),
+    "3 bit": duotone.scheme("duotone", bits=3),
     "8 bit": duotone.scheme("minmax", bits=8),
 }
 # (head_dim, q heads, kv heads, type)

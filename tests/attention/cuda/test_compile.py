@@ -28,6 +28,7 @@ SPANS = [
     (RecordFormat(128, 1, 1), 7, True),
     (RecordFormat(80, 4, 2), 16, True),
     (RecordFormat(32, 4, 4), 4, False),
+    (RecordFormat(128, 3, 3), 4, False),
 ]
 PLAIN, INNER, SIGNED = (
     Operand(2, False, 32, False),
@@ -113,6 +114,7 @@ def test_span_decode_compiles_in_every_kind(warps, more, arch) -> None:
         (RecordFormat(128, 1, 1), 4, 16),
         (RecordFormat(80, 4, 2), 16, 8),
         (RecordFormat(64, 8, 1), 7, 8),
+        (RecordFormat(128, 3, 3), 4, 8),
     ],
 )
 def test_span_calibrated_compiles_and_takes_what_is_planned(

@@ -260,10 +260,11 @@ class SpanCase:
 
 
 SPAN_CASES = [
-    *(SpanCase(bits=bits) for bits in ((1, 1), (2, 2), (4, 4), (8, 8), (1, 4), (8, 2))),
+    *(SpanCase(bits=bits) for bits in ((1, 1), (2, 2), (4, 4), (8, 8), (1, 4), (8, 2), (3, 3))),
     *(SpanCase(head_dim=d, dtype=FP16, shrink=0.9) for d in (32, 96, 100, 256)),
     SpanCase(head_dim=111, bits=(2, 4), offset=1),
     SpanCase(head_dim=80, dtype=FP32, bits=(4, 1)),
+    *(SpanCase(head_dim=d, bits=b, dtype=FP16) for d, b in ((64, (3, 1)), (111, (2, 3)))),
     SpanCase(head_dim=64, dtype=FP32, offset=2, shrink=0.5),
     SpanCase(((0, 512), (0, 512)), bits=(2, 2)),
     SpanCase(((0, 111), (0, 0), (0, 63)), bits=(4, 4), head_dim=64),

@@ -108,6 +108,7 @@ ASSEMBLY = {
     "commit_group": "",
     "griddepcontrol": "",
     "cvt.f32.f16 %0,%1;": "y = half_to_float_here(x);",
+    "lop3.b32": "y = (low & 0x33333333) | (high & 0xCCCCCCCC);",
     # Not reached, but for the biases, which products name as well.
     "mma.sync": "",
     "(bias[0])": "memcpy(bias, from, 16);",

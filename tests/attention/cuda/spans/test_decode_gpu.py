@@ -16,6 +16,7 @@ import duotone
 from duotone.attention import decode_attention
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.spans import decode as span_decode
+from duotone.attention.cuda.spans.layout import WIDTHS
 from duotone.inference.batch import encode, generate, make_cache, prepare
 from duotone.loading import load
 from duotone.quant import TensorSpec
@@ -38,18 +39,20 @@ def whole(bits: int, **fields) -> dict[str, TensorSpec]:
 CASES = [
     *(
         Case(ODD, **whole(bits), kv_heads=2, head_dim=128, tau=tau, dtype=BF16)
-        for bits, tau in product((1, 2, 4, 8), (None, TAU))
+        for bits, tau in product(WIDTHS, (None, TAU))
     ),
     *(Case(ODD, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16) for gqa in (1, 2, 5, 6, 7, 12, 16)),
     *(Case(ODD, gqa=gqa, kv_heads=2, head_dim=128, tau=TAU, dtype=FP16) for gqa in (1, 7, 16)),
     *(
         Case(ODD, **whole(bits), head_dim=d, dtype=FP16, tau=tau)
         for (bits, d), tau in zip(
-            product((1, 2, 4), (64, 80, 96, 256)), [None, TAU] * 6, strict=True
+            product((1, 2, 3, 4), (64, 80, 96, 256)), [None, TAU] * 8, strict=True
         )
     ),
     Case(ODD, TensorSpec(1), TensorSpec(4), head_dim=128, dtype=BF16),
     Case(ODD, TensorSpec(8), TensorSpec(2), head_dim=128, dtype=FP16, tau=TAU),
+    Case(ODD, TensorSpec(3), TensorSpec(1), gqa=7, head_dim=128, dtype=BF16, tau=TAU),
+    Case(ODD, TensorSpec(4), TensorSpec(3), gqa=16, head_dim=128, dtype=BF16),
     Case(ODD, **whole(1, levels="lloyd"), head_dim=128, dtype=FP32),
     Case(ODD, **whole(2), head_dim=64, dtype=FP32, tau=TAU),
     # Ranges of their own for runs of tokens, empty ones among them.
@@ -83,7 +86,7 @@ def test_matches_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("long", [True, False], ids=["long", "short"])
 @pytest.mark.parametrize("lengths", [(3328, 1, 130) * 20, (9000, 300, 0)], ids=["whole", "splits"])
-@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("bits", [1, 2, 3])
 def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "LONG_RECORDS", 0 if long else 1 << 30)
     span_decode.geometry.cache_clear()
@@ -94,7 +97,7 @@ def test_launches_may_be_long_or_short(bits, lengths, long, monkeypatch) -> None
 
 @pytest.mark.parametrize("at", [Geometry(8, 2, 1, 2), Geometry(4, 4, 3, 4), Geometry(8, 2, 2, 2)])
 @pytest.mark.parametrize("gqa", [1, 4, 7])
-@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("bits", [1, 2, 3])
 def test_kv_heads_may_be_sub_blocks_of_one_block(bits, gqa, at, monkeypatch) -> None:
     monkeypatch.setattr(span_decode, "geometry", lambda *_: at)
     case = Case((9000, 0, 1, 300, 3328), **whole(bits), gqa=gqa, kv_heads=4, head_dim=64)
@@ -108,7 +111,7 @@ def test_peaky_scores_keep_their_low_digits() -> None:
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "read-twice"])
 @pytest.mark.parametrize(("lengths", "spans"), [((5000, 300), 1), ((900, 300), 3)], ids=str)
-@pytest.mark.parametrize(("strength", "bits"), [(6, 1), (0.01, 1), (3, 2), (3, 4)])
+@pytest.mark.parametrize(("strength", "bits"), [(6, 1), (0.01, 1), (3, 2), (3, 3), (3, 4)])
 def test_calibrated_scores_may_be_kept_or_made_twice(
     strength, bits, lengths, spans, keeps, monkeypatch
 ) -> None:
@@ -150,7 +153,7 @@ def pictures():
     return loaded.model, encode(loaded.processor, examples)
 
 
-@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("bits", [1, 2, 3])
 @pytest.mark.parametrize("name", ["calibquant", "minmax"])
 def test_a_model_writes_what_it_writes_by_the_reference(pictures, name: str, bits: int) -> None:
     model, inputs = pictures
@@ -165,10 +168,11 @@ def test_a_model_writes_what_it_writes_by_the_reference(pictures, name: str, bit
     assert answers["reference"] == answers["auto"]
 
 
-def test_a_cache_in_records_does_what_caches_do(pictures, tmp_path) -> None:
+@pytest.mark.parametrize("bits", [2, 3])
+def test_a_cache_in_records_does_what_caches_do(pictures, bits: int, tmp_path) -> None:
     model, inputs = pictures
     batch = prepare(model, inputs)
-    spec = duotone.scheme("minmax", bits=2)
+    spec = duotone.scheme("minmax", bits=bits)
     laid, plain = (make_cache(model, spec, batch, impl) for impl in ("auto", "reference"))
     for cache in (laid, plain):
         generate(model, batch, cache, 4)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from duotone.attention.cuda.spans.layout import (
+    WIDTHS,
     RecordFormat,
     from_records,
     key_order,
@@ -13,7 +14,7 @@ from duotone.cache import BlockTable
 FORMATS = [
     RecordFormat(head_dim, key_bits, value_bits)
     for head_dim in (64, 80, 96, 128, 256)
-    for key_bits, value_bits in ((1, 1), (2, 2), (4, 4), (8, 8), (1, 2), (4, 1))
+    for key_bits, value_bits in (*zip(WIDTHS, WIDTHS, strict=True), (1, 2), (4, 1), (3, 4), (8, 3))
 ]
 
 
@@ -21,13 +22,13 @@ def name(form):
     return f"d{form.head_dim}k{form.key_bits}v{form.value_bits}"
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("order", [key_order, value_order])
 @pytest.mark.parametrize("channels", [64, 96, 128, 256])
 def test_every_element_of_a_tile_has_one_place(channels, order, bits):
-    places = order(channels, bits)
-    assert places.shape == (8 * channels * bits, 8 // bits)
-    assert torch.equal(places.flatten().sort().values, torch.arange(64 * channels))
+    places, each = order(channels, bits), bits if 8 % bits else 1
+    assert places.shape == (8 * channels * bits, 8 * each // bits)
+    assert torch.equal(places.flatten().sort().values, torch.arange(64 * channels * each))
 
 
 def test_a_key_stands_where_the_picture_says():

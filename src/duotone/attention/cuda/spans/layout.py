@@ -15,6 +15,15 @@ and of V, whose operand is transposed,
     e = (4 * u + 2 * half + row) * (D / 16) + m
         token 32 u + 8 half + 2 t + 16 (j % 2) + j / 2, channel 16 m + 8 row + g
 
+Codes of 3 bits would fill words n = e / 2 of nibbles. Three words hold four of these in two planes:
+from bit 7 of each byte down they belong to the codes of words n with n % 4 =
+
+    word 3 (n / 4)        1 1 0 0 1 1 0 0    bits 1 and 0 of a code
+    word 3 (n / 4) + 1    3 3 2 2 3 3 2 2    bits 1 and 0
+    word 3 (n / 4) + 2    3 2 1 0 3 2 1 0    bit 2
+
+where the upper half of a byte is of odd e.
+
 D is head_dim filled up to a multiple of 32. Every block of tokens that shares scales starts a
 record; what is filled up has code 0 and is masked by lengths or multiplied by 0.
 """
@@ -34,8 +43,9 @@ from duotone.attention.refused import RefusedError, check_honoured, reason_again
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
 from duotone.quant.honours import Honours
+from duotone.quant.packing import join_bits, split_bits
 
-WIDTHS = (1, 2, 4, 8)
+WIDTHS = (1, 2, 3, 4, 8)
 HONOURS = Honours.of("span records", {"bits", "group", "transform"}, WIDTHS)
 TILE = 64
 LANES = 32
@@ -205,7 +215,12 @@ def take_tokens(codes: Codes, token: Tensor, channels: int) -> Codes:
 def tile_codes(
     codes: Codes, order: Int[Tensor, "bytes codes"], bits: int, tile: int
 ) -> UInt8[Tensor, "batch heads tiles bytes"]:
-    """Pack codes, `tile` tokens at a time, in the order of a table of places."""
+    """Pack codes, `tile` tokens at a time, in the order of a table of places.
+
+    Where codes straddle bytes, places are those of their single bits.
+    """
+    if 8 % bits:
+        return tile_codes(split_bits(codes, bits), order, 1, tile)
     order = order.to(codes.device)
     tiles = codes.unflatten(2, (-1, tile)).flatten(3)
     places = tiles[..., order.flatten()].unflatten(-1, order.shape)
@@ -217,6 +232,8 @@ def untile_codes(
     tiles: UInt8[Tensor, "batch heads tiles bytes"], order: Tensor, bits: int, tile: int
 ) -> Codes:
     """Inverse of `tile_codes`."""
+    if 8 % bits:
+        return join_bits(untile_codes(tiles, order, 1, tile), bits)
     order = order.to(tiles.device)
     shifts = torch.arange(order.shape[-1], device=tiles.device, dtype=torch.uint8) * bits
     codes = (tiles[..., None] >> shifts) & ((1 << bits) - 1)
@@ -242,10 +259,12 @@ def _coordinates(channels: int, bits: int, unit: int | None) -> tuple[Tensor, ..
 
 @cache
 def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
-    """Element, token * channels + channel, in each slot of a tile of K.
+    """Element, token * channels + channel, in each slot of a tile of K; of 3 bits, as `_planes`.
 
     unit: words per vector; None: as the kernel reads a tile that has these codes alone.
     """
+    if bits == 3:
+        return _planes(key_order(channels, 4))
     lane, j, register = _coordinates(channels, bits, unit)
     row, r = register // (channels // 16), register % (channels // 16)
     token = 8 * row + lane // 4
@@ -254,11 +273,28 @@ def key_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, 
 
 @cache
 def value_order(channels: int, bits: int, unit: int | None = None) -> Int[Tensor, "bytes codes"]:
-    """Element, token * channels + channel, in each slot of a tile of V.
+    """Element, token * channels + channel, in each slot of a tile of V; of 3 bits, as `_planes`.
 
     unit: words per vector; None: as the kernel reads a tile that has these codes alone.
     """
+    if bits == 3:
+        return _planes(value_order(channels, 4))
     lane, j, register = _coordinates(channels, bits, unit)
     m, a = register % (channels // 16), register // (channels // 16)
     token = 32 * (a // 4) + 8 * (a // 2 % 2) + 2 * (lane % 4) + 16 * (j % 2) + j // 2
     return token * channels + 16 * m + 8 * (a % 2) + lane // 4
+
+
+def _planes(nibbles: Int[Tensor, "nibble_bytes 2"]) -> Int[Tensor, "bytes 8"]:
+    """Single bit, 3 * element + its place from the top, in each slot of a tile of 3 bits.
+
+    nibbles: elements of a tile of 4 bits, whose vectors are the four words that three hold.
+    """
+    at = torch.arange(8)
+    word = torch.stack([at // 2 % 2, 2 + at // 2 % 2, at % 4])
+    bit = torch.stack([at % 2, at % 2, torch.full_like(at, 2)])
+    vectors = nibbles.view(-1, LANES, 4, 4, 2)
+    element = vectors[:, :, word[:, None], torch.arange(4)[:, None], at // 4]
+    of_lanes = (3 * element + 2 - bit[:, None]).transpose(0, 1).flatten(1, 2)
+    unit = words_per_vector(of_lanes.shape[1])
+    return of_lanes.unflatten(1, (-1, unit)).transpose(0, 1).reshape(-1, 8)

@@ -4,6 +4,7 @@ template <int VALUE, int BITS>
 struct SpanPacker {
   static constexpr int STEPS = D / 16, WORDS = D * BITS / 32, OWN_WORDS = WORDS / SHARERS;
   static_assert(WORDS % SHARERS == 0, "words are not shared");
+  static constexpr int STEP = 8 / (8 / BITS);  // bits from one code of a byte to the next
   // Steps whose codes lie in the same words: a power of two.
   static constexpr int RUN = STEPS % (8 / BITS) == 0 ? 8 / BITS
                              : STEPS % 4 == 0        ? 4
@@ -34,13 +35,19 @@ struct SpanPacker {
         u32 registers[OWN];
         Steps<VALUE, BITS>::codes(registers, job, step);
 #pragma unroll
-        for (int i = 0; i < OWN; i++) run[i] = (run[i] << BITS) + registers[i];
+        for (int i = 0; i < OWN; i++) run[i] = (run[i] << STEP) + registers[i];
       }
 #pragma unroll
-      for (int i = 0; i < OWN; i++) {
-        const int bit = (i * STEPS + first) * BITS;
-        words.add(bit / 8, (run[i] & real[i]) << bit % 8);
-      }
+      for (int i = 0; i < OWN; i++) add_run(words, (i * STEPS + first) * STEP, run[i] & real[i]);
     }
+  }
+  // Codes of a run, the first of which stands at `bit` of a lane's bytes.
+  static __device__ __forceinline__ void add_run(const Words<OWN_WORDS>& words, int bit, u32 run) {
+    const int n = bit / 8, planes = n / 4 * 3;
+    if constexpr (BITS == 3) {
+      words.add(planes + n % 4 / 2, (run & 0x33333333) << n % 2 * 2);
+      words.add(planes + 2, (run >> 2 & 0x11111111) << n % 4);
+    } else
+      words.add(n, run << bit % 8);
   }
 };

@@ -2,8 +2,10 @@
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define MT (D / 16)       // tiles of 16 channels of V
-#define KPB (8 / KB)      // codes per byte
+#define KPB (8 / KB)      // codes per byte of a word, where those of 3 bits are nibbles
 #define VPB (8 / VB)
+#define K_STEP (8 / KPB)  // bits from one code of a byte to the next
+#define V_STEP (8 / VPB)
 #define KREGS (D / 16)        // registers of A per row of K
 #define KWORDS (D * KB / 16)  // words per lane and tile of 64 keys
 #define VWORDS (D * VB / 16)
@@ -15,11 +17,12 @@
 // Where positions inside a byte differ between the rows of a tile, codes are shifted down instead.
 #define K_ALIGNED (KREGS % 4 == 0 || KB != 1)
 #define V_ALIGNED (2 * MT % VPB == 0)
-#define V_RAW (MT % VPB == 0 && VB < 8)  // the last code of a byte comes from the unmasked word
-#define V_SIGNED (V_RAW && VB == 1)      // and the one before it from the same word as signed bytes
+// The last code of a byte comes from the unmasked word.
+#define V_RAW (MT % VPB == 0 && VB < 8 && VB == V_STEP)
+#define V_SIGNED (V_RAW && VB == 1)  // and the one before it from the same word as signed bytes
 #define SMALL_DOTS (KB == 1 && D <= 128)  // Q_TOP * D < 2^22: both digits fit one biased integer
 // How far a code of register r stands above the lowest bits of its byte; q makes up for it.
-#define K_BIT(r) (K_ALIGNED && KB < 4 ? ((r) * KB) & 3 : 0)
+#define K_BIT(r) (K_ALIGNED ? ((r) * K_STEP) & 3 : 0)
 #define Q_SHIFT (K_ALIGNED ? (KB == 1 ? 3 : KB == 2 ? 2 : 0) : 0)
 
 #define BIAS 12582912.f  // 1.5 * 2^23: an integer below 2^22 added to its bits is a float
