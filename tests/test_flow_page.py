@@ -1,7 +1,8 @@
-"""docs/how-a-token-flows.md names files of src/duotone, and what to look for in them."""
+"""Pages for first readers name files of src/duotone, and what to look for in them."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,25 +10,40 @@ from paths import REPOSITORY
 
 SOURCES = REPOSITORY / "src" / "duotone"
 PAGE = REPOSITORY / "docs" / "how-a-token-flows.md"
+KERNELS, CUDA = REPOSITORY / "docs" / "cuda-kernels.md", SOURCES / "attention" / "cuda"
 FILE = re.compile(r"^[\w/]+\.(?:py|cuh?)$")
 NAME = re.compile(r"^\w+$")
 
 
-def absent(text: str) -> Iterator[str]:
+def absent(text: str, sources: Path = SOURCES) -> Iterator[str]:
     """Files of numbered lines that are not there, and names that none of a line's files has."""
     for line in re.findall(r"^\d+\. .*$", text, re.M):
         quoted = re.findall(r"`([^`]+)`", line)
-        files = [SOURCES / name for name in quoted if FILE.match(name) and "/" in name]
-        files += [SOURCES / name for name in quoted[:1] if FILE.match(name) and "/" not in name]
-        yield from (str(file.relative_to(SOURCES)) for file in files if not file.is_file())
+        files = [sources / name for name in quoted if FILE.match(name) and "/" in name]
+        files += [sources / name for name in quoted[:1] if FILE.match(name) and "/" not in name]
+        yield from (str(file.relative_to(sources)) for file in files if not file.is_file())
         found = "\n".join(file.read_text() for file in files if file.is_file())
         for name in filter(NAME.match, quoted):
             if not re.search(rf"\b{name}\b", found):
                 yield f"{name}: {line}"
 
 
-def test_every_file_and_name_is_there() -> None:
-    assert not list(absent(PAGE.read_text()))
+def included(name: str) -> Iterator[str]:
+    """Headers that a CUDA source includes, and headers of these."""
+    for header in re.findall(r'^#include "(.+)"$', (CUDA / name).read_text(), re.M):
+        yield header
+        yield from included(header)
+
+
+@pytest.mark.parametrize(("page", "sources"), [(PAGE, SOURCES), (KERNELS, CUDA)], ids=str)
+def test_every_file_and_name_is_there(page: Path, sources: Path) -> None:
+    assert not list(absent(page.read_text(), sources))
+
+
+def test_a_first_kernel_is_read_with_all_that_it_includes() -> None:
+    listed = re.findall(r"^\d+\. `([\w/]+\.cuh)`", KERNELS.read_text(), re.M)
+    assert sorted(listed) == sorted(included("spans/decode.cu"))
+    assert [name.partition("/")[0] for name in listed] == ["shared"] * 6 + ["spans"] * 6
 
 
 def test_the_page_is_short_and_numbered_in_order() -> None:

@@ -1,7 +1,8 @@
 """Docstrings open with a verb or a noun, sentences are short, and no source is private.
 
 Every count has a maximum per room, the folder or file below src/duotone. A room without an entry
-has the maximum 0. A maximum only ever goes down.
+has the maximum 0. A maximum only ever goes down. Comments of CUDA sources have the rules of
+docstrings; their identifiers, and the pages for users, have none of the words that went.
 """
 
 import ast
@@ -19,6 +20,13 @@ MOST_WORDS = 25
 
 OPENING = re.compile(r"(What|Whether|Which|Those|That|Of|The same|All of|It|They)\b")
 BEHIND = re.compile(r"\bbehind\b", re.IGNORECASE)
+# Words with a better one: after, before, next to, in flight, loads, passes, receives, scores, fix,
+# saliency, sub-blocks, packed tiles, separate, rotated. Names of Python may be in backticks.
+FORMER = re.compile(
+    r"\b(behind|ahead of|beside|afar|under way|ask(s|ed)? for|tells?|told|hears?|heard|judges?"
+    r"|judged|mend(s|ed)?|prominence|teams?|(?<!`)records?|lies? apart|turned)\b",
+    re.IGNORECASE,
+)
 PRIVATE = re.compile(
     r"\bLOG\b|\b(DESIGN|FINDINGS|HOUSE|KERNELS|PAPERS)\.md|[Ss]ee (DESIGN|FINDINGS|HOUSE|KERNELS)\b"
     r"|\b\w+th session\b|\b[Ii]ssue \d"
@@ -46,6 +54,11 @@ def forbidden_openings(source: str) -> int:
 def behinds(source: str) -> int:
     """Uses of "behind", where English has "after"."""
     return len(BEHIND.findall(source))
+
+
+def former_words(text: str) -> int:
+    """Words of FORMER in a text, in its names too."""
+    return len(FORMER.findall(text.replace("_", " ")))
 
 
 def private_references(source: str) -> int:
@@ -80,6 +93,44 @@ def by_room(count: Callable[[str], int]) -> Counter[str]:
         room = path.relative_to(SOURCES).with_suffix("").parts[0]
         found[room] += count(path.read_text(encoding="utf-8"))
     return +found
+
+
+def comments(source: str) -> Iterator[str]:
+    """Comments of a CUDA source: blocks of lines, and ends of lines."""
+    for block in re.findall(r"(?:^ *//.*\n)+|(?<=\S) +//.*\n", source, re.M):
+        yield re.sub(r"^ *// ?", "", block, flags=re.M)
+
+
+def comment_openings(source: str) -> int:
+    """Comments of a CUDA source that open with a forbidden word."""
+    return sum(bool(OPENING.match(text)) for text in comments(source))
+
+
+def long_comments(source: str) -> int:
+    """Sentences of CUDA comments with more than MOST_WORDS words; a table's rows are items."""
+    texts = (re.sub(r"\n(?=  ? ?\S)", "\n- ", text) for text in comments(source))
+    return sum(words(sentence) > MOST_WORDS for text in texts for sentence in sentences(text))
+
+
+CUDA_RULES = (former_words, private_references, comment_openings, long_comments)
+
+
+@pytest.mark.parametrize("count", CUDA_RULES, ids=lambda count: count.__name__)
+def test_cuda_sources_keep_the_rules_of_words(count: Callable[[str], int]) -> None:
+    paths = [path for path in SOURCES.rglob("*.cu*") if path.suffix in (".cu", ".cuh")]
+    found = Counter({path.name: count(path.read_text(encoding="utf-8")) for path in paths})
+    assert found
+    assert +found == {}, f"{count.__name__}: reword"
+
+
+def test_pages_have_no_former_words() -> None:
+    pages = [
+        *REPOSITORY.glob("docs/*.md"),
+        REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
+    ]
+    found = Counter({page.name: former_words(page.read_text(encoding="utf-8")) for page in pages})
+    assert +found == {}, "former words: reword"
 
 
 # Rooms that are still to be reworded have today's numbers.
@@ -126,6 +177,23 @@ def test_every_count_finds_what_it_looks_for() -> None:
         behinds: 1,
         private_references: 3,
         long_sentences: 1,
+    }
+
+
+WRONG_CUDA = """// What every launch is told, behind the first one. See KERNELS.md.
+//   UNDER_WAY  {long}
+//   RECORD_BYTES  a short row
+int find_team(int x);  // Of a warp
+"""
+
+
+def test_every_count_finds_what_it_looks_for_in_cuda() -> None:
+    text = WRONG_CUDA.replace("{long}", " ".join(["word"] * 26) + ".")
+    assert {count: count(text) for count in CUDA_RULES} == {
+        former_words: 5,
+        private_references: 1,
+        comment_openings: 2,
+        long_comments: 1,
     }
 
 

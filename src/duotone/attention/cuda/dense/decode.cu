@@ -1,7 +1,7 @@
 // Decode attention on K and V of 16 bits: sinks, windows and text, in addition to packed segments.
 //
 // Keys are the A operand of fp16 or bf16 products. A q head takes two columns of B, for two digits
-// of q and of the softmax's weights: neither is rounded to the type of K and V.
+// of q and of the softmax's weights. Neither is rounded to the type of K and V.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V, a multiple of 16

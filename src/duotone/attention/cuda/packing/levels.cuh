@@ -13,8 +13,8 @@ struct Bounds {
 };
 
 // d / scale, rounded as IEEE divides; 0 where scale, and so the inverse, is 0. Since scale has 11
-// bits, the remainder of a quotient that is off by a few units is exact, and the result is never a
-// tie. One correction by an approximate inverse then rounds it as it must be.
+// bits, the remainder of a quotient that is off by a few units is exact. The result is never a tie.
+// One correction by an approximate inverse then rounds it as it must be.
 __device__ __forceinline__ float quotient(float d, float scale, float inverse) {
   const float q = __fmul_rn(d, inverse);
   return __fmaf_rn(__fmaf_rn(-q, scale, d), inverse, q);

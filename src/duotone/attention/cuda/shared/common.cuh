@@ -5,9 +5,9 @@
 //   PAGED    packed tiles per page, or 0 where a sequence's packed tiles lie in one piece
 //   SUB_BLOCKS  of WARPS warps each in a block: 1, 2 or 4 (1 where it is not defined)
 //   ONE_RUN  defined where the tokens of a sequence are one block, from packed tile 0 on
-//   MERGE    0: kv heads have one part, the output; 1: the sub-block that ends last merges all
-//            parts of a kv head; 2: a later launch does; 3: this one does, the last of a call,
-//            whose sub-blocks have the last part of a kv head each
+//   MERGE    who merges the parts of a kv head. 0: there is one part, the output; 1: the sub-block
+//            that ends last. 2: a later launch; 3: this launch, the last one of a call, whose
+//            sub-blocks have the last part of a kv head each
 #ifndef SUB_BLOCKS
 #define SUB_BLOCKS 1
 #endif

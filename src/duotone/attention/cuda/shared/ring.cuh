@@ -8,10 +8,10 @@
 //               defined). With one, passes that read half of a packed tile leave memory idle. So do
 //               units of few packed tiles, whose warps all wait for their second one at a time
 //   IN_TURN     1: a warp takes every WARPS-th packed tile instead, so that the same call gives the
-//               same bits. Which warp draws which packed tile, and so the order in which fp32 sums
-//               are added, is a matter of timing (0 where it is not defined)
-//   SLOT_BYTES  room for a packed tile with all its pieces, or for the part of one that a pass
-//               reads (PACKED_TILE_BYTES where it is not defined)
+//               same bits. Else timing decides which warp draws which packed tile, and so the order of
+//               fp32 sums (0 where it is not defined)
+//   SLOT_BYTES  room for a packed tile with all its pieces, or for the part that a pass reads
+//               (PACKED_TILE_BYTES where it is not defined)
 #ifndef IN_FLIGHT
 #define IN_FLIGHT (STAGES - 1)
 #endif

@@ -6,7 +6,7 @@
 //
 // Compiled by NVRTC with the macros of spans/decode.cu (CHANNELS, KB, VB, TILES, G, WARPS, PER_SM,
 // STAGES, QUERY, OUT, OVERLAP, PAGED, MERGE, ARGUMENTS_BYTES), and
-//   CLUSTER  blocks of a cluster, which are the parts of a kv head; where it is not defined, all
+//   CLUSTER  blocks of a cluster, which are the parts of a kv head. Where it is not defined, all
 //            blocks of a head must be resident together
 #define KEPT_SCORES
 #define SLOT_BYTES (TILES * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES))

@@ -35,7 +35,7 @@ struct Share {
 };
 
 // The first tokens' positions are loaded together with the block's edges, which only say how many
-// there are: the first tile waits for memory once less. Volatile: the load stands where it is
+// there are. So the first tile waits for memory once less. Volatile: the load stands where it is
 // written.
 __device__ __forceinline__ void load_share(const Arguments& at, const Share& s, u32 tiles) {
   const int lane = threadIdx.x & 31;

@@ -1,4 +1,6 @@
 // Shapes of kernels on packed tiles of spans, from their macros, and their arguments.
+//
+// KEPT_SCORES is defined in spans/calibrated.cu alone, and so is CLUSTER.
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 3) / 4)  // tiles of 4 q heads: 8 columns of B, a high and a low digit each
 #define MT (D / 16)       // tiles of 16 channels of V

@@ -96,7 +96,7 @@ __device__ __forceinline__ void wait_for_launch_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Where a tile begins. Tiles follow each other along tokens, in bands of BAND: those that run at
+// Where a tile begins. Tiles follow each other along tokens, in bands of BAND. Those that run at
 // one time share their rows of w and of x in L2.
 struct Tile {
   int out, token;
