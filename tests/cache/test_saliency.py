@@ -7,7 +7,7 @@ import torch
 
 from duotone.cache.blocks import BlockTable, single_block
 from duotone.cache.ragged import select
-from duotone.cache.saliency import Spans, foreground_first, prominence_order
+from duotone.cache.saliency import Spans, foreground_first, saliency_order
 
 TABLES = {
     "one-span": [[0, 11], [0, 11]],
@@ -34,7 +34,7 @@ def test_falls_within_every_span(name: str) -> None:
     torch.manual_seed(0)
     table = BlockTable(torch.tensor(TABLES[name]))
     x = torch.randn(2, 3, 13, 8, dtype=torch.float64)
-    assert torch.equal(prominence_order(x, table), by_loop(x, TABLES[name]))
+    assert torch.equal(saliency_order(x, table), by_loop(x, TABLES[name]))
 
 
 def test_padding_may_hold_anything() -> None:
@@ -42,11 +42,11 @@ def test_padding_may_hold_anything() -> None:
     x = torch.randn(2, 3, 13, 8)
     poisoned = x.clone()
     poisoned[1, :, 3:] = float("nan")
-    assert torch.equal(prominence_order(poisoned, table)[1], prominence_order(x, table)[1])
+    assert torch.equal(saliency_order(poisoned, table)[1], saliency_order(x, table)[1])
 
 
 def test_equal_tokens_keep_their_order() -> None:
-    order = prominence_order(torch.ones(1, 1, 6, 4), single_block(torch.tensor([6])))
+    order = saliency_order(torch.ones(1, 1, 6, 4), single_block(torch.tensor([6])))
     assert order.tolist() == [[list(range(6))]]
 
 

@@ -2,9 +2,9 @@
 
     do_bench   triton.testing.do_bench of a captured graph: before each launch 256 MB are written,
                whose dirty lines the launch then has to evict from L2
-    clean      one launch between two events, L2 flushed by reading: as it is called or as a
-               captured graph, whichever takes less
-    rotated    a graph of launches on different buffers, like the layers of a model; per launch
+    clean      isolated: one launch between two events, L2 flushed by reading, as it is called or as
+               a captured graph, whichever takes less
+    rotated    back-to-back: a graph of launches on different buffers, like the layers of a model
 
 Timed work comes as functions without arguments. A clock does all that needs a device: `CudaClock`,
 or `Clock` on a CPU. Whole calls of `generate` are timed by `generate_watch`.

@@ -34,7 +34,7 @@ class Spans:
     blocks: BlockTable
 
 
-def prominence_order(
+def saliency_order(
     coefficients: States, blocks: BlockTable
 ) -> Int[Tensor, "batch kv_heads tokens"]:
     """Order of the tokens of every block by falling saliency; ties and other tokens stay in order.
@@ -57,7 +57,7 @@ def foreground_first(
 ) -> tuple[States, States]:
     """Sort the tokens of every span in K and V by saliency; all other tokens stay in place."""
     wide = spans.take.apply(key).to(torch.promote_types(key.dtype, torch.float32))
-    order = prominence_order(into_basis(wide, transform), spans.blocks)
+    order = saliency_order(into_basis(wide, transform), spans.blocks)
     places = spans.take.index[:, None].expand_as(order)
     index = torch.arange(key.shape[2], device=key.device).expand(*key.shape[:3]).clone()
     # `select` picks distinct tokens, so every slot is written once.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from duotone.cache.blocks import BlockTable
 from duotone.cache.ragged import select
-from duotone.cache.saliency import prominence_order
+from duotone.cache.saliency import saliency_order
 from duotone.hf.model.facts import ModelFacts, model_facts
 from duotone.hf.recording import recording
 from duotone.inference.batch import generate, make_cache, prepare
@@ -111,7 +111,7 @@ class ProfileRecorder:
             "key": into_coefficients(take.apply(key), self.bases.key[layer]),
             "value": into_coefficients(take.apply(value), self.bases.value[layer]),
         }
-        order = prominence_order(coefficients["key"], blocks)[..., None]
+        order = saliency_order(coefficients["key"], blocks)[..., None]
         for which, x in coefficients.items():
             ordered = x.gather(2, order.expand_as(x))
             for part, (falling, tokens) in sorted_squares(ordered, blocks, self.shares).items():

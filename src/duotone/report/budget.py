@@ -23,7 +23,7 @@ HEADER = (
     "peak, GB",
 )
 LEGEND = (
-    "*Batch*: the largest that fits the budget beside the weights at the end of the answer, or a "
+    "*Batch*: the largest that fits the budget next to the weights at the end of the answer, or a "
     "smaller one that has more tokens/s (docs/throughput.md). *Step*: in the middle of the answer. "
     "*Answers*: whole ones, whose prompts are read one after the other. *x plain*: against the "
     "faster of `plain` and `plain, cuDNN off` with weights in 16 bit in the same budget. *Peak*: "
@@ -32,7 +32,7 @@ LEGEND = (
     "budget. *calibrated@1*: as `duotone calibrate` makes it, with random bases."
 )
 SUMMARY_LEGEND = (
-    "Tokens/s of steps and the batch, which fits the budget beside the weights; in brackets times "
+    "Tokens/s of steps and the batch, which fits the budget next to the weights; in brackets times "
     "the faster of `plain` and `plain, cuDNN off`: in steps / in whole answers with their prompts."
 )
 

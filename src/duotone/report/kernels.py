@@ -5,9 +5,11 @@ from typing import Any
 
 from duotone.report.markdown import Result, markdown_table, source
 
+# Methods of a result, and their names on a page.
 METHODS = ("rotated", "clean", "do_bench")
-HEADER = ("K and V", "by", *(f"{m}, us" for m in METHODS), "MB", "TB/s", "of copy")
-HEADER += (*(f"x {m}" for m in METHODS), "first use, s")
+NAMES = ("back-to-back", "isolated", "do_bench")
+HEADER = ("K and V", "by", *(f"{name}, us" for name in NAMES), "MB", "TB/s", "of copy")
+HEADER += (*(f"x {name}" for name in NAMES), "first use, s")
 
 
 def shape_title(shape: Result) -> str:
@@ -21,7 +23,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def best_known(numbers: Result) -> float | None:
-    """The rotated number, or the clean number where memory had no room for rotated buffers."""
+    """The back-to-back number, or the isolated one where memory had no room for several buffers."""
     return numbers["rotated"] if numbers["rotated"] is not None else numbers["clean"]
 
 
@@ -98,7 +100,7 @@ def kernel_summary(results: Sequence[Result]) -> str:
 def kernel_speedups(
     results: Sequence[Result], names: Sequence[str] | None = None, shapes: int | None = None
 ) -> str:
-    """Speed-up over the best 16-bit row, rotated / clean, by scheme and shape: the best of ours.
+    """Speed-up of our best over the best 16-bit row by scheme and shape, back-to-back / isolated.
 
     names: the rows, those that a result has; all without it. shapes: how many; all without it.
     """
@@ -108,7 +110,8 @@ def kernel_speedups(
         known = dict.fromkeys(row["row"] for row in result["rows"] if row["impl"])
         kept = known if names is None else [name for name in names if name in known]
         rows = [[name, *(_best_cell(result, shape, name) for shape in mine)] for name in kept]
-        header = ["x over the best 16-bit, rotated / clean", *map(shape_title, mine)]
+        titles = f"x over the best 16-bit, {' / '.join(NAMES[:2])}"
+        header = [titles, *map(shape_title, mine)]
         parts += [markdown_table(header, rows), _provenance(result)]
     return "\n\n".join(parts)
 
@@ -137,7 +140,7 @@ def packing_table(results: Sequence[Result]) -> str:
         if table is None or table["status"] != "ok":
             continue
         header = ["batch, kv heads, n", "row", "us", "over a copy", "MB written"]
-        parts += ["Rotated us:", markdown_table(header, map(_packing_cells, table["rows"]))]
+        parts += ["Back-to-back us:", markdown_table(header, map(_packing_cells, table["rows"]))]
         parts += [line for line in map(_hybrid_line, _by_shape(table["rows"])) if line]
         parts += [f"Larger shapes are missing: {table['stopped']}."] if table["stopped"] else []
         parts.append(_provenance(result))
