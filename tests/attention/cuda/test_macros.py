@@ -5,6 +5,7 @@ import re
 import pytest
 
 from duotone.nvrtc import Sources
+
 from paths import REPOSITORY
 
 ROOMS = ("attention/cuda", "weights/kernels/cuda")
