@@ -1,11 +1,9 @@
 """What people do to a model between two calls, and a model's answers around it."""
 
-import warnings
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-import pytest
 import torch
 from adapted import adapted_layers
 from small_specs import STREAM
@@ -15,7 +13,6 @@ from torch.nn.utils.prune import l1_unstructured, remove
 from transformers import PreTrainedModel
 
 import duotone
-from duotone.slow_paths import SlowPathWarning
 
 from families import inputs, new_model
 
@@ -128,12 +125,21 @@ CHANGES = [
 ]  # fmt: skip
 
 
-# Of each layer with adapters.
+def on_adapters(change: Callable[[Any], None]) -> Change:
+    """Change each layer that has adapters."""
+
+    def change_all(model: PreTrainedModel) -> None:
+        for layer in adapted_layers(model):
+            change(layer)
+
+    return change_all
+
+
 ADAPTERS = {
-    "another": lambda layer: layer.set_adapter(["two"]),
-    "disabled": lambda layer: layer.enable_adapters(False),
-    "rescaled": lambda layer: layer.set_scale("one", 3.0),
-    "merged": lambda layer: layer.merge(),
+    "another": on_adapters(lambda layer: layer.set_adapter(["two"])),
+    "disabled": on_adapters(lambda layer: layer.enable_adapters(False)),
+    "rescaled": on_adapters(lambda layer: layer.set_scale("one", 3.0)),
+    "merged": on_adapters(lambda layer: layer.merge()),
 }
 
 
@@ -145,10 +151,6 @@ def model_for(change: Change) -> PreTrainedModel:
     return model
 
 
-def hook(model: PreTrainedModel) -> None:
-    model.model.layers[1].register_forward_hook(lambda module, args, out: out * -3)
-
-
 def around(model: PreTrainedModel, change: Change) -> list[Tensor]:
     """Logits before a change in a block, after it, and after it without graphs."""
     with duotone.enable(model, STREAM):
@@ -157,37 +159,3 @@ def around(model: PreTrainedModel, change: Change) -> list[Tensor]:
         found.append(logits(model))
     with duotone.enable(model, STREAM, graphs=False):
         return [*found, logits(model)]
-
-
-def around_adapters(model: PreTrainedModel, name: str) -> list[Tensor]:
-    """The same, around one of `ADAPTERS`."""
-
-    def change(model: PreTrainedModel) -> None:
-        for layer in adapted_layers(model):
-            ADAPTERS[name](layer)
-
-    return around(model, change)
-
-
-def in_the_middle(model: PreTrainedModel, change: Change, graphs: bool) -> Tensor:
-    """Logits of a call after whose fourth token the model changes."""
-    length = inputs("llama", PROMPT)["input_ids"].shape[1] + 4
-
-    def middle(ids: Tensor, scores: Tensor) -> Tensor:
-        if ids.shape[1] == length:
-            change(model)
-        return scores
-
-    with warnings.catch_warnings(), duotone.enable(model, STREAM, graphs=graphs):
-        warnings.simplefilter("ignore", SlowPathWarning)
-        return torch.stack(answer(model, logits_processor=[middle]).logits)
-
-
-def by_another_attention(name: str, graphs: bool, device: str = "cpu") -> Tensor:
-    """Logits of a second call in a block, before which another attention is set; it says so."""
-    model = new_model("llama").to(device)
-    with duotone.enable(model, STREAM, graphs=graphs):
-        logits(model)
-        model.set_attn_implementation(name)
-        with pytest.warns(SlowPathWarning, match="set_attn_implementation"):
-            return logits(model)

@@ -81,10 +81,11 @@ def _storage(x: Tensor) -> int:
 
 
 class ReplayDouble:
-    """Has the attributes of `CudaGraph`; counts captures and replays."""
+    """Has the attributes of `CudaGraph`; counts captures and replays. device: of its models."""
 
     captures = replays = 0
     nbytes = 1000
+    device = "cpu"
 
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
         self._recorded = Recorded()
