@@ -50,12 +50,14 @@ def test_a_plan_says_what_decodes_which_tokens(config_folder):
 
 
 def test_layers_with_another_way_are_named(capsys):
-    why = {"tokens": "dense", "why": "x"}
-    fast = {"tokens": "dense", "why": None}
+    why = {"tokens": "dense", "runs": "triton", "why": "x"}
+    fast = {"tokens": "dense", "runs": "cuda", "why": None}
     show_paths([{**why, "layers": [0, 1, 2, 5]}, {**fast, "layers": [3, 4]}])
     said = capsys.readouterr().out
     assert "tokens of layers 0-2, 5 runs by Triton" in said
     assert "tokens of layers 3-4 runs by the CUDA kernels" in said
+    show_paths([{**why, "runs": "reference", "layers": [0]}])
+    assert "dense tokens runs by PyTorch operations, slower" in capsys.readouterr().out
 
 
 def test_plan_refuses_what_it_cannot_plan(config_folder, tmp_path):

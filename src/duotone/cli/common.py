@@ -200,7 +200,7 @@ def show_paths(paths: list[dict[str, Any]], err: bool = False) -> None:
         if path["why"] is None:
             typer.echo(f"{who} runs by the CUDA kernels", err=err)
         else:
-            typer.echo(f"{who} {COSTS['triton']}, because {path['why']}", err=err)
+            typer.echo(f"{who} {COSTS[path['runs']]}, because {path['why']}", err=err)
 
 
 def _ranges(numbers: list[int]) -> str:

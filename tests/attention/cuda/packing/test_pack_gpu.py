@@ -140,7 +140,7 @@ def test_spans(case, cluster, sources, monkeypatch) -> None:
     assert sources == (TWICE if at is None else [span_held.SOURCE])
 
 
-@pytest.mark.parametrize("bits", [(1, 1), (2, 4), (8, 8)], ids=str)
+@pytest.mark.parametrize("bits", [(1, 1), (2, 4), (3, 3), (8, 8)], ids=str)
 @pytest.mark.parametrize(
     ("lengths", "once"), [((3328,), True), ((3900,), True), ((8192, 5000), False)], ids=str
 )
