@@ -96,6 +96,13 @@ def test_biased_values_cost_streams_little(text: str) -> None:
     assert spreads_off(duotone.scheme(name, **({"bits": int(bits)} if bits else {}))) < 0.01
 
 
+def test_layers_that_share_codes_of_other_large_channels_are_named() -> None:
+    spec = duotone.scheme("xquant", dominant=1)
+    with pytest.warns(UserWarning, match=r"got layers \[0\], which read"):
+        assert spreads_off(spec) > 0.1
+    assert spreads_off(spec.replace(share=spec.share.replace(value=None))) < 0.01
+
+
 def test_biased_values_cost_smaller_groups_more() -> None:
     spec = duotone.scheme("duotone-stream")
     value = spec.text.value.replace(group=16)

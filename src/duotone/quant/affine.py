@@ -12,12 +12,21 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from duotone.quant.checks import checked
+from duotone.quant.checks import checked, unchecked
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.honours import check_packed, check_read
-from duotone.quant.levels import chosen_levels, decoding_levels, needs_codes, stored
+from duotone.quant.levels import (
+    chosen_levels,
+    decoding_levels,
+    keeps_ends,
+    needs_codes,
+    stored,
+)
 from duotone.quant.ranges import nearest_code, symmetric_scale
 from duotone.quant.spec import TensorSpec
+
+# Outliers make a group wide if most elements lie within half of this share of an end point.
+WIDE = 1 / 6
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,24 @@ def block_levels(
     dtype, classes = getattr(torch, spec.param_dtype), chosen.classes
     numbers = None if classes is None else classes[..., 0, :, 0]
     return BlockLevels(*(x[..., 0, :, 0].to(dtype) for x in levels), numbers)
+
+
+def exchanged_groups(
+    x: Float[Tensor, "*b tokens channels"],
+    other: Float[Tensor, "*b tokens channels"],
+    spec: TensorSpec,
+) -> Float[Tensor, ""]:
+    """Share of groups of x that outliers make wide, where codes of `other` exchange the two ends.
+
+    In such a group the codes of `other` put an element at its far end. Nothing here waits for the
+    device.
+    """
+    with unchecked():
+        (groups, valid), (others, _) = (_grouped(y, spec, None) for y in (x, other))
+        ours, theirs = (chosen_levels(y, valid, spec) for y in (groups, others))
+    apart = (ours.codes(groups, valid) - theirs.codes(others, valid)).abs()
+    exchanged = (apart == ours.top).any(-1, keepdim=True)
+    return (exchanged & keeps_ends(groups, valid, ours, WIDE)).float().mean()
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def _moved_in(
     """
     zero_point = stored(chosen.zero_point + spec.eta * chosen.scale * chosen.top, spec)
     scale = stored((1 - 2 * spec.eta) * chosen.scale, spec)
-    if spec.along != "channels" or x.shape[-1] < LEAST_KEPT:
+    if spec.along != "channels":
         return scale, zero_point
     keep = keeps_ends(x, mask, chosen, spec.eta)
     return torch.where(keep, chosen.scale, scale), torch.where(keep, chosen.zero_point, zero_point)
@@ -128,7 +128,8 @@ def keeps_ends(x: Tensor, mask: Tensor, chosen: ChosenLevels, eta: float) -> Ten
     half = chosen.scale * (chosen.top / 2)
     to_end = ((x - chosen.zero_point - half).abs() - half).abs()
     at_end = (to_end <= eta * half) & mask
-    return 2 * at_end.sum(-1, keepdim=True) > mask.sum(-1, keepdim=True)
+    most = 2 * at_end.sum(-1, keepdim=True) > mask.sum(-1, keepdim=True)
+    return most & (x.shape[-1] >= LEAST_KEPT)
 
 
 def _with_gain(

@@ -13,6 +13,7 @@ from duotone.attention.static import StaticDecoder
 from duotone.cache import AppendPlan, Importance, LayerStore, Ledger, Segment
 from duotone.cache.eviction import Selection
 from duotone.cache.index import LedgerState
+from duotone.cache.shared_values import SharedValues
 from duotone.cache.sharing import share_layers
 from duotone.hf.cache.frozen import Frozen, check_freezes, frozen_stores
 from duotone.hf.model.facts import ModelFacts
@@ -77,6 +78,7 @@ class Timeline:
         self.frozen: Frozen | None = None
         # Of states that are stored already, to be made before the step ends.
         self.checks = Checks()
+        self.shared_values = SharedValues(self.spec, len(self.stores))
         self._taken: set[int] = set()
         self._waiting: dict[int, tuple[Tensor, Tensor]] = {}
         self._forget_step()
@@ -159,6 +161,7 @@ class Timeline:
             )
         self._taken.add(index)
         self._waiting[index] = (key, value)
+        self.shared_values.take(index, value)
         if self.step.decodes or self.step.start == 0:
             self.commit()
         return self.step.start + self.step.tokens
@@ -251,6 +254,7 @@ class Timeline:
         except ValueError:
             self._taken.clear()
             raise
+        self.shared_values.warn()
 
     def _finish(self) -> None:
         """Keep nothing of a step that is whole but where its tokens are."""
