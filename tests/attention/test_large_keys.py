@@ -98,7 +98,7 @@ def test_biased_values_cost_streams_little(text: str) -> None:
 
 def test_layers_that_share_codes_of_other_large_channels_are_named() -> None:
     spec = duotone.scheme("xquant", dominant=1)
-    with pytest.warns(UserWarning, match=r"got layers \[0\], which read"):
+    with pytest.warns(UserWarning, match=r"got layers \[0\], whose"):
         assert spreads_off(spec) > 0.1
     assert spreads_off(spec.replace(share=spec.share.replace(value=None))) < 0.01
 

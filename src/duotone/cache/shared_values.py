@@ -51,8 +51,9 @@ class SharedValues:
         if layers:
             warnings.warn(
                 "layers should share codes of V only if the same channels of it are large; got "
-                f"layers {layers}, which read codes of layers with others: their V is far off. Let "
-                "layers keep their codes of V: spec.replace(share=spec.share.replace(value=None)).",
+                f"layers {layers}, whose large channels are not those of the layers whose codes "
+                "they read: their V is far off. Let layers keep their codes of V: "
+                "spec.replace(share=spec.share.replace(value=None)).",
                 stacklevel=2,
             )
 
