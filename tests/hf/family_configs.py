@@ -134,6 +134,19 @@ def qwen3_vl() -> Any:
     return _qwen("Qwen3VLConfig", vision, "qwen3_vl_text", head_dim=16)
 
 
+def qwen3_5() -> Any:
+    vision = {**LATER_VISION, "num_position_embeddings": 16}
+    types = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    linear = dict(linear_num_key_heads=2, linear_num_value_heads=4)
+    linear |= dict(linear_key_head_dim=16, linear_value_head_dim=8)
+    layers = dict(num_hidden_layers=5, layer_types=[*types, "linear_attention"], head_dim=16)
+    rope = {**MROPE, "partial_rotary_factor": 1.0, "mrope_interleaved": True}
+    text = _text("qwen3_5_text", rope_parameters=rope, **linear, **layers)
+    return _config(
+        "Qwen3_5Config", vision_config=_qwen_vision(**vision), text_config=text, **QWEN_IDS
+    )
+
+
 def glm4v() -> Any:
     vision = _qwen_vision(**LATER_VISION, image_size=16)
     text = _text("glm4v_text", rope_parameters={**MROPE, "partial_rotary_factor": 1.0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,8 @@ class MemoryReport:
     bits_per_element: true bits per number of K and V over the whole cache, all of the above.
     visual_*: the same for the packed visual tokens alone (with their share of the index).
     nominal_bits: the papers' count, codes only.
+    state_bytes: states of layers without K and V, of fixed size. They are in both totals, since the
+        model's own cache holds them too, and not in the bits per number.
     """
 
     codes_bytes: int
@@ -46,6 +48,14 @@ class MemoryReport:
     visual_dense_equivalent_bytes: int
     visual_bits_per_element: float
     nominal_bits: float
+    state_bytes: int = 0
+
+    def with_states(self, nbytes: int) -> MemoryReport:
+        """Report of a cache that holds so many bytes of states as well."""
+        totals = {
+            name: getattr(self, name) + nbytes for name in ("total_bytes", "dense_equivalent_bytes")
+        }
+        return replace(self, state_bytes=nbytes, **totals)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-safe data."""
@@ -58,7 +68,8 @@ class MemoryReport:
         if self.visual_bytes:
             visual = self.visual_bytes, self.visual_dense_equivalent_bytes
             lines.append(_line("  visual tokens", *visual, self.visual_bits_per_element))
-        for name in ("codes", "params", "dense", "index"):
+        names = ("codes", "params", "dense", "index")
+        for name in (*names, "state") if self.state_bytes else names:
             lines.append(f"{'  ' + name:<16}{getattr(self, name + '_bytes'):>15,} bytes")
         return "\n".join(lines)
 

@@ -154,10 +154,11 @@ class Attachment:
             self._begin(model, args, kwargs)
 
     def _after_forward(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
         if not _is_compiled_without_us(args, kwargs):
-            self._end(model, args, kwargs)
+            # A forward pass that raised has no output.
+            self._end(model, args, kwargs, output is not None)
 
     @torch.compiler.disable(reason=NOT_COMPILED)
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -170,13 +171,15 @@ class Attachment:
             )
 
     @torch.compiler.disable(reason=NOT_COMPILED)
-    def _end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _end(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_whole: bool
+    ) -> None:
         call = current_call()
         if call is not None and call.claimed:
             call.claimed = False
             return
         if given := self._inputs(model, args, kwargs):
-            given["past_key_values"].end_step()
+            given["past_key_values"].end_step(is_whole)
 
 
 def _is_compiled_without_us(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

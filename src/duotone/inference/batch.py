@@ -193,10 +193,13 @@ def _read_pictures(model: Any, batch: Batch, cache: Any) -> None:
 def _fill_with_pictures(model: Any, batch: Batch, cache: Any) -> None:
     """Put the pictures into an empty cache, from one dense cache for all that need only K and V.
 
-    Eviction depends on queries, so an evicting cache reads the pictures itself.
+    Eviction depends on queries, and states are no K and V: such caches read the pictures
+    themselves.
     """
+    from duotone.hf.cache.own_layers import own_layers
+
     spec = getattr(cache, "spec", None)
-    if spec is not None and spec.evict is not None:
+    if (spec is not None and spec.evict is not None) or own_layers(cache):
         _read_pictures(model, batch, cache)
         return
     if not batch.pictures_read:

@@ -11,7 +11,7 @@ import torch
 from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
-from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_all_packed, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES
@@ -78,6 +78,7 @@ def plan(
     _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else model_facts(model_or_config)
+    check_all_packed(facts, "a plan")
     check_spec(facts, spec)
     codes = params = dense_tokens = 0
     kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)

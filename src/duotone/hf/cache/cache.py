@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from duotone.cache import Ledger, MemoryReport, memory_report
 from duotone.hf.attachment import Attachment
@@ -56,7 +56,7 @@ class QuantizedCache(Cache):
         self.visual_mask, self.device = visual_mask, model.device
         self.timeline = Timeline(spec, facts, plans, impl, slow_paths(model))
         self._hold(attach(model))
-        super().__init__(layers=[QuantizedLayer(self.timeline, i) for i in range(facts.layers)])
+        super().__init__(layers=_layers(self.timeline))
 
     @property
     def spec(self) -> CacheSpec:
@@ -133,9 +133,9 @@ class QuantizedCache(Cache):
         real = real_tokens(attention_mask, batch, tokens, given.device, seen)
         self.timeline.begin(visual, real)
 
-    def end_step(self) -> None:
-        """End a step, also one that broke off (the model's hook calls this)."""
-        self.timeline.end()
+    def end_step(self, is_whole: bool = True) -> None:
+        """End a step (the model's hook calls this). is_whole: False where it broke off."""
+        self.timeline.end(is_whole)
 
     def absorb(
         self,
@@ -173,7 +173,8 @@ class QuantizedCache(Cache):
         states = [ledger.state for ledger in timeline.ledgers]
         if timeline.frozen is not None:
             return timeline.frozen.memory(states, nominal)
-        return memory_report(timeline.stores, states, nominal)
+        report = memory_report(timeline.stores, states, nominal)
+        return report.with_states(timeline.own.nbytes)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: a negative count, or a positive length to keep (5.17)."""
@@ -253,7 +254,15 @@ class QuantizedCache(Cache):
         model. FileNotFoundError.
         """
         with without_autocast(model.device):
-            spec, saved = read_cache(path, model, visual_mask, waive)
+            spec, saved, states = read_cache(path, model, visual_mask, waive)
             cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
-            fill(cache.timeline, saved, model.device)
+            fill(cache.timeline, saved, states, model.device)
         return cache
+
+
+def _layers(timeline: Timeline) -> list[QuantizedLayer | LinearAttentionLayer]:
+    """Layers in the model's order: ours, and transformers' own where they keep a state."""
+    ours = (QuantizedLayer(timeline, index) for index in range(timeline.facts.layers))
+    own = timeline.own.layers
+    count = timeline.facts.layers + len(own)
+    return [own[number] if number in own else next(ours) for number in range(count)]

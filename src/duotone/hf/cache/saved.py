@@ -21,6 +21,7 @@ from duotone.cache.checks import DTYPES, check_finite
 from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
 from duotone.cache.saved import SavedLayer, collect, name_of, parse
+from duotone.hf.cache.own_layers import check_states, taken_states
 from duotone.hf.cache.timeline import Timeline
 from duotone.hf.model.calibrated import basis_digests
 from duotone.hf.model.facts import ModelFacts
@@ -54,6 +55,8 @@ def save_cache(timeline: Timeline, model: PreTrainedModel | None, path: str | Pa
     header, tensors = collect(timeline.stores, [ledger.state for ledger in ledgers])
     with tensor_file.damage_named("this cache cannot be saved"):
         parse(header, tensors, spec, _shape(facts))
+        check_states(timeline.own.tensors, facts.own, timeline.batch)
+    tensors |= {name: x.contiguous() for name, x in timeline.own.tensors.items()}
     header |= {"format": FORMAT, "spec": spec.to_dict(), "model": facts.signature()}
     tensor_file.write(path, tensors, header | _identity(model, spec), KEY)
 
@@ -78,8 +81,8 @@ def read_cache(
     model: PreTrainedModel,
     visual_mask: Tensor | None = None,
     waive: Collection[str] = (),
-) -> tuple[CacheSpec, Saved]:
-    """(spec, content) of a file; `QuantizedCache.load` says what is checked."""
+) -> tuple[CacheSpec, Saved, dict[str, Tensor]]:
+    """(spec, content, states) of a file; `QuantizedCache.load` says what is checked."""
     check_waive(waive)
     header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
     with tensor_file.damage_named(f"{path} cannot be loaded"):
@@ -95,10 +98,14 @@ def read_cache(
         if signature != header["model"]:
             raise ValueError(f"it was saved for {header['model']}; this model is {signature}")
         _check_identity(header, _identity(model, spec), waive)
+        states = taken_states(tensors)
         saved = parse(header, tensors, spec, _shape(facts))
+        check_states(states, facts.own, len(saved.states[0].dense.lengths))
         if header["model_dtype"] != name_of(model.dtype):
+            if states:
+                raise ValueError("states of layers are not converted; load with the model's type")
             saved = _converted(saved, spec, model.dtype)
-    return spec, saved
+    return spec, saved, states
 
 
 def check_waive(waive: Collection[str]) -> None:
@@ -179,8 +186,11 @@ def _converted(saved: Saved, spec: CacheSpec, dtype: torch.dtype) -> Saved:
     return Saved(saved.states, layers, dtype)
 
 
-def fill(timeline: Timeline, saved: Saved, device: torch.device) -> None:
+def fill(
+    timeline: Timeline, saved: Saved, states: Mapping[str, Tensor], device: torch.device
+) -> None:
     """Put what a file holds into the timeline of a new cache."""
+    timeline.own.fill(states, device)
     tables: dict[int, BlockTable] = {}
     timeline.restore([_ledger(timeline.spec, state, device) for state in saved.states])
     for store, content in zip(timeline.stores, saved.layers, strict=True):

@@ -16,6 +16,7 @@ from duotone.cache.index import LedgerState
 from duotone.cache.shared_values import SharedValues
 from duotone.cache.sharing import share_layers
 from duotone.hf.cache.frozen import Frozen, check_freezes, frozen_stores
+from duotone.hf.cache.own_layers import OwnLayers
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.checks import Checks, put_off
@@ -47,8 +48,9 @@ class Timeline:
 
     plans: how the attention of each layer reads. impl: the decode attention that was asked for.
     slow: warnings of slow paths that the model has given.
-    stores, ledgers, and the step's plans: one per layer. Layers have one ledger together, or one
-    each where they evict; there is none before the first step.
+    own: layers that keep a state instead of tokens, which the model changes by itself.
+    stores, ledgers, and the step's plans: one per layer with tokens. Layers have one ledger
+    together, or one each where they evict; there is none before the first step.
     frozen: the tokens in fixed buffers, while every step brings one per sequence.
     step: the current one. order: of its queries, where it is another than that of its tokens
     (AIFS). selection: chooses what an evicted prompt keeps while it runs; None at any other time.
@@ -65,6 +67,7 @@ class Timeline:
     ) -> None:
         self.spec, self.facts, self.impl, self.slow = spec, facts, impl, slow
         self.layouts = tuple(plan.layouts for plan in plans)
+        self.own = OwnLayers(facts.own)
         self.reset()
 
     def reset(self) -> None:
@@ -74,6 +77,7 @@ class Timeline:
             for index, layouts in enumerate(self.layouts)
         ]
         share_layers(self.stores, self.spec)
+        self.own.reset()
         self.ledgers: list[Ledger] = []
         self.frozen: Frozen | None = None
         # Of states that are stored already, to be made before the step ends.
@@ -211,14 +215,19 @@ class Timeline:
         is_whole = index in self._taken and self.step.start == 0 and not self.step.decodes
         return self.step.start if is_whole or index in self._waiting else None
 
-    def end(self) -> None:
+    def end(self, is_whole: bool = True) -> None:
         """End a step, also one that broke off: nothing temporary outlives it.
+
+        is_whole: False where the model's forward pass raised. Then states of its own layers may
+        have missed the tokens.
 
         A step that reached all layers is stored, and checks that were put off are made. Of another
         one, which makes the cache unusable, the states and codes that wait for later layers are
         let go. Errors: ValueError for numbers that cannot be quantized.
         """
         try:
+            if self.own and not is_whole:
+                self._taken.clear()
             if len(self._taken) == len(self.stores):
                 self._store_all()
                 self._finish()
@@ -262,7 +271,15 @@ class Timeline:
         self._forget_step()
 
     def crop(self, end: int) -> None:
-        """Forget tokens at logical indices >= end."""
+        """Forget tokens at logical indices >= end.
+
+        Errors: NotImplementedError, before anything is changed, where layers keep states.
+        """
+        if self.own:
+            raise NotImplementedError(
+                f"no token can be taken out of a state again, and layers of "
+                f"{self.facts.model_type!r} keep one. Begin again with a new cache."
+            )
         for ledger in self._distinct():
             ledger.crop(end)
         for index, store in enumerate(self.stores):
@@ -274,6 +291,7 @@ class Timeline:
             ledger.rows(index)
         for store in self.stores:
             store.rows(index)
+        self.own.rows(index)
 
     def hold_still(self, room: int) -> Frozen:
         """Freeze in place: fixed buffers with room for `room` steps of one token per sequence.

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from duotone.hf.model.support import check_supported, takes_pictures
+from duotone.hf.model.support import STATE_TYPE, check_supported, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured
@@ -36,6 +36,7 @@ TESTED_FAMILIES = (
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3",
+    "qwen3_5",
     "qwen3_vl",
     "smolvlm",
 )
@@ -46,6 +47,8 @@ VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 class ModelFacts:
     """The shape of a model's cache and the ids of its visual tokens.
 
+    layers: with K and V; a spec counts these, and `sliding` is of these.
+    own: numbers in the model of the layers that keep a state of fixed size instead.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are.
     """
@@ -59,6 +62,7 @@ class ModelFacts:
     sliding: tuple[bool, ...]
     visual_token_ids: tuple[int, ...]
     takes_pictures: bool = False
+    own: tuple[int, ...] = ()
 
     @property
     def is_multimodal(self) -> bool:
@@ -97,10 +101,10 @@ def model_facts(
             "the structural checks. Compare with the 16-bit cache once (duotone compare)."
         )
     dtype = getattr(model_or_config, "dtype", None) or text.dtype
-    q_heads = text.num_attention_heads
+    q_heads, own = text.num_attention_heads, _own_layers(text)
     return ModelFacts(
         model_type=config.model_type,
-        layers=text.num_hidden_layers,
+        layers=text.num_hidden_layers - len(own),
         q_heads=q_heads,
         kv_heads=_kv_heads(text),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
@@ -108,6 +112,7 @@ def model_facts(
         sliding=_sliding_layers(text),
         visual_token_ids=ids,
         takes_pictures=pictures,
+        own=own,
     )
 
 
@@ -125,10 +130,15 @@ def _kv_heads(text: PreTrainedConfig) -> int:
     return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
+def _own_layers(text: PreTrainedConfig) -> tuple[int, ...]:
+    types = getattr(text, "layer_types", None) or ()
+    return tuple(number for number, kind in enumerate(types) if kind == STATE_TYPE)
+
+
 def _sliding_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
     types = getattr(text, "layer_types", None)
     if types:
-        return tuple(t == "sliding_attention" for t in types)
+        return tuple(t == "sliding_attention" for t in types if t != STATE_TYPE)
     window = getattr(text, "sliding_window", None)
     return (window is not None,) * text.num_hidden_layers
 
@@ -147,6 +157,15 @@ def _check_channels(head_dim: int, tensor: TensorSpec) -> None:
         raise ValueError(
             f"a group along channels must divide head_dim, which is {head_dim} in this model; got "
             f"group={group}. Use a divisor, or None for the whole head."
+        )
+
+
+def check_all_packed(facts: ModelFacts, what: str) -> None:
+    """Raise ValueError where a model's layers keep states, of which `what` knows nothing."""
+    if facts.own:
+        raise ValueError(
+            f"{what} knows layers with K and V only; {facts.model_type!r} has {len(facts.own)} "
+            "layers that keep a state of linear attention. Run it in a QuantizedCache instead."
         )
 
 

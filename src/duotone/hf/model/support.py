@@ -11,6 +11,9 @@ import sys
 from transformers import PreTrainedConfig, PreTrainedModel
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+# Layers that keep a state of fixed size, and the families whose models keep it in the cache.
+STATE_TYPE = "linear_attention"
+STATE_FAMILIES = ("qwen3_5_text",)
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
 UNSUPPORTED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
@@ -50,7 +53,8 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     for field, why in UNSUPPORTED_FIELDS.items():
         if getattr(text, field, None):
             raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
-    odd = sorted(set(getattr(text, "layer_types", None) or ()) - set(LAYER_TYPES))
+    known = {*LAYER_TYPES, *((STATE_TYPE,) if text.model_type in STATE_FAMILIES else ())}
+    odd = sorted(set(getattr(text, "layer_types", None) or ()) - known)
     if odd:
         raise ValueError(
             f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
