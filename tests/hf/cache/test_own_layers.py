@@ -7,21 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from replay_double import ReplayDouble, double
 from saved_caches import rewrite
 from small_specs import MIXED
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import QuantizedCache
 from duotone.hf.cache.own_layers import state_tensors
 from duotone.hf.model.facts import check_all_packed
+from duotone.inference.memory import cache_memory
 
 from families import inputs, tiny_model
 
 DENSE = duotone.scheme("dense")
 PROMPTS = [[3, "image", 9], [7]]
 NEW = 5
+__all__ = ["double"]  # a fixture
 
 
 @pytest.fixture
@@ -147,3 +150,28 @@ def test_a_models_layers_are_all_there(model: PreTrainedModel) -> None:
     cache = filled(model, DENSE)
     assert [hasattr(layer, "store") for layer in cache.layers] == [False, True, False, True, False]
     assert all(state_tensors(cache.layers[n]) for n in cache.facts.own)
+
+
+def test_dense_bytes_are_those_of_the_models_own_cache(model: PreTrainedModel) -> None:
+    given = inputs("qwen3_5", [[3, "image", 9]])
+    own = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = QuantizedCache(model, MIXED)
+    with torch.no_grad():
+        for each in (own, cache):
+            model(**given, past_key_values=each)
+    counted, report = cache_memory(own), cache.memory()
+    assert counted["state_bytes"] == report.state_bytes
+    assert counted["total_bytes"] == report.dense_equivalent_bytes
+
+
+def test_decode_steps_run_one_by_one_and_say_so(
+    model: PreTrainedModel, double: type[ReplayDouble]
+) -> None:
+    given = inputs("qwen3_5", PROMPTS)
+    own = model.generate(**given, max_new_tokens=NEW)
+    with (
+        duotone.enable(model, DENSE),
+        pytest.warns(duotone.SlowPathWarning, match="'qwen3_5' has layers that keep a state"),
+    ):
+        assert torch.equal(model.generate(**given, max_new_tokens=NEW), own)
+    assert not double.captures
