@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from duotone import weights as weights
     from duotone.hf import QuantizedCache as QuantizedCache
     from duotone.hf import enable as enable
+    from duotone.hf import supports as supports
     from duotone.planning.memory import Plan as Plan
     from duotone.planning.memory import plan as plan
     from duotone.quant import SCHEMES as SCHEMES
@@ -57,6 +58,7 @@ _NAMES = {
     "plan": "planning",
     "scheme": "quant",
     "schemes": "quant",
+    "supports": "hf",
 }
 
 

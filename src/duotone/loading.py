@@ -101,7 +101,7 @@ def _one_line(error: Exception) -> str:
 
 def load_config(name: str | None = None) -> Any:
     """The configuration of `name` alone: a folder, a config.json or a hub name."""
-    if name is not None and name.endswith(".json"):
+    if name is not None and Path(name).name == "config.json":
         name = str(Path(name).parent)
     path = _resolve(name)
     import transformers

@@ -145,3 +145,19 @@ def test_the_demo_on_the_embedded_model():
     assert data["memory"]["visual_bits_per_element"] <= 1.3
     assert data["visual_ratio"] > 12
     assert {"Paula Nelu", "purple house"} <= {answer["reference"] for answer in data["answers"]}
+
+
+def test_supports_prints_the_row_of_a_config():
+    row = json.loads(run("supports", "--json").stdout)
+    assert (row["model_type"], row["words"]["cache"]) == ("internvl", "works")
+    shown = run("supports", "--scheme", "kivi").stdout
+    assert "few-bit cache          works\n" in shown
+
+
+@pytest.mark.parametrize("name", ["config.txt", "spec.json", "empty"])
+def test_supports_needs_a_config(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "spec.json").write_text("{}")
+    expected = "a model must be" if name == "empty" else "a local model must be a folder"
+    path = tmp_path if name == "empty" else tmp_path / name
+    assert expected in error_of("supports", path)

@@ -15,6 +15,7 @@ from . import (
     quantize,
     report,
     schemes,
+    supports,
     tune,
 )
 
@@ -53,6 +54,7 @@ app.command("evaluate")(evaluate.command)
 app.command("tune")(tune.command)
 app.command("calibrate")(calibrate.command)
 app.command("quantize")(quantize.command)
+app.command("supports")(supports.command)
 app.command("plan")(plan.command)
 app.add_typer(bench.app, name="bench")
 app.command("report")(report.command)

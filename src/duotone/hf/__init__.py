@@ -5,3 +5,5 @@ from duotone.hf.model.facts import ModelFacts as ModelFacts
 from duotone.hf.model.facts import model_facts as model_facts
 from duotone.hf.session import Session as Session
 from duotone.hf.session import enable as enable
+from duotone.hf.verdict import Support as Support
+from duotone.hf.verdict import supports as supports

@@ -20,26 +20,26 @@ from duotone.quant.honours import check_honoured
 
 logger = logging.get_logger(__name__)
 
-# Families that the test suite runs end to end. Others pass the structural checks below or raise.
-TESTED_FAMILIES = (
-    "chameleon",
-    "emu3",
-    "gemma3",
-    "gemma3_text",
-    "glm4v",
-    "internvl",
-    "llama",
-    "llava",
-    "llava_onevision",
-    "mistral",
-    "qwen2",
-    "qwen2_5_vl",
-    "qwen2_vl",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_vl",
-    "smolvlm",
-)
+# Families that the test suite runs end to end, and the inputs that it gives them. Others pass the
+# structural checks below or raise.
+TESTED_FAMILIES = {
+    "chameleon": ("pictures",),
+    "emu3": ("pictures",),
+    "gemma3": ("pictures",),
+    "glm4v": ("pictures",),
+    "internvl": ("pictures",),
+    "llama": ("text",),
+    "llava": ("pictures",),
+    "llava_onevision": ("pictures", "video"),
+    "mistral": ("text",),
+    "qwen2": ("text",),
+    "qwen2_5_vl": ("pictures", "video"),
+    "qwen2_vl": ("pictures", "video"),
+    "qwen3": ("text",),
+    "qwen3_5": ("pictures",),
+    "qwen3_vl": ("pictures",),
+    "smolvlm": ("pictures",),
+}
 VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 
 
