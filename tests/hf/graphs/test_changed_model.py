@@ -67,6 +67,18 @@ def test_numbers_on_the_host_are_part_of_a_model() -> None:
     assert not before.is_same(ModelState(model))
 
 
+def test_the_precision_of_products_is_part_of_a_model() -> None:
+    """Where it is set as PyTorch advises, `torch.get_float32_matmul_precision` raises."""
+    model, products = new_model("llama"), torch.backends.cuda.matmul
+    before, precision = ModelState(model), products.fp32_precision
+    try:
+        products.fp32_precision = "tf32"
+        assert not before.is_same(ModelState(model))
+    finally:
+        products.fp32_precision = precision
+    assert before.is_same(ModelState(model))
+
+
 def test_a_capture_is_stale_without_the_look(
     double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch
 ) -> None:

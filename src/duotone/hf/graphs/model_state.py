@@ -25,6 +25,15 @@ from duotone.hf.model.module_facts import LEAVES, attributes
 DEPTH, LONGEST = 3, 200
 # Tensors on the CPU of so many numbers are read: a launch has a number as an argument.
 FEW = 64
+# Switches of matrix products on CUDA devices.
+PRODUCTS = (
+    "fp32_precision",
+    "allow_fp16_accumulation",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction_split_k",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction_split_k",
+)
 
 
 class ModelState:
@@ -109,9 +118,6 @@ def _towers(model: nn.Module) -> set[nn.Module]:
 def _switches() -> list[Any]:
     """torch's global switches that choose kernels."""
     products = torch.backends.cuda.matmul
-    return [
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        products.allow_bf16_reduced_precision_reduction,
-        products.allow_fp16_reduced_precision_reduction,
-    ]
+    # Some are newer than the oldest torch that we take.
+    found = [getattr(products, name, None) for name in PRODUCTS]
+    return [torch.are_deterministic_algorithms_enabled(), *found]
