@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from duotone.hf.weights.weight_maps import weight_map
-from duotone.quantize.calibration import Tensors, visual_mask
+from duotone.loading import visual_mask
+from duotone.quantize.calibration import Tensors
 from duotone.weights.equivalences.module_map import at
 
 CHANNELS = 4

@@ -31,6 +31,12 @@ def image_token_ids(config: Any) -> tuple[int, ...]:
     return visual_token_ids(config)
 
 
+def visual_mask(config: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Bool, of the shape of `ids`: True at visual tokens."""
+    known = torch.tensor(image_token_ids(config), device=ids.device, dtype=ids.dtype)
+    return torch.isin(ids, known)
+
+
 def default_device() -> str:
     """'cuda' if available, else 'cpu'."""
     return "cuda" if torch.cuda.is_available() else "cpu"

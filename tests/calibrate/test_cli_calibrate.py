@@ -73,11 +73,3 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     cut = run("calibrate", *SMALL, "-o", tmp_path / "mine")
     assert cut.exit_code not in (0, 2)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_partial_folder_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
-    (tmp_path / "mine.partial").mkdir()
-    result = run("calibrate", *SMALL, "-o", tmp_path / "mine")
-    assert result.exit_code == 2
-    assert "remove the folder or give another --out" in " ".join(result.output.split())

@@ -92,7 +92,7 @@ def test_text_alone_needs_a_scheme_for_text(tiny, tmp_path):
     ("arguments", "message"),
     [
         (("captionz",), "did you mean captions"),
-        (("gone.jsonl",), "existing JSONL file"),
+        (("gone.jsonl",), "must be an existing file"),
         (("documents", "--split", "test"), "split must be one of"),
         (("perplexity",), "add --data FILE"),
         (("perplexity", "--data", "x.json", "--kl"), "--kl does not go with this task"),

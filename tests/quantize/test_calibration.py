@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from duotone.loading import Loaded
-from duotone.quantize.calibration import appended, check_pictures, visual_mask
+from duotone.loading import Loaded, visual_mask
+from duotone.quantize.calibration import appended, check_pictures
 from duotone.quantize.disjoint import check_disjoint, content_hash
 from tiny_vlm import TINY_TASK, VISUAL_TOKENS, tiny_example
 

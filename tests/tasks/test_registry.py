@@ -70,7 +70,7 @@ def test_folder_task_takes_other_metrics(folder):
         ([ROW | {"answers": []}], "at least one answer"),
         ([ROW | {"answers": "red"}], "each line must be"),
         (["[1]"], "each line must be"),
-        ([""], "at least one line"),
+        ([""], "at least one row"),
         (
             [{"image": "pictures/a.png", "question": "?", "answers": ["red"]}],
             r"got 'image' in mine\.jsonl line 1; did you mean 'images'",

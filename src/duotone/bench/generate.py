@@ -6,7 +6,6 @@ are warm. Times are between tokens, taken by a stopping criterion that waits for
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 import duotone
+from duotone.bench.budget import begin_peak, end_peak, release
 from duotone.bench.generate_rows import CALIBRATED, STATIC, Row, cache_bytes
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
 from duotone.hf.weights.checkpoint import quantization_of
@@ -129,12 +129,10 @@ class Bench:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             return {"row": row.name, "failed": True, "reason": reason}
         finally:
-            gc.collect()
-            if self._on_gpu:
-                torch.cuda.empty_cache()
+            release()
 
     def _measure(self, row: Row) -> dict[str, Any]:
-        base = torch.cuda.memory_allocated(self.device) if self._on_gpu else 0
+        base = begin_peak(self.device)
         begin, calls = perf_counter(), []
 
         def is_late() -> bool:
@@ -157,9 +155,7 @@ class Bench:
         self, row: Row, is_late: Callable[[], bool], base: int, opened: Any
     ) -> dict[str, Any]:
         watch = Watch(self.device, is_late)
-        if self._on_gpu:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
+        begin_peak(self.device)
         begin = perf_counter()
         made = self.model.generate(
             **self.subject.inputs,
@@ -173,12 +169,9 @@ class Bench:
         return {
             "ttft_ms": 1e3 * (at[0] - begin),
             "steps_ms": [1e3 * (b - a) for a, b in pairwise(at)],
-            "peak_bytes": self._peak(base),
+            "peak_bytes": end_peak(self.device, base),
             **_memory(made.past_key_values, opened),
         }
-
-    def _peak(self, base: int) -> int | None:
-        return torch.cuda.max_memory_allocated(self.device) - base if self._on_gpu else None
 
 
 def summary(calls: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
@@ -247,9 +240,19 @@ def _weights(model: Any) -> str:
     return f"W{recipe['bits']}A{16 if recipe['activation'] == 'none' else 8}"
 
 
+def sizes(model: Any) -> dict[str, Any]:
+    """Heads, layers and dtype of a model, for a result file."""
+    config = model.config.get_text_config(decoder=True)
+    return {
+        "q_heads": config.num_attention_heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "layers": config.num_hidden_layers,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
 def header(bench: Bench) -> dict[str, Any]:
     """Header of a result file, without rows yet."""
-    config = bench.model.config.get_text_config(decoder=True)
     on_gpu = bench.device.type == "cuda"
     return {
         "schema": SCHEMA,
@@ -259,10 +262,7 @@ def header(bench: Bench) -> dict[str, Any]:
         "model": bench.subject.name,
         "weights": bench.weights,
         "prompt_tokens": bench.subject.inputs["input_ids"].shape[1],
-        "q_heads": config.num_attention_heads,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "layers": config.num_hidden_layers,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        **sizes(bench.model),
         "load": asdict(bench.load),
         "rows": [],
     }

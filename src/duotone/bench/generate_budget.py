@@ -23,7 +23,7 @@ import torch
 
 from duotone.bench.batch_search import largest_fitting
 from duotone.bench.budget import attempt, check_budget, memory_limit, release
-from duotone.bench.generate import Bench
+from duotone.bench.generate import Bench, sizes
 from duotone.bench.generate_rows import Row
 from duotone.bench.generate_watch import WARM_TOKENS
 from duotone.bench.sequences import Prompts, Read, Steps, go_on, read
@@ -109,7 +109,7 @@ class BudgetBench:
 
     def header(self, budget_bytes: int) -> dict[str, Any]:
         """Header of a budget's result file, without rows yet."""
-        config, answers = self.model.config.get_text_config(decoder=True), self.answers
+        answers = self.answers
         return {
             "schema": SCHEMA,
             **stamp(self.device),
@@ -119,10 +119,7 @@ class BudgetBench:
             "prompt_tokens": answers.prompt,
             "new_tokens": answers.new,
             "budget_bytes": budget_bytes,
-            "q_heads": config.num_attention_heads,
-            "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            "layers": config.num_hidden_layers,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            **sizes(self.model),
             "rows": [],
         }
 

@@ -75,10 +75,9 @@ def check_levels(name: str, own: Mapping[str, Tensor], spec: CacheSpec, state: L
 
     own: tensors of a layer, by the names of `declared.own_tensors`.
     """
-    movable = state.movable(spec.sink)
-    if not isinstance(spec.text, KVSpec) or not movable.any():
+    if not isinstance(spec.text, KVSpec):
         return
-    take = select(movable)
+    take = select(state.movable(spec.sink))
     spans = single_block(take.lengths)
     for part, norm in (("key", own.get("key_norm")), ("value", None)):
         try:

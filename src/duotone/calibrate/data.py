@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from duotone.evaluate.loader import Encoder, default_workers, load_batches
-from duotone.loading import Loaded, image_token_ids
+from duotone.evaluate.loader import encoded_task
+from duotone.loading import Loaded, visual_mask
 from duotone.tasks import Task
 
 from .moments import CalibrationBatch
@@ -38,16 +38,6 @@ def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
     return found.hexdigest()[:16]
 
 
-def _encode(
-    loaded: Loaded, task: Task, samples: int, batch_size: int
-) -> tuple[list[dict[str, torch.Tensor]], list[str]]:
-    """Batches of a task's first samples, and the samples' names."""
-    encoder = Encoder(loaded.processor, loaded.takes_images)
-    workers = default_workers(loaded.model.device)
-    made = list(load_batches(task, encoder, SPLIT, samples, batch_size, workers))
-    return [tensors for _, tensors in made], [e.name for examples, _ in made for e in examples]
-
-
 def calibration_data(
     loaded: Loaded, tasks: Sequence[Task], samples: int, batch_size: int = 4
 ) -> CalibrationData:
@@ -60,7 +50,9 @@ def calibration_data(
         task.check_samples(samples)
     batches, sources = [], []
     for task in tasks:
-        encoded, names = _encode(loaded, task, samples, batch_size)
+        made = encoded_task(loaded, task, SPLIT, samples, batch_size)
+        encoded = [tensors for _, tensors in made]
+        names = [example.name for examples, _ in made for example in examples]
         batches += [CalibrationBatch(tensors, task.max_new_tokens) for tensors in encoded]
         source = {
             "task": task.name,
@@ -74,9 +66,9 @@ def calibration_data(
 
 
 def _check_visual(loaded: Loaded, batches: Sequence[CalibrationBatch]) -> None:
-    known = torch.tensor(image_token_ids(loaded.model.config))
     ids = [batch.tensors["input_ids"] for batch in batches]
-    if loaded.takes_images and not any(bool(torch.isin(i, known.to(i)).any()) for i in ids):
+    seen = any(bool(visual_mask(loaded.model.config, i).any()) for i in ids)
+    if loaded.takes_images and not seen:
         raise ValueError(
             f"bases of {loaded.name!r} are of its visual tokens, got {sum(map(len, ids))} prompts "
             "without any; give a task with pictures, e.g. --task captions"

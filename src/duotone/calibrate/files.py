@@ -6,7 +6,6 @@ from pathlib import Path
 
 from duotone.quant import CacheSpec
 from duotone.quant.bases import Bases
-from duotone.resume import SUFFIX
 
 
 def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
@@ -28,7 +27,7 @@ def files_of(out: str | Path) -> tuple[Path, Path]:
 def check_files(out: str | Path) -> tuple[Path, Path]:
     """Check that neither file exists and that both can be written; returns both paths.
 
-    Errors: ValueError if not, or if there is a partial folder.
+    Errors: ValueError if not.
     """
     files = files_of(out)
     found = [str(path) for path in files if path.exists()]
@@ -45,13 +44,4 @@ def check_files(out: str | Path) -> tuple[Path, Path]:
         raise ValueError(
             f"--out must be a path that can be written, got {str(out)!r}: {error}"
         ) from error
-    _check_partial(files[0].with_suffix(SUFFIX))
     return files
-
-
-def _check_partial(folder: Path) -> None:
-    if folder.exists():
-        raise ValueError(
-            "a calibration begins anew after an interruption and goes on from no partial folder, "
-            f"got {str(folder)!r}; remove the folder or give another --out"
-        )

@@ -1,13 +1,11 @@
 """`duotone bench kernel`: decode attention of every scheme against the best 16-bit backend."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .common import JsonOption, error_console, print_json, user_errors
+from .common import JsonOption, error_console, print_json, progress_bars, user_errors
 
 # A row was wrong or failed; all other rows are in the output.
 FAILED = 1
@@ -74,8 +72,11 @@ def command(
     from duotone.report.provenance import write_new_json
 
     clock = CudaClock()
-    with _bar() as progress:
-        result = run_kernels(settings, clock, progress)
+    with progress_bars() as show_stage:
+        show_stage("rows", 0, None, "copy bandwidth")
+        result = run_kernels(
+            settings, clock, lambda what, done, total: show_stage("rows", done, total, what)
+        )
     if out is not None:
         write_new_json(out, result)
     if json_output:
@@ -111,20 +112,6 @@ def _settings(
         tables=table or ["decode"],
     )
     return settings.quick() if quick else settings
-
-
-@contextmanager
-def _bar() -> Iterator[Any]:
-    """Show one bar on stderr; yields a function of (what, done, total)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    text = TextColumn("{task.description}")
-    with Progress(*columns, text, console=error_console(), transient=True) as progress:
-        task = progress.add_task("copy bandwidth", total=None)
-        yield lambda what, done, total: progress.update(
-            task, description=what, completed=done, total=total
-        )
 
 
 def show(result: dict[str, Any]) -> None:

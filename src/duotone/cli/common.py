@@ -107,14 +107,29 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr; yields a function of (done, total)."""
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr per stage; yields a function of (stage, done, total, its text)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=error_console(), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    stages: dict[str, Any] = {}
+    with Progress(*columns, console=error_console(), transient=True) as bars:
+
+        def show(stage: str, done: int, total: int | None, text: str | None = None) -> None:
+            if stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
+            bars.update(stages[stage], completed=done, total=total, description=text or stage)
+
+        yield show
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on stderr; yields a function of (done, total)."""
+    with progress_bars() as show:
+        show(what, 0, None)
+        yield lambda done, total: show(what, done, total)
 
 
 def print_json(data: Any) -> None:

@@ -44,10 +44,10 @@ def explained_out_of_memory(model: Any, spec: Any, counts: dict[str, int]) -> It
 
 def token_counts(model: Any, encoded: dict[str, Any], new_tokens: int) -> dict[str, int]:
     """Visual, text and new tokens of one encoded prompt, as `duotone.plan` takes them."""
-    from duotone.loading import image_token_ids
+    from duotone.loading import visual_mask
 
     ids = encoded["input_ids"]
-    visual = sum(int((ids == token).sum()) for token in image_token_ids(model.config))
+    visual = int(visual_mask(model.config, ids).sum())
     return {
         "visual_tokens": visual,
         "text_tokens": ids.numel() - visual,

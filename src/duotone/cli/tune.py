@@ -1,7 +1,5 @@
 """`duotone tune`: search for the best cache within a budget, on one's own model and samples."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +11,9 @@ from .common import (
     JsonOption,
     ModelOption,
     check_folder,
-    error_console,
     load_model,
     print_json,
+    progress_bars,
     user_errors,
 )
 from .samples import named_tasks
@@ -108,7 +106,7 @@ def command(
     if minutes is None and trials is None:
         minutes = DEFAULT_MINUTES
     loaded = load_model(model, device)
-    with _bars() as progress:
+    with progress_bars() as progress:
         job = make_job(loaded, tasks, settings, out, progress)
         tuned = job.search(trials, minutes)
         report = make_report(job, tuned, scores=scores)
@@ -125,24 +123,6 @@ def _check_plot(plot: bool) -> None:
             "pictures need matplotlib, which is not installed: "
             "pip install 'duotone[tune]', or leave the picture out with --no-plot"
         )
-
-
-@contextmanager
-def _bars() -> Iterator[Any]:
-    """Show one bar on stderr per stage; yields a function of (stage, done, total)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}")
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    stages: dict[str, Any] = {}
-    with Progress(*columns, console=error_console(), transient=True) as bars:
-
-        def progress(stage: str, done: int, total: int | None) -> None:
-            if stage not in stages:
-                stages[stage] = bars.add_task(stage, total=total)
-            bars.update(stages[stage], completed=done, total=total)
-
-        yield progress
 
 
 def _show(report: dict[str, Any], files: list[Path]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from duotone.inference.batch import Batch, generate, make_cache
+from duotone.inference.prompts import right_padded
 from duotone.tasks.metrics import Score
 
 
@@ -56,11 +57,6 @@ class Forcing:
         return forced.scatter(-1, self.answers[:, step, None], 0.0)
 
 
-def _padded(token_ids: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in token_ids]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-
-
 def forced_agreement(
     model: Any,
     batch: Batch,
@@ -73,7 +69,7 @@ def forced_agreement(
 
     The first token of a prompt read in one step is not counted: prefill attends in full precision.
     """
-    forcing = Forcing(_padded(answers, batch.attention_mask.device), reference)
+    forcing = Forcing(right_padded(answers, batch.attention_mask.device)[0], reference)
     cache = make_cache(model, spec, batch, impl)
     generate(model, batch, cache, forcing.answers.shape[1], logits_processors=[forcing])
     first = 0 if batch.pictures_end else 1

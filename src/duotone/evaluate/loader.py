@@ -10,6 +10,7 @@ import torch
 
 from duotone.inference.batch import encode
 from duotone.inference.prompts import encode_text
+from duotone.loading import Loaded
 from duotone.tasks import Example, Task
 
 
@@ -72,6 +73,15 @@ def _quiet_tokenizers(_: int) -> None:
 def default_workers(device: torch.device) -> int:
     """Number of rendering processes: up to 8 with a GPU, none where the CPU runs the model."""
     return min(8, max(1, (os.cpu_count() or 2) - 1)) if device.type == "cuda" else 0
+
+
+def encoded_task(
+    loaded: Loaded, task: Task, split: str, samples: int, batch_size: int
+) -> list[tuple[list[Example], dict[str, torch.Tensor]]]:
+    """All batches of a task's first samples, encoded for a model."""
+    encoder = Encoder(loaded.processor, loaded.takes_images)
+    workers = default_workers(loaded.model.device)
+    return list(load_batches(task, encoder, split, samples, batch_size, workers))
 
 
 def load_batches(

@@ -25,6 +25,7 @@ import torch
 from duotone import CacheSpec, KVSpec
 from duotone.inference.batch import Batch, make_cache
 from duotone.inference.memory import cache_memory
+from duotone.inference.prompts import right_padded
 from duotone.report.provenance import stamp
 from duotone.resume import Say
 from duotone.tasks import Passages
@@ -68,14 +69,6 @@ def window_steps(spec: CacheSpec | None, tokens: int, longest: int) -> Iterator[
     return flush_steps(spec, tokens, prompt=prompt, streamed=(prompt,), longest=longest)
 
 
-def _right_padded(windows: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor, ...]:
-    """(ids, mask), both [B, T]; padding on the right, so that all windows flush together."""
-    rows = [torch.tensor(list(window)) for window in windows]
-    masks = [torch.ones_like(row) for row in rows]
-    padded = (torch.nn.utils.rnn.pad_sequence(x, batch_first=True) for x in (rows, masks))
-    return tuple(x.to(device) for x in padded)
-
-
 def _read(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, step: slice):
     """Logits [B, tokens of the step, vocabulary], in float32 at least."""
     positions = torch.arange(step.start, step.stop, device=ids.device).expand(len(ids), -1)
@@ -101,7 +94,9 @@ def window_logits(
 
     The cache is filled while the steps are taken; take them in inference mode.
     """
-    ids, mask = _right_padded(windows, model.device)
+    # Padding on the right, so that all windows flush together.
+    ids, mask = right_padded(windows, model.device)
+    mask = mask.long()
     past = ids[:, :-1]
     batch = Batch({"input_ids": past}, torch.zeros_like(past, dtype=torch.bool), mask[:, :-1])
     cache = make_cache(model, spec, batch, impl)
@@ -126,7 +121,7 @@ def token_losses(
     cache; None: 16 bit. The last token is predicted but never read.
     """
     read, mask, cache = window_logits(model, windows, spec, impl=impl, longest=longest)
-    targets = _right_padded(windows, model.device)[0][:, 1:]
+    targets = right_padded(windows, model.device)[0][:, 1:]
     losses = [_step_losses(logits, targets[:, step]) for step, logits in read]
     return torch.cat(losses, 1) * mask, cache
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from duotone.inference.stopping import StepClock
-from duotone.loading import image_token_ids
+from duotone.loading import visual_mask
 
 # Families whose language model takes text embeddings with visual ones inserted, and plain
 # positions: generate from inputs_embeds then equals generate from ids and pixels.
@@ -96,14 +96,11 @@ def prepare(
     """
     inputs = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     ids = inputs["input_ids"]
-    visual_mask = torch.zeros_like(ids, dtype=torch.bool)
-    for token in image_token_ids(model.config):
-        visual_mask |= ids == token
-    attention_mask = inputs["attention_mask"]
+    visual, attention_mask = visual_mask(model.config, ids), inputs["attention_mask"]
     if model.config.model_type in EMBEDDABLE_FAMILIES:
-        embeds = _embed(model, inputs, visual_mask, seen or SeenPictures())
+        embeds = _embed(model, inputs, visual, seen or SeenPictures())
         inputs = {"inputs_embeds": embeds, "attention_mask": attention_mask}
-    return Batch(inputs, visual_mask, attention_mask)
+    return Batch(inputs, visual, attention_mask)
 
 
 def make_cache(model: Any, spec: Any, batch: Batch, impl: str = "auto") -> Any:

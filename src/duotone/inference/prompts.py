@@ -19,6 +19,16 @@ def left_padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
+def right_padded(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, True at tokens), both [B, longest row]; ids are 0 after a row's end."""
+    tensors = [torch.tensor(list(row), dtype=torch.long) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids.to(device), (torch.arange(ids.shape[1]) < lengths[:, None]).to(device)
+
+
 def encode_text(tokenizer: Any, texts: Sequence[str]) -> dict[str, torch.Tensor]:
     """Prompts of text alone -> left-padded input_ids and attention_mask [B, tokens].
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from duotone.evaluate.loader import Encoder
 from duotone.hf.model.fingerprint import raw_bytes
 from duotone.inference.prompts import tokenizer_of
-from duotone.loading import Loaded, image_token_ids
+from duotone.loading import Loaded
 from duotone.tasks import Example, Task
 
 from .disjoint import content_hash
@@ -115,9 +115,3 @@ def appended(encoded: Tensors, answers: Sequence[Sequence[int]]) -> Tensors:
             rows.append(F.pad(whole, (max(lengths) - len(whole), 0)))
         made[name] = torch.stack(rows)
     return made
-
-
-def visual_mask(config: Any, ids: Tensor) -> Tensor:
-    """Bool [B, T]: True at visual tokens."""
-    known = torch.tensor(image_token_ids(config), device=ids.device, dtype=ids.dtype)
-    return torch.isin(ids, known)

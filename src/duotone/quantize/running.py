@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from duotone.loading import visual_mask
 from duotone.weights.equivalences.module_map import at
 from duotone.weights.methods.observer import Observer, Rows
 from duotone.weights.modules.modality import Modality
 
-from .calibration import Tensors, visual_mask
+from .calibration import Tensors
 
 
 class _Reached(BaseException):

@@ -1,7 +1,6 @@
 """The embedded tasks, and the loader of users' own data."""
 
 import difflib
-import hashlib
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from duotone import json_text
 
 from .pictures import open_picture
 from .task import Example, Task
+from .text.rows import fingerprint, lines_of, read_text
 
 _SEEDS = {
     "heldout": "HELD_OUT_SEEDS",
@@ -146,13 +146,6 @@ def _parse_row(line: str, where: str, folder: Path) -> dict[str, Any]:
     return row
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"task data must be UTF-8, got {str(path)!r}: {error}") from error
-
-
 def _headline(metrics: Sequence[str]) -> str:
     return {"captions": "cider", "objects": "object_recall"}.get(metrics[0], metrics[0])
 
@@ -166,17 +159,9 @@ def folder_task(
     the headline.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"task data must be an existing JSONL file, got {str(path)!r}")
-    text = _read_text(path)
-    rows = tuple(
-        _parse_row(line, f"{path.name} line {number}", path.parent)
-        # Not splitlines: JSON strings may hold characters that Unicode counts as a line's end.
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    )
-    if not rows:
-        raise ValueError(f"task data must have at least one line, got an empty file {str(path)!r}")
+    text = read_text(path)
+    lines = lines_of(text, path.name).items()
+    rows = tuple(_parse_row(line, where, path.parent) for where, line in lines)
     return Task(
         name=path.stem,
         source=FolderSource(path.parent, rows),
@@ -184,5 +169,5 @@ def folder_task(
         headline=_headline(metrics),
         max_new_tokens=max_new_tokens,
         size=len(rows),
-        fingerprint=hashlib.sha256(text.encode()).hexdigest()[:10],
+        fingerprint=fingerprint(text),
     )

@@ -68,14 +68,14 @@ def _with_answers(prefilled: Prefilled) -> Batch:
 
 @torch.inference_mode()
 def measure(
-    model: Any, prefilled: Prefilled, spec: CacheSpec, *, of: BitsOf = "visual", impl: str = "auto"
+    model: Any, prefilled: Prefilled, spec: CacheSpec, *, of: BitsOf = "visual"
 ) -> Measured:
     """One spec on one batch: agreement with the 16-bit answers along them, and bytes at their end.
 
     Errors: ValueError where the spec does not fit the model or its numbers.
     """
     batch, read = prefilled.batch, prefilled.read
-    cache = make_cache(model, spec, _with_answers(prefilled), impl)
+    cache = make_cache(model, spec, _with_answers(prefilled))
     masks = {"visual_mask": batch.visual_mask, "attention_mask": batch.attention_mask}
     cache.absorb(prefilled.dense, **{name: mask[:, :read] for name, mask in masks.items()})
     if prefilled.tail_tokens and prefilled.reference is not None:

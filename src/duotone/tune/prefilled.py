@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from duotone.inference.batch import Batch, ask_later, generate, make_cache, visual_tokens_of
+from duotone.inference.prompts import right_padded
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,6 @@ def _prefill(model: Any, batch: Batch) -> Any:
     return cache
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids, True at tokens), both [B, longest]."""
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids.to(device), (torch.arange(ids.shape[1]) < lengths[:, None]).to(device)
-
-
 def _tail(model: Any, batch: Batch, read: int, answers: Tensor) -> dict[str, Tensor]:
     """Tokens of the question after `read`, and of the answers without the last token."""
     fed = answers[:, :-1]
@@ -110,7 +104,7 @@ def prefill(model: Any, batch: Batch, max_new_tokens: int) -> Prefilled:
     step attends in full precision, so its first answer token sees no quantized cache.
     """
     token_ids = generate(model, batch, make_cache(model, None, batch), max_new_tokens).token_ids
-    answers, counted = _padded(token_ids, batch.attention_mask.device)
+    answers, counted = right_padded(token_ids, batch.attention_mask.device)
     read = batch.pictures_end or batch.attention_mask.shape[1]
     dense = batch.pictures_read[0] if batch.pictures_end else _prefill(model, batch)
     if not batch.pictures_end:

@@ -85,7 +85,6 @@ def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any
         {label: specs[label] for label in labels},
         later={p.heldout.name: job.counts.all_pictured for p in job.parts},
         batch_size=job.settings.batch_size,
-        impl=job.settings.impl,
         progress=lambda done, total: job.progress("answers, held out", done, total),
     ) if scores else {}  # fmt: skip
     return {

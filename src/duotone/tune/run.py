@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from duotone import CacheSpec
+from duotone.evaluate.loader import encoded_task
 from duotone.evaluate.records import describe
 from duotone.hf.model.facts import ModelFacts, check_all_packed, check_spec, model_facts
 from duotone.loading import Loaded
@@ -17,19 +18,13 @@ from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp
 from duotone.tasks import Task
 
-from .batches import (
-    PromptCounts,
-    check_model,
-    encode_task,
-    prefill_task,
-    prompt_counts,
-)
+from .batches import PromptCounts, check_model, prefill_batch, prompt_counts
 from .bits import BitsOf
 from .build import spec_of
 from .front import best_within
 from .kept import json_object, reading
 from .prefilled import Prefilled
-from .samples import Parts, split_task
+from .samples import HELD_OUT, Parts, split_task
 from .search import JOURNAL, Search, Tried, need_optuna
 from .seeds import known_specs, seed_points
 from .sensitivity import Sensitivity, measure_sensitivity
@@ -98,7 +93,8 @@ class Job:
 
     def encode(self, task: Task, batch_size: int) -> list[dict[str, Any]]:
         """A task's prompts as tensors."""
-        return encode_task(self.loaded, task, batch_size)
+        batches = encoded_task(self.loaded, task, HELD_OUT, task.size, batch_size)
+        return [encoded for _, encoded in batches]
 
     def _bits_of(self) -> BitsOf:
         asked = self.settings.bits_of
@@ -172,14 +168,14 @@ class Job:
         for name, batches in encoded.items():
             made[name] = []
             for batch in batches:
-                made[name] += prefill_task(self.loaded, tasks[name], [batch])
+                made[name].append(prefill_batch(self.loaded, tasks[name], batch))
                 done += 1
                 self.progress(stage, done, total)
         return made
 
     def meter(self, batches: Mapping[str, list[Prefilled]]) -> Meter:
         """Meter that measures specs on prefilled batches."""
-        return Meter(self.loaded.model, batches, self.of, self.settings.impl)
+        return Meter(self.loaded.model, batches, self.of)
 
     def sensitivity(self, batches: Mapping[str, list[Prefilled]]) -> Sensitivity:
         """Sensitivity, measured on the first batch of every task or read back."""
@@ -193,7 +189,6 @@ class Job:
             self.facts.layers,
             spans=self.counts.all_pictured,
             of=self.of,
-            impl=self.settings.impl,
             progress=lambda done, total: self.progress("sensitivity", done, total),
         )
         kept.write_text(json.dumps(asdict(found)), encoding="utf-8")

@@ -77,7 +77,6 @@ def measure_sensitivity(
     *,
     spans: bool,
     of: BitsOf = "visual",
-    impl: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """One pass over the layers: mean KL over the batches, K and V in turn."""
@@ -85,7 +84,7 @@ def measure_sensitivity(
     divergences = []
     for done, (layer, which) in enumerate(probes, start=1):
         spec = probe(layer, which, spans=spans)
-        parts = [measure(model, batch, spec, of=of, impl=impl) for batch in batches]
+        parts = [measure(model, batch, spec, of=of) for batch in batches]
         divergences.append(sum(parts[1:], parts[0]).kl)
         if progress:
             progress(done, len(probes))

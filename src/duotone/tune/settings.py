@@ -26,7 +26,7 @@ class TuneSettings:
         prompts' visual tokens, or "cache", all bytes. None: visual where all prompts have pictures.
     samples, heldout: per task, to search on and to report on. portable: no choice that names a
         layer, so that the spec fits models of any depth. ceiling: times the budget, where trials
-        end. seed: of the sampler. impl: the decode attention, where one token is read at a time.
+        end. seed: of the sampler.
     """
 
     budget_bits: float | None = None
@@ -39,7 +39,6 @@ class TuneSettings:
     portable: bool = False
     ceiling: float = 8.0
     sampler: str = "nsga2"
-    impl: str = "auto"
 
     def __post_init__(self) -> None:
         given = [b for b in (self.budget_bits, self.budget_bytes) if b is not None]

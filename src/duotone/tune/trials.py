@@ -66,7 +66,6 @@ class Meter:
     model: Any
     batches: Mapping[str, Sequence[Prefilled]]
     of: BitsOf
-    impl: str = "auto"
 
     def measured(
         self, spec: CacheSpec, rival: Rival | None = None
@@ -80,7 +79,7 @@ class Meter:
         tasks: dict[str, Measured] = {}
         parts: list[float] = []
         for name, batch in in_turn(self.batches):
-            one = measure(self.model, batch, spec, of=self.of, impl=self.impl)
+            one = measure(self.model, batch, spec, of=self.of)
             tasks[name] = tasks[name] + one if name in tasks else one
             parts.append(log_kl(one.kl))
             reason = rival(true_bits(tasks.values()), parts) if rival else None

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.mquant.outliers import grow_outliers
 from duotone.hf.weights.weight_maps import weight_map
-from duotone.quantize.calibration import visual_mask
+from duotone.loading import visual_mask
 from duotone.weights.equivalences.module_map import at
 
 from families import tiny_model

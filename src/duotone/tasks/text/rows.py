@@ -12,9 +12,12 @@ def read_text(path: Path) -> str:
     if not path.is_file():
         raise ValueError(
             f"task data must be an existing file, got {str(path)!r} (looked in {Path.cwd()}); "
-            "check the path given to --data"
+            "check the path that was given"
         )
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"task data must be UTF-8, got {str(path)!r}: {error}") from error
 
 
 def fingerprint(text: str) -> str:
@@ -31,13 +34,14 @@ def _parsed(text: str, where: str) -> Any:
         ) from error
 
 
-def parse_lines(text: str, name: str) -> dict[str, Any]:
-    """{where: value} of a JSONL file, `where` naming file and line, blank lines left out."""
-    numbered = enumerate(text.splitlines(), start=1)
+def lines_of(text: str, name: str) -> dict[str, str]:
+    """{where: line} of a JSONL file, `where` naming file and line, blank lines left out."""
+    # Not splitlines: JSON strings may hold characters that Unicode counts as a line's end.
+    numbered = enumerate(text.split("\n"), start=1)
     lines = {f"{name} line {number}": line for number, line in numbered if line.strip()}
     if not lines:
         raise ValueError(f"task data must have at least one row, got none in {name}; fill it")
-    return {where: _parsed(line, where) for where, line in lines.items()}
+    return lines
 
 
 def file_rows(path: str | Path) -> tuple[dict[str, Any], str]:
@@ -45,7 +49,8 @@ def file_rows(path: str | Path) -> tuple[dict[str, Any], str]:
     path = Path(path)
     text = read_text(path)
     if path.suffix != ".json":
-        return parse_lines(text, path.name), fingerprint(text)
+        lines = lines_of(text, path.name).items()
+        return {where: _parsed(line, where) for where, line in lines}, fingerprint(text)
     rows = _parsed(text, path.name)
     if not isinstance(rows, list) or not rows:
         raise ValueError(
