@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,24 +33,17 @@ _LOCK = threading.RLock()
 _LOCAL = threading.local()
 
 
-class Call(Protocol):
-    """A call of a model that runs steps of it by itself."""
-
-    # True while the model runs a step that this call has claimed.
-    claimed: bool
-
-    def claims(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Claim a step of the model with these arguments, or do not."""
-
-
 def current_call() -> Any:
-    """The `Call` that runs in this thread, or None."""
+    """The call of a model that runs in this thread, or None."""
     return getattr(_LOCAL, "call", None)
 
 
 @contextmanager
-def running(call: Call) -> Iterator[None]:
-    """Inside, a call may claim this thread's steps."""
+def running(call: Any) -> Iterator[None]:
+    """Inside, a call may claim this thread's steps, which it then runs by itself.
+
+    call: has `claims(model, args, kwargs)`, and `claimed`, True while a claimed step runs.
+    """
     before, _LOCAL.call = current_call(), call
     try:
         yield
