@@ -10,7 +10,6 @@ import torch
 
 from duotone.attention.cuda.shared import runtime
 from duotone.attention.cuda.shared.geometry import shared_bytes
-from duotone.attention.cuda.shared.work import QUERY_TYPES
 from duotone.attention.families import FAMILIES
 from duotone.attention.family import Family, Tokens
 from duotone.cache.pair import Layouts
@@ -70,8 +69,6 @@ def resolve(
     """
     kinds = _tokens(spec, shape, device or torch.device("cpu"), apart)
     common = None if device is None else runtime.refusal(device, impl)
-    if common is None and shape.dtype not in QUERY_TYPES:
-        common = f"query must be one of {list(QUERY_TYPES)}; got {shape.dtype}"
     common = common or (SLIDING if sliding else None)
     reasons = {kind: common or _by_cuda(kind, at).refusal(at) for kind, at in kinds.items()}
     packed = [reasons[kind] for kind in kinds if kind != DENSE]

@@ -36,17 +36,11 @@ def attend_records(query, kv, **given):
     return decode.attend_records(query, read_by(kv), **given)
 
 
-def span_of(segment) -> span_decode.Span:
-    key, value = segment.key, segment.value
-    params = (key.scale, key.zero_point, value.scale, value.zero_point)
-    return span_decode.Span(segment.records, *params, key.blocks.offsets)
-
-
 def span_launch(caught, tau=None, **shape):
     """(query, segment, launch) of a span of records."""
     shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, **shape}
     query, (segment, *_) = records_of(Case(**shape))
-    run([span_decode.span_task(query, span_of(segment), tau)], 0.1, torch.empty_like(query))
+    run([span_decode.segment_task(query, segment, tau)], 0.1, torch.empty_like(query))
     (one,) = caught
     return query, segment, one
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launch_cases import LENGTHS, attend_records, class_launch, records_of, span_launch, span_of
+from launch_cases import LENGTHS, attend_records, class_launch, records_of, span_launch
 from run_cases import KEEPS, reader
 
 import duotone
@@ -27,7 +27,7 @@ from cases import CALIBRATED, Case, build
 def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     out, lse = (torch.empty(*query.shape[:2], 3, *tail) for tail in ((128,), ()))
-    launch.run([span_decode.span_task(query, span_of(segment), None)], 0.1, out, lse)
+    launch.run([span_decode.segment_task(query, segment, None)], 0.1, out, lse)
     (one,) = caught
     given, records = one.given, segment.records
     assert given.query == query.data_ptr()
@@ -55,7 +55,7 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     data, per_page = segment.records.data, 4
     pool = torch.zeros(99, 2, per_page, data.shape[3], dtype=torch.uint8)
     pages = torch.arange(len(LENGTHS) * 20, dtype=torch.int32).view(len(LENGTHS), 20)
-    span = span_of(segment)
+    span = span_decode.span_of(segment)
     span = replace(span, records=replace(segment.records, data=pool))
     launch.run([span_decode.span_task(query, span, None, pages)], 0.1, torch.empty_like(query))
     (one,) = caught
@@ -240,7 +240,7 @@ def test_rows_that_cannot_be_read_four_at_a_time_are_refused(caught) -> None:
     apart = room[1:].view(query.shape).copy_(query)
     for rows, out in ((apart, torch.empty_like(query)), (query, apart)):
         with pytest.raises(ValueError, match="must be aligned to 8 bytes"):
-            launch.run([span_decode.span_task(rows, span_of(segment), None)], 0.1, out)
+            launch.run([span_decode.segment_task(rows, segment, None)], 0.1, out)
     assert not caught
 
 

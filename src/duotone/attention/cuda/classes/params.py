@@ -100,9 +100,8 @@ def _packed_classes(numbers: Tensor, spec: TensorSpec) -> dict[str, Tensor]:
 
 def _class_numbers(order: Tensor, classes: Classes, head_dim: int) -> Tensor:
     """The class number of every channel from the channels of the coded ranks, class by class."""
-    sizes = torch.tensor([n for _, n in classes.sizes])
-    number = torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
-    rest = torch.full((*order.shape[:3], head_dim), len(sizes), dtype=torch.uint8)
+    number = classes.number_of_rank(head_dim)[: classes.channels]
+    rest = torch.full((*order.shape[:3], head_dim), len(classes.sizes), dtype=torch.uint8)
     index = order[..., : classes.channels]
     return rest.to(order.device).scatter_(-1, index, number.to(order.device).expand_as(index))
 

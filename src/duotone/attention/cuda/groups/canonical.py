@@ -10,12 +10,11 @@ from torch import Tensor
 
 from duotone.attention.cuda.groups.format import TILE, Operand
 from duotone.attention.cuda.groups.layout import group_order, low_bit_places, scales_of
+from duotone.attention.cuda.groups.tiles import Tiles, widened
 from duotone.attention.cuda.spans.layout import untile_codes
 from duotone.cache import PackedTensor
 from duotone.quant import pack
 from duotone.quant.slots import fill_slots, has_slot, slot_bytes
-
-Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
 
 
 def taken_apart(
@@ -70,15 +69,7 @@ def _by_tokens(x: PackedTensor, parameter: Tensor, value: bool) -> Tensor:
         return tiled.flatten(2, 3)[:, :, : x.tokens, :columns].contiguous()
     rows = tiled[:, :, :: x.spec.group // TILE, 0, : x.head_dim]
     # The table may end in blocks without tokens.
-    return _resized(rows, x.blocks.blocks)
-
-
-def _resized(x: Tensor, rows: int) -> Tensor:
-    """`rows` rows, filled up with zeros."""
-    fitting = x.new_zeros(*x.shape[:2], rows, *x.shape[3:])
-    kept = min(rows, x.shape[2])
-    fitting[:, :, :kept] = x[:, :, :kept]
-    return fitting
+    return widened(rows, x.blocks.blocks)
 
 
 def _signed_parts(

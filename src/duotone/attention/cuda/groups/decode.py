@@ -21,8 +21,8 @@ from typing import Any
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.groups.canonical import Tiles
 from duotone.attention.cuda.groups.format import GroupFormat, Operand
+from duotone.attention.cuda.groups.tiles import Tiles
 from duotone.attention.cuda.shared.geometry import (
     MAX_WARPS,
     RING_BYTES,

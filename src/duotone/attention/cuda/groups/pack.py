@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.groups.canonical import Tiles
 from duotone.attention.cuda.groups.format import HONOURS as READ
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, Operand
+from duotone.attention.cuda.groups.tiles import Tiles
 from duotone.attention.cuda.packing.inputs import (
     INPUTS,
     Dense,

@@ -11,11 +11,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.dense.window_append import appends, window_move
-from duotone.attention.cuda.groups.canonical import Tiles, taken_apart
+from duotone.attention.cuda.groups.canonical import taken_apart
 from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat, format_of
 from duotone.attention.cuda.groups.layout import apart_codes, scales_fit, to_group_records
 from duotone.attention.cuda.groups.pack import group_pack, packs
-from duotone.attention.cuda.groups.tiles import filled, joined, put, widened
+from duotone.attention.cuda.groups.tiles import Tiles, filled, joined, put, widened
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor

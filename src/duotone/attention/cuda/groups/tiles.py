@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from duotone.attention.cuda.groups.canonical import Tiles
 from duotone.cache.ragged import Lengths, concatenate
+
+Tiles = UInt8[Tensor, "batch kv_heads tiles bytes"]
 
 
 def filled(tiles: Tiles, multiple: int) -> Tiles:
@@ -16,7 +17,7 @@ def filled(tiles: Tiles, multiple: int) -> Tiles:
 
 
 def widened(tiles: Tiles, count: int) -> Tiles:
-    """A buffer of `count` tiles that begins with these."""
+    """A buffer of `count` tiles that begins with these, filled up with zeros."""
     wide = tiles.new_zeros(*tiles.shape[:2], count, tiles.shape[3])
     kept = min(count, tiles.shape[2])
     wide[:, :, :kept] = tiles[:, :, :kept]
