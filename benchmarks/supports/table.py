@@ -1,0 +1,69 @@
+"""Verdicts on all image-text types of the installed transformers, and on the tested text types.
+
+    python -m benchmarks.supports.table      writes results/supports/types.json anew
+
+Each type's default config is checked as `duotone supports` does, on the meta device; no weights
+are read. Run it when a family, a check or transformers changes.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+import duotone
+from duotone.hf.model.facts import TESTED_FAMILIES, model_facts
+from duotone.hf.verdict import refusal, supports
+from duotone.report.provenance import stamp
+
+SCHEME = "duotone-mixed"
+FILE = Path("results/supports/types.json")
+# Fields where a default config makes no model, or has another shape than published checkpoints.
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
+    "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "lfm2_vl": {"text_config": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
+}
+
+
+def model_types() -> list[str]:
+    """All types of the table, by name."""
+    return sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *TESTED_FAMILIES})
+
+
+def row(model_type: str) -> dict[str, Any]:
+    """Verdict on a type, or the cause why its config makes no model and nothing refuses it."""
+    config = CONFIG_MAPPING[model_type](**AS_PUBLISHED.get(model_type, {}))
+    try:
+        verdict = supports(config, duotone.scheme(SCHEME)).to_dict()
+    except ValueError as error:
+        verdict = _of_config_alone(config, str(error))
+    return {**verdict, "model_type": model_type}
+
+
+def _of_config_alone(config: PreTrainedConfig, cause: str) -> dict[str, Any]:
+    """A row that has the refusal of a config, if there is one, and says that no model was made."""
+    return {"cache": refusal(model_facts, config), "not_made": cause}
+
+
+def main() -> None:
+    """Write all rows with their provenance."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=FILE)
+    out = parser.parse_args().out
+    transformers.utils.logging.set_verbosity_error()
+    rows = [row(name) for name in model_types()]
+    made = {"schema": "duotone.supports/1", **stamp("cpu"), "scheme": SCHEME, "rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The support page lists what the code says of each type."""
+
+import json
+
+import pytest
+import transformers
+
+from benchmarks.supports.table import FILE, model_types, row
+from benchmarks.supports.tables import group, supports_summary, supports_table
+from duotone.hf.model.facts import TESTED_FAMILIES
+
+from paths import REPOSITORY
+
+RESULT = json.loads((REPOSITORY / FILE).read_text(encoding="utf-8"))
+SAME_VERSION = RESULT["versions"]["transformers"] == transformers.__version__
+WORKS = {"cache": None, "graphs": None, "weights": None, "takes_video": True, "tested": ["video"]}
+ROWS = [
+    {"model_type": "none", "cache": None, "not_made": "a rule; got TypeError: no size. Remedy."},
+    {**WORKS, "model_type": "no", "cache": "'no' has a latent. Use its own cache."},
+    {**WORKS, "model_type": "new", "graphs": "a window. Or not.", "tested": []},
+    {**WORKS, "model_type": "known"},
+]
+MADE_UP = {"scheme": "kivi", "versions": {"transformers": "6"}, "rows": ROWS}
+
+
+def test_the_tested_types_of_the_page_are_those_of_the_suite() -> None:
+    """Else: python -m benchmarks.supports.table && duotone report."""
+    tested = {r["model_type"]: tuple(r["tested"]) for r in RESULT["rows"] if r.get("tested")}
+    assert tested == TESTED_FAMILIES
+
+
+def test_rows_come_in_groups_with_their_words() -> None:
+    known, new, no, none = supports_table([MADE_UP]).splitlines()[-4:]
+    assert known == "| `known` | works | works | works | works | video |"
+    assert new == (
+        "| `new` | works untested | refused: a window | works untested | works untested |  |"
+    )
+    assert no.startswith("| `no` | refused: 'no' has a latent |")
+    assert none.startswith("| `none` | not checked: TypeError: no size |")
+    assert supports_table([MADE_UP]).startswith("1 works, 1 works untested, 1 refused, 1 not che")
+    assert supports_summary([MADE_UP]).startswith("Tested: `known`. Untested")
+
+
+def test_a_type_that_no_model_is_made_of_is_refused_by_its_config() -> None:
+    assert group(row("qwen4_exp")) == "refused"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SAME_VERSION, reason="the page is of another transformers")
+def test_the_page_says_what_the_checks_say() -> None:
+    rows = json.loads(json.dumps([row(name) for name in model_types()]))
+    assert rows == RESULT["rows"]
