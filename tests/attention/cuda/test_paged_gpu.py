@@ -1,12 +1,14 @@
 """Records in pages of a pool, on a real GPU: the same results as records in one piece."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
 from torch import Tensor
 
 from duotone.attention.cuda.groups import decode as group_decode
-from duotone.attention.cuda.groups.records import GroupLayout
+from duotone.attention.cuda.groups.records import GroupLayout, GroupRecords
 from duotone.attention.cuda.shared.geometry import Geometry
 from duotone.attention.cuda.shared.launch import run
 from duotone.attention.cuda.spans import decode as span_decode
@@ -58,12 +60,12 @@ def group_case(lengths=ODD, gqa: int = 4, head_dim: int = 128, **kv_heads) -> Ca
 def test_streams_in_pages(case: Case, per_page: int) -> None:
     query, kv = build(case)
     pair = PackedPair(kv[0].key, kv[0].value).laid_out(GroupLayout())
-    form, data, lengths = pair.records.format, pair.records.data, kv[0].lengths
+    form, data = pair.records.format, pair.records.data
     pool, pages = paged(data, [-(-n // form.tokens) for n in case.lengths], per_page)
     whole, out = (torch.full_like(query, torch.nan) for _ in range(2))
-    whole_stream, stream = (group_decode.Stream(form, x, lengths) for x in (data, pool))
+    whole_stream, stream = (replace(kv[0], records=GroupRecords(form, x)) for x in (data, pool))
     run([group_decode.group_task(query, whole_stream)], case.sm_scale, whole)
-    run([group_decode.group_task(query, stream, pages)], case.sm_scale, out)
+    run([group_decode.group_task(query, stream, pages=pages)], case.sm_scale, out)
     assert_near(out, whole)
     assert_near(out, reference(case, query, kv))
 
@@ -96,14 +98,13 @@ def check_spans(case: Case, per_page: int) -> None:
     """Records in pages give what those in one piece do, and the reference."""
     query, kv = build(case)
     pair = PackedPair(kv[0].key, kv[0].value).laid_out(span_layout)
-    records, key, value = pair.records, pair.key, pair.value
+    records, key = pair.records, pair.key
     counts = (-(-key.blocks.sizes // records.format.tokens)).sum(-1).tolist()
     pool, pages = paged(records.data, counts, per_page)
-    params = (key.scale, key.zero_point, value.scale, value.zero_point, key.blocks.offsets)
     whole, out = (torch.full_like(query, torch.nan) for _ in range(2))
-    in_pages = type(records)(records.format, pool, records.first)
-    spans = span_decode.Span(records, *params), span_decode.Span(in_pages, *params)
-    run([span_decode.span_task(query, spans[0], case.tau)], case.sm_scale, whole)
-    run([span_decode.span_task(query, spans[1], case.tau, pages)], case.sm_scale, out)
+    segment = replace(kv[0], key=key, value=pair.value, records=records)
+    in_pages = replace(segment, records=replace(records, data=pool))
+    run([span_decode.span_task(query, segment, case.tau)], case.sm_scale, whole)
+    run([span_decode.span_task(query, in_pages, case.tau, pages)], case.sm_scale, out)
     assert_near(out, whole)
     assert_near(out, reference(case, query, kv))

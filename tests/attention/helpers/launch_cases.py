@@ -40,7 +40,7 @@ def span_launch(caught, tau=None, **shape):
     """(query, segment, launch) of a span of records."""
     shape = {"lengths": LENGTHS, "head_dim": 128, "kv_heads": 2, **shape}
     query, (segment, *_) = records_of(Case(**shape))
-    run([span_decode.segment_task(query, segment, tau)], 0.1, torch.empty_like(query))
+    run([span_decode.span_task(query, segment, tau)], 0.1, torch.empty_like(query))
     (one,) = caught
     return query, segment, one
 
@@ -48,7 +48,6 @@ def span_launch(caught, tau=None, **shape):
 def class_launch(caught, *specs, **shape):
     """(segment, launch) of a span of class records."""
     query, (segment, *_) = records_of(Case((600, 300), *specs, head_dim=128, **shape), class_layout)
-    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-    run([class_decode.class_task(query, span)], 0.1, torch.empty_like(query))
+    run([class_decode.class_task(query, segment)], 0.1, torch.empty_like(query))
     (one,) = caught
     return segment, one

@@ -140,8 +140,7 @@ def test_sums_of_exponentials_are_right(specs) -> None:
     query, kv = build(case)
     (segment,) = laid_out(kv)
     out, lse = torch.empty_like(query), torch.full(query.shape[:2], float("nan"), device="cuda")
-    span = class_decode.ClassSpan(segment.records, segment.value.blocks.offsets)
-    run([class_decode.class_task(query, span)], case.sm_scale, out, lse)
+    run([class_decode.class_task(query, segment)], case.sm_scale, out, lse)
     assert_sums_are_right(case, lse, query, kv[0].states("key"))
 
 

@@ -1,5 +1,6 @@
 """`group_decode` on a real GPU against the reference: axes, widths, signs, shapes, splits."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from cuda_calls import assert_sums_are_right
 from cuda_device import NEEDS_KERNELS
 
-from duotone.attention.cuda.groups.decode import Stream, group_task, warps_of
+from duotone.attention.cuda.groups.decode import group_task, warps_of
 from duotone.attention.cuda.groups.format import GroupFormat, operand_of
 from duotone.attention.cuda.groups.layout import to_group_records
 from duotone.attention.cuda.groups.records import GroupRecords
@@ -70,8 +71,7 @@ def decode(query, kv, sm_scale):
     assert warps_of(records.format, query.shape[1] // records.shape[1])
     out = torch.full(query.shape, float("nan"), device=query.device)
     lse = torch.full(query.shape[:2], float("nan"), device=query.device)
-    stream = Stream(records.format, records.data, segment.lengths)
-    run([group_task(query, stream)], sm_scale, out, lse)
+    run([group_task(query, replace(segment, records=records))], sm_scale, out, lse)
     return out.to(query.dtype), lse
 
 

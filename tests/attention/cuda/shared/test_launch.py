@@ -27,7 +27,7 @@ from cases import CALIBRATED, Case, build
 def test_a_launch_names_its_buffers_and_covers_the_work(caught) -> None:
     query, (segment, *_) = records_of(Case(LENGTHS, head_dim=128, kv_heads=2))
     out, lse = (torch.empty(*query.shape[:2], 3, *tail) for tail in ((128,), ()))
-    launch.run([span_decode.segment_task(query, segment, None)], 0.1, out, lse)
+    launch.run([span_decode.span_task(query, segment, None)], 0.1, out, lse)
     (one,) = caught
     given, records = one.given, segment.records
     assert given.query == query.data_ptr()
@@ -55,8 +55,7 @@ def test_a_launch_over_pages_covers_what_their_table_can_name(caught) -> None:
     data, per_page = segment.records.data, 4
     pool = torch.zeros(99, 2, per_page, data.shape[3], dtype=torch.uint8)
     pages = torch.arange(len(LENGTHS) * 20, dtype=torch.int32).view(len(LENGTHS), 20)
-    span = span_decode.span_of(segment)
-    span = replace(span, records=replace(segment.records, data=pool))
+    span = replace(segment, records=replace(segment.records, data=pool))
     launch.run([span_decode.span_task(query, span, None, pages)], 0.1, torch.empty_like(query))
     (one,) = caught
     assert one.macros["PAGED"] == per_page
@@ -139,24 +138,23 @@ def test_codes_apart_are_read_where_another_layer_keeps_them(parts, caught) -> N
     assert caught[1].macros["ARGUMENTS_BYTES"] == ctypes.sizeof(Call)
 
 
-def stream_of(segment, **changes) -> group_decode.Stream:
-    records = segment.records
-    stream = group_decode.Stream(records.format, records.data, segment.lengths, *records.codes)
-    return replace(stream, **changes)
-
-
 def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
     query, (segment, *_) = build(Case(LENGTHS, **KIVI, head_dim=128, kv_heads=2))
     read = reader(segment, ("key",))
     codes, pages = read.records.key_codes, torch.zeros(2, 3, dtype=torch.int32)
     whole = read.records.data.shape[2] * read.records.format.tiles
-    group_decode.group_task(query, stream_of(read, key_codes=codes[:, :, :whole].contiguous()))
+
+    def task(key_codes: torch.Tensor | None) -> None:
+        records = replace(read.records, key_codes=key_codes)
+        group_decode.group_task(query, replace(read, records=records))
+
+    task(codes[:, :, :whole].contiguous())
     few, strided = codes[:, :, : whole - 1].contiguous(), codes[:, :, :whole]
     for wrong in (None, few, codes[:1], strided, codes.to("meta")):
         with pytest.raises(ValueError, match="key_codes must be contiguous"):
-            group_decode.group_task(query, stream_of(read, key_codes=wrong))
+            task(wrong)
     with pytest.raises(ValueError, match="lie apart"):
-        group_decode.group_task(query, stream_of(read), pages)
+        group_decode.group_task(query, read, pages=pages)
 
 
 @pytest.mark.parametrize("tau", [None, (0.0, 3.0)], ids=["plain", "tau"])
@@ -240,7 +238,7 @@ def test_rows_that_cannot_be_read_four_at_a_time_are_refused(caught) -> None:
     apart = room[1:].view(query.shape).copy_(query)
     for rows, out in ((apart, torch.empty_like(query)), (query, apart)):
         with pytest.raises(ValueError, match="must be aligned to 8 bytes"):
-            launch.run([span_decode.segment_task(rows, segment, None)], 0.1, out)
+            launch.run([span_decode.span_task(rows, segment, None)], 0.1, out)
     assert not caught
 
 

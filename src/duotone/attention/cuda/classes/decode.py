@@ -8,15 +8,12 @@ codes stand higher in their bytes), under the largest product of a span; p as in
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jaxtyping import Int
 from torch import Tensor
 
 from duotone.attention.cuda.classes.format import COLUMN, ClassFormat
-from duotone.attention.cuda.classes.layout import ClassRecords
 from duotone.attention.cuda.shared.geometry import (
     BESIDE_RINGS_KIB,
     MAX_WARPS,
@@ -49,17 +46,6 @@ class Arguments(Call):
         (name, ctypes.c_void_p)
         for name in ("k_top", "v_scale", "v_zero", "v_order", "k_scale", "k_zero", "k_order")
     )
-
-
-@dataclass(frozen=True)
-class ClassSpan:
-    """A packed segment as the kernel takes it.
-
-    tokens: offsets of the spans, [batch, spans + 1] int64.
-    """
-
-    records: ClassRecords
-    tokens: Int[Tensor, "batch edges"]
 
 
 def warps_of(form: ClassFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
@@ -133,13 +119,15 @@ def geometry(
     return in_sub_blocks(at, heads * at.splits, kv_heads, sms, beside_bytes)
 
 
-def class_task(query: Tensor, span: ClassSpan) -> Task:
+def class_task(
+    query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None = None
+) -> Task:
     """The launch over one segment. query: [batch, q_heads, 1, head_dim], contiguous.
 
-    Where V is rotated, so is the output.
+    Where V is rotated, so is the output. tau: for other segments only.
     """
-    records = span.records
-    work = Work.of_records(query, records.format, records.data, span.tokens, records.first)
+    records, tokens = segment.records, segment.value.blocks.offsets
+    work = Work.of_records(query, records.format, records.data, tokens, records.first)
     heads, sms = work.heads * work.blocks, multiprocessors(query.device)
     rings = ring_bytes(query.device)
     at = geometry(records.format, work.group, heads, work.records, sms, rings, work.kv_heads)
@@ -162,8 +150,3 @@ def class_task(query: Tensor, span: ClassSpan) -> Task:
 def macros_of(form: ClassFormat, group: int) -> dict[str, int]:
     """Macros of classes/decode.cu in addition to those of all kernels."""
     return {"TILES": form.tiles, **form.widths, "SLOT_BYTES": slot_of(form, group)}
-
-
-def segment_task(query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None) -> Task:
-    """Task of a packed segment. tau: for other segments only."""
-    return class_task(query, ClassSpan(segment.records, segment.value.blocks.offsets))

@@ -15,6 +15,6 @@ CLASSES = Family(
     holds=lambda segment: isinstance(segment.records, layout.ClassRecords),
     rule=OfRecords(format.format_of, decode.warps_of),
     packs=pack.HONOURS,
-    task=decode.segment_task,
+    task=decode.class_task,
     layout=pack.ClassLayout(),
 )

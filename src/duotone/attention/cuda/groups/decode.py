@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.groups.format import GroupFormat, Operand
+from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.groups.tiles import Tiles
 from duotone.attention.cuda.shared.geometry import (
     MAX_WARPS,
@@ -42,22 +41,6 @@ SOURCE = "groups/decode.cu"
 # is as much as two of them, and warps of a block merge their sums: a head whose stream is short
 # takes least in a single warp, as long as there are other heads beside it.
 MANY_PER_SM = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A packed segment as the kernel takes it.
-
-    data: [batch, kv_heads, records, format.own_nbytes], or a pool of pages (`work.Work`).
-    lengths: [batch] int64, tokens. key_codes, value_codes: those that lie apart, contiguous,
-    [batch, kv_heads, tiles, bytes].
-    """
-
-    format: GroupFormat
-    data: UInt8[Tensor, "batch kv_heads records bytes"]
-    lengths: Int[Tensor, " batch"]
-    key_codes: Tiles | None = None
-    value_codes: Tiles | None = None
 
 
 class Codes(ctypes.Structure):
@@ -101,14 +84,20 @@ def geometry(
     return min((at for at in options if at.splits == 1), key=options.__getitem__)
 
 
-def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Task:
+def group_task(
+    query: Tensor,
+    segment: PackedSegment,
+    tau: tuple[float, float] | None = None,
+    pages: Tensor | None = None,
+) -> Task:
     """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous.
 
+    tau: for other segments only. pages: the records are a pool, see `work.Work`.
     Errors: ValueError for pages of records whose codes lie apart, and for codes that do not fit.
     """
-    form = stream.format
-    arguments = _arguments(stream, pages) if form.is_apart else Call
-    work = Work.of_records(query, form, stream.data, stream.lengths, pages=pages)
+    records, form = segment.records, segment.records.format
+    arguments = _arguments(records, pages) if form.is_apart else Call
+    work = Work.of_records(query, form, records.data, segment.lengths, pages=pages)
     sms, rings = multiprocessors(query.device), ring_bytes(query.device)
     at = geometry(form, work.group, work.heads, work.records, sms, rings)
     macros = macros_of(form, work.group)
@@ -116,17 +105,17 @@ def group_task(query: Tensor, stream: Stream, pages: Tensor | None = None) -> Ta
     return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
 
 
-def _arguments(stream: Stream, pages: Tensor | None) -> Callable[..., Arguments]:
+def _arguments(records: GroupRecords, pages: Tensor | None) -> Callable[..., Arguments]:
     """Makes the structure of a launch whose codes lie apart."""
     if pages is not None:
         raise ValueError(
             "pages hold whole records; got a stream whose codes layers share, which lie apart. "
             "Keep its records in one piece."
         )
-    form = stream.format
-    both = ((form.key, stream.key_codes, "key"), (form.value, stream.value_codes, "value"))
+    form = records.format
+    both = ((form.key, records.key_codes, "key"), (form.value, records.value_codes, "value"))
     codes = {
-        name: _codes(stream, tiles, name, nbytes)
+        name: _codes(records, tiles, name, nbytes)
         for (operand, tiles, name), nbytes in zip(both, form.part_bytes, strict=False)
         if operand.apart
     }
@@ -137,12 +126,12 @@ def _arguments(stream: Stream, pages: Tensor | None) -> Callable[..., Arguments]
     return arguments
 
 
-def _codes(stream: Stream, tiles: Tiles | None, name: str, nbytes: int) -> Codes:
-    batch, heads, records = stream.data.shape[:3]
-    least = (batch, heads, records * stream.format.tiles, nbytes)
+def _codes(records: GroupRecords, tiles: Tiles | None, name: str, nbytes: int) -> Codes:
+    batch, heads, count = records.data.shape[:3]
+    least = (batch, heads, count * records.format.tiles, nbytes)
     shape = None if tiles is None else tuple(tiles.shape)
     fits = tiles is not None and (*shape[:2], shape[3]) == (batch, heads, nbytes)
-    fits = fits and shape[2] >= least[2] and tiles.device == stream.data.device
+    fits = fits and shape[2] >= least[2] and tiles.device == records.data.device
     if not fits or not tiles.is_contiguous():
         raise ValueError(
             f"{name}_codes must be contiguous, {least} or more tiles, where the records are; got "
@@ -165,10 +154,3 @@ def _operand(name: str, form: Operand) -> dict[str, int]:
         f"{name}_SIGNS": int(form.signs),
         f"{name}_SEPARATE": int(form.apart),
     }
-
-
-def segment_task(query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None) -> Task:
-    """Task of a packed segment. tau: for other segments only."""
-    records = segment.records
-    stream = Stream(records.format, records.data, segment.lengths, *records.codes)
-    return group_task(query, stream)

@@ -16,7 +16,7 @@ GROUPS = Family(
     holds=lambda segment: isinstance(segment.records, GroupRecords),
     rule=OfRecords(format.format_of, decode.warps_of, shares=True),
     packs=pack.HONOURS,
-    task=decode.segment_task,
+    task=decode.group_task,
     layout=GroupLayout(),
     again=lambda segment: (None, {"tokens": segment.lengths.data_ptr()}),
 )

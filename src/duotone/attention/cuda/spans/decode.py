@@ -10,7 +10,7 @@ tenth of what their own levels have, at 1 to 4 bits.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -32,7 +32,7 @@ from duotone.attention.cuda.shared.launch import LOG2E
 from duotone.attention.cuda.shared.work import MAX_GROUP, Call, Task, Work
 from duotone.attention.cuda.spans.calibrated import SOURCE as KEEPING_SOURCE
 from duotone.attention.cuda.spans.calibrated import block_bytes, kept_geometry
-from duotone.attention.cuda.spans.layout import RecordFormat, Records
+from duotone.attention.cuda.spans.layout import RecordFormat
 from duotone.cache.segments import PackedSegment
 
 SOURCE = "spans/decode.cu"
@@ -60,22 +60,6 @@ class Arguments(Call):
         *((name, ctypes.c_void_p) for name in ("k_scale", "k_zero", "v_scale", "v_zero", "ranges")),
         *((name, ctypes.c_float) for name in ("tau1", "tau2")),
     )
-
-
-@dataclass(frozen=True)
-class Span:
-    """A packed segment as the kernel takes it.
-
-    scales and zero_points: float16, [batch, kv_heads, blocks, head_dim], contiguous.
-    tokens: offsets of the blocks, [batch, blocks + 1] int64.
-    """
-
-    records: Records
-    key_scale: Tensor
-    key_zero: Tensor
-    value_scale: Tensor
-    value_zero: Tensor
-    tokens: Tensor
 
 
 def warps_of(form: RecordFormat, group: int, ring_bytes: int = RING_BYTES) -> int:
@@ -163,14 +147,21 @@ def records_in_flight(form: RecordFormat) -> int:
 
 
 def span_task(
-    query: Tensor, span: Span, tau: tuple[float, float] | None, pages: Tensor | None = None
+    query: Tensor,
+    segment: PackedSegment,
+    tau: tuple[float, float] | None,
+    pages: Tensor | None = None,
 ) -> Task:
     """The launch over one span.
 
-    query: [batch, q_heads, 1, head_dim], contiguous. tau: calibrates the scores by this span's own
-    range. pages: the records are a pool, see `work.Work`; scales are stored as ever.
+    query: [batch, q_heads, 1, head_dim], contiguous. segment: its scales and zero-points are
+    float16, [batch, kv_heads, blocks, head_dim], contiguous. tau: calibrates the scores of a visual
+    segment by their own range. pages: the records are a pool, see `work.Work`; scales are stored as
+    ever.
     """
-    work = _work(query, span, pages)
+    key, value, form = segment.key, segment.value, segment.records.format
+    tau = tau if segment.visual else None
+    work = _work(query, segment, pages)
     kept = None if tau is None else _kept_geometry(work)
     at = kept or _geometry(work, calibrate=tau is not None)
     parts = work.blocks * at.splits
@@ -179,16 +170,15 @@ def span_task(
 
     def arguments(**call: Any) -> Arguments:
         return Arguments(
-            k_scale=span.key_scale.data_ptr(),
-            k_zero=span.key_zero.data_ptr(),
-            v_scale=span.value_scale.data_ptr(),
-            v_zero=span.value_zero.data_ptr(),
+            k_scale=key.scale.data_ptr(),
+            k_zero=key.zero_point.data_ptr(),
+            v_scale=value.scale.data_ptr(),
+            v_zero=value.zero_point.data_ptr(),
             tau1=tau1 * LOG2E,
             tau2=tau2 * LOG2E,
             **call,
         )
 
-    form = span.records.format
     macros = macros_of(form, tau is not None)
     together = tau is not None and parts > 1
     if tau is None:
@@ -202,9 +192,9 @@ def span_task(
     return replace(task, cooperative=together)
 
 
-def is_resident(query: Tensor, span: Span, pages: Tensor | None = None) -> bool:
+def is_resident(query: Tensor, segment: PackedSegment) -> bool:
     """All parts of a kv head run at once, as calibration over several of them needs."""
-    work = _work(query, span, pages)
+    work = _work(query, segment, None)
     if _kept_geometry(work) is not None:
         return True
     at, form = _geometry(work, calibrate=True), work.format
@@ -232,9 +222,9 @@ def _kept_geometry(work: Work) -> Geometry | None:
     )
 
 
-def _work(query: Tensor, span: Span, pages: Tensor | None) -> Work:
-    records = span.records
-    return Work.of_records(query, records.format, records.data, span.tokens, records.first, pages)
+def _work(query: Tensor, segment: PackedSegment, pages: Tensor | None) -> Work:
+    records, tokens = segment.records, segment.key.blocks.offsets
+    return Work.of_records(query, records.format, records.data, tokens, records.first, pages)
 
 
 def _geometry(work: Work, calibrate: bool) -> Geometry:
@@ -249,15 +239,3 @@ def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
     """Macros of spans/decode.cu in addition to those of all kernels."""
     widths = {"KB": form.key_bits, "VB": form.value_bits}
     return {**widths, "TILES": form.tiles, "TAU": int(calibrate)}
-
-
-def span_of(segment: PackedSegment) -> Span:
-    """A packed segment as the kernel takes it."""
-    key, value = segment.key, segment.value
-    params = (key.scale, key.zero_point, value.scale, value.zero_point)
-    return Span(segment.records, *params, key.blocks.offsets)
-
-
-def segment_task(query: Tensor, segment: PackedSegment, tau: tuple[float, float] | None) -> Task:
-    """Task of a packed segment. tau: calibration of its scores, if it is visual."""
-    return span_task(query, span_of(segment), tau if segment.visual else None)

@@ -12,7 +12,7 @@ from duotone.cache.segments import PackedSegment
 
 
 def _at_call(query: Tensor, segment: PackedSegment, tokens: Tokens) -> None:
-    if tokens.calibrated and not decode.is_resident(query, decode.span_of(segment)):
+    if tokens.calibrated and not decode.is_resident(query, segment):
         raise RefusedError("score calibration needs all parts of a head on the device at once")
 
 
@@ -26,6 +26,6 @@ SPANS = Family(
     rule=OfRecords(layout.format_of, decode.warps_of, calibrates=True),
     at_call=_at_call,
     packs=pack.HONOURS,
-    task=decode.segment_task,
+    task=decode.span_task,
     layout=pack.SpanLayout(),
 )
