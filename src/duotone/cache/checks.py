@@ -75,9 +75,10 @@ def check_levels(name: str, own: Mapping[str, Tensor], spec: CacheSpec, state: L
 
     own: tensors of a layer, by the names of `declared.own_tensors`.
     """
-    if not isinstance(spec.text, KVSpec):
+    movable = state.movable(spec.sink)
+    if not isinstance(spec.text, KVSpec) or not movable.any():
         return
-    take = select(state.movable(spec.sink))
+    take = select(movable)
     spans = single_block(take.lengths)
     for part, norm in (("key", own.get("key_norm")), ("value", None)):
         try:
