@@ -4,18 +4,13 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from cli_runs import error_of, run
 
 from duotone.bench import kernel
-from duotone.cli import app
 
 from fake_clock import FakeClock
 
 SMALL = ("--shape", "1,4,2,160,64", "--scheme", "2 bit", "--impl", "reference")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
 REFUSED = {
@@ -31,17 +26,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_before_any_work(name):
     arguments, message = REFUSED[name]
-    result = run("kernel", *arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
+    assert message in error_of("bench", "kernel", *arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_there_is_one_clear_error():
-    result = run("kernel", "--quick")
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "needs a CUDA device" in " ".join(result.output.split())
+    assert "needs a CUDA device" in error_of("bench", "kernel", "--quick")
 
 
 @pytest.fixture
@@ -55,7 +45,7 @@ def fake(monkeypatch):
 @pytest.mark.usefixtures("fake")
 def test_from_the_command_to_a_file(tmp_path):
     out = tmp_path / "new" / "h200.json"
-    result = run("kernel", *SMALL, "--minutes", "3", "--out", out, "--json")
+    result = run("bench", "kernel", *SMALL, "--minutes", "3", "--out", out, "--json")
     assert result.exit_code == 0, result.output
     made = json.loads(out.read_text())
     assert json.loads(result.stdout) == made
@@ -66,7 +56,7 @@ def test_from_the_command_to_a_file(tmp_path):
 
 @pytest.mark.usefixtures("fake")
 def test_a_table_on_the_terminal():
-    result = run("kernel", *SMALL, "--quick")
+    result = run("bench", "kernel", *SMALL, "--quick")
     assert result.exit_code == 0, result.output
     assert "B 1, heads 4/2, n 160, d 64" in result.stdout
     assert "two matmuls" in result.stdout
@@ -76,6 +66,6 @@ def test_a_table_on_the_terminal():
 @pytest.mark.usefixtures("fake")
 def test_a_wrong_row_makes_the_command_fail(monkeypatch):
     monkeypatch.setattr("duotone.bench.rows.decode_attention", lambda query, *_, **__: query)
-    result = run("kernel", *SMALL, "--quick")
+    result = run("bench", "kernel", *SMALL, "--quick")
     assert result.exit_code == 1
     assert "2 bit (reference): wrong" in " ".join(result.output.split())

@@ -5,16 +5,10 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from typer.testing import CliRunner
+from cli_runs import error_of, run
 
 from duotone.calibrate import Settings
-from duotone.cli import app
 from duotone.cli.calibrate import command
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
 
 SMALL = ("--task", "documents", "-n", "1", "--device", "cpu")
 REFUSED = {
@@ -30,9 +24,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_before_any_work(name, tmp_path):
     arguments, message = REFUSED[name]
-    result = run("calibrate", *arguments, "-o", tmp_path / "mine")
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
+    assert message in error_of("calibrate", *arguments, "-o", tmp_path / "mine")
     assert not list(tmp_path.iterdir())
 
 
@@ -40,9 +32,7 @@ def test_existing_files_and_bad_paths_are_refused_before_the_model_is_loaded(tmp
     monkeypatch.setattr("duotone.loading.load", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "mine.json").write_text("{}")
     for out, message in (("mine", "never overwritten"), ("mine.json/a", "can be written")):
-        result = run("calibrate", *SMALL, "-o", tmp_path / out)
-        assert result.exit_code == 2
-        assert message in " ".join(result.output.split())
+        assert message in error_of("calibrate", *SMALL, "-o", tmp_path / out)
 
 
 def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):

@@ -3,11 +3,10 @@
 import json
 
 import pytest
+from cli_runs import error_of, run
 from PIL import Image
-from typer.testing import CliRunner
 
 import duotone
-from duotone.cli import app
 from duotone.cli.common import scheme_spec
 from duotone.loading import Loaded
 from duotone.tasks import get_task
@@ -15,10 +14,6 @@ from duotone.tune import TuneSettings, make_job
 from tiny_vlm import TinyProcessor, tiny_model
 
 pytest.importorskip("optuna")
-
-
-def tune(*arguments, out):
-    return CliRunner().invoke(app, ["tune", "--out", str(out), *arguments])
 
 
 SMALL = ("documents", "-n", "2", "--heldout", "2", "--batch-size", "2", "--device", "cpu")
@@ -39,17 +34,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_before_any_work(name, tmp_path):
     arguments, message = REFUSED[name]
-    result = tune(*arguments, out=tmp_path / "out")
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
+    assert message in error_of("tune", "--out", tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    result = tune(*SMALL, "-b", "1.3", out=tmp_path)
-    assert result.exit_code == 2
-    assert "with other files in it" in " ".join(result.output.split())
+    refused = error_of("tune", "--out", tmp_path, *SMALL, "-b", "1.3")
+    assert "with other files in it" in refused
 
 
 def test_a_predicted_bound_is_below_what_is_measured(tmp_path):
@@ -70,10 +62,10 @@ def test_a_predicted_bound_is_below_what_is_measured(tmp_path):
 @pytest.mark.slow
 def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     out = tmp_path / "tuned"
-    options = (*SMALL, "-b", "1.3", "--portable")
-    first = tune(*options, "--trials", "3", "--no-scores", "--no-plot", out=out)
+    options = ("tune", "--out", out, *SMALL, "-b", "1.3", "--portable")
+    first = run(*options, "--trials", "3", "--no-scores", "--no-plot")
     assert first.exit_code == 0, first.output
-    second = tune(*options, "--trials", "6", "--json", out=out)
+    second = run(*options, "--trials", "6", "--json")
     assert second.exit_code == 0, second.output
     report = json.loads(second.stdout)
     assert report == json.loads((out / "report.json").read_text())
@@ -85,6 +77,4 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     assert set(report["scores"]["documents"]["schemes"]) >= {"16-bit", "chosen", "duotone @1"}
     assert (out / "front.png").stat().st_size > 10_000
     assert "Published schemes" in (out / "report.md").read_text()
-    refused = tune(*options, "--trials", "9", "--seed", "5", out=out)
-    assert refused.exit_code == 2
-    assert "seed: 0 -> 5" in " ".join(refused.output.split())
+    assert "seed: 0 -> 5" in error_of(*options, "--trials", "9", "--seed", "5")
