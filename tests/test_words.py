@@ -21,10 +21,10 @@ MOST_WORDS = 25
 OPENING = re.compile(r"(What|Whether|Which|Those|That|Of|The same|All of|It|They)\b")
 BEHIND = re.compile(r"\bbehind\b", re.IGNORECASE)
 # Words with a better one: after, before, next to, in flight, loads, passes, receives, scores, fix,
-# saliency, sub-blocks, packed tiles, separate, rotated. Names of Python may be in backticks.
+# saliency, sub-blocks, packed tiles, separate, rotated.
 FORMER = re.compile(
     r"\b(behind|ahead of|beside|afar|under way|ask(s|ed)? for|tells?|told|hears?|heard|judges?"
-    r"|judged|mend(s|ed)?|prominence|teams?|(?<!`)records?|lies? apart|turned)\b",
+    r"|judged|mend(s|ed)?|prominence|teams?|records?|lies? apart|turned)\b",
     re.IGNORECASE,
 )
 PRIVATE = re.compile(
@@ -57,8 +57,8 @@ def behinds(source: str) -> int:
 
 
 def former_words(text: str) -> int:
-    """Words of FORMER in a text, in its names too."""
-    return len(FORMER.findall(text.replace("_", " ")))
+    """Words of FORMER in a text and its names; a page may quote code."""
+    return len(FORMER.findall(re.sub(r"`[^`\n]*`", "", text).replace("_", " ")))
 
 
 def private_references(source: str) -> int:

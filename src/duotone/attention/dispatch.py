@@ -35,7 +35,7 @@ def decode_attention(
         TRITON_INTERPRET=1); "cuda" needs compute capability 8.0, cuda-core, and a segment whose
         codes are in records (`QuantizedCache` on such a device); "auto" takes the first of cuda,
         triton and reference that can run the call.
-    slow: hears what "auto" and "cuda" do not run by the CUDA kernels, and why; None: nobody does.
+    slow: receives what "auto" and "cuda" do not run by the CUDA kernels, and why; or None.
     Returns [batch, q_heads, 1, value_dim] in the dtype of `query`.
     Errors: ValueError for shapes that do not fit and for an implementation that cannot do this.
     """

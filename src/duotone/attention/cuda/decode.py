@@ -20,7 +20,7 @@ from duotone.attention.rotated import SegmentQueries
 from duotone.cache.segments import Segment
 from duotone.quant.rotation import out_of_basis
 
-# q heads per kv head above which streams are launched ahead of spans.
+# q heads per kv head above which streams are launched before spans.
 STREAM_FIRST_ABOVE = 4
 
 
@@ -159,7 +159,7 @@ class RecordsLaunch:
         _attend(*self.call, out, sums)
 
     def turn_back(self, partial: Tensor) -> None:
-        """Nothing: what was rotated is turned back already."""
+        """Nothing: what was rotated is rotated back already."""
 
 
 def _tasks(query: Tensor, read: Sequence[Read], tau: tuple[float, float] | None) -> list[Task]:

@@ -151,8 +151,8 @@ class KeptCall:
         with on_device(query.device):
             made = SegmentQueries(query, rotated_query) if self.turns else None
             for part, own in zip(self.parts, fields, strict=True):
-                turned = query if made is None else made.of(kv[part.number])
-                own["query"] = turned.data_ptr()
+                rotated = query if made is None else made.of(kv[part.number])
+                own["query"] = rotated.data_ptr()
             out = torch.empty_like(query)
             self.launched.again(fields, out)
             return out

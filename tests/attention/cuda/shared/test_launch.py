@@ -153,7 +153,7 @@ def test_codes_apart_that_are_missing_or_too_few_are_refused(caught) -> None:
     for wrong in (None, few, codes[:1], strided, codes.to("meta")):
         with pytest.raises(ValueError, match="key_codes must be contiguous"):
             task(wrong)
-    with pytest.raises(ValueError, match="lie apart"):
+    with pytest.raises(ValueError, match="are separate"):
         group_decode.group_task(query, read, pages=pages)
 
 

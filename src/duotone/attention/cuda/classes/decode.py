@@ -67,7 +67,7 @@ def per_sm(
 ) -> tuple[int, ...]:
     """Into how many blocks `warps` may be cut: their rings and beginnings fit shared memory.
 
-    ring_bytes: what other kernels leave to the rings; what is beside them is counted here.
+    ring_bytes: what other kernels leave to the rings; what else a block takes is counted here.
     """
     shared_bytes = ring_bytes + (BESIDE_RINGS_KIB + 1 << 10)
     rings_bytes = warps * form.stages * slot_of(form, group)
@@ -85,7 +85,7 @@ def slot_of(form: ClassFormat, group: int) -> int:
 
 
 def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
-    """Bytes of shared memory that a block takes beside its rings."""
+    """Bytes of shared memory that a block takes in addition to its rings."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
     # q by channel and as fp16, or by channel and in K's places; V's parameters and channels;

@@ -1,7 +1,7 @@
 """Records of K and V with channels of unequal bits, for `classes/decode.cu`.
 
 K's classes of channels are chosen per block of tokens or per span, V's per span. A record holds
-tiles of 64 tokens; where K has groups, each with all that K needs, so that no tile asks for
+tiles of 64 tokens; where K has groups, each with all that K needs, so that no tile needs
 another's parameters:
 
     | codes of K | codes of V | zero-points of K | scales of K | channels of K |     64 tokens

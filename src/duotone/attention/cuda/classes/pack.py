@@ -80,7 +80,7 @@ class Prepared:
     """All that packing needs but the codes.
 
     key, value: K and V of the taken tokens in their basis, of one type. records: their codes, and
-    what tiles have beside, are not written yet.
+    what else tiles have, are not written yet.
     """
 
     key: States
@@ -179,7 +179,7 @@ def _records(
 
 
 def pack_codes(work: Prepared) -> None:
-    """Write codes, and what tiles have beside them, of records whose levels are known.
+    """Write codes, and what else tiles have, of records whose levels are known.
 
     Nothing here waits for the device; the launch can be captured.
     """
@@ -241,7 +241,7 @@ class Slots:
 
 
 class _Latest:
-    """The slots of the last table; layers ask for one table in turn."""
+    """The slots of the last table; layers use one table in turn."""
 
     def __init__(self) -> None:
         self._slots: Slots | None = None

@@ -1,4 +1,4 @@
-"""Decode attention on 16-bit segments: the sinks, windows and text beside packed ones.
+"""Decode attention on 16-bit segments: the sinks, windows and text next to packed ones.
 
 The plain-torch reference is `attention.reference.attend` on the same segment. K and V are read as
 they are; q and the softmax's weights keep two digits of the 16-bit type, sums are fp32.
@@ -23,8 +23,8 @@ SOURCE = "dense/decode.cu"
 # Warps per block and blocks per SM; smaller blocks where there are many.
 WARPS, PER_SM = 4, 3
 MANY_WARPS, MANY_PER_SM = 2, 6
-# What parts of a head cost there beside `cut`'s times, in us: a launch that merges, since this one,
-# the last of most calls, cannot.
+# What parts of a head cost there in addition to `cut`'s times, in us: a launch that merges, since
+# this one, the last of most calls, cannot.
 MANY_SPLITS_US = 8.0
 KV_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 ITEM_BYTES = 2

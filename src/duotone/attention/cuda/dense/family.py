@@ -1,4 +1,4 @@
-"""The family of 16-bit tokens: sinks, windows and text beside packed tokens."""
+"""The family of 16-bit tokens: sinks, windows and text next to packed tokens."""
 
 from __future__ import annotations
 

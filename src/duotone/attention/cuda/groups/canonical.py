@@ -106,9 +106,9 @@ def _upper_bits(
 ) -> Int[Tensor, "batch heads tiles rows k"]:
     """All bits of the elements' numbers but the lowest."""
     words = codes.contiguous().view(torch.int32)
-    turned = (words >> 1 & 0x7FFFFFFF) | words << 31
+    rotated = (words >> 1 & 0x7FFFFFFF) | words << 31
     order = group_order(*size, form.bits, value)
-    plain = untile_codes(turned.view(torch.uint8), order, form.bits, TILE).long()
+    plain = untile_codes(rotated.view(torch.uint8), order, form.bits, TILE).long()
     tiled = plain.unflatten(2, (-1, TILE))
     return tiled.transpose(-1, -2) if value else tiled
 

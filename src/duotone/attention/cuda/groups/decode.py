@@ -6,7 +6,7 @@ fp16, sums are fp32. Along rows a scale may be any fp16 number; along k it must 
 2^(15 - bits), a range of 16,384 or more (`groups.layout.scales_fit`).
 
 Warps draw records from a counter, here as in all kernels with a ring, so that outputs differ from
-call to call by the order of fp32 sums. Where torch is told to be deterministic they take them in
+call to call by the order of fp32 sums. Where torch is set to be deterministic they take them in
 turn (IN_TURN in ring.cuh).
 """
 
@@ -39,7 +39,7 @@ from duotone.cache.segments import PackedSegment
 SOURCE = "groups/decode.cu"
 # Blocks per multiprocessor where heads take all places of four. What a warp does around its records
 # is as much as two of them, and warps of a block merge their sums: a head whose stream is short
-# takes least in a single warp, as long as there are other heads beside it.
+# takes least in a single warp, as long as there are other heads next to it.
 MANY_PER_SM = (1, 2, 4, 8, 16)
 
 
@@ -50,7 +50,7 @@ class Codes(ctypes.Structure):
 
 
 class Arguments(Call):
-    """`Arguments` of groups/separate.cuh, where codes lie apart."""
+    """`Arguments` of groups/separate.cuh, where codes are separate."""
 
     _fields_ = (("key", Codes), ("value", Codes))
 
@@ -93,7 +93,7 @@ def group_task(
     """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous.
 
     tau: for other segments only. pages: the records are a pool, see `work.Work`.
-    Errors: ValueError for pages of records whose codes lie apart, and for codes that do not fit.
+    Errors: ValueError for pages of records whose codes are separate, and for codes that do not fit.
     """
     records, form = segment.records, segment.records.format
     arguments = _arguments(records, pages) if form.is_apart else Call
@@ -106,10 +106,10 @@ def group_task(
 
 
 def _arguments(records: GroupRecords, pages: Tensor | None) -> Callable[..., Arguments]:
-    """Makes the structure of a launch whose codes lie apart."""
+    """Makes the structure of a launch whose codes are separate."""
     if pages is not None:
         raise ValueError(
-            "pages hold whole records; got a stream whose codes layers share, which lie apart. "
+            "pages hold whole records; got a stream whose codes layers share, which are separate. "
             "Keep its records in one piece."
         )
     form = records.format

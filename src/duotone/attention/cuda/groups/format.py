@@ -15,7 +15,7 @@ HONOURS = Honours.of("group records", {"bits", "along", "group", "mapping", "tra
 TILE = 32
 RECORD_BYTES = 3072
 MAX_CHANNELS = 256
-# Codes that lie apart are filled up to so many tiles: whole records of any format.
+# Separate codes are filled up to so many tiles: whole records of any format.
 APART_TILES = 4
 
 
@@ -65,7 +65,7 @@ class GroupFormat(Tiled):
 
     @property
     def own_part_bytes(self) -> list[int]:
-        """As `part_bytes`, with 0 for codes that lie apart."""
+        """As `part_bytes`, with 0 for separate codes."""
         apart = (self.key.apart, self.value.apart, False, False)
         return [0 if a else n for a, n in zip(apart, self.part_bytes, strict=True)]
 
@@ -76,7 +76,7 @@ class GroupFormat(Tiled):
 
     @property
     def own_nbytes(self) -> int:
-        """Bytes of a record without the codes that lie apart; `nbytes` counts them."""
+        """Bytes of a record without separate codes; `nbytes` counts them."""
         return self.tiles * self.own_tile_bytes
 
 

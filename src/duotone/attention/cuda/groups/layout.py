@@ -5,7 +5,7 @@ one more tile:
 
     | codes of K | codes of V | scales of K | scales of V |       32 tokens
 
-Codes that layers share are not there (`Operand.apart`): they lie in a buffer of their own, tile by
+Codes that layers share are not there (`Operand.apart`): they are in a buffer of their own, tile by
 tile in the same order, so that each layer's records have its own scales alone.
 
 K and V are matrices of rows by k, of which k is summed over: K is tokens by channels, V channels
@@ -98,7 +98,7 @@ def to_group_records(
     """Records, [batch, kv_heads, records, form.own_nbytes].
 
     One run of tokens per sequence: a stream. Tokens past its end have code, scale and zero 0.
-    Scales must fit (`scales_fit`). Codes that lie apart are `apart_codes`.
+    Scales must fit (`scales_fit`). Separate codes are `apart_codes`.
     """
     tokens = -(-key.tokens // form.tokens) * form.tokens
     operands = ((key, form.key, False), (value, form.value, True))
@@ -231,7 +231,7 @@ def _numbers(
 def _with_signs(
     x: PackedTensor, scale: Tensor, form: Operand, tokens: int, channels: int, value: bool
 ) -> Tensor:
-    """Scales whose sign bit says "signs", beside words of lowest bits or of zero-points."""
+    """Scales whose sign bit says "signs", next to words of lowest bits or zero-points."""
     modes = _modes(x, form, tokens, channels, value)
     flagged = torch.where(modes, -2 * scale, scale)  # -0.0 keeps the flag of an empty group
     words = _low_bits(_numbers(x, form, tokens, channels, value) & 1, form.bits)

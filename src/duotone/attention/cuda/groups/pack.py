@@ -40,7 +40,7 @@ HONOURS = Honours.of(
 )
 SOURCE = "groups/pack.cu"
 WARPS = 4
-# What warps that share groups tell each other.
+# What warps that share groups pass each other.
 STATIC_SHARED_BYTES = 8192
 MAPPINGS = {"asymmetric": 0, "symmetric": 1, "hybrid": 2}
 SYMMETRIC_HYBRID = 3
@@ -86,7 +86,7 @@ def group_pack(
     token is; a multiple of 32 and of the groups along tokens. tiles: int64, whole groups; what is
     after them is neither read nor written. where: int64, counted from the start of a head's
     records. key_norm: keys are divided by it and rounded to their type before anything else.
-    codes: where those of K and V go that lie apart, [batch, kv_heads, tiles, bytes], as many tiles
+    codes: where separate codes of K and V go, [batch, kv_heads, tiles, bytes], as many tiles
     as `data` or more; None: nowhere, another layer keeps them.
     overflow: int32; gets SCALE_TOO_LARGE where a scale or zero-point does not fit the decode
     kernel, NO_ROOM where tiles lie outside `data` (those are not written; without `overflow` the

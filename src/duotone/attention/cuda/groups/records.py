@@ -36,7 +36,7 @@ class GroupRecords:
     """K and V of a stream with all their parameters.
 
     data: [batch, kv_heads, records, format.own_nbytes]; token t of a sequence is in tile t / 32.
-    key_codes, value_codes: those that lie apart, [batch, kv_heads, tiles, bytes], in a multiple of
+    key_codes, value_codes: separate ones, [batch, kv_heads, tiles, bytes], in a multiple of
         `APART_TILES`; None where `data` has them, and where another layer keeps them (`with_codes`
         brings them in).
     """
@@ -48,7 +48,7 @@ class GroupRecords:
 
     @classmethod
     def of(cls, key: PackedTensor, value: PackedTensor, form: GroupFormat) -> GroupRecords:
-        """The records of a stream; codes that lie apart and that key or value lack are left out."""
+        """The records of a stream; separate codes that key or value lack are left out."""
         return cls(
             form,
             to_group_records(key, value, form),
@@ -185,7 +185,7 @@ class GroupLayout:
     """Lays streams out in group records.
 
     lends: of "key" and "value", those whose codes other layers read. borrows: those whose codes
-    another layer keeps. The codes of both lie apart; borrowed ones are not stored.
+    another layer keeps. The codes of both are separate; borrowed ones are not stored.
     """
 
     lends: frozenset[str] = frozenset()
@@ -252,7 +252,7 @@ class GroupLayout:
     def _zeros(
         self, form: GroupFormat, shape: tuple[int, int], tokens: int, device: torch.device
     ) -> GroupRecords:
-        """Records for `tokens` tokens of each sequence, and the codes that are lent beside them."""
+        """Records for `tokens` tokens of each sequence, and the codes that are lent with them."""
         bytes_like = torch.empty(0, dtype=torch.uint8, device=device)
         tiles = -(-tokens // TILE)
         apart = -(-tiles // APART_TILES) * APART_TILES

@@ -151,7 +151,7 @@ def _search(x: States, spec: TensorSpec, classes: Classes, found: SortedLevels) 
 
 
 def _workspace(x: States, spec: TensorSpec, rows: int, splits: int) -> dict[str, Tensor]:
-    """Buffers between the launches, all small beside x."""
+    """Buffers between the launches, all small next to x."""
     channels = x.shape[3]
     sizes = {"moments": (rows, splits, 2, channels), "power": (rows, splits, channels)}
     if spec.energy:

@@ -48,5 +48,5 @@ def alignment(x: Tensor) -> int:
 
 
 def dense(x: Tensor) -> Dense:
-    """Dense K or V as the kernel is told of it: strides in bytes."""
+    """Dense K or V as the kernel receives it: strides in bytes."""
     return Dense(x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:3]))

@@ -138,7 +138,7 @@ def is_long(records: int, sms: int) -> bool:
 
 
 def records_in_flight(form: RecordFormat) -> int:
-    """Records that a warp has asked for.
+    """Records that a warp has loads in flight for.
 
     1 bit takes more time for instructions than for bytes: a second one gains nothing, and makes the
     first one come later. With 2 bits and more it is bytes that count.
@@ -199,7 +199,7 @@ def is_resident(query: Tensor, segment: PackedSegment) -> bool:
         return True
     at, form = _geometry(work, calibrate=True), work.format
     parts = work.blocks * at.splits
-    # What a block takes beside its rings: q as integers, V's scales, barriers, what CUDA keeps.
+    # Next to its rings a block takes q as integers, V's scales, barriers, what CUDA keeps.
     beside_bytes = 4 * form.channels * (4 * -(-work.group // 4) + 2) + 3072
     each_bytes = at.warps * form.stages * form.nbytes + beside_bytes
     per_sm = min(at.per_sm, (shared_bytes(query.device) + 1024) // each_bytes)

@@ -266,7 +266,7 @@ def _total(pair: PackedPair) -> Float[Tensor, ""]:
 
 
 class _Places:
-    """Starts of the records of a table of blocks; layers ask for one table in turn."""
+    """Starts of the records of a table of blocks; layers use one table in turn."""
 
     def __init__(self) -> None:
         self._of: tuple[BlockTable, RecordFormat] | None = None
