@@ -1,6 +1,6 @@
 """Several segments by CUDA kernels on a real GPU: spans, streams and 16-bit windows in one call."""
 
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 
 import pytest
 import torch
@@ -292,8 +292,9 @@ def test_windows_are_read_by_the_kernel(macros) -> None:
 @pytest.mark.parametrize(("tokens", "stages"), [(16, 2), (16, 3), (32, 2), (32, 3)])
 @pytest.mark.parametrize("warps", [1, 2, 4])
 def test_geometries_change_no_result(warps, tokens, stages, monkeypatch) -> None:
-    form = dense_decode.DenseFormat(128, tokens, stages)
-    monkeypatch.setattr(dense_decode, "DenseFormat", lambda head_dim: form)
+    fields = [("tokens", int, tokens), ("stages", int, stages)]
+    form = make_dataclass("Form", fields, bases=(dense_decode.DenseFormat,), frozen=True)
+    monkeypatch.setattr(dense_decode, "DenseFormat", form)
     monkeypatch.setattr(dense_decode, "geometry", lambda *a: Geometry(warps, 1, 2))
     case = Case(FIVE, dense=SHORT, kv_heads=2, head_dim=128, dtype=BF16)
     query, kv = build(case)
