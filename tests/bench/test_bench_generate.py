@@ -63,10 +63,8 @@ def test_rows_are_measured_and_written(tmp_path: Path) -> None:
     assert result["rows"][2]["cache_bytes_16_bit"] == plain
 
 
-def test_the_table_of_its_own_names_no_packages_that_are_missing() -> None:
-    result = measured(*TINY, *rows("quanto@4", "StaticCache, compiled"))
-    library, static = result["rows"]
-    assert "reason" in library or library["ms_per_token"] > 0
+def test_a_static_cache_on_a_cpu_is_said_not_to_be_compiled() -> None:
+    (static,) = measured(*TINY, *rows("StaticCache, compiled"))["rows"]
     assert static["notes"] == ["not compiled: generate compiles on a GPU"]
 
 
@@ -126,12 +124,11 @@ def test_rows_that_fail_say_so_and_others_stay(
     def broken(row: Row) -> dict:
         return {"cache_implementation": "quantized", "cache_config": {"backend": "nobody's"}}
 
-    monkeypatch.setattr(Row, "missing", None)
     monkeypatch.setattr(
-        Row, "settings", lambda row: broken(row) if row.base.startswith("hqq") else {}
+        Row, "settings", lambda row: broken(row) if row.base == generate_rows.NO_CUDNN else {}
     )
     out = tmp_path / "b1.json"
-    done = run(*TINY, *rows("hqq@4", "plain"), "--out", out)
+    done = run(*TINY, *rows(generate_rows.NO_CUDNN, "plain"), "--out", out)
     assert done.exit_code == 1
     failed, plain = json.loads(out.read_text())["rows"]
     assert failed["failed"]
@@ -212,19 +209,6 @@ def test_a_static_row_leaves_nothing_compiled_in_the_model() -> None:
     with Row.parse(generate_rows.STATIC).block(model):
         pass
     assert vars(model) == {"other": 3}
-
-
-def test_rows_of_libraries_say_how_they_call_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate_rows, "find_spec", lambda name: None)
-    row = Row.parse("hqq@2")
-    assert row.missing == "needs the package 'hqq', which is not installed"
-    assert row.settings()["cache_config"]["nbits"] == 2
-    assert Row.parse(generate_rows.STATIC).settings() == {"cache_implementation": "static"}
-
-
-def test_bytes_of_libraries_tensors_are_counted() -> None:
-    held = (torch.ones(3), None, {"codes": torch.ones(2, dtype=torch.int8)})
-    assert generate_rows.kept_bytes(held) == 14
 
 
 def test_a_summary_takes_medians_of_warm_calls() -> None:

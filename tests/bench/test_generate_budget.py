@@ -141,13 +141,6 @@ def test_bad_input_is_refused_before_any_work(name: str, monkeypatch: pytest.Mon
     assert message in error_of(*TINY, "--budget", "4MB", *more)
 
 
-def test_caches_that_cannot_be_copied_are_named(
-    bench: BudgetBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Row, "missing", None)
-    assert "cannot be copied" in bench.row(Row.parse("hqq@2"), 10 * ONE)["reason"]
-
-
 @pytest.mark.parametrize("name", [PLAIN, STATIC, "duotone@1", "duotone-mixed@2"])
 def test_copies_go_on_as_the_sequence_does(
     double: type[ReplayDouble], model: Any, name: str

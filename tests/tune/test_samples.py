@@ -31,8 +31,8 @@ def test_embedded_tasks_use_their_own_splits():
              for part, t in (("search", parts.search), ("heldout", parts.heldout))}  # fmt: skip
     assert names["search"] == [TASKS["documents"].example(i, "calibration").name for i in range(3)]
     assert names["heldout"] == [TASKS["documents"].example(i, "heldout").name for i in range(5)]
-    assert parts.evidence.search_split == "calibration"
-    assert parts.evidence.search_digest != parts.evidence.heldout_digest
+    assert parts.evidence["search_split"] == "calibration"
+    assert parts.evidence["search_digest"] != parts.evidence["heldout_digest"]
 
 
 def test_rows_of_a_file_that_share_a_picture_are_not_held_out(pictures):

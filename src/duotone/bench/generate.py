@@ -113,8 +113,6 @@ class Bench:
 
         measure: takes a row whose spec and weights are there; by default, `calls` of one prompt.
         """
-        if row.missing is not None:
-            return {"row": row.name, "failed": False, "reason": row.missing}
         try:
             if row.recipe is not None and self.weights == BITS_16:
                 self.subject.quantize(row.recipe)

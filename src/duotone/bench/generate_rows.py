@@ -5,11 +5,9 @@ A name is a cache's, with what changes it after commas: `duotone@1, no graphs, r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -21,16 +19,12 @@ from duotone.weights import RECIPES
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
 # A spec as `duotone calibrate` makes it at one bit, with random bases for the model at hand.
 CALIBRATED = "calibrated@1"
-# transformers' own quantized caches: BACKEND@BITS, by the package that each needs.
-LIBRARY = re.compile(r"(quanto|hqq)@(\d)")
-PACKAGES = {"quanto": "optimum", "hqq": "hqq"}
 STEP_BY_STEP = "no graphs"
 RECIPE = "rtn-w4a8"
 _OF_BOTH = ("duotone-mixed@2", "kivi@2")
 _VISUAL, _TEXT = ("duotone@1", "calibquant@1", *_OF_BOTH), ("kivi@2", "duotone-stream@2")
 # What a compiled call leaves in a model; 5.17 keeps its static cache there, too.
 _COMPILED = ("_compiled_call", "_last_compile_config", "_cache")
-_TENSORS = ("keys", "values", "_quantized_keys", "_quantized_values")
 
 
 @dataclass(frozen=True)
@@ -56,29 +50,15 @@ class Row:
             base, recipe = head, last
         if base.endswith(f", {STEP_BY_STEP}"):
             base, graphs = base.removesuffix(f", {STEP_BY_STEP}"), False
-        is_ours = base not in (PLAIN, NO_CUDNN, STATIC) and not LIBRARY.fullmatch(base)
+        is_ours = base not in (PLAIN, NO_CUDNN, STATIC)
         if not (is_ours or graphs):
             raise ValueError(f"{STEP_BY_STEP!r} goes with a scheme; got --row {name!r}")
         known = is_ours and base != CALIBRATED
         return cls(name, base, _spec(base, name) if known else None, graphs, recipe)
 
-    @property
-    def missing(self) -> str | None:
-        """Package that the row needs and that is not installed, in words, or None."""
-        found = LIBRARY.fullmatch(self.base)
-        if found is None or find_spec(PACKAGES[found[1]]) is not None:
-            return None
-        return f"needs the package {PACKAGES[found[1]]!r}, which is not installed"
-
     def settings(self) -> dict[str, Any]:
         """Arguments of `generate` that make the row."""
-        if self.base == STATIC:
-            return {"cache_implementation": "static"}
-        if found := LIBRARY.fullmatch(self.base):
-            axis = {"axis_key": 1, "axis_value": 1} if found[1] == "hqq" else {}
-            config = {"backend": found[1], "nbits": int(found[2]), "q_group_size": 64, **axis}
-            return {"cache_implementation": "quantized", "cache_config": config}
-        return {}
+        return {"cache_implementation": "static"} if self.base == STATIC else {}
 
     def enabled(
         self, model: Any, visual_mask: torch.Tensor | None = None
@@ -131,7 +111,7 @@ def default_rows(takes_images: bool) -> list[str]:
     first, *others = _VISUAL if takes_images else _TEXT
     ours = [*rows_of_spec(first), *others]
     coded = [f"{name}, {RECIPE}" for name in (PLAIN, first)]
-    return [PLAIN, NO_CUDNN, STATIC, "quanto@4", "hqq@4", *ours, *coded]
+    return [PLAIN, NO_CUDNN, STATIC, *ours, *coded]
 
 
 def budget_rows(takes_images: bool) -> list[str]:
@@ -140,21 +120,9 @@ def budget_rows(takes_images: bool) -> list[str]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of one of transformers' caches: dense tensors, and codes with their parameters."""
-    return sum(
-        kept_bytes(getattr(layer, name, None)) for layer in cache.layers for name in _TENSORS
-    )
-
-
-def kept_bytes(held: Any) -> int:
-    """Bytes of a tensor, of a wrapper subclass's inner tensors, or of a collection's tensors."""
-    if isinstance(held, dict):
-        held = tuple(held.values())
-    if isinstance(held, tuple):
-        return sum(map(kept_bytes, held))
-    if hasattr(held, "__tensor_flatten__"):
-        return sum(kept_bytes(getattr(held, name)) for name in held.__tensor_flatten__()[0])
-    return held.nbytes if isinstance(held, torch.Tensor) else 0
+    """Bytes of K and V in one of transformers' caches."""
+    held = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    return sum(x.nbytes for x in held if x is not None)
 
 
 def _spec(base: str, name: str) -> CacheSpec:
@@ -163,8 +131,8 @@ def _spec(base: str, name: str) -> CacheSpec:
     scheme, at, bits = base.partition("@")
     if (at and not bits.isdecimal()) or "," in base:
         raise ValueError(
-            f"--row must be {PLAIN!r}, {NO_CUDNN!r}, {STATIC!r}, quanto@BITS, hqq@BITS, "
-            f"{CALIBRATED}, a scheme as NAME@BITS, or a spec's .json file, with "
+            f"--row must be {PLAIN!r}, {NO_CUDNN!r}, {STATIC!r}, {CALIBRATED}, "
+            f"a scheme as NAME@BITS, or a spec's .json file, with "
             f"', {STEP_BY_STEP}' and ', RECIPE' after it or not; got {name!r}. RECIPE is of "
             f"duotone quantize, e.g. {RECIPE}."
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 import duotone
 from duotone.bench.budget import begin_peak, end_peak
 from duotone.bench.generate import Inputs
-from duotone.bench.generate_rows import LIBRARY, STATIC, Row, cache_bytes
+from duotone.bench.generate_rows import STATIC, Row, cache_bytes
 from duotone.bench.generate_watch import Watch
 from duotone.hf.graphs import rules
 from duotone.hf.graphs.decode_call import reason_against_replays
@@ -59,12 +59,7 @@ class Steps:
 
 
 def read(model: Any, row: Row, prompt: tuple[Inputs, Tensor | None]) -> Read:
-    """Let the model read one sequence into the cache of a row.
-
-    Errors: ValueError for a cache that cannot be copied.
-    """
-    if LIBRARY.fullmatch(row.base):
-        raise ValueError("transformers' quantized caches cannot be copied to a batch")
+    """Let the model read one sequence into the cache of a row."""
     inputs, mask = prompt
     given = {}
     if row.spec is not None:

@@ -31,8 +31,8 @@ def command(
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help='A row; repeatable: plain, "plain, cuDNN off", "StaticCache, compiled", quanto@4, '
-            'hqq@4, or SCHEME@BITS or a spec\'s .json file, with ", no graphs" after it or not; '
+            help='A row; repeatable: plain, "plain, cuDNN off", "StaticCache, compiled", '
+            'or SCHEME@BITS or a spec\'s .json file, with ", no graphs" after it or not; '
             'each with ", RECIPE" after it on quantized weights, e.g. "duotone@1, rtn-w4a8". '
             "calibrated@1: as duotone calibrate makes it, with random bases.",
             show_default="the whole table",

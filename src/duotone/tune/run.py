@@ -112,7 +112,7 @@ class Job:
             "model": describe(self.loaded.model, self.loaded.name),
             "device": device_name(self.loaded.model.device),
             "space": self.space.digest,
-            "tasks": [part.evidence.to_dict() for part in self.parts],
+            "tasks": [part.evidence for part in self.parts],
         }
 
     @property

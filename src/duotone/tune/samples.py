@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from duotone.tasks import Example, Task
 
@@ -31,33 +32,15 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Evidence that the two parts of one task are disjoint. digests: of the samples' keys."""
-
-    task: str
-    data: str
-    key: str
-    search_split: str
-    search_samples: int
-    search_rows: tuple[int, int]
-    search_digest: str
-    heldout_split: str
-    heldout_samples: int
-    heldout_rows: tuple[int, int]
-    heldout_digest: str
-
-    def to_dict(self) -> dict:
-        """JSON-safe fields."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class Parts:
-    """A task's two disjoint parts, each a task of its own."""
+    """A task's two disjoint parts, each a task of its own.
+
+    evidence: that they are disjoint, JSON-safe; digests are of the samples' keys.
+    """
 
     search: Task
     heldout: Task
-    evidence: Evidence
+    evidence: dict[str, Any]
 
 
 def content_key(example: Example) -> str:
@@ -97,19 +80,14 @@ def split_task(task: Task, search: int, heldout: int) -> Parts:
         raise ValueError(
             f"held-out samples of {task.name!r} must be new to the search; {len(common)} are not"
         )
-    evidence = Evidence(
-        task.name,
-        task.fingerprint,
-        rule,
-        splits[0],
-        search,
-        (first[0], first[-1]),
-        _digest(keys[0]),
-        splits[1],
-        heldout,
-        (second[0], second[-1]),
-        _digest(keys[1]),
-    )
+    evidence: dict[str, Any] = {"task": task.name, "data": task.fingerprint, "key": rule}
+    for i, (part, rows) in enumerate((("search", first), ("heldout", second))):
+        evidence |= {
+            f"{part}_split": splits[i],
+            f"{part}_samples": len(rows),
+            f"{part}_rows": (rows[0], rows[-1]),
+            f"{part}_digest": _digest(keys[i]),
+        }
     return Parts(_part(task, splits[0], first), _part(task, splits[1], second), evidence)
 
 
