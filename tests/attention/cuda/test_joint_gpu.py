@@ -34,20 +34,12 @@ INNER = {
 }
 TAU = (0.0, 3.0)
 CASES = [
-    *(
-        Case(ODD, dense=WINDOWS, kv_heads=2, head_dim=128, gqa=gqa, dtype=BF16)
-        for gqa in (1, 4, 6, 7, 16)
-    ),
-    *(
-        Case(ODD, dense=WINDOWS, head_dim=d, dtype=dtype, dense_dtype=kind)
-        for d, dtype, kind in (
-            (64, FP16, FP16),
-            (80, BF16, BF16),
-            (96, FP32, BF16),
-            (128, FP32, FP16),
-            (256, BF16, FP16),
-        )
-    ),
+    *(Case(ODD, dense=WINDOWS, kv_heads=2, head_dim=128, gqa=gqa, dtype=BF16)
+      for gqa in (1, 4, 6, 7, 16)),
+    *(Case(ODD, dense=WINDOWS, head_dim=d, dtype=dtype, dense_dtype=kind)
+      for d, dtype, kind in (
+          (64, FP16, FP16), (80, BF16, BF16), (96, FP32, BF16), (128, FP32, FP16),
+          (256, BF16, FP16))),
     Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, spans=3),
     Case((100,), dense=(20_000,), head_dim=128, dtype=BF16),
@@ -57,19 +49,15 @@ CASES = [
     Case(ODD, **KIVI, dense=WINDOWS, head_dim=128, dtype=BF16, key_norm=True),
     Case(ODD, **INNER, dense=WINDOWS, head_dim=128, dtype=FP16, gqa=7),
     # Windows of one token, of few and of many; splits; more units than places.
-    *(
-        Case(FIVE, dense=SHORT, kv_heads=2, head_dim=128, gqa=gqa, dtype=BF16)
-        for gqa in (1, 4, 6, 7, 16)
-    ),
-    *(
-        Case(FIVE, dense=SHORT, head_dim=d, gqa=gqa, dtype=dtype)
-        for d, gqa, dtype in ((64, 7, FP16), (80, 6, FP32), (96, 1, FP16), (256, 7, FP32))
-    ),
+    *(Case(FIVE, dense=SHORT, kv_heads=2, head_dim=128, gqa=gqa, dtype=BF16)
+      for gqa in (1, 4, 6, 7, 16)),
+    *(Case(FIVE, dense=SHORT, head_dim=d, gqa=gqa, dtype=dtype)
+      for d, gqa, dtype in ((64, 7, FP16), (80, 6, FP32), (96, 1, FP16), (256, 7, FP32))),
     Case((3, 100), dense=(20_000, 77), head_dim=80, dtype=FP16),
     Case((300,) * 60, dense=(129, 160, 144) * 20, kv_heads=8, head_dim=128, gqa=6, dtype=BF16),
     # What the dense kernel lacks is Triton's.
     Case(ODD, dense=WINDOWS, head_dim=128, dtype=BF16, dense_dtype=FP32),
-]
+]  # fmt: skip
 
 
 def laid_out(kv):

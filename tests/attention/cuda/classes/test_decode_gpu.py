@@ -56,32 +56,21 @@ PLAIN_TILES = {"key": TensorSpec(2, group=128), "value": UNITS[1]}
 ROTATED = {name: x.replace(transform="hadamard") for name, x in SPAN.items()}
 THREE = {"key": PRESET_KEY, "value": CLASSES_VALUE}
 CASES = [
-    *(
-        Case(ODD, **specs, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16)
-        for specs in (ONE, TWO)
-        for gqa in (1, 4, 6, 7)
-    ),
+    *(Case(ODD, **specs, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16) for specs in (ONE, TWO)
+      for gqa in (1, 4, 6, 7)),
     *(Case(ODD, **ONE, gqa=gqa, head_dim=128, dtype=FP16) for gqa in (3, 8, 12)),
-    *(
-        Case(ODD, **specs, head_dim=64, dtype=dtype)
-        for specs in (ONE, TWO, THREE)
-        for dtype in (FP16, FP32)
-    ),
+    *(Case(ODD, **specs, head_dim=64, dtype=dtype) for specs in (ONE, TWO, THREE)
+      for dtype in (FP16, FP32)),
     *(Case(ODD, **specs, head_dim=128, dtype=FP32) for specs in (ONE, TWO)),
     *(Case(ODD, **specs, head_dim=d, dtype=FP16) for specs in (ONE, TWO) for d in (80, 256)),
     Case(ODD, **TUNED, kv_heads=2, head_dim=128, dtype=BF16),
     # K by span.
-    *(
-        Case(ODD, **SPAN, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16)
-        for gqa in (1, 4, 6, 7, 12, 16)
-    ),
+    *(Case(ODD, **SPAN, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16)
+      for gqa in (1, 4, 6, 7, 12, 16)),
     *(Case(ODD, **specs, head_dim=64, dtype=FP16) for specs in (SPAN, HALVES, PRESET_SPAN)),
     *(Case(ODD, **HALVES, gqa=gqa, head_dim=64, dtype=BF16) for gqa in (1, 6, 7, 16)),
-    *(
-        Case(ODD, **specs, gqa=7, head_dim=d, dtype=FP16)
-        for specs in (SPAN, HALVES)
-        for d in (80, 96)
-    ),
+    *(Case(ODD, **specs, gqa=7, head_dim=d, dtype=FP16) for specs in (SPAN, HALVES)
+      for d in (80, 96)),
     *(Case(ODD, **specs, head_dim=256, dtype=FP16) for specs in (SPAN, HALVES)),
     *(Case(ODD, **FEW, gqa=gqa, head_dim=d, dtype=FP16) for gqa in (1, 7, 16) for d in (64, 128)),
     Case(ODD, **HALVES, gqa=6, head_dim=256, dtype=BF16),
@@ -116,7 +105,7 @@ CASES = [
     Case((70_000, 3), **ONE, head_dim=128, dtype=BF16),
     # K of a hundred and of a hundredth.
     *(Case((700,), **ONE, head_dim=128, dtype=FP16, spread=spread) for spread in (100.0, 0.01)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("poison")

@@ -35,10 +35,8 @@ def inner(bits: int, mapping: str = "asymmetric") -> dict[str, TensorSpec]:
 
 CASES = [
     *(Case(ODD, **kivi(bits), kv_heads=2, head_dim=128, dtype=BF16) for bits in (1, 2, 4)),
-    *(
-        Case(ODD, **inner(bits, mapping), kv_heads=2, head_dim=128, dtype=BF16)
-        for bits, mapping in product((1, 2, 4), ("asymmetric", "symmetric", "hybrid"))
-    ),
+    *(Case(ODD, **inner(bits, mapping), kv_heads=2, head_dim=128, dtype=BF16)
+      for bits, mapping in product((1, 2, 4), ("asymmetric", "symmetric", "hybrid"))),
     *(Case(ODD, **kivi(2), gqa=gqa, head_dim=128, dtype=FP16) for gqa in (1, 6, 7, 8, 16)),
     *(Case(ODD, **kivi(1), gqa=gqa, head_dim=d, dtype=FP16) for gqa, d in ((12, 96), (16, 256))),
     *(Case(ODD, **kivi(2), head_dim=d, dtype=FP16) for d in (64, 96, 256)),
@@ -49,12 +47,9 @@ CASES = [
     Case((20_000,), **kivi(2), head_dim=128, dtype=BF16),
     Case((100,) * 40, **inner(2, "hybrid"), kv_heads=8, head_dim=128, dtype=BF16),
     # More units than places.
-    *(
-        Case((100, 1, 32, 300, 33) * 20, **specs, gqa=gqa, kv_heads=8, head_dim=128, dtype=BF16)
-        for specs in (kivi(2), inner(2, "hybrid"))
-        for gqa in (1, 4, 6)
-    ),
-]
+    *(Case((100, 1, 32, 300, 33) * 20, **specs, gqa=gqa, kv_heads=8, head_dim=128, dtype=BF16)
+      for specs in (kivi(2), inner(2, "hybrid")) for gqa in (1, 4, 6)),
+]  # fmt: skip
 
 
 def records_of(segment):

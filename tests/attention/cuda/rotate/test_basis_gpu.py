@@ -25,10 +25,8 @@ SHAPE = {"kv_heads": 2, "head_dim": 128, "dtype": BF16}
 THREE = ((900, 0, 300), (40, 0, 7))
 CASES = [
     *(Case(ODD, *CALIBRATED, dense=WINDOWS, gqa=gqa, **SHAPE) for gqa in (1, 4, 6, 7, 16)),
-    *(
-        Case(ODD, *UNITS, dense=WINDOWS, kv_heads=2, head_dim=d, dtype=dtype)
-        for d, dtype in ((64, FP16), (80, BF16), (96, FP16), (128, FP32), (256, BF16))
-    ),
+    *(Case(ODD, *UNITS, dense=WINDOWS, kv_heads=2, head_dim=d, dtype=dtype)
+      for d, dtype in ((64, FP16), (80, BF16), (96, FP16), (128, FP32), (256, BF16))),
     # Without 16-bit tokens, of one sequence, of one without any key, of many.
     Case(ODD, *CALIBRATED, **SHAPE),
     Case((5000,), *CALIBRATED, dense=(300,), **SHAPE),
@@ -40,7 +38,7 @@ CASES = [
     Case(ODD, *CALIBRATED, dense=WINDOWS, key_norm=True, **SHAPE),
     # fp32 windows are Triton's.
     Case(ODD, *CALIBRATED, dense=WINDOWS, dense_dtype=FP32, **SHAPE),
-]
+]  # fmt: skip
 
 GROUPS, BATCHES = (1, 4, 6, 7, 16), ((1, FP16), (3, FP32), (32, BF16))
 # Every group and head_dim, with each batch in turn; the commonest with all.

@@ -37,18 +37,13 @@ def whole(bits: int, **fields) -> dict[str, TensorSpec]:
 
 
 CASES = [
-    *(
-        Case(ODD, **whole(bits), kv_heads=2, head_dim=128, tau=tau, dtype=BF16)
-        for bits, tau in product(WIDTHS, (None, TAU))
-    ),
+    *(Case(ODD, **whole(bits), kv_heads=2, head_dim=128, tau=tau, dtype=BF16)
+      for bits, tau in product(WIDTHS, (None, TAU))),
     *(Case(ODD, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16) for gqa in (1, 2, 5, 6, 7, 12, 16)),
     *(Case(ODD, gqa=gqa, kv_heads=2, head_dim=128, tau=TAU, dtype=FP16) for gqa in (1, 7, 16)),
-    *(
-        Case(ODD, **whole(bits), head_dim=d, dtype=FP16, tau=tau)
-        for (bits, d), tau in zip(
-            product((1, 2, 3, 4), (64, 80, 96, 256)), [None, TAU] * 8, strict=True
-        )
-    ),
+    *(Case(ODD, **whole(bits), head_dim=d, dtype=FP16, tau=tau)
+      for (bits, d), tau in zip(
+          product((1, 2, 3, 4), (64, 80, 96, 256)), [None, TAU] * 8, strict=True)),
     Case(ODD, TensorSpec(1), TensorSpec(4), head_dim=128, dtype=BF16),
     Case(ODD, TensorSpec(8), TensorSpec(2), head_dim=128, dtype=FP16, tau=TAU),
     Case(ODD, TensorSpec(3), TensorSpec(1), gqa=7, head_dim=128, dtype=BF16, tau=TAU),
@@ -75,7 +70,7 @@ CASES = [
     # Parts of a kv head that are a cluster, some of them without keys.
     Case((6000, 3000, 5, 1, 700, 64, 128, 5999), kv_heads=8, head_dim=128, dtype=BF16, tau=TAU),
     Case((70_000, 3), head_dim=128, dtype=BF16, kv_heads=1),
-]
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("poison")
