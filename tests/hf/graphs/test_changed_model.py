@@ -25,6 +25,7 @@ from model_changes import (
 from replay_double import ReplayDouble, double, growing
 from small_specs import STREAM
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -59,11 +60,24 @@ def test_changed_adapters_are_seen(
 def test_numbers_on_the_host_are_part_of_a_model() -> None:
     """A launch has them as arguments, such as scalings of PEFT that were made into tensors."""
     model = new_model("llama")
+    model.model.sparse = torch.eye(4).to_sparse()  # has no address
     model.model.layers[0].mlp.scaling = {"one": torch.tensor(2.0)}
     before = ModelState(model)
     model.model.layers[0].mlp.scaling["one"].fill_(2.0)
     assert before.is_same(ModelState(model))
     model.model.layers[0].mlp.scaling["one"].fill_(3.0)
+    assert not before.is_same(ModelState(model))
+
+
+def test_weights_in_wrappers_may_move_after_a_look() -> None:
+    """Weights that torchao quantizes are such."""
+    model = new_model("llama")
+    linear = model.model.layers[0].mlp.up_proj
+    weight = linear.weight.data
+    linear.weight = nn.Parameter(TwoTensor(weight, weight.clone()))
+    before = ModelState(model)
+    assert before.is_same(ModelState(model))
+    model.to(torch.bfloat16).to(torch.float32)
     assert not before.is_same(ModelState(model))
 
 

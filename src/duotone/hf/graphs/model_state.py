@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.hf.model.module_facts import LEAVES, attributes
@@ -90,9 +91,12 @@ class ModelState:
         return self._object(x)
 
     def _tensor(self, x: Tensor) -> tuple[Any, ...]:
-        # Tensors of subclasses may have no address of their own.
-        if type(x) not in (Tensor, nn.Parameter):
-            return self._object(x), x.dtype, x.shape, x.stride(), x.device
+        if is_traceable_wrapper_subclass(x):
+            # A move swaps what is inside, and only where nobody refers to the wrapper weakly.
+            inside = [self._tensor(getattr(x, name)) for name in x.__tensor_flatten__()[0]]
+            return id(x), type(x), x.shape, inside
+        if x.layout != torch.strided:  # a sparse tensor has no address
+            return self._object(x), x.dtype, x.shape, x.device
         numbers = str(x.tolist()) if x.is_cpu and x.numel() <= FEW else None
         return x.data_ptr(), numbers, x.dtype, x.shape, x.stride(), x.device
 
