@@ -64,11 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases as slow that `tiers` leaves out of the default tier.
 
-    On a GPU tests may run what is slow.
+    On a GPU tests may run what is slow; without one, tests of the mark `gpu` are skipped.
     """
-    seen = Counter()
+    seen, has_gpu = Counter(), torch.cuda.is_available()
     for item in items:
-        if torch.cuda.is_available() or item.get_closest_marker("gpu") is not None:
+        needs_gpu = item.get_closest_marker("gpu") is not None
+        if needs_gpu and not has_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if has_gpu or needs_gpu:
             # Many try the slow paths; those that must not take one say so.
             slow = "default::duotone.slow_paths.SlowPathWarning"
             item.add_marker(pytest.mark.filterwarnings(slow))

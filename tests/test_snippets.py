@@ -171,7 +171,6 @@ def quantized_on_cpu(folder: Path) -> Path:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("number", range(len(blocks("enable.md"))))
 def test_a_block_of_enable_md_on_a_gpu(number: int, quantized_on_cpu: Path) -> None:
     code = alone("enable.md", number).replace("load()", 'load("small", device="cuda")')

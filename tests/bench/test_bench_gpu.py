@@ -9,10 +9,7 @@ from duotone.bench.kernel import Settings, failures, run_kernels
 from duotone.bench.shapes import Shape
 from duotone.bench.timing import COPY_BYTES, METHODS, CudaClock, Deadline, copy_tb_per_s, measure
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")

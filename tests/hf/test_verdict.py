@@ -66,8 +66,7 @@ def test_untested_types_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [("llama", "got a str"), (torch.nn.Linear(1, 1), "got a Linear")],
+    ("wrong", "said"), [("llama", "got a str"), (torch.nn.Linear(1, 1), "got a Linear")]
 )
 def test_anything_but_a_model_or_a_config_raises(wrong: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):

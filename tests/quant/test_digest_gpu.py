@@ -6,10 +6,7 @@ import torch
 from duotone.quant import digest as module
 from duotone.quant.digest import digest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("chunk", [64, 1 << 23])

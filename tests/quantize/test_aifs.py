@@ -212,7 +212,6 @@ def test_calibration_is_that_of_row_scales(aifs, by_rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_outputs_are_those_of_row_scales_on_a_gpu(aifs, dtype):
     model = copy.deepcopy(aifs.model).to("cuda", dtype)

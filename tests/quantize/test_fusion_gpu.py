@@ -9,10 +9,7 @@ from benchmarks.mquant import random_model
 from duotone.bench.timing import CudaClock
 from duotone.hf.weights.fusion import is_fused, unfused
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 RECIPES = ("mquant-w8a8", "mquant-w4a8", "dynamic-w4a8")
 CONTEXT, STEPS = 48, 16
 

@@ -59,9 +59,7 @@ def command(
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Tokens of the longest prompt.",
-            show_default="3428; with --budget 3328",
+            min=1, help="Tokens of the longest prompt.", show_default="3428; with --budget 3328"
         ),
     ] = None,
     new: Annotated[

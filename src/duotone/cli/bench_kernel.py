@@ -31,8 +31,7 @@ def command(
     table: Annotated[
         list[str] | None,
         typer.Option(
-            help="decode; pack: quantization by kernels against a copy.",
-            show_default="decode",
+            help="decode; pack: quantization by kernels against a copy.", show_default="decode"
         ),
     ] = None,
     quick: Annotated[

@@ -70,12 +70,7 @@ def command(
     loaded, data = load_with_data(model, device, settings, tasks, **sizes)
     with progress_bar("calibrating") as progress:
         bases, spec, report = calibrate(
-            loaded,
-            data.batches,
-            settings,
-            file=str(files[0]),
-            data=data.sources,
-            progress=progress,
+            loaded, data.batches, settings, file=str(files[0]), data=data.sources, progress=progress
         )
     write(bases, spec, out)
     if json_output:

@@ -29,8 +29,7 @@ ModelOption = Annotated[
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Folder or hub name of a transformers model.",
-        show_default="the embedded duotone-tiny",
+        help="Folder or hub name of a transformers model.", show_default="the embedded duotone-tiny"
     ),
 ]
 EMBEDDED_TASKS = ("captions", "documents", "sequences")

@@ -48,8 +48,4 @@ def token_counts(model: Any, encoded: dict[str, Any], new_tokens: int) -> dict[s
 
     ids = encoded["input_ids"]
     visual = int(visual_mask(model.config, ids).sum())
-    return {
-        "visual_tokens": visual,
-        "text_tokens": ids.numel() - visual,
-        "new_tokens": new_tokens,
-    }
+    return {"visual_tokens": visual, "text_tokens": ids.numel() - visual, "new_tokens": new_tokens}

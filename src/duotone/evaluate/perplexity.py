@@ -132,9 +132,7 @@ def _step_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     In float32 they would all be off in one direction, by some 3e-7 nats.
     """
     pieces = zip(
-        logits.flatten(0, 1).split(LONGEST_STEP),
-        targets.flatten().split(LONGEST_STEP),
-        strict=True,
+        logits.flatten(0, 1).split(LONGEST_STEP), targets.flatten().split(LONGEST_STEP), strict=True
     )
     losses = [
         torch.nn.functional.cross_entropy(rows.double(), ids, reduction="none")

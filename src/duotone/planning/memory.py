@@ -70,11 +70,7 @@ def plan(
     Errors: ValueError for negative counts, no tokens, more images than visual tokens, or an
     unsupported model.
     """
-    counts = {
-        "visual_tokens": visual_tokens,
-        "text_tokens": text_tokens,
-        "new_tokens": new_tokens,
-    }
+    counts = {"visual_tokens": visual_tokens, "text_tokens": text_tokens, "new_tokens": new_tokens}
     _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else model_facts(model_or_config)

@@ -228,8 +228,7 @@ SCHEMES: dict[str, Scheme] = {
         _innerq,
     ),
     "duotone-stream": Scheme(
-        "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit",
-        stream,
+        "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit", stream
     ),
     "duotone-mixed": Scheme(
         "duotone's 1 bit for visual spans, duotone-stream's 2 bits for text and generated tokens",

@@ -13,11 +13,7 @@ from .pictures import open_picture
 from .task import Example, Task
 from .text.rows import fingerprint, lines_of, read_text
 
-_SEEDS = {
-    "heldout": "HELD_OUT_SEEDS",
-    "calibration": "CALIBRATION_SEEDS",
-    "train": "TRAIN_SEEDS",
-}
+_SEEDS = {"heldout": "HELD_OUT_SEEDS", "calibration": "CALIBRATION_SEEDS", "train": "TRAIN_SEEDS"}
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ CASES = [
     Case((140, 111), CLASSES_KEY, CLASSES_VALUE, gqa=7, head_dim=128, tau=(0.0, 3.0)),
     Case((100, 63), TensorSpec(2, "channels", 32), CLASSES_VALUE, spans=2, kv_heads=2, mask=True),
     Case((111, 1), CLASSES_KEY.replace(group=None), TensorSpec(4), gqa=1, dtype=torch.float32),
-    Case((100, 63), PRESET_KEY.replace(group=100), CLASSES_VALUE.replace(group=32, classes=((8,
-        1 / 96), (4, 1 / 6), (1, 1 / 3))), head_dim=96, spans=2, dtype=torch.float32),
+    Case((100, 63), PRESET_KEY.replace(group=100),
+         CLASSES_VALUE.replace(group=32, classes=((8, 1 / 96), (4, 1 / 6), (1, 1 / 3))),
+         head_dim=96, spans=2, dtype=torch.float32),
     Case((80, 33), CLASSES_KEY.replace(group=32, classes=((2, 1.0),)), CLASSES_VALUE, gqa=1),
     # Sign and magnitude: slots and planes, along tokens and channels, words and odd bytes.
     Case((101, 63), INNERQ_KEY, INNERQ_VALUE, gqa=4, kv_heads=2, dense=(5, 40)),
@@ -66,8 +67,8 @@ CASES = [
     Case((77, 130), HYBRID_64, HYBRID_64.replace(bits=1), gqa=6, tau=(0.0, 3.0), head_dim=80),
     Case((77, 9), HYBRID, HYBRID.replace(along="channels"), gqa=1, head_dim=128, mask=True),
     Case((40, 63), HYBRID.replace(along="channels", group=64, param_dtype="bfloat16"),
-        HYBRID_64.replace(group=24, param_dtype="float32"), head_dim=96, tau=(1.0, 2.0),
-        dtype=torch.float32),
+         HYBRID_64.replace(group=24, param_dtype="float32"),
+         head_dim=96, tau=(1.0, 2.0), dtype=torch.float32),
     Case((50, 33), HYBRID.replace(along="channels", group=6), HYBRID.replace(along="span")),
     Case((101, 63), SYMMETRIC_32, SYMMETRIC.replace(along="channels"), gqa=6, dense=(1, 9)),
     Case((101, 63), SYMMETRIC.replace(along="channels", group=12), SYMMETRIC, tau=(0.0, 3.0)),
@@ -76,8 +77,9 @@ CASES = [
     # Turned channels and normalised keys: the query of a segment is its own.
     Case((101, 63), ROTATED_KEY, ROTATED_VALUE, gqa=4, kv_heads=2, dense=(5, 40), key_norm=True),
     Case((64, 31), INNERQ_KEY, TensorSpec(1), gqa=6, tau=(0.0, 3.0), key_norm=True, mask=True),
-    Case((111, 63), PRESET_KEY.replace(transform="hadamard"), TensorSpec(4, "channels", 16,
-        transform="hadamard"), head_dim=80, dtype=torch.float32, key_norm=True),
+    Case((111, 63), PRESET_KEY.replace(transform="hadamard"),
+         TensorSpec(4, "channels", 16, transform="hadamard"),
+         head_dim=80, dtype=torch.float32, key_norm=True),
 ]  # fmt: skip
 
 

@@ -30,10 +30,7 @@ from duotone.attention.triton.kernels import merge_kernel, segment_kernel
 from duotone.attention.triton.prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton.range import score_range_kernel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ODD = (3329, 100, 63, 1)

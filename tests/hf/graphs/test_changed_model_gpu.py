@@ -31,10 +31,7 @@ from duotone.slow_paths import SlowPathWarning
 
 from families import new_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class Counted(CudaGraph):

@@ -21,10 +21,7 @@ from duotone.slow_paths import SlowPathWarning
 from exactly import rounding_as
 from families import TEXT_ONLY, exact_model, inputs, new_model, typed
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 TWO = TensorSpec(2)
 MIXED = CacheSpec(

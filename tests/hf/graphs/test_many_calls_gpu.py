@@ -16,10 +16,7 @@ from duotone.slow_paths import SlowPathWarning
 
 from families import inputs, new_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 SPEC = duotone.scheme("duotone-mixed", bits=2)
 CALLS, WARM, FLAT_BYTES = 300, 60, 20 * 2**20
 

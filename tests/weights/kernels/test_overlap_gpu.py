@@ -10,10 +10,7 @@ from benchmarks.mquant import random_model
 from duotone.hf.weights.fusion import is_fused
 from duotone.weights.kernels.triton.overlap import overlap_if
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 CONTEXT, REPLAYS = 512, 30
 
 

@@ -12,10 +12,7 @@ from duotone.weights.kernels.triton.hadamard import HadamardConfig, hadamard_row
 from duotone.weights.kernels.triton.hadamard_base import BaseConfig
 from duotone.weights.kernels.triton.hadamard_columns import ColumnsConfig
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # blocks, m, p of real sizes: 18944 twice, 14336, 11008, 19968 padded, 8960, 3584, 5120, 13696,

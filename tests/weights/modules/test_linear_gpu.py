@@ -21,10 +21,7 @@ from linear_cases import assert_grouped_close, by_int_mm, expected, random_probl
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 KERNELS = IMPLEMENTATIONS[2:]
 SHAPES = [

@@ -39,7 +39,4 @@ def object_scores(captions: Sequence[str], objects: Sequence[Collection[str]]) -
         there, named = {name.lower() for name in names}, named_objects(caption, pattern)
         rows.append([len(there & named), len(named), len(there)])
     counts = np.asarray(rows, dtype=np.float64)  # [samples, (hits, named, there)]
-    return {
-        "object_precision": Score(counts[:, [0, 1]]),
-        "object_recall": Score(counts[:, [0, 2]]),
-    }
+    return {"object_precision": Score(counts[:, [0, 1]]), "object_recall": Score(counts[:, [0, 2]])}

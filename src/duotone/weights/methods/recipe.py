@@ -18,12 +18,7 @@ ONLINE = ("none", "hadamard")
 SPLITS = ("never", "eq8", "always")
 WEIGHT_METHODS = ("rtn", "gptq", "awq")
 # Fields that take a word, and those that are on or off.
-WORDS = {
-    "method": WEIGHT_METHODS,
-    "activation": ACTIVATIONS,
-    "online": ONLINE,
-    "split": SPLITS,
-}
+WORDS = {"method": WEIGHT_METHODS, "activation": ACTIVATIONS, "online": ONLINE, "split": SPLITS}
 SWITCHES = ("clip", "modality_scales", "visual_first", "rotation", "pad")
 
 

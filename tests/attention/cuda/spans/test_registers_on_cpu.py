@@ -12,10 +12,7 @@ from duotone.cache import BlockTable
 from cuda_on_cpu import missing
 from units_on_cpu import compiled
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 LANE, BYTE = torch.arange(32)[:, None, None], torch.arange(4)
 G, T = LANE // 4, LANE % 4
 # A lane's registers of K and of V, every code moved down to the lowest bits of its byte.
