@@ -27,9 +27,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# On a machine with a GPU, with whatever Python holds a CUDA build of torch.
+# On a machine with a GPU, with whatever Python holds a CUDA build of torch. A process per file, so
+# many at a time: most of a test's time is compiling.
+GPU_WORKERS ?= 4
 gpu-test:
-	PYTHONPATH=src $(PYTHON) -m pytest -o addopts="--import-mode=importlib" -p no:benchmark -m gpu
+	grep -rlE "mark.gpu|NEEDS_KERNELS" tests --include="test_*.py" | sort | \
+	PYTHONPATH=src xargs -P $(GPU_WORKERS) -n 1 \
+	$(PYTHON) -m pytest -o addopts="--import-mode=importlib" -p no:benchmark -m gpu -q
 
 bench:
 	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --out results/kernels/$(shell date +%F).json
