@@ -11,6 +11,7 @@ import torch
 from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
+from duotone.hf.model.extreme_keys import warn_of_extreme_keys
 from duotone.hf.model.facts import ModelFacts, check_all_packed, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
@@ -76,6 +77,8 @@ def plan(
     facts = model_or_config if known else model_facts(model_or_config)
     check_all_packed(facts, "a plan")
     check_spec(facts, spec)
+    if hasattr(model_or_config, "get_decoder"):
+        warn_of_extreme_keys(model_or_config, spec)
     codes = params = dense_tokens = 0
     kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
     for layer, (visual, text) in enumerate(kept):

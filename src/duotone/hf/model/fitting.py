@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duotone.hf.model.calibrated import check_bases
+from duotone.hf.model.extreme_keys import warn_of_extreme_keys
 from duotone.hf.model.facts import ModelFacts, check_spec, model_facts
 from duotone.hf.model.support import check_window
 from duotone.quant import CacheSpec
@@ -33,6 +34,7 @@ def fitting_facts(
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)
     check_spec(facts, spec)
+    warn_of_extreme_keys(model, spec)
     return facts
 
 

@@ -1,0 +1,76 @@
+"""Warning of layers whose K has extreme channels, read from the weights before a run.
+
+Qwen2.5's first and last layers have biases of K that are tens of times its other channels. A range
+per channel takes them in its zero-point; a range that channels share loses all others.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from duotone.quant import CacheSpec, KVSpec
+
+# Times as far as the median channel of a head.
+EXTREME = 10.0
+SPREADS = 3.0
+_FOUND: weakref.WeakKeyDictionary[PreTrainedModel, list[float]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_extreme_keys(model: PreTrainedModel, spec: CacheSpec) -> None:
+    """Warn of layers with extreme keys where `spec` gives several channels of K one range."""
+    attentions = _attentions(model)
+    risky = [number for number in range(len(attentions)) if _shares_range(spec, number)]
+    if not risky:
+        return
+    if model not in _FOUND:
+        _FOUND[model] = torch.stack([_ratio(each) for each in attentions]).tolist()
+    found = {attentions[n].layer_idx: _FOUND[model][n] for n in risky if _FOUND[model][n] > EXTREME}
+    if found:
+        warnings.warn(
+            "K that has channels far larger than others needs a range per channel; in "
+            f"{model.config.model_type!r} channels of layers {list(found)} reach "
+            f"{max(found.values()):.0f} times as far as the median one, and this scheme gives them "
+            "a range in common. Use along='tokens' for K, e.g. duotone.scheme('kivi', bits=2).",
+            stacklevel=2,
+        )
+
+
+def _attentions(model: PreTrainedModel) -> list[nn.Module]:
+    """Attention modules of the language model, in the order of the layers that a spec counts."""
+    modules = model.get_decoder().modules()
+    return [m for m in modules if hasattr(m, "k_proj") and hasattr(m, "layer_idx")]
+
+
+def _shares_range(spec: CacheSpec, layer: int) -> bool:
+    own = spec.at_layer(layer)
+    policies = (own.visual, own.background, own.text)
+    return any(isinstance(each, KVSpec) and each.key.along == "channels" for each in policies)
+
+
+@torch.no_grad()
+def _ratio(attention: nn.Module) -> Tensor:
+    """Reach of a head's largest channel of K, in reaches of its median one; 0 where unknown."""
+    reach, head_dim = _reach(attention), getattr(attention, "head_dim", None)
+    if reach is None or reach.is_meta or not head_dim or reach.numel() % head_dim:
+        return torch.zeros(())
+    heads = reach.float().view(-1, head_dim)
+    return (heads.amax(1) / heads.median(1).values.clamp_min(1e-9)).max().cpu()
+
+
+def _reach(attention: nn.Module) -> Tensor | None:
+    """|mean| + three spreads of every channel of K before RoPE, for inputs of unit variance."""
+    norm, linear = getattr(attention, "k_norm", None), attention.k_proj
+    weight = getattr(linear if norm is None else norm, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return None
+    if norm is not None:  # its output for +1, -1, +1, ...: some norms add 1 to their weight
+        signs = torch.ones_like(weight)
+        signs.view(-1)[1::2] = -1
+        return SPREADS * norm(signs).abs()
+    spreads = SPREADS * weight.float().norm(dim=1)
+    return spreads if linear.bias is None else spreads + linear.bias.abs()

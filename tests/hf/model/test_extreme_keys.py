@@ -1,0 +1,81 @@
+"""Biases of K as Qwen2.5-7B has them: presets bear them, and a shared range is warned of."""
+
+import pytest
+import torch
+from family_configs import MROPE
+from transformers import AutoModelForImageTextToText, DynamicCache, PreTrainedModel
+
+import duotone
+from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.evaluate.forcing import kl_divergence
+from duotone.hf.model.extreme_keys import _attentions, _ratio
+
+from families import FAMILIES, HYBRIDS, inputs, new_model, tiny_model
+
+CHANNELS = TensorSpec(4, along="channels", group=16)
+SHARED = CacheSpec(visual="text", text=KVSpec(CHANNELS, CHANNELS))
+# Norms of k_proj's bias by layer: 22 in the layers between, over four heads of 128 channels.
+NORMS = (605.0, 22.0, 921.0)
+SLOWEST = 7  # of the channels that RoPE rotates with those 8 further on
+
+
+def with_biases(norms: tuple[float, ...]) -> PreTrainedModel:
+    """Qwen2.5-VL and its RoPE, which hardly rotates the one large channel of each head."""
+    config = FAMILIES["qwen2_5_vl"].config()
+    config.text_config.rope_parameters = {**MROPE, "rope_theta": 1e6}
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    for attention, norm in zip(_attentions(model), norms, strict=True):
+        bias = attention.k_proj.bias.data.zero_().view(-1, attention.head_dim)
+        bias[:, SLOWEST] = norm / 4**0.5
+    return model
+
+
+def divergence(model: PreTrainedModel, spec: CacheSpec) -> float:
+    """KL from the model with its own cache, over 16 tokens after a long prompt."""
+    given = inputs("qwen2_5_vl", [[20, *["image"] * 8, 150]])
+    later = {"input_ids": torch.arange(5, 21)[None]}
+    logits = []
+    for cache in (DynamicCache(), QuantizedCache(model, spec)):
+        with torch.no_grad():
+            model(**given, past_key_values=cache)
+            logits.append(model(**later, past_key_values=cache).logits.double())
+    return float(kl_divergence(*logits).mean())
+
+
+@pytest.mark.parametrize("scheme", ["duotone@1", "duotone-mixed@2", "kivi@2"])
+def test_a_range_per_channel_bears_large_biases(scheme: str) -> None:
+    name, bits = scheme.split("@")
+    spec = duotone.scheme(name, bits=int(bits))
+    assert divergence(with_biases(NORMS), spec) < 1.5 * divergence(with_biases((0.0,) * 3), spec)
+
+
+def test_a_range_of_several_channels_does_not_and_says_so() -> None:
+    model = with_biases(NORMS)
+    with pytest.warns(UserWarning, match=r"'qwen2_5_vl' channels of layers \[0, 2\] reach"):
+        assert divergence(model, SHARED) > 3 * divergence(with_biases((0.0,) * 3), SHARED)
+    with pytest.warns(UserWarning, match=r"layers \[0, 2\]"):
+        duotone.plan(model, SHARED, text_tokens=64)
+    with pytest.warns(UserWarning, match=r"layers \[0, 2\]"), duotone.enable(model, SHARED):
+        pass
+
+
+def test_only_layers_that_share_a_range_are_named() -> None:
+    rule = duotone.LayerRule(start=2, text=SHARED.text)
+    spec = duotone.scheme("kivi", bits=2).replace(layers=(rule,))
+    with pytest.warns(UserWarning, match=r"layers \[2\]"):
+        QuantizedCache(with_biases(NORMS), spec)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS])
+def test_ordinary_weights_are_not_extreme(name: str) -> None:
+    ratios = [float(_ratio(each)) for each in _attentions(tiny_model(name))]
+    assert len(ratios) >= 1
+    assert all(0 < ratio < 5 for ratio in ratios)
+
+
+def test_norms_of_keys_count() -> None:
+    model = new_model("qwen3")
+    _attentions(model)[1].k_norm.weight.data[3] = 40
+    with pytest.warns(UserWarning, match=r"'qwen3' channels of layers \[1\] reach 40 times"):
+        QuantizedCache(model, SHARED)
