@@ -1,7 +1,8 @@
 """Warning of layers whose K has extreme channels, read from the weights before a run.
 
-Qwen2.5's first and last layers have biases of K that are tens of times its other channels. A range
-per channel takes them in its zero-point; a range that channels share loses all others.
+Qwen2.5's first and last layers have biases of K that are tens of times those of other layers. A
+range per channel takes one that RoPE hardly rotates in its zero-point; a range that channels share
+loses all other channels.
 """
 
 from __future__ import annotations
