@@ -26,20 +26,12 @@ class LetterTokenizer:
         return ["".join(LETTERS[token] for token in row) for row in rows]
 
 
-def text_model(seed: int = 0):
+def text_model(seed: int = 0, **changes):
     """Two layers, weights with a large spread, so that answers depend on the cache."""
     torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=len(LETTERS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=4096,
-        initializer_range=0.4,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.4}
+    texts = {"vocab_size": len(LETTERS), "max_position_embeddings": 4096}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = transformers.LlamaConfig(**sizes | heads | texts | ids | changes)
     return transformers.LlamaForCausalLM(config).eval()

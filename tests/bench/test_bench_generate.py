@@ -49,6 +49,7 @@ def test_rows_are_measured_and_written(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert [row["row"] for row in result["rows"]] == list(names)
     assert result["prompt_tokens"] == 40
+    assert [result[name] for name in ("q_heads", "kv_heads", "layers")] == [4, 2, 2]
     assert result["left_out"] == ["peak_bytes", "graphs"]
     assert {"created", "commit", "versions", "device"} <= set(result)
     for row in result["rows"]:

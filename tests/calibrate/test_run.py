@@ -180,6 +180,7 @@ def test_numbers_that_are_not_finite_are_refused():
     model.get_decoder().layers[1].self_attn.v_proj.weight.data.fill_(float("inf"))
     loaded = Loaded("broken", model, TinyProcessor())
     data = calibration_data(loaded, [TINY_TASK], 1)
+    assert data.sources[0]["rows"] == ["calibration-0"] * 2
     with pytest.raises(ValueError, match="must be finite, layer 1's are not"):
         calibrate(loaded, data.batches)
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import transformers
 from cli_runs import run
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -24,6 +23,7 @@ from duotone.evaluate.perplexity import (
 from duotone.quant import quantize
 from duotone.tasks import Passages
 from stories import FOLDER, needs_stories, stories, stories_model
+from tiny_text import text_model
 from tiny_vlm import tiny_model
 
 VOCABULARY = 40
@@ -62,19 +62,9 @@ SPECS = {
 @pytest.fixture(scope="module")
 def model():
     """A random Llama in float64, where no rounding decides which code a number gets."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.5,
-        eos_token_id=None,
-    )
-    return transformers.LlamaForCausalLM(config).double().eval()
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}
+    texts = {"vocab_size": VOCABULARY, "max_position_embeddings": 256}
+    return text_model(**heads, **texts).double()
 
 
 def texts(*lengths, seed=0):

@@ -1,6 +1,13 @@
 import pytest
+import torch
 
-from duotone.inference.prompts import encode_text, encoder_of, left_padded, tokenizer_of
+from duotone.inference.prompts import (
+    encode_text,
+    encoder_of,
+    left_padded,
+    right_padded,
+    tokenizer_of,
+)
 
 
 class Tokenizer:
@@ -37,6 +44,12 @@ def test_prompts_are_padded_on_the_left():
     encoded = left_padded([[5], [6, 7, 8]], pad=9)
     assert encoded["input_ids"].tolist() == [[9, 9, 5], [6, 7, 8]]
     assert encoded["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_answers_are_padded_on_the_right():
+    ids, real = right_padded([[5], [], [6, 7]], torch.device("cpu"))
+    assert ids.tolist() == [[5, 0], [0, 0], [6, 7]]
+    assert real.tolist() == [[True, False], [False, False], [True, True]]
 
 
 def test_the_tokenizer_is_found_inside_a_processor():
