@@ -225,7 +225,7 @@ def test_other_families(family):
     parts = ["image"] if FAMILIES[family].is_multimodal else [6]
     batch = inputs(family, [[3, *parts, 4], [1, *parts, 2, *parts, 5]])
     found = gather_moments(model, [CalibrationBatch(batch, 3)])
-    assert len(found) == 3
+    assert len(found) == model_facts(model).layers
     if FAMILIES[family].is_multimodal:
         assert found[0].tokens == 3 * FAMILIES[family].image_tokens
         assert found[0].queries >= 9

@@ -103,8 +103,11 @@ FAMILIES = {
         Family("qwen3", configs.text_only("Qwen3Config", head_dim=16)),
     )
 }
-# Some of their layers keep a state instead of K and V; one test file is theirs.
-HYBRIDS = {"qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, _grid_pixels, None, 0, _modality)}
+# Some of their layers stay transformers' own; `test_own_layers` and `test_own_windows` are theirs.
+HYBRIDS = {
+    "qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, _grid_pixels, None, 0, _modality),
+    "cohere2": Family("cohere2", configs.text_only("Cohere2Config", **configs.WINDOWS)),
+}
 MULTIMODAL = [name for name, family in FAMILIES.items() if family.is_multimodal]
 TEXT_ONLY = [name for name in FAMILIES if name not in MULTIMODAL]
 

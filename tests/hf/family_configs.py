@@ -24,6 +24,8 @@ TEXT = dict(
     initializer_range=0.12,
     tie_word_embeddings=False,
 )
+SLIDING, FULL = "sliding_attention", "full_attention"
+WINDOWS = dict(sliding_window=24, layer_types=[SLIDING, FULL, SLIDING])
 QWEN_VISION = dict(depth=1, num_heads=2, patch_size=4, spatial_merge_size=2, temporal_patch_size=2)
 # Of later towers than Qwen2-VL's, and the ids of its text models.
 LATER_VISION = dict(hidden_size=32, out_hidden_size=64, intermediate_size=48)
@@ -101,8 +103,7 @@ def smolvlm() -> Any:
 
 
 def gemma3() -> Any:
-    text = _text("gemma3_text", head_dim=16, sliding_window=24, query_pre_attn_scalar=16)
-    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = _text("gemma3_text", head_dim=16, query_pre_attn_scalar=16, **WINDOWS)
     return _config(
         "Gemma3Config",
         vision_config=_clip_vision(model_type="siglip_vision_model", vision_use_head=False),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from duotone.cache.index import STORES, LedgerState, Roll
@@ -28,13 +29,15 @@ class MemoryReport:
     dense_bytes: tokens in the model's dtype, spare slots of their buffers included.
     index_bytes: the ledger's positions, lengths and block tables, shared by all layers unless
         each evicts tokens of its own.
-    dense_equivalent_bytes: the same tokens in the model's dtype, without padding or spare slots.
-        Evicted tokens count here, though they take no bytes.
+    dense_equivalent_bytes: what the model's own cache would hold, without padding or spare slots.
+        Evicted tokens count here, though they take no bytes. Of layers with a sliding window, the
+        tokens of the window count.
     bits_per_element: true bits per number of K and V over the whole cache, all of the above.
     visual_*: the same for the packed visual tokens alone (with their share of the index).
     nominal_bits: the papers' count, codes only.
-    state_bytes: states of layers without K and V, of fixed size. They are in both totals, since the
-        model's own cache holds them too, and not in the bits per number.
+    state_bytes: of layers that stay transformers' own, states of fixed size and sliding windows in
+        16 bit. They are in both totals, since the model's own cache holds them too, and not in the
+        bits per number.
     """
 
     codes_bytes: int
@@ -79,21 +82,32 @@ def _line(name: str, stored: int, dense: int, bits: float) -> str:
 
 
 def memory_report(
-    stores: Iterable[LayerStore], states: Sequence[LedgerState], nominal_bits: float
+    stores: Iterable[LayerStore],
+    states: Sequence[LedgerState],
+    nominal_bits: float,
+    window: int | None = None,
 ) -> MemoryReport:
     """Count the bytes of all layers of one cache.
 
-    states: one per layer; where layers share a ledger, the same object.
+    states: one per layer; where layers share a ledger, the same object. window: tokens that a query
+        of these layers sees, itself included, where the model's own cache keeps no others.
     """
     pairs = [pair for pair in zip(stores, states, strict=True) if pair[0].key is not None]
     ledgers = {id(state): state for _, state in pairs}.values()
     spans = [getattr(state, name) for state in ledgers for name in SPANS]
-    return _counted(
-        [(store, _tokens(state), _visual_tokens(state)) for store, state in pairs],
+    report = _counted(
+        [(store, int(_tokens(state).sum()), _visual_tokens(state)) for store, state in pairs],
         index_bytes=sum(held_bytes(state.tensors) for state in ledgers),
         visual_index_bytes=sum(roll.index_bytes for roll in spans),
         nominal_bits=nominal_bits,
     )
+    if window is None:
+        return report
+    kept = (
+        int(_tokens(state).clamp(max=window - 1).sum()) * _token_bytes(store)
+        for store, state in pairs
+    )
+    return replace(report, dense_equivalent_bytes=sum(kept))
 
 
 def static_memory_report(
@@ -166,9 +180,9 @@ def _rolls(state: LedgerState) -> tuple[Roll, ...]:
     return tuple(getattr(state, name) for name in (*STORES, "dense"))
 
 
-def _tokens(state: LedgerState) -> int:
-    stored = sum(int(roll.lengths.sum()) for roll in _rolls(state))
-    return stored + int(state.evicted.tokens.sum())
+def _tokens(state: LedgerState) -> Tensor:
+    """Tokens of each sequence, [batch]; evicted ones count."""
+    return torch.stack([*(roll.lengths for roll in _rolls(state)), state.evicted.tokens]).sum(0)
 
 
 def _visual_tokens(state: LedgerState) -> int:
@@ -187,6 +201,10 @@ def _placed_visual(places: StaticPlaces) -> int:
 
 def _elements_per_token(store: Store) -> int:
     return store.key.shape[1] * (store.key.shape[-1] + store.value.shape[-1])
+
+
+def _token_bytes(store: Store) -> int:
+    return _elements_per_token(store) * store.dtype.itemsize
 
 
 def _table_bytes(pairs: list[PackedPair]) -> int:

@@ -134,6 +134,8 @@ class Recorder:
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
         """Add a prompt's K, V and queries, or the query of an answer's token."""
+        if module.layer_idx not in self.facts.packed:
+            return
         index = module.layer_idx
         layer = self.layers.get(index) or self._new_layer(module, query, scaling)
         if index not in self.read:

@@ -102,7 +102,9 @@ class ProfileRecorder:
         self, module: nn.Module, query: Heads, key: Heads, value: Heads, scaling: float | None
     ) -> None:
         """Add K and V of one layer."""
-        device, layer = key.device, module.layer_idx
+        if module.layer_idx not in self.facts.packed:
+            return
+        device, layer = key.device, self.facts.packed.index(module.layer_idx)
         take = select((self.places.spans >= 0).to(device))
         blocks = blocks_of(self.places.spans.to(device))
         if not take.tokens:

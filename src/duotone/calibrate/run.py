@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.hf.model.facts import ModelFacts, check_all_packed, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.hf.model.fingerprint import fingerprint
 from duotone.loading import Loaded
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
@@ -87,7 +87,7 @@ def learn(
     Bases come from the first pass over the batches, spectra from the second.
     """
     model, facts = loaded.model, model_facts(loaded.model)
-    check_all_packed(facts, "calibration")
+    check_no_states(facts, "calibration")
     settings.check(facts.head_dim)
     first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
     moments = gather_moments(model, batches, GROUP, first)

@@ -13,9 +13,10 @@ def cache_memory(cache: Any) -> dict[str, float]:
     own = own_layers(cache)
     others = [layer for layer in cache.layers if layer not in own]
     tensors = [t for layer in others for t in (layer.keys, layer.values) if t is not None]
-    state_bytes = sum(x.nbytes for layer in own for x in state_tensors(layer).values())
+    states = [tensor for layer in own for tensor in state_tensors(layer).values()]
+    state_bytes = sum(tensor.nbytes for tensor in states)
     total_bytes = sum(tensor.nbytes for tensor in tensors) + state_bytes
-    bits = 8 * tensors[0].element_size()
+    bits = 8 * (tensors or states)[0].element_size()
     counted = {"total_bytes": total_bytes, "state_bytes": state_bytes}
     return {**counted, "bits_per_element": float(bits), "nominal_bits": bits}
 

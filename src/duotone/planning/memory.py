@@ -12,7 +12,7 @@ from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
-from duotone.hf.model.facts import ModelFacts, check_all_packed, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES
@@ -26,8 +26,9 @@ class Plan:
     """Cache bytes of one sequence at its full length, and sequences per budget.
 
     codes_bytes, params_bytes, dense_bytes: parts of bytes_per_sequence, as `MemoryReport` counts
-    them (without its index and spare slots). max_batch, dense_max_batch: sequences whose caches
-    fit `budget_bytes`, with this scheme and with 16 bit; None without a budget.
+    them (without its index and spare slots). Windows that stay transformers' own are the rest.
+    max_batch, dense_max_batch: sequences whose caches fit `budget_bytes`, with this scheme and with
+    16 bit; None without a budget.
     """
 
     visual_tokens: int
@@ -75,7 +76,7 @@ def plan(
     _check_counts({**counts, "images": images, "budget_bytes": budget_bytes or 0})
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else model_facts(model_or_config)
-    check_all_packed(facts, "a plan")
+    check_no_states(facts, "a plan")
     check_spec(facts, spec)
     if hasattr(model_or_config, "get_decoder"):
         warn_of_extreme_keys(model_or_config, spec)
@@ -89,19 +90,24 @@ def plan(
         dense_tokens += dense_here
     token_bytes = _elements_per_token(facts) * facts.element_bytes
     dense = dense_tokens * 2 * facts.kv_heads * facts.head_dim * facts.element_bytes
-    tokens, total = sum(counts.values()), codes + params + dense
+    tokens, packed = sum(counts.values()), codes + params + dense
+    in_window = tokens if facts.window is None else min(tokens, facts.window - 1)
+    windows = _elements_per_token(facts) // facts.layers * len(facts.windows)
+    windows *= in_window * facts.element_bytes
+    total = packed + windows
+    dense_total = (in_window if any(facts.sliding) else tokens) * token_bytes + windows
     return Plan(
         **counts,
         codes_bytes=codes,
         params_bytes=params,
         dense_bytes=dense,
         bytes_per_sequence=total,
-        dense_equivalent_bytes=tokens * token_bytes,
-        bits_per_element=8 * total / (tokens * _elements_per_token(facts)),
+        dense_equivalent_bytes=dense_total,
+        bits_per_element=8 * packed / (tokens * _elements_per_token(facts)),
         nominal_bits=spec.nominal_bits(facts.layers),
         budget_bytes=budget_bytes,
         max_batch=None if budget_bytes is None else budget_bytes // total,
-        dense_max_batch=None if budget_bytes is None else budget_bytes // (tokens * token_bytes),
+        dense_max_batch=None if budget_bytes is None else budget_bytes // dense_total,
     )
 
 

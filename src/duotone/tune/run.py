@@ -12,7 +12,7 @@ from typing import Any
 from duotone import CacheSpec
 from duotone.evaluate.loader import encoded_task
 from duotone.evaluate.records import describe
-from duotone.hf.model.facts import ModelFacts, check_all_packed, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.loading import Loaded
 from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp
@@ -71,7 +71,7 @@ class Job:
         need_optuna()
         check_model(self.loaded)
         self.facts: ModelFacts = model_facts(self.loaded.model)
-        check_all_packed(self.facts, "a search")
+        check_no_states(self.facts, "a search")
         size = self.settings.batch_size
         self.encoded = {p.search.name: self.encode(p.search, size) for p in self.parts}
         everything = [batch for batches in self.encoded.values() for batch in batches]

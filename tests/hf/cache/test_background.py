@@ -9,7 +9,16 @@ from test_generate import assert_same_run, batch_of, run
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 
-from families import FAMILIES, IMAGE, LOGIT_TOLERANCE, TEXT_ONLY, inputs, logit_error, tiny_model
+from families import (
+    FAMILIES,
+    IMAGE,
+    LOGIT_TOLERANCE,
+    TEXT_ONLY,
+    inputs,
+    logit_error,
+    new_model,
+    tiny_model,
+)
 
 FRONT, BACK = KVSpec(TensorSpec(4), TensorSpec(4)), KVSpec(TensorSpec(2), TensorSpec(1))
 SPECS = {
@@ -24,12 +33,10 @@ SPECS = {
     ),
 }
 SEEING = [name for name in FAMILIES if name not in TEXT_ONLY]
-# Windows hide a part of a span from later tokens.
-WHOLE = [name for name in SEEING if name != "gemma3"]
 
 
 @pytest.mark.usefixtures("exact_codec")
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", SEEING)
 @pytest.mark.parametrize("policy", ["sequence", "runs"])
 def test_the_order_of_tokens_changes_nothing(name: str, policy: str) -> None:
     model, given = tiny_model(name), batch_of(name)
@@ -100,9 +107,12 @@ def test_a_crop_behind_spans_is_fine_one_into_them_is_not() -> None:
         cache.crop(-1)
 
 
-def test_sliding_windows_are_refused() -> None:
+def test_packed_sliding_windows_are_refused() -> None:
+    model = new_model("gemma3")
+    QuantizedCache(model, SPECS["runs"]).detach()
+    model.config.text_config.layer_types = ["sliding_attention"] * 3
     with pytest.raises(ValueError, match="sliding windows hide parts"):
-        QuantizedCache(tiny_model("gemma3"), SPECS["runs"])
+        QuantizedCache(model, SPECS["runs"])
 
 
 def test_a_mask_that_hides_a_part_is_refused() -> None:

@@ -102,11 +102,11 @@ def whole(model: PreTrainedModel, given: dict[str, Tensor], ids: Tensor, oracle:
 
 
 def places(cache: QuantizedCache, tokens: int) -> list[Tensor]:
-    """[batch, tokens] for every layer: where the cache holds a token of the prompt."""
+    """[batch, tokens] for every packed layer: where the cache holds a token of the prompt."""
     masks = []
-    for layer, ledger in zip(cache.layers, cache.timeline.ledgers, strict=True):
+    for store, ledger in zip(cache.timeline.stores, cache.timeline.ledgers, strict=True):
         found = torch.zeros(len(ledger.state.dense.lengths), tokens, dtype=torch.bool)
-        for segment, roll in layer.store.placed_segments(ledger.state):
+        for segment, roll in store.placed_segments(ledger.state):
             for b, n in enumerate(segment.lengths.tolist()):
                 at = roll.positions[b, :n].long()
                 found[b, at[at < tokens]] = True
@@ -125,8 +125,12 @@ def test_caches_keep_the_tokens_of_the_papers_rules(
     real = given["attention_mask"].bool()
     with rounding_as(model.dtype):
         whole(model, given, given["input_ids"], oracle)
-    expected = expected_kept(oracle, spec.evict, visual_of(given), real)
     _, _, cache = run(model, given, spec)
+    for seen in (oracle.weights, oracle.visible):
+        packed = [seen[number] for number in cache.facts.packed]
+        seen.clear()
+        seen.update(enumerate(packed))
+    expected = expected_kept(oracle, spec.evict, visual_of(given), real)
     for layer, (ours, theirs) in enumerate(
         zip(places(cache, real.shape[1]), expected, strict=True)
     ):
@@ -142,7 +146,7 @@ def test_logits_equal_those_of_a_model_that_cannot_see_the_evicted(
     model, given = tiny_model(name), given_of(name)
     prompt = given["input_ids"].shape[1]
     ids, logits, cache = run(model, given, SPECS[policy])
-    oracle.kept = dict(enumerate(places(cache, prompt)))
+    oracle.kept = dict(zip(cache.facts.packed, places(cache, prompt), strict=True))
     expected = whole(model, given, ids[:, :-1], oracle)[:, prompt - 1 :]
     assert logit_error(logits, expected) < LOGIT_TOLERANCE
     oracle.kept = {}

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 import duotone
 from duotone import QuantizedCache
 from duotone.hf.cache.own_layers import state_tensors
-from duotone.hf.model.facts import check_all_packed
+from duotone.hf.model.facts import check_no_states
 from duotone.inference.memory import cache_memory
 
 from families import inputs, tiny_model
@@ -143,7 +143,7 @@ def test_what_no_state_allows_is_refused(model: PreTrainedModel) -> None:
     assert torch.equal(next_tokens(model, cache), before)
     with pytest.raises(ValueError, match="3 layers that keep a state"):
         duotone.plan(model, MIXED, visual_tokens=4, text_tokens=8, new_tokens=2)
-    check_all_packed(dataclasses.replace(cache.facts, own=()), "anything")
+    check_no_states(dataclasses.replace(cache.facts, states=()), "anything")
 
 
 def test_a_models_layers_are_all_there(model: PreTrainedModel) -> None:

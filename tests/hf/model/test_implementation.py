@@ -55,7 +55,8 @@ def test_generate_says_each_cause_once_per_model(monkeypatch: pytest.MonkeyPatch
 
 def test_sliding_layers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    model, given = new_model("gemma3"), inputs("gemma3", [[3, "image", 9], [7]])
+    model, given = new_model("mistral"), inputs("mistral", [[19], [7]])
+    model.config.sliding_window = 8
     cache = QuantizedCache(model, STREAM.replace(visual="dense"))
     messages = heard(lambda: model.generate(**given, past_key_values=cache, max_new_tokens=NEW))
     assert sum("no mask" in message for message in messages) == 1

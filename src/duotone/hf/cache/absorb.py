@@ -22,8 +22,10 @@ def absorb(
     visual = none if visual_mask is None else visual_mask.to(device).bool()
     timeline.begin(visual, real)
     try:
-        for index, source in enumerate(dense.layers):
-            timeline.take(index, source.keys, source.values)
+        for index, number in enumerate(timeline.facts.packed):
+            timeline.take(index, dense.layers[number].keys, dense.layers[number].values)
+        for number, layer in timeline.own.windows.items():
+            layer.update(dense.layers[number].keys, dense.layers[number].values)
     finally:
         timeline.end()
 
@@ -35,7 +37,7 @@ def _check(timeline: Timeline, dense: Cache) -> None:
             "absorb needs a scheme that keeps all tokens; this one evicts some by the scores "
             "of queries, which a dense cache does not hold. Run the model with this cache."
         )
-    if timeline.own:
+    if timeline.own.states:
         raise ValueError(
             "absorb takes over K and V only, and layers of this model keep states as well. Run the "
             "model with this cache."
@@ -44,9 +46,10 @@ def _check(timeline: Timeline, dense: Cache) -> None:
         raise ValueError(f"absorb needs an empty cache; this one holds {length} tokens.")
     held = {getattr(layer, "keys", None) is not None and layer.keys.shape[2]
             for layer in dense.layers}  # fmt: skip
-    if len(dense.layers) != len(timeline.stores) or len(held) != 1 or not all(held):
+    count = len(timeline.stores) + len(timeline.own.layers)
+    if len(dense.layers) != count or len(held) != 1 or not all(held):
         raise ValueError(
-            f"expected {len(timeline.stores)} layers with K and V of the same tokens; got "
+            f"expected {count} layers with K and V of the same tokens; got "
             f"{len(dense.layers)} layers of {sorted(map(int, held))} tokens. "
             "Sliding-window layers forget tokens: prefill without them."
         )

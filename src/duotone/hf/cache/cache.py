@@ -11,13 +11,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.cache_utils import Cache
 
 from duotone.cache import Ledger, MemoryReport, memory_report
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache.absorb import absorb
 from duotone.hf.cache.attention import attach
 from duotone.hf.cache.layer import QuantizedLayer
+from duotone.hf.cache.own_layers import OwnLayer
 from duotone.hf.cache.saved import fill, read_cache, save_cache
 from duotone.hf.cache.timeline import Timeline
 from duotone.hf.model.facts import ModelFacts
@@ -173,7 +174,8 @@ class QuantizedCache(Cache):
         states = [ledger.state for ledger in timeline.ledgers]
         if timeline.frozen is not None:
             return timeline.frozen.memory(states, nominal)
-        report = memory_report(timeline.stores, states, nominal)
+        window = self.facts.window if any(self.facts.sliding) else None
+        report = memory_report(timeline.stores, states, nominal, window)
         return report.with_states(timeline.own.nbytes)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -260,8 +262,8 @@ class QuantizedCache(Cache):
         return cache
 
 
-def _layers(timeline: Timeline) -> list[QuantizedLayer | LinearAttentionLayer]:
-    """Layers in the model's order: ours, and transformers' own where they keep a state."""
+def _layers(timeline: Timeline) -> list[QuantizedLayer | OwnLayer]:
+    """Layers in the model's order: ours, and transformers' own."""
     ours = (QuantizedLayer(timeline, index) for index in range(timeline.facts.layers))
     own = timeline.own.layers
     count = timeline.facts.layers + len(own)

@@ -161,12 +161,12 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
     if not length:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
-    if facts.own:
+    if facts.states:
         raise ValueError(
             f"fixed buffers hold K and V only; {facts.model_type!r} has layers that keep a state. "
             "Decode in buffers that grow."
         )
-    if any(facts.sliding):
+    if facts.has_windows:
         raise ValueError(
             "fixed buffers do not read the masks that sliding windows need; "
             f"{facts.model_type!r} has such layers. Decode in buffers that grow."

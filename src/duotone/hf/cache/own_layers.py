@@ -1,21 +1,28 @@
-"""Layers that keep a state of fixed size instead of K and V: transformers' own objects."""
+"""Layers that stay transformers' own: states of fixed size, and windows of the latest tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, LinearAttentionLayer
 
+from duotone.hf.model.facts import ModelFacts
+
+OwnLayer = LinearAttentionLayer | DynamicSlidingWindowLayer
 KINDS = ("conv_states", "recurrent_states")
+WINDOW_KINDS = ("keys", "values")
 PREFIX = "states."
-# States of one layer, as `state_tensors` names them.
+# Tensors of one layer, as `state_tensors` names them.
 NAMES = {f"{kind}.0" for kind in KINDS}
+WINDOW_NAMES = {f"{kind}.0" for kind in WINDOW_KINDS}
 
 
-def state_tensors(layer: LinearAttentionLayer) -> dict[str, Tensor]:
-    """{kind.number: tensor} of the states that a layer holds."""
+def state_tensors(layer: OwnLayer) -> dict[str, Tensor]:
+    """{kind.number: tensor} of the states, or of the window, that a layer holds."""
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        return {f"{kind}.0": getattr(layer, kind) for kind in WINDOW_KINDS if layer.is_initialized}
     return {
         f"{kind}.{number}": tensor
         for kind in KINDS
@@ -24,9 +31,9 @@ def state_tensors(layer: LinearAttentionLayer) -> dict[str, Tensor]:
     }
 
 
-def own_layers(cache: Cache) -> list[LinearAttentionLayer]:
-    """Layers of any cache that keep a state instead of K and V."""
-    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionLayer)]
+def own_layers(cache: Cache) -> list[OwnLayer]:
+    """Layers of any cache that keep a state instead of K and V, or a window of them."""
+    return [layer for layer in cache.layers if isinstance(layer, OwnLayer)]
 
 
 class OwnLayers:
@@ -35,15 +42,17 @@ class OwnLayers:
     A model runs them through the cache; here is what is asked of all layers of a cache alike.
     """
 
-    def __init__(self, numbers: Iterable[int]) -> None:
-        self.layers = {number: LinearAttentionLayer() for number in numbers}
+    def __init__(self, facts: ModelFacts) -> None:
+        self.states = {number: LinearAttentionLayer() for number in facts.states}
+        self.windows = {n: DynamicSlidingWindowLayer(facts.window) for n in facts.windows}
+        self.layers: dict[int, OwnLayer] = {**self.states, **self.windows}
 
     def __bool__(self) -> bool:
         return bool(self.layers)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """{name: tensor} of all states, as files name them."""
+        """{name: tensor} of all states and windows, as files name them."""
         return {
             f"{PREFIX}{number}.{name}": tensor
             for number, layer in self.layers.items()
@@ -52,8 +61,46 @@ class OwnLayers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states; their number does not depend on the number of tokens."""
+        """Bytes of all states and windows."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def check_length(self, length: int) -> None:
+        """Raise RuntimeError where windows have not seen exactly the tokens of the cache."""
+        for number, layer in self.windows.items():
+            if layer.cumulative_length != length:
+                raise RuntimeError(
+                    f"layer {number} has seen {layer.cumulative_length} tokens and the cache "
+                    f"{length}, so the cache is not consistent any more. Start again with a new "
+                    "cache."
+                )
+
+    def release(self) -> None:
+        """Let go of tokens that left a window: until now it is a view of a whole prompt."""
+        for layer in self.windows.values():
+            for kind, tensor in ((kind, getattr(layer, kind)) for kind in WINDOW_KINDS):
+                if tensor.untyped_storage().nbytes() > tensor.nbytes:
+                    setattr(layer, kind, tensor.clone())
+
+    def check_crop(self, count: int) -> None:
+        """Raise NotImplementedError where `count` tokens cannot be taken out again."""
+        if self.states:
+            raise NotImplementedError(
+                "no token can be taken out of a state again, and layers of this model keep one. "
+                "Begin again with a new cache."
+            )
+        for number, layer in self.windows.items():
+            left = min(layer.cumulative_length - count, layer.sliding_window - 1)
+            if layer.keys.shape[2] - count < left or _forgets(layer):
+                raise NotImplementedError(
+                    f"layer {number} has a window of {layer.sliding_window} tokens, and older "
+                    "ones, which would enter it again, are gone. Call activate_past_recording() "
+                    "of the cache before the steps that may be taken back."
+                )
+
+    def crop(self, count: int) -> None:
+        """Forget the last tokens, as `check_crop` allows it."""
+        for layer in self.windows.values():
+            layer.crop(-count)
 
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
@@ -61,43 +108,53 @@ class OwnLayers:
             layer.reorder_cache(index)
 
     def reset(self) -> None:
-        """Forget all states, and the batch size that they have."""
-        for layer in self.layers.values():
+        """Forget all states and windows, and the batch size that they have."""
+        for layer in self.states.values():
             layer.__init__(layer.number_of_states)
+        for layer in self.windows.values():
+            layer.__init__(layer.sliding_window)
 
-    def fill(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take over states by the names of `tensors`, as copies on a device."""
+    def fill(self, tensors: Mapping[str, Tensor], length: int, device: torch.device) -> None:
+        """Take over what `tensors` names, as copies on a device. length: tokens of the cache."""
         for name, tensor in tensors.items():
             number, kind, place = name.removeprefix(PREFIX).split(".")
             layer, tensor = self.layers[int(number)], tensor.to(device)
+            if kind in WINDOW_KINDS:
+                if not layer.is_initialized:
+                    layer.lazy_initialization(tensor, tensor)
+                setattr(layer, kind, tensor.clone())
+                layer.cumulative_length = length
+                continue
             layer.lazy_initialization(**{kind: tensor}, state_idx=int(place))
             getattr(layer, kind)[int(place)].copy_(tensor)
             layer.has_previous_state[int(place)] = True
 
 
+def _forgets(layer: DynamicSlidingWindowLayer) -> bool:
+    """True where transformers crops no more: the window was full, and nothing recorded."""
+    is_full = layer.cumulative_length >= layer.sliding_window
+    return is_full and not getattr(layer, "record_past", False)
+
+
 def taken_states(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take the states out of a file's tensors."""
+    """Take the states and windows out of a file's tensors."""
     return {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
 
 
-def check_states(states: Mapping[str, Tensor], numbers: Iterable[int], batch: int) -> None:
-    """Raise ValueError for other states than layers with these numbers have.
+def check_states(states: Mapping[str, Tensor], facts: ModelFacts, batch: int, length: int) -> None:
+    """Raise ValueError for other states and windows than this model's layers have.
 
-    All such layers are alike, so each has states of the names, types, and shapes of the others.
+    All layers of a kind are alike, so each has tensors of the names, types, and shapes of the
+    others.
     """
-    found: dict[str, dict[str, Tensor]] = {str(number): {} for number in numbers}
+    found: dict[str, dict[str, Tensor]] = {str(number): {} for number in facts.own}
     for name, tensor in states.items():
         number, _, rest = name.removeprefix(PREFIX).partition(".")
         if number not in found:
             raise ValueError(f"states must be of layers {sorted(found)}; got {name!r}")
         found[number][rest] = tensor
-    kinds = [{name: (x.dtype, tuple(x.shape)) for name, x in own.items()} for own in found.values()]
-    for number, kind in zip(found, kinds, strict=True):
-        if kind != kinds[0] or set(kind) != NAMES:
-            raise ValueError(
-                f"layers with states must have {sorted(NAMES)}, of one shape and type in all of "
-                f"them; layer {number} has {kind}, the first one {kinds[0]}"
-            )
+    for numbers, names in ((facts.states, NAMES), (facts.windows, WINDOW_NAMES)):
+        _check_alike({number: found[str(number)] for number in numbers}, names)
     for name, tensor in states.items():
         if not tensor.is_floating_point() or tensor.shape[:1] != (batch,):
             raise ValueError(
@@ -106,3 +163,25 @@ def check_states(states: Mapping[str, Tensor], numbers: Iterable[int], batch: in
             )
         if not tensor.isfinite().all():
             raise ValueError(f"states must be finite; {name} is not")
+    _check_windows({str(n): found[str(n)] for n in facts.windows}, facts, length)
+
+
+def _check_alike(found: Mapping[int, dict[str, Tensor]], names: set[str]) -> None:
+    kinds = [{name: (x.dtype, tuple(x.shape)) for name, x in own.items()} for own in found.values()]
+    for number, kind in zip(found, kinds, strict=True):
+        if kind != kinds[0] or set(kind) != names:
+            raise ValueError(
+                f"layers with states must have {sorted(names)}, of one shape and type in all of "
+                f"them; layer {number} has {kind}, the first one {kinds[0]}"
+            )
+
+
+def _check_windows(found: Mapping[str, dict[str, Tensor]], facts: ModelFacts, length: int) -> None:
+    for number, own in found.items():
+        wanted = (facts.kv_heads, min(length, facts.window - 1), facts.head_dim)
+        for name, tensor in own.items():
+            if tuple(tensor.shape[1:]) != wanted:
+                raise ValueError(
+                    f"a window after {length} tokens must hold (kv_heads, tokens, head_dim) "
+                    f"{wanted}; layer {number} has {tuple(tensor.shape[1:])} in {name}"
+                )

@@ -55,7 +55,7 @@ def save_cache(timeline: Timeline, model: PreTrainedModel | None, path: str | Pa
     header, tensors = collect(timeline.stores, [ledger.state for ledger in ledgers])
     with tensor_file.damage_named("this cache cannot be saved"):
         parse(header, tensors, spec, _shape(facts))
-        check_states(timeline.own.tensors, facts.own, timeline.batch)
+        check_states(timeline.own.tensors, facts, timeline.batch, timeline.length)
     tensors |= {name: x.contiguous() for name, x in timeline.own.tensors.items()}
     header |= {"format": FORMAT, "spec": spec.to_dict(), "model": facts.signature()}
     tensor_file.write(path, tensors, header | _identity(model, spec), KEY)
@@ -100,7 +100,8 @@ def read_cache(
         _check_identity(header, _identity(model, spec), waive)
         states = taken_states(tensors)
         saved = parse(header, tensors, spec, _shape(facts))
-        check_states(states, facts.own, len(saved.states[0].dense.lengths))
+        first = saved.states[0]
+        check_states(states, facts, len(first.dense.lengths), first.seen)
         if header["model_dtype"] != name_of(model.dtype):
             if states:
                 raise ValueError("states of layers are not converted; load with the model's type")
@@ -190,7 +191,7 @@ def fill(
     timeline: Timeline, saved: Saved, states: Mapping[str, Tensor], device: torch.device
 ) -> None:
     """Put what a file holds into the timeline of a new cache."""
-    timeline.own.fill(states, device)
+    timeline.own.fill(states, saved.states[0].seen, device)
     tables: dict[int, BlockTable] = {}
     timeline.restore([_ledger(timeline.spec, state, device) for state in saved.states])
     for store, content in zip(timeline.stores, saved.layers, strict=True):

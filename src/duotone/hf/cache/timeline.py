@@ -48,7 +48,7 @@ class Timeline:
 
     plans: how the attention of each layer reads. impl: the decode attention that was asked for.
     slow: warnings of slow paths that the model has given.
-    own: layers that keep a state instead of tokens, which the model changes by itself.
+    own: layers that keep a state instead of tokens, or a window, which the model changes by itself.
     stores, ledgers, and the step's plans: one per layer with tokens. Layers have one ledger
     together, or one each where they evict; there is none before the first step.
     frozen: the tokens in fixed buffers, while every step brings one per sequence.
@@ -67,7 +67,7 @@ class Timeline:
     ) -> None:
         self.spec, self.facts, self.impl, self.slow = spec, facts, impl, slow
         self.layouts = tuple(plan.layouts for plan in plans)
-        self.own = OwnLayers(facts.own)
+        self.own = OwnLayers(facts)
         self.reset()
 
     def reset(self) -> None:
@@ -120,6 +120,7 @@ class Timeline:
                 f"of {batch}. Use a cache per batch, or batch_repeat_interleave."
             )
         start, tokens = self.length, real.shape[1]
+        self.own.check_length(start)
         self._forget_step()
         self._taken = set()
         if self.spec.evict is not None and start == 0 and tokens > 1:
@@ -230,6 +231,8 @@ class Timeline:
                 self._taken.clear()
             if len(self._taken) == len(self.stores):
                 self._store_all()
+                if self.step is not None and self.step.tokens > 1:
+                    self.own.release()
                 self._finish()
         finally:
             # A step that broke off has to show.
@@ -273,13 +276,11 @@ class Timeline:
     def crop(self, end: int) -> None:
         """Forget tokens at logical indices >= end.
 
-        Errors: NotImplementedError, before anything is changed, where layers keep states.
+        Errors: NotImplementedError, before anything is changed, where layers keep states or windows
+        that do not go back.
         """
-        if self.own:
-            raise NotImplementedError(
-                f"no token can be taken out of a state again, and layers of "
-                f"{self.facts.model_type!r} keep one. Begin again with a new cache."
-            )
+        self.own.check_crop(self.length - end)
+        self.own.crop(self.length - end)
         for ledger in self._distinct():
             ledger.crop(end)
         for index, store in enumerate(self.stores):

@@ -13,7 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from duotone.hf.model.support import STATE_TYPE, check_supported, takes_pictures
+from duotone.hf.model.support import (
+    FULL_TYPE,
+    STATE_TYPE,
+    WINDOW_TYPE,
+    check_supported,
+    takes_pictures,
+)
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured
@@ -24,6 +30,7 @@ logger = logging.get_logger(__name__)
 # structural checks below or raise.
 TESTED_FAMILIES = {
     "chameleon": ("pictures",),
+    "cohere2": ("text",),
     "emu3": ("pictures",),
     "gemma3": ("pictures",),
     "glm4v": ("pictures",),
@@ -47,8 +54,10 @@ VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 class ModelFacts:
     """The shape of a model's cache and the ids of its visual tokens.
 
-    layers: with K and V; a spec counts these, and `sliding` is of these.
-    own: numbers in the model of the layers that keep a state of fixed size instead.
+    layers: whose K and V are packed; a spec counts these, and `sliding` is of these.
+    states: numbers in the model of the layers that keep a state of fixed size instead.
+    windows: of those with a sliding window, which stay in 16 bit, where other layers see all
+        tokens. window: how many tokens such layers see, packed or not.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are.
     """
@@ -62,7 +71,25 @@ class ModelFacts:
     sliding: tuple[bool, ...]
     visual_token_ids: tuple[int, ...]
     takes_pictures: bool = False
-    own: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    window: int | None = None
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """Numbers in the model of the layers that stay transformers' own."""
+        return tuple(sorted((*self.states, *self.windows)))
+
+    @property
+    def packed(self) -> tuple[int, ...]:
+        """Numbers in the model of the layers whose K and V are packed."""
+        own = self.own
+        return tuple(n for n in range(self.layers + len(own)) if n not in own)
+
+    @property
+    def has_windows(self) -> bool:
+        """Some layers see only the latest tokens."""
+        return any(self.sliding) or bool(self.windows)
 
     @property
     def is_multimodal(self) -> bool:
@@ -101,18 +128,20 @@ def model_facts(
             "the structural checks. Compare with the 16-bit cache once (duotone compare)."
         )
     dtype = getattr(model_or_config, "dtype", None) or text.dtype
-    q_heads, own = text.num_attention_heads, _own_layers(text)
+    q_heads, states, windows = text.num_attention_heads, _states(text), _windows(text)
     return ModelFacts(
         model_type=config.model_type,
-        layers=text.num_hidden_layers - len(own),
+        layers=text.num_hidden_layers - len(states) - len(windows),
         q_heads=q_heads,
         kv_heads=_kv_heads(text),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
         element_bytes=dtype.itemsize if dtype is not None else 2,
-        sliding=_sliding_layers(text),
+        sliding=_packed_windows(text, bool(windows)),
         visual_token_ids=ids,
         takes_pictures=pictures,
-        own=own,
+        states=states,
+        windows=windows,
+        window=getattr(text, "sliding_window", None),
     )
 
 
@@ -130,15 +159,27 @@ def _kv_heads(text: PreTrainedConfig) -> int:
     return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
-def _own_layers(text: PreTrainedConfig) -> tuple[int, ...]:
+def _states(text: PreTrainedConfig) -> tuple[int, ...]:
     types = getattr(text, "layer_types", None) or ()
     return tuple(number for number, kind in enumerate(types) if kind == STATE_TYPE)
 
 
-def _sliding_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
+def _windows(text: PreTrainedConfig) -> tuple[int, ...]:
+    """Windows next to layers that see all tokens: few tokens, which packing makes no fewer.
+
+    Packed layers keep every token. Where all layers have a window, they are packed all the same.
+    """
+    types = getattr(text, "layer_types", None) or ()
+    if FULL_TYPE not in types or getattr(text, "sliding_window", None) is None:
+        return ()
+    return tuple(number for number, kind in enumerate(types) if kind == WINDOW_TYPE)
+
+
+def _packed_windows(text: PreTrainedConfig, own_windows: bool) -> tuple[bool, ...]:
     types = getattr(text, "layer_types", None)
     if types:
-        return tuple(t == "sliding_attention" for t in types if t != STATE_TYPE)
+        own = (STATE_TYPE, WINDOW_TYPE) if own_windows else (STATE_TYPE,)
+        return tuple(t == WINDOW_TYPE for t in types if t not in own)
     window = getattr(text, "sliding_window", None)
     return (window is not None,) * text.num_hidden_layers
 
@@ -160,11 +201,11 @@ def _check_channels(head_dim: int, tensor: TensorSpec) -> None:
         )
 
 
-def check_all_packed(facts: ModelFacts, what: str) -> None:
+def check_no_states(facts: ModelFacts, what: str) -> None:
     """Raise ValueError where a model's layers keep states, of which `what` knows nothing."""
-    if facts.own:
+    if facts.states:
         raise ValueError(
-            f"{what} knows layers with K and V only; {facts.model_type!r} has {len(facts.own)} "
+            f"{what} knows layers with K and V only; {facts.model_type!r} has {len(facts.states)} "
             "layers that keep a state of linear attention. Run it in a QuantizedCache instead."
         )
 

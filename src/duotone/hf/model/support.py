@@ -10,7 +10,8 @@ import sys
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-LAYER_TYPES = ("full_attention", "sliding_attention")
+FULL_TYPE, WINDOW_TYPE = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL_TYPE, WINDOW_TYPE)
 # Layers that keep a state of fixed size, and the families whose models keep it in the cache.
 STATE_TYPE = "linear_attention"
 STATE_FAMILIES = ("qwen3_5_text",)
@@ -95,7 +96,7 @@ def takes_pictures(model_or_config: PreTrainedModel | PreTrainedConfig) -> bool:
 def check_window(model: PreTrainedModel) -> None:
     """Raise ValueError for a sliding window that only the model's own cache would apply.
 
-    Here sliding layers keep all tokens and the model's mask hides the old ones. A model that never
+    Packed layers keep all tokens and the model's mask hides the old ones. A model that never
     makes such a mask relies on a cache that forgets them; with ours it would see them all.
     """
     module = sys.modules.get(type(model.get_decoder()).__module__)

@@ -83,7 +83,7 @@ def check_reorderable(model: PreTrainedModel) -> None:
     """Raise ValueError for a model that cannot run reordered whatever it is given."""
     facts = model_facts(model)
     _check_model(model, facts)
-    if any(facts.sliding):
+    if facts.has_windows:
         raise _sliding(facts.model_type)
 
 
