@@ -225,8 +225,7 @@ class QuantizedCache(Cache):
 
         The first time it reads all weights of the model once.
         Errors: ValueError for an empty cache, for numbers in it that are not finite, and where the
-        model does not exist any more. Numbers of the window that could not be packed later count
-        as such numbers.
+        model does not exist any more. Tokens that could not be packed later are refused as well.
         """
         self.timeline.settle()
         with without_autocast(self.device):
