@@ -22,12 +22,18 @@ from duotone.report.provenance import stamp
 
 SCHEME = "duotone-mixed"
 FILE = Path("results/supports/types.json")
+GRANITE = ["full_attention" if n % 10 == 5 else "linear_attention" for n in range(40)]
+LFM2_MOE = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
 # Fields where a default config makes no model, or has another shape than published checkpoints.
 AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "granitemoehybrid": {"num_hidden_layers": 40, "layer_types": GRANITE},
+    "lfm2": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
+    "lfm2_moe": {"num_hidden_layers": 24, "layer_types": LFM2_MOE},
     "lfm2_vl": {"text_config": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
 }

@@ -106,6 +106,11 @@ FAMILIES = {
 # Some of their layers stay transformers' own; `test_own_layers` and `test_own_windows` are theirs.
 HYBRIDS = {
     "qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, _grid_pixels, None, 0, _modality),
+    "qwen3_5_moe": Family("qwen3_5_moe", configs.qwen3_5_moe, 4, _grid_pixels, None, 0, _modality),
+    **{
+        name: Family(name, configs.text_only(config, **fields))
+        for name, (config, fields) in configs.STATEFUL.items()
+    },
     "cohere2": Family("cohere2", configs.text_only("Cohere2Config", **configs.WINDOWS)),
 }
 MULTIMODAL = [name for name, family in FAMILIES.items() if family.is_multimodal]

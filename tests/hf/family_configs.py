@@ -135,17 +135,19 @@ def qwen3_vl() -> Any:
     return _qwen("Qwen3VLConfig", vision, "qwen3_vl_text", head_dim=16)
 
 
-def qwen3_5() -> Any:
+def qwen3_5(kind: str = "qwen3_5", config: str = "Qwen3_5Config", **more: Any) -> Any:
     vision = {**LATER_VISION, "num_position_embeddings": 16}
     types = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
     linear = dict(linear_num_key_heads=2, linear_num_value_heads=4)
     linear |= dict(linear_key_head_dim=16, linear_value_head_dim=8)
     layers = dict(num_hidden_layers=5, layer_types=[*types, "linear_attention"], head_dim=16)
     rope = {**MROPE, "partial_rotary_factor": 1.0, "mrope_interleaved": True}
-    text = _text("qwen3_5_text", rope_parameters=rope, **linear, **layers)
-    return _config(
-        "Qwen3_5Config", vision_config=_qwen_vision(**vision), text_config=text, **QWEN_IDS
-    )
+    text = _text(f"{kind}_text", rope_parameters=rope, **linear, **layers, **more)
+    return _config(config, vision_config=_qwen_vision(**vision), text_config=text, **QWEN_IDS)
+
+
+def qwen3_5_moe() -> Any:
+    return qwen3_5("qwen3_5_moe", "Qwen3_5MoeConfig", **EXPERTS, **SHARED)
 
 
 def glm4v() -> Any:
@@ -162,6 +164,66 @@ def glm4v() -> Any:
         video_start_token_id=START + 2,
         video_end_token_id=END + 2,
     )
+
+
+LINEAR, CONV = "linear_attention", "conv"
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=2, head_dim=16)
+DELTA |= dict(linear_key_head_dim=16, linear_value_head_dim=8)
+MAMBA = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=1)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+SHARED = dict(shared_expert_intermediate_size=32)
+OMITTED_HEAD_DIM = {name: value for name, value in DELTA.items() if name != "head_dim"}
+NEMOTRON = dict(ssm_state_size=16, mamba_num_heads=4, mamba_head_dim=16, n_groups=2, chunk_size=8)
+NEMOTRON |= dict(n_routed_experts=4, moe_intermediate_size=32, head_dim=16)
+
+
+def _layers(*types: str) -> dict[str, Any]:
+    return dict(num_hidden_layers=len(types), layer_types=list(types))
+
+
+# By model type, the class of the config and its fields; all are text models.
+STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {**DELTA, **EXPERTS, **SHARED, **_layers(LINEAR, FULL, LINEAR, FULL, LINEAR)},
+    ),
+    "olmo_hybrid": ("OlmoHybridConfig", {**OMITTED_HEAD_DIM, **_layers(LINEAR, FULL, LINEAR)}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **NEMOTRON,
+            "moe_shared_expert_intermediate_size": 32,
+            **_layers(LINEAR, "moe", FULL, "mlp", LINEAR, FULL),
+        },
+    ),
+    "lfm2": ("Lfm2Config", _layers(CONV, FULL, CONV, FULL)),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {**EXPERTS, "num_dense_layers": 1, **_layers(CONV, FULL, CONV, FULL)},
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **MAMBA,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+            **_layers(LINEAR, FULL, LINEAR, FULL),
+        },
+    ),
+    "bamba": ("BambaConfig", {**MAMBA, "num_hidden_layers": 4, "attn_layer_indices": [1, 3]}),
+    "jamba": (
+        "JambaConfig",
+        dict(
+            num_hidden_layers=4,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=4,
+            mamba_d_state=8,
+            mamba_dt_rank=8,
+        ),
+    ),
+}
 
 
 VQ = dict(base_channels=32, channel_multiplier=[1, 1, 1], num_res_blocks=1)

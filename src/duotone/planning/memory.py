@@ -79,7 +79,7 @@ def plan(
     check_no_states(facts, "a plan")
     check_spec(facts, spec)
     if hasattr(model_or_config, "get_decoder"):
-        warn_of_extreme_keys(model_or_config, spec)
+        warn_of_extreme_keys(model_or_config, facts, spec)
     codes = params = dense_tokens = 0
     kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
     for layer, (visual, text) in enumerate(kept):

@@ -9,6 +9,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.evaluate.forcing import kl_divergence
 from duotone.hf.model.extreme_keys import _attentions, _ratio
+from duotone.hf.model.facts import model_facts
 
 from families import FAMILIES, HYBRIDS, inputs, new_model, tiny_model
 
@@ -25,7 +26,7 @@ def with_biases(norms: tuple[float, ...]) -> PreTrainedModel:
     config.text_config.rope_parameters = {**MROPE, "rope_theta": 1e6}
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()
-    for attention, norm in zip(_attentions(model), norms, strict=True):
+    for attention, norm in zip(_attentions(model, model_facts(model)), norms, strict=True):
         bias = attention.k_proj.bias.data.zero_().view(-1, attention.head_dim)
         bias[:, SLOWEST] = norm / 4**0.5
     return model
@@ -69,13 +70,14 @@ def test_only_layers_that_share_a_range_are_named() -> None:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS])
 def test_ordinary_weights_are_not_extreme(name: str) -> None:
-    ratios = [float(_ratio(each)) for each in _attentions(tiny_model(name))]
+    model = tiny_model(name)
+    ratios = [float(_ratio(each)) for each in _attentions(model, model_facts(model))]
     assert len(ratios) >= 1
     assert all(0 < ratio < 5 for ratio in ratios)
 
 
 def test_norms_of_keys_count() -> None:
     model = new_model("qwen3")
-    _attentions(model)[1].k_norm.weight.data[3] = 40
+    _attentions(model, model_facts(model))[1].k_norm.weight.data[3] = 40
     with pytest.warns(UserWarning, match=r"'qwen3' channels of layers \[1\] reach 40 times"):
         QuantizedCache(model, SHARED)

@@ -18,7 +18,6 @@ from duotone.hf.attachment import Attachment
 from duotone.hf.cache.absorb import absorb
 from duotone.hf.cache.attention import attach
 from duotone.hf.cache.layer import QuantizedLayer
-from duotone.hf.cache.own_layers import OwnLayer
 from duotone.hf.cache.saved import fill, read_cache, save_cache
 from duotone.hf.cache.timeline import Timeline
 from duotone.hf.model.facts import ModelFacts
@@ -262,7 +261,7 @@ class QuantizedCache(Cache):
         return cache
 
 
-def _layers(timeline: Timeline) -> list[QuantizedLayer | OwnLayer]:
+def _layers(timeline: Timeline) -> list[Any]:
     """Layers in the model's order: ours, and transformers' own."""
     ours = (QuantizedLayer(timeline, index) for index in range(timeline.facts.layers))
     own = timeline.own.layers

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from duotone.hf.model.facts import ModelFacts
@@ -14,9 +15,6 @@ OwnLayer = LinearAttentionLayer | DynamicSlidingWindowLayer
 KINDS = ("conv_states", "recurrent_states")
 WINDOW_KINDS = ("keys", "values")
 PREFIX = "states."
-# Tensors of one layer, as `state_tensors` names them.
-NAMES = {f"{kind}.0" for kind in KINDS}
-WINDOW_NAMES = {f"{kind}.0" for kind in WINDOW_KINDS}
 
 
 def state_tensors(layer: OwnLayer) -> dict[str, Tensor]:
@@ -45,7 +43,9 @@ class OwnLayers:
     def __init__(self, facts: ModelFacts) -> None:
         self.states = {number: LinearAttentionLayer() for number in facts.states}
         self.windows = {n: DynamicSlidingWindowLayer(facts.window) for n in facts.windows}
-        self.layers: dict[int, OwnLayer] = {**self.states, **self.windows}
+        # The class is of later versions of transformers, as are models that need it.
+        self.empty = {number: cache_utils.DummyLayer() for number in facts.empty}
+        self.layers = {**self.states, **self.windows, **self.empty}
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -55,7 +55,7 @@ class OwnLayers:
         """{name: tensor} of all states and windows, as files name them."""
         return {
             f"{PREFIX}{number}.{name}": tensor
-            for number, layer in self.layers.items()
+            for number, layer in {**self.states, **self.windows}.items()
             for name, tensor in state_tensors(layer).items()
         }
 
@@ -147,13 +147,16 @@ def check_states(states: Mapping[str, Tensor], facts: ModelFacts, batch: int, le
     All layers of a kind are alike, so each has tensors of the names, types, and shapes of the
     others.
     """
-    found: dict[str, dict[str, Tensor]] = {str(number): {} for number in facts.own}
+    found: dict[str, dict[str, Tensor]] = {
+        str(number): {} for number in (*facts.states, *facts.windows)
+    }
     for name, tensor in states.items():
         number, _, rest = name.removeprefix(PREFIX).partition(".")
         if number not in found:
             raise ValueError(f"states must be of layers {sorted(found)}; got {name!r}")
         found[number][rest] = tensor
-    for numbers, names in ((facts.states, NAMES), (facts.windows, WINDOW_NAMES)):
+    for numbers, kinds in ((facts.states, facts.state_kinds), (facts.windows, WINDOW_KINDS)):
+        names = {f"{kind}.0" for kind in kinds}
         _check_alike({number: found[str(number)] for number in numbers}, names)
     for name, tensor in states.items():
         if not tensor.is_floating_point() or tensor.shape[:1] != (batch,):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec, KVSpec
 
 # Times as far as the median channel of a head.
@@ -22,9 +23,9 @@ SPREADS = 3.0
 _FOUND: weakref.WeakKeyDictionary[PreTrainedModel, list[float]] = weakref.WeakKeyDictionary()
 
 
-def warn_of_extreme_keys(model: PreTrainedModel, spec: CacheSpec) -> None:
+def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
     """Warn of layers with extreme keys where `spec` gives several channels of K one range."""
-    attentions = _attentions(model)
+    attentions = _attentions(model, facts)
     risky = [number for number in range(len(attentions)) if _shares_range(spec, number)]
     if not risky:
         return
@@ -41,10 +42,11 @@ def warn_of_extreme_keys(model: PreTrainedModel, spec: CacheSpec) -> None:
         )
 
 
-def _attentions(model: PreTrainedModel) -> list[nn.Module]:
+def _attentions(model: PreTrainedModel, facts: ModelFacts) -> list[nn.Module]:
     """Attention modules of the language model, in the order of the layers that a spec counts."""
     modules = model.get_decoder().modules()
-    return [m for m in modules if hasattr(m, "k_proj") and hasattr(m, "layer_idx")]
+    found = [m for m in modules if hasattr(m, "k_proj") and hasattr(m, "layer_idx")]
+    return [m for m in found if m.layer_idx in facts.packed]
 
 
 def _shares_range(spec: CacheSpec, layer: int) -> bool:

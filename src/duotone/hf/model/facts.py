@@ -6,6 +6,7 @@ by name, before any work is done.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from duotone.hf.model.support import (
+    EMPTY_TYPES,
     FULL_TYPE,
-    STATE_TYPE,
+    LAYER_TYPES,
+    STATE_TYPES,
     WINDOW_TYPE,
     check_supported,
     takes_pictures,
@@ -29,21 +32,30 @@ logger = logging.get_logger(__name__)
 # Families that the test suite runs end to end, and the inputs that it gives them. Others pass the
 # structural checks below or raise.
 TESTED_FAMILIES = {
+    "bamba": ("text",),
     "chameleon": ("pictures",),
     "cohere2": ("text",),
     "emu3": ("pictures",),
     "gemma3": ("pictures",),
     "glm4v": ("pictures",),
+    "granitemoehybrid": ("text",),
     "internvl": ("pictures",),
+    "jamba": ("text",),
+    "lfm2": ("text",),
+    "lfm2_moe": ("text",),
     "llama": ("text",),
     "llava": ("pictures",),
     "llava_onevision": ("pictures", "video"),
     "mistral": ("text",),
+    "nemotron_h": ("text",),
+    "olmo_hybrid": ("text",),
     "qwen2": ("text",),
     "qwen2_5_vl": ("pictures", "video"),
     "qwen2_vl": ("pictures", "video"),
     "qwen3": ("text",),
     "qwen3_5": ("pictures",),
+    "qwen3_5_moe": ("pictures",),
+    "qwen3_next": ("text",),
     "qwen3_vl": ("pictures",),
     "smolvlm": ("pictures",),
 }
@@ -55,7 +67,8 @@ class ModelFacts:
     """The shape of a model's cache and the ids of its visual tokens.
 
     layers: whose K and V are packed; a spec counts these, and `sliding` is of these.
-    states: numbers in the model of the layers that keep a state of fixed size instead.
+    states: numbers in the model of the layers that keep states of fixed size instead, of
+        `state_kinds`. empty: of those that keep nothing, such as a layer of experts alone.
     windows: of those with a sliding window, which stay in 16 bit, where other layers see all
         tokens. window: how many tokens such layers see, packed or not.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
@@ -72,13 +85,15 @@ class ModelFacts:
     visual_token_ids: tuple[int, ...]
     takes_pictures: bool = False
     states: tuple[int, ...] = ()
+    state_kinds: tuple[str, ...] = ()
+    empty: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
     window: int | None = None
 
     @property
     def own(self) -> tuple[int, ...]:
         """Numbers in the model of the layers that stay transformers' own."""
-        return tuple(sorted((*self.states, *self.windows)))
+        return tuple(sorted((*self.states, *self.windows, *self.empty)))
 
     @property
     def packed(self) -> tuple[int, ...]:
@@ -128,10 +143,12 @@ def model_facts(
             "the structural checks. Compare with the 16-bit cache once (duotone compare)."
         )
     dtype = getattr(model_or_config, "dtype", None) or text.dtype
-    q_heads, states, windows = text.num_attention_heads, _states(text), _windows(text)
+    q_heads, types = text.num_attention_heads, getattr(text, "layer_types", None) or ()
+    states, empty = numbers_of(types, *STATE_TYPES), numbers_of(types, *EMPTY_TYPES)
+    windows = _windows(text)
     return ModelFacts(
         model_type=config.model_type,
-        layers=text.num_hidden_layers - len(states) - len(windows),
+        layers=text.num_hidden_layers - len((*states, *windows, *empty)),
         q_heads=q_heads,
         kv_heads=_kv_heads(text),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
@@ -140,6 +157,8 @@ def model_facts(
         visual_token_ids=ids,
         takes_pictures=pictures,
         states=states,
+        state_kinds=STATE_TYPES[types[states[0]]] if states else (),
+        empty=empty,
         windows=windows,
         window=getattr(text, "sliding_window", None),
     )
@@ -159,9 +178,9 @@ def _kv_heads(text: PreTrainedConfig) -> int:
     return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
-def _states(text: PreTrainedConfig) -> tuple[int, ...]:
-    types = getattr(text, "layer_types", None) or ()
-    return tuple(number for number, kind in enumerate(types) if kind == STATE_TYPE)
+def numbers_of(types: Sequence[str], *wanted: str) -> tuple[int, ...]:
+    """Numbers of the layers of these types."""
+    return tuple(number for number, kind in enumerate(types) if kind in wanted)
 
 
 def _windows(text: PreTrainedConfig) -> tuple[int, ...]:
@@ -172,14 +191,14 @@ def _windows(text: PreTrainedConfig) -> tuple[int, ...]:
     types = getattr(text, "layer_types", None) or ()
     if FULL_TYPE not in types or getattr(text, "sliding_window", None) is None:
         return ()
-    return tuple(number for number, kind in enumerate(types) if kind == WINDOW_TYPE)
+    return numbers_of(types, WINDOW_TYPE)
 
 
 def _packed_windows(text: PreTrainedConfig, own_windows: bool) -> tuple[bool, ...]:
     types = getattr(text, "layer_types", None)
     if types:
-        own = (STATE_TYPE, WINDOW_TYPE) if own_windows else (STATE_TYPE,)
-        return tuple(t == WINDOW_TYPE for t in types if t not in own)
+        packed = (FULL_TYPE,) if own_windows else LAYER_TYPES
+        return tuple(t == WINDOW_TYPE for t in types if t in packed)
     window = getattr(text, "sliding_window", None)
     return (window is not None,) * text.num_hidden_layers
 

@@ -34,7 +34,7 @@ def fitting_facts(
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)
     check_spec(facts, spec)
-    warn_of_extreme_keys(model, spec)
+    warn_of_extreme_keys(model, facts, spec)
     return facts
 
 

@@ -12,9 +12,25 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 FULL_TYPE, WINDOW_TYPE = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL_TYPE, WINDOW_TYPE)
-# Layers that keep a state of fixed size, and the families whose models keep it in the cache.
-STATE_TYPE = "linear_attention"
-STATE_FAMILIES = ("qwen3_5_text",)
+# Layers that keep states of fixed size, with the kinds of states, and layers that keep nothing.
+STATE_TYPES = {
+    "linear_attention": ("conv_states", "recurrent_states"),
+    "conv": ("conv_states",),
+}
+EMPTY_TYPES = ("mlp", "moe")
+# Families with such layers whose models keep the states in the cache, as not all do.
+STATE_FAMILIES = (
+    "bamba",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+)
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
 UNSUPPORTED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
@@ -54,12 +70,19 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     for field, why in UNSUPPORTED_FIELDS.items():
         if getattr(text, field, None):
             raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
-    known = {*LAYER_TYPES, *((STATE_TYPE,) if text.model_type in STATE_FAMILIES else ())}
-    odd = sorted(set(getattr(text, "layer_types", None) or ()) - known)
+    known, types = set(LAYER_TYPES), set(getattr(text, "layer_types", None) or ())
+    if text.model_type in STATE_FAMILIES:
+        known |= {*STATE_TYPES, *EMPTY_TYPES}
+    odd = sorted(types - known)
     if odd:
         raise ValueError(
             f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
             "Use the model's own cache."
+        )
+    if types and not types & set(LAYER_TYPES):
+        raise ValueError(
+            f"some layers must have K and V; {name!r} has only {sorted(types)}. Use the model's "
+            "own cache."
         )
     missing = [field for field in REQUIRED_FIELDS if not getattr(text, field, None)]
     if missing:
