@@ -79,4 +79,5 @@ def test_memory_is_compared_with_the_models_own_cache(name: str) -> None:
 def test_layers_without_a_cache_have_none() -> None:
     cache = QuantizedCache(tiny_model("nemotron_h"), DENSE)
     assert (cache.facts.states, cache.facts.empty, cache.facts.packed) == ((0, 4), (1, 3), (2, 5))
-    assert copy.deepcopy(cache).is_dummy == [False, True, False, True, False, False]
+    assert [hasattr(layer, "store") for layer in copy.deepcopy(cache).layers][2::3] == [True] * 2
+    assert list(cache.timeline.own.empty) == [1, 3]

@@ -184,6 +184,7 @@ class QuantizedCache(Cache):
         length = self.length
         removed = -tokens_to_remove if tokens_to_remove < 0 else length - tokens_to_remove
         if tokens_to_remove == 0 or removed <= 0 or not length:
+            self.timeline.own.trim()
             return
         if removed > length:
             raise ValueError(f"cannot remove {removed} tokens of {length}.")

@@ -43,8 +43,9 @@ class OwnLayers:
     def __init__(self, facts: ModelFacts) -> None:
         self.states = {number: LinearAttentionLayer() for number in facts.states}
         self.windows = {n: DynamicSlidingWindowLayer(facts.window) for n in facts.windows}
-        # The class is of later versions of transformers, as are models that need it.
-        self.empty = {number: cache_utils.DummyLayer() for number in facts.empty}
+        # transformers 5.17 has no class for them and takes one whose states are never set.
+        empty = getattr(cache_utils, "DummyLayer", LinearAttentionLayer)
+        self.empty = {number: empty() for number in facts.empty}
         self.layers = {**self.states, **self.windows, **self.empty}
 
     def __bool__(self) -> bool:
@@ -102,6 +103,12 @@ class OwnLayers:
         for layer in self.windows.values():
             layer.crop(-count)
 
+    def trim(self) -> None:
+        """Let go of what windows have recorded since the last crop, as transformers' `crop(0)`."""
+        for layer in self.windows.values():
+            if layer.record_past:
+                layer.crop(0)
+
     def rows(self, index: Tensor) -> None:
         """Pick sequences."""
         for layer in self.layers.values():
@@ -132,8 +139,7 @@ class OwnLayers:
 
 def _forgets(layer: DynamicSlidingWindowLayer) -> bool:
     """True where transformers crops no more: the window was full, and nothing recorded."""
-    is_full = layer.cumulative_length >= layer.sliding_window
-    return is_full and not getattr(layer, "record_past", False)
+    return layer.cumulative_length >= layer.sliding_window and not layer.record_past
 
 
 def taken_states(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
