@@ -54,6 +54,14 @@ def _grid_video(videos: int) -> dict[str, Tensor]:
     }
 
 
+def _patches(images: int) -> dict[str, Tensor]:
+    return {
+        "pixel_values": torch.randn(images, 16, 3 * 4 * 4),
+        "pixel_attention_mask": torch.ones(images, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4]] * images),
+    }
+
+
 def _modality(ids: Tensor) -> dict[str, Tensor]:
     return {"mm_token_type_ids": (ids == IMAGE).long() + 2 * (ids == VIDEO).long()}
 
@@ -107,6 +115,7 @@ FAMILIES = {
 HYBRIDS = {
     "qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, _grid_pixels, None, 0, _modality),
     "qwen3_5_moe": Family("qwen3_5_moe", configs.qwen3_5_moe, 4, _grid_pixels, None, 0, _modality),
+    "lfm2_vl": Family("lfm2_vl", configs.lfm2_vl, 4, _patches),
     **{
         name: Family(name, configs.text_only(config, **fields))
         for name, (config, fields) in configs.STATEFUL.items()

@@ -226,6 +226,17 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def lfm2_vl() -> Any:
+    vision = _clip_vision(model_type="siglip2_vision_model", num_patches=16)
+    return _config(
+        "Lfm2VlConfig",
+        vision_config=vision,
+        text_config=_text("lfm2", **_layers(CONV, FULL, CONV, FULL)),
+        image_token_id=IMAGE,
+        projector_hidden_size=48,
+    )
+
+
 VQ = dict(base_channels=32, channel_multiplier=[1, 1, 1], num_res_blocks=1)
 
 

@@ -43,6 +43,7 @@ TESTED_FAMILIES = {
     "jamba": ("text",),
     "lfm2": ("text",),
     "lfm2_moe": ("text",),
+    "lfm2_vl": ("pictures",),
     "llama": ("text",),
     "llava": ("pictures",),
     "llava_onevision": ("pictures", "video"),
