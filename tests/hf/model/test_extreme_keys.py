@@ -1,5 +1,7 @@
 """Biases of K as Qwen2.5-7B has them: presets bear them, and a shared range is warned of."""
 
+from typing import Any, NoReturn
+
 import pytest
 import torch
 from family_configs import MROPE
@@ -71,7 +73,7 @@ def test_only_layers_that_share_a_range_are_named() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS])
 def test_ordinary_weights_are_not_extreme(name: str) -> None:
     model = tiny_model(name)
-    ratios = [float(_ratio(each)) for each in _attentions(model, model_facts(model))]
+    ratios = [_ratio(each) for each in _attentions(model, model_facts(model))]
     assert len(ratios) >= 1
     assert all(0 < ratio < 5 for ratio in ratios)
 
@@ -80,4 +82,33 @@ def test_norms_of_keys_count() -> None:
     model = new_model("qwen3")
     _attentions(model, model_facts(model))[1].k_norm.weight.data[3] = 40
     with pytest.warns(UserWarning, match=r"'qwen3' channels of layers \[1\] reach 40 times"):
+        QuantizedCache(model, SHARED)
+
+
+class Codes(torch.Tensor):
+    """A quantizer's weight, which says that it is of floats and knows no operation on them."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError
+
+
+def test_weights_that_cannot_be_read_warn_of_nothing() -> None:
+    model = new_model("qwen3")
+    first, second, *_ = _attentions(model, model_facts(model))
+    # As accelerate offloads: a hook brings the numbers for a forward pass, and moves its inputs.
+    first.k_norm.weight = torch.nn.Parameter(torch.ones(first.head_dim, device="meta"))
+    first.k_norm.register_forward_pre_hook(lambda _, args: (args[0].to("cpu"),))
+    second.k_norm = None
+    for kept in (torch.ones(32, 8).as_subclass(Codes), torch.ones(32, 8).to(torch.float8_e4m3fn)):
+        second.k_proj._parameters["weight"] = kept
+        assert (_ratio(first), _ratio(second)) == (0, 0)
+
+
+def test_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_biases(NORMS)
+    with pytest.warns(UserWarning, match=r"layers \[0, 2\]"):
+        QuantizedCache(model, SHARED)
+    monkeypatch.setattr("duotone.hf.model.extreme_keys._attentions", None)
+    with pytest.warns(UserWarning, match=r"layers \[0, 2\]"):
         QuantizedCache(model, SHARED)

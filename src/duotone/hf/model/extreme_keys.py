@@ -20,18 +20,19 @@ from duotone.quant import CacheSpec, KVSpec
 # Times as far as the median channel of a head.
 EXTREME = 10.0
 SPREADS = 3.0
-_FOUND: weakref.WeakKeyDictionary[PreTrainedModel, list[float]] = weakref.WeakKeyDictionary()
+# Of each model whose weights were read: {number of a layer: how far its largest channel reaches}.
+_FOUND: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, float]] = weakref.WeakKeyDictionary()
 
 
 def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
     """Warn of layers with extreme keys where `spec` gives several channels of K one range."""
-    attentions = _attentions(model, facts)
-    risky = [number for number in range(len(attentions)) if _shares_range(spec, number)]
+    risky = [number for place, number in enumerate(facts.packed) if _shares_range(spec, place)]
     if not risky:
         return
     if model not in _FOUND:
-        _FOUND[model] = torch.stack([_ratio(each) for each in attentions]).tolist()
-    found = {attentions[n].layer_idx: _FOUND[model][n] for n in risky if _FOUND[model][n] > EXTREME}
+        _FOUND[model] = {each.layer_idx: _ratio(each) for each in _attentions(model, facts)}
+    known = _FOUND[model]
+    found = {number: known[number] for number in risky if known.get(number, 0.0) > EXTREME}
     if found:
         warnings.warn(
             "K that has channels far larger than others needs a range per channel; in "
@@ -56,24 +57,34 @@ def _shares_range(spec: CacheSpec, layer: int) -> bool:
 
 
 @torch.no_grad()
-def _ratio(attention: nn.Module) -> Tensor:
+def _ratio(attention: nn.Module) -> float:
     """Reach of a head's largest channel of K, in reaches of its median one; 0 where unknown."""
     reach, head_dim = _reach(attention), getattr(attention, "head_dim", None)
-    if reach is None or reach.is_meta or not head_dim or reach.numel() % head_dim:
-        return torch.zeros(())
+    if reach is None or not head_dim or reach.numel() % head_dim:
+        return 0.0
     heads = reach.float().view(-1, head_dim)
-    return (heads.amax(1) / heads.median(1).values.clamp_min(1e-9)).max().cpu()
+    return float((heads.amax(1) / heads.median(1).values.clamp_min(1e-9)).max())
 
 
 def _reach(attention: nn.Module) -> Tensor | None:
     """|mean| + three spreads of every channel of K before RoPE, for inputs of unit variance."""
     norm, linear = getattr(attention, "k_norm", None), attention.k_proj
     weight = getattr(linear if norm is None else norm, "weight", None)
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+    if not _is_readable(weight):
         return None
     if norm is not None:  # its output for +1, -1, +1, ...: some norms add 1 to their weight
         signs = torch.ones_like(weight)
         signs.view(-1)[1::2] = -1
         return SPREADS * norm(signs).abs()
-    spreads = SPREADS * weight.float().norm(dim=1)
+    spreads = SPREADS * torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
     return spreads if linear.bias is None else spreads + linear.bias.abs()
+
+
+def _is_readable(weight: object) -> bool:
+    """True for plain floats that are here; False for codes, fp8 without its scales, and offloading.
+
+    Tensors of quantizers are subclasses that may know neither a norm nor an absolute value.
+    """
+    if type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
+        return False
+    return weight.is_floating_point() and weight.itemsize > 1
