@@ -2,8 +2,8 @@
 
     python -m benchmarks.supports.table      writes results/supports/types.json anew
 
-Each type's default config is checked as `duotone supports` does, on the meta device; no weights
-are read. Run it when a family, a check or transformers changes.
+Each type's default config, with fields of ours for some, is checked as `duotone supports` does, on
+the meta device; no weights are read. Run it when a family, a check or transformers changes.
 """
 
 import argparse
@@ -24,7 +24,8 @@ SCHEME = "duotone-mixed"
 FILE = Path("results/supports/types.json")
 GRANITE = ["full_attention" if n % 10 == 5 else "linear_attention" for n in range(40)]
 LFM2_MOE = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
-# Fields where a default config makes no model, or has another shape than published checkpoints.
+# Fields where a default config makes no model, or has another shape than published checkpoints;
+# written from memory, as docs/supports.md says.
 AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
     "bamba": {"attn_layer_indices": [9, 18, 27]},

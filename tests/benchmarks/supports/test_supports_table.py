@@ -1,11 +1,12 @@
 """The support page lists what the code says of each type."""
 
 import json
+import re
 
 import pytest
 import transformers
 
-from benchmarks.supports.table import FILE, model_types, row
+from benchmarks.supports.table import AS_PUBLISHED, FILE, model_types, row
 from benchmarks.supports.tables import group, supports_summary, supports_table
 from duotone.hf.model.facts import TESTED_FAMILIES
 
@@ -27,6 +28,12 @@ def test_the_tested_types_of_the_page_are_those_of_the_suite() -> None:
     """Else: python -m benchmarks.supports.table && duotone report."""
     tested = {r["model_type"]: tuple(r["tested"]) for r in RESULT["rows"] if r.get("tested")}
     assert tested == TESTED_FAMILIES
+
+
+def test_the_page_names_types_whose_fields_are_ours() -> None:
+    page = (REPOSITORY / "docs" / "supports.md").read_text(encoding="utf-8")
+    (said,) = (part for part in page.split("\n\n") if "`AS_PUBLISHED`" in part)
+    assert set(re.findall(r"`(\w+)`", said)) - {"AS_PUBLISHED"} == set(AS_PUBLISHED)
 
 
 def test_rows_come_in_groups_with_their_words() -> None:
