@@ -16,8 +16,8 @@ NAME = re.compile(r"^\w+$")
 
 
 def absent(text: str, sources: Path = SOURCES) -> Iterator[str]:
-    """Files of numbered lines that are not there, and names that none of a line's files has."""
-    for line in re.findall(r"^\d+\. .*$", text, re.M):
+    """Files of numbered items that are not there, and names that none of an item's files has."""
+    for line in re.findall(r"^\d+\. .*(?:\n   .*)*", text, re.M):
         quoted = re.findall(r"`([^`]+)`", line)
         files = [sources / name for name in quoted if FILE.match(name) and "/" in name]
         files += [sources / name for name in quoted[:1] if FILE.match(name) and "/" not in name]
@@ -58,6 +58,7 @@ def test_the_page_is_short_and_numbered_in_order() -> None:
     [
         ("1. `hf/gone.py`: see", "hf/gone.py"),
         ("1. `gone.py`: see", "gone.py"),
+        ("1. `hf/session.py`: see\n   `hf/gone.py`", "hf/gone.py"),
         ("1. `hf/session.py`: `Unheard` of it", "Unheard: 1. `hf/session.py`: `Unheard` of it"),
     ],
 )
