@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,18 @@ def test_a_time_limit_ends_between_rows() -> None:
 def test_a_budget_below_one_sequence_has_no_batch() -> None:
     (result,) = measured("--budget", f"{ONE // 2}B", "--row", "plain")
     assert result["rows"][0]["batch"] == 0
+
+
+def test_a_batch_whose_peak_exceeds_the_budget_does_not_fit(
+    bench: BudgetBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(*given: Any, **more: Any) -> Steps:
+        steps = go_on(*given, **more)
+        return replace(steps, peak_bytes=2 * steps.peak_bytes)
+
+    largest = bench.row(Row.parse(PLAIN), 8 * ONE)["largest_batch"]
+    monkeypatch.setattr(generate_budget, "go_on", twice)
+    assert bench.row(Row.parse(PLAIN), 8 * ONE)["largest_batch"] == largest // 2
 
 
 @pytest.mark.slow
