@@ -101,7 +101,7 @@ def moved(dense):
 
 
 def parts(batch, query, kv, attend):
-    """What a kept call of spans and a window spends its time for."""
+    """Time the parts of a kept call of spans and a window."""
     attend(kv)
     call = kept_call._kept()[id(kv[0].records)][1]
     made, out = call.launched.made, torch.empty_like(query)

@@ -1,4 +1,4 @@
-"""What people do to a model between two calls, and a model's answers around it."""
+"""Changes that people make to a model between two calls, and its answers before and after."""
 
 from collections.abc import Callable
 from types import MethodType
