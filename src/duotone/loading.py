@@ -68,7 +68,7 @@ def _resolve(name: str | None) -> str:
         if not (local / "config.json").is_file():
             raise ValueError(
                 f"a local model must be a folder with a config.json, got {name!r}; "
-                f"check the path, or leave --model out for the embedded {EMBEDDED}"
+                f"check the path, or leave the model out for the embedded {EMBEDDED}"
             )
         return str(local)
     return name
