@@ -76,7 +76,8 @@ def _reach(attention: nn.Module) -> Tensor | None:
         signs = torch.ones_like(weight)
         signs.view(-1)[1::2] = -1
         return SPREADS * norm(signs).abs()
-    spreads = SPREADS * torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    spreads = SPREADS * torch.linalg.vector_norm(weight, dim=1, dtype=wide)
     return spreads if linear.bias is None else spreads + linear.bias.abs()
 
 
