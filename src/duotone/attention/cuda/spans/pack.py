@@ -269,18 +269,17 @@ class _Places:
     """Starts of the records of a table of blocks; layers use one table in turn."""
 
     def __init__(self) -> None:
-        self._of: tuple[BlockTable, RecordFormat] | None = None
-        self._places: tuple[Tensor, int] | None = None
+        self._last: tuple[BlockTable, RecordFormat, tuple[Tensor, int]] | None = None
 
     def of(self, blocks: BlockTable, form: RecordFormat) -> tuple[Tensor, int]:
         """(first record of each block [batch, blocks] int32, records of the longest sequence)."""
-        known = self._of is not None and self._of[0] is blocks and self._of[1] == form
-        if not known or self._places is None:
+        last = self._last  # another thread may put its own there at any time
+        if last is None or last[0] is not blocks or last[1] != form:
             counts = -(-blocks.sizes // form.tokens)
             first = (counts.cumsum(-1) - counts).int()
             per_head = int(counts.sum(-1).max()) if counts.numel() else 0
-            self._of, self._places = (blocks, form), (first, per_head)
-        return self._places
+            last = self._last = blocks, form, (first, per_head)
+        return last[2]
 
 
 _PLACES = _Places()
