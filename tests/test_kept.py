@@ -1,6 +1,7 @@
 """Tensors that are kept for good are allocated by another thread than the one that asks."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from duotone.kept import in_another_thread, kept
+from duotone.kept import cached_once, in_another_thread, kept
 
 
 class Pool(TorchDispatchMode):
@@ -64,3 +65,20 @@ def test_inference_mode_does_not_reach_it(cuda: SimpleNamespace) -> None:
 def test_errors_come_back() -> None:
     with pytest.raises(KeyError, match="no"):
         in_another_thread(lambda: {}["no"])
+
+
+def test_threads_that_ask_at_once_get_one_tensor() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    @cached_once
+    def made(size: int) -> torch.Tensor:
+        if size == 3:
+            both.wait()
+        return torch.zeros(size)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(made, (3, 3))
+    assert first is second is made(3)
+    assert made(4) is made(4) is not first
+    made.cache_clear()
+    assert made(4) is not first

@@ -7,13 +7,31 @@ overwrite it. The pool belongs to one thread, so another thread allocates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+
+def cached_once(make: Callable[..., T]) -> Callable[..., T]:
+    """`functools.cache`, but threads that call at the same time get one result, the first.
+
+    Launches and graphs hold addresses of what is kept here. Nobody else would keep another result.
+    """
+    made: dict[tuple, T] = {}
+
+    @wraps(make)
+    def call(*args: Hashable) -> T:
+        if (found := made.get(args)) is None:
+            found = made.setdefault(args, make(*args))
+        return found
+
+    call.cache_clear = made.clear
+    return call
 
 
 def kept(make: Callable[[], T], device: torch.device) -> T:

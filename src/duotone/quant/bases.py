@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.kept import kept
+from duotone.kept import cached_once, kept
 from duotone.quant import tensor_file
 from duotone.quant.digest import digest
 from duotone.quant.spec_base import require
@@ -191,7 +191,7 @@ class Turn(NamedTuple):
     query: Matrices
 
 
-@cache
+@cached_once
 def turn(reference: str, dtype: torch.dtype, device: torch.device) -> Turn:
     """Make the matrices of a reference, kept per device: a captured step copies nothing.
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.kept import kept
+from duotone.kept import cached_once, kept
 from duotone.quant.bases import turn
 
 HADAMARD = "hadamard"
@@ -81,6 +81,6 @@ def matrices(
     return getattr(turn(transform, dtype, device), role)
 
 
-@cache
+@cached_once
 def _hadamard_at(channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return kept(lambda: hadamard(channels).to(dtype=dtype, device=device)[None], device)

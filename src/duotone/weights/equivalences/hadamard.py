@@ -10,13 +10,12 @@ its output if `transform` is applied to the rows of its weight.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.kept import kept
+from duotone.kept import cached_once, kept
 from duotone.weights.equivalences.hadamard_bases import LARGEST_BASE, base_matrix, has_base
 
 # What is given up for one transform over all channels: growth of the GEMM after it.
@@ -147,7 +146,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-@cache
+@cached_once
 def base_at(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """H_m, kept per device: a copy from the host could not be part of a CUDA graph."""
     return kept(lambda: base_matrix(m).to(dtype=dtype, device=device), device)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from duotone.kept import kept
+from duotone.kept import cached_once, kept
 from duotone.weights.kernels.triton.gemm import GemmConfig
 from duotone.weights.kernels.triton.gemv import GemvConfig
 from duotone.weights.kernels.triton.split import SplitConfig
@@ -150,7 +149,7 @@ def _group_steps(group_size: int, step: int, stages: int) -> tuple[int, int]:
     return within, min(_MAX_STAGES, 1 + (stages - 1) * step // within)
 
 
-@cache
+@cached_once
 def one(device: torch.device) -> Tensor:
     """A row scale of 1."""
     return kept(lambda: torch.ones(1, device=device), device)

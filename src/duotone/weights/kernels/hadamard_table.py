@@ -37,7 +37,8 @@ def base_table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device
                 f"the table of a Hadamard base [{rows}, {rows}] must exist before a CUDA graph is "
                 "captured; run the same call once before the capture"
             )
-        tables[rows, dtype, device] = kept(lambda: _table(base, rows, dtype, device), device)
+        made = kept(lambda: _table(base, rows, dtype, device), device)
+        tables.setdefault((rows, dtype, device), made)  # of several threads the first one's
     return tables[rows, dtype, device]
 
 

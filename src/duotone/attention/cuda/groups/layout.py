@@ -59,7 +59,7 @@ from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat,
 from duotone.attention.cuda.spans.layout import LANES, tile_codes
 from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
-from duotone.kept import kept
+from duotone.kept import cached_once, kept
 
 # Steps are fp16: where a scale along rows is as large or larger, its tile is wide.
 MAX_SCALE = 2.0**6
@@ -84,7 +84,7 @@ def group_order(rows: int, k: int, bits: int, rows_last: bool) -> Int[Tensor, "b
     return index.reshape(-1, 8 // bits)
 
 
-@cache
+@cached_once
 def group_order_on(
     device: torch.device, rows: int, k: int, bits: int, rows_last: bool
 ) -> Int[Tensor, "bytes codes"]:

@@ -18,7 +18,7 @@ from duotone.attention.cuda.shared.launch import OVERLAP
 from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES
 from duotone.attention.rotated import Wants, scaled_query, segment_query
-from duotone.kept import kept
+from duotone.kept import cached_once, kept
 from duotone.quant.rotation import Role, matrices
 
 SOURCE = "rotate/queries.cu"
@@ -77,7 +77,7 @@ def tiles(head_dim: int, kv_heads: int, rows: int, sms: int) -> Tiles:
     return Tiles(blocks[of_block], of_block, columns, depth, head_dim // depth)
 
 
-@cache
+@cached_once
 def kernel_matrices(
     transform: str, role: Role, channels: int, device: torch.device
 ) -> Float[Tensor, "kv_heads {channels} {channels}"]:
