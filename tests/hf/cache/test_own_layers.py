@@ -117,20 +117,39 @@ def test_states_are_saved_and_checked(model: PreTrainedModel, tmp_path: Path) ->
             QuantizedCache.load(path, model)
 
 
-def test_a_step_that_broke_off_after_the_last_packed_layer_shows(model: PreTrainedModel) -> None:
+# torch calls no hook after the second one, so the cache hears of no end.
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_a_step_that_broke_off_after_the_last_packed_layer_shows(
+    model: PreTrainedModel, error: type[BaseException]
+) -> None:
     cache = filled(model)
 
     def fail(*_: object) -> None:
-        raise KeyError
+        raise error
 
     hook = model.get_decoder().layers[4].register_forward_pre_hook(fail)
     try:
-        with pytest.raises(KeyError):
+        with pytest.raises(error):
             model(torch.full((2, 1), 7), past_key_values=cache)
     finally:
         hook.remove()
     with pytest.raises(RuntimeError, match="not consistent any more"):
         cache.memory()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3"])
+def test_a_cache_keeps_no_gradients(name: str) -> None:
+    model, given = tiny_model(name), inputs(name, PROMPTS[:1])
+    cache = QuantizedCache(model, MIXED)
+    loss = model(**given, past_key_values=cache).logits.sum()
+    one = {"input_ids": torch.full((1, 1), 7)}
+    if name == "gemma3":
+        one["token_type_ids"] = torch.zeros(1, 1, dtype=torch.long)
+    for _ in range(2):
+        assert not any(x.requires_grad for x in cache.timeline.own.tensors.values())
+        assert copy.deepcopy(cache).length == cache.length
+        model(**one, past_key_values=cache)
+    assert torch.autograd.grad(loss, model.get_input_embeddings().weight)[0].isfinite().all()
 
 
 def test_what_no_state_allows_is_refused(model: PreTrainedModel) -> None:

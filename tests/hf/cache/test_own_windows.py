@@ -156,6 +156,17 @@ def test_windows_are_saved_and_checked(tmp_path: Path) -> None:
             QuantizedCache.load(path, tiny_model("gemma3"))
 
 
+def test_recorded_tokens_are_not_saved(tmp_path: Path) -> None:
+    cache = filled("gemma3", MIXED)
+    cache.activate_past_recording()
+    next_step(cache)
+    held = cache.memory().state_bytes
+    cache.save(tmp_path / "cache")
+    loaded = QuantizedCache.load(tmp_path / "cache", tiny_model("gemma3"))
+    assert loaded.memory().state_bytes == held * 23 // 24
+    assert torch.equal(next_logits("gemma3", loaded), next_logits("gemma3", cache))
+
+
 def test_crop_goes_as_far_back_as_windows_do() -> None:
     cache = filled("gemma3")
     before = next_logits("gemma3", cache)

@@ -53,17 +53,21 @@ class OwnLayers:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """{name: tensor} of all states and windows, as files name them."""
-        return {
-            f"{PREFIX}{number}.{name}": tensor
-            for number, layer in {**self.states, **self.windows}.items()
-            for name, tensor in state_tensors(layer).items()
-        }
+        """{name: tensor} of all states and windows, as files have them.
+
+        Tokens that a window has recorded for a `crop` are not among them.
+        """
+        found = {number: state_tensors(layer) for number, layer in self.states.items()}
+        for number, layer in self.windows.items():
+            last = slice(1 - layer.sliding_window, None)
+            found[number] = {name: x[:, :, last] for name, x in state_tensors(layer).items()}
+        return {f"{PREFIX}{n}.{name}": x for n, own in found.items() for name, x in own.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states and windows."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        """Bytes of all states and windows, with what windows have recorded."""
+        layers = (*self.states.values(), *self.windows.values())
+        return sum(x.nbytes for layer in layers for x in state_tensors(layer).values())
 
     def check_length(self, length: int) -> None:
         """Raise RuntimeError where windows have not seen exactly the tokens of the cache."""
@@ -76,11 +80,15 @@ class OwnLayers:
                 )
 
     def release(self) -> None:
-        """Let go of tokens that left a window: until now it is a view of a whole prompt."""
+        """Let go of gradients, and of a whole prompt that a window is a view of."""
         for layer in self.windows.values():
-            for kind, tensor in ((kind, getattr(layer, kind)) for kind in WINDOW_KINDS):
-                if tensor.untyped_storage().nbytes() > tensor.nbytes:
-                    setattr(layer, kind, tensor.clone())
+            for kind in WINDOW_KINDS:
+                tensor = getattr(layer, kind).detach()
+                is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
+                setattr(layer, kind, tensor.clone() if is_part else tensor)
+        for layer in self.states.values():
+            for tensor in state_tensors(layer).values():
+                tensor.detach_()
 
     def check_crop(self, count: int) -> None:
         """Raise NotImplementedError where `count` tokens cannot be taken out again."""

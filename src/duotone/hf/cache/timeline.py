@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -219,19 +220,17 @@ class Timeline:
     def end(self, is_whole: bool = True) -> None:
         """End a step, also one that broke off: nothing temporary outlives it.
 
-        is_whole: False where the model's forward pass raised. Then states of its own layers may
-        have missed the tokens.
+        is_whole: False where the model's forward pass raised. Then its own layers may have missed
+        the tokens.
 
         A step that reached all layers is stored, and checks that were put off are made. Of another
         one, which makes the cache unusable, the states and codes that wait for later layers are
         let go. Errors: ValueError for numbers that cannot be quantized.
         """
         try:
-            if self.own and not is_whole:
-                self._taken.clear()
-            if len(self._taken) == len(self.stores):
+            if len(self._taken) == len(self.stores) and (is_whole or not self.own):
                 self._store_all()
-                if self.step is not None and self.step.tokens > 1:
+                if torch.is_grad_enabled() or (self.step is not None and self.step.tokens > 1):
                     self.own.release()
                 self._finish()
         finally:
@@ -251,10 +250,12 @@ class Timeline:
         self.thaw()
         self._store_all()
         stored = len(self._taken) - len(self._waiting)
-        if self.step is not None and stored != len(self.stores):
+        # Only its end tells that its own layers were reached; an interrupt passes over that.
+        if self.step is not None and (self.own or stored != len(self.stores)):
             raise RuntimeError(
-                f"the last step reached {stored} of {len(self.stores)} layers, so the "
-                "cache is not consistent any more. Start again with a new cache."
+                "the last step broke off or left layers out: it reached "
+                f"{stored} of {len(self.stores)} layers with K and V, so the cache is not "
+                "consistent any more. Start again with a new cache."
             )
         self._finish()
 
