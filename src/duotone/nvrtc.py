@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -147,7 +148,7 @@ class Kernel:
         self._driver, self._overlaps = driver, overlaps
         self._module = self._call("cuModuleLoadData", binary)
         self._function = self._call("cuModuleGetFunction", self._module, name.encode())
-        self._shared_bytes = 0
+        self._shared_bytes, self._lock = 0, threading.Lock()
         self._clusters: dict[tuple[int, int, int], int] = {}
         names = ("COOPERATIVE", "PROGRAMMATIC_STREAM_SERIALIZATION")
         self._attributes = {name: self._attribute(name) for name in names}
@@ -213,11 +214,15 @@ class Kernel:
         return attribute
 
     def _allow(self, shared_bytes: int) -> None:
-        if shared_bytes > self._shared_bytes:
+        if shared_bytes <= self._shared_bytes:
+            return
+        # A thread that needs less must not set its own limit after one that needs more.
+        with self._lock:
+            most = max(shared_bytes, self._shared_bytes)
             names = self._driver.CUfunction_attribute
             attribute = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call("cuFuncSetAttribute", self._function, attribute, shared_bytes)
-            self._shared_bytes = shared_bytes
+            self._call("cuFuncSetAttribute", self._function, attribute, most)
+            self._shared_bytes = most
 
     def _call(self, name: str, *arguments: Any) -> Any:
         error, *result = getattr(self._driver, name)(*arguments)
