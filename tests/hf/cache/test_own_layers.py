@@ -152,6 +152,16 @@ def test_a_cache_keeps_no_gradients(name: str) -> None:
     assert torch.autograd.grad(loss, model.get_input_embeddings().weight)[0].isfinite().all()
 
 
+def test_a_prompt_of_inference_mode_goes_on_outside(model: PreTrainedModel) -> None:
+    expected, cache = filled(model), QuantizedCache(model, MIXED)
+    with torch.inference_mode():
+        model(**inputs("qwen3_5", PROMPTS), past_key_values=cache)
+    with torch.no_grad():
+        for each in (expected, cache):  # not of a copy, which is of no mode
+            model(torch.full((2, 1), 7), past_key_values=each)
+    assert torch.equal(next_tokens(model, cache), next_tokens(model, expected))
+
+
 def test_what_no_state_allows_is_refused(model: PreTrainedModel) -> None:
     cache = filled(model)
     before = next_tokens(model, cache)

@@ -80,15 +80,22 @@ class OwnLayers:
                 )
 
     def release(self) -> None:
-        """Let go of gradients, and of a whole prompt that a window is a view of."""
+        """Let go of gradients, of a whole prompt that a window is a view of, of inference mode.
+
+        Later steps write into states, which torch allows for tensors of that mode only inside it.
+        """
         for layer in self.windows.values():
             for kind in WINDOW_KINDS:
                 tensor = getattr(layer, kind).detach()
                 is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
                 setattr(layer, kind, tensor.clone() if is_part else tensor)
-        for layer in self.states.values():
-            for tensor in state_tensors(layer).values():
-                tensor.detach_()
+        with torch.inference_mode(False), torch.no_grad():
+            for states in (
+                getattr(layer, kind) for layer in self.states.values() for kind in KINDS
+            ):
+                for place, x in states.items():
+                    if x is not None:
+                        states[place] = x.clone() if x.is_inference() else x.detach_()
 
     def check_crop(self, count: int) -> None:
         """Raise NotImplementedError where `count` tokens cannot be taken out again."""

@@ -230,7 +230,7 @@ class Timeline:
         try:
             if len(self._taken) == len(self.stores) and (is_whole or not self.own):
                 self._store_all()
-                if torch.is_grad_enabled() or (self.step is not None and self.step.tokens > 1):
+                if self.own and (torch.is_grad_enabled() or self._is_prompt):
                     self.own.release()
                 self._finish()
         finally:
@@ -240,6 +240,11 @@ class Timeline:
             for store in self.stores:
                 for member in store.runs.values():
                     member.waiting.clear()
+
+    @property
+    def _is_prompt(self) -> bool:
+        """The current step is the first one, or brings several tokens."""
+        return self.step is not None and (self.step.start == 0 or self.step.tokens > 1)
 
     def settle(self) -> None:
         """Make the tokens whole and let them grow again, before anything else is asked of them.
