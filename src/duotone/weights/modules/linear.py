@@ -12,6 +12,7 @@ from duotone.slow_paths import SlowPaths
 from duotone.weights.kernels.cuda import wgmma_gemm
 from duotone.weights.kernels.devices import has_kernels
 from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference
+from duotone.weights.kernels.scratch import LAUNCHES
 from duotone.weights.modules.packed_weight import PackedWeight
 from duotone.weights.modules.product_checks import check_out, check_product
 
@@ -119,7 +120,8 @@ def linear_float(
         return _float_split(x, weight, bias)
     from duotone.weights.kernels.triton.scratch import dequantized
 
-    return torch.nn.functional.linear(x, dequantized(weight, x.dtype), bias)
+    with LAUNCHES:
+        return torch.nn.functional.linear(x, dequantized(weight, x.dtype), bias)
 
 
 def _has_fast(x: Tensor) -> bool:
@@ -234,7 +236,8 @@ def _run_scratch(
 
     able = wgmma_gemm.unsupported(weight) is None and wgmma_gemm.missing(x_q.device) is None
     fill = wgmma_gemm.gemm_wgmma if able else _fill_by_triton
-    return _tiled(fill, x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
+    with LAUNCHES:
+        return _tiled(fill, x_q, row_scale, unpacked_times_16(weight), weight, *rest, **out)
 
 
 def _tiled(

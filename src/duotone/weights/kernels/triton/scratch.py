@@ -43,7 +43,7 @@ def dequantize_kernel(
 
 
 def unpacked_times_16(weight: PackedWeight) -> Tensor:
-    """The 4-bit codes times 16 as int8 [out, in], in shared memory: valid until the next call."""
+    """The 4-bit codes times 16 as int8 [out, in], in shared memory: valid under `LAUNCHES`."""
     rows, columns = weight.shape
     codes = scratch(weight.codes.device, "unpacked weights", rows * columns, torch.int8)
     count = weight.codes.numel()
@@ -54,7 +54,7 @@ def unpacked_times_16(weight: PackedWeight) -> Tensor:
 
 
 def dequantized(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """A 4-bit weight as `dtype` (16 bit) [out, in], in shared memory: valid until the next call."""
+    """A 4-bit weight as `dtype` (16 bit) [out, in], in shared memory: valid under `LAUNCHES`."""
     rows, columns = weight.shape
     made = scratch(weight.codes.device, "dequantized weights", rows * columns, torch.int16)
     made = made.view(dtype)
