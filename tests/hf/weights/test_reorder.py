@@ -119,7 +119,12 @@ def test_deepstack_goes_to_the_moved_tokens(monkeypatch):
 
 
 def test_what_cannot_be_reordered_is_refused():
-    for name, rule in (("llama", "has no visual tokens"), ("chameleon", "has no decoder apart")):
+    rules = {
+        "llama": "has no visual tokens",
+        "chameleon": "has no decoder apart",
+        "qwen3_5": "has layers whose state follows from the order",
+    }
+    for name, rule in rules.items():
         with pytest.raises(ValueError, match=f"'{name}' {rule}"), visual_first(tiny_model(name)):
             pass
     model = model_of("internvl")

@@ -45,8 +45,9 @@ def visual_first(model: PreTrainedModel) -> Iterator[None]:
     """Within, every forward of `model` runs on reordered tokens; nothing new if it always does.
 
     Models on `inputs_embeds` get their visual tokens by `duotone.hf.weights.modality.announced`.
-    Errors: ValueError for a model without visual tokens, an attention implementation that takes no
-    mask, and (at the forward) for sliding windows whose masks the model makes too late.
+    Errors: ValueError for a model without visual tokens or with layers that keep a state, for an
+    attention implementation that takes no mask, and (at the forward) for sliding windows whose
+    masks the model makes too late.
     """
     _check_model(model, model_facts(model))
     if hasattr(model, ATTRIBUTE):
@@ -92,6 +93,11 @@ def _check_model(model: PreTrainedModel, facts: ModelFacts) -> None:
         raise ValueError(
             f"{facts.model_type!r} has no visual tokens; there is nothing to reorder. To quantize "
             f"it, {REMEDY}."
+        )
+    if facts.states:
+        raise ValueError(
+            f"{facts.model_type!r} has layers whose state follows from the order of tokens; "
+            f"{REMEDY}."
         )
     if model.get_decoder() is model.base_model:
         # Pictures join inside the decoder: there is no step between them to reorder at.
