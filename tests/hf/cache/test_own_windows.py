@@ -156,6 +156,13 @@ def test_windows_are_saved_and_checked(tmp_path: Path) -> None:
             QuantizedCache.load(path, tiny_model("gemma3"))
 
 
+def test_crop_of_nothing_is_nothing() -> None:
+    cache = _empty("gemma3")
+    cache.activate_past_recording()
+    cache.crop(0)
+    assert cache.length == 0
+
+
 def test_recorded_tokens_are_not_saved(tmp_path: Path) -> None:
     cache = filled("gemma3", MIXED)
     cache.activate_past_recording()

@@ -121,7 +121,7 @@ class OwnLayers:
     def trim(self) -> None:
         """Let go of what windows have recorded since the last crop, as transformers' `crop(0)`."""
         for layer in self.windows.values():
-            if layer.record_past:
+            if layer.record_past and layer.is_initialized:
                 layer.crop(0)
 
     def rows(self, index: Tensor) -> None:
