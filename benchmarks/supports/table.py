@@ -56,8 +56,9 @@ def row(model_type: str) -> dict[str, Any]:
 
 
 def _of_config_alone(config: PreTrainedConfig, cause: str) -> dict[str, Any]:
-    """A row that has the refusal of a config, if there is one, and says that no model was made."""
-    return {"cache": refusal(model_facts, config), "not_made": cause}
+    """A row of the refusal of a config, or of the cause why no model was made."""
+    why = refusal(model_facts, config)
+    return {"cache": why, "not_made": cause} if why is None else {"cache": why}
 
 
 def main() -> None:

@@ -74,5 +74,10 @@ def test_anything_but_a_model_or_a_config_raises(wrong: object, said: str) -> No
 
 
 def test_a_config_that_no_model_is_made_of_says_why() -> None:
-    with pytest.raises(ValueError, match="must make a model of the config of 'chameleon'; got A"):
-        supports(CONFIG_MAPPING["chameleon"](), SPEC)
+    with pytest.raises(ValueError, match="must make a model of the config of 'llama'; got R"):
+        supports(CONFIG_MAPPING["llama"](vocab_size=-1), SPEC)
+
+
+def test_a_refused_config_that_no_model_is_made_of_has_its_refusal() -> None:
+    with pytest.raises(ValueError, match="'t5' is an encoder-decoder"):
+        supports(CONFIG_MAPPING["t5"](), SPEC)

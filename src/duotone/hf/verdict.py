@@ -78,7 +78,10 @@ def supports(model_or_config: PreTrainedModel | PreTrainedConfig, spec: CacheSpe
 
 
 def model_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of `config` without numbers. Errors: ValueError where transformers makes none."""
+    """A model of `config` without numbers.
+
+    Errors: ValueError where transformers makes none; of a refused config with its refusal.
+    """
     if not isinstance(config, PreTrainedConfig):
         raise ValueError(
             f"expected a transformers model or its config; got a {type(config).__name__}. "
@@ -88,6 +91,8 @@ def model_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
             return model_class(config).from_config(config)
     except Exception as error:  # models of transformers fail in many ways; the cause says which
+        if (why := refusal(model_facts, config)) is not None:
+            raise ValueError(why) from error
         cause = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise ValueError(
             f"transformers must make a model of the config of {config.model_type!r}; got "
