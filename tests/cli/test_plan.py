@@ -1,6 +1,7 @@
 """`duotone plan`, and sizes as people write them."""
 
 import json
+import re
 
 import pytest
 from cli_runs import error_of, run
@@ -8,6 +9,8 @@ from cli_runs import error_of, run
 from duotone.cli.common import show_paths
 from duotone.cli.plan import parse_bytes
 from tiny_vlm import tiny_model
+
+from families import tiny_model as tiny_family
 
 
 @pytest.fixture
@@ -26,6 +29,16 @@ def test_plan_says_how_many_sequences_fit(config_folder):
     table = run(*asked)
     assert table.exit_code == 0, table.output
     assert f"{data['max_batch']:,} sequences fit into 1.00 GB" in " ".join(table.stdout.split())
+
+
+def test_windows_of_the_models_own_are_a_part_of_a_plan(tmp_path):
+    tiny_family("gemma3").config.save_pretrained(tmp_path)
+    shown = run("plan", "--model", tmp_path, "--scheme", "kivi").stdout
+    bytes_of = dict(re.findall(r"of it ([a-z ]+?) +│ +│ (\d+\.\d+ \w+) ", shown))
+    assert set(bytes_of) == {"codes", "params", "dense", "sliding windows"}
+    total = re.search(r"per sequence .* (\d+\.\d+ \w+) ", shown)[1]
+    assert sum(map(parse_bytes, bytes_of.values())) == pytest.approx(parse_bytes(total), rel=1e-2)
+    assert "windows" not in run("plan", "--scheme", "kivi").stdout
 
 
 def test_a_plan_knows_of_the_images():

@@ -124,6 +124,9 @@ def _show(plan: Any, scheme: str) -> None:
     table.add_row("cache per sequence", *sizes)
     for part in ("codes", "params", "dense"):
         table.add_row(f"  of it {part}", "", megabytes(getattr(plan, f"{part}_bytes")))
+    packed = plan.codes_bytes + plan.params_bytes + plan.dense_bytes
+    if windows := plan.bytes_per_sequence - packed:
+        table.add_row("  of it sliding windows", "", megabytes(windows))
     table.add_row("true bits per number", "16", f"{plan.bits_per_element:.3f}")
     budget = megabytes(plan.budget_bytes)
     table.add_row(f"sequences in {budget}", f"{plan.dense_max_batch:,}", f"{plan.max_batch:,}")
