@@ -301,6 +301,9 @@ def test_eta_costs_other_groups_of_one_outlier_that_share_of_their_width() -> No
     x[0, 5] = 1000.0
     spec = TensorSpec(2, along="channels", group=32, eta=0.045, param_dtype="float32")
     small, tokens = spec.replace(group=16), spec.replace(along="tokens")
-    for y, of, most in ((x, spec, 0.0), (x, small, 45.0), (x.T, tokens, 45.0)):
+    short_end = torch.cat([x, x[:, :16]], 1)  # its last group is half filled
+    for y, of, most in (
+        (x, spec, 0.0), (x, small, 45.0), (short_end, spec, 45.0), (x.T, tokens, 45.0),
+    ):  # fmt: skip
         off = (quantize(y, of).dequantize() - y).abs()
         assert off.max() == pytest.approx(most, abs=0.01), of

@@ -128,8 +128,8 @@ def keeps_ends(x: Tensor, mask: Tensor, chosen: ChosenLevels, eta: float) -> Ten
     half = chosen.scale * (chosen.top / 2)
     to_end = ((x - chosen.zero_point - half).abs() - half).abs()
     at_end = (to_end <= eta * half) & mask
-    most = 2 * at_end.sum(-1, keepdim=True) > mask.sum(-1, keepdim=True)
-    return most & (x.shape[-1] >= LEAST_KEPT)
+    elements = mask.sum(-1, keepdim=True)
+    return (2 * at_end.sum(-1, keepdim=True) > elements) & (elements >= LEAST_KEPT)
 
 
 def _with_gain(
