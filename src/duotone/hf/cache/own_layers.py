@@ -94,8 +94,10 @@ class OwnLayers:
                 getattr(layer, kind) for layer in self.states.values() for kind in KINDS
             ):
                 for place, x in states.items():
-                    if x is not None:
-                        states[place] = x.clone() if x.is_inference() else x.detach_()
+                    if x is not None and x.is_inference():
+                        states[place] = x.clone()
+                    elif x is not None and x.requires_grad:
+                        states[place] = x.detach()
 
     def check_crop(self, count: int) -> None:
         """Raise NotImplementedError where `count` tokens cannot be taken out again."""
