@@ -16,6 +16,8 @@ from duotone.bench.generate_rows import Row, parse_rows
 from duotone.bench.generate_watch import FEWEST_TOKENS, Watch
 from duotone.inference.random_models import random_model, random_prompt
 
+from families import tiny_model
+
 CPU = torch.device("cpu")
 SMALL = ("--device", "cpu", "--tokens", "40", "--new-tokens", "24", "--calls", "2")
 TINY = ("--model", "tiny", *SMALL)
@@ -86,6 +88,14 @@ def test_made_up_bases_are_for_random_weights() -> None:
     assert row["cache_bytes"] < row["cache_bytes_16_bit"]
     asked = ("--model", "duotone-tiny", *SMALL, *rows("calibrated@1"))
     assert "for a model of random weights" in error_of(*asked)
+
+
+def test_bytes_of_a_plain_cache_have_states_and_windows(tmp_path: Path) -> None:
+    for family in ("lfm2", "cohere2"):
+        tiny_model(family).config.save_pretrained(tmp_path)
+        given = ("--model", tmp_path / "config.json", *SMALL)
+        plain, packed = measured(*given, *rows("plain", "kivi@2"))["rows"]
+        assert plain["cache_bytes"] == packed["cache_bytes_16_bit"]
 
 
 def test_a_spec_is_two_rows_beside_plain(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ import torch
 
 import duotone
 from duotone.bench.budget import begin_peak, end_peak, release
-from duotone.bench.generate_rows import CALIBRATED, STATIC, Row, cache_bytes
+from duotone.bench.generate_rows import CALIBRATED, STATIC, Row
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
 from duotone.hf.weights.checkpoint import quantization_of
+from duotone.inference.memory import cache_memory
 from duotone.loading import image_token_ids
 from duotone.quant import CacheSpec
 from duotone.report.provenance import stamp
@@ -209,7 +210,7 @@ MEMORY = ("cache_bytes", "cache_bytes_16_bit", "graph_bytes")
 def _memory(cache: Any, opened: Any) -> dict[str, int]:
     """Bytes of the cache at the end of a call; inside `enable`, also of 16 bit and of graphs."""
     if opened is None:
-        return {"cache_bytes": cache_bytes(cache)}
+        return {"cache_bytes": cache_memory(cache)["total_bytes"]}
     report = opened.memory()
     found = (report.total_bytes, report.dense_equivalent_bytes, opened.graph_bytes())
     return dict(zip(MEMORY, found, strict=True))

@@ -119,12 +119,6 @@ def budget_rows(takes_images: bool) -> list[str]:
     return [PLAIN, *(("duotone@1", CALIBRATED, "duotone-mixed@2") if takes_images else _TEXT)]
 
 
-def cache_bytes(cache: Any) -> int:
-    """Bytes of K and V in one of transformers' caches."""
-    held = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    return sum(x.nbytes for x in held if x is not None)
-
-
 def _spec(base: str, name: str) -> CacheSpec:
     if base.endswith(".json"):
         return CacheSpec.from_file(base)

@@ -19,10 +19,11 @@ from torch import Tensor
 import duotone
 from duotone.bench.budget import begin_peak, end_peak
 from duotone.bench.generate import Inputs
-from duotone.bench.generate_rows import STATIC, Row, cache_bytes
+from duotone.bench.generate_rows import STATIC, Row
 from duotone.bench.generate_watch import Watch
 from duotone.hf.graphs import rules
 from duotone.hf.graphs.decode_call import reason_against_replays
+from duotone.inference.memory import cache_memory
 from duotone.inference.prefilled import static_copies
 
 # (visual tokens, text) -> (arguments of `generate` for one sequence, its visual mask or None).
@@ -72,7 +73,7 @@ def read(model: Any, row: Row, prompt: tuple[Inputs, Tensor | None]) -> Read:
         peak = end_peak(model.device, before)
         seconds = perf_counter() - begin
     cache = made.past_key_values
-    nbytes = cache_bytes(cache) if row.spec is None else cache.memory().total_bytes
+    nbytes = cache_memory(cache)["total_bytes"]
     return Read(cache, made.sequences, mask, nbytes, seconds, nbytes if peak is None else peak)
 
 
