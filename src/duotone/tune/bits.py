@@ -67,16 +67,18 @@ def _arange(like: Tensor) -> Tensor:
 def held(cache: Any, visual_mask: Bool[Tensor, "batch tokens"], of: BitsOf) -> Held:
     """Bytes that the cache holds of its visual tokens, or of all tokens.
 
-    visual_mask: True at the prompt's visual tokens.
+    visual_mask: True at the prompt's visual tokens. Windows that stay transformers' own do not
+    count, as in bits per number.
     """
     memory, state, facts = cache.memory(), cache.ledger.state, cache.facts
     batch = len(visual_mask)
     per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim
+    held_bytes = memory.total_bytes - memory.state_bytes
     if of == "cache":
         tokens = sum(int(getattr(state, n).lengths.sum()) for n in (*STORES, "dense"))
-        return Held(memory.total_bytes, tokens * per_token, batch)
+        return Held(held_bytes, tokens * per_token, batch)
     mask = visual_mask.to(state.dense.lengths.device).bool()
-    packed_bytes = memory.total_bytes - memory.visual_bytes - memory.dense_bytes
+    packed_bytes = held_bytes - memory.visual_bytes - memory.dense_bytes
     shared = packed_bytes * _visual_share(state.stream, mask)
     shared += memory.dense_bytes * _visual_share(state.dense, mask)
     return Held(memory.visual_bytes + shared, int(mask.sum()) * per_token, batch)

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 from saved_caches import rewrite
-from small_specs import MIXED
+from small_specs import MIXED, STREAM
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import QuantizedCache
 from duotone.inference.memory import cache_memory
+from duotone.tune.bits import held
 
-from families import inputs, new_model, tiny_model
+from families import IMAGE, inputs, new_model, tiny_model
 
 DENSE = duotone.scheme("dense")
 NAMES = ["gemma3", "cohere2"]
@@ -116,6 +117,21 @@ def test_a_plan_counts_windows(tokens: int) -> None:
     plan = duotone.plan(model, DENSE, text_tokens=tokens)
     assert plan.dense_equivalent_bytes == cache_memory(own)["total_bytes"]
     assert plan.bytes_per_sequence == plan.dense_equivalent_bytes
+
+
+def test_a_search_counts_bits_of_packed_layers() -> None:
+    cache = filled("gemma3", MIXED)
+    mask = inputs("gemma3", PROMPTS["gemma3"])["input_ids"] == IMAGE
+    assert held(cache, mask, "cache").bits == pytest.approx(cache.memory().bits_per_element)
+    streamed = filled("gemma3", STREAM)
+    bits = [held(each, mask, "visual").bits for each in (streamed, _without_windows(streamed))]
+    assert bits[0] == bits[1]
+
+
+def _without_windows(cache: QuantizedCache) -> QuantizedCache:
+    clone = copy.deepcopy(cache)
+    clone.timeline.own.windows.clear()
+    return clone
 
 
 def test_a_prompts_old_tokens_are_let_go() -> None:
