@@ -22,6 +22,8 @@ from duotone.calibrate.made_up import made_up
 from duotone.hf.graphs import decode_steps
 from duotone.inference.random_models import SHAPES, random_model, tiled_prompt
 
+from families import tiny_model
+
 __all__ = ["double"]  # a fixture
 
 CPU = torch.device("cpu")
@@ -116,6 +118,13 @@ def test_a_batch_whose_peak_exceeds_the_budget_does_not_fit(
     largest = bench.row(Row.parse(PLAIN), 8 * ONE)["largest_batch"]
     monkeypatch.setattr(generate_budget, "go_on", twice)
     assert bench.row(Row.parse(PLAIN), 8 * ONE)["largest_batch"] == largest // 2
+
+
+def test_states_are_copied_with_the_tokens(tmp_path: Path) -> None:
+    tiny_model("lfm2").config.save_pretrained(tmp_path)
+    asked = ("--model", tmp_path / "config.json", "--budget", f"{3 * ONE}B")
+    (result,) = measured(*asked, "--row", "plain", "--row", "kivi@2")
+    assert all(row["batch"] > 1 for row in result["rows"])
 
 
 @pytest.mark.slow

@@ -116,7 +116,8 @@ def copies(model: Any, row: Row, one: Read, batch: int, left: int) -> Any:
     if row.base == STATIC:
         return static_copies(model, one.cache, batch, one.ids.shape[1] + left)
     cache = copy.deepcopy(one.cache)
-    cache.batch_repeat_interleave(batch)
+    # Layers with a state of transformers' own know beams alone.
+    cache.reorder_cache(torch.zeros(batch, dtype=torch.long, device=one.ids.device))
     return cache
 
 
