@@ -6,7 +6,7 @@ READY := $(VENV)/.duotone-ready
 # Workers and threads: two cores run two single-threaded test processes best.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint format gpu-test bench clean
+.PHONY: demo test test-all lint format gpu-test test-vllm bench clean
 
 demo: $(READY)
 	$(BIN)/duotone compare --scheme duotone-klt --beside calibquant --later-question
@@ -35,6 +35,15 @@ gpu-test:
 	grep -rlE "mark.gpu|NEEDS_KERNELS" tests --include="test_*.py" | sort | \
 	PYTHONPATH=src xargs -P $(GPU_WORKERS) -I FILE sh -c '$(GPU_PYTEST) FILE || test $$? = 5'
 
+# Tests of the plug-in in vLLM's build without kernels, on a CPU, in an environment of its own.
+VLLM_VENV ?= .venv-vllm
+test-vllm: $(VLLM_VENV)/ready
+	PYTHONPATH=src $(VLLM_VENV)/bin/python -m pytest tests/serve -m vllm -p no:cacheprovider
+
+$(VLLM_VENV)/ready: .ci/vllm
+	.ci/vllm $(PYTHON) $(VLLM_VENV)
+	touch $@
+
 bench:
 	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --out results/kernels/$(shell date +%F).json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.quality.table ingredients --out results/quality
@@ -46,4 +55,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,111 @@
+"""vLLM's engine on a CPU, with the plug-in found by its entry point; `make test-vllm` has vLLM."""
+
+import atexit
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "DUOTONE_SERVE_ON_CPU": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # V2 needs Triton
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+ENTRY_POINTS = """[vllm.general_plugins]
+duotone = duotone.serve.plugin:register
+[vllm.platform_plugins]
+duotone_on_cpu = serve_on_cpu:platform
+"""
+
+
+def install() -> None:
+    """Let vLLM find the plug-in and the platform: entry points of a package in a folder."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    info = folder / "duotone_serve-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: duotone-serve\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    paths = [str(folder), str(Path(__file__).parent)]
+    sys.path[:0] = paths
+    os.environ.update(ENVIRONMENT)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *sys.path])
+
+
+def tiny_llama(folder: Path, head_dim: int = 64) -> Path:
+    """A folder with a Llama of random weights that says something else at each position."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
+def changed(model: Path, folder: Path, **fields: Any) -> Path:
+    """A copy of a model's folder whose configuration says something else."""
+    shutil.copytree(model, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    return folder
+
+
+@contextmanager
+def engine(model: Path, dtype: str, **options: Any) -> Iterator[Any]:
+    """`vllm.LLM` of a folder without a tokenizer."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    given = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "attention_backend": "CUSTOM",
+        "max_model_len": 512,
+        "dtype": "float32",
+        "max_num_seqs": 4,
+        "compilation_config": {"custom_ops": ["none"]},
+        "kv_cache_memory_bytes": 64 << 20,
+        "block_size": 32,
+    }
+    try:
+        llm = LLM(model=str(model), kv_cache_dtype=dtype, **given | options)
+        yield llm
+        llm.llm_engine.engine_core.shutdown()
+    finally:
+        cleanup_dist_env_and_memory()
+
+
+def answers(llm: Any, prompts: list[list[int]], new: int, **options: Any) -> list[list[int]]:
+    """Greedy tokens after each prompt."""
+    from vllm import SamplingParams
+
+    given = {"max_tokens": new, "temperature": 0, "detokenize": False, "ignore_eos": True}
+    found = llm.generate(
+        [{"prompt_token_ids": p} for p in prompts],
+        SamplingParams(**given | options),
+        use_tqdm=False,
+    )
+    return [list(y.token_ids) for x in found for y in x.outputs]
