@@ -42,7 +42,7 @@ class ExactLayout(pages.PageLayout):
 def read_exact(layout: Any, pool: torch.Tensor, numbers: torch.Tensor) -> Any:
     rows = layout.records(pool)[numbers.long()].view(layout.dtype)
     both = rows.unflatten(2, (layout.tokens, 2, layout.head_dim)).transpose(1, 2).flatten(0, 1)
-    return both[:, :, 0].float(), both[:, :, 1].float()
+    return both[:, :, 0], both[:, :, 1]
 
 
 def write_exact(
@@ -173,6 +173,17 @@ def test_two_answers_of_a_prompt_are_as_one(models: dict[int, Path], exact: None
         # Two answers are drawn, each from one token.
         twice = answers(llm, prompts, 40, n=2, temperature=1.0, top_k=1)
     assert twice[::2] == twice[1::2] == own(models[64], prompts, 40)
+
+
+def test_requests_of_one_step_share_pages_that_it_writes(
+    models: dict[int, Path], exact: None
+) -> None:
+    # The second is left with one token, whose row comes before the first one's.
+    prompt = prompts_of(1, seed=9, least=129, most=130)[0]
+    with engine(models[64], "duotone_4bit") as llm:
+        seen = watched(llm)
+        assert answers(llm, [prompt] * 3, 40) == own(models[64], [prompt] * 3, 40)
+    assert seen["hits"] == 2 * 128
 
 
 def test_all_blocks_come_back(models: dict[int, Path]) -> None:

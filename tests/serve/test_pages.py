@@ -9,8 +9,8 @@ from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.packed import pack_tensor
 from duotone.quant import TensorSpec
 from duotone.serve.pages import (
+    Chunk,
     PageLayout,
-    append_and_attend,
     read_pages,
     read_ring,
     served_spec,
@@ -39,20 +39,14 @@ class Request:
         self.pool = torch.full(shape, POISON, dtype=torch.uint8)
         order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
         self.pages, self.blocks = order[:pages], order[pages : pages + layout.rings]
-        self.rings, self.context = [self.pool] * layout.rings, 0
+        self.context = 0
 
     def step(self, states: tuple[Tensor, Tensor, Tensor], stored: bool = True) -> Tensor:
-        out = append_and_attend(
-            self.layout,
-            self.pool,
-            self.rings,
-            self.pages,
-            self.blocks,
-            states,
-            self.context,
-            self.layout.head_dim**-0.5,
-            stored,
-        )
+        given = (self.pages, self.blocks, states, self.context, stored)
+        chunk = Chunk(self.layout, self.pool, *given)
+        chunk.open()
+        chunk.keep()
+        out = chunk.attend(self.layout.head_dim**-0.5)
         self.context += len(states[0]) * stored
         return out
 
@@ -88,7 +82,7 @@ def test_pages_hold_what_the_cache_in_memory_holds(bits: int, head_dim: int) -> 
         _packed(x.transpose(0, 1)[None], spec).dequantize()[0].transpose(0, 1) for x, spec in both
     ]
     for x, y in zip(read_pages(layout, pool, pages), want, strict=True):
-        assert torch.equal(x, y.float())
+        assert torch.equal(x, y)
     assert (pool[[1, 2]] == POISON).all()
 
 
@@ -97,8 +91,8 @@ def test_a_ring_returns_what_it_was_given(layout: PageLayout) -> None:
     request = Request(layout, 1)
     _, key, value = made(layout, layout.tokens)
     first = 5 * layout.tokens
-    write_ring(layout, request.rings, request.blocks, first, key, value)
-    found = read_ring(layout, request.rings, request.blocks, first, first + layout.tokens)
+    write_ring(layout, request.pool, request.blocks, first, key, value)
+    found = read_ring(layout, request.pool, request.blocks, first, first + layout.tokens)
     assert torch.equal(found[0], key)
     assert torch.equal(found[1], value)
 
@@ -114,7 +108,7 @@ def test_chunks_leave_equal_pages(chunks: tuple[int, ...]) -> None:
     assert torch.equal(one.pool[one.pages[:whole]], many.pool[many.pages[:whole]])
     rest = whole * layout.tokens
     for x, y in zip(
-        *(read_ring(layout, r.rings, r.blocks, rest, tokens) for r in (one, many)), strict=True
+        *(read_ring(layout, r.pool, r.blocks, rest, tokens) for r in (one, many)), strict=True
     ):
         assert torch.equal(x, y)
     assert all(bool(x.isfinite().all()) for x in outs)

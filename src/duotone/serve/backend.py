@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     CircularBufferSpec,
@@ -33,23 +35,28 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import RefusedError
-from duotone.serve.pages import PageLayout, append_and_attend
+from duotone.serve.decode import DecodeStep
+from duotone.serve.pages import Chunk, PageLayout, causal
 from duotone.serve.plugin import DTYPES
 
-RING = ".duotone_ring_{}"
+# Between the name of a layer and the number of its ring.
+RING = ".duotone_ring_"
+_STEPS: dict[tuple[int, PageLayout, int], Steps] = {}
 
 
 @dataclass
 class PagesMetadata(AttentionMetadata):
-    """A step of a layer. rows: of each request, (first token, end, tokens before).
+    """A step of a layer. decodes: requests of one new token that kernels serve; they are the first.
 
-    stored: of each request, whether its tokens have slots.
+    rows: of all others, (row, first token, end, tokens before, whether its tokens have slots).
     """
 
-    rows: list[tuple[int, int, int]]
-    stored: list[bool]
+    decodes: int
+    rows: list[tuple[int, int, int, int, bool]]
     block_table: Tensor
+    step: DecodeStep | None
 
 
 @dataclass
@@ -59,10 +66,34 @@ class RingMetadata(AttentionMetadata):
     block_table: Tensor
 
 
+class Steps:
+    """A decode step of all layers with one layout; the builders of its groups bring their parts.
+
+    Each cache group has a builder, and vLLM calls them one by one, in no order that it promises.
+    """
+
+    def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
+        self.decode = DecodeStep(layout, kv_heads, most, device)
+        self._parts: dict[int | str, Any] = {}
+
+    def bring(self, part: int | str, given: Any) -> None:
+        """Take the block table of a ring (by number), or ("pages") lengths, pages, slots."""
+        self._parts[part] = given
+        if len(self._parts) <= self.decode.layout.rings:
+            return
+        lengths, pages, slots = self._parts["pages"]
+        if len(lengths):
+            tables = [self._parts[n] for n in range(self.decode.layout.rings)]
+            blocks = torch.cat([table[: len(lengths), :1] for table in tables], 1)
+            self.decode.fill(lengths, pages, blocks, slots)
+        self._parts.clear()
+
+
 class PagesBuilder(AttentionMetadataBuilder[PagesMetadata]):
     """Makes the metadata of layers with pages."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    reorder_batch_threshold = 1
 
     def __init__(
         self,
@@ -72,6 +103,8 @@ class PagesBuilder(AttentionMetadataBuilder[PagesMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1)
+        self.steps = _steps(layer_names[0], vllm_config, device)
 
     def build(
         self,
@@ -80,21 +113,22 @@ class PagesBuilder(AttentionMetadataBuilder[PagesMetadata]):
         fast_build: bool = False,
     ) -> PagesMetadata:
         """Metadata of one step."""
-        given = common_attn_metadata
-        starts, lengths = given.query_start_loc_cpu.tolist(), given.seq_lens.tolist()
-        rows = [
-            (a, b, length - (b - a))
-            for a, b, length in zip(starts[:-1], starts[1:], lengths, strict=False)
-        ]
-        slots = given.slot_mapping.tolist()
-        stored = [a < b <= len(slots) and slots[a] >= 0 for a, b, _ in rows]
-        return PagesMetadata(rows, stored, given.block_table_tensor)
+        given, decodes = common_attn_metadata, 0
+        table = given.block_table_tensor
+        if self.steps is not None:
+            decodes = split_decodes_and_prefills(given, decode_threshold=1)[0]
+            slots = given.slot_mapping[:decodes]
+            self.steps.bring("pages", (given.seq_lens[:decodes], table[:decodes], slots))
+        rows = [] if decodes == given.num_reqs else _rows(given, decodes)
+        step = None if self.steps is None else self.steps.decode
+        return PagesMetadata(decodes, rows, table, step)
 
 
 class RingBuilder(AttentionMetadataBuilder[RingMetadata]):
     """Makes the metadata of a ring."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    reorder_batch_threshold = 1
 
     def __init__(
         self,
@@ -104,6 +138,9 @@ class RingBuilder(AttentionMetadataBuilder[RingMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1)
+        main, number = layer_names[0].split(RING)
+        self.number, self.steps = int(number), _steps(main, vllm_config, device)
 
     def build(
         self,
@@ -112,7 +149,36 @@ class RingBuilder(AttentionMetadataBuilder[RingMetadata]):
         fast_build: bool = False,
     ) -> RingMetadata:
         """Metadata of one step."""
-        return RingMetadata(common_attn_metadata.block_table_tensor)
+        table = common_attn_metadata.block_table_tensor
+        if self.steps is not None:
+            self.steps.bring(self.number, table)
+        return RingMetadata(table)
+
+
+def _rows(given: CommonAttentionMetadata, first: int) -> list[tuple[int, int, int, int, bool]]:
+    """Rows of `PagesMetadata` from request `first` on."""
+    starts = given.query_start_loc_cpu.tolist()[first : given.num_reqs + 1]
+    bound = given.seq_lens_cpu_upper_bound
+    lengths = (given.seq_lens if bound is None else bound)[first : given.num_reqs].tolist()
+    slots = given.slot_mapping[starts[0] : starts[-1]].tolist()
+    requests = zip(pairwise(starts), lengths, strict=True)
+    return [
+        (row, a, b, length - (b - a), slots[a - starts[0]] >= 0)
+        for row, ((a, b), length) in enumerate(requests, first)
+        if a < b
+    ]
+
+
+def _steps(layer: str, config: VllmConfig, device: torch.device) -> Steps | None:
+    """Steps of a layer's layout, which its groups share; None where no kernels run."""
+    if not has_kernels(device):
+        return None
+    attention: PagesAttention = config.compilation_config.static_forward_context[layer].impl
+    key = (id(config), attention.layout, attention.num_kv_heads)
+    if key not in _STEPS:
+        most = config.scheduler_config.max_num_seqs
+        _STEPS[key] = Steps(attention.layout, attention.num_kv_heads, most, device)
+    return _STEPS[key]
 
 
 class DuotoneBackend(AttentionBackend):
@@ -250,6 +316,7 @@ class PagesAttention(AttentionImpl):
         self.kv_cache_dtype = kv_cache_dtype
         self.layout = PageLayout(DTYPES[kv_cache_dtype], head_size, config.model_config.dtype)
         self._layers = config.compilation_config.static_forward_context
+        self._seen = 0
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Add the layer's rings: vLLM asks all layers for their caches after this."""
@@ -258,7 +325,7 @@ class PagesAttention(AttentionImpl):
         )
         layer.attn_backend = backend_of(self.layout)
         for ring in range(self.layout.rings):
-            added = name + RING.format(ring)
+            added = f"{name}{RING}{ring}"
             self._layers[added] = Ring(added, layer, self.layout)
 
     def forward(
@@ -279,27 +346,81 @@ class PagesAttention(AttentionImpl):
         """
         if attn_metadata is None:
             return output.fill_(0)
-        names = [layer.layer_name + RING.format(n) for n in range(self.layout.rings)]
-        context = get_forward_context()
-        rings = [self._layers[name].kv_cache for name in names]
-        tables = torch.cat([context.attn_metadata[name].block_table[:, :1] for name in names], 1)
+        count, step = attn_metadata.decodes, attn_metadata.step
+        if kv_cache.data_ptr() != self._seen:
+            self._check(layer, kv_cache)
         out = output.view(-1, self.num_heads, self.head_size)
-        rows = zip(attn_metadata.rows, attn_metadata.stored, strict=True)
-        for at, ((first, end, before), stored) in enumerate(rows):
-            if first < end:
-                states = tuple(x[first:end] for x in (query, key, value))
-                out[first:end] = append_and_attend(
-                    self.layout,
-                    kv_cache,
-                    rings,
-                    attn_metadata.block_table[at],
-                    tables[at],
-                    states,
-                    before,
-                    self.scale,
-                    stored,
-                )
+        chunks = self._chunks(layer, (query, key, value), kv_cache, attn_metadata)
+        # Requests of a step may share pages that are full only now: all is kept, then read.
+        tail = step.store(kv_cache, key[:count], value[:count]) if count else None
+        for chunk in chunks:
+            chunk.open()
+        for chunk in chunks:
+            chunk.keep()
+        if count:
+            table = attn_metadata.block_table[:count].contiguous()
+            step.attend(kv_cache, table, tail, query[:count], self.scale, out[:count])
+        for (_, first, end, *_), chunk in zip(attn_metadata.rows, chunks, strict=True):
+            out[first:end] = chunk.attend(self.scale, flash if kv_cache.is_cuda else causal)
         return output
+
+    def _chunks(
+        self,
+        layer: Any,
+        states: tuple[Tensor, Tensor, Tensor],
+        pool: Tensor,
+        metadata: PagesMetadata,
+    ) -> list[Chunk]:
+        """Chunks of prompts, a request each."""
+        if not metadata.rows:
+            return []
+        names = [f"{layer.layer_name}{RING}{n}" for n in range(self.layout.rings)]
+        found = get_forward_context().attn_metadata
+        blocks = torch.cat([found[name].block_table[:, :1] for name in names], 1)
+        return [
+            Chunk(
+                self.layout,
+                pool,
+                metadata.block_table[row],
+                blocks[row],
+                tuple(x[first:end] for x in states),
+                before,
+                stored,
+            )
+            for row, first, end, before, stored in metadata.rows
+        ]
+
+    def _check(self, layer: Any, pool: Tensor) -> None:
+        """Check that rings lie in the memory of the layer, so that a block number says all."""
+        rings = (self._layers[f"{layer.layer_name}{RING}{n}"] for n in range(self.layout.rings))
+        if not pool.is_contiguous() or any(x.kv_cache.data_ptr() != pool.data_ptr() for x in rings):
+            raise RuntimeError(
+                f"pages and rings of {layer.layer_name} must share memory; got other groups of "
+                "caches. Serve all layers alike: without --kv-cache-dtype-skip-layers."
+            )
+        self._seen = pool.data_ptr()
+
+
+def flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """`pages.causal` by FlashAttention-3."""
+    from vllm.vllm_flash_attn import flash_attn_varlen_func
+
+    ends = [
+        torch.tensor([0, len(x)], dtype=torch.int32).to(query.device, non_blocking=True)
+        for x in (query, keys)
+    ]
+    return flash_attn_varlen_func(
+        query,
+        keys.to(query.dtype),
+        values.to(query.dtype),
+        max_seqlen_q=len(query),
+        cu_seqlens_q=ends[0],
+        max_seqlen_k=len(keys),
+        cu_seqlens_k=ends[1],
+        softmax_scale=scale,
+        causal=True,
+        fa_version=3,
+    )
 
 
 @cache

@@ -10,7 +10,7 @@ Shapes: T new tokens of one request, H kv heads, D channels, P pages of the pool
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,11 +19,15 @@ from torch import Tensor
 
 from duotone.attention.cuda.groups.format import GroupFormat, format_of
 from duotone.attention.cuda.groups.layout import to_group_records
+from duotone.attention.cuda.groups.pack import group_pack
 from duotone.attention.cuda.groups.records import GroupRecords
+from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.packed import pack_groups
 from duotone.quant import KVSpec, TensorSpec
 
+# Attention of a request's new tokens, as `causal`.
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 # Drafts of an engine that a ring has slots for, next to the tokens of a page.
 DRAFTS = 4
 # Bits of each served width, with the end points that lose least (docs/schemes.md).
@@ -97,24 +101,34 @@ class PageLayout:
         return pool.view(*pool.shape[:2], self.nbytes)
 
     def rows(self, pool: Tensor) -> Tensor:
-        """Pages as 16-bit tokens. pool as in `records` -> [P, H, ring_rows, 2, D], K then V."""
-        used = self.ring_rows * 2 * self.head_dim * self.dtype.itemsize
-        dense = self.records(pool)[:, :, :used].view(self.dtype)
-        return dense.unflatten(2, (self.ring_rows, 2, self.head_dim))
+        """The pool as 16-bit tokens. pool as in `records` -> [P * H * 2 * ring_rows, D]."""
+        return self.records(pool).view(self.dtype).view(-1, self.head_dim)
+
+    def ring_slots(self, blocks: Tensor, positions: Tensor, kv_heads: int) -> Tensor:
+        """Rows of `rows` that tokens have in a ring: K's, then V's.
+
+        blocks: [.., rings], pages of a request. positions: [.., n]. Returns [2, .., kv_heads, n].
+        """
+        slots = positions % self.ring_tokens
+        block = blocks.long().gather(-1, slots // self.ring_rows)[..., None, :]
+        heads = torch.arange(kv_heads, device=blocks.device)[:, None]
+        key = (block * kv_heads + heads) * (2 * self.ring_rows)
+        key = key + (slots % self.ring_rows)[..., None, :]
+        return torch.stack([key, key + self.ring_rows])
 
 
 def read_pages(layout: PageLayout, pool: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V of whole pages, [pages * tokens, H, D] each, fp32.
+    """K and V of whole pages, [pages * tokens, H, D] each, in `layout.dtype`.
 
     pool: [P, H, tokens, token_bytes] uint8. pages: [pages], numbers in the pool, in order.
     """
     if not len(pages):
-        nothing = pool.new_zeros(0, pool.shape[1], layout.head_dim, dtype=torch.float32)
+        nothing = pool.new_zeros(0, pool.shape[1], layout.head_dim, dtype=layout.dtype)
         return nothing, nothing
     data = layout.records(pool)[pages.long()].transpose(0, 1)[None].contiguous()
     bare = [_bare(layout, spec, len(pages), pool.device) for spec in _both(layout.spec)]
     both = GroupRecords(layout.form, data).canonical(*bare)
-    return tuple(x.dequantize()[0].transpose(0, 1).float() for x in both)
+    return tuple(x.dequantize()[0].transpose(0, 1) for x in both)
 
 
 def write_pages(
@@ -124,6 +138,10 @@ def write_pages(
 
     key, value: [pages * tokens, H, D] in `layout.dtype`.
     """
+    if has_kernels(pool.device):
+        new = _packed_by_kernel(layout, len(pages), key, value)
+        layout.records(pool)[pages.long()] = new.transpose(0, 1)
+        return
     packed = []
     for x, spec in zip((key, value), _both(layout.spec), strict=True):
         heads_first = x.transpose(0, 1)[None]
@@ -134,99 +152,109 @@ def write_pages(
     layout.records(pool)[pages.long()] = records.transpose(0, 1)
 
 
-def read_ring(
-    layout: PageLayout, rings: Sequence[Tensor], blocks: Tensor, first: int, end: int
-) -> tuple[Tensor, Tensor]:
-    """K and V of the tokens from `first` to `end`, [end - first, H, D] each.
+def _packed_by_kernel(layout: PageLayout, pages: int, key: Tensor, value: Tensor) -> Tensor:
+    """Pages of K and V, [H, pages, nbytes]."""
+    heads, device = key.shape[1], key.device
+    data = torch.zeros(1, heads, pages, layout.nbytes, dtype=torch.uint8, device=device)
+    index = torch.arange(pages * layout.tokens, device=device)[None]
+    tiles = torch.full((1,), pages * layout.form.tiles, device=device)
+    states = (x.transpose(0, 1)[None] for x in (key, value))
+    group_pack(*states, index, tiles, torch.zeros_like(tiles), layout.form, layout.spec, data)
+    return data[0]
 
-    rings: the pool of each ring page, as in `PageLayout.records`. blocks: [rings], the request's
-    pages in them.
+
+def read_ring(
+    layout: PageLayout, pool: Tensor, blocks: Tensor, first: int, end: int
+) -> tuple[Tensor, Tensor]:
+    """K and V of the tokens from `first` to `end`, [end - first, H, D] each, copied.
+
+    blocks: [rings], the request's pages.
     """
-    slots = torch.arange(first, end, device=blocks.device) % layout.ring_tokens
-    rows = torch.cat([layout.rows(x)[b] for x, b in zip(rings, blocks, strict=True)], 1)
-    both = rows[:, slots]
-    return both[:, :, 0].transpose(0, 1), both[:, :, 1].transpose(0, 1)
+    slots = layout.ring_slots(blocks, torch.arange(first, end, device=pool.device), pool.shape[1])
+    return tuple(x.transpose(0, 1) for x in layout.rows(pool)[slots])
 
 
 def write_ring(
-    layout: PageLayout,
-    rings: Sequence[Tensor],
-    blocks: Tensor,
-    first: int,
-    key: Tensor,
-    value: Tensor,
+    layout: PageLayout, pool: Tensor, blocks: Tensor, first: int, key: Tensor, value: Tensor
 ) -> None:
     """Put tokens from position `first` on into a ring. key, value: [n, H, D], n <= ring_tokens."""
-    for at in range(len(key)):
-        ring, row = divmod((first + at) % layout.ring_tokens, layout.ring_rows)
-        kept = layout.rows(rings[ring])[blocks[ring], :, row]
-        kept[:, 0], kept[:, 1] = key[at], value[at]
+    positions = torch.arange(first, first + len(key), device=pool.device)
+    slots = layout.ring_slots(blocks, positions, pool.shape[1])
+    layout.rows(pool)[slots] = torch.stack([key, value]).transpose(1, 2)
 
 
-def append_and_attend(
-    layout: PageLayout,
-    pool: Tensor,
-    rings: Sequence[Tensor],
-    pages: Tensor,
-    blocks: Tensor,
-    states: tuple[Tensor, Tensor, Tensor],
-    context: int,
-    scale: float,
-    stored: bool = True,
-) -> Tensor:
-    """Attention of T new tokens of one request over all before them; then keep these, too.
+def causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Causal attention whose last query sees all keys, in fp32.
 
-    pool, rings, blocks: as above. pages: [pages of a request], in order; those beyond the last
-    whole page are not used. states: q [T, Hq, D], k and v [T, H, D]. context: tokens before.
-    stored: False for rows that fill up a batch, whose tokens have no slot. Returns [T, Hq, D].
-
-    Past pages count as they are packed, also those of this very request; own tokens of this step
-    and those of the ring are exact.
+    query: [T, Hq, D]. keys, values: [n, H, D]. Returns [T, Hq, D].
     """
-    query, key, value = states
-    whole = context // layout.tokens
-    parts = [(key, value)]
-    if context > whole * layout.tokens:
-        parts.insert(0, read_ring(layout, rings, blocks, whole * layout.tokens, context))
-    open_key, open_value = (torch.cat(x) for x in zip(*parts, strict=True))
-    keys, values = open_key.float(), open_value.float()
-    if whole:
-        past = read_pages(layout, pool, pages[:whole])
-        keys, values = (torch.cat(x) for x in zip(past, (keys, values), strict=True))
-    out = _causal(query, keys, values, scale)
-    if stored:
-        _keep(layout, pool, rings, pages, blocks, (open_key, open_value), whole)
-    return out
-
-
-def _keep(
-    layout: PageLayout,
-    pool: Tensor,
-    rings: Sequence[Tensor],
-    pages: Tensor,
-    blocks: Tensor,
-    open_states: tuple[Tensor, Tensor],
-    whole: int,
-) -> None:
-    """Pack the pages that are full now, leave the rest in the ring. open_states: after `whole`."""
-    done = len(open_states[0]) // layout.tokens
-    cut = done * layout.tokens
-    if done:
-        full = (x[:cut] for x in open_states)
-        write_pages(layout, pool, pages[whole : whole + done], *full)
-    first = (whole + done) * layout.tokens
-    write_ring(layout, rings, blocks, first, *(x[cut:] for x in open_states))
-
-
-def _causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Causal attention whose last query sees all keys, in fp32. keys: [n, H, D]."""
     new, tokens, each = len(query), len(keys), query.shape[1] // keys.shape[1]
     grouped = query.float().unflatten(1, (keys.shape[1], each))
-    scores = torch.einsum("qhgd,nhd->hgqn", grouped, keys) * scale
+    scores = torch.einsum("qhgd,nhd->hgqn", grouped, keys.float()) * scale
     seen = torch.arange(tokens - new, tokens, device=query.device)[:, None]
     later = torch.arange(tokens, device=query.device) > seen
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-    return torch.einsum("hgqn,nhd->qhgd", weights, values).flatten(1, 2).to(query.dtype)
+    return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).flatten(1, 2).to(query.dtype)
+
+
+@dataclass
+class Chunk:
+    """New tokens of one request in one layer.
+
+    pages: [pages of the request], in order; those beyond the last whole page are not read. blocks:
+    [rings]. states: q [T, Hq, D], k and v [T, H, D]. context: tokens before. stored: False for rows
+    that fill up a batch, whose tokens have no slot.
+
+    Requests of one step may share pages that are written in this very step. So an engine opens all
+    chunks, then keeps all, and then attends.
+    """
+
+    layout: PageLayout
+    pool: Tensor
+    pages: Tensor
+    blocks: Tensor
+    states: tuple[Tensor, Tensor, Tensor]
+    context: int
+    stored: bool = True
+
+    @property
+    def whole(self) -> int:
+        """Pages that were full before."""
+        return self.context // self.layout.tokens
+
+    def open(self) -> None:
+        """Read the tokens after the last whole page: the ring's, then the new ones."""
+        layout, new = self.layout, self.states[1:]
+        first = self.whole * layout.tokens
+        if self.context == first:
+            self.opened = new
+            return
+        old = read_ring(layout, self.pool, self.blocks, first, self.context)
+        self.opened = tuple(torch.cat(x) for x in zip(old, new, strict=True))
+
+    def keep(self) -> None:
+        """Pack the pages that are full now, and put the rest in the ring."""
+        if not self.stored:
+            return
+        layout = self.layout
+        done = len(self.opened[0]) // layout.tokens
+        cut = done * layout.tokens
+        if done:
+            full = (x[:cut] for x in self.opened)
+            write_pages(layout, self.pool, self.pages[self.whole : self.whole + done], *full)
+        first = (self.whole + done) * layout.tokens
+        write_ring(layout, self.pool, self.blocks, first, *(x[cut:] for x in self.opened))
+
+    def attend(self, scale: float, attend: Attend = causal) -> Tensor:
+        """Attention of the new tokens over all, [T, Hq, D].
+
+        Past pages count as they are packed. Tokens of the ring and of this step are exact.
+        """
+        states = self.opened
+        if self.whole:
+            past = read_pages(self.layout, self.pool, self.pages[: self.whole])
+            states = (torch.cat(x) for x in zip(past, states, strict=True))
+        return attend(self.states[0], *states, scale)
 
 
 def _both(spec: KVSpec) -> tuple[TensorSpec, TensorSpec]:
