@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Trains the zoo on a machine that is lent: five processes on one GPU, weights back in parts.
+#
+#   bash training/zoo/on_device.sh train 150 [more arguments]   all five, for so many seconds; parts 0 to 3 into $OUT
+#   bash training/zoo/on_device.sh more 4                       parts 4 to 7, on the same machine
+#
+# Then `cat zoo.tar.* | tar x` makes zoo/MODEL/. MODELS names fewer; with --resume in `more
+# arguments` training goes on from the weights that lie on the machine.
+set -uo pipefail
+home=${ZOO:-/tmp/zoo} out=${OUT:?a folder that comes back}
+export PYTHONPATH=src:. OMP_NUM_THREADS=2 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+parts() { for i in 0 1 2 3; do cp "$home/parts/zoo.tar.$(printf %02d $(($1 + i)))" "$out/" 2>/dev/null; done; }
+
+if [ "$1" = more ]; then parts "$2"; ls -l "$out"; exit; fi
+seconds=$2; shift 2
+mkdir -p "$home/zoo" "$home/parts"
+for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
+  timeout $((seconds + 90)) python3 -m training.zoo.train "$model" --seconds "$seconds" --out "$home/zoo" \
+    --log-every 50 "$@" >"$home/$model.log" 2>&1 &
+done
+wait
+for log in "$home"/*.log; do echo "== $log"; grep -v Writing "$log" | tail -n 4 | cut -c 1-900; done
+rm -f "$home"/parts/*
+cp "$home"/*.log "$home/zoo/"
+tar -C "$home" -cf - zoo | split -b 16600000 -d - "$home/parts/zoo.tar."
+parts 0
+echo "parts: $(ls "$home/parts" | wc -l); further ones: on_device.sh more 4 (then 8), on this machine"
