@@ -9,7 +9,6 @@ but for overflow.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,8 @@ from duotone.hf.weights.weight_maps import weight_map
 from duotone.loading import visual_mask
 from duotone.quantize.calibration import Tensors
 from duotone.weights.equivalences.module_map import at
+
+from ..stress import check_factor
 
 CHANNELS = 4
 
@@ -34,8 +35,7 @@ def grow_outliers(
     Errors: ValueError for a factor that is no power of two, and for MLPs without an up_proj of
     their own.
     """
-    if factor <= 0 or not math.log2(factor).is_integer():
-        raise ValueError(f"factor must be a power of two, got {factor}; others round weights")
+    check_factor(factor)
     blocks = weight_map(model).stream("language").blocks
     if any(not (block.up or "").endswith("up_proj") or "gate" in block.up for block in blocks):
         raise ValueError(f"outliers are grown in up_proj, got an MLP with {blocks[0].up!r}")

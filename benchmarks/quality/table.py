@@ -31,6 +31,7 @@ from duotone.report.provenance import stamp, write_new_json
 from duotone.tasks import TASKS, Example, Task, read_passages
 from duotone.tasks.metrics import confidence_interval, paired_difference, tokenizer
 
+from ..stress import STRESSES
 from .rows import CALIBRATED_BITS, TAUS, grid_specs, picture_rows, table_specs, text_rows
 
 BITS = (8, 4, 2, 1)
@@ -86,6 +87,7 @@ def table_of_task(
         "headline": task.headline,
         "later_question": arguments.later_question,
         "window": arguments.window,
+        "stress": arguments.stress,
         "samples": results[REFERENCE]["samples"],
         "schemes": schemes,
         "differences": _differences(evaluation, ran),
@@ -274,6 +276,7 @@ def main() -> None:
     parser.add_argument("--rescore-later", action="store_true", help="only agreement and KL now")
     parser.add_argument("--rescore", type=Path, help="folder of an earlier run")
     parser.add_argument("--model", help="the embedded one without it")
+    parser.add_argument("--stress", choices=STRESSES, default="none", help="`benchmarks.stress`")
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -284,6 +287,7 @@ def main() -> None:
     elif arguments.table:
         arguments.samples = arguments.n or {"ingredients": 500, "schemes": 200}[arguments.table]
         loaded = load(arguments.model, arguments.device)
+        STRESSES[arguments.stress](loaded.model)
         run = {"ingredients": ingredients, "schemes": schemes}[arguments.table]
         for name in arguments.tasks.split(","):
             log("wrote", run(loaded, TASKS[name], arguments))

@@ -16,6 +16,7 @@ from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 
 ASKED = {"samples": 2, "calibration": 1, "batch_size": 4, "minutes": None, "workers": 0}
 ASKED |= {"impl": "auto", "window": 32, "later_question": False, "rescore_later": False}
+ASKED |= {"stress": "none"}
 
 
 @pytest.fixture(scope="module")
