@@ -14,8 +14,9 @@ parts() { for i in 0 1 2 3; do cp "$home/parts/zoo.tar.$(printf %02d $(($1 + i))
 if [ "$1" = more ]; then parts "$2"; ls -l "$out"; exit; fi
 seconds=$2; shift 2
 mkdir -p "$home/zoo" "$home/parts"
+gpus=$(nvidia-smi -L | wc -l) i=0
 for model in ${MODELS:-deep qwen3-vl gemma3 qwen2-vl llava}; do
-  timeout $((seconds + 90)) python3 -m training.zoo.train "$model" --seconds "$seconds" --out "$home/zoo" \
+  CUDA_VISIBLE_DEVICES=$((i++ % gpus)) timeout $((seconds + 90)) python3 -m training.zoo.train "$model" --seconds "$seconds" --out "$home/zoo" \
     --log-every 50 "$@" >"$home/$model.log" 2>&1 &
 done
 wait
