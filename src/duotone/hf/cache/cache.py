@@ -172,7 +172,7 @@ class QuantizedCache(Cache):
             raise ValueError("the cache is empty; run the model with it first.")
         states = [ledger.state for ledger in timeline.ledgers]
         if timeline.frozen is not None:
-            return timeline.frozen.memory(states, nominal)
+            return timeline.frozen.memory(states, nominal).with_states(timeline.own.nbytes)
         window = self.facts.window if any(self.facts.sliding) else None
         report = memory_report(timeline.stores, states, nominal, window)
         return report.with_states(timeline.own.nbytes)

@@ -46,11 +46,20 @@ class Frozen:
     """Fixed buffers of all layers of one cache, with room for `room` more tokens.
 
     decoder: of these buffers. orders: in which the dense tokens of each layer entered them. start:
-    logical length when they were made.
+    logical length when they were made. states: of layers without tokens, which the model writes in
+    place.
     """
 
-    def __init__(self, decoder: StaticDecoder, orders: list[Move], start: int, room: int) -> None:
+    def __init__(
+        self,
+        decoder: StaticDecoder,
+        orders: list[Move],
+        start: int,
+        room: int,
+        states: dict[str, Tensor],
+    ) -> None:
         self.decoder, self._orders = decoder, orders
+        self.states = states
         self.start, self.room = start, room
         self._broke_off = self.is_thawed = False
         # What the sequences have become of those at the start, by number.
@@ -59,7 +68,7 @@ class Frozen:
     @cached_property
     def structure(self) -> Structure:
         """All that launches on these buffers depend on."""
-        return Structure.of([self.decoder.stores, self.decoder.tau, self.decoder.impl])
+        return Structure.of([self.decoder.stores, self.decoder.tau, self.decoder.impl, self.states])
 
     @property
     def is_usable(self) -> bool:
@@ -70,7 +79,7 @@ class Frozen:
         """Go on in the buffers of `other`, where they are alike; False: they are not.
 
         stores: of this object's cache, before its first step. slow: warnings of its model. `other`
-        has no cache any more.
+        has no cache any more. The cache must go on with `states` afterwards.
         """
         if self.room != other.room or not self.structure.is_like(other.structure):
             return False
@@ -83,6 +92,7 @@ class Frozen:
         for store, static in zip(stores, self.decoder.stores, strict=True):
             for name in TAKEN_OVER:
                 setattr(store, name, getattr(static, name))
+        self.states = other.states
         return True
 
     def reorder(self, index: Int[Tensor, " batch"]) -> None:
@@ -161,11 +171,6 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
     if not length:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
-    if facts.states:
-        raise ValueError(
-            f"fixed buffers hold K and V only; {facts.model_type!r} has layers that keep a state. "
-            "Decode in buffers that grow."
-        )
     if facts.has_windows:
         raise ValueError(
             "fixed buffers do not read the masks that sliding windows need; "

@@ -138,6 +138,21 @@ class OwnLayers:
         for layer in self.windows.values():
             layer.__init__(layer.sliding_window)
 
+    def check_freezes(self) -> None:
+        """Raise ValueError where a decode step would replace states instead of writing them."""
+        recording = [number for number, layer in self.states.items() if layer.record_past]
+        if recording:
+            raise ValueError(
+                f"fixed buffers need states of fixed size; layers {recording} record their "
+                "past for a crop. Decode in buffers that grow."
+            )
+
+    def hold(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on in these tensors, named as in `tensors`, of the states of another cache."""
+        for name, tensor in tensors.items():
+            number, kind, place = name.removeprefix(PREFIX).split(".")
+            getattr(self.layers[int(number)], kind)[int(place)] = tensor
+
     def fill(self, tensors: Mapping[str, Tensor], length: int, device: torch.device) -> None:
         """Take over what `tensors` names, as copies on a device. length: tokens of the cache."""
         for name, tensor in tensors.items():

@@ -307,10 +307,12 @@ class Timeline:
         """
         self.settle()
         check_freezes(self.length, self.spec, self.facts)
+        self.own.check_freezes()
+        self.own.release()
         states = [ledger.state for ledger in self.ledgers]
         stores, orders = frozen_stores(self.stores, states, self.spec, room)
         decoder = StaticDecoder(stores, self.spec.tau, self.impl, self.slow)
-        self.frozen = Frozen(decoder, orders, self.length, room)
+        self.frozen = Frozen(decoder, orders, self.length, room, self.own.tensors)
         return self.frozen
 
     def thaw(self) -> None:

@@ -108,6 +108,7 @@ class DecodeSteps:
         timeline = cache.timeline
         if not fresh.frozen.move_into(self.frozen, timeline.stores, timeline.slow):
             return False
+        timeline.own.hold(fresh.frozen.states)
         self.forward, self.spec = fresh.forward, fresh.spec
         self.frozen, self.owner = fresh.frozen, fresh.owner
         return True
