@@ -59,8 +59,9 @@ def test_a_later_call_takes_a_capture_over_with_its_own_states(double: type[Repl
         given = inputs("qwen3_5", [[3, "image", 9], [7]], seed)
         ours = answer(model, STREAM, given)
         captures = double.captures
-        assert_same(ours, answer(model, STREAM, given, graphs=False))
-        ours.session.cache = None
+        theirs = answer(model, STREAM, given, graphs=False)
+        assert_same(ours, theirs)
+        _assert_states(*(out.session.cache.timeline.own for out in (ours, theirs)))
         del ours
     assert captures == 2  # one of the step, one of a flush, both of the first call
 
