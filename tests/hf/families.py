@@ -62,6 +62,14 @@ def _patches(images: int) -> dict[str, Tensor]:
     }
 
 
+def _placed_patches(images: int) -> dict[str, Tensor]:
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(4)).flip(-1)
+    return {
+        "pixel_values": torch.rand(images, 16, 3 * 4 * 4),
+        "image_position_ids": places.expand(images, -1, -1).contiguous(),
+    }
+
+
 def _modality(ids: Tensor) -> dict[str, Tensor]:
     return {"mm_token_type_ids": (ids == IMAGE).long() + 2 * (ids == VIDEO).long()}
 
@@ -120,6 +128,12 @@ HYBRIDS = {
         name: Family(name, configs.text_only(config, **fields))
         for name, (config, fields) in configs.STATEFUL.items()
     },
+    "llama4": Family("llama4", configs.llama4, 4, _plain_pixels(16)),
+    **{
+        name: Family("gemma4", getattr(configs, name), 4, _placed_patches, None, 0, _modality)
+        for name in ("gemma4", "gemma4_e2b")
+    },
+    "gemma3n_text": Family("gemma3n_text", configs.gemma3n_text),
     "cohere2": Family("cohere2", configs.text_only("Cohere2Config", **configs.WINDOWS)),
 }
 MULTIMODAL = [name for name, family in FAMILIES.items() if family.is_multimodal]

@@ -115,6 +115,62 @@ def gemma3() -> Any:
     )
 
 
+CHUNK = "chunked_attention"
+
+
+def llama4() -> Any:
+    vision = dict(intermediate_size=128, num_hidden_layers=1, vision_output_dim=48)
+    vision |= dict(projector_input_dim=48, projector_output_dim=48, initializer_range=0.3)
+    text = dict(layer_types=[CHUNK, FULL, CHUNK], attention_chunk_size=24, head_dim=16)
+    text |= dict(no_rope_layers=[1, 0, 1], moe_layers=[1], num_local_experts=2, floor_scale=16)
+    return _config(
+        "Llama4Config",
+        vision_config=_clip_vision(**vision),
+        text_config=_text("llama4_text", intermediate_size_mlp=96, **text),
+        image_token_index=IMAGE,
+        boi_token_index=START,
+        eoi_token_index=END,
+    )
+
+
+def _gemma4(*types: str, **changes: Any) -> Any:
+    vision = dict(num_hidden_layers=1, num_key_value_heads=2, head_dim=16, pooling_kernel_size=2)
+    vision |= dict(position_embedding_size=16, initializer_range=0.3)
+    text = {"global_head_dim": 32, "head_dim": 16, "sliding_window": 24, **changes}
+    text |= dict(num_hidden_layers=len(types), layer_types=list(types))
+    ids = dict(image_token_id=IMAGE, boi_token_id=START, eoi_token_id=END, video_token_id=VIDEO)
+    ids |= dict(audio_token_id=294, boa_token_id=295, eoa_token_index=296)
+    return _config(
+        "Gemma4Config",
+        vision_config=_clip_vision(**vision),
+        text_config=_text("gemma4_text", **text),
+        audio_config=None,
+        **ids,
+    )
+
+
+def gemma4() -> Any:
+    """The shape of 31B: layers that see all tokens have other heads, and K and V of one matrix."""
+    more = dict(attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0)
+    more |= dict(use_bidirectional_attention="vision")
+    return _gemma4(SLIDING, FULL, SLIDING, FULL, **more)
+
+
+def gemma4_e2b() -> Any:
+    """The shape of E2B: the last layers read K and V of earlier ones."""
+    more = dict(num_kv_shared_layers=3, hidden_size_per_layer_input=8)
+    more |= dict(vocab_size_per_layer_input=VOCAB, num_key_value_heads=1)
+    return _gemma4(SLIDING, FULL, SLIDING, FULL, SLIDING, FULL, FULL, **more)
+
+
+def gemma3n_text() -> Any:
+    types = [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL]
+    more = dict(num_hidden_layers=6, layer_types=types, num_kv_shared_layers=2, sliding_window=24)
+    more |= dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, head_dim=16)
+    more |= dict(laurel_rank=8, altup_num_inputs=2)
+    return _config("Gemma3nTextConfig", **{**TEXT, **more})
+
+
 def _qwen(name: str, vision: dict[str, Any], text: str, **changes: Any) -> Any:
     text_config = _text(text, rope_parameters=MROPE, **changes)
     return _config(name, vision_config=_qwen_vision(**vision), text_config=text_config, **QWEN_IDS)

@@ -113,18 +113,23 @@ def _by_others(tokens: Tokens, impl: str) -> Family:
 def resolve_layers(
     spec: CacheSpec,
     sliding: Sequence[bool],
-    shape: Shape,
+    shape: Shape | Sequence[Shape],
     device: torch.device | None = None,
     impl: str = "auto",
 ) -> list[Plan]:
-    """Plan all layers. sliding: True at layers with a sliding window, one entry per layer."""
+    """Plan all layers.
+
+    sliding: True at layers with a sliding window, one entry per layer. shape: of all layers, or of
+    each.
+    """
+    shapes = [shape] * len(sliding) if isinstance(shape, Shape) else shape
     plans = []
     for layer, slides in enumerate(sliding):
         runs = _runs(spec, layer, len(sliding))
         apart = frozenset(which for which, count in runs.items() if count > 1)
         averaged = bool(apart) and spec.share.weights is not None
         more = {"sliding": slides, "apart": apart, "averaged": averaged}
-        plans.append(resolve(spec.at_layer(layer), shape, device, impl, **more))
+        plans.append(resolve(spec.at_layer(layer), shapes[layer], device, impl, **more))
     return plans
 
 

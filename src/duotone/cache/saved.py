@@ -52,11 +52,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes that a model gives a cache: layers, kv heads, channels of a head."""
+    """Sizes that a model gives a cache: (kv heads, channels of a head) of each layer."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    heads: tuple[tuple[int, int], ...]
+
+    @property
+    def layers(self) -> int:
+        """Count of the layers."""
+        return len(self.heads)
 
 
 def collect(stores: Sequence[LayerStore], states: Sequence[LedgerState]) -> tuple[dict, Tensors]:
@@ -197,9 +200,9 @@ class _Parsing:
         return SavedLayer(self._own(index, spec, state), pairs)
 
     def _own(self, index: int, spec: CacheSpec, state: LedgerState) -> Tensors:
-        heads = (self.batch, self.shape.kv_heads)
+        kv_heads, head_dim = self.shape.heads[index]
         width = state.dense.positions.shape[1]
-        wanted = own_tensors(spec, self.dtype, heads, self.shape.head_dim, width)
+        wanted = own_tensors(spec, self.dtype, (self.batch, kv_heads), head_dim, width)
         mask = valid_mask(state.dense.lengths, width)[:, None, :, None]
         found = {}
         for name, declared in wanted.items():
@@ -228,25 +231,28 @@ class _Parsing:
         for part in PARTS:
             source = self.spec.source(part, index, self.shape.layers)
             tensor = getattr(policy, part)
-            parts[part] = self._part(f"{store}.{part}", tensor, roll, has_codes=source == index)
+            size, has_codes = self.shape.heads[index], source == index
+            parts[part] = self._part(f"{store}.{part}", tensor, roll, size, has_codes=has_codes)
         return PackedPair(**parts)
 
-    def _part(self, prefix: str, spec: TensorSpec, roll: Roll, has_codes: bool) -> PackedTensor:
-        entry = self.header["packed"][prefix]
+    def _part(
+        self, prefix: str, spec: TensorSpec, roll: Roll, size: tuple[int, int], has_codes: bool
+    ) -> PackedTensor:
+        entry, (kv_heads, head_dim) = self.header["packed"][prefix], size
         blocks = self._table(entry["blocks"])
         same = torch.equal(blocks.lengths, roll.lengths)
         must(same, "blocks must end where their tokens do", prefix)
         ok = spec.along == "channels" or spec.group is None or blocks.longest <= spec.group
         must(ok, f"blocks of {prefix} hold {spec.group} tokens at most", blocks.longest)
-        heads, parts = (self.batch, self.shape.kv_heads), {}
-        for name, (dtype, sizes) in packed_parts(spec, self.shape.head_dim).items():
+        heads, parts = (self.batch, kv_heads), {}
+        for name, (dtype, sizes) in packed_parts(spec, head_dim).items():
             per_token = spec.along == "channels" or name in TOKEN_PARTS
             rows = roll.positions.shape[1] if per_token else blocks.blocks
             if name != "codes" or has_codes:
                 parts[name] = self.given.take(f"{prefix}.{name}", dtype, (*heads, rows, *sizes))
         made = PackedTensor(
             spec=spec,
-            head_dim=self.shape.head_dim,
+            head_dim=head_dim,
             dtype=DTYPES[entry["dtype"]],
             blocks=blocks,
             **{"codes": None, **parts},

@@ -27,15 +27,16 @@ def made_up(model: Any, file: str | Path, settings: Settings | None = None) -> C
     Widths are `allocate`'s for variances that fall geometrically, alike in all layers.
     """
     facts, settings = model_facts(model), settings or Settings()
+    kv_heads, head_dim = facts.shape.kv_heads, facts.shape.head_dim
     parts = settings.parts(facts.is_multimodal)
-    falling = FALL ** (torch.arange(facts.head_dim, dtype=torch.float64) / facts.head_dim)
+    falling = FALL ** (torch.arange(head_dim, dtype=torch.float64) / head_dim)
     spectra = {
         (layer, which, part): falling * (BACKGROUND if part == "background" else 1)
         for layer in range(facts.layers)
         for which in ("key", "value")
         for part in parts
     }
-    size = (facts.layers, facts.kv_heads, facts.head_dim)
+    size = (facts.layers, kv_heads, head_dim)
     draw = torch.Generator().manual_seed(0)
     key, value = (_orthogonal(size, draw) for _ in range(2))
     Bases(key, value, {"fingerprint": fingerprint(model), **facts.signature()}).save(file)

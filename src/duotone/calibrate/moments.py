@@ -86,7 +86,7 @@ def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
     """Sum over the q heads of every kv head of W_h^T W_h. Errors: ValueError without such a W_o."""
     found = (getattr(module, name, None) for name in OUTPUT_PROJECTIONS)
     weight = next((m.weight for m in found if getattr(m, "weight", None) is not None), None)
-    columns = facts.q_heads * facts.head_dim
+    columns = facts.shape.q_heads * facts.shape.head_dim
     if weight is None or weight.shape[-1] != columns or not weight.is_floating_point():
         raise ValueError(
             f"attention must have an output projection {OUTPUT_PROJECTIONS} with a weight of "
@@ -94,13 +94,13 @@ def output_metric(module: nn.Module, facts: ModelFacts) -> Sums:
             f"{facts.model_type!r} has {'none' if weight is None else tuple(weight.shape)}. "
             "Calibrate the model before its weights are quantized"
         )
-    by_head = weight.double().unflatten(-1, (facts.kv_heads, -1, facts.head_dim))
+    by_head = weight.double().unflatten(-1, (facts.shape.kv_heads, -1, facts.shape.head_dim))
     return torch.einsum("xkgd,xkge->kde", by_head, by_head)
 
 
 def softmax_scale(facts: ModelFacts, scaling: float | None) -> float:
     """Factor of a layer's scores, by the argument that attention received."""
-    return facts.head_dim**-0.5 if scaling is None else float(scaling)
+    return facts.shape.head_dim**-0.5 if scaling is None else float(scaling)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Recorder:
             layer.to(query.device)
             self._add_prompt(layer, key, value)
         where = self.counted(index, query)
-        layer.query += query_sums(query, where, self.facts.kv_heads)
+        layer.query += query_sums(query, where, self.facts.shape.kv_heads)
         layer.queries += int(where.sum())
 
     def _add_prompt(self, layer: LayerMoments, key: Heads, value: Heads) -> None:
@@ -152,10 +152,10 @@ class Recorder:
         layer.tokens += int((spans >= 0).sum())
 
     def _new_layer(self, module: nn.Module, query: Heads, scaling: float | None) -> LayerMoments:
-        facts = self.facts
-        shape = (facts.kv_heads, facts.head_dim, facts.head_dim)
+        facts, heads = self.facts, self.facts.shape
+        shape = (heads.kv_heads, heads.head_dim, heads.head_dim)
         zeros = [torch.zeros(shape, dtype=torch.float64, device=query.device) for _ in range(3)]
-        output, groups = output_metric(module, facts), facts.q_heads // facts.kv_heads
+        output, groups = output_metric(module, facts), heads.q_heads // heads.kv_heads
         made = LayerMoments(*zeros, output, softmax_scale(facts, scaling), groups)
         self.layers[module.layer_idx] = made
         return made

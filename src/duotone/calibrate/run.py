@@ -88,7 +88,7 @@ def learn(
     """
     model, facts = loaded.model, model_facts(loaded.model)
     check_no_states(facts, "calibration")
-    settings.check(facts.head_dim)
+    settings.check(facts.shape.head_dim)
     first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
     moments = gather_moments(model, batches, GROUP, first)
     _check_moments(moments, facts)

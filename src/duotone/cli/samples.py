@@ -38,5 +38,5 @@ def load_with_data(
     from duotone.hf.model.facts import model_facts
 
     loaded = load_model(model, device)
-    settings.check(model_facts(loaded.model).head_dim)
+    settings.check(model_facts(loaded.model).shape.head_dim)
     return loaded, calibration_data(loaded, tasks, **sizes)

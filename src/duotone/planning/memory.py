@@ -80,19 +80,18 @@ def plan(
     check_spec(facts, spec)
     if hasattr(model_or_config, "get_decoder"):
         warn_of_extreme_keys(model_or_config, facts, spec)
-    codes = params = dense_tokens = 0
+    codes = params = dense = 0
     kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
     for layer, (visual, text) in enumerate(kept):
         dense_here, stream = _text_places(spec, visual, text, new_tokens)
         spans = _visual_spans(spec, visual, images) | {"text": [stream]}
         more = _layer_bytes(facts, spec, layer, spans)
         codes, params = codes + more[0], params + more[1]
-        dense_tokens += dense_here
-    token_bytes = _elements_per_token(facts) * facts.element_bytes
-    dense = dense_tokens * 2 * facts.kv_heads * facts.head_dim * facts.element_bytes
+        dense += dense_here * facts.shapes[layer].elements * facts.element_bytes
+    token_bytes = facts.elements * facts.element_bytes
     tokens, packed = sum(counts.values()), codes + params + dense
     in_window = tokens if facts.window is None else min(tokens, facts.window - 1)
-    windows = _elements_per_token(facts) // facts.layers * len(facts.windows)
+    windows = sum(shape.elements for shape in facts.window_shapes)
     windows *= in_window * facts.element_bytes
     total = packed + windows
     dense_total = (in_window if any(facts.sliding) else tokens) * token_bytes + windows
@@ -103,7 +102,7 @@ def plan(
         dense_bytes=dense,
         bytes_per_sequence=total,
         dense_equivalent_bytes=dense_total,
-        bits_per_element=8 * packed / (tokens * _elements_per_token(facts)),
+        bits_per_element=8 * packed / (tokens * facts.elements),
         nominal_bits=spec.nominal_bits(facts.layers),
         budget_bytes=budget_bytes,
         max_batch=None if budget_bytes is None else budget_bytes // total,
@@ -120,10 +119,10 @@ def attention_paths(
     "reference". why: reason against the CUDA kernels, or None. device: None: an H200.
     """
     dtype = {2: torch.bfloat16, 4: torch.float32}.get(facts.element_bytes, torch.float64)
-    shape = Shape(facts.head_dim, facts.q_heads, facts.kv_heads, dtype)
+    shapes = [Shape(each.head_dim, each.q_heads, each.kv_heads, dtype) for each in facts.shapes]
     return [
         {"layers": layers, "tokens": tokens, "runs": plan.readers[tokens].impl, "why": why}
-        for layers, plan in alike(resolve_layers(spec, facts.sliding, shape, device))
+        for layers, plan in alike(resolve_layers(spec, facts.sliding, shapes, device))
         for tokens, why in plan.reasons.items()
     ]
 
@@ -151,10 +150,6 @@ def _check_counts(counts: dict[str, int]) -> None:
             f"{counts['images']} images of {counts['visual_tokens']} visual tokens. Give the "
             "visual tokens of all images of a sequence together, or fewer images."
         )
-
-
-def _elements_per_token(facts: ModelFacts) -> int:
-    return 2 * facts.layers * facts.kv_heads * facts.head_dim
 
 
 def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> dict[str, list[int]]:
@@ -188,17 +183,17 @@ def _layer_bytes(
     facts: ModelFacts, spec: CacheSpec, layer: int, spans: dict[str, list[int]]
 ) -> tuple[int, int]:
     """(codes, params) of one layer; codes that another layer keeps count in that layer."""
-    own, codes, params = spec.at_layer(layer), 0, 0
+    own, shape, codes, params = spec.at_layer(layer), facts.shapes[layer], 0, 0
     for name, sizes in spans.items():
         policy = getattr(own, name)
         for which in ("key", "value") if isinstance(policy, KVSpec) else ():
             stores = spec.source(which, layer, facts.layers) == layer
             for size in sizes:
-                parts = tensor_bytes(getattr(policy, which), size, facts.head_dim)
-                codes += facts.kv_heads * parts[0] * stores
-                params += facts.kv_heads * parts[1]
+                parts = tensor_bytes(getattr(policy, which), size, shape.head_dim)
+                codes += shape.kv_heads * parts[0] * stores
+                params += shape.kv_heads * parts[1]
     if own.key_norm:
-        params += facts.kv_heads * facts.head_dim * PARAM_BYTES[own.text.key.param_dtype]
+        params += shape.kv_heads * shape.head_dim * PARAM_BYTES[own.text.key.param_dtype]
     return codes, params
 
 

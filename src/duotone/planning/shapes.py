@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.layers import LayerShape
 
 
 def _facts(
@@ -10,10 +11,7 @@ def _facts(
 ) -> ModelFacts:
     return ModelFacts(
         model_type=name,
-        layers=layers,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        shapes=(LayerShape(q_heads, kv_heads, head_dim),) * layers,
         element_bytes=2,
         sliding=(False,) * layers,
         visual_token_ids=(0,),

@@ -72,7 +72,7 @@ def held(cache: Any, visual_mask: Bool[Tensor, "batch tokens"], of: BitsOf) -> H
     """
     memory, state, facts = cache.memory(), cache.ledger.state, cache.facts
     batch = len(visual_mask)
-    per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim
+    per_token = facts.elements
     held_bytes = memory.total_bytes - memory.state_bytes
     if of == "cache":
         tokens = sum(int(getattr(state, n).lengths.sum()) for n in (*STORES, "dense"))

@@ -119,7 +119,7 @@ class Job:
     def dense_bytes(self) -> float:
         """16-bit bytes per sequence of the budget's tokens, from the prompts alone."""
         tokens = self.counts.visual + (self.counts.text if self.of == "cache" else 0)
-        return tokens * 2 * self.facts.layers * self.facts.kv_heads * self.facts.head_dim * 2
+        return tokens * self.facts.elements * 2
 
     @property
     def budget_bits(self) -> float:

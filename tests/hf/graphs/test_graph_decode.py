@@ -172,7 +172,8 @@ def _tokens_of(cache: QuantizedCache) -> list[Tensor]:
     state = cache.ledger.state
     found = [state.tokens, state.dense.lengths, state.stream.lengths]
     if cache.spec.evict is None:
-        empty = torch.empty(6, cache.facts.kv_heads, 0, cache.facts.head_dim, dtype=torch.float64)
+        shape = cache.facts.shape
+        empty = torch.empty(6, shape.kv_heads, 0, shape.head_dim, dtype=torch.float64)
         found += [
             materialize(cache.timeline, index, which, empty)
             for index in range(cache.facts.layers)

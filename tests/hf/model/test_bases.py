@@ -21,9 +21,9 @@ EIGHT = TensorSpec(8)
 
 def some_bases(model: PreTrainedModel, path: Path, **header: object) -> str:
     """Bases that are no rotations, of a model's shape; returns the file."""
-    facts = model_facts(model)
-    shape = (2, facts.layers, facts.kv_heads, facts.head_dim, facts.head_dim)
-    key, value = torch.eye(facts.head_dim) + 0.3 * torch.randn(shape) / facts.head_dim**0.5
+    layers, head = model_facts(model).layers, model_facts(model).shape
+    shape = (2, layers, head.kv_heads, head.head_dim, head.head_dim)
+    key, value = torch.eye(head.head_dim) + 0.3 * torch.randn(shape) / head.head_dim**0.5
     file = path / "bases.safetensors"
     Bases(key, value, {"fingerprint": fingerprint(model), **header}).save(file)
     return str(file)

@@ -51,6 +51,8 @@ def duotone_attention(
     the packed past and to its own dense states.
     """
     _check_pair(module, key, value)
+    if attention_mask is None:
+        attention_mask = _mask_of_last(module, query, key)
     if isinstance(key, CACHED):
         return _cached_attention(module, query, key, value, attention_mask, scaling, kwargs), None
     return sdpa_attention_forward(
@@ -85,8 +87,21 @@ def _cached_attention(
             timeline.judge(_importance(query, key, attention_mask, scaling))
         return output
     output = _chunk(query, key, value, attention_mask, scaling)
-    timeline.commit()
+    if key.index != timeline.facts.source:  # later layers read its past, too
+        timeline.commit()
     return output.transpose(1, 2).contiguous()
+
+
+def _mask_of_last(module: torch.nn.Module, query: Tensor, key: Tensor) -> Tensor | None:
+    """Mask [1, 1, queries, tokens] for the last few queries alone, where a model gives none.
+
+    A model may drop the others before layers that read K and V of earlier ones. It spares "sdpa",
+    which takes the first query for the first token's, by its name.
+    """
+    queries, tokens = query.shape[2], key.shape[2]
+    if not 1 < queries < tokens or not getattr(module, "is_causal", True):
+        return None
+    return causal_visibility(queries, tokens, query.device)[:, None]
 
 
 def _check_pair(module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
@@ -151,19 +166,22 @@ def _decode(
 def _chunk(
     query: Tensor, key: LazyStates, value: LazyStates, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Several queries against the packed past and this step's own dense states."""
-    timeline, queries = key.timeline, query.shape[2]
+    """Queries against the packed past and this step's own dense states.
+
+    There is a query per token of the step, or the last few alone.
+    """
+    timeline, queries, tokens = key.timeline, query.shape[2], key.new.shape[2]
     past = timeline.step.start
     if mask is None:
-        visible = causal_visibility(queries, past + queries, query.device)
+        visible = causal_visibility(queries, past + tokens, query.device)
     else:
         visible = as_visibility(mask, queries)
     visible = visible.expand(query.shape[0], -1, -1)
     own = DenseSegment(
         key.new,
         value.new,
-        torch.full((query.shape[0],), queries, device=query.device),
-        mask=visible[:, :, past : past + queries],
+        torch.full((query.shape[0],), tokens, device=query.device),
+        mask=visible[:, :, past : past + tokens],
     )
     segments = [*timeline.segments(key.index, before=True, mask=visible), own]
     return attend(query, segments, sm_scale=_scale(query, scaling), tau=timeline.spec.tau)

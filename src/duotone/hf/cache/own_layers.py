@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class OwnLayers:
         self.windows = {n: DynamicSlidingWindowLayer(facts.window) for n in facts.windows}
         # transformers 5.17 has no class for them and takes one whose states are never set.
         empty = getattr(cache_utils, "DummyLayer", LinearAttentionLayer)
-        self.empty = {number: empty() for number in facts.empty}
+        self.empty = {number: empty() for number in (*facts.empty, *facts.readers)}
         self.layers = {**self.states, **self.windows, **self.empty}
 
     def __bool__(self) -> bool:
@@ -182,8 +182,8 @@ def taken_states(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def check_states(states: Mapping[str, Tensor], facts: ModelFacts, batch: int, length: int) -> None:
     """Raise ValueError for other states and windows than this model's layers have.
 
-    All layers of a kind are alike, so each has tensors of the names, types, and shapes of the
-    others.
+    All layers with states are alike, so each has tensors of the names, types, and shapes of the
+    others. A window has the shape of its own layer.
     """
     found: dict[str, dict[str, Tensor]] = {
         str(number): {} for number in (*facts.states, *facts.windows)
@@ -195,7 +195,7 @@ def check_states(states: Mapping[str, Tensor], facts: ModelFacts, batch: int, le
         found[number][rest] = tensor
     for numbers, kinds in ((facts.states, facts.state_kinds), (facts.windows, WINDOW_KINDS)):
         names = {f"{kind}.0" for kind in kinds}
-        _check_alike({number: found[str(number)] for number in numbers}, names)
+        _check_alike({n: found[str(n)] for n in numbers}, names, sized=kinds != WINDOW_KINDS)
     for name, tensor in states.items():
         if not tensor.is_floating_point() or tensor.shape[:1] != (batch,):
             raise ValueError(
@@ -204,11 +204,15 @@ def check_states(states: Mapping[str, Tensor], facts: ModelFacts, batch: int, le
             )
         if not tensor.isfinite().all():
             raise ValueError(f"states must be finite; {name} is not")
-    _check_windows({str(n): found[str(n)] for n in facts.windows}, facts, length)
+    _check_windows([found[str(n)] for n in facts.windows], facts, length)
 
 
-def _check_alike(found: Mapping[int, dict[str, Tensor]], names: set[str]) -> None:
-    kinds = [{name: (x.dtype, tuple(x.shape)) for name, x in own.items()} for own in found.values()]
+def _check_alike(found: Mapping[int, dict[str, Tensor]], names: set[str], sized: bool) -> None:
+    """Raise for layers of other names or types, or where `sized` of other shapes."""
+    kinds = [
+        {name: (x.dtype, tuple(x.shape) if sized else ()) for name, x in own.items()}
+        for own in found.values()
+    ]
     for number, kind in zip(found, kinds, strict=True):
         if kind != kinds[0] or set(kind) != names:
             raise ValueError(
@@ -217,9 +221,9 @@ def _check_alike(found: Mapping[int, dict[str, Tensor]], names: set[str]) -> Non
             )
 
 
-def _check_windows(found: Mapping[str, dict[str, Tensor]], facts: ModelFacts, length: int) -> None:
-    for number, own in found.items():
-        wanted = (facts.kv_heads, min(length, facts.window - 1), facts.head_dim)
+def _check_windows(found: Sequence[dict[str, Tensor]], facts: ModelFacts, length: int) -> None:
+    for number, shape, own in zip(facts.windows, facts.window_shapes, found, strict=True):
+        wanted = (shape.kv_heads, min(length, facts.window - 1), shape.head_dim)
         for name, tensor in own.items():
             if tuple(tensor.shape[1:]) != wanted:
                 raise ValueError(

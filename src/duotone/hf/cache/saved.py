@@ -73,7 +73,7 @@ def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
 
 
 def _shape(facts: ModelFacts) -> Shape:
-    return Shape(facts.layers, facts.kv_heads, facts.head_dim)
+    return Shape(tuple((shape.kv_heads, shape.head_dim) for shape in facts.shapes))
 
 
 def read_cache(

@@ -45,7 +45,8 @@ def _check_shape(facts: ModelFacts, reference: Reference, which: str) -> None:
             f"a basis of the {reference.which} cannot serve the {which}; got {reference}."
         )
     every = getattr(bases(reference.file), which)
-    wanted = (facts.layers, facts.kv_heads, facts.head_dim, facts.head_dim)
+    shape = facts.shape
+    wanted = (facts.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
     if tuple(every.shape) != wanted or reference.layer >= facts.layers:
         raise ValueError(
             f"{reference} needs bases of (layers, kv_heads, head_dim, head_dim) = {wanted}; the "

@@ -6,23 +6,28 @@ by name, before any work is done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from duotone.hf.model.support import (
+from duotone.hf.model.layers import (
     EMPTY_TYPES,
-    FULL_TYPE,
-    LAYER_TYPES,
+    READER_TYPE,
     STATE_TYPES,
-    WINDOW_TYPE,
-    check_supported,
-    takes_pictures,
+    WINDOW_TYPES,
+    LayerShape,
+    layer_configs,
+    layer_kinds,
+    layer_shape,
+    numbers_of,
+    own_windows,
+    packed_layers,
+    window_of,
 )
+from duotone.hf.model.support import check_supported, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured
@@ -37,6 +42,8 @@ TESTED_FAMILIES = {
     "cohere2": ("text",),
     "emu3": ("pictures",),
     "gemma3": ("pictures",),
+    "gemma3n_text": ("text",),
+    "gemma4": ("pictures",),
     "glm4v": ("pictures",),
     "granitemoehybrid": ("text",),
     "internvl": ("pictures",),
@@ -45,6 +52,7 @@ TESTED_FAMILIES = {
     "lfm2_moe": ("text",),
     "lfm2_vl": ("pictures",),
     "llama": ("text",),
+    "llama4": ("pictures",),
     "llava": ("pictures",),
     "llava_onevision": ("pictures", "video"),
     "mistral": ("text",),
@@ -67,20 +75,20 @@ VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 class ModelFacts:
     """The shape of a model's cache and the ids of its visual tokens.
 
-    layers: whose K and V are packed; a spec counts these, and `sliding` is of these.
+    shapes: of the layers whose K and V are packed; a spec counts these, and `sliding` is of these.
     states: numbers in the model of the layers that keep states of fixed size instead, of
         `state_kinds`. empty: of those that keep nothing, such as a layer of experts alone.
-    windows: of those with a sliding window, which stay in 16 bit, where other layers see all
-        tokens. window: how many tokens such layers see, packed or not.
+    readers: of those that keep nothing and attend to K and V of an earlier layer. If that one is
+        packed, it is the last packed one.
+    windows: of those with a sliding window or in chunks, which stay in 16 bit, where other layers
+        see all tokens; window_shapes: theirs. window: how many tokens such layers see, packed or
+        not.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are.
     """
 
     model_type: str
-    layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    shapes: tuple[LayerShape, ...]
     element_bytes: int
     sliding: tuple[bool, ...]
     visual_token_ids: tuple[int, ...]
@@ -88,19 +96,47 @@ class ModelFacts:
     states: tuple[int, ...] = ()
     state_kinds: tuple[str, ...] = ()
     empty: tuple[int, ...] = ()
+    readers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
+    window_shapes: tuple[LayerShape, ...] = ()
     window: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """Count of the layers whose K and V are packed."""
+        return len(self.shapes)
+
+    @property
+    def shape(self) -> LayerShape:
+        """The shape of all packed layers. Errors: ValueError where they differ."""
+        if len(set(self.shapes)) > 1:
+            raise ValueError(
+                "this needs layers with K and V of one shape; those of "
+                f"{self.model_type!r} have {sorted(set(map(astuple, self.shapes)))} (q_heads, "
+                "kv_heads, head_dim). Use a scheme and a command that take every layer by itself."
+            )
+        return self.shapes[0]
+
+    @property
+    def elements(self) -> int:
+        """Numbers of K and V per token, over all packed layers."""
+        return sum(shape.elements for shape in self.shapes)
 
     @property
     def own(self) -> tuple[int, ...]:
         """Numbers in the model of the layers that stay transformers' own."""
-        return tuple(sorted((*self.states, *self.windows, *self.empty)))
+        return tuple(sorted((*self.states, *self.windows, *self.empty, *self.readers)))
 
     @property
     def packed(self) -> tuple[int, ...]:
         """Numbers in the model of the layers whose K and V are packed."""
         own = self.own
         return tuple(n for n in range(self.layers + len(own)) if n not in own)
+
+    @property
+    def source(self) -> int | None:
+        """The packed layer, as a spec counts, whose K and V later layers may read; None: nobody."""
+        return self.layers - 1 if self.readers else None
 
     @property
     def has_windows(self) -> bool:
@@ -114,8 +150,12 @@ class ModelFacts:
 
     def signature(self) -> dict[str, Any]:
         """Facts that a saved cache shares with the model that loads it."""
-        facts = asdict(self)
-        return {k: facts[k] for k in ("model_type", "layers", "kv_heads", "head_dim")}
+        sizes = {
+            name: [getattr(shape, name) for shape in self.shapes]
+            for name in ("kv_heads", "head_dim")
+        }
+        sizes = {name: x[0] if len(set(x)) == 1 else x for name, x in sizes.items()}
+        return {"model_type": self.model_type, "layers": self.layers, **sizes}
 
 
 def model_facts(
@@ -144,24 +184,23 @@ def model_facts(
             "the structural checks. Compare with the 16-bit cache once (duotone compare)."
         )
     dtype = getattr(model_or_config, "dtype", None) or text.dtype
-    q_heads, types = text.num_attention_heads, getattr(text, "layer_types", None) or ()
-    states, empty = numbers_of(types, *STATE_TYPES), numbers_of(types, *EMPTY_TYPES)
-    windows = _windows(text)
+    kinds, configs = layer_kinds(text), layer_configs(text)
+    states, windows = numbers_of(kinds, *STATE_TYPES), own_windows(text, kinds)
+    packed = packed_layers(text, kinds)
     return ModelFacts(
         model_type=config.model_type,
-        layers=text.num_hidden_layers - len((*states, *windows, *empty)),
-        q_heads=q_heads,
-        kv_heads=_kv_heads(text),
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // q_heads,
+        shapes=tuple(layer_shape(configs[n]) for n in packed),
         element_bytes=dtype.itemsize if dtype is not None else 2,
-        sliding=_packed_windows(text, bool(windows)),
+        sliding=tuple(kinds[n] in WINDOW_TYPES for n in packed),
         visual_token_ids=ids,
         takes_pictures=pictures,
         states=states,
-        state_kinds=STATE_TYPES[types[states[0]]] if states else (),
-        empty=empty,
+        state_kinds=STATE_TYPES[kinds[states[0]]] if states else (),
+        empty=numbers_of(kinds, *EMPTY_TYPES),
+        readers=numbers_of(kinds, READER_TYPE),
         windows=windows,
-        window=getattr(text, "sliding_window", None),
+        window_shapes=tuple(layer_shape(configs[n]) for n in windows),
+        window=window_of(text, kinds),
     )
 
 
@@ -171,37 +210,6 @@ def _unknown_places(name: str) -> ValueError:
         "visual tokens would pass for text. Set the field, or give "
         "visual_mask=[batch, tokens] to enable or QuantizedCache (all False: no pictures)."
     )
-
-
-def _kv_heads(text: PreTrainedConfig) -> int:
-    if getattr(text, "multi_query", False):
-        return 1
-    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-
-
-def numbers_of(types: Sequence[str], *wanted: str) -> tuple[int, ...]:
-    """Numbers of the layers of these types."""
-    return tuple(number for number, kind in enumerate(types) if kind in wanted)
-
-
-def _windows(text: PreTrainedConfig) -> tuple[int, ...]:
-    """Windows next to layers that see all tokens: few tokens, which packing makes no fewer.
-
-    Packed layers keep every token. Where all layers have a window, they are packed all the same.
-    """
-    types = getattr(text, "layer_types", None) or ()
-    if FULL_TYPE not in types or getattr(text, "sliding_window", None) is None:
-        return ()
-    return numbers_of(types, WINDOW_TYPE)
-
-
-def _packed_windows(text: PreTrainedConfig, own_windows: bool) -> tuple[bool, ...]:
-    types = getattr(text, "layer_types", None)
-    if types:
-        packed = (FULL_TYPE,) if own_windows else LAYER_TYPES
-        return tuple(t == WINDOW_TYPE for t in types if t in packed)
-    window = getattr(text, "sliding_window", None)
-    return (window is not None,) * text.num_hidden_layers
 
 
 def visual_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
@@ -230,12 +238,30 @@ def check_no_states(facts: ModelFacts, what: str) -> None:
         )
 
 
+def _check_unequal(facts: ModelFacts, spec: CacheSpec) -> None:
+    """Raise for schemes that take all layers alike, where these differ or read one another."""
+    differs = len(set(facts.shapes)) > 1
+    if differs and (spec.share is not None or spec.evict is not None):
+        what = "evicts tokens" if spec.share is None else "shares codes between layers"
+        raise ValueError(
+            f"a scheme that {what} needs layers with K and V of one shape; those of "
+            f"{facts.model_type!r} differ. Use another scheme, e.g. duotone.scheme('kivi', bits=2)."
+        )
+    if facts.readers and spec.evict is not None:
+        raise ValueError(
+            "a layer evicts tokens by its own scores, and other layers of "
+            f"{facts.model_type!r} read its K and V. Use a scheme without eviction."
+        )
+
+
 def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
     """Raise ValueError if `spec` does not fit this model or would do nothing on it."""
     check_honoured(spec)
     spec.check_depth(facts.layers)
-    for tensor in spec.tensors:
-        _check_channels(facts.head_dim, tensor)
+    for head_dim in {shape.head_dim for shape in facts.shapes}:
+        for tensor in spec.tensors:
+            _check_channels(head_dim, tensor)
+    _check_unequal(facts, spec)
     touches_text = isinstance(spec.text, KVSpec)
     if not facts.is_multimodal and not touches_text and isinstance(spec.visual, KVSpec):
         raise ValueError(

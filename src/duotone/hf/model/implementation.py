@@ -32,8 +32,8 @@ def planned_layers(
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}.")
     if impl == "triton" and (missing := no_triton(model.device)):
         raise ValueError(f"impl='triton' is not possible: {missing}. Use impl='auto'.")
-    shape = Shape(facts.head_dim, facts.q_heads, facts.kv_heads, model.dtype)
-    plans = resolve_layers(spec, facts.sliding, shape, model.device, impl)
+    shapes = [Shape(x.head_dim, x.q_heads, x.kv_heads, model.dtype) for x in facts.shapes]
+    plans = resolve_layers(spec, facts.sliding, shapes, model.device, impl)
     for layers, plan in alike(plans) if impl == "cuda" else ():
         for name, reason in plan.reasons.items():
             if reason is not None:

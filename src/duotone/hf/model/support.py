@@ -10,15 +10,20 @@ import sys
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-FULL_TYPE, WINDOW_TYPE = "full_attention", "sliding_attention"
-LAYER_TYPES = (FULL_TYPE, WINDOW_TYPE)
-# Layers that keep states of fixed size, with the kinds of states, and layers that keep nothing.
-STATE_TYPES = {
-    "linear_attention": ("conv_states", "recurrent_states"),
-    "conv": ("conv_states",),
-}
-EMPTY_TYPES = ("mlp", "moe")
-# Families with such layers whose models keep the states in the cache, as not all do.
+from duotone.hf.model.layers import (
+    CHUNK_TYPE,
+    EMPTY_TYPES,
+    LAYER_TYPES,
+    READER_TYPE,
+    STATE_TYPES,
+    WINDOW_TYPE,
+    layer_configs,
+    layer_kinds,
+    packed_layers,
+    sharing_modes,
+)
+
+# Families with layers that keep states whose models keep the states in the cache, as not all do.
 STATE_FAMILIES = (
     "bamba",
     "granitemoehybrid",
@@ -35,23 +40,14 @@ STATE_FAMILIES = (
 UNSUPPORTED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
     "attn_logit_softcapping": "softcapped scores are not a plain softmax(q K)",
-    "num_kv_shared_layers": "layers that share K and V of other layers",
-    "kv_sharing_modes": "layers that share K and V of other layers",
-    "attention_chunk_size": "chunked local attention",
     "cross_attention_layers": "visual tokens in cross attention, outside the cache",
     "cross_layer_interval": "visual tokens in cross attention, outside the cache",
     "lambda_std_dev": "differential attention pairs K with other heads' V than the cache does",
 }
-# What a cache's shape follows from.
-SHAPE_FIELDS = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_size",
-    "head_dim",
-    "sliding_window",
-)
+# Fields that all layers must have in common; heads and channels may vary by layer.
+COMMON_FIELDS = ("num_hidden_layers", "hidden_size", "sliding_window", "attention_chunk_size")
 REQUIRED_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
 VISION_WORDS = ("vision", "visual", "vq_")
 
 
@@ -70,37 +66,81 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     for field, why in UNSUPPORTED_FIELDS.items():
         if getattr(text, field, None):
             raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
-    known, types = set(LAYER_TYPES), set(getattr(text, "layer_types", None) or ())
-    if text.model_type in STATE_FAMILIES:
-        known |= {*STATE_TYPES, *EMPTY_TYPES}
-    odd = sorted(types - known)
-    if odd:
-        raise ValueError(
-            f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
-            "Use the model's own cache."
-        )
-    if types and not types & set(LAYER_TYPES):
-        raise ValueError(
-            f"some layers must have K and V; {name!r} has only {sorted(types)}. Use the model's "
-            "own cache."
-        )
-    missing = [field for field in REQUIRED_FIELDS if not getattr(text, field, None)]
+    missing = [field for field in REQUIRED_FIELDS if not _has(text, field)]
     if missing:
         raise ValueError(
             f"the config of a decoder with a cache of K and V has {REQUIRED_FIELDS}; that of "
             f"{name!r} has no {missing}. Use the model's own cache, or give the language model "
             "inside if it has one."
         )
+    _check_layers(name, text)
+
+
+def _has(text: PreTrainedConfig, field: str) -> bool:
+    return field in _by_layer(text) or bool(getattr(text, field, None))
+
+
+def _by_layer(text: PreTrainedConfig) -> set[str]:
+    """Fields that vary by layer; the config raises where one of them is read."""
+    return set(getattr(text, "per_layer_attributes", None) or ())
 
 
 def _check_layers_alike(name: str, text: PreTrainedConfig) -> None:
-    # Such a config raises its own error as soon as one of these fields is read.
-    by_layer = set(getattr(text, "per_layer_attributes", None) or ())
-    odd = sorted(by_layer & {*SHAPE_FIELDS, *UNSUPPORTED_FIELDS})
+    odd = sorted(_by_layer(text) & {*COMMON_FIELDS, *UNSUPPORTED_FIELDS})
     if odd:
         raise ValueError(
-            f"all layers must have caches of one shape; in {name!r} these vary by layer: {odd}. "
+            f"layers may differ in heads and channels alone; in {name!r} these vary by layer: "
+            f"{odd}. Use the model's own cache."
+        )
+
+
+def _check_layers(name: str, text: PreTrainedConfig) -> None:
+    """Raise ValueError for layers that are neither packed nor kept as transformers' own."""
+    try:
+        kinds = set(layer_kinds(text))
+    except ValueError as error:
+        raise ValueError(
+            f"layers that share K and V must have a source; in {name!r}: {error} Use the model's "
+            "own cache."
+        ) from error
+    known = {*LAYER_TYPES, READER_TYPE}
+    if text.model_type in STATE_FAMILIES:
+        known |= {*STATE_TYPES, *EMPTY_TYPES}
+    odd = sorted(kinds - known)
+    if odd:
+        raise ValueError(
+            f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
             "Use the model's own cache."
+        )
+    if not kinds & set(LAYER_TYPES):
+        raise ValueError(
+            f"some layers must have K and V; {name!r} has only {sorted(kinds)}. Use the model's "
+            "own cache."
+        )
+    if {WINDOW_TYPE, CHUNK_TYPE} <= kinds:
+        raise ValueError(
+            f"layers may have windows or chunks; {name!r} has both. Use the model's own cache."
+        )
+    _check_source(name, text)
+    if any(getattr(layer, "skip", None) for layer in layer_configs(text)):
+        raise ValueError(
+            f"every layer must have all of its parts; {name!r} skips some. Use the model's own "
+            "cache."
+        )
+
+
+def _check_source(name: str, text: PreTrainedConfig) -> None:
+    """Raise ValueError where layers read K and V of a packed layer that is not the last one.
+
+    Later packed layers would store what its readers still want as it was.
+    """
+    modes, packed = sharing_modes(text), packed_layers(text, layer_kinds(text))
+    sources = [number for number in packed if modes[number] == "store"]
+    if {*modes} - {None, "store", "reuse"} or {*sources} - {packed[-1]}:
+        raise ValueError(
+            f"layers may read K and V of the last packed layer, {packed[-1]} in {name!r}; there "
+            f"they read those of {sources}, by {sorted(filter(None, {*modes}))}. Use the model's "
+            "own cache."
         )
 
 
@@ -123,7 +163,7 @@ def check_window(model: PreTrainedModel) -> None:
     makes such a mask relies on a cache that forgets them; with ours it would see them all.
     """
     module = sys.modules.get(type(model.get_decoder()).__module__)
-    if not hasattr(module, "create_sliding_window_causal_mask"):
+    if not any(hasattr(module, maker) for maker in WINDOW_MASKS):
         raise ValueError(
             f"{model.config.model_type!r} has a sliding window but makes no mask for it: its own "
             "cache forgets old tokens, and a quantized cache keeps them. Use the model's own cache."

@@ -84,7 +84,7 @@ def check_reorderable(model: PreTrainedModel) -> None:
     """Raise ValueError for a model that cannot run reordered whatever it is given."""
     facts = model_facts(model)
     _check_model(model, facts)
-    if facts.has_windows:
+    if facts.has_windows or facts.readers:
         raise _sliding(facts.model_type)
 
 
@@ -119,7 +119,8 @@ def _check_attention(text_config: Any) -> None:
 
 def _sliding(model_type: str) -> ValueError:
     return ValueError(
-        f"{model_type!r} has sliding windows and makes its masks too late to be permuted; {REMEDY}."
+        f"{model_type!r} has sliding windows, or layers that read K and V of others, and makes its "
+        f"masks too late to be permuted; {REMEDY}."
     )
 
 
