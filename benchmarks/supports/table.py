@@ -24,6 +24,8 @@ SCHEME = "duotone-mixed"
 FILE = Path("results/supports/types.json")
 GRANITE = ["full_attention" if n % 10 == 5 else "linear_attention" for n in range(40)]
 LFM2_MOE = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
+# Ids of pictures and videos, which default configs leave out; no check looks at the numbers.
+IDS = {"image_token_id": 100, "video_token_id": 101}
 # Fields where a default config makes no model, or has another shape than published checkpoints;
 # written from memory, as docs/supports.md says.
 AS_PUBLISHED: dict[str, dict[str, Any]] = {
@@ -36,6 +38,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
     "lfm2_moe": {"num_hidden_layers": 24, "layer_types": LFM2_MOE},
     "lfm2_vl": {"text_config": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni"), IDS),
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
 }
 
