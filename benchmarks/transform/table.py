@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="stops at a batch")
     parser.add_argument("--impl", default=IMPL)
     parser.add_argument("--out", type=Path, required=True)
-    parser.set_defaults(later_question=True, window=32)
+    parser.set_defaults(later_question=True, window=32, stress="none")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ def test_the_table_asks_samples_twice_and_is_rendered(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "learn", lambda *given: asked.append(given) or learn(*given))
     given = Namespace(samples=2, calibration=1, batch_size=2, minutes=9.0, workers=0, tasks="tiny")
     given.impl, given.window, given.later_question, given.out = "reference", 32, True, tmp_path
+    given.stress = "none"
     script.widths(Loaded("tiny", tiny_model(), TinyProcessor()), given, tmp_path)
     assert len(asked) == len(list(tmp_path.glob("*.safetensors"))) == 2
     rendered = report.tables(tmp_path)
