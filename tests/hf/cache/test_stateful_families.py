@@ -44,9 +44,11 @@ def own_cache(model: PreTrainedModel) -> DynamicCache:
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_the_models_own_cache(name: str) -> None:
     model, given = tiny_model(name), given_of(name)
-    for mode in ({}, {"num_beams": 3}):
-        ours = answer(model, given, QuantizedCache(model, DENSE), **mode)
-        assert torch.equal(ours, answer(model, given, own_cache(model), **mode))
+    # Llama 4 itself refuses pictures under beams: it repeats ids, and not the pictures.
+    beams = given if name != "llama4" else inputs(name, [[20], [7]])
+    for mode, asked in (({}, given), ({"num_beams": 3}, beams)):
+        ours = answer(model, asked, QuantizedCache(model, DENSE), **mode)
+        assert torch.equal(ours, answer(model, asked, own_cache(model), **mode))
 
 
 @pytest.mark.parametrize("name", NAMES)
