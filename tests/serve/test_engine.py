@@ -92,7 +92,7 @@ def prompts_of(count: int, seed: int = 0, least: int = 3, most: int = 200) -> li
 
 
 def own(model: Path, prompts: list[list[int]], new: int, spec: Any = None) -> list[list[int]]:
-    """What transformers says, on its own cache or on a `QuantizedCache`."""
+    """Tokens of transformers, on its own cache or on a `QuantizedCache`."""
     from transformers import LlamaForCausalLM
 
     llama = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()

@@ -1,11 +1,18 @@
 """Impossible requests raise, by name, before any work is lost."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from family_configs import TEXT
-from transformers import AutoModelForCausalLM, GitConfig, MoshiConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GitConfig,
+    GptOssConfig,
+    MoshiConfig,
+    PreTrainedModel,
+)
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
@@ -45,6 +52,20 @@ def test_a_window_without_a_mask_raises() -> None:
     )
     with pytest.raises(ValueError, match="'moshi' has a sliding window but makes no mask"):
         QuantizedCache(model, CacheSpec(visual="dense", text="dense"))
+
+
+@pytest.mark.parametrize(
+    "door", [duotone.supports, partial(duotone.plan, text_tokens=64), QuantizedCache]
+)
+def test_learned_sinks_are_refused_before_any_work(door: Any) -> None:
+    more = {"num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2}
+    config = GptOssConfig(**{**TEXT, "num_hidden_layers": 2, **more})
+    model, spec = AutoModelForCausalLM.from_config(config), duotone.scheme("kivi", bits=2)
+    if door is duotone.supports:
+        assert "'gpt_oss' has them in ['GptOssAttention']" in door(model, spec).cache
+        return
+    with pytest.raises(ValueError, match="no learned sinks; 'gpt_oss' has them"):
+        door(model, spec)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from duotone.hf.model.layers import (
     packed_layers,
     window_of,
 )
-from duotone.hf.model.support import check_supported, takes_pictures
+from duotone.hf.model.support import check_sinks, check_supported, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured
@@ -175,6 +175,8 @@ def model_facts(
         )
     text = config.get_text_config(decoder=True)
     check_supported(config, text)
+    if isinstance(model_or_config, PreTrainedModel):
+        check_sinks(model_or_config)
     ids, pictures = visual_token_ids(config), takes_pictures(model_or_config)
     if pictures and not ids and visual_mask is None:
         raise _unknown_places(config.model_type)

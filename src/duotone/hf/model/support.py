@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.hf.model.layers import (
@@ -154,6 +155,17 @@ def takes_pictures(model_or_config: PreTrainedModel | PreTrainedConfig) -> bool:
         isinstance(part, dict | PreTrainedConfig) and any(word in name for word in VISION_WORDS)
         for name, part in vars(model_or_config).items()
     )
+
+
+def check_sinks(model: PreTrainedModel) -> None:
+    """Raise ValueError for learned sinks: numbers that join the softmax beside the scores."""
+    modules = model.get_decoder().modules()
+    found = {type(m).__name__ for m in modules if isinstance(getattr(m, "sinks", None), Tensor)}
+    if found:
+        raise ValueError(
+            f"attention on packed K and V has no learned sinks; {model.config.model_type!r} has "
+            f"them in {sorted(found)}. Use the model's own cache."
+        )
 
 
 def check_window(model: PreTrainedModel) -> None:

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the current stream is captured: its only element. There are no counters yet."""
+    """A list whose only element says if the stream is captured. There are no counters yet."""
     state = [False]
     monkeypatch.setattr(counters, "_COUNTERS", {})
     monkeypatch.setattr(counters, "COUNTERS", 1000)
