@@ -37,13 +37,12 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import RefusedError
-from duotone.serve.decode import DecodeStep
+from duotone.serve.decode import DecodeStep, Steps
 from duotone.serve.pages import Chunk, PageLayout, causal
 from duotone.serve.plugin import DTYPES
 
 # Between the name of a layer and the number of its ring.
 RING = ".duotone_ring_"
-_STEPS: dict[tuple[int, PageLayout, int], Steps] = {}
 
 
 @dataclass
@@ -66,34 +65,10 @@ class RingMetadata(AttentionMetadata):
     block_table: Tensor
 
 
-class Steps:
-    """A decode step of all layers with one layout; the builders of its groups bring their parts.
-
-    Each cache group has a builder, and vLLM calls them one by one, in no order that it promises.
-    """
-
-    def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
-        self.decode = DecodeStep(layout, kv_heads, most, device)
-        self._parts: dict[int | str, Any] = {}
-
-    def bring(self, part: int | str, given: Any) -> None:
-        """Take the block table of a ring (by number), or ("pages") lengths, pages, slots."""
-        self._parts[part] = given
-        if len(self._parts) <= self.decode.layout.rings:
-            return
-        lengths, pages, slots = self._parts["pages"]
-        if len(lengths):
-            tables = [self._parts[n] for n in range(self.decode.layout.rings)]
-            blocks = torch.cat([table[: len(lengths), :1] for table in tables], 1)
-            self.decode.fill(lengths, pages, blocks, slots)
-        self._parts.clear()
-
-
-class PagesBuilder(AttentionMetadataBuilder[PagesMetadata]):
-    """Makes the metadata of layers with pages."""
+class _Builder:
+    """Builder of one cache group. main: the layer whose decode steps the group takes part in."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    reorder_batch_threshold = 1
 
     def __init__(
         self,
@@ -104,7 +79,12 @@ class PagesBuilder(AttentionMetadataBuilder[PagesMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1)
-        self.steps = _steps(layer_names[0], vllm_config, device)
+        main, *self.ring = layer_names[0].split(RING)
+        self.steps = _steps(main, vllm_config, device)
+
+
+class PagesBuilder(_Builder, AttentionMetadataBuilder[PagesMetadata]):
+    """Makes the metadata of layers with pages."""
 
     def build(
         self,
@@ -124,23 +104,8 @@ class PagesBuilder(AttentionMetadataBuilder[PagesMetadata]):
         return PagesMetadata(decodes, rows, table, step)
 
 
-class RingBuilder(AttentionMetadataBuilder[RingMetadata]):
+class RingBuilder(_Builder, AttentionMetadataBuilder[RingMetadata]):
     """Makes the metadata of a ring."""
-
-    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    reorder_batch_threshold = 1
-
-    def __init__(
-        self,
-        kv_cache_spec: KVCacheSpec,
-        layer_names: list[str],
-        vllm_config: VllmConfig,
-        device: torch.device,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._init_reorder_batch_threshold(1)
-        main, number = layer_names[0].split(RING)
-        self.number, self.steps = int(number), _steps(main, vllm_config, device)
 
     def build(
         self,
@@ -151,7 +116,7 @@ class RingBuilder(AttentionMetadataBuilder[RingMetadata]):
         """Metadata of one step."""
         table = common_attn_metadata.block_table_tensor
         if self.steps is not None:
-            self.steps.bring(self.number, table)
+            self.steps.bring(int(self.ring[0]), table)
         return RingMetadata(table)
 
 
@@ -169,16 +134,17 @@ def _rows(given: CommonAttentionMetadata, first: int) -> list[tuple[int, int, in
     ]
 
 
-def _steps(layer: str, config: VllmConfig, device: torch.device) -> Steps | None:
-    """Steps of a layer's layout, which its groups share; None where no kernels run."""
+def _steps(name: str, config: VllmConfig, device: torch.device) -> Steps | None:
+    """Steps of a layer's layout, kept by the first layer that has it; None without kernels."""
     if not has_kernels(device):
         return None
-    attention: PagesAttention = config.compilation_config.static_forward_context[layer].impl
-    key = (id(config), attention.layout, attention.num_kv_heads)
-    if key not in _STEPS:
-        most = config.scheduler_config.max_num_seqs
-        _STEPS[key] = Steps(attention.layout, attention.num_kv_heads, most, device)
-    return _STEPS[key]
+    layers = config.compilation_config.static_forward_context
+    own: PagesAttention = layers[name].impl
+    others = (getattr(layer, "impl", None) for layer in layers.values())
+    first = next(x for x in others if isinstance(x, PagesAttention) and x.sizes == own.sizes)
+    if first.steps is None:
+        first.steps = Steps(*first.sizes, config.scheduler_config.max_num_seqs, device)
+    return first.steps
 
 
 class DuotoneBackend(AttentionBackend):
@@ -316,7 +282,12 @@ class PagesAttention(AttentionImpl):
         self.kv_cache_dtype = kv_cache_dtype
         self.layout = PageLayout(DTYPES[kv_cache_dtype], head_size, config.model_config.dtype)
         self._layers = config.compilation_config.static_forward_context
-        self._seen = 0
+        self._seen, self.steps = 0, None
+
+    @property
+    def sizes(self) -> tuple[PageLayout, int]:
+        """(layout, kv heads): layers that have them in common share decode steps."""
+        return self.layout, self.num_kv_heads
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Add the layer's rings: vLLM asks all layers for their caches after this."""
@@ -374,9 +345,9 @@ class PagesAttention(AttentionImpl):
         """Chunks of prompts, a request each."""
         if not metadata.rows:
             return []
-        names = [f"{layer.layer_name}{RING}{n}" for n in range(self.layout.rings)]
         found = get_forward_context().attn_metadata
-        blocks = torch.cat([found[name].block_table[:, :1] for name in names], 1)
+        tables = (found[name].block_table for name in self._rings(layer))
+        blocks = torch.cat([table[:, :1] for table in tables], 1)
         return [
             Chunk(
                 self.layout,
@@ -390,9 +361,12 @@ class PagesAttention(AttentionImpl):
             for row, first, end, before, stored in metadata.rows
         ]
 
+    def _rings(self, layer: Any) -> list[str]:
+        return [f"{layer.layer_name}{RING}{n}" for n in range(self.layout.rings)]
+
     def _check(self, layer: Any, pool: Tensor) -> None:
         """Check that rings lie in the memory of the layer, so that a block number says all."""
-        rings = (self._layers[f"{layer.layer_name}{RING}{n}"] for n in range(self.layout.rings))
+        rings = (self._layers[name] for name in self._rings(layer))
         if not pool.is_contiguous() or any(x.kv_cache.data_ptr() != pool.data_ptr() for x in rings):
             raise RuntimeError(
                 f"pages and rings of {layer.layer_name} must share memory; got other groups of "

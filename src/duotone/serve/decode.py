@@ -6,6 +6,8 @@ share are worked out once per step into tensors that stay, so that a graph of th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -91,3 +93,26 @@ class DecodeStep:
         dense = DenseSegment(tail[0], tail[1], self.dense[:count])
         tasks = (group_task(asked, packed, pages=pages), dense_task(asked, dense))
         run(tasks, scale, out.unsqueeze(2))
+
+
+class Steps:
+    """A decode step of all layers with one layout; the builders of its groups bring their parts.
+
+    An engine has a builder per cache group, and calls them one by one in an order of its own.
+    """
+
+    def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
+        self.decode = DecodeStep(layout, kv_heads, most, device)
+        self._parts: dict[int | str, Any] = {}
+
+    def bring(self, part: int | str, given: Any) -> None:
+        """Take the block table of a ring (by number), or ("pages") lengths, pages, slots."""
+        self._parts[part] = given
+        if len(self._parts) <= self.decode.layout.rings:
+            return
+        lengths, pages, slots = self._parts["pages"]
+        if len(lengths):
+            tables = [self._parts[n] for n in range(self.decode.layout.rings)]
+            blocks = torch.cat([table[: len(lengths), :1] for table in tables], 1)
+            self.decode.fill(lengths, pages, blocks, slots)
+        self._parts.clear()

@@ -1,0 +1,75 @@
+"""Numbers of a decode step: tokens go where a chunk of one token would put them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from duotone.serve.decode import DecodeStep, Steps
+from duotone.serve.pages import PageLayout, read_ring
+
+HEADS, PAGES = 2, 40
+LAYOUTS = [PageLayout(bits, d, torch.float16) for bits in (2, 4) for d in (64, 128, 256)]
+CPU = torch.device("cpu")
+
+
+def tables(layout: PageLayout, requests: int) -> tuple[Tensor, Tensor]:
+    """(pages, ring blocks) of requests, all others', in no order; page 0 is nobody's."""
+    drawn = torch.randperm(PAGES * requests, generator=torch.Generator().manual_seed(0)) + 1
+    every = drawn.int().view(requests, -1)
+    return every[:, layout.rings :].contiguous(), every[:, : layout.rings].contiguous()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_tokens_are_found_where_steps_have_put_them(layout: PageLayout) -> None:
+    """Decode from no token to two pages: the rows of the open page are those of its tokens."""
+    requests = 2
+    pages, blocks = tables(layout, requests)
+    shape = (PAGES * requests + 1, HEADS, layout.tokens, layout.token_bytes)
+    pool, step = torch.zeros(shape, dtype=torch.uint8), DecodeStep(layout, HEADS, 5, CPU)
+    rows, slots = layout.rows(pool), torch.zeros(requests, dtype=torch.long)
+    for length in range(1, 2 * layout.tokens + 2):
+        lengths = torch.tensor([length, max(length - 3, 1)], dtype=torch.int32)
+        step.fill(lengths, pages, blocks, slots)
+        whole = (lengths.long() - 1) // layout.tokens
+        assert step.packed[:requests].tolist() == (whole * layout.tokens).tolist()
+        assert (step.packed + step.dense)[:requests].tolist() == lengths.tolist()
+        rows[step.new[0, :requests]] = lengths.half()[:, None, None]
+        rows[step.new[1, :requests]] = -lengths.half()[:, None, None]
+        for request in range(requests):
+            count, first = int(step.dense[request]), int(step.packed[request])
+            found = rows[step.tail[:, request]][:, :, :count]
+            want = torch.arange(first + 1, first + 1 + count).half()
+            assert torch.equal(found[0], want[None, :, None].expand_as(found[0]))
+            assert torch.equal(found[1], -want[None, :, None].expand_as(found[1]))
+            ring = read_ring(layout, pool, blocks[request], first, first + count)
+            assert torch.equal(ring[0].transpose(0, 1), found[0])
+        full = lengths % layout.tokens == 0
+        page = pages.gather(1, whole[:, None])[:, 0]
+        assert torch.equal(step.page[:requests], torch.where(full, page, 0).long())
+        assert torch.equal(step.tiles[:requests] > 0, full)
+
+
+def test_rows_that_are_not_kept_write_to_the_page_of_nobody() -> None:
+    layout = LAYOUTS[1]
+    pages, blocks = tables(layout, 3)
+    step = DecodeStep(layout, HEADS, 3, CPU)
+    # One that is kept, one without a slot at the end of a page, one that fills up the batch.
+    lengths = torch.tensor([layout.tokens, layout.tokens, 0], dtype=torch.int32)
+    step.fill(lengths, pages, blocks, torch.tensor([7, -1, -1]))
+    first_page = HEADS * 2 * layout.ring_rows
+    assert bool((step.new[:, 0] >= first_page).all())
+    assert bool((step.new[:, 1:] < first_page).all())
+    assert step.page.tolist() == [int(pages[0, 0]), 0, 0]
+    assert (step.tiles > 0).tolist() == [True, False, False]
+
+
+def test_a_step_is_worked_out_once_all_groups_have_brought_their_part() -> None:
+    layout = LAYOUTS[0]
+    pages, blocks = tables(layout, 1)
+    lengths, slots = torch.tensor([5], dtype=torch.int32), torch.tensor([0])
+    steps = Steps(layout, HEADS, 2, CPU)
+    for ring in range(layout.rings):
+        steps.bring(ring, blocks[:, ring : ring + 1])
+        assert int(steps.decode.dense[0]) == 0
+    steps.bring("pages", (lengths, pages, slots))
+    assert int(steps.decode.dense[0]) == 5
