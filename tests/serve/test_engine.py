@@ -214,3 +214,11 @@ def test_drafts_are_refused_at_start(models: dict[int, Path]) -> None:
         engine(models[64], "duotone_4bit", speculative_config=drafts),
     ):
         pass
+
+
+def test_layers_that_are_skipped_are_refused_at_start(models: dict[int, Path]) -> None:
+    with (
+        pytest.raises(Exception, match="a layer of cache dtype auto"),
+        engine(models[64], "duotone_4bit", kv_cache_dtype_skip_layers=["0"]),
+    ):
+        pass

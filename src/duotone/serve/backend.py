@@ -260,8 +260,8 @@ class PagesAttention(AttentionImpl):
     ) -> None:
         refused = {
             "ALiBi slopes": alibi_slopes is not None,
-            "a sliding window (add --kv-cache-dtype-skip-layers sliding_window)": sliding_window
-            is not None,
+            "a sliding window": sliding_window is not None,
+            f"a layer of cache dtype {kv_cache_dtype}": kv_cache_dtype not in DTYPES,
             "a soft cap of logits": bool(logits_soft_cap),
             f"attention of type {attn_type}": attn_type != AttentionType.DECODER,
             "K and V of another layer": kv_sharing_target_layer_name is not None,
