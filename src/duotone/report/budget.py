@@ -27,9 +27,8 @@ LEGEND = (
     "smaller one that has more tokens/s (docs/throughput.md). *Step*: in the middle of the answer. "
     "*Answers*: whole ones, whose prompts are read one after the other. *x plain*: against the "
     "faster of `plain` and `plain, cuDNN off` with weights in 16 bit in the same budget. *Peak*: "
-    "of tensors, without the weights; the limit is of what the allocator reserves beyond what it "
-    "had reserved for the weights, so a peak with tensors in gaps between weights can exceed the "
-    "budget. *calibrated@1*: as `duotone calibrate` makes it, with random bases."
+    "of tensors, without the weights. *calibrated@1*: as `duotone calibrate` makes it, with random "
+    "bases."
 )
 SUMMARY_LEGEND = (
     "Tokens/s of steps and the batch, which fits the budget next to the weights; in brackets times "

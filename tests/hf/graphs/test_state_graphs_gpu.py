@@ -35,4 +35,5 @@ def test_real_graphs_are_the_eager_steps(
         torch.manual_seed(5)
         outs.append(answer(model, spec, given, graphs, **mode))
     assert torch.equal(outs[0].sequences, outs[1].sequences)
-    assert made
+    # Products of six rows by experts in float32 read their offsets on the host: no capture.
+    assert bool(made) != (name == "nemotron_h" and "num_beams" in mode)
