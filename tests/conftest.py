@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if has_gpu or needs_gpu:
             # Many try the slow paths; those that must not take one say so.
-            slow = "default::duotone.slow_paths.SlowPathWarning"
+            slow = "default::duotone.tools.slow_paths.SlowPathWarning"
             item.add_marker(pytest.mark.filterwarnings(slow))
         path = item.path.relative_to(TESTS).with_suffix("").as_posix()
         rule = f"{path}::{getattr(item, 'originalname', item.name)}"

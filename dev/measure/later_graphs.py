@@ -12,7 +12,7 @@ import sys
 import torch
 
 import duotone
-import duotone.cuda_graph as cg
+import duotone.tools.cuda_graph as cg
 from duotone.bench.generate import _unending
 from duotone.bench.generate_watch import Watch
 from duotone.inference import random_models as made

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from duotone.quant import TensorSpec as TensorSpec
     from duotone.quant import scheme as scheme
     from duotone.quant import schemes as schemes
-    from duotone.slow_paths import SlowPathWarning as SlowPathWarning
+    from duotone.tools.slow_paths import SlowPathWarning as SlowPathWarning
 
 __version__ = "0.1.0.dev0"
 
@@ -52,7 +52,7 @@ _NAMES = {
     "Plan": "planning",
     "QuantizedCache": "hf",
     "Sharing": "quant",
-    "SlowPathWarning": "slow_paths",
+    "SlowPathWarning": "tools.slow_paths",
     "TensorSpec": "quant",
     "enable": "hf",
     "plan": "planning",

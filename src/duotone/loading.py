@@ -96,7 +96,7 @@ def _unreadable() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    from duotone.quant.tensor_file import FOREIGN
+    from duotone.tools.tensor_file import FOREIGN
 
     return (*FOREIGN, StrictDataclassError, SafetensorError)
 

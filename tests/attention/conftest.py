@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from duotone.nvrtc import PreparedLaunch
+from duotone.tools.nvrtc import PreparedLaunch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

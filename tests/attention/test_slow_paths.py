@@ -19,7 +19,7 @@ from duotone.attention.cuda.shared.of_records import CALIBRATED as CALIBRATED_SC
 from duotone.attention.static import StaticDecoder
 from duotone.attention.triton import family as triton_family
 from duotone.cache.segments import DenseSegment
-from duotone.slow_paths import SlowPaths, SlowPathWarning
+from duotone.tools.slow_paths import SlowPaths, SlowPathWarning
 from pretended_gpu import pretend
 
 from cases import CALIBRATED, Case, build

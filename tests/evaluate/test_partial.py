@@ -7,8 +7,8 @@ import pytest
 
 import duotone
 from duotone.evaluate import evaluate, evaluate_perplexity, loop
-from duotone.quant import tensor_file
 from duotone.tasks import Passages
+from duotone.tools import tensor_file
 from tiny_text import text_model
 from tiny_vlm import TINY_TASK, TinyProcessor, tiny_model
 

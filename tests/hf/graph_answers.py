@@ -12,7 +12,7 @@ from transformers.generation import StoppingCriteria
 
 import duotone
 from duotone import CacheSpec
-from duotone.slow_paths import SlowPathWarning
+from duotone.tools.slow_paths import SlowPathWarning
 
 from exactly import FP64, rounding_as
 from families import TEXT_ONLY, inputs, logit_error, typed

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import duotone
 from duotone import CacheSpec, Eviction, KVSpec, QuantizedCache, TensorSpec
 from duotone.quant import LayerRule, Sharing
-from duotone.quant.digest import digest
+from duotone.tools.digest import digest
 
 from families import inputs, tiny_model
 

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import save_file
 
 from duotone.quant import bases as module
-from duotone.quant import tensor_file
 from duotone.quant.bases import Bases, Reference, bases, check_unchanged, turn
 from duotone.quant.rotation import into_basis, out_of_basis, query_into_basis
+from duotone.tools import tensor_file
 
 LAYERS, HEADS, CHANNELS = 3, 2, 8
 

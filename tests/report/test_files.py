@@ -4,7 +4,7 @@ import pytest
 
 from duotone.report.files import UNFINISHED, read_file
 from duotone.report.tables import read_results
-from duotone.resume import SUFFIX
+from duotone.tools.resume import SUFFIX
 
 RESULT = {"schema": "duotone.mine/1", "text": "two\u2028lines"}
 

@@ -13,7 +13,7 @@ from duotone.attention.reference import attend
 from duotone.attention.triton.family import no_triton
 from duotone.cache.segments import Segment
 from duotone.quant.autocast import without_autocast
-from duotone.slow_paths import SlowPaths
+from duotone.tools.slow_paths import SlowPaths
 
 IMPLEMENTATIONS = ("auto", "reference", "triton", "cuda")
 

@@ -15,7 +15,7 @@ from duotone.attention.cuda.shared.runtime import has_kernels, is_untried
 from duotone.attention.dispatch import decode_attention
 from duotone.cache import StaticStore, flush_all
 from duotone.quant.autocast import without_autocast
-from duotone.slow_paths import SlowPaths
+from duotone.tools.slow_paths import SlowPaths
 
 
 class StaticDecoder:

@@ -205,7 +205,7 @@ def check_folder(path: Path | None) -> Path | None:
 
 def show_paths(paths: list[dict[str, Any]], err: bool = False) -> None:
     """Say what decodes which tokens, and what leaving the CUDA kernels costs."""
-    from duotone.slow_paths import COSTS
+    from duotone.tools.slow_paths import COSTS
 
     layers = len({layer for path in paths for layer in path["layers"]})
     for path in paths:

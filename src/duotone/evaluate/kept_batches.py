@@ -14,7 +14,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from duotone.resume import SUFFIX, Say, Unfinished, not_partial, noted
+from duotone.tools.resume import SUFFIX, Say, Unfinished, not_partial, noted
 
 # Of the files and of what their numbers mean: other arithmetic needs another one.
 # 3: a file per batch.

@@ -13,9 +13,9 @@ from duotone.inference.batch import Batch, ask_later, decode_answers, generate, 
 from duotone.inference.memory import cache_memory
 from duotone.loading import image_token_ids
 from duotone.report.provenance import stamp
-from duotone.resume import Say
 from duotone.tasks import Example, Task
 from duotone.tasks.metrics import Score
+from duotone.tools.resume import Say
 
 from .forcing import LogitsRecorder, forced_agreement
 from .kept_batches import Batches, identity

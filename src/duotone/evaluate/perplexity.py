@@ -27,10 +27,10 @@ from duotone.inference.batch import Batch, make_cache
 from duotone.inference.memory import cache_memory
 from duotone.inference.prompts import right_padded
 from duotone.report.provenance import stamp
-from duotone.resume import Say
 from duotone.tasks import Passages
 from duotone.tasks.metrics import Score
 from duotone.tasks.metrics.score import ratio_of_sums
+from duotone.tools.resume import Say
 
 from .kept_batches import Batches, identity
 from .loop import Evaluation, Progress

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from duotone import CacheSpec, json_text, scheme
+from duotone import CacheSpec, scheme
 from duotone.hf.model.facts import check_spec, model_facts
 from duotone.hf.model.identity import weights_digest
 from duotone.inference.memory import total_memory
 from duotone.report.provenance import write_new_json
 from duotone.tasks.metrics import Score, confidence_interval
+from duotone.tools import json_text
 
 REFERENCE = "16-bit"
 

@@ -23,10 +23,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.kept import cached_once, kept
-from duotone.quant import tensor_file
-from duotone.quant.digest import digest
 from duotone.quant.spec_base import require
+from duotone.tools import tensor_file
+from duotone.tools.digest import digest
+from duotone.tools.kept import cached_once, kept
 
 # 2: a checksum.
 FORMAT = 2

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from duotone.kept import cached_once, kept
 from duotone.quant.bases import turn
+from duotone.tools.kept import cached_once, kept
 
 HADAMARD = "hadamard"
 Heads = Float[Tensor, "batch heads tokens channels"]

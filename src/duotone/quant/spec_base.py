@@ -10,7 +10,7 @@ from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from duotone import json_text
+from duotone.tools import json_text
 
 R = TypeVar("R", bound="Record")
 # No sequence, group or model is this large; indices of kernels have 32 bits.

@@ -14,7 +14,7 @@ from torch import nn
 
 from duotone.hf.model.fingerprint import fingerprint
 from duotone.hf.model.identity import weights_digest
-from duotone.resume import Unfinished
+from duotone.tools.resume import Unfinished
 from duotone.weights.equivalences.module_map import at, put, set_data
 from duotone.weights.methods.recipe import Recipe
 from duotone.weights.modules.checkpoint_records import made_of, record_of

@@ -18,7 +18,7 @@ from duotone.hf.weights.equivalences import (
 )
 from duotone.hf.weights.reorder import check_reorderable
 from duotone.hf.weights.weight_maps import weight_map
-from duotone.resume import Unfinished, noted
+from duotone.tools.resume import Unfinished, noted
 from duotone.weights.equivalences.hadamard import transform_back
 from duotone.weights.equivalences.module_map import WeightMap, at, put
 from duotone.weights.equivalences.online import RotatedInput

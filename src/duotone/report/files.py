@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from duotone import json_text
+from duotone.tools import json_text
 
 SUFFIXES = (".json", ".jsonl")
 UNFINISHED = ".partial"  # end of the name of a folder of an evaluation that has not ended

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duotone import json_text
+from duotone.tools import json_text
 
 from .pictures import open_picture
 from .task import Example, Task

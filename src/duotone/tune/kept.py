@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from duotone import json_text
 from duotone.quant.spec_base import is_number, require
-from duotone.quant.tensor_file import damage_named
+from duotone.tools import json_text
+from duotone.tools.tensor_file import damage_named
 
 
 def reading(path: Path | None, *also: type[Exception]) -> AbstractContextManager[None]:

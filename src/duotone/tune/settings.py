@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from duotone.report.provenance import write_new_json
-from duotone.resume import differences
+from duotone.tools.resume import differences
 
 from .kept import json_object, reading
 from .search import SAMPLERS

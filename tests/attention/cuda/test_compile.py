@@ -19,7 +19,7 @@ from duotone.attention.cuda.shared.work import QUERY_TYPES, Call
 from duotone.attention.cuda.spans import calibrated as span_calibrated
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
-from duotone.devices import Facts
+from duotone.tools.devices import Facts
 
 from compile_cases import RINGS, binary_of, compiled
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from duotone.nvrtc import Sources
+from duotone.tools.nvrtc import Sources
 
 from paths import REPOSITORY
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from duotone import nvrtc
 from duotone.attention.cuda.shared import runtime
 from duotone.attention.cuda.shared.work import Call
+from duotone.tools import nvrtc
 
 from cuda_on_cpu import MAIN, built, grid_of
 

@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 import duotone
-from duotone.cuda_graph import CudaGraph
 from duotone.hf.graphs import decode_call
 from duotone.hf.graphs.model_state import ModelState
+from duotone.tools.cuda_graph import CudaGraph
 
 from families import inputs, new_model
 

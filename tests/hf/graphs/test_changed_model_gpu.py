@@ -25,9 +25,9 @@ from test_changed_model import (  # noqa: F401, run here with the fixture below
 from torch import Tensor
 
 import duotone
-from duotone.cuda_graph import CudaGraph
 from duotone.hf.graphs import decode_steps, kept_steps
-from duotone.slow_paths import SlowPathWarning
+from duotone.tools.cuda_graph import CudaGraph
+from duotone.tools.slow_paths import SlowPathWarning
 
 from families import new_model
 

@@ -20,7 +20,7 @@ from transformers.generation import LogitsProcessor
 import duotone
 from duotone import CacheSpec, QuantizedCache
 from duotone.hf.graphs import decode_call, decode_steps
-from duotone.slow_paths import SlowPathWarning
+from duotone.tools.slow_paths import SlowPathWarning
 
 from exactly import rounding_as
 from families import exact_model, inputs, new_model, tiny_model, typed

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
-from duotone.cuda_graph import CudaGraph
 from duotone.hf.graphs import decode_steps, kept_steps
-from duotone.slow_paths import SlowPathWarning
+from duotone.tools.cuda_graph import CudaGraph
+from duotone.tools.slow_paths import SlowPathWarning
 
 from exactly import rounding_as
 from families import TEXT_ONLY, exact_model, inputs, new_model, typed

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import duotone
-from duotone.slow_paths import SlowPathWarning
+from duotone.tools.slow_paths import SlowPathWarning
 
 from families import inputs, new_model
 

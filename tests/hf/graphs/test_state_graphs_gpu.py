@@ -8,8 +8,8 @@ from graph_answers import answer
 from small_specs import STREAM
 
 import duotone
-from duotone.cuda_graph import CudaGraph
 from duotone.hf.graphs import decode_steps, kept_steps
+from duotone.tools.cuda_graph import CudaGraph
 
 from families import HYBRIDS, exact_model, inputs, new_model
 

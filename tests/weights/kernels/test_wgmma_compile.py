@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cubins import stack_of
-from duotone.nvrtc import Sources
+from duotone.tools.nvrtc import Sources
 from duotone.weights.kernels.cuda import wgmma_gemm
 from duotone.weights.kernels.cuda.wgmma_gated import ACTIVATIONS
 from duotone.weights.kernels.cuda.wgmma_gemm import TYPES, macros_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from duotone.slow_paths import SlowPaths, SlowPathWarning
+from duotone.tools.slow_paths import SlowPaths, SlowPathWarning
 from duotone.weights.kernels.devices import has_kernels
 from duotone.weights.modules import linear as door
 from duotone.weights.modules.linear import (

@@ -25,7 +25,7 @@ from duotone.attention.family import Family
 from duotone.attention.rotated import SegmentQueries, Wants
 from duotone.cache.pair import LaidOut
 from duotone.cache.segments import Segment
-from duotone.devices import on_device
+from duotone.tools.devices import on_device
 
 _LOCAL = threading.local()
 

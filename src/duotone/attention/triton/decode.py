@@ -38,8 +38,8 @@ from duotone.attention.triton.prepare import class_order_kernel, fold_kernel
 from duotone.attention.triton.range import score_range_kernel
 from duotone.cache.packed import PackedTensor
 from duotone.cache.segments import Segment
-from duotone.devices import facts
 from duotone.quant.rotation import out_of_basis
+from duotone.tools.devices import facts
 
 # A shorter split would spend more on its partial output than on its keys.
 MIN_SPLIT_TOKENS = 128

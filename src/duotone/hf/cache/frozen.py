@@ -34,7 +34,7 @@ from duotone.cache.thaw import chronological
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
-from duotone.slow_paths import SlowPaths
+from duotone.tools.slow_paths import SlowPaths
 
 # Prompts whose lengths differ by less may have buffers of equal size.
 MULTIPLE = 64

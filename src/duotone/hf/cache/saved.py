@@ -28,7 +28,8 @@ from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.identity import config_differences, config_facts, is_in_memory, weights_digest
 from duotone.hf.model.module_facts import number_facts
-from duotone.quant import CacheSpec, tensor_file
+from duotone.quant import CacheSpec
+from duotone.tools import tensor_file
 
 # 6: checksum; digests of weights and bases, configuration and type of the model, and numbers that
 # its modules hold.

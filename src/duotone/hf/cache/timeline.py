@@ -21,7 +21,7 @@ from duotone.hf.cache.own_layers import OwnLayers
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.checks import Checks, put_off
-from duotone.slow_paths import SlowPaths
+from duotone.tools.slow_paths import SlowPaths
 
 
 @dataclass(frozen=True)

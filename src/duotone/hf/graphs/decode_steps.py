@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from duotone.cuda_graph import CudaGraph
 from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.rules import INPUTS, settings_of
+from duotone.tools.cuda_graph import CudaGraph
 
 # Room for new tokens where a call does not say how many will come, and the most where it does.
 FIRST_ROOM, MOST_ROOM = 128, 512

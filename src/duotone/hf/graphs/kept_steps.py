@@ -14,11 +14,11 @@ import weakref
 import torch
 from transformers import PreTrainedModel
 
-from duotone.cuda_graph import before_captures
 from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.decode_steps import DecodeSteps
 from duotone.hf.graphs.model_state import ModelState
 from duotone.quant import CacheSpec
+from duotone.tools.cuda_graph import before_captures
 
 # Captures per model, and the part of a device's memory that they may take with their buffers.
 MOST_KEPT, MEMORY_SHARE = 4, 1 / 32

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from duotone.hf.model.fingerprint import lasting
 from duotone.hf.model.module_facts import adapter_facts
-from duotone.quant.digest import digest
+from duotone.tools.digest import digest
 
 # What says how a model is called, run or trained, and changes no K and V.
 UNRELATED = frozenset(

@@ -11,7 +11,7 @@ from duotone.attention.plan import alike
 from duotone.attention.triton.family import no_triton
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
-from duotone.slow_paths import SlowPaths
+from duotone.tools.slow_paths import SlowPaths
 
 _SAID: weakref.WeakKeyDictionary[PreTrainedModel, SlowPaths] = weakref.WeakKeyDictionary()
 

@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from duotone.hf.weights.fusion import fuse
 from duotone.hf.weights.modality import VisualRows
 from duotone.hf.weights.reorder import reorder_always
-from duotone.quant import tensor_file
+from duotone.tools import tensor_file
 from duotone.weights.equivalences.module_map import put
 from duotone.weights.modules.checkpoint_records import changes, made_of
 from duotone.weights.modules.modality import Modality

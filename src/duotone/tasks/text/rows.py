@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from duotone import json_text
+from duotone.tools import json_text
 
 
 def read_text(path: Path) -> str:

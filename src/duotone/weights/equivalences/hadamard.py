@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duotone.kept import cached_once, kept
+from duotone.tools.kept import cached_once, kept
 from duotone.weights.equivalences.hadamard_bases import LARGEST_BASE, base_matrix, has_base
 
 # What is given up for one transform over all channels: growth of the GEMM after it.

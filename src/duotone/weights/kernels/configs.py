@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from duotone.kept import cached_once, kept
+from duotone.tools.kept import cached_once, kept
 from duotone.weights.kernels.triton.gemm import GemmConfig
 from duotone.weights.kernels.triton.gemv import GemvConfig
 from duotone.weights.kernels.triton.split import SplitConfig

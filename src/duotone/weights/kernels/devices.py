@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from duotone.devices import facts
+from duotone.tools.devices import facts
 
 # Once: a compiler that traces a model cannot look for packages.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None

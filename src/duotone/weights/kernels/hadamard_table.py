@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duotone.kept import kept
+from duotone.tools.kept import kept
 from duotone.weights.equivalences.hadamard_bases import sylvester
 
 # Rows of a tile, as the product of a warp group of four has; a unit of a kernel has up to four.

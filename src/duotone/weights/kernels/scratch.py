@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from duotone.kept import kept
+from duotone.tools.kept import kept
 
 # Held from a launch that fills a buffer to the last one that reads it: a thread that launches in
 # the same stream between them would fill it with its own.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.slow_paths import SlowPaths
+from duotone.tools.slow_paths import SlowPaths
 from duotone.weights.kernels.cuda import wgmma_gemm
 from duotone.weights.kernels.devices import has_kernels
 from duotone.weights.kernels.reference import linear_float_reference, linear_int_reference

@@ -7,7 +7,7 @@ import pytest
 
 import duotone.attention.cuda as room
 from duotone.attention.cuda.shared.runtime import entry
-from duotone.nvrtc import ENTRY
+from duotone.tools.nvrtc import ENTRY
 
 ROOM = Path(room.__file__).parent
 SOURCES = sorted(str(path.relative_to(ROOM)) for path in ROOM.rglob("*.cu"))

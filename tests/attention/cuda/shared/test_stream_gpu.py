@@ -3,7 +3,7 @@
 import torch
 from cuda_device import NEEDS_KERNELS
 
-from duotone.devices import stream_handle
+from duotone.tools.devices import stream_handle
 
 pytestmark = NEEDS_KERNELS
 

@@ -59,7 +59,7 @@ from duotone.attention.cuda.groups.format import APART_TILES, TILE, GroupFormat,
 from duotone.attention.cuda.spans.layout import LANES, tile_codes
 from duotone.cache import PackedTensor
 from duotone.cache.ragged import valid_mask
-from duotone.kept import cached_once, kept
+from duotone.tools.kept import cached_once, kept
 
 # Steps are fp16: where a scale along rows is as large or larger, its tile is wide.
 MAX_SCALE = 2.0**6

@@ -18,8 +18,8 @@ from duotone.attention.cuda.shared.launch import OVERLAP
 from duotone.attention.cuda.shared.runtime import Launch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES
 from duotone.attention.rotated import Wants, scaled_query, segment_query
-from duotone.kept import cached_once, kept
 from duotone.quant.rotation import Role, matrices
+from duotone.tools.kept import cached_once, kept
 
 SOURCE = "rotate/queries.cu"
 # Rows of the matrix that a thread keeps, by head_dim.

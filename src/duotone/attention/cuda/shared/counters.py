@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from duotone.kept import kept
+from duotone.tools.kept import kept
 
 # Counters of a ring: far more than launches that run at the same time can use.
 COUNTERS = 1 << 20

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from duotone.devices import facts
+from duotone.tools.devices import facts
 
 MAX_WARPS, MIN_WARPS = 16, 4
 # Splits in addition to the fewest and the number that fills the device once: they even out waves.

@@ -16,7 +16,7 @@ from duotone.attention.cuda.shared.geometry import multiprocessors
 from duotone.attention.cuda.shared.runtime import Launch, PreparedLaunch, entry, kernel
 from duotone.attention.cuda.shared.work import QUERY_TYPES, Call, Fields, Task, Work, inverse_of
 from duotone.attention.cuda.spans.layout import LANES
-from duotone.devices import stream_handle
+from duotone.tools.devices import stream_handle
 
 LOG2E = 1.4426950408889634
 # True: a launch begins while the kernel before it in the stream ends.

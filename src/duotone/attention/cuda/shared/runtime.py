@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from duotone.devices import facts
-from duotone.nvrtc import Kernel, Launch, PreparedLaunch, Sources, has_compiler
+from duotone.tools.devices import facts
+from duotone.tools.nvrtc import Kernel, Launch, PreparedLaunch, Sources, has_compiler
 
 __all__ = [
     "Kernel",

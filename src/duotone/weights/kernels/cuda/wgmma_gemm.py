@@ -8,8 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from duotone.devices import facts
-from duotone.nvrtc import Launch, Sources, has_compiler
+from duotone.tools.devices import facts
+from duotone.tools.nvrtc import Launch, Sources, has_compiler
 from duotone.weights.kernels.cuda.wgmma_tiles import GROUP_OUTS, STEP, WgmmaTile, best_tile
 from duotone.weights.kernels.devices import multiprocessors
 from duotone.weights.modules.packed_weight import PackedWeight

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from duotone.devices import facts
+from duotone.tools.devices import facts
 from duotone.weights.kernels.triton.unpack import ASM
 
 

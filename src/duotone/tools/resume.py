@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from duotone import json_text
-from duotone.quant import tensor_file
+from duotone.tools import json_text, tensor_file
 
 SUFFIX = ".partial"
 IDENTITY = "identity.json"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from duotone.kept import cached_once, in_another_thread, kept
+from duotone.tools.kept import cached_once, in_another_thread, kept
 
 
 class Pool(TorchDispatchMode):

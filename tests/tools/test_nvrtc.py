@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from duotone.nvrtc import Kernel, Launch, Sources
+from duotone.tools.nvrtc import Kernel, Launch, Sources
 
 
 def test_a_new_kernel_within_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from duotone.quant.digest import digest
+from duotone.tools.digest import digest
 
 CHECKSUM = "checksum"
 MOST_SAID = 1000  # characters of an error's reason

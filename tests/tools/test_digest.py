@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from duotone.quant import digest as module
-from duotone.quant.digest import digest, word_sum
+from duotone.tools import digest as module
+from duotone.tools.digest import digest, word_sum
 
 KNOWN_SUM = 5000676112964677729
 KNOWN_DIGEST = "b890181a8a4c81bd0e9a0f8b984551b0"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duotone import cuda_graph
+from duotone.tools import cuda_graph
 
 
 class PoolDouble:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from cli_runs import error_of
 
-from duotone import json_text
 from duotone.evaluate.records import file_stem, finished
 from duotone.report.tables import tables
 from duotone.tasks import get_task
+from duotone.tools import json_text
 
 BROKEN = {
     "deep": ("[" * 10_000 + "]" * 10_000, "nest no deeper .* got 20000 characters"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from duotone.devices import facts, stream_handle
+from duotone.tools.devices import facts, stream_handle
 
 logger = logging.getLogger("duotone")
 # From this capability on, a launch may begin while the previous launch ends.

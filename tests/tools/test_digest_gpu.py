@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from duotone.quant import digest as module
-from duotone.quant.digest import digest
+from duotone.tools import digest as module
+from duotone.tools.digest import digest
 
 pytestmark = pytest.mark.gpu
 

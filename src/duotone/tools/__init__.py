@@ -1,0 +1,1 @@
+"""Tools that know no other room: files, digests, devices, compilation, captures and warnings."""
