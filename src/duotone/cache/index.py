@@ -105,6 +105,15 @@ class LedgerState:
         stored = (self.visual, self.background, self.stream, self.dense)
         return sum((roll.lengths for roll in stored), self.evicted.tokens)
 
+    def stored(self) -> Bool[Tensor, "batch seen"]:
+        """True at tokens that are stored: neither padding nor evicted."""
+        found = self.streamed.new_zeros(len(self.streamed), self.seen + 1)
+        for roll in (*(getattr(self, name) for name in STORES), self.dense):
+            is_there = valid_mask(roll.lengths, roll.positions.shape[1])
+            # Slots without a token go to one place more, which is cut off.
+            found.scatter_(1, roll.positions.long().where(is_there, self.seen), True)
+        return found[:, :-1]
+
     def movable(self, sink: int) -> Bool[Tensor, "batch capacity"]:
         """True at dense tokens that leave the window some day: all streamed ones but the sinks."""
         streamed = self.streamed & valid_mask(self.dense.lengths, self.streamed.shape[1])

@@ -9,7 +9,7 @@ from held_still import HeldStill, decode
 from small_specs import MIXED, SPECS, STREAM, VISUAL
 
 import duotone
-from duotone import CacheSpec, QuantizedCache, Sharing
+from duotone import CacheSpec, Eviction, QuantizedCache, Sharing
 from duotone.cache import StaticStore
 from duotone.cache.index import STORES
 
@@ -86,10 +86,10 @@ def test_the_image_tokens_are_packed() -> None:
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
-        ("gemma3", MIXED, "sliding windows"),
+        ("gemma3", MIXED.replace(evict=Eviction(0.5)), "evicts some"),
         ("llama", STREAM.replace(share=Sharing(key=0, layers=2, weights=(0.5, 0.5))), "average"),
     ],
-    ids=["sliding", "averaged"],
+    ids=["windows", "averaged"],
 )
 def test_refusals_come_before_anything_is_changed(name: str, spec: CacheSpec, message: str) -> None:
     model, given = tiny_model(name), inputs(name, [[9]])

@@ -25,7 +25,6 @@ from families import FAMILIES, IMAGE, TEXT_ONLY, exact_model, inputs, logit_erro
 
 __all__ = ["double"]  # a fixture
 
-SLIDING = ("gemma3",)
 CASES = [
     pytest.param(n, p, marks=() if p == "mixed" or n in ("llama", "qwen2_vl") else pytest.mark.slow)
     for n in FAMILIES
@@ -44,9 +43,8 @@ def test_every_family_answers_as_step_by_step(
     ours = answer(model, SPECS[policy], given)
     assert_same(ours, answer(model, SPECS[policy], given, graphs=False))
     # The first token comes from the prompt, the second from the step that warms up.
-    flushes = policy != "visual" and name not in SLIDING
-    assert double.replays >= (0 if name in SLIDING else NEW - 2)
-    assert double.captures == (0 if name in SLIDING else 1 + flushes)
+    assert double.replays >= NEW - 2
+    assert double.captures == (1 if policy == "visual" else 2)
 
 
 def test_the_comparison_sees_one_code() -> None:

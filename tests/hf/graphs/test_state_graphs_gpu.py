@@ -1,4 +1,4 @@
-"""Real graphs of models whose layers keep states: answers are the eager ones."""
+"""Real graphs of models whose layers keep states or windows: answers are the eager ones."""
 
 import weakref
 
@@ -15,10 +15,16 @@ from families import HYBRIDS, exact_model, inputs, new_model
 
 pytestmark = pytest.mark.gpu
 
+WITH_WINDOWS = {
+    "gemma3": [[3, "image", 40], [9]],
+    "llama4": [[3, "image", 40], [9]],
+    "cohere2": [[40], [9]],
+    "gemma3n_text": [[40], [9]],
+}
 MODES = [{}, {"do_sample": True}, {"num_beams": 3, "output_logits": False}]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "nemotron_h", "bamba"])
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "nemotron_h", "bamba", *WITH_WINDOWS])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_real_graphs_are_the_eager_steps(
     monkeypatch: pytest.MonkeyPatch, name: str, mode: dict
@@ -29,7 +35,12 @@ def test_real_graphs_are_the_eager_steps(
     is_exact = name != "nemotron_h"  # whose experts take no float64
     spec = STREAM if is_exact else duotone.scheme("dense")
     model, outs = (exact_model(name) if is_exact else new_model(name)).cuda(), []
-    rows = [[3, "image", 9] if HYBRIDS[name].is_multimodal else [17], [7]]
+    if name == "llama4" and "num_beams" in mode:
+        pytest.skip("transformers repeats ids for beams, and not this model's pictures")
+    rows = WITH_WINDOWS.get(name) or [
+        [3, "image", 9] if HYBRIDS[name].is_multimodal else [17],
+        [7],
+    ]
     given = {key: x.cuda() for key, x in inputs(name, rows).items()}
     for graphs in (True, False):
         torch.manual_seed(5)

@@ -14,12 +14,14 @@ from duotone.attention import attend, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
 from duotone.hf.attachment import Attachment
 from duotone.hf.cache.states import LazyStates, StaticStates
+from duotone.hf.cache.windows import RingStates
 from duotone.hf.model.masks import as_visibility, causal_visibility
 from duotone.hf.model.text_attention import NAME, NOT_COMPILED
 from duotone.quant.autocast import without_autocast
 
-# States that a `QuantizedLayer` hands to its attention.
+# States that a `QuantizedLayer` hands to its attention, and those of any layer of a cache.
 CACHED = (LazyStates, StaticStates)
+OF_LAYERS = (*CACHED, RingStates)
 # Arguments that change the scores in ways the packed path does not compute.
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask")
 
@@ -53,6 +55,8 @@ def duotone_attention(
     _check_pair(module, key, value)
     if attention_mask is None:
         attention_mask = _mask_of_last(module, query, key)
+    if isinstance(key, RingStates):
+        key, value, attention_mask = key.kept, value.kept, key.mask
     if isinstance(key, CACHED):
         return _cached_attention(module, query, key, value, attention_mask, scaling, kwargs), None
     return sdpa_attention_forward(
@@ -106,7 +110,7 @@ def _mask_of_last(module: torch.nn.Module, query: Tensor, key: Tensor) -> Tensor
 
 def _check_pair(module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
     """A model that computes with K or V between cache and attention has only one of them left."""
-    if isinstance(key, CACHED) != isinstance(value, CACHED):
+    if isinstance(key, OF_LAYERS) != isinstance(value, OF_LAYERS):
         raise NotImplementedError(
             f"{type(module).__name__} changes K or V between the cache and its attention, which "
             "packed codes cannot follow. Use the model's own cache."

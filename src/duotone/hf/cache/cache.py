@@ -159,6 +159,13 @@ class QuantizedCache(Cache):
         """Hear that this step's queries come in another order [batch, tokens] than its tokens."""
         self.timeline.order = order
 
+    def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
+        """Logical length, padding included; on the device while a captured step runs."""
+        timeline = self.timeline
+        if timeline.frozen is None:
+            return super().get_seq_length(layer_idx)
+        return timeline.frozen.length if timeline.count is None else timeline.count
+
     def memory(self) -> MemoryReport:
         """Every byte this cache holds, and what 16 bit would hold.
 

@@ -46,8 +46,8 @@ class Frozen:
     """Fixed buffers of all layers of one cache, with room for `room` more tokens.
 
     decoder: of these buffers. orders: in which the dense tokens of each layer entered them. start:
-    logical length when they were made. states: of layers without tokens, which the model writes in
-    place.
+    logical length when they were made. states: of layers that stay transformers' own,
+    which the model writes in place.
     """
 
     def __init__(
@@ -171,10 +171,15 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
     if not length:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
-    if facts.has_windows:
+    if any(facts.sliding):
         raise ValueError(
-            "fixed buffers do not read the masks that sliding windows need; "
-            f"{facts.model_type!r} has such layers. Decode in buffers that grow."
+            "fixed buffers do not read the masks that packed sliding windows need; all layers of "
+            f"{facts.model_type!r} have windows. Decode in buffers that grow."
+        )
+    if facts.windows and spec.evict is not None:
+        raise ValueError(
+            "windows in fixed buffers know padding by the tokens that are stored, and this scheme "
+            "evicts some. Decode in buffers that grow."
         )
     if spec.share is not None and spec.share.weights is not None:
         raise ValueError(

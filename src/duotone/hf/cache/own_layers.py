@@ -9,12 +9,13 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, LinearAttentionLayer
 
+from duotone.hf.cache.windows import Clock, WindowLayer
 from duotone.hf.model.facts import ModelFacts
 
 OwnLayer = LinearAttentionLayer | DynamicSlidingWindowLayer
 KINDS = ("conv_states", "recurrent_states")
 WINDOW_KINDS = ("keys", "values")
-PREFIX = "states."
+PREFIX, OF_CLOCK = "states.", "clock."
 
 
 def state_tensors(layer: OwnLayer) -> dict[str, Tensor]:
@@ -42,7 +43,8 @@ class OwnLayers:
 
     def __init__(self, facts: ModelFacts) -> None:
         self.states = {number: LinearAttentionLayer() for number in facts.states}
-        self.windows = {n: DynamicSlidingWindowLayer(facts.window) for n in facts.windows}
+        self.windows = {n: WindowLayer(facts.window) for n in facts.windows}
+        self.is_chunked, self.clock = facts.is_chunked, None
         # transformers 5.17 has no class for them and takes one whose states are never set.
         empty = getattr(cache_utils, "DummyLayer", LinearAttentionLayer)
         self.empty = {number: empty() for number in (*facts.empty, *facts.readers)}
@@ -66,8 +68,19 @@ class OwnLayers:
     @property
     def nbytes(self) -> int:
         """Bytes of all states and windows, with what windows have recorded."""
-        layers = (*self.states.values(), *self.windows.values())
-        return sum(x.nbytes for layer in layers for x in state_tensors(layer).values())
+        return sum(x.nbytes for x in self.held.values())
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """{name: tensor} of everything that is held, in the form that it has now."""
+        layers = {**self.states, **self.windows}
+        found = {
+            f"{PREFIX}{number}.{name}": x
+            for number, layer in layers.items()
+            for name, x in state_tensors(layer).items()
+        }
+        clock = {} if self.clock is None else self.clock.tensors
+        return found | {OF_CLOCK + name: x for name, x in clock.items()}
 
     def check_length(self, length: int) -> None:
         """Raise RuntimeError where windows have not seen exactly the tokens of the cache."""
@@ -137,21 +150,53 @@ class OwnLayers:
             layer.__init__(layer.number_of_states)
         for layer in self.windows.values():
             layer.__init__(layer.sliding_window)
+            layer.clock = None
+        self.clock = None
 
     def check_freezes(self) -> None:
         """Raise ValueError where a decode step would replace states instead of writing them."""
-        recording = [number for number, layer in self.states.items() if layer.record_past]
-        if recording:
+        layers = {**self.states, **self.windows}
+        if recording := [number for number, layer in layers.items() if layer.record_past]:
             raise ValueError(
                 f"fixed buffers need states of fixed size; layers {recording} record their "
                 "past for a crop. Decode in buffers that grow."
             )
 
+    def hold_still(self, real: Tensor) -> dict[str, Tensor]:
+        """Let each step write in place; returns {name: tensor} of all that steps write.
+
+        real: [batch, tokens] False at padding.
+        """
+        self.release()
+        with torch.inference_mode(False), torch.no_grad():
+            for layer in self.windows.values():
+                self.clock = self.clock or Clock(real, layer.sliding_window, self.is_chunked)
+                layer.hold_still(self.clock)
+        return self.held
+
+    def advance(self) -> None:
+        """Begin a step that writes in place."""
+        if self.clock is not None:
+            self.clock.advance()
+
+    def thaw(self, length: int) -> None:
+        """Let windows grow again, after `length` tokens."""
+        self.clock = None
+        for layer in self.windows.values():
+            layer.thaw(length)
+
     def hold(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on in these tensors, named as in `tensors`, of the states of another cache."""
+        """Go on in these tensors, named as in `held`, of another cache."""
         for name, tensor in tensors.items():
+            if name.startswith(OF_CLOCK):
+                setattr(self.clock, name.removeprefix(OF_CLOCK), tensor)
+                continue
             number, kind, place = name.removeprefix(PREFIX).split(".")
-            getattr(self.layers[int(number)], kind)[int(place)] = tensor
+            layer = self.layers[int(number)]
+            if kind in WINDOW_KINDS:
+                setattr(layer, kind, tensor)
+            else:
+                getattr(layer, kind)[int(place)] = tensor
 
     def fill(self, tensors: Mapping[str, Tensor], length: int, device: torch.device) -> None:
         """Take over what `tensors` names, as copies on a device. length: tokens of the cache."""

@@ -52,7 +52,8 @@ class Timeline:
     own: layers that keep a state instead of tokens, or a window, which the model changes by itself.
     stores, ledgers, and the step's plans: one per layer with tokens. Layers have one ledger
     together, or one each where they evict; there is none before the first step.
-    frozen: the tokens in fixed buffers, while every step brings one per sequence.
+    frozen: the tokens in fixed buffers, while every step brings one per sequence. count: its length
+    on the device, while a model runs that may be captured.
     step: the current one. order: of its queries, where it is another than that of its tokens
     (AIFS). selection: chooses what an evicted prompt keeps while it runs; None at any other time.
     Its plans follow from scores, so they come after the layer has attended, or after the last one.
@@ -81,6 +82,7 @@ class Timeline:
         self.own.reset()
         self.ledgers: list[Ledger] = []
         self.frozen: Frozen | None = None
+        self.count: Tensor | None = None
         # Of states that are stored already, to be made before the step ends.
         self.checks = Checks()
         self.shared_values = SharedValues(self.spec, len(self.stores))
@@ -308,11 +310,12 @@ class Timeline:
         self.settle()
         check_freezes(self.length, self.spec, self.facts)
         self.own.check_freezes()
-        self.own.release()
         states = [ledger.state for ledger in self.ledgers]
+        stored = states[0].stored() if self.own.windows else None
         stores, orders = frozen_stores(self.stores, states, self.spec, room)
         decoder = StaticDecoder(stores, self.spec.tau, self.impl, self.slow)
-        self.frozen = Frozen(decoder, orders, self.length, room, self.own.tensors)
+        held = self.own.hold_still(stored)
+        self.frozen = Frozen(decoder, orders, self.length, room, held)
         return self.frozen
 
     def thaw(self) -> None:
@@ -320,3 +323,4 @@ class Timeline:
         if self.frozen is not None:
             frozen, self.frozen = self.frozen, None
             frozen.thaw(self.stores, self.ledgers)
+            self.own.thaw(frozen.length)

@@ -57,9 +57,12 @@ class DecodeSteps:
         self.forward: Callable[..., Any] | None = forward
         self.captures, self.before = captures, before
         self.frozen = cache.timeline.hold_still(room)
+        # A model may count tokens: a number on the host would be repeated.
+        self.count = torch.zeros((), dtype=torch.long, device=cache.device)
         self.owner, self.spec, self.device = weakref.ref(cache), cache.spec, cache.device
         self.settings = settings_of(kwargs)
-        self.inputs = {name: kwargs[name].clone() for name in INPUTS if name in self.settings}
+        given = {name: kwargs.get(name) for name in INPUTS if name in self.settings}
+        self.inputs = {name: x.clone() for name, x in given.items() if x is not None}
         self._model = Replayed(self.device, captures)
         self._flush = Replayed(self.device, captures)
 
@@ -144,6 +147,7 @@ class DecodeSteps:
                 self._run(self._flush, self.frozen.decoder.flush, cache)
             for name, kept in self.inputs.items():
                 kept.copy_(kwargs[name])
+            self.count.fill_(self.frozen.length)
             kind, found = self._run(self._model, self._forward, cache)
         fields = {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}
         return kind(**fields, past_key_values=cache)
@@ -160,8 +164,14 @@ class DecodeSteps:
     def _forward(self) -> tuple[type[ModelOutput], dict[str, Any]]:
         """The model's step on the kept inputs, without a mask: padding is stored nowhere."""
         self.frozen.decoder.advance()
+        timeline = self._cache.timeline
+        timeline.own.advance()
         given = {**self.settings, **self.inputs, "attention_mask": None}
-        out = self.forward(**given, past_key_values=self._cache)
+        timeline.count = self.count
+        try:
+            out = self.forward(**given, past_key_values=self._cache)
+        finally:
+            timeline.count = None
         # The cache belongs to the caller; a result that is kept must not keep it.
         return type(out), {name: x for name, x in out.items() if name != "past_key_values"}
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from duotone.hf.model.layers import (
+    CHUNK_TYPE,
     EMPTY_TYPES,
     READER_TYPE,
     STATE_TYPES,
@@ -82,7 +83,7 @@ class ModelFacts:
         packed, it is the last packed one.
     windows: of those with a sliding window or in chunks, which stay in 16 bit, where other layers
         see all tokens; window_shapes: theirs. window: how many tokens such layers see, packed or
-        not.
+        not. is_chunked: a query sees its own chunk of so many tokens alone.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are.
     """
@@ -100,6 +101,7 @@ class ModelFacts:
     windows: tuple[int, ...] = ()
     window_shapes: tuple[LayerShape, ...] = ()
     window: int | None = None
+    is_chunked: bool = False
 
     @property
     def layers(self) -> int:
@@ -203,6 +205,7 @@ def model_facts(
         windows=windows,
         window_shapes=tuple(layer_shape(configs[n]) for n in windows),
         window=window_of(text, kinds),
+        is_chunked=CHUNK_TYPE in kinds,
     )
 
 
