@@ -92,10 +92,21 @@ def test_made_up_bases_are_for_random_weights() -> None:
 
 def test_bytes_of_a_plain_cache_have_states_and_windows(tmp_path: Path) -> None:
     for family in ("lfm2", "cohere2"):
-        tiny_model(family).config.save_pretrained(tmp_path)
-        given = ("--model", tmp_path / "config.json", *SMALL)
-        plain, packed = measured(*given, *rows("plain", "kivi@2"))["rows"]
+        plain, packed = _of_config(tmp_path, family)["rows"]
         assert plain["cache_bytes"] == packed["cache_bytes_16_bit"]
+
+
+def test_heads_that_vary_by_layer_are_of_the_first_packed_one(tmp_path: Path) -> None:
+    found = _of_config(tmp_path, "gemma4")
+    layers = tiny_model("gemma4").config.get_text_config().per_layer_config
+    own, packed = (layers[at].num_key_value_heads for at in (0, 1))
+    assert found["kv_heads"] == packed != own
+
+
+def _of_config(folder: Path, family: str) -> dict:
+    tiny_model(family).config.save_pretrained(folder)
+    given = ("--model", folder / "config.json", *SMALL)
+    return measured(*given, *rows("plain", "kivi@2"))
 
 
 def test_a_spec_is_two_rows_beside_plain(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import duotone
 from duotone.bench.budget import begin_peak, end_peak, release
 from duotone.bench.generate_rows import CALIBRATED, STATIC, Row
 from duotone.bench.generate_watch import FEWEST_TOKENS, WARM_TOKENS, Watch
+from duotone.hf.model.layers import layer_configs, layer_kinds, layer_shape, packed_layers
 from duotone.hf.weights.checkpoint import quantization_of
 from duotone.inference.memory import cache_memory
 from duotone.loading import image_token_ids
@@ -240,11 +241,13 @@ def _weights(model: Any) -> str:
 
 
 def sizes(model: Any) -> dict[str, Any]:
-    """Heads, layers and dtype of a model, for a result file."""
+    """Layers and dtype of a model, and heads of its first layer that is packed."""
     config = model.config.get_text_config(decoder=True)
+    first = next(iter(packed_layers(config, layer_kinds(config))), 0)
+    shape = layer_shape(layer_configs(config)[first])
     return {
-        "q_heads": config.num_attention_heads,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "q_heads": shape.q_heads,
+        "kv_heads": shape.kv_heads,
         "layers": config.num_hidden_layers,
         "dtype": str(model.dtype).removeprefix("torch."),
     }
