@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from tiers import ONE_OF
+from tiers import ONE_OF, SLOW_FAMILIES
 
 # Shared two-core machines stall now and then; a deadline would only measure that.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -60,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
         jaxtyping.jaxtyped = outer_functions(jaxtyping.jaxtyped)
 
 
+def _words(item: pytest.Item) -> list[str]:
+    """The arguments of a case that are words."""
+    case = getattr(item, "callspec", None)
+    return [value for value in case.params.values() if isinstance(value, str)] if case else []
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases as slow that `tiers` leaves out of the default tier.
@@ -77,6 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(slow))
         path = item.path.relative_to(TESTS).with_suffix("").as_posix()
         rule = f"{path}::{getattr(item, 'originalname', item.name)}"
+        if not SLOW_FAMILIES.isdisjoint(_words(item)):
+            item.add_marker(pytest.mark.slow)
+            continue
         if seen[rule] % ONE_OF.get(rule, 1):
             item.add_marker(pytest.mark.slow)
         seen[rule] += 1

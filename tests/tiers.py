@@ -4,6 +4,22 @@ Keys are paths below tests/ without their suffix. A number and the count of what
 should share no factor: one of three cases would always have the same one of three sizes.
 """
 
+# Tiny models of tests/hf/families.py of which all tests are slow ones.
+SLOW_FAMILIES = {
+    "aya_vision",
+    "glm4v_moe",
+    "idefics2",
+    "idefics3",
+    "lighton_ocr",
+    "llava_next",
+    "llava_next_video",
+    "minicpmv4_6",
+    "minicpmv4_7",
+    "molmo2",
+    "ovis2",
+    "paligemma",
+    "qwen3_vl_moe",
+}
 ONE_OF = {
     # Compiled for a GPU, or by g++ and run on the CPU: a second or two each.
     "attention/cuda/classes/test_compile::test_class_decode_compiles": 5,

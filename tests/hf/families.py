@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import family_configs as configs
+import more_configs as more
 import torch
 from family_configs import END, IMAGE, PAD, START, VIDEO
 from torch import Tensor
@@ -81,10 +82,63 @@ def _sized_pixels(images: int) -> dict[str, Tensor]:
     }
 
 
+def _listed_pixels(images: int) -> dict[str, Tensor]:
+    """All pictures in the first row, as processors of Idefics lay them out."""
+    return {"pixel_values": torch.randn(1, images, 3, 16, 16)}
+
+
+def _one_tile(images: int) -> dict[str, Tensor]:
+    return {
+        "pixel_values": torch.randn(images, 2, 3, 16, 16),
+        "image_sizes": torch.tensor([[16, 16]] * images),
+    }
+
+
+def _pooled_patches(images: int) -> dict[str, Tensor]:
+    """Crops of 16 patches, four to a token: [crops, patches, 3 * 4 * 4]."""
+    return {
+        "pixel_values": torch.randn(images, 16, 3 * 4 * 4),
+        "image_token_pooling": torch.arange(images * 16).view(-1, 4),
+        "image_grids": torch.tensor([[2, 2, 0, 0]] * images),
+        "image_num_crops": torch.ones(images, dtype=torch.long),
+    }
+
+
+def _strip(images: int) -> dict[str, Tensor]:
+    """Patches of all pictures in a row, 64 of each: [1, 3, 4, 4 * patches]."""
+    return {
+        "pixel_values": torch.randn(1, 3, 4, images * 64 * 4),
+        "target_sizes": torch.tensor([[8, 8]] * images, dtype=torch.int32),
+    }
+
+
 def _gemma_types(ids: Tensor) -> dict[str, Tensor]:
     return {"token_type_ids": (ids == IMAGE).long()}
 
 
+# Of all but the first, tests are in the slow tier (tests/tiers.py).
+MORE = (
+    Family("mistral3", more.mistral3, 4, _sized_pixels),
+    Family("qwen3_vl_moe", more.qwen3_vl_moe, 4, _grid_pixels, None, 0, _modality),
+    Family("glm4v_moe", more.glm4v_moe, 4, _grid_pixels, None, 0, _modality),
+    Family("idefics3", more.idefics3, 4, _listed_pixels),
+    # 15 or 16 features, 16 more of the tile with a newline per row of four.
+    Family("llava_next", more.llava_next, 36, _one_tile),
+    Family(
+        "llava_next_video",
+        more.llava_next_video,
+        36,
+        _one_tile,
+        video=lambda n: {"pixel_values_videos": torch.randn(n, 2, 3, 16, 16)},
+        video_tokens=8,
+    ),
+    Family("ovis2", more.ovis2, 4, _plain_pixels(16)),
+    Family("molmo2", more.molmo2, 4, _pooled_patches, extra=_modality),
+    Family("paligemma", more.paligemma, 16, _plain_pixels(16), extra=_gemma_types),
+    Family("aya_vision", more.aya_vision, 4, _plain_pixels(16)),
+    Family("idefics2", more.idefics2, 4, _listed_pixels),
+    Family("lighton_ocr", more.lighton_ocr, 4, _sized_pixels),
+)
 FAMILIES = {
     family.name: family
     for family in (
@@ -117,12 +171,15 @@ FAMILIES = {
         Family("mistral", configs.text_only("MistralConfig", sliding_window=None)),
         Family("qwen2", configs.text_only("Qwen2Config")),
         Family("qwen3", configs.text_only("Qwen3Config", head_dim=16)),
+        *MORE,
     )
 }
 # Some of their layers stay transformers' own; `test_own_layers` and `test_own_windows` are theirs.
 HYBRIDS = {
     "qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, _grid_pixels, None, 0, _modality),
     "qwen3_5_moe": Family("qwen3_5_moe", configs.qwen3_5_moe, 4, _grid_pixels, None, 0, _modality),
+    "minicpmv4_6": Family("minicpmv4_6", more.minicpmv4_6, 4, _strip),
+    "minicpmv4_7": Family("minicpmv4_7", more.minicpmv4_7, 4, _strip, extra=_modality),
     "lfm2_vl": Family("lfm2_vl", configs.lfm2_vl, 4, _patches),
     **{
         name: Family(name, configs.text_only(config, **fields))
@@ -160,10 +217,18 @@ def tiny_model(name: str) -> PreTrainedModel:
     return new_model(name)
 
 
+def new_exact_model(name: str) -> PreTrainedModel:
+    """The family's model in float64: no last digit of a sum decides a code (`exactly`)."""
+    model = new_model(name).double()
+    # The default product of experts takes no float64.
+    model.set_experts_implementation("batched_mm")
+    return model
+
+
 @cache
 def exact_model(name: str) -> PreTrainedModel:
-    """The family's model in float64: no last digit of a sum decides a code (`exactly`)."""
-    return new_model(name).double()
+    """The family's model in float64, one object for all tests that leave it as it is."""
+    return new_exact_model(name)
 
 
 def typed(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,13 +13,14 @@ from duotone.hf.weights.modality import announced
 from duotone.hf.weights.reorder import reorder_always, visual_first
 
 from exactly import FP32, FP64, assert_same, exact_norms, no_rounding, relative_error, rounding_as
-from families import IMAGE, MULTIMODAL, inputs, new_model, tiny_model
+from families import IMAGE, MULTIMODAL, inputs, new_exact_model, new_model, tiny_model
 
 TURNS = ([[3, "image", 5, "image", 2], [6, "image", 4]], [[2, "image", 3], [1]])
-
+# One makes its masks too late, and says so; of the other's pictures tokens are looked up.
+UNORDERED = ("aya_vision", "chameleon")
 
 # These compute three axes themselves for a first turn; for later ones their caller does.
-MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
+MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "qwen3_vl_moe", "glm4v_moe")
 
 
 def later_positions(seen):
@@ -29,7 +30,7 @@ def later_positions(seen):
 
 
 def model_of(name):
-    model = new_model(name).double()
+    model = new_exact_model(name)
     return model if name == "gemma3" else exact_norms(model)
 
 
@@ -52,7 +53,7 @@ def two_turns(model, name, cast=Tensor.double):
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in MULTIMODAL if name != "chameleon"])
+@pytest.mark.parametrize("name", [name for name in MULTIMODAL if name not in UNORDERED])
 def test_two_turns_with_images_padding_and_a_cache(name):
     model = model_of(name)
     expected = two_turns(model, name)

@@ -24,9 +24,9 @@ INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_t
 ENCODED = "mm_encoder_outputs"
 # A mask is not read: after the prompt no token is padding, and padding is stored nowhere.
 LEFT_OUT = ("past_key_values", "attention_mask", ENCODED)
-# Of the prompt, and handed on by some versions of transformers; steps with positions do not read
-# them. The last one is an input of a step where it has one token.
-OF_PROMPTS = ("image_grid_thw", "video_grid_thw", "image_sizes", "mm_token_type_ids")
+# How names of tensors begin that say something of the prompt's pictures. Some models hand them on;
+# steps with positions do not read them. With one token per sequence they are inputs of a step.
+OF_PROMPTS = ("image_", "video_", "mm_token_type_ids")
 OBSERVED = ("output_attentions", "output_hidden_states", "output_router_logits")
 # Their hooks pass everything through at a step that asks for no activations.
 HARMLESS = ("duotone.", "transformers.utils.output_capturing")
@@ -72,7 +72,7 @@ def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _of_prompt(name: str, value: Any) -> bool:
     """True for tensors that say something of the prompt."""
-    return name in OF_PROMPTS and isinstance(value, Tensor) and value.shape[1:] != (1,)
+    return name.startswith(OF_PROMPTS) and isinstance(value, Tensor) and value.shape[1:] != (1,)
 
 
 def reason_against_buffers(model: PreTrainedModel, device: torch.device) -> str | None:
