@@ -26,9 +26,11 @@ CONV, LINEAR, WINDOW = {"conv_states"}, {"conv_states", "recurrent_states"}, {"k
 BESIDE = {
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl"), CONV),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"), LINEAR),
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), LINEAR),
     **dict.fromkeys(("nemotron_h", "granitemoehybrid", "bamba", "jamba"), LINEAR),
     **dict.fromkeys(
-        ("gemma3", "gemma3n_text", "gemma4", "gemma4_e2b", "cohere2", "llama4"), WINDOW
+        ("gemma3", "gemma3n_text", "gemma4", "gemma4_e2b", "cohere2", "llama4", "aya_vision"),
+        WINDOW,
     ),
 }
 STEPS = 6  # a group of 4 leaves a window of 3

@@ -159,6 +159,11 @@ class QuantizedCache(Cache):
         """Hear that this step's queries come in another order [batch, tokens] than its tokens."""
         self.timeline.order = order
 
+    @property
+    def is_initialized(self) -> bool:
+        """True once tokens are stored; some models mask a first step in another way than others."""
+        return self.timeline.stores[0].dtype is not None
+
     def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
         """Logical length, padding included; on the device while a captured step runs."""
         timeline = self.timeline
