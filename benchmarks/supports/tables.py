@@ -30,12 +30,15 @@ def supports_table(results: Sequence[Result]) -> str:
 
 
 def supports_summary(results: Sequence[Result]) -> str:
-    """Names of the tested types, and how many others pass all checks."""
+    """How many types are tested, and how many others pass all checks."""
     result = results[-1]
-    tested = [f"`{row['model_type']}`" for row in result["rows"] if group(row) == "works"]
+    tested = [row for row in result["rows"] if group(row) == "works"]
+    pictures = sum(row["tested"] != ["text"] for row in tested)
     untested = sum(group(row) == "works untested" for row in result["rows"])
-    names = ", ".join(tested)
-    return f"Tested: {names}. Untested, and passing all checks: {untested} more of {_of(result)}."
+    return (
+        f"Tested: {len(tested)} model types of {_of(result)}, {pictures} with pictures. "
+        f"Untested, and passing all checks: {untested} more."
+    )
 
 
 def _cells(row: Result) -> list[str]:

@@ -45,7 +45,10 @@ def test_rows_come_in_groups_with_their_words() -> None:
     assert no.startswith("| `no` | refused: 'no' has a latent |")
     assert none.startswith("| `none` | not checked: TypeError: no size |")
     assert supports_table([MADE_UP]).startswith("1 works, 1 works untested, 1 refused, 1 not che")
-    assert supports_summary([MADE_UP]).startswith("Tested: `known`. Untested")
+    assert supports_summary([MADE_UP]) == (
+        "Tested: 1 model types of transformers 6, 1 with pictures. "
+        "Untested, and passing all checks: 1 more."
+    )
 
 
 def test_a_type_that_no_model_is_made_of_is_refused_by_its_config() -> None:
