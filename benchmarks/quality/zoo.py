@@ -1,0 +1,127 @@
+"""KL from 16 bit of presets and of plain codes, on models of the zoo that no preset was chosen on.
+
+    PYTHONPATH=src:. python -m benchmarks.quality.zoo llava --zoo FOLDER --out results/zoo
+
+FOLDER/MODEL are weights of `training.zoo.train`. A batch is held out; its pictures are read first,
+all questions with their answers in one step after them, so codes are read by every answer token.
+KL and accuracy are over the answers' tokens; bits are of visual tokens, parameters included.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, Cache, DynamicCache
+
+import duotone
+from benchmarks.quality.rows import GAINS
+from benchmarks.stress import STRESSES
+from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.report.provenance import stamp, write_new_json
+from duotone.tune.bits import held
+from training.zoo.batches import Batch
+from training.zoo.members import MEMBERS, model_inputs
+from training.zoo.train import HELD_OUT, Feed
+from training.zoo.vocabulary import ID, IMAGE
+
+SCHEMES = ("duotone", "duotone-parts", "calibquant-paper", "calibquant")
+BY_TOKEN = ("input_ids", "token_type_ids", "mm_token_type_ids")
+TYPICAL = 1.96  # standard errors of an interval
+
+
+def specs(bits: int) -> dict[str, CacheSpec]:
+    """{label: spec}: presets, min/max codes, Lloyd levels with one gain, all for visual tokens."""
+    even = TensorSpec(bits)
+    gains = (even.replace(levels="lloyd", gain=gain) for gain in GAINS[bits])
+    found = {name: duotone.scheme(name, bits=bits) for name in SCHEMES}
+    found |= {
+        "min/max": CacheSpec(visual=KVSpec(even, even)),
+        "lloyd, one gain": CacheSpec(visual=KVSpec(*gains)),
+    }
+    return {f"{name}@{bits}": spec for name, spec in found.items()}
+
+
+class Conversation:
+    """A held-out batch in two steps: its pictures, then all questions and answers."""
+
+    def __init__(self, model: Any, batch: Batch) -> None:
+        self.model, self.ids = model, batch.ids
+        end = int((batch.ids[0] == ID["</vision>"]).nonzero().max()) + 1
+        given = model_inputs(model, batch)
+        self.first = {name: _tokens(name, x, slice(0, end)) for name, x in given.items()}
+        names = {*BY_TOKEN, "position_ids"} & given.keys()
+        self.second = {name: _tokens(name, given[name], slice(end, None)) for name in names}
+        self.answers = batch.labels[:, end + 1 :]
+        self.visual = batch.ids == IMAGE
+
+    @torch.no_grad()
+    def read(self, cache: Cache) -> Tensor:
+        """Log probabilities [answer tokens, vocabulary]."""
+        self.model(**self.first, past_key_values=cache)
+        logits = self.model(**self.second, past_key_values=cache).logits[:, :-1]
+        return logits[self.answers != -100].log_softmax(-1)
+
+    @property
+    def truth(self) -> Tensor:
+        """Ids of the answers' tokens."""
+        return self.answers[self.answers != -100]
+
+
+def _tokens(name: str, x: Tensor, span: slice) -> Tensor:
+    """Part of an input that has a number per token; pictures as they are."""
+    if name == "position_ids":
+        return x[:, :, span]
+    return x[:, span] if name in BY_TOKEN else x
+
+
+def measure(talk: Conversation, rows: Mapping[str, CacheSpec]) -> list[dict[str, Any]]:
+    """A row per spec, after one of 16 bit."""
+    plain = talk.read(DynamicCache(config=talk.model.config.get_text_config()))
+    found = [{"row": "16 bit", "accuracy": _accuracy(plain, talk.truth)}]
+    for name, spec in rows.items():
+        cache = QuantizedCache(talk.model, spec)
+        ours = talk.read(cache)
+        each = (plain.exp() * (plain - ours)).sum(-1)
+        seen = torch.zeros(len(talk.ids), cache.length, dtype=torch.bool)
+        seen[:, : talk.visual.shape[1]] = talk.visual[:, : cache.length]
+        found.append(
+            {
+                "row": name,
+                "kl": each.mean().item(),
+                "kl_interval": TYPICAL * (each.std() / len(each) ** 0.5).item(),
+                "accuracy": _accuracy(ours, talk.truth),
+                "visual_bits": held(cache, seen, "visual").bits,
+            }
+        )
+        print(found[-1], flush=True)
+    return found
+
+
+def _accuracy(scores: Tensor, truth: Tensor) -> float:
+    return (scores.argmax(-1) == truth).double().mean().item()
+
+
+def main() -> None:
+    """Measure one model under one stress."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=MEMBERS)
+    parser.add_argument("--zoo", type=Path, required=True, help="folder of weights")
+    parser.add_argument("--stress", choices=STRESSES, default="none")
+    parser.add_argument("--rows", type=int, default=32, help="of the held-out batch")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
+    STRESSES[args.stress](model.eval())
+    batch = Feed("cpu", HELD_OUT, 1).next(replace(MEMBERS[args.model].shapes[0], rows=args.rows))
+    rows = measure(Conversation(model, batch), specs(1) | specs(2))
+    header = {"schema": "duotone.zoo/1", **stamp(torch.device("cpu")), "model": args.model}
+    header |= {"stress": args.stress, "sequences": args.rows, "rows": rows}
+    write_new_json(args.out / f"{args.model}-{args.stress.replace(' ', '-')}.json", header)
+
+
+if __name__ == "__main__":
+    main()
