@@ -16,9 +16,9 @@ from duotone.hf.model.facts import TESTED_FAMILIES, ModelFacts
 MODEL_TYPES = sorted(
     {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
 )
-# Which token stands for a picture's is in the vocabulary, which a default config has not; and it
-# names no layers of attention.
-NEED_MORE = {"bamba", "chameleon", "emu3", "granitemoehybrid"}
+# Which token stands for a picture's is in the vocabulary, or in checkpoints alone, which a default
+# config has not; and it names no layers of attention.
+NEED_MORE = {"bamba", "chameleon", "emu3", "granitemoehybrid", "minicpmv4_6", "minicpmv4_7"}
 
 
 def default_config(model_type: str) -> PreTrainedConfig | None:
