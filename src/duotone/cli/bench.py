@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_generate, bench_kernel
+from . import bench_generate, bench_kernel, bench_serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,3 +12,4 @@ app = typer.Typer(
 
 app.command("kernel")(bench_kernel.command)
 app.command("generate")(bench_generate.command)
+app.command("serve")(bench_serve.command)

@@ -1,0 +1,204 @@
+"""`duotone bench serve`: vLLM's own client against `vllm serve`, row by row at equal cache memory.
+
+A row is a cache dtype of vLLM. Its server starts once and answers every request rate. A row that
+could not run holds a "reason", and a later run measures it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from duotone.report.provenance import commit, stamp
+from duotone.tools import json_text
+
+SCHEMA = "duotone.serve/1"
+# {row: options of its server}
+ROWS: dict[str, tuple[str, ...]] = {
+    "bf16": ("--kv-cache-dtype", "auto", "--attention-backend", "FLASH_ATTN"),
+    "fp8": ("--kv-cache-dtype", "fp8"),
+    "int4_per_token_head": ("--kv-cache-dtype", "int4_per_token_head"),
+    "turboquant_3bit_nc": ("--kv-cache-dtype", "turboquant_3bit_nc"),
+    "duotone_4bit": ("--kv-cache-dtype", "duotone_4bit", "--attention-backend", "CUSTOM"),
+    "duotone_2bit": ("--kv-cache-dtype", "duotone_2bit", "--attention-backend", "CUSTOM"),
+}
+# Fields of the client's JSON, by the names that results give them.
+FIELDS = {
+    "tokens_per_s": "output_throughput",
+    "requests_per_s": "request_throughput",
+    "completed": "completed",
+    "failed": "failed",
+    "ttft_p50_ms": "median_ttft_ms",
+    "ttft_p99_ms": "p99_ttft_ms",
+    "tpot_p50_ms": "median_tpot_ms",
+    "tpot_p99_ms": "p99_tpot_ms",
+    "most_running": "max_concurrent_requests",
+}
+_CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
+LOG_LINES = 15
+POLL_S, STOP_S = 0.1, 30.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of every row; cache_bytes: of the server's KV cache, per GPU."""
+
+    model: str
+    cache_bytes: int
+    input_tokens: int
+    output_tokens: int
+    prompts: int
+    rates: tuple[str, ...]
+    seed: int = 0
+
+
+class RowError(Exception):
+    """Reason why a row could not run."""
+
+
+def run(
+    load: Load, rows: Sequence[str], path: Path, start_s: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure rows that the file lacks; it is written after each row.
+
+    Errors: ValueError for an unknown row, and for a file of another load or device.
+    """
+    if unknown := sorted(set(rows) - ROWS.keys()):
+        raise ValueError(f"--row must be one of {sorted(ROWS)}; got {unknown}. Name one of them.")
+    result = _continued(path, _header(load))
+    for name in rows:
+        if any(row["row"] == name for row in result["rows"]):
+            continue
+        row = {**_row(load, name, start_s), "commit": commit()}
+        result["rows"].append(row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        say(f"{name}: {row.get('reason', 'measured')}")
+    return result
+
+
+def _header(load: Load) -> dict[str, Any]:
+    import torch
+
+    try:
+        found = subprocess.run(["vllm", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(
+            f"`vllm` must be on PATH and run; got {error}. Install duotone[vllm]."
+        ) from error
+    header = stamp("cuda" if torch.cuda.is_available() else "cpu")
+    header["versions"]["vllm"] = found.stdout.strip().splitlines()[-1]
+    fields = {**asdict(load), "rates": list(load.rates)}
+    return {"schema": SCHEMA, **header, **fields, "rows": []}
+
+
+def _continued(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """The result of an earlier run, less rows that could not run; else the header."""
+    if not path.exists():
+        return header
+    found = json_text.loads(path.read_text(encoding="utf-8"))
+    for name in header.keys() - {"rows", "created", "commit"}:
+        if found.get(name) != header[name]:
+            raise ValueError(
+                f"rows of one file have one {name}: {str(path)!r} has {found.get(name)!r}, these "
+                f"would have {header[name]!r}. Give another file as --out."
+            )
+    return {**found, "rows": [row for row in found["rows"] if "reason" not in row]}
+
+
+def _row(load: Load, name: str, start_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        try:
+            with _server(load, ROWS[name], log, start_s) as port:
+                rates = [_client(load, rate, port, Path(folder)) for rate in load.rates]
+        except RowError as failure:
+            lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            return {"row": name, "reason": "\n".join([str(failure), *lines])}
+        tokens = _CAPACITY.search(log.read_text(errors="replace"))
+    fits = int(tokens[1].replace(",", "")) if tokens else None
+    return {"row": name, "options": list(ROWS[name]), "cache_tokens": fits, "rates": rates}
+
+
+@contextmanager
+def _server(load: Load, options: Sequence[str], log: Path, start_s: float) -> Iterator[int]:
+    """Port of a server that answers; its process group ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["vllm", "serve", load.model, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--kv-cache-memory-bytes", str(load.cache_bytes), "--seed", str(load.seed)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, *options], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        _wait(process, port, start_s)
+        yield port
+    finally:
+        _stop(process)
+
+
+def _wait(process: subprocess.Popen, port: int, start_s: float) -> None:
+    end = time.monotonic() + start_s
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RowError(f"the server ended with {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(POLL_S)
+    raise RowError(f"the server did not answer within {start_s:g} s")
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """End all processes of the group: first asked, then killed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _client(load: Load, rate: str, port: int, folder: Path) -> dict[str, Any]:
+    name = f"rate-{rate}.json"
+    options = {
+        "--model": load.model,
+        "--base-url": f"http://127.0.0.1:{port}",
+        "--dataset-name": "random",
+        "--random-input-len": load.input_tokens,
+        "--random-output-len": load.output_tokens,
+        "--num-prompts": load.prompts,
+        "--request-rate": rate,
+        "--seed": load.seed,
+        "--result-dir": folder,
+        "--result-filename": name,
+    }
+    command = ["vllm", "bench", "serve", "--ignore-eos", "--save-result"]
+    command += [str(part) for option in options.items() for part in option]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode or not (folder / name).exists():
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_LINES:])
+        raise RowError(f"the client ended with {done.returncode} at rate {rate}: {last}")
+    found = json_text.loads((folder / name).read_text(encoding="utf-8"))
+    if found.get("completed") != load.prompts:
+        raise RowError(
+            f"all {load.prompts} requests must be answered; got {found.get('completed')} at rate "
+            f"{rate}"
+        )
+    return {"rate": rate, **{mine: found.get(theirs) for mine, theirs in FIELDS.items()}}

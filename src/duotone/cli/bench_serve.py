@@ -1,0 +1,48 @@
+"""`duotone bench serve`: cache dtypes of vLLM at equal cache memory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import JsonOption, print_json, say, user_errors
+from .plan import parse_bytes
+
+
+@user_errors
+def command(
+    model: Annotated[str, typer.Argument(help="Folder or hub name of a model that vLLM serves.")],
+    cache: Annotated[str, typer.Option("--cache", help="Memory of the KV cache, e.g. 30GB.")],
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", help="Row to measure; repeat. Default: all.")
+    ] = None,
+    rates: Annotated[str, typer.Option("--rates", help="Requests per second.")] = "1,4,inf",
+    input_tokens: Annotated[int, typer.Option("--input-tokens", min=1)] = 4096,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", min=1)] = 2048,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Per rate.")] = 256,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    start: Annotated[float, typer.Option("--start", help="Seconds a server may take.")] = 900.0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Result file; rows that it has are skipped."),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Measure `vllm serve` with vLLM's own client: each cache dtype at equal cache memory.
+
+    [bold]Example[/bold]
+
+      duotone bench serve MODEL --cache 30GB --row bf16 --row duotone_2bit
+    """
+    from duotone.bench.serve import ROWS, Load, run
+
+    size = parse_bytes(cache)
+    load = Load(model, size, input_tokens, output_tokens, prompts, tuple(rates.split(",")), seed)
+    name = f"{Path(model).name}-{size / 1e9:g}GB-{input_tokens}+{output_tokens}.json"
+    path = out or Path("results") / "serve" / name
+    result = run(load, rows or list(ROWS), path, start, say)
+    if json_output:
+        print_json(result)
+    else:
+        typer.echo(str(path))
+    raise typer.Exit(1 if any("reason" in row for row in result["rows"]) else 0)
