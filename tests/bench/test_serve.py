@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from duotone.bench import serve
+from duotone.report.tables import tables
 
 FAKE = """#!{python}
 import http.server, json, pathlib, sys
@@ -45,6 +46,9 @@ def test_rows_reasons_and_a_resumed_run(calls, tmp_path):
     assert [one["rate"] for one in first[0]["rates"]] == ["1", "inf"]
     assert first[0]["rates"][0]["tokens_per_s"] == 7.5
     assert first[1]["reason"] == "the server ended with 1\nno such kernel"
+    table = tables(tmp_path / "serve")["serve"]
+    assert "| bf16 | 12,345 | inf | 8 |" in table
+    assert "*fp8*: the server ended with 1." in table
     calls.write_text("")
     again = serve.run(load, ["bf16", "duotone_2bit"], path, 20, print)["rows"]
     assert [row["row"] for row in again] == ["bf16", "duotone_2bit"]

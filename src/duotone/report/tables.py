@@ -19,6 +19,7 @@ from duotone.report.kernels import (
 )
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
+from duotone.report.serve import serve_table
 from duotone.report.tune import (
     tune_comparisons,
     tune_sensitivity,
@@ -36,6 +37,7 @@ RENDERERS: dict[str, Renderer] = {
     "kernels-speedups": ("duotone.kernels/1", kernel_speedups),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-packing": ("duotone.kernels/1", packing_table),
+    "serve": ("duotone.serve/1", serve_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-summary": ("duotone.tune/1", tune_summary),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),

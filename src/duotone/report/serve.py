@@ -1,0 +1,45 @@
+"""Results of `duotone bench serve` as a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from duotone.report.markdown import Result, markdown_table, source
+
+# {column: (field of a rate, its format)}
+COLUMNS = {
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "requests/s": ("requests_per_s", ".2f"),
+    "TTFT p50, ms": ("ttft_p50_ms", ",.0f"),
+    "TTFT p99, ms": ("ttft_p99_ms", ",.0f"),
+    "TPOT p50, ms": ("tpot_p50_ms", ".1f"),
+    "TPOT p99, ms": ("tpot_p99_ms", ".1f"),
+    "most at once": ("most_running", "d"),
+}
+
+
+def serve_table(results: Sequence[Result]) -> str:
+    """One table per result, a line per row and request rate; reasons of rows below it."""
+    parts = []
+    for one in results:
+        title = (
+            f"**{one['model']}, {one['cache_bytes'] / 1e9:g} GB of cache, {one['input_tokens']:,} "
+            f"+ {one['output_tokens']:,} tokens, {one['prompts']} requests per rate**"
+        )
+        lines = [_line(row, rate) for row in one["rows"] for rate in row.get("rates", ())]
+        header = ("row", "cache tokens", "requests/s sent", *COLUMNS)
+        notes = [
+            f"*{row['row']}*: {row['reason'].splitlines()[0]}."
+            for row in one["rows"]
+            if "reason" in row
+        ]
+        parts += [title, markdown_table(header, lines), *notes, f"*{source(one)}.*"]
+    return "\n\n".join(parts)
+
+
+def _line(row: Result, rate: Result) -> list[str]:
+    cells = [_cell(rate[field], form) for field, form in COLUMNS.values()]
+    return [row["row"], _cell(row["cache_tokens"], ",d"), rate["rate"], *cells]
+
+
+def _cell(value: Any, form: str) -> str:
+    return "" if value is None else format(value, form)
