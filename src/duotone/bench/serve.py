@@ -48,7 +48,9 @@ FIELDS = {
 }
 _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
 LOG_LINES = 15
-POLL_S, STOP_S = 0.1, 30.0
+POLL_S, STOP_S, CLIENT_S = 0.1, 30.0, 3600.0
+# Requests before those that count: first calls of kernels.
+WARMUPS = 4
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _row(load: Load, name: str, start_s: float) -> dict[str, Any]:
         log = Path(folder) / "server.log"
         try:
             with _server(load, ROWS[name], log, start_s) as port:
-                rates = [_client(load, rate, port, Path(folder)) for rate in load.rates]
+                rates = [_client(load, at, port, Path(folder)) for at in range(len(load.rates))]
         except RowError as failure:
             lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
             return {"row": name, "reason": "\n".join([str(failure), *lines])}
@@ -175,7 +177,9 @@ def _stop(process: subprocess.Popen) -> None:
             continue
 
 
-def _client(load: Load, rate: str, port: int, folder: Path) -> dict[str, Any]:
+def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
+    """Numbers of one rate; each has prompts of its own, which no prefix cache has seen."""
+    rate = load.rates[at]
     name = f"rate-{rate}.json"
     options = {
         "--model": load.model,
@@ -185,13 +189,17 @@ def _client(load: Load, rate: str, port: int, folder: Path) -> dict[str, Any]:
         "--random-output-len": load.output_tokens,
         "--num-prompts": load.prompts,
         "--request-rate": rate,
-        "--seed": load.seed,
+        "--num-warmups": WARMUPS,
+        "--seed": load.seed + at,
         "--result-dir": folder,
         "--result-filename": name,
     }
     command = ["vllm", "bench", "serve", "--ignore-eos", "--save-result"]
     command += [str(part) for option in options.items() for part in option]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_S)
+    except subprocess.TimeoutExpired as late:
+        raise RowError(f"the client took longer than {CLIENT_S:g} s at rate {rate}") from late
     if done.returncode or not (folder / name).exists():
         last = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_LINES:])
         raise RowError(f"the client ended with {done.returncode} at rate {rate}: {last}")
