@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from duotone.hf.cache.timeline import Timeline
+from duotone.hf.cache.windows import FixedStates
 from duotone.quant.autocast import without_autocast
 
 Which = Literal["key", "value"]
@@ -59,11 +60,8 @@ class LazyStates(Tensor):
         return func(*args, **kwargs)
 
 
-class StaticStates:
-    """K or V of one layer: `new` are this step's states, the rest is in fixed buffers.
-
-    Another attention function fails on it by its type.
-    """
+class StaticStates(FixedStates):
+    """K or V of one layer: `new` are this step's states, the rest is in fixed buffers."""
 
     def __init__(self, timeline: Timeline, index: int, new: Tensor) -> None:
         self.timeline, self.index, self.new = timeline, index, new

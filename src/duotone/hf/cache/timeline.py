@@ -321,6 +321,7 @@ class Timeline:
     def thaw(self) -> None:
         """Go on with buffers that grow; nothing where they do already."""
         if self.frozen is not None:
-            frozen, self.frozen = self.frozen, None
-            frozen.thaw(self.stores, self.ledgers)
-            self.own.thaw(frozen.length)
+            # After a step that broke off it raises, now and whenever the cache is asked again.
+            self.frozen.thaw(self.stores, self.ledgers)
+            self.own.thaw(self.frozen.length)
+            self.frozen = None

@@ -6,10 +6,10 @@ are on the device, so a captured step repeats. Attention needs no order: keys kn
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -33,7 +33,7 @@ class Clock:
         self.slot = self.now % window
         self.first = real.int().argmax(-1)
         self.places = torch.full((batch, window), NOBODY, device=real.device)
-        last = torch.arange(max(length - window + 1, 0), length, device=real.device)
+        last = _last(length, window, real.device)
         self.places[:, last % window] = torch.where(real[:, last], last, NOBODY)
         self.seen = self.places != NOBODY
 
@@ -54,11 +54,16 @@ class Clock:
             self.seen &= chunk == own[:, None]
 
 
-class RingStates:
-    """K or V of a ring [batch, kv_heads, window, head_dim], and which slots a step's query sees.
+class FixedStates:
+    """K or V of a layer in fixed buffers: another attention function fails on it by its type."""
 
-    Another attention function than ours fails on it by its type.
-    """
+    def to(self, device: torch.device) -> Self:
+        """Return itself: in transformers 5.17 a layer moves another one's states to its device."""
+        return self
+
+
+class RingStates(FixedStates):
+    """K or V of a ring [batch, kv_heads, window, head_dim], and which slots a step's query sees."""
 
     def __init__(self, kept: Tensor, seen: Bool[Tensor, "batch window"]) -> None:
         self.kept, self.mask = kept, seen[:, None, None]
@@ -92,8 +97,8 @@ class WindowLayer(DynamicSlidingWindowLayer):
 
     def hold_still(self, clock: Clock) -> None:
         """Move the window into a ring."""
-        window, length = self.sliding_window, self.cumulative_length
-        slots = torch.arange(max(length - window + 1, 0), length, device=self.keys.device) % window
+        window = self.sliding_window
+        slots = _last(self.cumulative_length, window, self.keys.device) % window
         for name in ("keys", "values"):
             grown = getattr(self, name)
             # Zeros: attention multiplies hidden slots by 0.
@@ -104,6 +109,11 @@ class WindowLayer(DynamicSlidingWindowLayer):
 
     def thaw(self, length: int) -> None:
         """Move the ring's last tokens into a window that grows. length: logical one, by now."""
-        window, self.clock, self.cumulative_length = self.sliding_window, None, length
-        slots = torch.arange(max(length - window + 1, 0), length, device=self.keys.device) % window
+        self.clock, self.cumulative_length = None, length
+        slots = _last(length, self.sliding_window, self.keys.device) % self.sliding_window
         self.keys, self.values = self.keys[:, :, slots], self.values[:, :, slots]
+
+
+def _last(length: int, window: int, device: torch.device) -> Int[Tensor, " tokens"]:
+    """Tokens of the first `length` that the next one sees."""
+    return torch.arange(max(length - window + 1, 0), length, device=device)
