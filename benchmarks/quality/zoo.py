@@ -49,7 +49,7 @@ class Conversation:
     """A held-out batch in two steps: its pictures, then all questions and answers."""
 
     def __init__(self, model: Any, batch: Batch) -> None:
-        self.model, self.ids = model, batch.ids
+        self.model = model
         end = int((batch.ids[0] == ID["</vision>"]).nonzero().max()) + 1
         given = model_inputs(model, batch)
         self.first = {name: _tokens(name, x, slice(0, end)) for name, x in given.items()}
@@ -86,15 +86,13 @@ def measure(talk: Conversation, rows: Mapping[str, CacheSpec]) -> list[dict[str,
         cache = QuantizedCache(talk.model, spec)
         ours = talk.read(cache)
         each = (plain.exp() * (plain - ours)).sum(-1)
-        seen = torch.zeros(len(talk.ids), cache.length, dtype=torch.bool)
-        seen[:, : talk.visual.shape[1]] = talk.visual[:, : cache.length]
         found.append(
             {
                 "row": name,
                 "kl": each.mean().item(),
                 "kl_interval": TYPICAL * (each.std() / len(each) ** 0.5).item(),
                 "accuracy": _accuracy(ours, talk.truth),
-                "visual_bits": held(cache, seen, "visual").bits,
+                "visual_bits": held(cache, talk.visual, "visual").bits,
             }
         )
         print(found[-1], flush=True)

@@ -11,7 +11,7 @@ from replay_double import ReplayDouble, double
 from small_specs import STREAM
 
 from duotone.hf import model_facts
-from duotone.hf.cache.windows import Clock
+from duotone.hf.cache.windows import RingPlaces
 
 from families import HYBRIDS, exact_model, inputs
 
@@ -71,10 +71,10 @@ def test_a_later_call_takes_a_capture_over_with_its_own_windows(double: type[Rep
     ("is_chunked", "padding", "seen"),
     [(False, 2, [4, 5, 6, 7]), (False, 5, [5, 6, 7]), (True, 0, [4, 5, 6, 7]), (True, 2, [6, 7])],
 )
-def test_a_clock_knows_padding_and_chunks(is_chunked: bool, padding: int, seen: list[int]) -> None:
+def test_a_ring_knows_padding_and_chunks(is_chunked: bool, padding: int, seen: list[int]) -> None:
     """A window of 4 tokens after the eighth one; two of them are steps."""
-    clock = Clock(torch.arange(6).expand(1, 6) >= padding, 4, is_chunked)
+    ring = RingPlaces(torch.arange(6).expand(1, 6) >= padding, 4, is_chunked)
     for _ in range(2):
-        clock.advance()
-    assert sorted(clock.places[clock.seen].tolist()) == seen
-    assert clock.places[0, clock.slot].item() == clock.now.item() == 7
+        ring.advance()
+    assert sorted(ring.places[ring.seen].tolist()) == seen
+    assert ring.places[0, ring.slot].item() == ring.now.item() == 7

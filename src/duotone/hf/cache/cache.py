@@ -161,7 +161,7 @@ class QuantizedCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        """True once tokens are stored; some models mask a first step in another way than others."""
+        """True once tokens are stored; some models mask their first step by it."""
         return self.timeline.stores[0].dtype is not None
 
     def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:

@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from duotone.hf.cache.windows import Clock, WindowLayer
+from duotone.hf.cache.windows import RingPlaces, WindowLayer
 from duotone.hf.model.facts import ModelFacts
 
 OwnLayer = LinearAttentionLayer | DynamicSlidingWindowLayer
 KINDS = ("conv_states", "recurrent_states")
 WINDOW_KINDS = ("keys", "values")
-PREFIX, OF_CLOCK = "states.", "clock."
+PREFIX, OF_PLACES = "states.", "places."
 
 
 def state_tensors(layer: OwnLayer) -> dict[str, Tensor]:
@@ -44,7 +44,7 @@ class OwnLayers:
     def __init__(self, facts: ModelFacts) -> None:
         self.states = {number: LinearAttentionLayer() for number in facts.states}
         self.windows = {n: WindowLayer(facts.window) for n in facts.windows}
-        self.is_chunked, self.clock = facts.is_chunked, None
+        self.is_chunked, self.places = facts.is_chunked, None
         # transformers 5.17 has no class for them and takes one whose states are never set.
         empty = getattr(cache_utils, "DummyLayer", LinearAttentionLayer)
         self.empty = {number: empty() for number in (*facts.empty, *facts.readers)}
@@ -79,8 +79,8 @@ class OwnLayers:
             for number, layer in layers.items()
             for name, x in state_tensors(layer).items()
         }
-        clock = {} if self.clock is None else self.clock.tensors
-        return found | {OF_CLOCK + name: x for name, x in clock.items()}
+        places = {} if self.places is None else self.places.tensors
+        return found | {OF_PLACES + name: x for name, x in places.items()}
 
     def check_length(self, length: int) -> None:
         """Raise RuntimeError where windows have not seen exactly the tokens of the cache."""
@@ -150,8 +150,8 @@ class OwnLayers:
             layer.__init__(layer.number_of_states)
         for layer in self.windows.values():
             layer.__init__(layer.sliding_window)
-            layer.clock = None
-        self.clock = None
+            layer.places = None
+        self.places = None
 
     def check_freezes(self) -> None:
         """Raise ValueError where a decode step would replace states instead of writing them."""
@@ -170,26 +170,26 @@ class OwnLayers:
         self.release()
         with torch.inference_mode(False), torch.no_grad():
             for layer in self.windows.values():
-                self.clock = self.clock or Clock(real, layer.sliding_window, self.is_chunked)
-                layer.hold_still(self.clock)
+                self.places = self.places or RingPlaces(real, layer.sliding_window, self.is_chunked)
+                layer.hold_still(self.places)
         return self.held
 
     def advance(self) -> None:
         """Begin a step that writes in place."""
-        if self.clock is not None:
-            self.clock.advance()
+        if self.places is not None:
+            self.places.advance()
 
     def thaw(self, length: int) -> None:
         """Let windows grow again, after `length` tokens."""
-        self.clock = None
+        self.places = None
         for layer in self.windows.values():
             layer.thaw(length)
 
     def hold(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on in these tensors, named as in `held`, of another cache."""
         for name, tensor in tensors.items():
-            if name.startswith(OF_CLOCK):
-                setattr(self.clock, name.removeprefix(OF_CLOCK), tensor)
+            if name.startswith(OF_PLACES):
+                setattr(self.places, name.removeprefix(OF_PLACES), tensor)
                 continue
             number, kind, place = name.removeprefix(PREFIX).split(".")
             layer = self.layers[int(number)]

@@ -13,10 +13,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-NOBODY = -1  # place of a slot without a token, or with padding
+EMPTY = -1  # place of a slot without a token, or with padding
 
 
-class Clock:
+class RingPlaces:
     """Places of the tokens in the rings of one cache.
 
     now, slot [batch]: the step's token and its slot. places [batch, window]: of each slot's token.
@@ -32,10 +32,10 @@ class Clock:
         self.now = torch.full((batch,), length - 1, device=real.device)
         self.slot = self.now % window
         self.first = real.int().argmax(-1)
-        self.places = torch.full((batch, window), NOBODY, device=real.device)
+        self.places = torch.full((batch, window), EMPTY, device=real.device)
         last = _last(length, window, real.device)
-        self.places[:, last % window] = torch.where(real[:, last], last, NOBODY)
-        self.seen = self.places != NOBODY
+        self.places[:, last % window] = torch.where(real[:, last], last, EMPTY)
+        self.seen = self.places != EMPTY
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class Clock:
         self.now += 1
         torch.remainder(self.now, self.window, out=self.slot)
         self.places.scatter_(1, self.slot[:, None], self.now[:, None])
-        torch.ne(self.places, NOBODY, out=self.seen)
+        torch.ne(self.places, EMPTY, out=self.seen)
         if self.is_chunked:
             chunk = (self.places - self.first[:, None]).div(self.window, rounding_mode="floor")
             own = (self.now - self.first).div(self.window, rounding_mode="floor")
@@ -75,27 +75,27 @@ class RingStates(FixedStates):
 
 
 class WindowLayer(DynamicSlidingWindowLayer):
-    """transformers' window, whose `keys` and `values` are a ring while `clock` is set."""
+    """transformers' window, whose `keys` and `values` are a ring while `places` is set."""
 
-    clock: Clock | None = None
+    places: RingPlaces | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         """Take this step's states; returns what attention reads."""
-        if self.clock is None:
+        if self.places is None:
             return super().update(key_states, value_states, *args, **kwargs)
-        slot = self.clock.slot.view(-1, 1, 1, 1)
+        slot = self.places.slot.view(-1, 1, 1, 1)
         self.keys.scatter_(2, slot.expand_as(key_states), key_states)
         self.values.scatter_(2, slot.expand_as(value_states), value_states)
-        seen = self.clock.seen
+        seen = self.places.seen
         return RingStates(self.keys, seen), RingStates(self.values, seen)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(tokens, offset) that the model's mask covers; a ring needs none of it."""
-        return (query_length, 0) if self.clock else super().get_mask_sizes(query_length)
+        return (query_length, 0) if self.places else super().get_mask_sizes(query_length)
 
-    def hold_still(self, clock: Clock) -> None:
+    def hold_still(self, places: RingPlaces) -> None:
         """Move the window into a ring."""
         window = self.sliding_window
         slots = _last(self.cumulative_length, window, self.keys.device) % window
@@ -105,11 +105,11 @@ class WindowLayer(DynamicSlidingWindowLayer):
             ring = grown.new_zeros(*grown.shape[:2], window, grown.shape[3])
             ring[:, :, slots] = grown
             setattr(self, name, ring)
-        self.clock = clock
+        self.places = places
 
     def thaw(self, length: int) -> None:
         """Move the ring's last tokens into a window that grows. length: logical one, by now."""
-        self.clock, self.cumulative_length = None, length
+        self.places, self.cumulative_length = None, length
         slots = _last(length, self.sliding_window, self.keys.device) % self.sliding_window
         self.keys, self.values = self.keys[:, :, slots], self.values[:, :, slots]
 
