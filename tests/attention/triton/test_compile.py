@@ -52,6 +52,14 @@ VARIANTS = {
         {"key": SYMMETRIC, "value": SYMMETRIC.replace(mapping="hybrid"), "head_dim": 96},
         80,
     ),
+    "head_dim 512, signs in groups": (
+        {
+            "key": SYMMETRIC.replace(group=32),
+            "value": SYMMETRIC.replace(along="channels", group=32),
+            "head_dim": 512,
+        },
+        90,
+    ),
     "fp32 queries": (
         {"key": TensorSpec(8, "span"), "value": TensorSpec(4), "dtype": torch.float32},
         90,
@@ -116,8 +124,8 @@ def test_representative_variants_compile() -> None:
         "class_order_kernel",
     )
     assert all(any(kernel in name for name in sizes) for kernel in kernels)
-    # A segment each and the merge; a dense segment, 7 folds of q, 3 score ranges, 1 channel order.
-    assert len(sizes) == 2 * len(VARIANTS) + 12
+    # A segment each and the merge; a dense segment, 8 folds of q, 3 score ranges, 1 channel order.
+    assert len(sizes) == 2 * len(VARIANTS) + 13
     assert all(size > 1000 for size in sizes.values())
 
 

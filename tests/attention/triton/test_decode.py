@@ -47,6 +47,7 @@ CASES = [
     Case((1, 150), TensorSpec(2), TensorSpec(1), gqa=6, head_dim=80, mask=True, tau=(0.0, 3.0)),
     Case((300, 30), TensorSpec(2, group=32), TensorSpec(2, "channels", 32), gqa=1, kv_heads=2),
     Case((70, 99), TensorSpec(4, "channels"), TensorSpec(4, "channels"), gqa=7, head_dim=96),
+    Case((33, 40), TensorSpec(2, group=32), TensorSpec(2, "channels", 32), head_dim=512, dense=(9,)),
     Case((33, 64), TensorSpec(8), TensorSpec(4), value_dim=96, tau=(1.0, 2.0), dtype=torch.float32),
     Case((80, 17), TensorSpec(1, "channels", 6), TensorSpec(2, "channels", 12), tau=(0.0, 3.0)),
     Case((90, 40), TensorSpec(1, "span"), TensorSpec(1, "span", 40), spans=3),
@@ -189,7 +190,9 @@ def test_reasons_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     strided = [replace(kv[0], key=apart)]
     assert "['codes'] are not" in first_refusal(query, strided)
     assert "float64" in first_refusal(query.double(), kv)
-    assert "head_dim" in first_refusal(query, build(Case((9,), head_dim=264))[1])
+    assert "at most 512" in first_refusal(query, build(Case((9,), head_dim=520))[1])
+    unequal = build(Case((9,), PRESET_KEY, head_dim=272))[1]
+    assert "unequal channels must be at most 256" in first_refusal(query, unequal)
     with pytest.raises(ValueError, match="value_dim"):
         decode_attention(query, [*kv, *build(Case((9,), value_dim=80))[1]], sm_scale=0.125)
     wide = kv[1].key.repeat(1, 1, 1, 2)[..., :64]
@@ -222,7 +225,7 @@ def test_splits_and_tiles_stay_in_range() -> None:
     for block in (None, 1, 32, 33, 5000):
         assert tile_config(2, 128, block=block)["BN"] >= 16
     # Signs take registers: no tile is longer, or has fewer warps, for having them.
-    for groups, bits, d in product((False, True), (1, 2, 4, 8), (64, 128, 256)):
+    for groups, bits, d in product((False, True), (1, 2, 4, 8), (64, 128, 256, 512)):
         plain, signed = (tile_config(bits, d, groups=groups, signs=s) for s in (False, True))
         assert signed["BN"] <= plain["BN"]
         assert signed["num_warps"] >= plain["num_warps"]

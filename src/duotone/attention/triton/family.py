@@ -22,7 +22,9 @@ HONOURS = Honours.of(
     (8, 4, 2, 1),
 )
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+# Class numbers become channel orders in bytes, and counts of nine binary digits.
+MAX_CLASSES_HEAD_DIM = 256
 
 
 def _rule(tokens: Tokens) -> None:
@@ -34,6 +36,11 @@ def _rule(tokens: Tokens) -> None:
         if isinstance(kept, TensorSpec):
             if reason := HONOURS.refusal(kept):
                 raise RefusedError(reason)
+            if kept.classes and head_dim > MAX_CLASSES_HEAD_DIM:
+                raise RefusedError(
+                    f"head_dim of unequal channels must be at most {MAX_CLASSES_HEAD_DIM}; "
+                    f"got {head_dim}"
+                )
         elif kept not in QUERY_DTYPES:
             raise RefusedError(f"dense K and V must be one of {QUERY_DTYPES}; got {kept}")
 

@@ -54,7 +54,7 @@ def tile_config(
     if exact or bits == 16:
         tokens, warps, stages = 32, 4, 2
     elif signs:
-        tokens, warps, stages = 32, 4 if groups else 2 * warps, 2
+        tokens, warps, stages = 32, max(4, 2 * warps) if groups else 2 * warps, 2
     elif groups:
         tokens, warps, stages = 32, warps if bits <= 2 else 4, 2
     elif bits == 8:
