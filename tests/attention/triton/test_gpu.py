@@ -84,7 +84,8 @@ CASES = [
     # Head dims, powers of two or not, and a value_dim of its own.
     *(Case(ODD, **pair(bits, "whole", "whole"), head_dim=d, dtype=FP16, tau=TAU)
       for bits, d in product((1, 4), (64, 80, 96, 256, 512))),
-    *(Case(ODD, **pair(2, "t32", "c32", mapping), gqa=8, head_dim=512, dense=(40, 0, 700, 1), dtype=BF16)
+    *(Case(ODD, **pair(2, "t32", "c32", mapping), gqa=8, head_dim=512, dense=(40, 0, 700, 1),
+           dtype=BF16)
       for mapping in ("asymmetric", "symmetric")),
     Case(ODD, **pair(4, "row", "row"), gqa=8, head_dim=512, mask=True, dtype=BF16, tau=TAU),
     Case(ODD, head_dim=128, value_dim=64, dtype=BF16),
