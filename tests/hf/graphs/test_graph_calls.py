@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -144,6 +145,29 @@ def test_an_answer_goes_on_with_its_cache(double: type[ReplayDouble], name: str)
         replays = double.replays
         assert torch.equal(model.generate(input_ids=ids, **more), whole)
     assert double.replays >= replays + half - 1
+
+
+@pytest.mark.parametrize(
+    ("later", "replays"), [({"labels": None}, True), ({"logits_to_keep": 1}, False)]
+)
+def test_arguments_that_come_later(
+    double: type[ReplayDouble], later: dict, replays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None counts as left out, and any other change is said."""
+    model, given = new_model("llama"), inputs("llama", [[23]])
+    prepare, steps = model.prepare_inputs_for_generation, []
+
+    def prepared(*args: Any, **kwargs: Any) -> dict:
+        found = prepare(*args, **kwargs)
+        found.pop("logits_to_keep", None)
+        steps.append(found)
+        return {**found, **(later if len(steps) > 3 else {})}
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", prepared)
+    said = nullcontext() if replays else pytest.warns(SlowPathWarning, match="logits_to_keep")
+    with said, duotone.enable(model, STREAM):
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+    assert (double.replays > 3) == replays
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

@@ -114,7 +114,10 @@ class DecodeCall:
             return self._end()
         if self.steps is not None:
             # Something else was asked of the cache meanwhile: beams, tokens that are taken back.
-            if not self.steps.goes_on(cache, kwargs):
+            if not self.steps.holds_still(cache):
+                return self._end()
+            if changed := self.steps.changed_settings(kwargs):
+                say(cache, f"arguments of the forward pass change from step to step: {changed}")
                 return self._end()
             before = self.steps.taken
             if before == 1:

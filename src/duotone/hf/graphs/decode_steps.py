@@ -125,9 +125,15 @@ class DecodeSteps:
         """True where one more token needs more room."""
         return self.frozen.steps >= self.frozen.room
 
-    def goes_on(self, cache: QuantizedCache, kwargs: dict[str, Any]) -> bool:
-        """True where a step of `kwargs` is like the first one, and the cache still holds still."""
-        return cache.timeline.frozen is self.frozen and settings_of(kwargs) == self.settings
+    def holds_still(self, cache: QuantizedCache) -> bool:
+        """True where nothing else was asked of the cache since the last step."""
+        return cache.timeline.frozen is self.frozen
+
+    def changed_settings(self, kwargs: dict[str, Any]) -> list[str]:
+        """Names of arguments by which a step of `kwargs` is unlike the first one."""
+        settings = settings_of(kwargs)
+        names = sorted({*settings, *self.settings})
+        return [name for name in names if settings.get(name) != self.settings.get(name)]
 
     def with_more_room(self, cache: QuantizedCache, left: int | None) -> DecodeSteps:
         """The steps after these, in buffers with room for as many as there were, at most `left`."""

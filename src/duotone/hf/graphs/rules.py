@@ -62,11 +62,14 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 
 
 def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that all steps of a graph share; of tensors, shape and type."""
+    """Arguments that all steps of a graph share; of tensors, shape and type.
+
+    One that is None counts as left out: `generate` names some from the second step on.
+    """
     return {
         name: (value.shape, value.dtype) if isinstance(value, Tensor) else value
         for name, value in kwargs.items()
-        if name not in LEFT_OUT and not _of_prompt(name, value)
+        if value is not None and name not in LEFT_OUT and not _of_prompt(name, value)
     }
 
 
