@@ -41,6 +41,42 @@ def supports_summary(results: Sequence[Result]) -> str:
     )
 
 
+def hybrids_table(results: Sequence[Result]) -> str:
+    """Decode steps and caches of hybrid models, a line per model, prompt and batch."""
+    names = list(dict.fromkeys(row["row"] for result in results for row in result["rows"]))
+    header = (
+        "shape",
+        "prompt",
+        "batch",
+        *(f"{n}, ms" for n in names),
+        *(f"{n}, GB" for n in names),
+    )
+    lines: dict[tuple[str, int, int], dict[str, Result]] = {}
+    for result in results:
+        for row in result["rows"]:
+            of_line = lines.setdefault((result["model"], row["tokens"], row["batch"]), {})
+            of_line[row["row"]] = row
+    cells = [
+        [model, f"{tokens:,}", str(batch)]
+        + [_number(rows.get(name), "ms_per_token", 1) for name in names]
+        + [_number(rows.get(name), "cache_bytes", 1e9) for name in names]
+        for (model, tokens, batch), rows in lines.items()
+    ]
+    last = results[-1]
+    devices = ", ".join(sorted({result["device"] for result in results}))
+    said = f"{devices}, torch {last['versions']['torch']}, {_of(last)}."
+    return f"{markdown_table(header, cells)}\n\n{said}"
+
+
+def _number(row: Result | None, name: str, unit: float) -> str:
+    """A number of a row, or why there is none."""
+    if row is None:
+        return "not run"
+    if "reason" in row:
+        return "out of memory" if "OutOfMemory" in row["reason"] else "failed"
+    return f"{row[name] / unit:.2f}"
+
+
 def _cells(row: Result) -> list[str]:
     kind = group(row)
     name = f"`{row['model_type']}`"
@@ -79,6 +115,7 @@ def _of(result: Result) -> str:
 
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS = {
+    "hybrids": ("duotone.hybrids/1", hybrids_table),
     "supports": ("duotone.supports/1", supports_table),
     "supports-summary": ("duotone.supports/1", supports_summary),
 }
