@@ -18,6 +18,7 @@ SLOW_FAMILIES = {
     "molmo2",
     "ovis2",
     "paligemma",
+    "phi4_multimodal",
     "qwen3_vl_moe",
 }
 ONE_OF = {

@@ -86,7 +86,8 @@ def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, 
     else:
         of_model = quantized.model_class(transformers.AutoConfig.from_pretrained(path))
         model = of_model.from_pretrained(path, dtype=dtype or torch.bfloat16)
-    takes_images = of_model is transformers.AutoModelForImageTextToText
+    of_images = of_model is transformers.AutoModelForImageTextToText
+    takes_images = of_images or image_token_ids(model.config) != ()
     of_processor = transformers.AutoProcessor if takes_images else transformers.AutoTokenizer
     return model, of_processor.from_pretrained(path) if with_processor else None
 

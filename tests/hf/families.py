@@ -17,7 +17,9 @@ import more_configs as more
 import torch
 from family_configs import END, IMAGE, PAD, START, VIDEO
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import PreTrainedModel
+
+from duotone.hf.weights.checkpoint import model_class
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,15 @@ def _strip(images: int) -> dict[str, Tensor]:
     }
 
 
+def _two_crops(images: int) -> dict[str, Tensor]:
+    """The whole picture and its only crop, of 16 patches each."""
+    return {
+        "image_pixel_values": torch.randn(images, 2, 3, 16, 16),
+        "image_sizes": torch.tensor([[16, 16]] * images),
+        "image_attention_mask": torch.ones(images, 2, 4, 4, dtype=torch.long),
+    }
+
+
 def _gemma_types(ids: Tensor) -> dict[str, Tensor]:
     return {"token_type_ids": (ids == IMAGE).long()}
 
@@ -138,6 +149,8 @@ MORE = (
     Family("aya_vision", more.aya_vision, 4, _plain_pixels(16)),
     Family("idefics2", more.idefics2, 4, _listed_pixels),
     Family("lighton_ocr", more.lighton_ocr, 4, _sized_pixels),
+    # 4 features with a newline per row of two, twice, and one between.
+    Family("phi4_multimodal", more.phi4_multimodal, 13, _two_crops),
 )
 FAMILIES = {
     family.name: family
@@ -204,8 +217,8 @@ def new_model(name: str) -> PreTrainedModel:
     """
     torch.manual_seed(0)
     family = {**FAMILIES, **HYBRIDS}[name]
-    auto = AutoModelForImageTextToText if family.is_multimodal else AutoModelForCausalLM
-    model = auto.from_config(family.config()).eval()
+    config = family.config()
+    model = model_class(config).from_config(config).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return model

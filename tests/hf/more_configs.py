@@ -12,6 +12,7 @@ from family_configs import (
     LATER_VISION,
     MROPE,
     START,
+    TEXT,
     VIDEO,
     VOCAB,
     WINDOWS,
@@ -191,3 +192,12 @@ def minicpmv4_7() -> Any:
     marks = dict(image_start_id=START, image_end_id=END)
     marks |= dict(slice_start_id=294, slice_end_id=295, newline_id=296)
     return _minicpm("MiniCPMV4_7Config", **marks)
+
+
+def phi4_multimodal() -> Any:
+    audio = dict(hidden_size=32, intermediate_size=32, num_blocks=1, num_attention_heads=2)
+    audio |= dict(ext_pw_out_channel=32, depthwise_separable_out_channel=32, input_size=16)
+    audio |= dict(nemo_conv_channels=16, audio_token_id=294)
+    vision = _clip_vision(num_hidden_layers=3, image_token_id=IMAGE, crop_size=16)
+    fields = {**TEXT, "eos_token_id": END, "original_max_position_embeddings": 1024}
+    return _config("Phi4MultimodalConfig", **fields, vision_config=vision, audio_config=audio)

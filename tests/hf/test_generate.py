@@ -37,6 +37,8 @@ SPECS = {"visual": VISUAL, "stream": STREAM, "mixed": MIXED}
 CASES = [(n, p) for n in FAMILIES for p in SPECS if p != "visual" or n not in TEXT_ONLY]
 NEW = 10
 LATER = [family.name for family in MORE]
+# Phi-4's own calls fail where candidates are ids of a picture: transformers keeps its pixels.
+LOOKED_UP = [name for name in LATER if name != "phi4_multimodal"]
 # Of later families some have next tokens that are almost as likely, within 8 bits' rounding.
 EIGHT_BIT = [(n, p) for n, p in CASES if p != "stream" and n not in LATER]
 # Their positions count the pictures of the whole conversation, so that transformers takes none in
@@ -210,7 +212,7 @@ def test_chunked_prefill_by_hand_splits_visual_spans(chunk: int) -> None:
 
 
 @pytest.mark.usefixtures("exact_codec")
-@pytest.mark.parametrize("name", ["internvl", "llama", *LATER])
+@pytest.mark.parametrize("name", ["internvl", "llama", *LOOKED_UP])
 def test_prompt_lookup_crops_candidates(name: str) -> None:
     model = tiny_model(name)
     given = inputs(name, [[20]] if name in TEXT_ONLY else [[6, "image", 8]])

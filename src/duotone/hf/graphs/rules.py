@@ -24,9 +24,9 @@ INPUTS = ("input_ids", "position_ids", "cache_position", "token_type_ids", "mm_t
 ENCODED = "mm_encoder_outputs"
 # A mask is not read: after the prompt no token is padding, and padding is stored nowhere.
 LEFT_OUT = ("past_key_values", "attention_mask", ENCODED)
-# How names of tensors begin that say something of the prompt's pictures. Some models hand them on;
-# steps with positions do not read them. With one token per sequence they are inputs of a step.
-OF_PROMPTS = ("image_", "video_", "spatial_shapes", "mm_token_type_ids")
+# How names of tensors begin that say something of the prompt's pictures or sound. Some models hand
+# them on; steps with positions do not read them. With one token per sequence they are inputs.
+OF_PROMPTS = ("image_", "video_", "audio_", "spatial_shapes", "mm_token_type_ids")
 OBSERVED = ("output_attentions", "output_hidden_states", "output_router_logits")
 # Their hooks pass everything through at a step that asks for no activations.
 HARMLESS = ("duotone.", "transformers.utils.output_capturing")

@@ -72,6 +72,7 @@ TESTED_FAMILIES = {
     "olmo_hybrid": ("text",),
     "ovis2": ("pictures",),
     "paligemma": ("pictures",),
+    "phi4_multimodal": ("pictures",),
     "qwen2": ("text",),
     "qwen2_5_vl": ("pictures", "video"),
     "qwen2_vl": ("pictures", "video"),
@@ -232,7 +233,14 @@ def _unknown_places(name: str) -> ValueError:
 
 
 def visual_token_ids(config: PreTrainedConfig) -> tuple[int, ...]:
-    """Ids of the placeholders of visual tokens; () for a text-only model."""
+    """Ids of the placeholders of visual tokens; () for a text-only model.
+
+    They are in the config itself, or in that of the tower where the former has none.
+    """
+    return _ids_in(config) or _ids_in(getattr(config, "vision_config", None))
+
+
+def _ids_in(config: object) -> tuple[int, ...]:
     ids = (getattr(config, field, None) for field in VISUAL_TOKEN_FIELDS)
     return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
 
