@@ -1,0 +1,151 @@
+"""Tiny models of types that no test runs, from their own default configs.
+
+Sizes are replaced by the names of their fields, the language model's apart from its towers'; what
+a type has besides stays. Of layers the first ones of each kind stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from family_configs import END, IMAGE, MROPE, PAD, START, TEXT, VIDEO
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from benchmarks.supports.table import AS_PUBLISHED
+from duotone.hf.weights.checkpoint import model_class
+
+AUDIO = 294
+LAYERS = 4
+# A list has an entry per layer.
+BY_LAYER = ("layer_types", "mlp_layer_types", "layer_rope_theta", "layers_block_type")
+EXPERTS = ("moe_num_experts", "num_experts", "num_local_experts", "n_routed_experts")
+CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
+WIDTHS = ("moe_intermediate_size", "shared_intermediate_size", "share_expert_dim")
+WIDTHS += ("moe_hidden_size", "moe_shared_expert_intermediate_size")
+LANGUAGE: dict[str, Any] = {
+    **TEXT,
+    **dict.fromkeys(EXPERTS, 4),
+    **dict.fromkeys(CHOSEN, 2),
+    **dict.fromkeys(WIDTHS, 32),
+    "chunk_size": 8,
+    "dense_intermediate_size": 96,
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+    "mamba_head_dim": 16,
+    "mamba_num_heads": 4,
+    "n_groups": 2,
+    "num_sliding_attention_heads": 4,
+    "query_pre_attn_scalar": 16,
+    "rotary_dim": 8,
+    "sliding_window": 24,
+    "sliding_window_pattern": 2,
+    "ssm_state_size": 16,
+}
+TOWER: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "output_channels", "base_channels"), 32),
+    **dict.fromkeys(("intermediate_size", "mlp_dim", "encoder_ffn_dim"), 48),
+    **dict.fromkeys(("num_hidden_layers", "depth"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "num_key_value_heads"), 2),
+    **dict.fromkeys(("out_hidden_size", "output_dim", "projection_dim"), 64),
+    "fullatt_block_indexes": [0],
+    "global_attn_indexes": [0],
+    **dict.fromkeys(("num_position_embeddings", "num_embeddings", "num_pos_feats"), 16),
+    **dict.fromkeys(("pos_emb_height", "pos_emb_width", "window_size"), 4),
+    "deepstack_visual_indexes": [0],
+    "encoder_attention_heads": 2,
+    "encoder_layers": 1,
+    "image_size": 32,
+    "image_token_embed_dim": 64,
+    "insert_layer_id": 0,
+    "latent_channels": 8,
+    "max_position_embeddings": 64,
+    "mlp_ratio": 2.0,
+    "patch_dim": 192,
+    "patch_size": 8,
+    "video_patch_dim": 384,
+}
+WHOLE: dict[str, Any] = {
+    **dict.fromkeys(("image_token_id", "image_token_index"), IMAGE),
+    **dict.fromkeys(("video_token_id", "video_token_index"), VIDEO),
+    **dict.fromkeys(("audio_token_id", "audio_token_index"), AUDIO),
+    **dict.fromkeys(("projector_hidden_size", "alignment_intermediate_size"), 64),
+    "insert_layer_id": 0,
+    "merged_hidden_size": 256,
+    "out_hidden_size": 64,
+    "tie_word_embeddings": False,
+    "vision_feature_layer": -1,
+    "vision_hidden_size": 32,
+}
+MARKS = {"vision_start_token_id": START, "vision_end_token_id": END}
+THREE_AXES = {"text_config": {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}}}
+PATCHES = {"patch_sizes": [16, 6], "hidden_sizes": [32, 32], "depths": [1, 1]}
+WINDOWS = {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 24}
+# Fields that default configs leave out, and those whose sizes depend on one another.
+OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("glm46v", "glm_ocr", "glmga", "paddleocr_vl"), THREE_AXES),
+    # Its axes of height and width take turns.
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 4]}}},
+    "cosmos3_edge": THREE_AXES,
+    "muse_spark": {"audio_config": {"num_hidden_layers": 2, **PATCHES}},
+    "qwen2_5_omni_thinker": {**THREE_AXES, **MARKS},
+    "qwen3_omni_moe_thinker": {**THREE_AXES, **MARKS},
+    "step3p7": {"text_config": {**WINDOWS, "mlp_layer_types": None}},
+}
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """The default config of a type, shrunk."""
+    full = CONFIG_MAPPING[model_type](**AS_PUBLISHED.get(model_type, {})).to_dict()
+    fields = _merged(_smaller(full, WHOLE), OWN.get(model_type, {}))
+    return CONFIG_MAPPING[model_type](**fields)
+
+
+def tiny_model_of(model_type: str) -> PreTrainedModel:
+    """A model of the shrunk config, the same weights every time."""
+    torch.manual_seed(0)
+    config = tiny_config(model_type)
+    model = model_class(config).from_config(config).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = PAD
+    return model
+
+
+def _smaller(fields: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    kept = _kept_layers(fields) if sizes is LANGUAGE else range(2)
+    small = {name: _field(name, x, sizes, kept) for name, x in fields.items()}
+    if sizes is LANGUAGE and "num_hidden_layers" in small:
+        small["num_hidden_layers"] = len(kept)
+    left_out = ("model_type", "per_layer_config") if sizes is WHOLE else ("per_layer_config",)
+    return {name: x for name, x in small.items() if name not in left_out}
+
+
+def _field(name: str, x: Any, sizes: dict[str, Any], kept: Any) -> Any:
+    if isinstance(x, dict) and "model_type" in x:
+        return _smaller(x, LANGUAGE if name == "text_config" else TOWER)
+    if name in BY_LAYER and isinstance(x, list):
+        return [x[number] for number in kept]
+    if name == "eos_token_id" or (name in sizes and x is None):
+        return None
+    if isinstance(x, list) and not isinstance(sizes.get(name, []), list):
+        return [sizes[name]] * len(x)
+    return sizes.get(name, x)
+
+
+def _kept_layers(text: dict[str, Any]) -> list[int]:
+    """Numbers of the first layers of each kind, `LAYERS` together where the kinds allow it."""
+    lists = [x for name, x in text.items() if name in BY_LAYER and isinstance(x, list)]
+    count = text.get("num_hidden_layers") or len(lists[0])
+    of_kind: dict[tuple[str, ...], list[int]] = {}
+    for number in range(count):
+        of_kind.setdefault(tuple(str(x[number]) for x in lists), []).append(number)
+    each = max(1, LAYERS // len(of_kind))
+    return sorted(number for numbers in of_kind.values() for number in numbers[:each])
+
+
+def _merged(fields: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    nested = {n: _merged(fields[n], x) for n, x in more.items() if isinstance(fields.get(n), dict)}
+    return {**fields, **more, **nested}

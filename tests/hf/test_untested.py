@@ -1,0 +1,69 @@
+"""Types that "work untested" answer as with their own cache, from their shrunk default configs.
+
+Pictures are ids without pixels: their tokens are quantized as visual ones.
+"""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from shrunk import tiny_model_of
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import duotone
+from benchmarks.supports.table import FILE
+from benchmarks.supports.tables import group
+from duotone import CacheSpec, KVSpec, TensorSpec
+from held import reachable
+
+from families import IMAGE, LOGIT_TOLERANCE, logit_error
+from paths import REPOSITORY
+
+ROWS = json.loads((REPOSITORY / FILE).read_text(encoding="utf-8"))["rows"]
+UNTESTED = [row["model_type"] for row in ROWS if group(row) == "works untested"]
+EIGHT = TensorSpec(8)
+STREAM = KVSpec(TensorSpec(8, group=4), TensorSpec(8, along="channels", group=8))
+MIXED = CacheSpec(visual=KVSpec(EIGHT, EIGHT), text=STREAM, ranges="run", sink=2, recent=3)
+PICTURE = 4
+
+
+def prompts(tokens: int) -> dict[str, Tensor]:
+    """Two rows with a picture, one of them padded on the left."""
+    ids = torch.randint(2, 280, (2, tokens))
+    mask = torch.ones_like(ids)
+    mask[1, :13] = 0
+    ids[:, 20 : 20 + PICTURE] = IMAGE
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def answers(model: PreTrainedModel, given: dict[str, Tensor]) -> Any:
+    call = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    return model.generate(**given, **call, output_logits=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exact_codec")
+@pytest.mark.parametrize("name", UNTESTED)
+def test_exact_codes_answer_as_its_own_cache(name: str) -> None:
+    model, given = tiny_model_of(name), prompts(40)
+    theirs = answers(model, given)
+    with duotone.enable(model, MIXED) as session:
+        ours = answers(model, given)
+    assert session.cache.ledger.state.visual.lengths.tolist() == [PICTURE] * 2
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNTESTED)
+def test_two_bits_take_fewer_bytes_than_its_own_cache(name: str) -> None:
+    model, given = tiny_model_of(name), prompts(300)
+    theirs = answers(model, given)
+    with duotone.enable(model, duotone.scheme("kivi", bits=2)) as session:
+        ours = answers(model, given)
+    # Some rule tokens out with -inf, in both.
+    assert torch.equal(torch.stack(ours.logits).isfinite(), torch.stack(theirs.logits).isfinite())
+    own = sum(tensor.nbytes for tensor in reachable(theirs.past_key_values).values())
+    assert session.memory().total_bytes < own
