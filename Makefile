@@ -6,7 +6,7 @@ READY := $(VENV)/.duotone-ready
 # Workers and threads: two cores run two single-threaded test processes best.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint format gpu-test test-vllm bench clean
+.PHONY: demo test test-all test-oldest lint format gpu-test test-vllm bench clean
 
 demo: $(READY)
 	$(BIN)/duotone compare --scheme duotone-klt --beside calibquant --later-question
@@ -17,6 +17,16 @@ test: $(READY)
 # The slow tests as well: all cases and examples, and every shape checked.
 test-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu"
+
+# Tests of hf with the oldest transformers that pyproject.toml allows, in a folder of its own.
+OLDEST ?= .venv-oldest
+test-oldest: $(READY) $(OLDEST)/ready
+	OMP_NUM_THREADS=1 PYTHONPATH=$(OLDEST):src \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/hf
+
+$(OLDEST)/ready:
+	$(BIN)/python -m pip install --quiet --target $(OLDEST) transformers==5.17.0
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -55,4 +65,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST) .pytest_cache .ruff_cache .hypothesis

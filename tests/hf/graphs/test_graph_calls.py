@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from graph_answers import NEW, StopAt, answer, batch_of
 from replay_double import ReplayDouble, double, growing
 from small_specs import MIXED, STREAM
@@ -29,6 +30,9 @@ from families import exact_model, inputs, new_model, tiny_model, typed
 __all__ = ["double"]  # a fixture
 
 
+@pytest.mark.skipif(
+    transformers.__version__.startswith("5.17"), reason="its mask goes on with cropped tokens"
+)
 def test_a_crop_within_a_call_ends_the_replays(double: type[ReplayDouble]) -> None:
     model, given, outs = exact_model("llama"), inputs("llama", [[23]]), []
 

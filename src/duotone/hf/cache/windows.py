@@ -84,7 +84,10 @@ class WindowLayer(DynamicSlidingWindowLayer):
     ) -> tuple[Any, Any]:
         """Take this step's states; returns what attention reads."""
         if self.places is None:
-            return super().update(key_states, value_states, *args, **kwargs)
+            # transformers 5.17 returns recorded tokens as well, which no mask covers.
+            visible = self.sliding_window - 1 + key_states.shape[2]
+            grown = super().update(key_states, value_states, *args, **kwargs)
+            return tuple(states[:, :, -visible:] for states in grown)
         slot = self.places.slot.view(-1, 1, 1, 1)
         self.keys.scatter_(2, slot.expand_as(key_states), key_states)
         self.values.scatter_(2, slot.expand_as(value_states), value_states)
