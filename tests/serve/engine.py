@@ -65,6 +65,32 @@ def tiny_llama(folder: Path, head_dim: int = 64) -> Path:
     return folder
 
 
+def tiny_gemma(folder: Path) -> Path:
+    """A folder with a Gemma 3 of random weights: two of three layers have a window of 48."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=320,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        query_pre_attn_scalar=64,
+        sliding_window=48,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    Gemma3ForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
 def changed(model: Path, folder: Path, **fields: Any) -> Path:
     """A copy of a model's folder whose configuration says something else."""
     shutil.copytree(model, folder)

@@ -57,7 +57,12 @@ if os.environ.get("DUOTONE_SERVE_ON_CPU"):
     class CpuPlatform(_Platform):
         @classmethod
         def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None):
-            return selected_backend.get_path()
+            return selected_backend.get_path() if selected_backend else "plain_attention.Plain"
+
+        @classmethod
+        def update_block_size_for_backend(cls, vllm_config) -> None:
+            # As on a GPU: the CPU's own knows no skipped layers.
+            super(_Platform, cls).update_block_size_for_backend(vllm_config)
 
         @classmethod
         def check_and_update_config(cls, vllm_config) -> None:

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-from engine import answers, changed, engine, install, tiny_llama  # noqa: E402
+from engine import answers, changed, engine, install, tiny_gemma, tiny_llama  # noqa: E402
 
 install()  # before vLLM looks for platforms
 
@@ -32,23 +32,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 class ExactLayout(pages.PageLayout):
-    """Pages of K and V as they are."""
+    """Pages of K and V as they are; with 4 bits, half as much again that nobody reads."""
 
-    token_bytes = property(lambda self: 2 * self.head_dim * self.dtype.itemsize)
+    token_bytes = property(lambda self: (2 + self.bits // 4) * self.head_dim * self.dtype.itemsize)
     tokens = property(lambda self: 32)
     nbytes = property(lambda self: self.tokens * self.token_bytes)
 
 
 def read_exact(layout: Any, pool: torch.Tensor, numbers: torch.Tensor) -> Any:
     rows = layout.records(pool)[numbers.long()].view(layout.dtype)
-    both = rows.unflatten(2, (layout.tokens, 2, layout.head_dim)).transpose(1, 2).flatten(0, 1)
+    both = rows.unflatten(2, (layout.tokens, -1, layout.head_dim)).transpose(1, 2).flatten(0, 1)
     return both[:, :, 0], both[:, :, 1]
 
 
 def write_exact(
     layout: Any, pool: torch.Tensor, numbers: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    both = torch.stack([key, value], 2).unflatten(0, (-1, layout.tokens)).transpose(1, 2)
+    parts = [key, value, key.new_full(key.shape, torch.nan)][: 2 + layout.bits // 4]
+    both = torch.stack(parts, 2).unflatten(0, (-1, layout.tokens)).transpose(1, 2)
     layout.records(pool)[numbers.long()] = both.flatten(2).contiguous().view(torch.uint8)
 
 
@@ -56,30 +57,32 @@ def write_exact(
 def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Exact pages; new ones are full of NaN, as one that another request has left could be."""
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     backend.backend_of.cache_clear()
     monkeypatch.setattr(backend, "PageLayout", ExactLayout)
     monkeypatch.setattr(pages, "read_pages", read_exact)
     monkeypatch.setattr(pages, "write_pages", write_exact)
     fresh: list[int] = []
-    given, attend = BlockPool.get_new_blocks, backend.PagesAttention.forward
+    given, run = BlockPool.get_new_blocks, GPUModelRunner._model_forward
 
     def get_new_blocks(self: Any, count: int) -> Any:
         found = given(self, count)
         fresh.extend(block.block_id for block in found)
         return found
 
-    def forward(self: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if fresh:
-            for kept in self._layers.values():
+            for kept in self.compilation_config.static_forward_context.values():
                 pool = getattr(kept, "kv_cache", None)
                 if isinstance(pool, torch.Tensor) and pool.numel():
-                    pool[torch.tensor(fresh)] = 255
+                    blocks = pool.unflatten(0, (self.kv_cache_config.num_blocks, -1))
+                    blocks[torch.tensor(fresh)] = 255 if pool.dtype == torch.uint8 else torch.nan
             fresh.clear()
-        return attend(self, layer, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
     monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
-    monkeypatch.setattr(backend.PagesAttention, "forward", forward)
+    monkeypatch.setattr(GPUModelRunner, "_model_forward", model_forward)
     yield
     backend.backend_of.cache_clear()
 
@@ -93,9 +96,9 @@ def prompts_of(count: int, seed: int = 0, least: int = 3, most: int = 200) -> li
 
 def own(model: Path, prompts: list[list[int]], new: int, spec: Any = None) -> list[list[int]]:
     """Tokens of transformers, on its own cache or on a `QuantizedCache`."""
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    llama = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    llama = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
     def said(prompt: list[int]) -> list[int]:
         ids = torch.tensor([prompt])
@@ -216,9 +219,64 @@ def test_drafts_are_refused_at_start(models: dict[int, Path]) -> None:
         pass
 
 
-def test_layers_that_are_skipped_are_refused_at_start(models: dict[int, Path]) -> None:
-    with (
-        pytest.raises(Exception, match="a layer of cache dtype auto"),
-        engine(models[64], "duotone_4bit", kv_cache_dtype_skip_layers=["0"]),
-    ):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_dtype_skip_layers": ["1"]},
+        {"kv_cache_dtype_skip_layers": ["0", "2"]},
+        {"additional_config": {"duotone": {"widths": {"0": 4}}}},
+        {"additional_config": {"duotone": {"widths": {"1": 4, "2": 4}}}},
+    ],
+    ids=lambda x: str(next(iter(x.values()))),
+)
+def test_layers_of_several_widths_lose_nothing(
+    models: dict[int, Path], exact: None, options: dict[str, Any]
+) -> None:
+    # Prompts of several of the longer blocks, which hits must share.
+    shared = prompts_of(1, seed=5, least=300, most=301)[0]
+    prompts = [*prompts_of(6), *(shared + p for p in prompts_of(6, seed=3, most=60))]
+    given = {"max_num_batched_tokens": 48, "enable_chunked_prefill": True, "block_size": None}
+    with engine(
+        models[64], "duotone_2bit", num_gpu_blocks_override=64, max_num_seqs=6, **given, **options
+    ) as llm:
+        seen = watched(llm)
+        found = [answers(llm, prompts, 60), answers(llm, prompts[::-1], 60)[::-1]]
+    assert found == [own(models[64], prompts, 60)] * 2
+    assert seen["hits"] > 100
+
+
+def test_skipped_layers_keep_16_bit_and_the_others_theirs(models: dict[int, Path]) -> None:
+    # Tokens of the others are in rings as they are, so far.
+    prompts = prompts_of(4, most=20)
+    with engine(
+        models[128], "duotone_2bit", kv_cache_dtype_skip_layers=["1"], block_size=None
+    ) as llm:
+        found = answers(llm, prompts, 10)
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        layers = worker.model_runner.compilation_config.static_forward_context
+        kinds = {type(x.impl).__name__ for n, x in layers.items() if n.endswith("1.self_attn.attn")}
+        dtypes = [x.kv_cache.dtype for n, x in layers.items() if n.endswith("self_attn.attn")]
+    assert found == own(models[128], prompts, 10)
+    assert kinds == {"PlainAttention"}
+    assert dtypes == [torch.uint8, torch.float32, torch.uint8]
+
+
+@pytest.mark.parametrize(
+    ("widths", "reason"),
+    [({"9": 4}, "layers 0 to 2"), ({"0": 3}, r"\[2, 4\] bits"), ({"x": 4}, "layers 0 to 2")],
+)
+def test_widths_of_no_layer_or_no_kernel_are_refused(
+    models: dict[int, Path], widths: dict[str, int], reason: str
+) -> None:
+    options = {"additional_config": {"duotone": {"widths": widths}}}
+    with pytest.raises(Exception, match=reason), engine(models[64], "duotone_2bit", **options):
         pass
+
+
+def test_windows_are_skipped_by_name(models: dict[int, Path], tmp_path: Path, exact: None) -> None:
+    window = tiny_gemma(tmp_path / "gemma")
+    prompts = prompts_of(6)
+    options = {"kv_cache_dtype_skip_layers": ["sliding_window"], "block_size": None}
+    with engine(window, "duotone_2bit", **options) as llm:
+        found = [answers(llm, prompts, 60), answers(llm, prompts, 60)]
+    assert found == [own(window, prompts, 60)] * 2

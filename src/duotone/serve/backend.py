@@ -1,8 +1,9 @@
-"""vLLM's attention on duotone's pages: the one file that knows vLLM 0.33.
+"""vLLM's attention on duotone's pages; with `layers`, the files that know vLLM 0.33.
 
 A layer's pages are vLLM's blocks. Tokens of a page that is not full are in ring pages: a block per
 request and ring, of cache groups of their own (`CircularBufferSpec`). vLLM frees and shares blocks
-as for any other cache, and prefix hits stay whole pages.
+as for any other cache, and prefix hits stay whole pages. A ring has as many pages as a block, so
+that longer blocks need fewer rings.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import RefusedError
 from duotone.serve.decode import DecodeStep, Steps
+from duotone.serve.layers import OwnAttention, bits_of, stretch_of, widths_of
 from duotone.serve.pages import Chunk, PageLayout, causal
 from duotone.serve.plugin import DTYPES
 
@@ -60,7 +62,7 @@ class PagesMetadata(AttentionMetadata):
 
 @dataclass
 class RingMetadata(AttentionMetadata):
-    """block_table: [requests, 1], the page of each request in a ring."""
+    """block_table: [requests, pages], those of each request in a ring."""
 
     block_table: Tensor
 
@@ -81,6 +83,7 @@ class _Builder:
         self._init_reorder_batch_threshold(1)
         main, *self.ring = layer_names[0].split(RING)
         self.steps = _steps(main, vllm_config, device)
+        self.layer = vllm_config.compilation_config.static_forward_context[layer_names[0]]
 
 
 class PagesBuilder(_Builder, AttentionMetadataBuilder[PagesMetadata]):
@@ -114,7 +117,8 @@ class RingBuilder(_Builder, AttentionMetadataBuilder[RingMetadata]):
         fast_build: bool = False,
     ) -> RingMetadata:
         """Metadata of one step."""
-        table = common_attn_metadata.block_table_tensor
+        # vLLM may give more columns than a ring has pages.
+        table = common_attn_metadata.block_table_tensor[:, : self.layer.pages]
         if self.steps is not None:
             self.steps.bring(int(self.ring[0]), table)
         return RingMetadata(table)
@@ -135,15 +139,17 @@ def _rows(given: CommonAttentionMetadata, first: int) -> list[tuple[int, int, in
 
 
 def _steps(name: str, config: VllmConfig, device: torch.device) -> Steps | None:
-    """Steps of a layer's layout, kept by the first layer that has it; None without kernels."""
+    """Steps of a cache group, kept by its first layer; None without kernels.
+
+    vLLM splits a layer's rings into groups as it splits the layers, so groups of rings begin with
+    rings of that layer.
+    """
     if not has_kernels(device):
         return None
-    layers = config.compilation_config.static_forward_context
-    own: PagesAttention = layers[name].impl
-    others = (getattr(layer, "impl", None) for layer in layers.values())
-    first = next(x for x in others if isinstance(x, PagesAttention) and x.sizes == own.sizes)
+    first: PagesAttention = config.compilation_config.static_forward_context[name].impl
     if first.steps is None:
-        first.steps = Steps(*first.sizes, config.scheduler_config.max_num_seqs, device)
+        sizes = first.layout, first.num_kv_heads
+        first.steps = Steps(*sizes, config.scheduler_config.max_num_seqs, device)
     return first.steps
 
 
@@ -156,10 +162,13 @@ class DuotoneBackend(AttentionBackend):
 
     # Of the layers of a subclass from `backend_of`; vLLM asks this class before there are any.
     layout: ClassVar[PageLayout | None] = None
+    # Times a block is longer than vLLM's, so that pages of all widths take equal bytes.
+    stretch: ClassVar[int] = 1
     accept_output_buffer = True
     forward_includes_kv_cache_update = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = [*DTYPES]
+    # "auto": of layers that are skipped, which get vLLM's own backend.
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", *DTYPES]
 
     @staticmethod
     def get_name() -> str:
@@ -190,6 +199,11 @@ class DuotoneBackend(AttentionBackend):
             return False
 
     @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """True, for layers that are skipped; the others refuse windows by name."""
+        return True
+
+    @classmethod
     def supports_kv_connector(cls) -> bool:
         """False: a connector may end inside a page, of which the ring then knows nothing."""
         return False
@@ -204,7 +218,9 @@ class DuotoneBackend(AttentionBackend):
         """A spec whose pages have our bytes."""
         if spec.state_content_bytes is not None or spec.kv_quant_mode != KVQuantMode.CUSTOM:
             return spec
-        return replace(spec, state_content_bytes=(cls.layout or _layout_of_model()).token_bytes)
+        block = spec.block_size * (cls.stretch if spec.block_size > 1 else 1)
+        size = (cls.layout or _layout_of_model()).token_bytes
+        return replace(spec, block_size=block, state_content_bytes=size)
 
 
 class RingBackend(DuotoneBackend):
@@ -217,23 +233,33 @@ class RingBackend(DuotoneBackend):
 
 
 class Ring(nn.Module, AttentionLayerBase):
-    """One page of every request's ring in one layer, as vLLM sees it: a layer of its own."""
+    """Pages of every request's ring in one layer, as vLLM sees them: a layer of its own."""
 
-    def __init__(self, name: str, layer: nn.Module, layout: PageLayout) -> None:
+    def __init__(self, name: str, number: int, layer: nn.Module, layout: PageLayout) -> None:
         super().__init__()
-        self.layer_name, self.num_kv_heads, self.layout = name, layer.num_kv_heads, layout
-        self.kv_cache = torch.tensor([])
+        self.layer_name, self.number, self.layout = name, number, layout
+        self.backend, self.num_kv_heads = layer.attn_backend, layer.num_kv_heads
+        self.pages, self.kv_cache = 1, torch.tensor([])
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         """The backend of rings."""
-        return backend_of(self.layout, RingBackend)
+        return backend_of(self.layout, self.backend.stretch, RingBackend)
 
-    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        """Pages as large as those of the layer."""
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
+        """Pages as large as those of the layer; None where rings before have enough of them.
+
+        The number of the ring keeps vLLM from putting rings into one group, which it would split
+        otherwise than the layers.
+        """
+        block_size = vllm_config.cache_config.block_size * self.backend.stretch
+        self.pages = block_size // self.layout.tokens
+        if self.number * self.pages >= self.layout.rings:
+            return None
         return CircularBufferSpec(
-            block_size=vllm_config.cache_config.block_size,
+            block_size=block_size,
             num_kv_heads=self.num_kv_heads,
             head_size=self.layout.head_dim,
+            head_size_v=self.number,
             dtype=torch.uint8,
             kv_quant_mode=KVQuantMode.CUSTOM,
             state_content_bytes=self.layout.token_bytes,
@@ -242,7 +268,10 @@ class Ring(nn.Module, AttentionLayerBase):
 
 
 class PagesAttention(AttentionImpl):
-    """Attention of one layer on its pages. Errors: ValueError for what is not served."""
+    """Attention of one layer on its pages; of a skipped layer, it makes way for vLLM's own.
+
+    Errors: ValueError for what is not served.
+    """
 
     def __init__(
         self,
@@ -258,6 +287,15 @@ class PagesAttention(AttentionImpl):
         kv_sharing_target_layer_name: str | None = None,
         **other: Any,
     ) -> None:
+        config = get_current_vllm_config()
+        widths_of(config)
+        self._layers = config.compilation_config.static_forward_context
+        self._config, self.kv_cache_dtype, self.own = config, kv_cache_dtype, None
+        if kv_cache_dtype == "auto" and config.cache_config.cache_dtype in DTYPES:
+            given = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window)
+            more = (kv_cache_dtype, logits_soft_cap, attn_type, kv_sharing_target_layer_name)
+            self.own = OwnAttention((*given, *more), other, config)
+            return
         refused = {
             "ALiBi slopes": alibi_slopes is not None,
             "a sliding window": sliding_window is not None,
@@ -269,35 +307,42 @@ class PagesAttention(AttentionImpl):
         }
         if reasons := [name for name, is_there in refused.items() if is_there]:
             raise ValueError(
-                f"duotone serves full attention of decoders; got {', '.join(reasons)}. Serve this "
-                "model with --kv-cache-dtype auto."
+                f"duotone serves full attention of decoders; got {', '.join(reasons)}. Leave such "
+                "layers in 16 bit by --kv-cache-dtype-skip-layers (numbers, or sliding_window), or "
+                "serve this model with --kv-cache-dtype auto."
             )
-        config = get_current_vllm_config()
         if config.speculative_config is not None:
             raise ValueError(
                 "duotone serves without drafts; got --speculative-config. Leave it out."
             )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
-        self.kv_cache_dtype = kv_cache_dtype
-        self.layout = PageLayout(DTYPES[kv_cache_dtype], head_size, config.model_config.dtype)
-        self._layers = config.compilation_config.static_forward_context
         self._seen, self.steps = 0, None
 
-    @property
-    def sizes(self) -> tuple[PageLayout, int]:
-        """(layout, kv heads): layers that have them in common share decode steps."""
-        return self.layout, self.num_kv_heads
-
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Add the layer's rings: vLLM asks all layers for their caches after this."""
+        """Give the layer its width and rings: vLLM asks layers for their caches after this."""
         name, layer = next(
             (n, x) for n, x in self._layers.items() if getattr(x, "impl", None) is self
         )
-        layer.attn_backend = backend_of(self.layout)
+        if self.own is not None:
+            bits = DTYPES[self._config.cache_config.cache_dtype]
+            self.own.take(layer, self._layout(bits, layer.head_size), act_dtype)
+            return
+        sizes = {
+            n: (self._layout(bits_of(self._config, n), x.head_size), x.num_kv_heads)
+            for n, x in self._layers.items()
+            if isinstance(getattr(x, "impl", None), PagesAttention) and x.impl.own is None
+        }
+        self.layout, heads = sizes[name]
+        all_bytes = {x.token_bytes * heads for x, heads in sizes.values()}
+        stretch = stretch_of(self.layout.token_bytes * heads, all_bytes)
+        layer.attn_backend = backend_of(self.layout, stretch)
         for ring in range(self.layout.rings):
             added = f"{name}{RING}{ring}"
-            self._layers[added] = Ring(added, layer, self.layout)
+            self._layers[added] = Ring(added, ring, layer, self.layout)
+
+    def _layout(self, bits: int, head_dim: int) -> PageLayout:
+        return PageLayout(bits, head_dim, self._config.model_config.dtype)
 
     def forward(
         self,
@@ -346,8 +391,8 @@ class PagesAttention(AttentionImpl):
         if not metadata.rows:
             return []
         found = get_forward_context().attn_metadata
-        tables = (found[name].block_table for name in self._rings(layer))
-        blocks = torch.cat([table[:, :1] for table in tables], 1)
+        tables = [found[name].block_table for name in self._rings(layer) if name in found]
+        blocks = torch.cat(tables, 1)[:, : self.layout.rings]
         return [
             Chunk(
                 self.layout,
@@ -366,11 +411,12 @@ class PagesAttention(AttentionImpl):
 
     def _check(self, layer: Any, pool: Tensor) -> None:
         """Check that rings lie in the memory of the layer, so that a block number says all."""
-        rings = (self._layers[name] for name in self._rings(layer))
+        found = get_forward_context().attn_metadata
+        rings = [self._layers[name] for name in self._rings(layer) if name in found]
         if not pool.is_contiguous() or any(x.kv_cache.data_ptr() != pool.data_ptr() for x in rings):
             raise RuntimeError(
                 f"pages and rings of {layer.layer_name} must share memory; got other groups of "
-                "caches. Serve all layers alike: without --kv-cache-dtype-skip-layers."
+                "caches. Serve all layers alike: without --kv-cache-dtype-skip-layers and widths."
             )
         self._seen = pool.data_ptr()
 
@@ -399,10 +445,11 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 @cache
 def backend_of(
-    layout: PageLayout, base: type[DuotoneBackend] = DuotoneBackend
+    layout: PageLayout, stretch: int = 1, base: type[DuotoneBackend] = DuotoneBackend
 ) -> type[DuotoneBackend]:
     """The backend of layers with this layout: vLLM asks classes, often without a configuration."""
-    return type(f"{base.__name__}{layout.bits}x{layout.head_dim}", (base,), {"layout": layout})
+    name = f"{base.__name__}{layout.bits}x{layout.head_dim}"
+    return type(name, (base,), {"layout": layout, "stretch": stretch})
 
 
 def _layout_of_model() -> PageLayout:

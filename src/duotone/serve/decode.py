@@ -106,13 +106,20 @@ class Steps:
         self._parts: dict[int | str, Any] = {}
 
     def bring(self, part: int | str, given: Any) -> None:
-        """Take the block table of a ring (by number), or ("pages") lengths, pages, slots."""
+        """Take the block table of a ring (by number), or ("pages") lengths, pages, slots.
+
+        A ring of larger blocks has several pages, so that fewer rings come.
+        """
         self._parts[part] = given
-        if len(self._parts) <= self.decode.layout.rings:
+        rings, tables = self.decode.layout.rings, [self._parts[n] for n in sorted(self._rings)]
+        if "pages" not in self._parts or sum(table.shape[1] for table in tables) < rings:
             return
         lengths, pages, slots = self._parts["pages"]
         if len(lengths):
-            tables = [self._parts[n] for n in range(self.decode.layout.rings)]
-            blocks = torch.cat([table[: len(lengths), :1] for table in tables], 1)
+            blocks = torch.cat([table[: len(lengths)] for table in tables], 1)[:, :rings]
             self.decode.fill(lengths, pages, blocks, slots)
         self._parts.clear()
+
+    @property
+    def _rings(self) -> set[int]:
+        return {part for part in self._parts if isinstance(part, int)}
