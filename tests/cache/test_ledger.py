@@ -154,11 +154,11 @@ def test_rows_moves_ledger_and_layer_together(name: str, index: list[int]) -> No
 
 def test_decoding_writes_in_place_between_moves() -> None:
     ledger, store = Ledger(SPECS["dense"], BATCH, torch.device("cpu")), LayerStore(SPECS["dense"])
-    one = torch.ones(BATCH, 1, dtype=torch.bool)
     pointers = set()
-    for _ in range(40):
-        states = torch.randn(BATCH, HEADS, 1, DIM)
-        store.apply(ledger.plan(~one, one), states, states)
+    for tokens in [256] + [1] * 40:
+        new = torch.ones(BATCH, tokens, dtype=torch.bool)
+        states = torch.randn(BATCH, HEADS, tokens, DIM)
+        store.apply(ledger.plan(~new, new), states, states)
         pointers.add(store.key.data_ptr())
     assert len(pointers) <= 4
 

@@ -25,7 +25,8 @@ from duotone.cache.ragged import Lengths, Move, concatenate, owned, select, vali
 from duotone.cache.saliency import Spans
 from duotone.quant import CacheSpec, KVSpec
 
-# Free slots after the dense tokens when they move, so that decoding rarely moves them.
+# Most free slots after the dense tokens when they move, so that decoding rarely moves them; of a
+# short conversation one per so many tokens.
 SPARE_TOKENS = 16
 
 
@@ -225,7 +226,8 @@ class Ledger:
             new = Roll(roll.positions.scatter(1, at, positions), roll.lengths + 1)
             self.state = replace(s, dense=new, streamed=s.streamed.scatter(1, at, streamed))
             return roll.lengths, None
-        join = concatenate(roll.lengths, take.lengths, capacity, SPARE_TOKENS if width == 1 else 0)
+        spare = min(SPARE_TOKENS, s.seen // SPARE_TOKENS) if width == 1 else 0
+        join = concatenate(roll.lengths, take.lengths, capacity, spare)
         flags = join.apply_flat(torch.cat([s.streamed, streamed], 1))
         self.state = replace(s, dense=_joined(roll, positions, join), streamed=flags)
         return None, join
