@@ -91,6 +91,37 @@ def tiny_gemma(folder: Path) -> Path:
     return folder
 
 
+def tiny_lora(model: Path, folder: Path, rank: int = 8) -> tuple[Path, Path]:
+    """A LoRA of random weights for Q and V of every layer, and the model with it merged."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    adapter, merged = folder / "adapter", folder / "merged"
+    llama, tensors = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), {}
+    for name, module in llama.named_modules():
+        if name.endswith(("q_proj", "v_proj")):
+            out, into = module.weight.shape
+            down, up = torch.randn(rank, into) * 0.1, torch.randn(out, rank) * 0.1
+            module.weight.data += up @ down
+            prefix = f"base_model.model.{name}"
+            tensors |= {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}
+    llama.save_pretrained(merged)
+    adapter.mkdir()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": ["q_proj", "v_proj"],
+        "base_model_name_or_path": str(model),
+        "bias": "none",
+    }
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    return adapter, merged
+
+
 def changed(model: Path, folder: Path, **fields: Any) -> Path:
     """A copy of a model's folder whose configuration says something else."""
     shutil.copytree(model, folder)
@@ -124,7 +155,9 @@ def engine(model: Path, dtype: str, **options: Any) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def answers(llm: Any, prompts: list[list[int]], new: int, **options: Any) -> list[list[int]]:
+def answers(
+    llm: Any, prompts: list[list[int]], new: int, lora: Any = None, **options: Any
+) -> list[list[int]]:
     """Greedy tokens after each prompt."""
     from vllm import SamplingParams
 
@@ -133,5 +166,6 @@ def answers(llm: Any, prompts: list[list[int]], new: int, **options: Any) -> lis
         [{"prompt_token_ids": p} for p in prompts],
         SamplingParams(**given | options),
         use_tqdm=False,
+        lora_request=lora,
     )
     return [list(y.token_ids) for x in found for y in x.outputs]

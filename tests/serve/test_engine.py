@@ -4,7 +4,6 @@
 does with pages. Runs in `make test-vllm`.
 """
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from engine import answers, changed, engine, install, tiny_gemma, tiny_llama  # 
 
 install()  # before vLLM looks for platforms
 
+from exact import exact_pages, own, prompts_of, watched  # noqa: E402
+
 import duotone  # noqa: E402
-from duotone.serve import backend, pages  # noqa: E402
 
 BITS = {"duotone_2bit": 2, "duotone_4bit": 4}
 
@@ -31,88 +31,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {d: tiny_llama(folder / f"llama{d}", d) for d in (64, 128)}
 
 
-class ExactLayout(pages.PageLayout):
-    """Pages of K and V as they are; with 4 bits, half as much again that nobody reads."""
-
-    token_bytes = property(lambda self: (2 + self.bits // 4) * self.head_dim * self.dtype.itemsize)
-    tokens = property(lambda self: 32)
-    nbytes = property(lambda self: self.tokens * self.token_bytes)
-
-
-def read_exact(layout: Any, pool: torch.Tensor, numbers: torch.Tensor) -> Any:
-    rows = layout.records(pool)[numbers.long()].view(layout.dtype)
-    both = rows.unflatten(2, (layout.tokens, -1, layout.head_dim)).transpose(1, 2).flatten(0, 1)
-    return both[:, :, 0], both[:, :, 1]
-
-
-def write_exact(
-    layout: Any, pool: torch.Tensor, numbers: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> None:
-    parts = [key, value, key.new_full(key.shape, torch.nan)][: 2 + layout.bits // 4]
-    both = torch.stack(parts, 2).unflatten(0, (-1, layout.tokens)).transpose(1, 2)
-    layout.records(pool)[numbers.long()] = both.flatten(2).contiguous().view(torch.uint8)
-
-
 @pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Exact pages; new ones are full of NaN, as one that another request has left could be."""
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    backend.backend_of.cache_clear()
-    monkeypatch.setattr(backend, "PageLayout", ExactLayout)
-    monkeypatch.setattr(pages, "read_pages", read_exact)
-    monkeypatch.setattr(pages, "write_pages", write_exact)
-    fresh: list[int] = []
-    given, run = BlockPool.get_new_blocks, GPUModelRunner._model_forward
-
-    def get_new_blocks(self: Any, count: int) -> Any:
-        found = given(self, count)
-        fresh.extend(block.block_id for block in found)
-        return found
-
-    def model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if fresh:
-            for kept in self.compilation_config.static_forward_context.values():
-                pool = getattr(kept, "kv_cache", None)
-                if isinstance(pool, torch.Tensor) and pool.numel():
-                    blocks = pool.unflatten(0, (self.kv_cache_config.num_blocks, -1))
-                    blocks[torch.tensor(fresh)] = 255 if pool.dtype == torch.uint8 else torch.nan
-            fresh.clear()
-        return run(self, *args, **kwargs)
-
-    monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
-    monkeypatch.setattr(GPUModelRunner, "_model_forward", model_forward)
-    yield
-    backend.backend_of.cache_clear()
-
-
-def prompts_of(count: int, seed: int = 0, least: int = 3, most: int = 200) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [
-        [draw.randrange(3, 320) for _ in range(draw.randrange(least, most))] for _ in range(count)
-    ]
-
-
-def own(model: Path, prompts: list[list[int]], new: int, spec: Any = None) -> list[list[int]]:
-    """Tokens of transformers, on its own cache or on a `QuantizedCache`."""
-    from transformers import AutoModelForCausalLM
-
-    llama = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-
-    def said(prompt: list[int]) -> list[int]:
-        ids = torch.tensor([prompt])
-        options = {"max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
-        mask = torch.ones_like(ids)
-        found = llama.generate(
-            ids, attention_mask=mask, do_sample=False, eos_token_id=None, **options
-        )
-        return found[0, len(prompt) :].tolist()
-
-    if spec is None:
-        return [said(p) for p in prompts]
-    with duotone.enable(llama, spec):
-        return [said(p) for p in prompts]
+def exact() -> Iterator[None]:
+    with exact_pages():
+        yield
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [("duotone_4bit", 64), ("duotone_2bit", 128)])
@@ -149,25 +71,6 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(
         found = answers(llm, prompts, 150)
     assert seen["preempted"] > 3
     assert found == own(models[64], prompts, 150)
-
-
-def watched(llm: Any) -> dict[str, int]:
-    """Tokens of prefix hits and preempted requests of an engine, as they come."""
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    manager, seen = scheduler.kv_cache_manager, {"hits": 0, "preempted": 0}
-    hits, preempt = manager.get_computed_blocks, scheduler._preempt_request
-
-    def get_computed_blocks(*args: Any, **kwargs: Any) -> Any:
-        found = hits(*args, **kwargs)
-        seen["hits"] += found[1]
-        return found
-
-    def preempt_request(*args: Any, **kwargs: Any) -> Any:
-        seen["preempted"] += 1
-        return preempt(*args, **kwargs)
-
-    manager.get_computed_blocks, scheduler._preempt_request = get_computed_blocks, preempt_request
-    return seen
 
 
 def test_two_answers_of_a_prompt_are_as_one(models: dict[int, Path], exact: None) -> None:
