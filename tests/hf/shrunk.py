@@ -16,6 +16,8 @@ from benchmarks.supports.table import AS_PUBLISHED
 from duotone.hf.weights.checkpoint import model_class
 
 AUDIO = 294
+# Pixels of a picture's and of a patch's sides.
+SIZE, PATCH = 32, 8
 LAYERS = 4
 # A list has an entry per layer.
 BY_LAYER = ("layer_types", "mlp_layer_types", "layer_rope_theta", "layers_block_type")
@@ -54,19 +56,21 @@ TOWER: dict[str, Any] = {
     "fullatt_block_indexes": [0],
     "global_attn_indexes": [0],
     **dict.fromkeys(("num_position_embeddings", "num_embeddings", "num_pos_feats"), 16),
-    **dict.fromkeys(("pos_emb_height", "pos_emb_width", "window_size"), 4),
+    **dict.fromkeys(("pos_emb_height", "pos_emb_width"), 4),
     "deepstack_visual_indexes": [0],
     "encoder_attention_heads": 2,
     "encoder_layers": 1,
-    "image_size": 32,
+    "image_size": SIZE,
     "image_token_embed_dim": 64,
+    "initializer_range": 0.3,
     "insert_layer_id": 0,
     "latent_channels": 8,
     "max_position_embeddings": 64,
     "mlp_ratio": 2.0,
     "patch_dim": 192,
-    "patch_size": 8,
+    "patch_size": PATCH,
     "video_patch_dim": 384,
+    "window_size": 16,
 }
 WHOLE: dict[str, Any] = {
     **dict.fromkeys(("image_token_id", "image_token_index"), IMAGE),
@@ -75,7 +79,9 @@ WHOLE: dict[str, Any] = {
     **dict.fromkeys(("projector_hidden_size", "alignment_intermediate_size"), 64),
     "insert_layer_id": 0,
     "merged_hidden_size": 256,
-    "out_hidden_size": 64,
+    "mm_tokens_per_image": 4,
+    "out_hidden_size": 128,
+    "projector_patch_to_query_dict": {16: 4},
     "tie_word_embeddings": False,
     "vision_feature_layer": -1,
     "vision_hidden_size": 32,
@@ -105,10 +111,14 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 
 
 def tiny_model_of(model_type: str) -> PreTrainedModel:
-    """A model of the shrunk config, the same weights every time."""
+    """A model of the shrunk config, the same weights every time, none of which begins as zeros."""
     torch.manual_seed(0)
     config = tiny_config(model_type)
     model = model_class(config).from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.1)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return model

@@ -1,6 +1,6 @@
 """Types that "work untested" answer as with their own cache, from their shrunk default configs.
 
-Pictures are ids without pixels: their tokens are quantized as visual ones.
+Of a few types pictures are ids without pixels: their tokens are quantized as visual ones.
 """
 
 import json
@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from shrunk import tiny_model_of
+from shrunk_pictures import PIXELS, with_picture
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -72,3 +73,20 @@ def test_two_bits_take_fewer_bytes_than_its_own_cache(name: str) -> None:
     assert torch.equal(torch.stack(ours.logits).isfinite(), torch.stack(theirs.logits).isfinite())
     own = sum(tensor.nbytes for tensor in reachable(theirs.past_key_values).values())
     assert session.memory().total_bytes < own
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exact_codec")
+@pytest.mark.parametrize("name", [name for name in UNTESTED if name in PIXELS])
+def test_exact_codes_answer_alike_about_a_picture(name: str) -> None:
+    model = tiny_model_of(name)
+    given = with_picture(model)
+    theirs = answers(model, given)
+    with duotone.enable(model, MIXED) as session:
+        ours = answers(model, given)
+    tokens = int((given["input_ids"] == IMAGE).sum(1)[0])
+    assert session.cache.ledger.state.visual.lengths.tolist() == [tokens] * 2
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
+    other = {n: -x if x.is_floating_point() else x for n, x in given.items()}
+    assert not torch.equal(answers(model, other).logits[0], theirs.logits[0])
