@@ -12,7 +12,9 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +46,16 @@ FIELDS = {
     "ttft_p99_ms": "p99_ttft_ms",
     "tpot_p50_ms": "median_tpot_ms",
     "tpot_p99_ms": "p99_tpot_ms",
-    "most_running": "max_concurrent_requests",
 }
 _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
+# Of language layers, in the words of vLLM 0.33; a vision tower's line says "for vit attention".
+_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z]\w*) (?:attention )?backend")
+_RUNNING = re.compile(r"^vllm:num_requests_running(?:{[^}]*})? (\S+)$", re.MULTILINE)
 LOG_LINES = 15
 POLL_S, STOP_S, CLIENT_S = 0.1, 30.0, 3600.0
 # Requests before those that count: first calls of kernels.
 WARMUPS = 4
+SPARE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class Load:
     prompts: int
     rates: tuple[str, ...]
     seed: int = 0
+    max_model_len: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens a request may have; the client's prompts may be a few tokens longer than asked."""
+        return self.max_model_len or self.input_tokens + self.output_tokens + SPARE_TOKENS
 
 
 class RowError(Exception):
@@ -129,9 +140,15 @@ def _row(load: Load, name: str, start_s: float) -> dict[str, Any]:
         except RowError as failure:
             lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
             return {"row": name, "reason": "\n".join([str(failure), *lines])}
-        tokens = _CAPACITY.search(log.read_text(errors="replace"))
-    fits = int(tokens[1].replace(",", "")) if tokens else None
-    return {"row": name, "options": list(ROWS[name]), "cache_tokens": fits, "rates": rates}
+        said = log.read_text(errors="replace")
+    tokens = _CAPACITY.search(said)
+    return {
+        "row": name,
+        "options": list(ROWS[name]),
+        "backends": sorted(set(_BACKEND.findall(said))),
+        "cache_tokens": int(tokens[1].replace(",", "")) if tokens else None,
+        "rates": rates,
+    }
 
 
 @contextmanager
@@ -142,15 +159,60 @@ def _server(load: Load, options: Sequence[str], log: Path, start_s: float) -> It
         port = free.getsockname()[1]
     command = ["vllm", "serve", load.model, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--kv-cache-memory-bytes", str(load.cache_bytes), "--seed", str(load.seed)]
+    command += ["--max-model-len", str(load.length)]
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*command, *options], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        _wait(process, port, start_s)
-        yield port
+        with _ended_by_sigterm():
+            _wait(process, port, start_s)
+            yield port
     finally:
         _stop(process)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM leave the block as an exception, so that servers end; in the main thread alone.
+
+    The exit status is a shell's for SIGTERM, 143.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _most_running(port: int) -> Iterator[list[int]]:
+    """A list that gets the most requests that the server ran at once, by its own metrics.
+
+    It stays empty where the server has none.
+    """
+    most: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(POLL_S):
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{port}/metrics"
+                with urllib.request.urlopen(url, timeout=5) as found:
+                    numbers = _RUNNING.findall(found.read().decode())
+                if numbers:
+                    most[:] = [max([*most, round(sum(map(float, numbers)))])]
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _wait(process: subprocess.Popen, port: int, start_s: float) -> None:
@@ -197,7 +259,8 @@ def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
     command = ["vllm", "bench", "serve", "--ignore-eos", "--save-result"]
     command += [str(part) for option in options.items() for part in option]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_S)
+        with _most_running(port) as most:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_S)
     except subprocess.TimeoutExpired as late:
         raise RowError(f"the client took longer than {CLIENT_S:g} s at rate {rate}") from late
     if done.returncode or not (folder / name).exists():
@@ -209,4 +272,5 @@ def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
             f"all {load.prompts} requests must be answered; got {found.get('completed')} at rate "
             f"{rate}"
         )
-    return {"rate": rate, **{mine: found.get(theirs) for mine, theirs in FIELDS.items()}}
+    numbers = {mine: found.get(theirs) for mine, theirs in FIELDS.items()}
+    return {"rate": rate, **numbers, "most_running": most[0] if most else None}

@@ -20,6 +20,12 @@ def command(
     input_tokens: Annotated[int, typer.Option("--input-tokens", min=1)] = 4096,
     output_tokens: Annotated[int, typer.Option("--output-tokens", min=1)] = 2048,
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Per rate.")] = 256,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-len", min=1, help="Of the servers. Default: what requests need, and 64."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     start: Annotated[float, typer.Option("--start", help="Seconds a server may take.")] = 900.0,
     out: Annotated[
@@ -37,7 +43,8 @@ def command(
     from duotone.bench.serve import ROWS, Load, run
 
     size = parse_bytes(cache)
-    load = Load(model, size, input_tokens, output_tokens, prompts, tuple(rates.split(",")), seed)
+    sent = tuple(rates.split(","))
+    load = Load(model, size, input_tokens, output_tokens, prompts, sent, seed, max_model_len)
     name = f"{Path(model).name}-{size / 1e9:g}GB-{input_tokens}+{output_tokens}.json"
     path = out or Path("results") / "serve" / name
     result = run(load, rows or list(ROWS), path, start, say)

@@ -26,7 +26,7 @@ def serve_table(results: Sequence[Result]) -> str:
             f"+ {one['output_tokens']:,} tokens, {one['prompts']} requests per rate**"
         )
         lines = [_line(row, rate) for row in one["rows"] for rate in row.get("rates", ())]
-        header = ("row", "cache tokens", "requests/s sent", *COLUMNS)
+        header = ("row", "backend", "cache tokens", "requests/s sent", *COLUMNS)
         notes = [
             f"*{row['row']}*: {row['reason'].splitlines()[0]}."
             for row in one["rows"]
@@ -38,7 +38,8 @@ def serve_table(results: Sequence[Result]) -> str:
 
 def _line(row: Result, rate: Result) -> list[str]:
     cells = [_cell(rate[field], form) for field, form in COLUMNS.values()]
-    return [row["row"], _cell(row["cache_tokens"], ",d"), rate["rate"], *cells]
+    backends = ", ".join(row["backends"])
+    return [row["row"], backends, _cell(row["cache_tokens"], ",d"), rate["rate"], *cells]
 
 
 def _cell(value: Any, form: str) -> str:
