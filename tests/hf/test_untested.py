@@ -4,11 +4,13 @@ Of a few types pictures are ids without pixels: their tokens are quantized as vi
 """
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from replay_double import ReplayDouble, double
 from shrunk import tiny_model_of
 from shrunk_pictures import PIXELS, with_picture
 from torch import Tensor
@@ -18,10 +20,13 @@ import duotone
 from benchmarks.supports.table import FILE
 from benchmarks.supports.tables import group
 from duotone import CacheSpec, KVSpec, TensorSpec
+from duotone.tools.slow_paths import SlowPathWarning
 from held import reachable
 
 from families import IMAGE, LOGIT_TOLERANCE, logit_error
 from paths import REPOSITORY
+
+__all__ = ["double"]  # a fixture
 
 PAGE = json.loads((REPOSITORY / FILE).read_text(encoding="utf-8"))
 UNTESTED = [row["model_type"] for row in PAGE["rows"] if group(row) == "works untested"]
@@ -32,7 +37,10 @@ pytestmark = pytest.mark.skipif(
 EIGHT = TensorSpec(8)
 STREAM = KVSpec(TensorSpec(8, group=4), TensorSpec(8, along="channels", group=8))
 MIXED = CacheSpec(visual=KVSpec(EIGHT, EIGHT), text=STREAM, ranges="run", sink=2, recent=3)
-PICTURE = 4
+DENSE = CacheSpec(visual="dense", text="dense")
+PICTURE, NEW = 4, 6
+# Two count positions by themselves, and one asks the device for a number.
+STEP_BY_STEP = ("exaone4_5", "hyperclovax_vision_v2", "step3p7")
 
 
 def prompts(tokens: int) -> dict[str, Tensor]:
@@ -45,7 +53,7 @@ def prompts(tokens: int) -> dict[str, Tensor]:
 
 
 def answers(model: PreTrainedModel, given: dict[str, Tensor]) -> Any:
-    call = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    call = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
     return model.generate(**given, **call, output_logits=True)
 
 
@@ -90,3 +98,17 @@ def test_exact_codes_answer_alike_about_a_picture(name: str) -> None:
     assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
     other = {n: -x if x.is_floating_point() else x for n, x in given.items()}
     assert not torch.equal(answers(model, other).logits[0], theirs.logits[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNTESTED)
+def test_replayed_steps_answer_alike_or_are_refused(double: type[ReplayDouble], name: str) -> None:
+    model = tiny_model_of(name)
+    given = with_picture(model) if name in PIXELS else prompts(40)
+    theirs = answers(model, given)
+    refused = pytest.warns(SlowPathWarning, match="is launched step by step")
+    with refused if name in STEP_BY_STEP else nullcontext(), duotone.enable(model, DENSE):
+        ours = answers(model, given)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
+    assert double.replays == (0 if name in STEP_BY_STEP else NEW - 2)

@@ -61,12 +61,14 @@ def _later(name: str, first: dict[str, Tensor], said: Any, question: dict) -> di
     return {**question, "input_ids": ids, "attention_mask": mask, **ALL[name].extra(ids)}
 
 
-def turn_of(model: PreTrainedModel) -> Turn:
-    call = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+def turn_of(model: PreTrainedModel, **settings: Any) -> Turn:
+    call = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, **settings}
 
     def turn(given: dict[str, Tensor], cache: Cache | None) -> Any:
-        given = {**typed(model, given), "past_key_values": cache}
-        return model.generate(**given, **call, output_logits=True)
+        given = {name: x.to(model.device) for name, x in typed(model, given).items()}
+        out = model.generate(**given, **call, past_key_values=cache, output_logits=True)
+        out.sequences = out.sequences.cpu()
+        return out
 
     return turn
 

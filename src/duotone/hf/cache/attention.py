@@ -12,7 +12,7 @@ from transformers.masking_utils import sdpa_mask
 
 from duotone.attention import attend, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
-from duotone.hf.attachment import Attachment
+from duotone.hf.attachment import Attachment, current_call
 from duotone.hf.cache.states import LazyStates, StaticStates
 from duotone.hf.cache.windows import RingStates
 from duotone.hf.model.masks import as_visibility, causal_visibility
@@ -32,8 +32,20 @@ def attach(model: PreTrainedModel) -> Attachment:
     The mask function is sdpa's: without one, left-padded rows would silently attend to padding.
     """
     AttentionInterface.register(NAME, duotone_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, step_mask)
     return Attachment.to(model)
+
+
+def step_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Make sdpa's mask, or none for a step in fixed buffers, which know what its query sees.
+
+    A replay would look up the masks of later tokens in tables as long as at the capture.
+    """
+    if not torch.compiler.is_compiling():
+        call = current_call()
+        if call is not None and call.claimed:
+            return None
+    return sdpa_mask(*args, **kwargs)
 
 
 def duotone_attention(

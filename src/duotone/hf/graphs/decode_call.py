@@ -23,7 +23,12 @@ from duotone.hf.attachment import current_call, running
 from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.decode_steps import DecodeSteps, first_room, say
 from duotone.hf.graphs.kept_steps import KeptSteps
-from duotone.hf.graphs.rules import is_decode_step, reason_against_buffers, reason_against_capture
+from duotone.hf.graphs.rules import (
+    is_decode_step,
+    reason_against_buffers,
+    reason_against_capture,
+    reason_against_step,
+)
 
 # Shorter answers end before a capture has paid for itself.
 FEW_TOKENS = 4
@@ -109,6 +114,9 @@ class DecodeCall:
     def _is_ready(self, kwargs: dict[str, Any]) -> bool:
         """Freeze the cache at its first decode step; see that it is frozen at later ones."""
         cache, before = kwargs["past_key_values"], 0
+        if (reason := reason_against_step(kwargs)) is not None:
+            say(cache, reason)
+            return self._end()
         if not is_method(self.model, "forward", self.ours):
             say(cache, "model.forward was replaced inside the block")
             return self._end()

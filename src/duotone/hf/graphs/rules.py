@@ -41,7 +41,7 @@ def graphs_on(device: torch.device) -> bool:
 def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     """True for one generated token per sequence after a prompt, without gradients.
 
-    kwargs: arguments of the forward pass, as `generate` gives them: with positions.
+    kwargs: arguments of the forward pass, as `generate` gives them.
     """
     ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
     if not isinstance(ids, Tensor) or ids.shape[1:] != (1,) or not graphs_on(ids.device):
@@ -51,7 +51,6 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
         isinstance(cache, QuantizedCache)
         and cache.length > 0
         and not _may_be_visual(cache)
-        and "position_ids" in tensors
         and tensors <= {*INPUTS, "attention_mask"}
         and not any(kwargs.get(name) for name in (*OBSERVED, ENCODED))
         and kwargs.get("return_dict") is True
@@ -59,6 +58,13 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
         and not (model.training or torch.is_grad_enabled())
         and not (torch.is_autocast_enabled(ids.device.type) or torch.compiler.is_compiling())
     )
+
+
+def reason_against_step(kwargs: dict[str, Any]) -> str | None:
+    """Why a decode step cannot run in fixed buffers, or None."""
+    if isinstance(kwargs.get("position_ids"), Tensor):
+        return None
+    return "fixed buffers need position_ids; this model takes none and counts by itself"
 
 
 def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
