@@ -91,6 +91,33 @@ def tiny_gemma(folder: Path) -> Path:
     return folder
 
 
+def tiny_hybrid(folder: Path) -> Path:
+    """A folder with a Qwen 3.5 of random weights: three of four layers keep states."""
+    import torch
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=320,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    Qwen3_5ForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
 def tiny_lora(model: Path, folder: Path, rank: int = 8) -> tuple[Path, Path]:
     """A LoRA of random weights for Q and V of every layer, and the model with it merged."""
     import torch

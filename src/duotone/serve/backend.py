@@ -39,7 +39,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import RefusedError
 from duotone.serve.decode import DecodeStep, Steps
-from duotone.serve.layers import OwnAttention, bits_of, stretch_of, widths_of
+from duotone.serve.layers import OwnAttention, bits_of, say_held, stretch_of, widths_of
 from duotone.serve.pages import Chunk, PageLayout, causal
 from duotone.serve.plugin import DTYPES
 
@@ -255,6 +255,8 @@ class Ring(nn.Module, AttentionLayerBase):
         self.pages = block_size // self.layout.tokens
         if self.number * self.pages >= self.layout.rings:
             return None
+        if self.number == 0:
+            say_held(vllm_config, PagesAttention, self.layout, self.pages)
         return CircularBufferSpec(
             block_size=block_size,
             num_kv_heads=self.num_kv_heads,

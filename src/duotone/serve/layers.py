@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -21,8 +23,11 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
 
+from duotone.serve.held import Layers, said
 from duotone.serve.pages import PageLayout
 from duotone.serve.plugin import DTYPES
+
+logger = init_logger("vllm.duotone")
 
 
 def widths_of(config: VllmConfig) -> dict[int, int]:
@@ -72,6 +77,41 @@ def stretch_of(token_bytes: int, all_bytes: set[int]) -> int:
     return lcm(*all_bytes) // token_bytes
 
 
+def say_held(
+    config: VllmConfig, paged: type[AttentionImpl], layout: PageLayout, pages: int
+) -> None:
+    """Log once what a block is and holds; warn where few bits gain nothing.
+
+    paged: class of layers with pages. pages: of a block.
+    """
+    found = config.compilation_config.static_forward_context.values()
+    attention = [x for x in found if getattr(x, "impl", None) is not None]
+    ours = [x for x in attention if isinstance(x.impl, paged)]
+    others = [x for x in attention if x not in ours and hasattr(x, "sliding_window")]
+    states = [x.get_kv_cache_spec(config) for x in found if isinstance(x, MambaBase)]
+    heads = max(x.num_kv_heads for x in ours)
+    layers = Layers(
+        paged=len(ours),
+        kept=sum(x.sliding_window is None for x in others),
+        windows=tuple(x.sliding_window for x in others if x.sliding_window is not None),
+        states=len(states),
+        state_bytes=max(
+            (replace(x, page_size_padded=None).page_size_bytes for x in states), default=0
+        ),
+        token_bytes=2 * heads * layout.head_dim * layout.dtype.itemsize,
+    )
+    block = pages * layout.tokens
+    rings = -(-layout.rings // pages)
+    size = block * heads * layout.token_bytes
+    text, nothing = said(layers, block, size, rings, config.model_config.max_model_len)
+    logger.info_once("%s", text)
+    if nothing:
+        logger.warning_once(
+            "duotone: few bits hold hardly more requests of this model than 16 bit. Serve it with "
+            "--kv-cache-dtype auto, or with longer requests."
+        )
+
+
 class OwnAttention:
     """vLLM's own attention of a skipped layer, chosen as if no backend had been asked for.
 
@@ -98,13 +138,15 @@ class OwnAttention:
     def take(self, layer: nn.Module, layout: PageLayout, act_dtype: torch.dtype) -> None:
         """Become the layer's attention. layout: of the layers that are not skipped."""
         layer.impl = self.impl
-        layer.attn_backend = type(self.backend.__name__, (_Beside, self.backend), {"pages": layout})
+        layer.attn_backend = type(
+            self.backend.__name__, (_NextToPages, self.backend), {"pages": layout}
+        )
         layer.backend = AttentionBackendEnum[self.backend.get_name()]
         self.impl.process_weights_after_loading(act_dtype)
 
 
-class _Beside(AttentionBackend):
-    """vLLM's own backend beside pages: its blocks are as large, and hold fewer tokens."""
+class _NextToPages(AttentionBackend):
+    """vLLM's own backend next to pages: its blocks are as large, and hold fewer tokens."""
 
     pages: ClassVar[PageLayout]
 
