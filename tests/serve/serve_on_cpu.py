@@ -57,7 +57,15 @@ if os.environ.get("DUOTONE_SERVE_ON_CPU"):
     class CpuPlatform(_Platform):
         @classmethod
         def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None):
-            return selected_backend.get_path() if selected_backend else "plain_attention.Plain"
+            if selected_backend is None:
+                return "plain_attention.Plain"
+            # As on a GPU: a backend says by itself why it does not serve a layer.
+            reasons = selected_backend.get_class().validate_configuration(
+                device_capability=None, **attn_selector_config._asdict()
+            )
+            if reasons:
+                raise ValueError(f"{selected_backend} is not valid. Reason: {reasons}")
+            return selected_backend.get_path()
 
         @classmethod
         def update_block_size_for_backend(cls, vllm_config) -> None:
