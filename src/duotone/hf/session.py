@@ -25,6 +25,8 @@ from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.implementation import planned_layers
 from duotone.quant import CacheSpec
 
+PREPARE = "prepare_inputs_for_generation"
+
 
 class Session:
     """Handle that `enable` yields: the cache of the last `generate` call and its memory."""
@@ -104,6 +106,7 @@ class _Enabled:
         self.ours = {
             "generate": _generate(type(model).generate),
             "forward": _forward(type(model).forward),
+            PREPARE: _prepare(getattr(type(model), PREPARE)),
         }
         # A shallow copy that was made inside a block brings ours along.
         self.own = {
@@ -242,6 +245,38 @@ def _forward(plain: Callable) -> Callable:
         return plain(model, *args, **kwargs) if own is None else own(*args, **kwargs)
 
     return forward
+
+
+@functools.cache
+def _prepare(plain: Callable) -> Callable:
+    """Inputs of a step in a class, with the call's cache where a model begins without one."""
+
+    @functools.wraps(plain)
+    def prepare(model: PreTrainedModel, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        enabled = _ENABLED.get(model)
+        own = None if enabled is None else enabled.own.get(PREPARE)
+        inputs = plain(model, *args, **kwargs) if own is None else own(*args, **kwargs)
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, QuantizedCache) and inputs.get("past_key_values") is None:
+            known = args[0] if args else kwargs["input_ids"]
+            _check_whole_prompt(model, known, inputs.get("input_ids"))
+            cache.reset()
+            inputs["past_key_values"] = cache
+        return inputs
+
+    return prepare
+
+
+def _check_whole_prompt(model: PreTrainedModel, known: Tensor, ids: Tensor | None) -> None:
+    """Raise ValueError for a model that begins anew without the tokens so far (Phi-4, 5.23)."""
+    if ids is None or ids.shape[1] == known.shape[1]:
+        return
+    limit = getattr(model.config, "original_max_position_embeddings", None)
+    raise ValueError(
+        f"a model that begins a new cache must read all tokens again; {model.config.model_type!r} "
+        f"reads {ids.shape[1]} of {known.shape[1]}, and forgets the rest with its own cache, too. "
+        f"Keep prompt and answer on one side of its original_max_position_embeddings, {limit}."
+    )
 
 
 def _asked(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ LEFT_OUT = frozenset(
         *("_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks"),
         *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         *("__deepcopy__", "_hf_hook", "generate", "generation_config", "rope_deltas"),
+        "prepare_inputs_for_generation",
     )
 )
 # Numbers that are of training alone, or do nothing without another one.
