@@ -6,6 +6,7 @@ Each answer must equal transformers' own, and all blocks must come back.
 """
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -85,6 +86,7 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=10_000)
     options.add_argument("--seconds", type=float, default=900)
     options.add_argument("--blocks", type=int, default=44)
+    options.add_argument("--engine", type=json.loads, default={}, help="options of the engine")
     given = options.parse_args()
 
     from engine import engine, install, tiny_llama
@@ -98,7 +100,12 @@ def main() -> None:
     sizes = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "max_num_seqs": 8}
     with (
         exact_pages(),
-        engine(model, "duotone_2bit", num_gpu_blocks_override=given.blocks, **sizes) as llm,
+        engine(
+            model,
+            "duotone_2bit",
+            num_gpu_blocks_override=given.blocks,
+            **sizes | given.engine,
+        ) as llm,
     ):
         pool = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
         before, counts = pool.get_num_free_blocks(), watched(llm)

@@ -171,7 +171,7 @@ def test_skipped_layers_keep_16_bit_and_the_others_theirs(models: dict[int, Path
 def test_widths_of_no_layer_or_no_kernel_are_refused(
     models: dict[int, Path], widths: dict[str, int], reason: str
 ) -> None:
-    options = {"additional_config": {"duotone": {"widths": widths}}}
+    options = {"additional_config": {"duotone": {"widths": widths}}, "block_size": None}
     with pytest.raises(Exception, match=reason), engine(models[64], "duotone_2bit", **options):
         pass
 

@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "soft caps": (GEMMA, {}, "a soft cap of logits"),
     "sinks": (GPT_OSS, {}, "attention sinks not supported"),
     "MLA": (DEEPSEEK, {}, "MLA"),
-    "no cache dtype": (LLAMA, {"kv_cache_dtype": "auto"}, "a layer of cache dtype auto"),
+    "no cache dtype": (LLAMA, {"kv_cache_dtype": "auto"}, "duotone_4bit; got auto"),
 }
 
 

@@ -293,7 +293,13 @@ class PagesAttention(AttentionImpl):
         widths_of(config)
         self._layers = config.compilation_config.static_forward_context
         self._config, self.kv_cache_dtype, self.own = config, kv_cache_dtype, None
-        if kv_cache_dtype == "auto" and config.cache_config.cache_dtype in DTYPES:
+        if config.cache_config.cache_dtype not in DTYPES:
+            raise ValueError(
+                f"duotone's backend serves --kv-cache-dtype {' or '.join(DTYPES)}; got "
+                f"{config.cache_config.cache_dtype}. Name one of them, or leave out "
+                "--attention-backend CUSTOM."
+            )
+        if kv_cache_dtype == "auto":
             given = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window)
             more = (kv_cache_dtype, logits_soft_cap, attn_type, kv_sharing_target_layer_name)
             self.own = OwnAttention((*given, *more), other, config)
@@ -301,7 +307,6 @@ class PagesAttention(AttentionImpl):
         refused = {
             "ALiBi slopes": alibi_slopes is not None,
             "a sliding window": sliding_window is not None,
-            f"a layer of cache dtype {kv_cache_dtype}": kv_cache_dtype not in DTYPES,
             "a soft cap of logits": bool(logits_soft_cap),
             f"attention of type {attn_type}": attn_type != AttentionType.DECODER,
             "K and V of another layer": kv_sharing_target_layer_name is not None,
