@@ -1,6 +1,6 @@
 """Decode steps of hybrid models at real shapes: ms per token and bytes of the caches.
 
-    python -m benchmarks.supports.hybrids SHAPE --out results/hybrids/NAME.json
+    python -m benchmarks.supports.hybrids SHAPE --out FILE.json
 
 Random weights of a shape take the time of trained ones. One sequence reads its prompt in pieces;
 its cache is repeated for a batch, as for several answers about one document. Each row then asks

@@ -1,5 +1,6 @@
 """Decode attention over packed and dense segments, in three implementations of one signature."""
 
+from duotone.attention.chunk import attend_chunk as attend_chunk
 from duotone.attention.dispatch import IMPLEMENTATIONS as IMPLEMENTATIONS
 from duotone.attention.dispatch import decode_attention as decode_attention
 from duotone.attention.importance import measure_importance as measure_importance

@@ -53,13 +53,18 @@ def attend(
     """
     kv = [segment.canonical() for segment in kv]
     tokens = sum(segment.tokens for segment in kv)
-    step = max(1, MAX_SCORES // max(1, tokens * query.shape[1]))
+    step = queries_of_pass(query, tokens)
     with without_autocast(query.device):
         pieces = [
             _attend_chunk(query[:, :, i : i + step], _narrow(kv, i, step), sm_scale, tau)
             for i in range(0, query.shape[2], step)
         ]
         return torch.cat(pieces, 2).to(query.dtype)
+
+
+def queries_of_pass(query: Query, tokens: int) -> int:
+    """Queries of each sequence whose scores one pass over `tokens` holds."""
+    return max(1, MAX_SCORES // max(1, tokens * query.shape[1]))
 
 
 def _narrow(kv: Sequence[Segment], start: int, step: int) -> list[tuple[Segment, Tensor | None]]:

@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from duotone.attention import attend, decode_attention, measure_importance
+from duotone.attention import attend_chunk, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
 from duotone.hf.attachment import Attachment, current_call
 from duotone.hf.cache.states import LazyStates, StaticStates
@@ -200,4 +200,5 @@ def _chunk(
         mask=visible[:, :, past : past + tokens],
     )
     segments = [*timeline.segments(key.index, before=True, mask=visible), own]
-    return attend(query, segments, sm_scale=_scale(query, scaling), tau=timeline.spec.tau)
+    given = {"tau": timeline.spec.tau, "slow": timeline.slow}
+    return attend_chunk(query, segments, sm_scale=_scale(query, scaling), **given)
