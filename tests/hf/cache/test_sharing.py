@@ -7,8 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from duotone import CacheSpec, KVSpec, QuantizedCache, Sharing, TensorSpec
-from duotone.attention import decode_attention
-from duotone.attention.reference import attend
+from duotone.attention import attend_chunk, decode_attention
 from duotone.cache import PackedSegment
 from duotone.quant import average_codes
 
@@ -129,9 +128,9 @@ def test_every_decode_step_reads_what_the_step_leaves_behind(share, monkeypatch)
 def test_a_single_visual_token_of_a_later_turn_finds_the_windows_whole(share, monkeypatch) -> None:
     def checked(query, segments, **options):
         assert all(segment.tokens >= int(segment.lengths.max()) for segment in segments)
-        return attend(query, segments, **options)
+        return attend_chunk(query, segments, **options)
 
-    monkeypatch.setattr("duotone.hf.cache.attention.attend", checked)
+    monkeypatch.setattr("duotone.hf.cache.attention.attend_chunk", checked)
     model, tokens = tiny_model("internvl"), 15
     visual = torch.zeros(1, tokens, dtype=torch.bool)
     visual[:, 13] = True  # The step at which a group has come together.
