@@ -1,7 +1,7 @@
 """Qwen 3.5 in vLLM's engine: linear layers keep vLLM's states next to the plug-in's pages.
 
-`make test-vllm`, where torchvision lets vLLM load its Qwen 3.5. Without prefix caching: in hybrid
-models vLLM copies states for it by a Triton kernel.
+`make test-vllm`, where torchvision lets vLLM load its Qwen 3.5. Prefix caching is refused for it
+(`test_refusals`).
 """
 
 from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-from engine import engine, install  # noqa: E402
+from engine import engine, install, tiny_hybrid  # noqa: E402
 
 install()  # before vLLM looks for platforms
 
@@ -71,4 +71,12 @@ def test_each_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
     given = {"load_format": "dummy", "block_size": None, **options}
     dtype = given.pop("kv_cache_dtype", "duotone_2bit")
     with pytest.raises(Exception, match=reason), engine(tmp_path, dtype, **given):
+        pass
+
+
+def test_prefix_caching_of_hybrid_models_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")  # of vLLM's Qwen 3.5
+    model, given = tiny_hybrid(tmp_path), {"block_size": None, "enable_prefix_caching": True}
+    refused = pytest.raises(Exception, match="--no-enable-prefix-caching")
+    with refused, engine(model, "duotone_2bit", **given):
         pass

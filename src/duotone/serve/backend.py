@@ -206,6 +206,11 @@ class PagesAttention(AttentionImpl):
             raise ValueError(
                 "duotone serves without drafts; got --speculative-config. Leave it out."
             )
+        if config.model_config.is_hybrid and config.cache_config.enable_prefix_caching:
+            raise ValueError(
+                "duotone serves models whose layers keep states without prefix caching, by which a "
+                "tiny Qwen3.5 answered wrongly; got it on. Give --no-enable-prefix-caching."
+            )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self._seen, self.steps = 0, None
