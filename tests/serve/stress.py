@@ -20,7 +20,7 @@ BASES, NEWEST = 96, 48
 
 @dataclass
 class Seen:
-    """What a run did. wrong: (prompt, expected, got) of answers that differ."""
+    """Counts of a run. wrong: (prompt, expected, got) of answers that differ."""
 
     answered: int = 0
     cancelled: int = 0

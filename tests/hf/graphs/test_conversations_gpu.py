@@ -34,7 +34,7 @@ def said(model: PreTrainedModel, name: str, spec: CacheSpec, graphs: bool, sampl
 
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_steps_say_the_same(name: str) -> None:
-    """Of 16 bit as the model's own cache, of few bits as step by step."""
+    """Captured 16 bit says as the own cache does, captured few bits as steps one by one do."""
     model = exact_model(name).cuda()
     try:
         with rounding_as(model.dtype):
