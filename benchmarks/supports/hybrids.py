@@ -35,8 +35,8 @@ METHOD = (
     "the batch; median time between tokens after the first ones; cache bytes at the end"
 )
 WARM_TOKENS, PIECE = 16, 4096
-# {name: (model type, fields)}. Qwen3.5-9B is the default text config of its type. The shape of
-# Gemma 4 31B is written from memory, as that of docs/supports.md.
+# {name: (model type, fields)}. Qwen3.5-9B is the default text config of its type; Gemma 4 31B's
+# fields are written from memory and give 30.7e9 parameters.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-9b": ("qwen3_5", {"text_config": {"max_position_embeddings": 131072}}),
     "gemma4-31b": (

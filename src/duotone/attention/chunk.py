@@ -1,8 +1,8 @@
 """Attention of a chunk of queries to a packed past: from codes, or on tokens dequantized once.
 
 `attend` decodes all codes for each pass over `MAX_SCORES` scores. A chunk that needs several passes
-runs by PyTorch's scaled_dot_product_attention instead, on 16-bit K and V that live for the call: of
-one layer, as the model's own cache holds them for all.
+runs by PyTorch's scaled_dot_product_attention instead, on K and V in the type of the queries. They
+are one layer's, repeated for its query heads, and live for the call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def attend_chunk(
     tau: tuple[float, float] | None = None,
     slow: SlowPaths | None = None,
 ) -> Output:
-    """`attend` of several queries per sequence, in the time of attention on 16 bit.
+    """Attention of several queries per sequence, as `attend`, in the time of 16 bit.
 
     query: [batch, q_heads, queries, head_dim]. kv, sm_scale, tau: as of `attend`. Dequantized
     tokens are rounded to the type of `query`. With tau, scores of visual tokens change by query,
