@@ -1,8 +1,10 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from duotone.cache import blocks
 from duotone.cache.blocks import BlockTable, runs, single_block
 from duotone.cache.ragged import concatenate, select, valid_mask
 
@@ -120,3 +122,18 @@ def test_concatenate_joins_ragged_rows(first: Tensor, second: Tensor, spare: int
         expected = [r[b][: int(m.lengths[b])].tolist() for r, m in zip(rows, moves, strict=True)]
         assert joined[b][: int(join.lengths[b])].tolist() == expected[0] + expected[1]
     assert join.tokens == int(join.lengths.max()) + spare
+
+
+def test_nothing_is_remembered_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a capture that breaks off are never written."""
+    table = BlockTable(torch.tensor([[0, 5, 7]]))
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "is_capturing", lambda device: True)
+        made = [table.sizes, table.counts, table.split(2).offsets]
+    for x in made:
+        x.fill_(-1)
+    assert (table.sizes.tolist(), table.counts.tolist()) == ([[5, 2]], [2])
+    assert table.split(2).offsets.tolist() == [[0, 2, 4, 5, 7]]
+    kept = table.sizes, table.split(2)
+    assert kept[0] is table.sizes
+    assert kept[1] is table.split(2)

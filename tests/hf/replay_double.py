@@ -1,7 +1,8 @@
 """A CUDA graph's stand-in on CPUs: what torch was asked for at the capture is done again.
 
 Like a graph it runs nothing when it is captured, it repeats operations on the tensors of its
-capture and no Python, and later results overwrite earlier ones. So it is stale where a graph is.
+capture and no Python, and later results overwrite earlier ones. So it is stale where a graph is,
+and its tensors hold nothing before the first replay.
 """
 
 import weakref
@@ -15,10 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from duotone.cache import blocks
 from duotone.hf.graphs import decode_call, decode_steps, kept_steps, rules
 
 # A CUDA graph cannot wait for the device.
 ASKING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
+# Byte of tensors that nothing has written.
+POISON = 0x3F
 RANDOM = ("bernoulli", "multinomial", "rand", "dropout")
 
 
@@ -56,10 +60,14 @@ class Recorded(TorchDispatchMode):
             self._before[at] = (whole, whole.clone())
 
     def undo(self) -> None:
-        """Give tensors from before the capture their contents back."""
+        """Give tensors from before the capture their contents back, and take new ones theirs."""
         for whole, before in self._before.values():
             whole.copy_(before)
         self._before.clear()
+        for _, _, _, outs in self.operations:
+            for x, is_new in outs:
+                if is_new:
+                    x.untyped_storage().fill_(POISON)
 
     def replay(self) -> None:
         """Do all operations again; results go into the tensors of the capture."""
@@ -90,7 +98,7 @@ class ReplayDouble:
     def __init__(self, body: Callable[[], Any], device: torch.device) -> None:
         self._recorded = Recorded()
         try:
-            with self._recorded:
+            with capturing(), self._recorded:
                 self.result = body()
         finally:
             self._recorded.undo()
@@ -110,6 +118,14 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReplayDouble]]:
     monkeypatch.setattr(kept_steps, "_KEPT", weakref.WeakKeyDictionary())
     monkeypatch.setattr(rules, "graphs_on", lambda device: True)
     return kind
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Inside, tables of blocks know that launches are captured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "is_capturing", lambda device: True)
+        yield
 
 
 @contextmanager

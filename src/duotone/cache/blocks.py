@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from duotone.cache.ragged import Lengths, Move, concatenate, select, valid_mask
+from duotone.tools.kept import is_capturing
 
 
 def _once_for_all_layers(method: Callable) -> Callable:
@@ -27,14 +28,31 @@ def _once_for_all_layers(method: Callable) -> Callable:
     @wraps(method)
     def remembered(self: BlockTable, argument: object) -> Any:
         memory = self.__dict__.setdefault("_results", {})
-        if method.__name__ not in memory or memory[method.__name__][0] is not argument:
-            result = method(self, argument)
-            if result is self:  # remembering it would make a reference cycle
-                return self
+        if method.__name__ in memory and memory[method.__name__][0] is argument:
+            return memory[method.__name__][1]
+        result = method(self, argument)
+        # Remembering the table itself would make a reference cycle.
+        if result is not self and not is_capturing(self.offsets.device):
             memory[method.__name__] = (argument, result)
-        return memory[method.__name__][1]
+        return result
 
     return remembered
+
+
+def _derived(method: Callable) -> property:
+    """Remember a tensor that follows from the offsets."""
+    name = method.__name__
+
+    @wraps(method)
+    def derived(self: BlockTable) -> Tensor:
+        if name not in vars(self):
+            result = method(self)
+            if is_capturing(self.offsets.device):
+                return result
+            vars(self)[name] = result
+        return vars(self)[name]
+
+    return property(derived)
 
 
 @dataclass(frozen=True)
@@ -66,12 +84,12 @@ class BlockTable:
         """Blocks per sequence, empty ones included."""
         return self.offsets.shape[1] - 1
 
-    @cached_property
+    @_derived
     def sizes(self) -> Int[Tensor, "batch blocks"]:
         """Tokens of each block."""
         return self.offsets.diff(dim=-1)
 
-    @cached_property
+    @_derived
     def counts(self) -> Lengths:
         """Blocks of each sequence that hold tokens; they come first."""
         return (self.sizes > 0).sum(-1)

@@ -39,9 +39,17 @@ def kept(make: Callable[[], T], device: torch.device) -> T:
 
     make: allocates on `device`. Inside a capture it runs in place: no other memory can be had.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or is_capturing(device):
         return make()
     return in_another_thread(lambda: _made_ready(make, device))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """True where launches are captured: tensors that they make are empty until the first replay.
+
+    Nothing may remember such a tensor, for a capture that breaks off is never replayed.
+    """
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def in_another_thread(make: Callable[[], T]) -> T:

@@ -94,6 +94,9 @@ class DecodeSteps:
 
     def set_warm(self, is_warm: bool) -> None:
         """Say that an earlier call has warmed up all that these steps launch."""
+        if is_warm:
+            # Tables of blocks ask the device for their sizes, which a capture must find.
+            _ = self.frozen.structure
         for replayed in (self._model, self._flush):
             replayed.is_warm = replayed.is_hoped = is_warm
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duotone.tools.kept import kept
+from duotone.tools.kept import is_capturing, kept
 from duotone.weights.equivalences.hadamard_bases import sylvester
 
 # Rows of a tile, as the product of a warp group of four has; a unit of a kernel has up to four.
@@ -32,7 +32,7 @@ def base_table(base: Tensor, rows: int, dtype: torch.dtype, device: torch.device
     """
     tables = _tables.setdefault(base, {})
     if (rows, dtype, device) not in tables:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if is_capturing(device):
             raise RuntimeError(
                 f"the table of a Hadamard base [{rows}, {rows}] must exist before a CUDA graph is "
                 "captured; run the same call once before the capture"

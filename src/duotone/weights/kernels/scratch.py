@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from duotone.tools.kept import kept
+from duotone.tools.kept import is_capturing, kept
 
 # Held from a launch that fills a buffer to the last one that reads it: a thread that launches in
 # the same stream between them would fill it with its own.
@@ -29,7 +29,7 @@ def scratch(device: torch.device, use: str, count: int, dtype: torch.dtype) -> T
     buffers = _buffers.setdefault((device, use), [])
     found = buffers[-1] if buffers else None  # another thread may add one at any time
     if found is None or found.numel() < count:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if is_capturing(device):
             raise RuntimeError(
                 f"memory for {use} ({count} x {dtype}) must exist before a CUDA graph is captured; "
                 "run the same call once before the capture"
