@@ -24,6 +24,14 @@ SCHEME = "duotone-mixed"
 FILE = Path("results/supports/types.json")
 GRANITE = ["full_attention" if n % 10 == 5 else "linear_attention" for n in range(40)]
 LFM2_MOE = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]
+COMPASS = (["sliding_attention"] * 3 + ["full_attention"]) * 10
+COMPASS_ROPE = {
+    kind: {"rope_type": "default", "rope_theta": 50000.0} for kind in dict.fromkeys(COMPASS)
+}
+HUNYUAN_ROPE = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 10000.0}
+HUNYUAN_ROPE |= {"mrope_section": [16, 16, 16, 16]}
+OCR2 = {"hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 10}
+OCR2 |= {"num_experts_per_tok": 6, "mlp_layer_types": ["dense"] + ["sparse"] * 11}
 # Ids of pictures and videos, which default configs leave out; no check looks at the numbers.
 IDS = {"image_token_id": 100, "video_token_id": 101}
 # Fields where a default config makes no model, or has another shape than published checkpoints;
@@ -32,9 +40,19 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
     "bamba": {"attn_layer_indices": [9, 18, 27]},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "cohere_compass": {"text_config": {"layer_types": COMPASS, "rope_parameters": COMPASS_ROPE}},
+    "deepseek_ocr2": {"text_config": OCR2},
     "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "granite4_vision": {
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 16},
+        "text_config": {"num_hidden_layers": 40},
+        "vision_feature_select_strategy": "full",
+        "downsample_rate": "4/8",
+        "deepstack_layer_map": [[-19, 9], [-13, 6], [-7, 3], [-1, 0]],
+    },
     "granitemoehybrid": {"num_hidden_layers": 40, "layer_types": GRANITE},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": HUNYUAN_ROPE}},
     "lfm2": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
     "lfm2_moe": {"num_hidden_layers": 24, "layer_types": LFM2_MOE},
     "lfm2_vl": {"text_config": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}},

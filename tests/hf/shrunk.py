@@ -12,7 +12,7 @@ import torch
 from family_configs import END, IMAGE, MROPE, PAD, START, TEXT, VIDEO
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from benchmarks.supports.table import AS_PUBLISHED
+from benchmarks.supports.table import AS_PUBLISHED, HUNYUAN_ROPE
 from duotone.hf.weights.checkpoint import model_class
 
 AUDIO = 294
@@ -96,6 +96,17 @@ OWN: dict[str, dict[str, Any]] = {
     # Its axes of height and width take turns.
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 4]}}},
     "cosmos3_edge": THREE_AXES,
+    # As wide as its encoder.
+    "deepseek_ocr2": {"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}},
+    "granite4_vision": {
+        # A head of its Q-Former has 64 channels.
+        "vision_config": {"hidden_size": 64},
+        "downsample_rate": "2/4",
+        "deepstack_layer_map": [[-2, 1], [-1, 0]],
+        "spatial_target_layers": [2, 3],
+        "image_grid_pinpoints": [[SIZE, SIZE]],
+    },
+    "hunyuan_vl": {"text_config": {"rope_parameters": {**HUNYUAN_ROPE, "mrope_section": [2] * 4}}},
     "muse_spark": {"audio_config": {"num_hidden_layers": 2, **PATCHES}},
     "qwen2_5_omni_thinker": {**THREE_AXES, **MARKS},
     "qwen3_omni_moe_thinker": {**THREE_AXES, **MARKS},

@@ -34,7 +34,13 @@ PIXELS: dict[str, Pixels] = {
     **dict.fromkeys(("janus", "qianfan_ocr", "shieldgemma2", "step3p7", "vipllava"), _whole),
     **dict.fromkeys(("cosmos3_edge", "ernie4_5_vl_moe"), _grid(1)),
     **dict.fromkeys(("cosmos3_omni", "exaone4_5", "glm46v", "glm_ocr", "glmga"), _grid(2)),
-    **dict.fromkeys(("hyperclovax_vision_v2", "minimax_m3_vl"), _grid(2)),
+    **dict.fromkeys(("cohere_compass", "hyperclovax_vision_v2", "lfm3_vl"), _grid(2)),
+    **dict.fromkeys(("hunyuan_vl",), _grid(1)),
+    "deepseek_ocr2": _whole,
+    "granite4_vision": lambda n: {
+        "pixel_values": torch.randn(n, 2, 3, SIZE, SIZE),
+        "image_sizes": torch.tensor([[SIZE, SIZE]] * n),
+    },
     **dict.fromkeys(("muse_glimmer", "muse_spark"), _grid(2)),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _grid(2)),
     "aria": lambda n: {**_whole(n), "pixel_mask": torch.ones(n, SIZE, SIZE, dtype=torch.long)},
@@ -81,6 +87,8 @@ def tokens_of(model: PreTrainedModel, pixels: dict[str, Tensor]) -> int:
     owner: Any = model if hasattr(model, "get_image_features") else model.model
     with torch.no_grad():
         features = owner.get_image_features(**pixels)
-    features = getattr(features, "pooler_output", features)
+    pooled = getattr(features, "pooler_output", features)
+    # Features of layers of its tower, each for a layer of the language model, alone.
+    features = features.deepstack_features[0][1] if pooled is None else pooled
     each = features if isinstance(features, list | tuple) else [features]
     return sum(x.numel() // x.shape[-1] for x in each)

@@ -31,6 +31,7 @@ STATE_FAMILIES = (
     "jamba",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "nemotron_h",
     "olmo_hybrid",
     "qwen3_5_moe_text",
