@@ -56,6 +56,9 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
     "lfm2_moe": {"num_hidden_layers": 24, "layer_types": LFM2_MOE},
     "lfm2_vl": {"text_config": {"hidden_size": 2048, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
+    "blip-2": {"image_token_index": 100},
+    "instructblip": {"image_token_index": 100},
+    "instructblipvideo": {"video_token_index": 100},
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni"), IDS),
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
 }

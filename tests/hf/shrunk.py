@@ -30,9 +30,13 @@ LANGUAGE: dict[str, Any] = {
     **dict.fromkeys(EXPERTS, 4),
     **dict.fromkeys(CHOSEN, 2),
     **dict.fromkeys(WIDTHS, 32),
+    "attention_heads": 4,
     "chunk_size": 8,
     "dense_intermediate_size": 96,
+    "embed_dim": 64,
+    "ffn_dim": 96,
     "head_dim": 16,
+    "layers": LAYERS,
     "linear_key_head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -46,6 +50,7 @@ LANGUAGE: dict[str, Any] = {
     "sliding_window": 24,
     "sliding_window_pattern": 2,
     "ssm_state_size": 16,
+    "word_embed_proj_dim": 64,
 }
 TOWER: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "output_channels", "base_channels"), 32),
@@ -59,6 +64,7 @@ TOWER: dict[str, Any] = {
     **dict.fromkeys(("pos_emb_height", "pos_emb_width"), 4),
     "deepstack_visual_indexes": [0],
     "encoder_attention_heads": 2,
+    "encoder_hidden_size": 32,
     "encoder_layers": 1,
     "image_size": SIZE,
     "image_token_embed_dim": 64,
@@ -68,6 +74,7 @@ TOWER: dict[str, Any] = {
     "max_position_embeddings": 64,
     "mlp_ratio": 2.0,
     "patch_dim": 192,
+    "patch_embed_hidden_size": 192,
     "patch_size": PATCH,
     "video_patch_dim": 384,
     "window_size": 16,
@@ -78,8 +85,10 @@ WHOLE: dict[str, Any] = {
     **dict.fromkeys(("audio_token_id", "audio_token_index"), AUDIO),
     **dict.fromkeys(("projector_hidden_size", "alignment_intermediate_size"), 64),
     "insert_layer_id": 0,
+    "latent_query_num": 4,
     "merged_hidden_size": 256,
     "mm_tokens_per_image": 4,
+    "num_query_tokens": 4,
     "out_hidden_size": 128,
     "projector_patch_to_query_dict": {16: 4},
     "tie_word_embeddings": False,
@@ -107,6 +116,7 @@ OWN: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [[SIZE, SIZE]],
     },
     "hunyuan_vl": {"text_config": {"rope_parameters": {**HUNYUAN_ROPE, "mrope_section": [2] * 4}}},
+    "instructblipvideo": {"video_token_index": IMAGE},
     "muse_spark": {"audio_config": {"num_hidden_layers": 2, **PATCHES}},
     "qwen2_5_omni_thinker": {**THREE_AXES, **MARKS},
     "qwen3_omni_moe_thinker": {**THREE_AXES, **MARKS},
@@ -159,7 +169,7 @@ def _field(name: str, x: Any, sizes: dict[str, Any], kept: Any) -> Any:
 def _kept_layers(text: dict[str, Any]) -> list[int]:
     """Numbers of the first layers of each kind, `LAYERS` together where the kinds allow it."""
     lists = [x for name, x in text.items() if name in BY_LAYER and isinstance(x, list)]
-    count = text.get("num_hidden_layers") or len(lists[0])
+    count = text.get("num_hidden_layers") or text.get("layers") or len(lists[0])
     of_kind: dict[tuple[str, ...], list[int]] = {}
     for number in range(count):
         of_kind.setdefault(tuple(str(x[number]) for x in lists), []).append(number)

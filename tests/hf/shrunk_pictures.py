@@ -29,7 +29,26 @@ def _grid(frames: int) -> Pixels:
     }
 
 
+def _questioned(*frames: int) -> Pixels:
+    """Pictures, or videos of so many frames, with what a Q-Former is asked about them."""
+    return lambda images: {
+        "pixel_values": torch.randn(images, *frames, 3, SIZE, SIZE),
+        "qformer_input_ids": torch.tensor([[5, 6, 7]] * images),
+    }
+
+
+def _flat_patches(images: int) -> dict[str, Tensor]:
+    """Row and column of each patch, and its pixels."""
+    places = 1 + torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE))
+    pixels = torch.randn(images, PATCHES, 3 * PATCH**2)
+    return {"flattened_patches": torch.cat((places.expand(images, -1, -1), pixels), -1)}
+
+
 PIXELS: dict[str, Pixels] = {
+    **dict.fromkeys(("blip-2", "kosmos-2"), _whole),
+    "instructblip": _questioned(),
+    "instructblipvideo": _questioned(2),
+    "kosmos-2.5": _flat_patches,
     **dict.fromkeys(("cohere2_vision", "deepseek_vl", "got_ocr2", "pp_chart2table"), _whole),
     **dict.fromkeys(("janus", "qianfan_ocr", "shieldgemma2", "step3p7", "vipllava"), _whole),
     **dict.fromkeys(("cosmos3_edge", "ernie4_5_vl_moe"), _grid(1)),
@@ -69,24 +88,33 @@ PIXELS: dict[str, Pixels] = {
 }
 
 
-def with_picture(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Two rows with a picture, one of them padded on the left."""
+# Their `generate` encodes pictures whatever it is asked.
+ALWAYS = ("blip-2", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5")
+
+
+def with_picture(model: PreTrainedModel, more: int = 0) -> dict[str, Tensor]:
+    """Two rows with a picture, one of them padded on the left; `more` text tokens at their ends."""
     pixels = PIXELS[model.config.model_type]
     picture = [START, *[IMAGE] * tokens_of(model, pixels(1)), END]
     ids = torch.tensor(
         [[5, 6, 7, *picture, *range(20, 29)], [PAD] * 5 + [9, *picture, *range(30, 36)]]
     )
+    ids = torch.cat((ids, torch.randint(2, 280, (2, more))), 1)
     taken = inspect.signature(model.forward).parameters
     types = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+    types += ("image_embeds_position_mask",)
     visual = {name: (ids == IMAGE).long() for name in types if name in taken}
     return {"input_ids": ids, "attention_mask": (ids != PAD).long(), **pixels(2), **visual}
 
 
 def tokens_of(model: PreTrainedModel, pixels: dict[str, Tensor]) -> int:
     """Visual tokens of a picture."""
-    owner: Any = model if hasattr(model, "get_image_features") else model.model
+    if hasattr(model.config, "latent_query_num"):
+        return model.config.latent_query_num
+    owner: Any = model if hasattr(model, "get_image_features") else getattr(model, "model", model)
+    features_of = getattr(owner, "get_image_features", None) or owner.get_video_features
     with torch.no_grad():
-        features = owner.get_image_features(**pixels)
+        features = features_of(**pixels)
     pooled = getattr(features, "pooler_output", features)
     # Features of layers of its tower, each for a layer of the language model, alone.
     features = features.deepstack_features[0][1] if pooled is None else pooled

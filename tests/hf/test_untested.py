@@ -12,7 +12,7 @@ import torch
 import transformers
 from replay_double import ReplayDouble, double
 from shrunk import tiny_model_of
-from shrunk_pictures import PIXELS, with_picture
+from shrunk_pictures import ALWAYS, PIXELS, with_picture
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -39,12 +39,14 @@ STREAM = KVSpec(TensorSpec(8, group=4), TensorSpec(8, along="channels", group=8)
 MIXED = CacheSpec(visual=KVSpec(EIGHT, EIGHT), text=STREAM, ranges="run", sink=2, recent=3)
 DENSE = CacheSpec(visual="dense", text="dense")
 PICTURE, NEW = 4, 6
-# Two count positions by themselves, and one asks the device for a number.
-STEP_BY_STEP = ("exaone4_5", "hyperclovax_vision_v2", "step3p7")
+# They count positions by themselves, or ask the device for a number.
+STEP_BY_STEP = ("exaone4_5", "hyperclovax_vision_v2", "step3p7", *ALWAYS)
 
 
-def prompts(tokens: int) -> dict[str, Tensor]:
-    """Two rows with a picture, one of them padded on the left."""
+def prompts(model: PreTrainedModel, tokens: int) -> dict[str, Tensor]:
+    """Two rows with a picture of ids alone where a model allows it, one padded on the left."""
+    if model.config.model_type in ALWAYS:
+        return with_picture(model, tokens - 25)
     ids = torch.randint(2, 280, (2, tokens))
     mask = torch.ones_like(ids)
     mask[1, :13] = 0
@@ -61,11 +63,13 @@ def answers(model: PreTrainedModel, given: dict[str, Tensor]) -> Any:
 @pytest.mark.usefixtures("exact_codec")
 @pytest.mark.parametrize("name", UNTESTED)
 def test_exact_codes_answer_as_its_own_cache(name: str) -> None:
-    model, given = tiny_model_of(name), prompts(40)
+    model = tiny_model_of(name)
+    given = prompts(model, 40)
     theirs = answers(model, given)
     with duotone.enable(model, MIXED) as session:
         ours = answers(model, given)
-    assert session.cache.ledger.state.visual.lengths.tolist() == [PICTURE] * 2
+    tokens = int((given["input_ids"] == IMAGE).sum(1)[0])
+    assert session.cache.ledger.state.visual.lengths.tolist() == [tokens] * 2
     assert torch.equal(ours.sequences, theirs.sequences)
     assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
 
@@ -73,7 +77,8 @@ def test_exact_codes_answer_as_its_own_cache(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNTESTED)
 def test_two_bits_take_fewer_bytes_than_its_own_cache(name: str) -> None:
-    model, given = tiny_model_of(name), prompts(300)
+    model = tiny_model_of(name)
+    given = prompts(model, 300)
     theirs = answers(model, given)
     with duotone.enable(model, duotone.scheme("kivi", bits=2)) as session:
         ours = answers(model, given)
@@ -96,7 +101,7 @@ def test_exact_codes_answer_alike_about_a_picture(name: str) -> None:
     assert session.cache.ledger.state.visual.lengths.tolist() == [tokens] * 2
     assert torch.equal(ours.sequences, theirs.sequences)
     assert logit_error(torch.stack(ours.logits), torch.stack(theirs.logits)) < LOGIT_TOLERANCE
-    other = {n: -x if x.is_floating_point() else x for n, x in given.items()}
+    other = {**given, **PIXELS[name](2)}
     assert not torch.equal(answers(model, other).logits[0], theirs.logits[0])
 
 
@@ -104,7 +109,7 @@ def test_exact_codes_answer_alike_about_a_picture(name: str) -> None:
 @pytest.mark.parametrize("name", UNTESTED)
 def test_replayed_steps_answer_alike_or_are_refused(double: type[ReplayDouble], name: str) -> None:
     model = tiny_model_of(name)
-    given = with_picture(model) if name in PIXELS else prompts(40)
+    given = with_picture(model) if name in PIXELS else prompts(model, 40)
     theirs = answers(model, given)
     refused = pytest.warns(SlowPathWarning, match="is launched step by step")
     with refused if name in STEP_BY_STEP else nullcontext(), duotone.enable(model, DENSE):

@@ -60,11 +60,6 @@ class Attachment:
         # What else takes something of ours off a deep copy of the model.
         self.cleaners: list[Clean] = []
 
-    @property
-    def model(self) -> PreTrainedModel | None:
-        """The model, while something else keeps it."""
-        return self._model()
-
     @classmethod
     def to(cls, model: PreTrainedModel) -> Attachment:
         """The model's attachment; counts one more holder."""
@@ -159,9 +154,7 @@ class Attachment:
         if call is not None and call.claims(model, args, kwargs):
             return
         if given := self._inputs(model, args, kwargs):
-            given["past_key_values"].begin_step(
-                given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
-            )
+            given["past_key_values"].begin_step(given)
 
     @torch.compiler.disable(reason=NOT_COMPILED)
     def _end(

@@ -21,8 +21,10 @@ from duotone.hf.cache.cache import QuantizedCache
 from duotone.hf.graphs.decode_call import DecodeCall, is_method
 from duotone.hf.graphs.kept_steps import KeptSteps
 from duotone.hf.model.copies import copied_method
+from duotone.hf.model.facts import visual_token_ids
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.implementation import planned_layers
+from duotone.hf.model.speaker import handed_on, speaker_of
 from duotone.quant import CacheSpec
 
 PREPARE = "prepare_inputs_for_generation"
@@ -38,7 +40,9 @@ class Session:
         impl: str,
         graphs: bool,
         kept: KeptSteps,
+        model: PreTrainedModel,
     ) -> None:
+        self._model = weakref.ref(model)
         self.cache: QuantizedCache | None = None
         self._spec, self._visual_mask, self._impl = spec, visual_mask, impl
         self._graphs, self._kept = graphs, kept
@@ -71,8 +75,10 @@ class Session:
             return kwargs
         _check_implementation(_asked("cache_implementation", args, kwargs))
         _check_width(self._visual_mask, args, kwargs)
-        mask, impl = self._visual_mask, self._impl
-        self.cache = QuantizedCache(model, self._spec, visual_mask=mask, impl=impl)
+        whole, mask = self._model(), self._visual_mask
+        if mask is None and whole is not model:
+            mask = handed_on(visual_token_ids(whole.config), kwargs)
+        self.cache = QuantizedCache(whole, self._spec, visual_mask=mask, impl=self._impl)
         self._caches.add(self.cache)
         # What the model's own generation config says of caches gives way: a cache that is given
         # but not used would be read as if it held other tokens.
@@ -180,14 +186,15 @@ def enable(
             f"enable changes model.generate; {type(model).__name__} has none. Give the model with "
             "its language head, or pass a QuantizedCache to the forward pass."
         )
-    session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(model))
-    attachment = attach(model)
-    _open(model, session, attachment)
+    speaker = speaker_of(model)
+    session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(speaker), model)
+    attachment = attach(speaker)
+    _open(speaker, session, attachment)
     try:
         yield session
     finally:
         try:
-            _close(model, session, attachment)
+            _close(speaker, session, attachment)
         finally:
             session._detach()
             attachment.release()

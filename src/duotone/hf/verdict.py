@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from duotone.hf.cache.frozen import check_freezes
 from duotone.hf.graphs.rules import reason_against_buffers, reason_against_capture
 from duotone.hf.model.facts import TESTED_FAMILIES, model_facts
+from duotone.hf.model.speaker import speaker_of
 from duotone.hf.session import enable
 from duotone.hf.weights.checkpoint import model_class
 from duotone.hf.weights.weight_maps import weight_map
@@ -130,4 +131,4 @@ def _against_graphs(model: PreTrainedModel, spec: CacheSpec) -> str | None:
     # A model without numbers has no device that buffers could be on.
     if model.device.type != "meta" and (why := reason_against_buffers(model, model.device)):
         return why
-    return reason_against_capture(model)
+    return reason_against_capture(speaker_of(model))

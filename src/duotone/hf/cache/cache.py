@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.implementation import planned_layers, slow_paths
 from duotone.hf.model.masks import real_tokens, visual_tokens
+from duotone.hf.model.speaker import speaker_of
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
 
@@ -55,7 +56,8 @@ class QuantizedCache(Cache):
         plans = planned_layers(model, facts, spec, impl)
         self.visual_mask, self.device = visual_mask, model.device
         self.timeline = Timeline(spec, facts, plans, impl, slow_paths(model))
-        self._hold(attach(model))
+        self._model = weakref.ref(model)
+        self._hold(attach(speaker_of(model)))
         super().__init__(layers=_layers(self.timeline))
 
     @property
@@ -116,21 +118,20 @@ class QuantizedCache(Cache):
             "QuantizedCache.load(path, model)."
         )
 
-    def begin_step(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-    ) -> None:
-        """Hear of the next step before its first layer runs (the model's pre-hook calls this)."""
+    def begin_step(self, inputs: Mapping[str, Any]) -> None:
+        """Hear of the next step before its first layer runs (the model's pre-hook calls this).
+
+        inputs: of the model's forward pass, by name.
+        """
         self.timeline.settle()
-        given = input_ids if input_ids is not None else inputs_embeds
+        ids, embeds = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        given = ids if ids is not None else embeds
         batch, tokens = given.shape[:2]
         seen = self.length
-        visual = visual_tokens(
-            self.facts, input_ids, inputs_embeds, self.visual_mask, slice(seen, seen + tokens)
-        )
-        real = real_tokens(attention_mask, batch, tokens, given.device, seen)
+        places = inputs.get(self.facts.mask_input)
+        span = slice(seen, seen + tokens)
+        visual = visual_tokens(self.facts, ids, embeds, self.visual_mask, span, places)
+        real = real_tokens(inputs.get("attention_mask"), batch, tokens, given.device, seen)
         self.timeline.begin(visual, real)
 
     def end_step(self, is_whole: bool = True) -> None:
@@ -241,7 +242,7 @@ class QuantizedCache(Cache):
         """
         self.timeline.settle()
         with without_autocast(self.device):
-            save_cache(self.timeline, self._attachment.model, path)
+            save_cache(self.timeline, self._model(), path)
 
     @classmethod
     def load(

@@ -28,7 +28,7 @@ from duotone.hf.model.layers import (
     packed_layers,
     window_of,
 )
-from duotone.hf.model.support import check_sinks, check_supported, takes_pictures
+from duotone.hf.model.support import check_sinks, check_supported, input_of_places, takes_pictures
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured
@@ -100,7 +100,8 @@ class ModelFacts:
         see all tokens; window_shapes: theirs. window: how many tokens such layers see, packed or
         not. is_chunked: a query sees its own chunk of so many tokens alone.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
-        `visual_mask` says where their tokens are.
+        `visual_mask` says where their tokens are. mask_input: the forward pass has this input,
+        which says it, too.
     """
 
     model_type: str
@@ -117,6 +118,7 @@ class ModelFacts:
     window_shapes: tuple[LayerShape, ...] = ()
     window: int | None = None
     is_chunked: bool = False
+    mask_input: str | None = None
 
     @property
     def layers(self) -> int:
@@ -195,7 +197,8 @@ def model_facts(
     if isinstance(model_or_config, PreTrainedModel):
         check_sinks(model_or_config)
     ids, pictures = visual_token_ids(config), takes_pictures(model_or_config)
-    if pictures and not ids and visual_mask is None:
+    mask_input = None if ids else input_of_places(model_or_config)
+    if pictures and not (ids or mask_input) and visual_mask is None:
         raise _unknown_places(config.model_type)
     if config.model_type not in TESTED_FAMILIES:
         logger.warning_once(
@@ -221,6 +224,7 @@ def model_facts(
         window_shapes=tuple(layer_shape(configs[n]) for n in windows),
         window=window_of(text, kinds),
         is_chunked=CHUNK_TYPE in kinds,
+        mask_input=mask_input,
     )
 
 

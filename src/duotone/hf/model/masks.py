@@ -14,12 +14,14 @@ def visual_tokens(
     inputs_embeds: Tensor | None,
     explicit: Tensor | None,
     span: slice,
+    places: Tensor | None = None,
 ) -> Tensor:
     """[batch, tokens] True at visual tokens of this step.
 
-    explicit: the caller's mask over the whole prompt; `span` is this step's place in it. Without
-    one, the ids decide. A single token after others was generated and is text, whatever its id: a
-    placeholder that the model wrote has no picture.
+    explicit: the caller's mask over the whole prompt; `span` is this step's place in it. places:
+    the model's own mask of them, `facts.mask_input`. Without both, the ids decide. A single token
+    after others was generated and is text, whatever its id: a placeholder that the model wrote has
+    no picture.
     """
     given = input_ids if input_ids is not None else inputs_embeds
     batch, tokens = given.shape[:2]
@@ -28,11 +30,12 @@ def visual_tokens(
         return _explicit_part(explicit, none, span)
     if tokens == 1 and span.start:
         return none
+    if facts.mask_input is not None:
+        return none if places is None else places[:, -tokens:].to(none.device, torch.bool)
     if not facts.is_multimodal:
         return none
     if input_ids is not None and facts.visual_token_ids:
-        ids = torch.tensor(facts.visual_token_ids, device=input_ids.device, dtype=input_ids.dtype)
-        return torch.isin(input_ids, ids)
+        return is_one_of(input_ids, facts.visual_token_ids)
     if tokens == 1:
         return none
     if input_ids is None:
@@ -45,6 +48,11 @@ def visual_tokens(
         f"{span.start} to {span.stop - 1} lie past its visual_mask; set cache.visual_mask to a "
         "mask [batch, tokens] of the whole conversation first."
     )
+
+
+def is_one_of(tokens: Tensor, ids: tuple[int, ...]) -> Tensor:
+    """True where a token [batch, tokens] is one of these."""
+    return torch.isin(tokens, torch.tensor(ids, device=tokens.device, dtype=tokens.dtype))
 
 
 def _explicit_part(explicit: Tensor, none: Tensor, span: slice) -> Tensor:

@@ -50,6 +50,8 @@ UNSUPPORTED_FIELDS = {
 COMMON_FIELDS = ("num_hidden_layers", "hidden_size", "sliding_window", "attention_chunk_size")
 REQUIRED_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
+# Inputs [batch, tokens] that are true at visual tokens, of models without ids for them.
+PLACE_INPUTS = ("image_embeds_position_mask",)
 VISION_WORDS = ("vision", "visual", "vq_")
 
 
@@ -156,6 +158,14 @@ def takes_pictures(model_or_config: PreTrainedModel | PreTrainedConfig) -> bool:
         isinstance(part, dict | PreTrainedConfig) and any(word in name for word in VISION_WORDS)
         for name, part in vars(model_or_config).items()
     )
+
+
+def input_of_places(model_or_config: PreTrainedModel | PreTrainedConfig) -> str | None:
+    """The forward pass' input that says where pictures are in its tokens; None of a config."""
+    if not isinstance(model_or_config, PreTrainedModel):
+        return None
+    taken = inspect.signature(model_or_config.forward).parameters
+    return next((name for name in PLACE_INPUTS if name in taken), None)
 
 
 def check_sinks(model: PreTrainedModel) -> None:
