@@ -28,6 +28,8 @@ ONE_OF = {
     "attention/cuda/classes/test_query_on_cpu::test_digits_are_those_of_the_lanes": 5,
     "attention/cuda/test_compile::test_dense_decode_compiles": 17,
     "attention/cuda/dense/test_decode_on_cpu::test_matches_the_reference": 11,
+    "attention/cuda/groups/test_ragged_on_cpu::test_parts_are_merged_in_place": 7,
+    "attention/cuda/groups/test_unpack_on_cpu::test_pages_are_as_torch_has_them": 11,
     "attention/cuda/groups/test_levels_on_cpu::test_lanes_read_levels_to_one_rounding": 17,
     "attention/cuda/shared/test_in_turn::test_every_kernel_with_a_ring_compiles_both_ways": 7,
     "attention/cuda/dense/test_decode_on_cpu::test_records_may_be_longer_or_more": 4,

@@ -1,4 +1,4 @@
-"""vLLM's attention on duotone's pages; with `layers` and `metadata`, the files that know vLLM 0.33.
+"""vLLM's attention on duotone's pages; `layers`, `metadata` and `flash` know vLLM 0.33, too.
 
 A layer's pages are vLLM's blocks. Tokens of a page that is not full are in ring pages: a block per
 request and ring, of cache groups of their own (`CircularBufferSpec`). vLLM frees and shares blocks
@@ -30,11 +30,14 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import RefusedError
+from duotone.serve.flash import flash
 from duotone.serve.layers import OwnAttention, bits_of, say_held, stretch_of, widths_of
 from duotone.serve.metadata import RING, PagesBuilder, PagesMetadata, RingBuilder
-from duotone.serve.pages import Chunk, PageLayout, causal
+from duotone.serve.pages import Chunk, PageLayout
 from duotone.serve.plugin import DTYPES
+from duotone.serve.ragged import RaggedChunks, RaggedStep, refusal, scratch_of
 
 
 class DuotoneBackend(AttentionBackend):
@@ -213,7 +216,7 @@ class PagesAttention(AttentionImpl):
             )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
-        self._seen, self.steps = 0, None
+        self._seen, self.steps, self.scratch = 0, None, None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Give the layer its width and rings: vLLM asks layers for their caches after this."""
@@ -257,6 +260,7 @@ class PagesAttention(AttentionImpl):
         query: [tokens, num_heads, head_size]. key, value: [tokens, num_kv_heads, head_size].
         """
         if attn_metadata is None:
+            self._reserve(query.device)
             return output.fill_(0)
         count, step = attn_metadata.decodes, attn_metadata.step
         if kv_cache.data_ptr() != self._seen:
@@ -272,8 +276,8 @@ class PagesAttention(AttentionImpl):
         if count:
             table = attn_metadata.block_table[:count].contiguous()
             step.attend(kv_cache, table, tail, query[:count], self.scale, out[:count])
-        for (_, first, end, *_), chunk in zip(attn_metadata.rows, chunks, strict=True):
-            out[first:end] = chunk.attend(self.scale, flash if kv_cache.is_cuda else causal)
+        for chunk in chunks:
+            out[chunk.first : chunk.end] = chunk.attend(self.scale)
         return output
 
     def _chunks(
@@ -282,25 +286,49 @@ class PagesAttention(AttentionImpl):
         states: tuple[Tensor, Tensor, Tensor],
         pool: Tensor,
         metadata: PagesMetadata,
-    ) -> list[Chunk]:
-        """Chunks of prompts, a request each."""
+    ) -> list[Chunk | RaggedChunks]:
+        """Chunks of prompts: together by kernels, otherwise a request each."""
         if not metadata.rows:
             return []
-        found = get_forward_context().attn_metadata
-        tables = [found[name].block_table for name in self._rings(layer) if name in found]
-        blocks = torch.cat(tables, 1)[:, : self.layout.rings]
+        rows, table, slots = metadata.rows, metadata.block_table, metadata.slots
+        if (scratch := self._reserve(pool.device)) is not None:
+            if metadata.ragged is None:
+                given = (rows, table, self._blocks(layer), slots)
+                metadata.ragged = RaggedStep(self.layout, self.num_kv_heads, *given)
+            return [RaggedChunks(metadata.ragged, pool, states, scratch, flash)]
+        blocks = self._blocks(layer)
         return [
             Chunk(
                 self.layout,
                 pool,
-                metadata.block_table[row],
+                table[row],
                 blocks[row],
                 tuple(x[first:end] for x in states),
                 before,
-                stored,
+                bool(slots[first] >= 0),
+                first,
             )
-            for row, first, end, before, stored in metadata.rows
+            for row, first, end, before in rows
         ]
+
+    def _blocks(self, layer: Any) -> Tensor:
+        """Pages of the rings of all requests, [requests, rings]."""
+        found = get_forward_context().attn_metadata
+        tables = [found[name].block_table for name in self._rings(layer) if name in found]
+        return torch.cat(tables, 1)[:, : self.layout.rings]
+
+    def _reserve(self, device: torch.device) -> Tensor | None:
+        """Scratch of chunks, which layers of one layout share; vLLM's first run counts it."""
+        if not has_kernels(device) or refusal(self.layout) is not None:
+            return None
+        if self.scratch is None:
+            others = (getattr(x, "impl", None) for x in self._layers.values())
+            ours = [x for x in others if isinstance(x, PagesAttention) and x.own is None]
+            sizes = (self.layout, self.num_kv_heads)
+            alike = [x.scratch for x in ours if (x.layout, x.num_kv_heads) == sizes]
+            found = [x for x in alike if x is not None]
+            self.scratch = found[0] if found else scratch_of(*sizes, device)
+        return self.scratch
 
     def _rings(self, layer: Any) -> list[str]:
         return [f"{layer.layer_name}{RING}{n}" for n in range(self.layout.rings)]
@@ -315,28 +343,6 @@ class PagesAttention(AttentionImpl):
                 "caches. Serve all layers alike: without --kv-cache-dtype-skip-layers and widths."
             )
         self._seen = pool.data_ptr()
-
-
-def flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """`pages.causal` by FlashAttention-3."""
-    from vllm.vllm_flash_attn import flash_attn_varlen_func
-
-    ends = [
-        torch.tensor([0, len(x)], dtype=torch.int32).to(query.device, non_blocking=True)
-        for x in (query, keys)
-    ]
-    return flash_attn_varlen_func(
-        query,
-        keys.to(query.dtype),
-        values.to(query.dtype),
-        max_seqlen_q=len(query),
-        cu_seqlens_q=ends[0],
-        max_seqlen_k=len(keys),
-        cu_seqlens_k=ends[1],
-        softmax_scale=scale,
-        causal=True,
-        fa_version=3,
-    )
 
 
 @cache

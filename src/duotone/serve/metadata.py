@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.serve.decode import DecodeStep, Steps
+from duotone.serve.ragged import RaggedStep, Row
 
 # Between the name of a layer and the number of its ring.
 RING = ".duotone_ring_"
@@ -28,13 +29,16 @@ RING = ".duotone_ring_"
 class PagesMetadata(AttentionMetadata):
     """A step of a layer. decodes: requests of one new token that kernels serve; they are the first.
 
-    rows: of all others, (row, first token, end, tokens before, whether its tokens have slots).
+    rows: of all others, (row, first token, end, tokens before). slots: of all tokens, below 0 where
+    they are not kept. ragged: numbers of `rows`, which the first layer works out.
     """
 
     decodes: int
-    rows: list[tuple[int, int, int, int, bool]]
+    rows: list[Row]
     block_table: Tensor
+    slots: Tensor
     step: DecodeStep | None
+    ragged: RaggedStep | None = None
 
 
 @dataclass
@@ -81,7 +85,7 @@ class PagesBuilder(_Builder, AttentionMetadataBuilder[PagesMetadata]):
             self.steps.bring("pages", (given.seq_lens[:decodes], table[:decodes], slots))
         rows = [] if decodes == given.num_reqs else _rows(given, decodes)
         step = None if self.steps is None else self.steps.decode
-        return PagesMetadata(decodes, rows, table, step)
+        return PagesMetadata(decodes, rows, table, given.slot_mapping, step)
 
 
 class RingBuilder(_Builder, AttentionMetadataBuilder[RingMetadata]):
@@ -101,15 +105,14 @@ class RingBuilder(_Builder, AttentionMetadataBuilder[RingMetadata]):
         return RingMetadata(table)
 
 
-def _rows(given: CommonAttentionMetadata, first: int) -> list[tuple[int, int, int, int, bool]]:
-    """Rows of `PagesMetadata` from request `first` on."""
+def _rows(given: CommonAttentionMetadata, first: int) -> list[Row]:
+    """Rows of `PagesMetadata` from request `first` on, by numbers that the host has."""
     starts = given.query_start_loc_cpu.tolist()[first : given.num_reqs + 1]
     bound = given.seq_lens_cpu_upper_bound
     lengths = (given.seq_lens if bound is None else bound)[first : given.num_reqs].tolist()
-    slots = given.slot_mapping[starts[0] : starts[-1]].tolist()
     requests = zip(pairwise(starts), lengths, strict=True)
     return [
-        (row, a, b, length - (b - a), slots[a - starts[0]] >= 0)
+        (row, a, b, length - (b - a))
         for row, ((a, b), length) in enumerate(requests, first)
         if a < b
     ]

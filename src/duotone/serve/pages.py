@@ -10,7 +10,6 @@ Shapes: T new tokens of one request, H kv heads, D channels, P pages of the pool
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,8 +25,6 @@ from duotone.cache import BlockTable, PackedTensor
 from duotone.cache.packed import pack_groups
 from duotone.quant import KVSpec, TensorSpec
 
-# Attention of a request's new tokens, as `causal`.
-Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 # Drafts of an engine that a ring has slots for, next to the tokens of a page.
 DRAFTS = 4
 # Bits of each served width, with the end points that lose least (docs/schemes.md).
@@ -203,7 +200,8 @@ class Chunk:
 
     pages: [pages of the request], in order; those beyond the last whole page are not read. blocks:
     [rings]. states: q [T, Hq, D], k and v [T, H, D]. context: tokens before. stored: False for rows
-    that fill up a batch, whose tokens have no slot.
+    that fill up a batch, whose tokens have no slot. first: number of the first new token in the
+    batch.
 
     Requests of one step may share pages that are written in this very step. So an engine opens all
     chunks, then keeps all, and then attends.
@@ -216,6 +214,12 @@ class Chunk:
     states: tuple[Tensor, Tensor, Tensor]
     context: int
     stored: bool = True
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """Number of the token after the last new one."""
+        return self.first + len(self.states[0])
 
     @property
     def whole(self) -> int:
@@ -245,7 +249,7 @@ class Chunk:
         first = (self.whole + done) * layout.tokens
         write_ring(layout, self.pool, self.blocks, first, *(x[cut:] for x in self.opened))
 
-    def attend(self, scale: float, attend: Attend = causal) -> Tensor:
+    def attend(self, scale: float) -> Tensor:
         """Attention of the new tokens over all, [T, Hq, D].
 
         Past pages count as they are packed. Tokens of the ring and of this step are exact.
@@ -254,7 +258,7 @@ class Chunk:
         if self.whole:
             past = read_pages(self.layout, self.pool, self.pages[: self.whole])
             states = (torch.cat(x) for x in zip(past, states, strict=True))
-        return attend(self.states[0], *states, scale)
+        return causal(self.states[0], *states, scale)
 
 
 def _both(spec: KVSpec) -> tuple[TensorSpec, TensorSpec]:

@@ -70,8 +70,9 @@ def compiled(source: str, name: str, macros: dict[str, int], folder: Path) -> Ca
     """The launch function of a kernel."""
     text = runtime.source_text(source)
     device = runtime.source_text("packing/device.cuh")
-    assert device in text
-    text = text.replace(device, Path(__file__).with_suffix(".h").read_text())
+    header = Path(__file__).with_suffix(".h").read_text()
+    alone = "#define INPUT 0\n" + header + text
+    text = text.replace(device, header) if device in text else alone
     text = re.sub(r"^ *extern __shared__ .*$", "", text, flags=re.M)
     text = re.sub(r"^ *#pragma unroll.*$", "", text, flags=re.M)
     text = "".join(f"#define {k} {v}\n" for k, v in macros.items()) + text + MAIN.format(name=name)

@@ -9,6 +9,7 @@
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   NORM      type of the key norm, 0: none, 1: fp16, 2: bf16, 3: fp32
 //   WARPS     of a block; SHARERS: of them, of 32 tokens
+//   PAGED     tiles of a page, where tiles go to pages of a pool by number; otherwise 0
 //   ARGUMENTS_BYTES, TILE_SHARED_BYTES  sizes of Arguments and of a tile's memory on the host
 #define D ((CHANNELS + 31) / 32 * 32)
 #include "packing/device.cuh"
@@ -31,6 +32,7 @@ struct Arguments {
   char* codes[2];  // of K and V, where stored separately: [batch * kv_heads, codes_room, bytes];
                    // null where another layer keeps them
   int* overflow;
+  const int* pages;  // where PAGED; nothing is written to page 0 and below
   int kv_heads, tiles_given, room, codes_room[2];
   float shrink[2], eta[2], rest[2];  // of K and V; rest: 1 - 2 eta
 };
@@ -87,6 +89,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const long long* index = at.index + (long long)sequence * at.tiles_given * TILE;
   const int position =
       *(const volatile int*)(index + min(tile, at.tiles_given - 1) * TILE + job.lane);
+#if PAGED
+  const int page = tile < at.tiles_given ? at.pages[tile / PAGED] : 0;
+  job.there = page > 0;
+  const long long target = ((long long)page * at.kv_heads + head) * PAGED + tile % PAGED;
+#else
   job.there = tile < at.tiles_given && tile < at.tiles[sequence];
   const long long target = at.where[sequence] + tile;
   if (job.there && (target < 0 || target >= at.room)) {
@@ -94,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (!at.overflow) __trap();
     if (job.lane == 0) atomicOr(at.overflow, NO_ROOM);
   }
+#endif
   if (job.there) {
     const Dense& from = is_value ? at.value : at.key;
     const char* states =
@@ -102,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     wait_for_copies();
   }
   wait_for_sharers();
-  char* packed_tile = at.data + ((long long)head * at.room + target) * STORED_TILE_BYTES;
+  const long long first = PAGED ? 0 : (long long)head * at.room;
+  char* packed_tile = at.data + (first + target) * STORED_TILE_BYTES;
   job.codes = packed_tile + (is_value ? K_OWN_BYTES : 0);
 #if K_SEPARATE || V_SEPARATE
   if (is_value ? V_SEPARATE : K_SEPARATE) {

@@ -59,6 +59,7 @@ class Arguments(ctypes.Structure):
         )),
         ("codes", ctypes.c_void_p * 2),
         ("overflow", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("kv_heads", "tiles_given", "room")),
         ("codes_room", ctypes.c_int * 2),
         *((name, ctypes.c_float * 2) for name in ("shrink", "eta", "rest")),
@@ -108,12 +109,49 @@ def group_pack(
     given.room = data.shape[2] * form.tiles
     given.codes[:] = [None if x is None else x.data_ptr() for x in codes]
     given.codes_room[:] = [0 if x is None else x.shape[2] for x in codes]
+    _launch(given, macros, 2 * data.shape[0] * data.shape[1], key.device)
+
+
+def page_pack(
+    key: States,
+    value: States,
+    index: Int[Tensor, "1 taken"],
+    pages: Int[Tensor, " pages"],
+    form: GroupFormat,
+    specs: KVSpec,
+    pool: UInt8[Tensor, "pool_pages kv_heads bytes"],
+) -> None:
+    """Quantize tokens of one sequence of K and V, or of many in a row, into pages of a pool.
+
+    index: int64, which token each taken token is; as many as the pages hold. pages: int32, where
+    they go; those of page 0 and below go nowhere. The rest is as of `group_pack`.
+    """
+    _check(key, value, index, form, specs, pool[:1, :, None])
+    whole = index.shape[1] == len(pages) * form.tokens and pool.is_contiguous()
+    if pages.dtype != torch.int32 or not whole:
+        raise ValueError(
+            f"index must take {form.tokens} tokens for each of the int32 pages, and the pool be "
+            f"contiguous; got {tuple(index.shape)} and {tuple(pages.shape)} {pages.dtype}."
+        )
+    macros = macros_of(form, specs, key.dtype) | {
+        "ALIGN": min(alignment(key), alignment(value)),
+        "NORM": 0,
+        "PAGED": form.tiles,
+    }
+    given = _arguments(key, value, index, pool, specs)
+    index, pages = index.contiguous(), pages.contiguous()
+    given.index, given.pages = index.data_ptr(), pages.data_ptr()
+    _launch(given, macros, 2 * pool.shape[1], key.device)
+
+
+def _launch(given: Arguments, macros: dict[str, int], rows: int, device: torch.device) -> None:
+    """rows: of K and V, of all heads and sequences."""
     tiles_of_block = WARPS // macros["SHARERS"]
-    blocks = 2 * data.shape[0] * data.shape[1] * -(-given.tiles_given // tiles_of_block)
+    blocks = rows * -(-given.tiles_given // tiles_of_block)
     launch = Launch(blocks, WARPS * LANES, tiles_of_block * macros["TILE_SHARED_BYTES"])
     if blocks:
-        with torch.cuda.device(key.device):
-            kernel(SOURCE, "group_pack", tuple(macros.items()), key.device)(launch, given)
+        with torch.cuda.device(device):
+            kernel(SOURCE, "group_pack", tuple(macros.items()), device)(launch, given)
 
 
 def packs(states: tuple[Tensor, Tensor], form: GroupFormat, specs: KVSpec) -> bool:
@@ -141,7 +179,7 @@ def check(specs: KVSpec) -> None:
 def macros_of(
     form: GroupFormat, specs: KVSpec, dtype: torch.dtype, decoding: bool = False
 ) -> dict[str, int]:
-    """Macros of groups/pack.cu, except ALIGN and NORM."""
+    """Macros of groups/pack.cu, except ALIGN, NORM and PAGED."""
     words_bytes = TILE * form.channels * max(form.key.bits, form.value.bits) // 8
     return {
         "CHANNELS": form.head_dim,
@@ -149,6 +187,7 @@ def macros_of(
         "WARPS": WARPS,
         "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
         "SHARERS": sharers(form, specs),
+        "PAGED": 0,
         "TILE_SHARED_BYTES": tile_bytes(form.channels, dtype) + words_bytes,
         **_operand("K", form.key, specs.key, decoding),
         **_operand("V", form.value, specs.value, decoding),

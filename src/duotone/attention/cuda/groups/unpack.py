@@ -1,0 +1,99 @@
+"""Dense K and V of pages, by number, straight from group records: one launch, no other scratch.
+
+The plain-torch reference is `GroupRecords.canonical`, then `PackedTensor.dequantize`; numbers equal
+theirs bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.groups.format import TILE, GroupFormat
+from duotone.attention.cuda.packing.inputs import INPUTS
+from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.refused import RefusedError
+
+SOURCE = "groups/unpack.cu"
+THREADS = 256
+BITS = (2, 4)
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of groups/unpack.cu."""
+
+    _fields_ = (
+        ("pool", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("to", ctypes.c_void_p * 2),
+        ("kv_heads", ctypes.c_int),
+    )
+
+
+def check(form: GroupFormat) -> None:
+    """Raise `RefusedError` for records that the kernel does not read."""
+    both = (form.key, form.value)
+    plain = not any(x.along_k or x.signs or x.apart or x.bits not in BITS for x in both)
+    if not plain or form.head_dim % 32 or form.head_dim != form.channels:
+        raise RefusedError(
+            f"pages are dequantized where K has groups along tokens and V along channels, with "
+            f"{list(BITS)} bits and head_dim a multiple of 32; got {form}"
+        )
+
+
+def group_unpack(
+    form: GroupFormat,
+    pool: UInt8[Tensor, "pool_pages kv_heads bytes"],
+    pages: Int[Tensor, " pages"],
+    key: Float[Tensor, "tokens kv_heads head_dim"],
+    value: Float[Tensor, "tokens kv_heads head_dim"],
+) -> None:
+    """Write K and V of whole pages, in their order.
+
+    pages: int32, numbers in the pool. key, value: as many tokens as the pages hold, contiguous.
+    Errors: ValueError for shapes or types that do not fit, `RefusedError` as `check`.
+    """
+    check(form)
+    shape = (len(pages) * form.tokens, pool.shape[1], form.head_dim)
+    fits = key.shape == value.shape == shape and key.dtype == value.dtype
+    fits = fits and key.is_contiguous() and value.is_contiguous() and key.dtype in INPUTS
+    if not fits or pages.dtype != torch.int32 or not pages.is_contiguous():
+        raise ValueError(
+            f"key and value must be contiguous {shape} in one of {[*INPUTS]} and pages int32; got "
+            f"{tuple(key.shape)} {key.dtype}, {tuple(value.shape)} {value.dtype}, {pages.dtype}."
+        )
+    if pool.shape[2] != form.own_nbytes or not pool.is_contiguous():
+        raise ValueError(
+            f"the pool must hold contiguous pages of {form.own_nbytes} bytes; got "
+            f"{tuple(pool.shape)}."
+        )
+    if not len(pages):
+        return
+    given = Arguments(
+        pool=pool.data_ptr(),
+        pages=pages.data_ptr(),
+        to=(ctypes.c_void_p * 2)(key.data_ptr(), value.data_ptr()),
+        kv_heads=pool.shape[1],
+    )
+    macros = macros_of(form, key.dtype)
+    launch = Launch(len(pages) * pool.shape[1], THREADS, form.own_nbytes)
+    with torch.cuda.device(pool.device):
+        kernel(SOURCE, "group_unpack", tuple(macros.items()), pool.device)(launch, given)
+
+
+def macros_of(form: GroupFormat, dtype: torch.dtype) -> dict[str, int]:
+    """Macros of groups/unpack.cu."""
+    return {
+        "CHANNELS": form.head_dim,
+        "KB": form.key.bits,
+        "VB": form.value.bits,
+        "V_GROUP": form.value.group,
+        "INPUT": INPUTS[dtype],
+        "TILES": form.tokens // TILE,
+        "THREADS": THREADS,
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+        "PAGE_BYTES": form.own_nbytes,
+    }

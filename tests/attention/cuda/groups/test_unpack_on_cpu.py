@@ -1,0 +1,59 @@
+"""Pages dequantized by the kernel's own source on a CPU, bit for bit as torch has them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from duotone.attention.cuda.groups import unpack
+from duotone.attention.refused import RefusedError
+from duotone.serve.pages import PageLayout, read_pages, write_pages
+
+from cuda_on_cpu import missing, run_on_cpu
+
+HEADS, PAGES = 2, [3, 0, 4, 3]
+LAYOUTS = [
+    PageLayout(2, 64, torch.float16),
+    PageLayout(4, 128, torch.bfloat16),
+    PageLayout(2, 128, torch.float32),
+    PageLayout(4, 256, torch.bfloat16),
+    PageLayout(2, 96, torch.bfloat16),
+]
+needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+def filled(layout: PageLayout, largest: float = 1.0) -> torch.Tensor:
+    torch.manual_seed(0)
+    pool = torch.full((5, HEADS, layout.tokens, layout.token_bytes), 255, dtype=torch.uint8)
+    drawn = torch.randn(2, 3 * layout.tokens, HEADS, layout.head_dim) * largest
+    write_pages(layout, pool, torch.tensor([3, 0, 4]), *drawn.to(layout.dtype))
+    return pool
+
+
+@needs_compiler
+# 1,000: scales too large for steps.
+@pytest.mark.parametrize("largest", [1.0, 1000.0])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_pages_are_as_torch_has_them(layout, largest, monkeypatch, folder) -> None:
+    run_on_cpu(unpack, monkeypatch, folder)
+    pool, pages = filled(layout, largest), torch.tensor(PAGES, dtype=torch.int32)
+    want = read_pages(layout, pool, pages)
+    got = [torch.full_like(x, torch.nan, memory_format=torch.contiguous_format) for x in want]
+    unpack.group_unpack(layout.form, layout.records(pool), pages, *got)
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert not torch.equal(got[0][: layout.tokens], got[0][layout.tokens : 2 * layout.tokens])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    form = PageLayout(2, 64, torch.float16).form
+    pool, pages = torch.zeros(2, 1, form.nbytes, dtype=torch.uint8), torch.zeros(1).int()
+    dense = torch.zeros(form.tokens, 1, 64)
+    for given in (
+        (pool, pages, dense, dense[1:]),
+        (pool, pages.long(), dense, dense),
+        (pool[..., 1:], pages, dense, dense),
+    ):
+        with pytest.raises(ValueError, match="contiguous"):
+            unpack.group_unpack(form, *given)
+    with pytest.raises(RefusedError, match="along tokens"):
+        unpack.check(replace(form, value=replace(form.value, along_k=True)))
