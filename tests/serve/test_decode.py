@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from duotone.serve.decode import DecodeStep, Steps
-from duotone.serve.pages import PageLayout, read_ring
+from duotone.serve.pages import PageLayout, append_tokens, read_pages, read_ring
 
 HEADS, PAGES = 2, 40
 LAYOUTS = [PageLayout(bits, d, torch.float16) for bits in (2, 4) for d in (64, 128, 256)]
@@ -21,46 +21,51 @@ def tables(layout: PageLayout, requests: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_tokens_are_found_where_steps_have_put_them(layout: PageLayout) -> None:
-    """Decode from no token to two pages: the rows of the open page are those of its tokens."""
+    """Decode from no token to two pages: the ring ends with the new tokens, pages are packed."""
     requests = 2
     pages, blocks = tables(layout, requests)
     shape = (PAGES * requests + 1, HEADS, layout.tokens, layout.token_bytes)
     pool, step = torch.zeros(shape, dtype=torch.uint8), DecodeStep(layout, HEADS, 5, CPU)
-    rows, slots = layout.rows(pool), torch.zeros(requests, dtype=torch.long)
+    slots = torch.zeros(requests, dtype=torch.long)
     for length in range(1, 2 * layout.tokens + 2):
         lengths = torch.tensor([length, max(length - 3, 1)], dtype=torch.int32)
         step.fill(lengths, pages, blocks, slots)
         whole = (lengths.long() - 1) // layout.tokens
         assert step.packed[:requests].tolist() == (whole * layout.tokens).tolist()
         assert (step.packed + step.dense)[:requests].tolist() == lengths.tolist()
-        rows[step.new[0, :requests]] = lengths.half()[:, None, None]
-        rows[step.new[1, :requests]] = -lengths.half()[:, None, None]
+        new = lengths.half()[:, None, None].expand(requests, HEADS, layout.head_dim)
+        where = (step.rings[:requests], step.full[:requests], step.position[:requests])
+        append_tokens(new, -new, pool, *where, layout)
         for request in range(requests):
-            count, first = int(step.dense[request]), int(step.packed[request])
-            found = rows[step.tail[:, request]][:, :, :count]
-            want = torch.arange(first + 1, first + 1 + count).half()
-            assert torch.equal(found[0], want[None, :, None].expand_as(found[0]))
-            assert torch.equal(found[1], -want[None, :, None].expand_as(found[1]))
-            ring = read_ring(layout, pool, blocks[request], first, first + count)
-            assert torch.equal(ring[0].transpose(0, 1), found[0])
+            first, end = int(step.packed[request]), int(lengths[request])
+            key, value = read_ring(layout, pool, blocks[request], first, end)
+            assert torch.equal(key[:, 0, 0], torch.arange(first + 1, end + 1).half())
+            assert torch.equal(value, -key)
         full = lengths % layout.tokens == 0
         page = pages.gather(1, whole[:, None])[:, 0]
-        assert torch.equal(step.page[:requests], torch.where(full, page, 0).long())
-        assert torch.equal(step.tiles[:requests] > 0, full)
+        assert torch.equal(step.full[:requests], torch.where(full, page, 0))
+    key, _ = read_pages(layout, pool, pages[0, :2])
+    wanted = torch.arange(1, 2 * layout.tokens + 1)[:, None, None].expand_as(key)
+    assert (key.float() - wanted).abs().max() <= 32 / (2**layout.bits - 1)
 
 
-def test_rows_that_are_not_kept_write_to_the_page_of_nobody() -> None:
+def test_rows_that_are_not_kept_write_nothing() -> None:
     layout = LAYOUTS[1]
     pages, blocks = tables(layout, 3)
     step = DecodeStep(layout, HEADS, 3, CPU)
     # One that is kept, one without a slot at the end of a page, one that fills up the batch.
     lengths = torch.tensor([layout.tokens, layout.tokens, 0], dtype=torch.int32)
     step.fill(lengths, pages, blocks, torch.tensor([7, -1, -1]))
-    first_page = HEADS * 2 * layout.ring_rows
-    assert bool((step.new[:, 0] >= first_page).all())
-    assert bool((step.new[:, 1:] < first_page).all())
-    assert step.page.tolist() == [int(pages[0, 0]), 0, 0]
-    assert (step.tiles > 0).tolist() == [True, False, False]
+    assert step.full.tolist() == [int(pages[0, 0]), 0, 0]
+    assert step.position.tolist() == [layout.tokens - 1, -1, -1]
+    assert step.rings[1:].count_nonzero() == 0
+    pool = torch.zeros(PAGES * 3 + 1, HEADS, layout.tokens, layout.token_bytes, dtype=torch.uint8)
+    new = torch.ones(3, HEADS, layout.head_dim).half()
+    append_tokens(new, new, pool, step.rings, step.full, step.position, layout)
+    assert {*pool.flatten(1).any(1).nonzero()[:, 0].tolist()} <= {
+        *step.rings[0].tolist(),
+        *step.full.tolist(),
+    }
 
 
 def test_a_step_is_worked_out_once_all_groups_have_brought_their_part() -> None:

@@ -1,53 +1,80 @@
-"""Decode steps by kernels against chunks of one token by plain torch, on a real GPU."""
+"""Decode steps by kernels against plain torch, on a real GPU."""
 
 import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
+from steps import HEADS, StepCase, by_torch
 
-from duotone.serve import pages as reference
-from duotone.serve.decode import DecodeStep
-from duotone.serve.pages import Chunk, PageLayout
+from duotone.serve.decode import GatheredStep
+from duotone.serve.pages import PageLayout
 
 pytestmark = NEEDS_KERNELS
-HEADS, PAGES = 2, 12
+FP16, BF16, CUDA = torch.float16, torch.bfloat16, torch.device("cuda")
 
 
-@pytest.mark.parametrize("gqa", [1, 4, 6, 7])
+def lengths_of(layout: PageLayout, requests: int) -> list[int]:
+    """Lengths about the edges of pages, and others."""
+    page = layout.tokens
+    edges = [1, page - 1, page, page + 1, 2 * page, 2 * page + page // 2 + 1]
+    return [edges[n] if n < len(edges) else 1 + n * 7 % (3 * page) for n in range(requests)]
+
+
+@pytest.mark.parametrize("requests", [6, 150], ids=["tickets", "one part"])
+@pytest.mark.parametrize("gqa", [1, 4, 6, 7, 8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("bits", [2, 4])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_steps_equal_chunks(
-    bits: int, head_dim: int, gqa: int, monkeypatch: pytest.MonkeyPatch
+def test_steps_are_those_of_plain_torch(
+    bits: int, head_dim: int, gqa: int, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, device = PageLayout(bits, head_dim, torch.bfloat16), torch.device("cuda")
-    torch.manual_seed(0)
-    lengths = [1, layout.tokens - 1, layout.tokens, 2 * layout.tokens + 5]
-    count = len(lengths)
-    numbers = torch.randperm(count * PAGES, device=device).int().view(count, -1) + 1
-    blocks, pages = numbers[:, : layout.rings], numbers[:, layout.rings :].contiguous()
-    shape = (count * PAGES + 1, HEADS, layout.tokens, layout.token_bytes)
-    pools = [torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2)]
-    drawn = lambda n, heads: torch.randn(n, heads, head_dim, device=device).bfloat16()  # noqa: E731
-    for request, length in enumerate(lengths):
-        if length > 1:
-            states = tuple(drawn(length - 1, n) for n in (gqa * HEADS, HEADS, HEADS))
-            for pool in pools:
-                chunk = Chunk(layout, pool, pages[request], blocks[request], states, 0)
-                chunk.open()
-                chunk.keep()
-    states = tuple(drawn(count, n) for n in (gqa * HEADS, HEADS, HEADS))
-    step = DecodeStep(layout, HEADS, count, device)
-    given = torch.tensor(lengths, dtype=torch.int32, device=device)
-    step.fill(given, pages, blocks, torch.zeros(count, dtype=torch.long, device=device))
-    tail, out = step.store(pools[0], *states[1:]), torch.empty_like(states[0])
-    step.attend(pools[0], pages, tail, states[0], head_dim**-0.5, out)
-    monkeypatch.setattr(reference, "has_kernels", lambda device: False)
-    for request, length in enumerate(lengths):
-        own = tuple(x[request : request + 1] for x in states)
-        chunk = Chunk(layout, pools[1], pages[request], blocks[request], own, length - 1)
-        chunk.open()
-        chunk.keep()
-        want = chunk.attend(head_dim**-0.5)
-        torch.testing.assert_close(out[request : request + 1], want, rtol=2e-2, atol=2e-2)
-    # Rings differ: a step puts every new token there, also the last one of a page.
-    used = pages.flatten().long()
-    assert torch.equal(pools[0][used], pools[1][used])
+    layout = PageLayout(bits, head_dim, FP16 if gqa == 6 else BF16)
+    case = StepCase(layout, lengths_of(layout, requests), gqa, CUDA)
+    by_torch(monkeypatch)
+    ours, theirs = case.appended()
+    assert torch.equal(ours, theirs)
+    out, wanted = case.attended(ours, case.states[0])
+    torch.testing.assert_close(out, wanted, rtol=2e-2, atol=1e-2)
+
+
+def test_tokens_in_strides_and_replayed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K and V are slices of a product; a graph of a step follows the numbers of the next one."""
+    layout = PageLayout(2, 128, BF16)
+    case = StepCase(layout, lengths_of(layout, 8), 4, CUDA)
+    q, k, v = case.states
+    case.states = (q, *torch.cat([q, k, v], 1).split([x.shape[1] for x in (q, k, v)], 1)[1:])
+    by_torch(monkeypatch)
+    warm, theirs = case.appended()
+    assert torch.equal(warm, theirs)
+    pool, out = case.pool.clone(), torch.empty_like(q)
+    call = (pool, case.pages, q, 0.1, out)
+    case.step.attend(*call)
+    graph = torch.cuda.CUDAGraph()
+    pool.copy_(case.pool)
+    with torch.cuda.graph(graph):
+        case.step.store(pool, *case.states[1:])
+        case.step.attend(*call)
+    pool.copy_(case.pool)
+    graph.replay()
+    assert torch.equal(pool, theirs)
+    first = out.clone()
+    case.step.position.fill_(-1), case.step.full.fill_(0)
+    graph.replay()  # nothing is kept, and the tokens are there
+    assert torch.equal(pool, theirs)
+    torch.testing.assert_close(out, first, rtol=2e-2, atol=1e-2, equal_nan=True)
+
+
+def test_gathered_steps_agree() -> None:
+    layout = PageLayout(2, 128, BF16)
+    case = StepCase(layout, lengths_of(layout, 9), 4, CUDA)
+    pools, outs = [case.pool.clone() for _ in range(2)], []
+    gathered, count = GatheredStep(layout, HEADS, 11, CUDA), len(case.states[0])
+    slots = torch.tensor([0] * 9 + [-1, -1], device=CUDA)
+    lengths = torch.tensor([*case.lengths, layout.tokens, 0], dtype=torch.int32, device=CUDA)
+    gathered.fill(lengths, case.pages, case.blocks, slots)
+    for step, pool in zip((case.step, gathered), pools, strict=True):
+        outs.append(torch.empty_like(case.states[0]))
+        step.store(pool, *case.states[1:])
+        step.attend(pool, case.pages, case.states[0], 0.1, outs[-1])
+    # Page 0 is nobody's: a gathered step writes what it does not keep there.
+    assert torch.equal(pools[0][1:], pools[1][1:])
+    torch.testing.assert_close(outs[0][:9], outs[1][:9], rtol=2e-2, atol=1e-2)
+    assert count == 11

@@ -268,14 +268,15 @@ class PagesAttention(AttentionImpl):
         out = output.view(-1, self.num_heads, self.head_size)
         chunks = self._chunks(layer, (query, key, value), kv_cache, attn_metadata)
         # Requests of a step may share pages that are full only now: all is kept, then read.
-        tail = step.store(kv_cache, key[:count], value[:count]) if count else None
+        if count:
+            step.store(kv_cache, key[:count], value[:count])
         for chunk in chunks:
             chunk.open()
         for chunk in chunks:
             chunk.keep()
         if count:
             table = attn_metadata.block_table[:count].contiguous()
-            step.attend(kv_cache, table, tail, query[:count], self.scale, out[:count])
+            step.attend(kv_cache, table, query[:count], self.scale, out[:count])
         for chunk in chunks:
             out[chunk.first : chunk.end] = chunk.attend(self.scale)
         return output

@@ -2,6 +2,7 @@
 
 The plain-torch reference is `pages.Chunk`, request by request. Numbers that all layers
 share are worked out once per step into tensors that stay, so that a graph of the layers finds them.
+A layer is two launches: one appends and packs, one attends.
 """
 
 from __future__ import annotations
@@ -12,16 +13,74 @@ import torch
 from torch import Tensor
 
 from duotone.attention.cuda.dense.decode import dense_task
-from duotone.attention.cuda.groups.decode import group_task
+from duotone.attention.cuda.groups.append import group_append, refuse
+from duotone.attention.cuda.groups.decode import records_task
 from duotone.attention.cuda.groups.pack import group_pack
 from duotone.attention.cuda.groups.records import GroupRecords
+from duotone.attention.cuda.groups.tail import Tail
 from duotone.attention.cuda.shared.launch import run
-from duotone.cache.segments import DenseSegment, PackedSegment
+from duotone.attention.refused import reason_against
+from duotone.cache.segments import DenseSegment
 from duotone.serve.pages import PageLayout
 
 
 class DecodeStep:
     """Where the tokens of a step go and what they see, for up to `most` requests.
+
+    packed, dense: tokens in pages before the step, and after them, the new one included. position:
+    of the new token; -1: it is not kept. full: the page that it completes; 0, the page of nobody,
+    for none. rings: pages of the requests' rings.
+    """
+
+    def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
+        self.layout, self.kv_heads = layout, kv_heads
+        numbers = torch.zeros(3, most, dtype=torch.long, device=device)
+        self.packed, self.dense, self.position = numbers
+        self.full = torch.zeros(most, dtype=torch.int32, device=device)
+        self.rings = torch.zeros(most, layout.rings, dtype=torch.int32, device=device)
+
+    def fill(self, lengths: Tensor, pages: Tensor, blocks: Tensor, slots: Tensor) -> None:
+        """Work the numbers out.
+
+        lengths: [n], tokens of each request with the new one; 0: a row that fills up the batch.
+        pages: [n, width], its pages. blocks: [n, rings], those of its ring. slots: [n], below 0
+        where the new token is not kept.
+        """
+        tokens, count = self.layout.tokens, len(lengths)
+        at = lengths.long() - 1
+        whole = at.clamp_min(0) // tokens
+        kept = (slots[:count] >= 0) & (at >= 0)
+        full = kept & (at % tokens == tokens - 1)
+        page = pages.gather(1, whole[:, None])[:, 0]
+        self.packed[:count] = whole * tokens
+        self.dense[:count] = at + 1 - whole * tokens
+        self.position[:count] = torch.where(kept, at, -1)
+        self.full[:count] = torch.where(full, page, 0)
+        self.rings[:count] = torch.where(kept[:, None], blocks, 0)
+
+    def store(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keep the new tokens of one layer, and pack the pages that become full.
+
+        pool: as in `PageLayout.records`. key, value: [n, H, D].
+        """
+        layout, count = self.layout, len(key)
+        where = (self.rings[:count], self.full[:count], self.position[:count])
+        group_append(key, value, layout.records(pool), *where, layout.form, layout.spec)
+
+    def attend(self, pool: Tensor, pages: Tensor, query: Tensor, scale: float, out: Tensor) -> None:
+        """Attention over the pages before and the open one, into `out`, [n, Hq, D].
+
+        pages: [n, width] int32, contiguous. query: [n, Hq, D].
+        """
+        count, asked = len(pages), query.contiguous().unsqueeze(2)
+        records = GroupRecords(self.layout.form, self.layout.records(pool)[:, :, None])
+        tail = Tail(self.rings[:count], self.dense[:count], self.layout.dtype)
+        task = records_task(asked, records, self.packed[:count], pages, tail)
+        run([task], scale, out.unsqueeze(2))
+
+
+class GatheredStep:
+    """As `DecodeStep`, of pages that its kernels refuse, by launches of their own.
 
     packed, dense: tokens in pages before the step, and after them, the new one included. tiles:
     those that become full. page: where these go; 0, the page of nobody, where none does. new: rows
@@ -62,12 +121,8 @@ class DecodeStep:
         self.new[:, :count] = layout.ring_slots(blocks, at[:, None], self.kv_heads)[..., 0]
         self.tail[:, :count] = layout.ring_slots(blocks, tail, self.kv_heads)
 
-    def store(self, pool: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Keep the new tokens of one layer, and pack the pages that become full.
-
-        pool: as in `PageLayout.records`. key, value: [n, H, D]. Returns K and V of the open pages,
-        [2, n, H, tokens, D].
-        """
+    def store(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keep the new tokens of one layer, pack pages that become full, gather the open pages."""
         layout, count = self.layout, len(key)
         rows, records = layout.rows(pool), layout.records(pool)
         for at, x in zip(self.new[:, :count], (key, value), strict=True):
@@ -78,20 +133,14 @@ class DecodeStep:
         given = (self.order[:count], self.tiles[:count], self.first[:count])
         group_pack(tail[0], tail[1], *given, layout.form, layout.spec, new, decoding=True)
         records[self.page[:count]] = new[:, :, 0]
-        return tail
+        self.gathered = tail
 
-    def attend(
-        self, pool: Tensor, pages: Tensor, tail: Tensor, query: Tensor, scale: float, out: Tensor
-    ) -> None:
-        """Attention over the pages before and the open one, into `out`, [n, Hq, D].
-
-        pages: [n, width] int32, contiguous. tail: of `store`. query: [n, Hq, D].
-        """
+    def attend(self, pool: Tensor, pages: Tensor, query: Tensor, scale: float, out: Tensor) -> None:
+        """Attention over the pages before and those that `store` has gathered, into `out`."""
         count, asked = len(pages), query.contiguous().unsqueeze(2)
         records = GroupRecords(self.layout.form, self.layout.records(pool)[:, :, None])
-        packed = PackedSegment(None, None, self.packed[:count], records=records)
-        dense = DenseSegment(tail[0], tail[1], self.dense[:count])
-        tasks = (group_task(asked, packed, pages=pages), dense_task(asked, dense))
+        packed = records_task(asked, records, self.packed[:count], pages)
+        tasks = (packed, dense_task(asked, DenseSegment(*self.gathered, self.dense[:count])))
         run(tasks, scale, out.unsqueeze(2))
 
 
@@ -102,7 +151,8 @@ class Steps:
     """
 
     def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
-        self.decode = DecodeStep(layout, kv_heads, most, device)
+        refused = reason_against(refuse, layout.form, layout.spec, layout.dtype)
+        self.decode = (GatheredStep if refused else DecodeStep)(layout, kv_heads, most, device)
         self._parts: dict[int | str, Any] = {}
 
     def bring(self, part: int | str, given: Any) -> None:

@@ -180,6 +180,29 @@ def write_ring(
     layout.rows(pool)[slots] = torch.stack([key, value]).transpose(1, 2)
 
 
+def append_tokens(
+    key: Tensor,
+    value: Tensor,
+    pool: Tensor,
+    rings: Tensor,
+    full: Tensor,
+    position: Tensor,
+    layout: PageLayout,
+) -> None:
+    """Write a token of each request into its ring; pack the page that becomes full by it.
+
+    key, value: [n, H, D]. rings: [n, rings], pages. full: [n], the page; 0, that of nobody, packs
+    nothing. position: [n], of the token; below 0: it is not kept.
+    """
+    for n, (page, at) in enumerate(zip(full.tolist(), position.tolist(), strict=True)):
+        if at < 0:
+            continue
+        write_ring(layout, pool, rings[n], at, key[n : n + 1], value[n : n + 1])
+        if page:
+            states = read_ring(layout, pool, rings[n], at + 1 - layout.tokens, at + 1)
+            write_pages(layout, pool, full[n : n + 1], *states)
+
+
 def causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Causal attention whose last query sees all keys, in fp32.
 

@@ -9,7 +9,9 @@ import torch
 from cubins import shared_of, stack_of
 from duotone.attention.cuda.dense import decode as dense_decode
 from duotone.attention.cuda.dense import window_append
+from duotone.attention.cuda.groups import append as group_append
 from duotone.attention.cuda.groups import decode as group_decode
+from duotone.attention.cuda.groups import tail
 from duotone.attention.cuda.groups.format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.rotate import merge as merge_rotated
 from duotone.attention.cuda.rotate import queries as rotate_queries
@@ -19,6 +21,7 @@ from duotone.attention.cuda.shared.work import QUERY_TYPES, Call
 from duotone.attention.cuda.spans import calibrated as span_calibrated
 from duotone.attention.cuda.spans import decode as span_decode
 from duotone.attention.cuda.spans.layout import RecordFormat
+from duotone.serve.pages import PageLayout
 from duotone.tools.devices import Facts
 
 from compile_cases import RINGS, binary_of, compiled
@@ -133,6 +136,18 @@ def test_span_calibrated_compiles_and_takes_what_is_planned(
 @pytest.mark.parametrize(("form", "group"), GROUPS, ids=str)
 def test_group_decode_compiles(form, group, records_per_page) -> None:
     compiled("sm_90", group_decode, form, group, PAGED=records_per_page)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("arch", "bits", "head_dim"), [("sm_80", 2, 64), ("sm_90", 4, 256)])
+def test_steps_of_pages_compile_and_keep_nothing_on_the_stack(arch, bits, head_dim) -> None:
+    """Decode with a tail, and the launch that appends to it."""
+    layout = PageLayout(bits, head_dim, torch.bfloat16)
+    more = {"ARGUMENTS_BYTES": ctypes.sizeof(tail.Arguments), "PAGED": 1}
+    more |= {"TAIL": tail.ROW_TYPES[layout.dtype], "TAIL_PAGES": layout.rings}
+    assert stack_of(compiled(arch, group_decode, layout.form, 6, **more)) == 0
+    macros = group_append.macros(layout.form, layout.spec, layout.dtype, layout.rings)
+    assert stack_of(binary_of(group_append.SOURCE, arch, macros)) == 0
 
 
 @needs_nvrtc

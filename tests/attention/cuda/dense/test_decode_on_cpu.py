@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 import torch
+from lanes_on_cpu import LANES, PRODUCTS
 
 from duotone.attention import attend
 from duotone.attention.cuda.dense import decode as dense_decode
@@ -19,9 +20,8 @@ from units_on_cpu import ASSEMBLY, compiled
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 FP16, BF16 = torch.float16, torch.bfloat16
 LENGTHS, SLOTS, KV_HEADS = (1, 63, 100, 0, 144), 160, 2
-# What the kernel's assembly does. Copies of a lane happen when it waits for them, not before.
-LANES = """
-static u32 told[8][32][6];
+# Copies of a lane happen when it waits for them, not before.
+COPIES = """
 struct Asked { int group; u32 to; const char* from; bool real; };
 static std::deque<Asked> asked[256];
 static int groups[256];
@@ -35,61 +35,13 @@ static void wait_but_for(int late) {
     if (mine[0].real) memcpy(shared + mine[0].to, mine[0].from, 16);
     else memset(shared + mine[0].to, 0, 16);
 }
-static bool __any_sync(u32 mask, bool x) { return __ballot_sync(mask, x); }
-static float number_of(u16 x) {
-  return KV == 1 ? __uint_as_float((u32)x << 16) : half_to_float_here(x);
-}
-static u16 bits_of(float x) {
-  const u32 bits = __float_as_uint(x);
-  return KV == 1 ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : float_to_half(x);
-}
-static u32 (*tell(const u32* x, int words))[6] {
-  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  memcpy(told[warp][lane], x, 4 * words);
-  __syncwarp();
-  return told[warp];
-}
-static void load_each(u32* y, u32 row, int matrices, bool turned) {
-  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  auto rows = tell(&row, 1);
-  for (int m = 0; m < matrices; m++) {
-    u16 halves[2];
-    for (unsigned i = 0; i < 2; i++) {
-      const unsigned r = turned ? 2 * t + i : g, column = turned ? g : 2 * t + i;
-      memcpy(halves + i, shared + rows[8 * m + r][0] + 2 * column, 2);
-    }
-    y[m] = halves[0] | (u32)halves[1] << 16;
-  }
-  __syncwarp();
-}
-static u32 turned(u32 x) {
-  const unsigned g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  auto all = tell(&x, 1);
-  u32 y = 0;
-  for (unsigned i = 0; i < 2; i++)
-    y |= (all[4 * (2 * t + i) + g / 2][0] >> 16 * (g % 2) & 0xFFFF) << 16 * i;
-  __syncwarp();
-  return y;
-}
-static void multiply(float* c, const u32* a, const u32* b) {
-  const unsigned g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const u32 mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  auto all = tell(mine, 6);
-  for (unsigned i = 0; i < 4; i++)
-    for (unsigned k = 0; k < 16; k++) {
-      const u32 x = all[4 * g + k % 8 / 2][i / 2 + k / 8 * 2];
-      const u32 y = all[4 * (2 * t + i % 2) + k % 8 / 2][4 + k / 8];
-      c[i] += number_of(x >> 16 * (k % 2)) * number_of(y >> 16 * (k % 2));
-    }
-  __syncwarp();
-}
 """
 INSTRUCTIONS = {
     'cvt.rn." KV_TYPE': "d = bits_of(low) | (u32)bits_of(high) << 16;",
+    **PRODUCTS,
     "KV_TYPE": "multiply(c, a, b);",
     "x4.trans": "load_each(a, address, 4, true);",
     "x4.shared": "load_each(a, address, 4, false);",
-    "movmatrix": "y = turned(x);",
     "[%1],16,%2;": "ask_later(to, from, real);",
     "wait_group %0": "wait_but_for(STAGES - 2);",
     "cp.async.commit_group": "groups[threadIdx.x]++;",
@@ -119,7 +71,7 @@ def attended(query, key, value, form: DenseFormat, warps: int, folder) -> torch.
         "STAGES": form.stages, "PAGED": 0, "QUERY": 2, "OUT": 2, "OVERLAP": 0, "MERGE": 0,
         "LATE": 0, "__CUDA_ARCH__": 900, "ARGUMENTS_BYTES": ctypes.sizeof(given),
     }  # fmt: skip
-    source = LANES + runtime.source_text(dense_decode.SOURCE)
+    source = LANES + COPIES + runtime.source_text(dense_decode.SOURCE)
     run = compiled("dense_decode", macros, folder, source, INSTRUCTIONS | ASSEMBLY)
     run(given, (1, KV_HEADS, batch), warps * 32)
     return out

@@ -13,8 +13,10 @@
 //   K_GROUP, V_GROUP      elements per scale
 //   K_SIGNS, V_SIGNS      1: groups of 32 along k have signs or a zero-point
 //   K_SEPARATE, V_SEPARATE  1: codes are stored separately (groups/separate.cuh)
-//   SLOT_BYTES            see shared/ring.cuh
-//   G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in spans/decode.cu
+//   TAIL                  type of the rows of tokens after the packed ones (groups/tail.cuh), 0:
+//   none TAIL_PAGES            pages of a sequence that hold them SLOT_BYTES            see
+//   shared/ring.cuh G, WARPS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES  as in
+//   spans/decode.cu
 #define D ((CHANNELS + 31) / 32 * 32)
 #define HT ((G + 7) / 8)  // tiles of 8 q heads: the columns of B
 #define HEADS (HT * 8)
@@ -58,6 +60,9 @@ typedef AlongRows<KC, 2, VB, V_GROUP> Values;
 #endif
 
 #include "groups/sums.cuh"
+#if TAIL
+#include "groups/tail.cuh"
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
     group_decode(const __grid_constant__ Arguments at) {
@@ -78,6 +83,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, PER_SM)
   __syncthreads();
   Sums sums;
   sums.clear();
+#if TAIL
+  // The first packed tiles are in flight meanwhile. The share of the last split is not the largest.
+  if (u.part == at.splits - 1) {
+    Tail tail;
+    tail.find(at, u);
+    tail.add(sums, q, u);
+  }
+#endif
   while (ring.current < u.last) {
     int next;
     const u32 here = ring.take<PIECES_BYTES, 0>(u, next);

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.groups.format import GroupFormat, Operand
 from duotone.attention.cuda.groups.records import GroupRecords
+from duotone.attention.cuda.groups.tail import Tail
 from duotone.attention.cuda.groups.tiles import Tiles
 from duotone.attention.cuda.shared.geometry import (
     MAX_WARPS,
@@ -92,15 +93,32 @@ def group_task(
 ) -> Task:
     """The launch over one stream. query: [batch, q_heads, 1, head_dim], contiguous.
 
-    tau: for other segments only. pages: the records are a pool, see `work.Work`.
+    tau: for other segments only. pages: as in `records_task`, as are the errors.
+    """
+    return records_task(query, segment.records, segment.lengths, pages)
+
+
+def records_task(
+    query: Tensor,
+    records: GroupRecords,
+    lengths: Tensor,
+    pages: Tensor | None = None,
+    tail: Tail | None = None,
+) -> Task:
+    """The launch over records of so many tokens, [batch]. query: as in `group_task`.
+
+    pages: the records are a pool, see `work.Work`. tail: further tokens of the stream, in pages
+    of the same pool, that `tail.check` takes.
     Errors: ValueError for pages of records whose codes are separate, and for codes that do not fit.
     """
-    records, form = segment.records, segment.records.format
+    form = records.format
     arguments = _arguments(records, pages) if form.is_apart else Call
-    work = Work.of_records(query, form, records.data, segment.lengths, pages=pages)
+    if tail is not None:
+        arguments = tail.arguments
+    work = Work.of_records(query, form, records.data, lengths, pages=pages)
     sms, rings = multiprocessors(query.device), ring_bytes(query.device)
     at = geometry(form, work.group, work.heads, work.records, sms, rings)
-    macros = macros_of(form, work.group)
+    macros = macros_of(form, work.group) | ({} if tail is None else tail.macros)
     rings_bytes = at.warps * form.stages * macros["SLOT_BYTES"]
     return Task(SOURCE, work, at, macros, arguments, shared_bytes=rings_bytes)
 

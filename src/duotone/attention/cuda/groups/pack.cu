@@ -56,14 +56,7 @@ __device__ __forceinline__ float load_norm(const char* norm, int channel) {
 typedef Packer<0, KB, K_ALONG_K, K_GROUP, K_MAPPING> Keys;
 typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
 
-#define CODE_BYTES(BITS) (TILE * D * (BITS) / 8)
-#define K_GROUPS (K_ALONG_K ? TILE * (D / K_GROUP) : D)
-#define V_GROUPS (V_ALONG_K ? D : TILE * (D / V_GROUP))
-#define K_PARAM_BYTES (K_GROUPS * (K_MAPPING ? 6 : 4))
-#define V_PARAM_BYTES (V_GROUPS * (V_MAPPING ? 6 : 4))
-#define K_OWN_BYTES (K_SEPARATE ? 0 : CODE_BYTES(KB))
-#define V_OWN_BYTES (V_SEPARATE ? 0 : CODE_BYTES(VB))
-#define STORED_TILE_BYTES (K_OWN_BYTES + V_OWN_BYTES + K_PARAM_BYTES + V_PARAM_BYTES)
+#include "groups/stored.cuh"
 // Memory of the warps that share a tile: its elements, then their words.
 #define TILES_OF_BLOCK (WARPS / SHARERS)
 #define SHARED_TILE_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))

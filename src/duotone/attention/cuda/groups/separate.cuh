@@ -6,7 +6,7 @@
 // The codes are of the same tokens, and in the slot where they are stored separately.
 //
 // Expects K_SEPARATE_BYTES and V_SEPARATE_BYTES, of a packed tile's tokens (0 where the packed tile
-// has its codes), and PIECES_BYTES, of all of it.
+// has its codes), and PIECES_BYTES, of all of it. TAIL (groups/tail.cuh) is 0 where they are not 0.
 #if K_SEPARATE_BYTES || V_SEPARATE_BYTES
 static_assert(!PAGED, "separate codes are in one piece");
 
@@ -40,7 +40,14 @@ struct GroupUnit : Unit {
   }
 };
 #else
+#if TAIL
+struct Arguments : Call {
+  const int* tail_pages;         // [batch, TAIL_PAGES]
+  const long long* tail_tokens;  // [batch]
+};
+#else
 struct Arguments : Call {};
+#endif
 
 struct GroupUnit : Unit {
   __device__ __forceinline__ void find(const Arguments& at) { find_unit(at, *this); }

@@ -1,0 +1,108 @@
+"""Append a token to the tail of every sequence and pack the pages that become full, in one launch.
+
+The plain-torch reference is `serve.pages.append_tokens`, whose pages are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from duotone.attention.cuda.groups import tail
+from duotone.attention.cuda.groups.format import TILE, GroupFormat
+from duotone.attention.cuda.groups.pack import WARPS, check, macros_of, sharers
+from duotone.attention.cuda.shared.launch import OVERLAP
+from duotone.attention.cuda.shared.runtime import Launch, kernel
+from duotone.attention.cuda.spans.layout import LANES
+from duotone.attention.refused import RefusedError
+from duotone.quant import KVSpec
+
+SOURCE = "groups/append.cu"
+VECTOR_BYTES = 16
+Token = Float[Tensor, "batch kv_heads head_dim"]
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of groups/append.cu."""
+
+    _fields_ = (
+        ("new", ctypes.c_void_p * 2),
+        *((name, ctypes.c_longlong * 2) for name in ("new_batch", "new_head")),
+        *((name, ctypes.c_void_p) for name in ("pool", "tail_pages", "full", "position")),
+        *((name, ctypes.c_int) for name in ("batch", "kv_heads")),
+        *((name, ctypes.c_float * 2) for name in ("shrink", "eta", "rest")),
+    )
+
+
+def group_append(
+    key: Token,
+    value: Token,
+    pool: UInt8[Tensor, "pages kv_heads nbytes"],
+    tail_pages: Int[Tensor, "batch pages_per_tail"],
+    full: Int[Tensor, " batch"],
+    position: Int[Tensor, " batch"],
+    form: GroupFormat,
+    specs: KVSpec,
+) -> None:
+    """Write a token of each sequence into its tail; pack the page that becomes full by it.
+
+    tail_pages: int32, as `Tail.pages`. full: int32, the page; 0, that of nobody, packs nothing.
+    position: int64, of the token; below 0: it is not kept. What `refuse` says must hold. Nothing
+    here waits for the device; the launch can be captured.
+    """
+    key, value = (x if _is_aligned(x) else x.clone() for x in (key, value))
+    own = macros(form, specs, key.dtype, tail_pages.shape[1])
+    batch, heads, _ = key.shape
+    numbers, both = ctypes.c_float * 2, (specs.key, specs.value)
+    given = Arguments(
+        new=(ctypes.c_void_p * 2)(key.data_ptr(), value.data_ptr()),
+        new_batch=_strides(key, value, 0),
+        new_head=_strides(key, value, 1),
+        pool=pool.data_ptr(),
+        tail_pages=tail_pages.data_ptr(),
+        full=full.data_ptr(),
+        position=position.data_ptr(),
+        batch=batch,
+        kv_heads=heads,
+        shrink=numbers(*(spec.shrink for spec in both)),
+        eta=numbers(*(spec.eta for spec in both)),
+        rest=numbers(*(1 - 2 * spec.eta for spec in both)),
+    )
+    blocks = -(-2 * batch * heads * form.tiles // WARPS)
+    launch = Launch(blocks, WARPS * LANES, WARPS * own["TILE_SHARED_BYTES"], overlap=OVERLAP)
+    if blocks:
+        with torch.cuda.device(key.device):
+            kernel(SOURCE, "group_append", tuple(own.items()), key.device)(launch, given)
+
+
+def macros(form: GroupFormat, specs: KVSpec, dtype: torch.dtype, tail_pages: int) -> dict[str, int]:
+    """Macros of groups/append.cu."""
+    return macros_of(form, specs, dtype, decoding=True) | {
+        "ALIGN": VECTOR_BYTES,
+        "NORM": 0,
+        "TILES": form.tiles,
+        "TAIL_PAGES": tail_pages,
+        "OVERLAP": int(OVERLAP),
+        "ARGUMENTS_BYTES": ctypes.sizeof(Arguments),
+    }
+
+
+def refuse(form: GroupFormat, specs: KVSpec, dtype: torch.dtype) -> None:
+    """Raise `RefusedError` for pages that the kernel does not pack. dtype: of K and V."""
+    check(specs)
+    tail.check(form, dtype)
+    if specs.flush_tokens > TILE or sharers(form, specs) > 1:
+        raise RefusedError(f"a warp packs groups of 32 tokens; got {specs.key} and {specs.value}")
+
+
+def _is_aligned(x: Token) -> bool:
+    """Rows can be read in vectors."""
+    places = (x.data_ptr(), *(s * x.element_size() for s in x.stride()[:2]))
+    return x.stride(2) == 1 and not any(place % VECTOR_BYTES for place in places)
+
+
+def _strides(key: Token, value: Token, axis: int) -> ctypes.Array:
+    return (ctypes.c_longlong * 2)(*(x.element_size() * x.stride(axis) for x in (key, value)))
