@@ -36,6 +36,7 @@ LANGUAGE: dict[str, Any] = {
     "embed_dim": 64,
     "ffn_dim": 96,
     "head_dim": 16,
+    "kv_lora_rank": 32,
     "layers": LAYERS,
     "linear_key_head_dim": 16,
     "linear_num_key_heads": 2,
@@ -43,13 +44,19 @@ LANGUAGE: dict[str, Any] = {
     "linear_value_head_dim": 8,
     "mamba_head_dim": 16,
     "mamba_num_heads": 4,
+    "n_group": 1,
     "n_groups": 2,
     "num_sliding_attention_heads": 4,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
     "query_pre_attn_scalar": 16,
     "rotary_dim": 8,
     "sliding_window": 24,
     "sliding_window_pattern": 2,
     "ssm_state_size": 16,
+    "topk_group": 1,
+    "v_head_dim": 16,
     "word_embed_proj_dim": 64,
 }
 TOWER: dict[str, Any] = {
@@ -97,6 +104,8 @@ WHOLE: dict[str, Any] = {
 }
 MARKS = {"vision_start_token_id": START, "vision_end_token_id": END}
 THREE_AXES = {"text_config": {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}}}
+# Latents are expanded to all heads.
+ALL_HEADS = {"num_key_value_heads": 4, "first_k_dense_replace": 1}
 PATCHES = {"patch_sizes": [16, 6], "hidden_sizes": [32, 32], "depths": [1, 1]}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 24}
 # Fields that default configs leave out, and those whose sizes depend on one another.
@@ -105,6 +114,8 @@ OWN: dict[str, dict[str, Any]] = {
     # Its axes of height and width take turns.
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 4]}}},
     "cosmos3_edge": THREE_AXES,
+    "kimi_k25": {"text_config": {**ALL_HEADS, "head_dim": 8}, "projection_hidden_size": 32},
+    "mistral4": ALL_HEADS,
     # As wide as its encoder.
     "deepseek_ocr2": {"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}},
     "granite4_vision": {
@@ -127,8 +138,9 @@ OWN: dict[str, dict[str, Any]] = {
 def tiny_config(model_type: str) -> PreTrainedConfig:
     """The default config of a type, shrunk."""
     full = CONFIG_MAPPING[model_type](**AS_PUBLISHED.get(model_type, {})).to_dict()
-    fields = _merged(_smaller(full, WHOLE), OWN.get(model_type, {}))
-    return CONFIG_MAPPING[model_type](**fields)
+    fields = _smaller(full, WHOLE if "text_config" in full else LANGUAGE)
+    fields = _merged(fields, OWN.get(model_type, {}))
+    return CONFIG_MAPPING[model_type](**{n: x for n, x in fields.items() if n != "model_type"})
 
 
 def tiny_model_of(model_type: str) -> PreTrainedModel:
@@ -150,8 +162,7 @@ def _smaller(fields: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     small = {name: _field(name, x, sizes, kept) for name, x in fields.items()}
     if sizes is LANGUAGE and "num_hidden_layers" in small:
         small["num_hidden_layers"] = len(kept)
-    left_out = ("model_type", "per_layer_config") if sizes is WHOLE else ("per_layer_config",)
-    return {name: x for name, x in small.items() if name not in left_out}
+    return {name: x for name, x in small.items() if name != "per_layer_config"}
 
 
 def _field(name: str, x: Any, sizes: dict[str, Any], kept: Any) -> Any:

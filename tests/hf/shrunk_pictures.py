@@ -29,6 +29,13 @@ def _grid(frames: int) -> Pixels:
     }
 
 
+def _square_patches(images: int) -> dict[str, Tensor]:
+    return {
+        "pixel_values": torch.randn(images * PATCHES, 3, PATCH, PATCH),
+        "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * images),
+    }
+
+
 def _questioned(*frames: int) -> Pixels:
     """Pictures, or videos of so many frames, with what a Q-Former is asked about them."""
     return lambda images: {
@@ -79,10 +86,7 @@ PIXELS: dict[str, Pixels] = {
         "pixel_values": torch.randn(n * PATCHES, 3 * PATCH**2),
         "image_grid_hw": torch.tensor([[SIDE, SIDE]] * n),
     },
-    "paddleocr_vl": lambda n: {
-        "pixel_values": torch.randn(n * PATCHES, 3, PATCH, PATCH),
-        "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * n),
-    },
+    **dict.fromkeys(("kimi_k25", "paddleocr_vl"), _square_patches),
     "video_llama_3": lambda n: {**_grid(1)(n), "image_merge_sizes": torch.tensor([1] * n)},
     "video_llava": lambda n: {"pixel_values_images": torch.randn(n, 3, SIZE, SIZE)},
 }

@@ -6,6 +6,7 @@ tokens is an attribute of `LayerStore` and one entry of `own_tensors`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -34,18 +35,24 @@ class Declared(NamedTuple):
 
 
 def own_tensors(
-    spec: CacheSpec, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, dense_tokens: int
+    spec: CacheSpec,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dims: Sequence[int],
+    dense_tokens: int,
 ) -> dict[str, Declared]:
     """{attribute of `LayerStore`: declaration} of a layer's tensors outside packed stores.
 
-    spec: policies of the layer. dtype: type of its states. heads: (batch, kv_heads). dense_tokens:
-    width of the dense store.
+    spec: policies of the layer. dtype: type of its states. heads: (batch, kv_heads). head_dims:
+    channels of K and of V. dense_tokens: width of the dense store.
     """
-    states = Declared((*heads, dense_tokens, head_dim), dtype)
-    found = {"key": states, "value": states}
+    found = {
+        name: Declared((*heads, dense_tokens, head_dim), dtype)
+        for name, head_dim in zip(("key", "value"), head_dims, strict=True)
+    }
     if spec.key_norm:
         norm = getattr(torch, spec.text.key.param_dtype)
-        found["key_norm"] = Declared((*heads, head_dim), norm, "all", needed=False)
+        found["key_norm"] = Declared((*heads, head_dims[0]), norm, "all", needed=False)
     return found
 
 

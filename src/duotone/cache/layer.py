@@ -21,7 +21,8 @@ from duotone.cache.segments import DenseSegment, PackedSegment, Segment
 from duotone.quant import CacheSpec, KVSpec
 from duotone.quant.autocast import without_autocast
 
-States = Float[Tensor, "batch kv_heads tokens channels"]
+# The last axis are channels, of K and V as many but in latent caches.
+States = Float[Tensor, "batch kv_heads tokens _"]
 
 
 class LayerStore:
@@ -220,7 +221,8 @@ class LayerStore:
     def own_tensors(self) -> dict[str, Tensor]:
         """{name: tensor} of all tensors outside packed stores (`cache.declared`)."""
         heads = tuple(self.key.shape[:2])
-        names = own_tensors(self.spec, self.dtype, heads, self.key.shape[3], self.key.shape[2])
+        head_dims = (self.key.shape[3], self.value.shape[3])
+        names = own_tensors(self.spec, self.dtype, heads, head_dims, self.key.shape[2])
         held = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 

@@ -16,7 +16,8 @@ from duotone.cache.ragged import Lengths, Move
 from duotone.quant import KVSpec, TensorSpec
 
 Packed = tuple[PackedTensor, PackedTensor]
-States = Float[Tensor, "batch kv_heads tokens channels"]
+# The last axis are channels, of K and V as many but in latent caches.
+States = Float[Tensor, "batch kv_heads tokens _"]
 
 
 @runtime_checkable

@@ -52,9 +52,9 @@ class Saved:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes that a model gives a cache: (kv heads, channels of a head) of each layer."""
+    """Sizes that a model gives a cache: (kv heads, channels of K and of V of a head) of layers."""
 
-    heads: tuple[tuple[int, int], ...]
+    heads: tuple[tuple[int, int, int], ...]
 
     @property
     def layers(self) -> int:
@@ -200,9 +200,9 @@ class _Parsing:
         return SavedLayer(self._own(index, spec, state), pairs)
 
     def _own(self, index: int, spec: CacheSpec, state: LedgerState) -> Tensors:
-        kv_heads, head_dim = self.shape.heads[index]
+        kv_heads, *head_dims = self.shape.heads[index]
         width = state.dense.positions.shape[1]
-        wanted = own_tensors(spec, self.dtype, (self.batch, kv_heads), head_dim, width)
+        wanted = own_tensors(spec, self.dtype, (self.batch, kv_heads), head_dims, width)
         mask = valid_mask(state.dense.lengths, width)[:, None, :, None]
         found = {}
         for name, declared in wanted.items():
@@ -228,10 +228,11 @@ class _Parsing:
         width = roll.positions.shape[1]
         must(width == int(roll.lengths.max()), "a store is as wide as it is long", store)
         parts = {}
-        for part in PARTS:
+        kv_heads, *head_dims = self.shape.heads[index]
+        for part, head_dim in zip(PARTS, head_dims, strict=True):
             source = self.spec.source(part, index, self.shape.layers)
             tensor = getattr(policy, part)
-            size, has_codes = self.shape.heads[index], source == index
+            size, has_codes = (kv_heads, head_dim), source == index
             parts[part] = self._part(f"{store}.{part}", tensor, roll, size, has_codes=has_codes)
         return PackedPair(**parts)
 

@@ -12,7 +12,7 @@ from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
-from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
+from duotone.hf.model.facts import LATENTS, ModelFacts, check_no_states, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES
@@ -118,6 +118,9 @@ def attention_paths(
     layers: their numbers. tokens: as `attention.plan` names them. runs: "cuda", "triton" or
     "reference". why: reason against the CUDA kernels, or None. device: None: an H200.
     """
+    if facts.has_latents:
+        every, kinds = list(range(facts.layers)), ("visual", "text", "dense")
+        return [{"layers": every, "tokens": x, "runs": "reference", "why": LATENTS} for x in kinds]
     dtype = {2: torch.bfloat16, 4: torch.float32}.get(facts.element_bytes, torch.float64)
     shapes = [Shape(each.head_dim, each.q_heads, each.kv_heads, dtype) for each in facts.shapes]
     return [
@@ -186,10 +189,11 @@ def _layer_bytes(
     own, shape, codes, params = spec.at_layer(layer), facts.shapes[layer], 0, 0
     for name, sizes in spans.items():
         policy = getattr(own, name)
-        for which in ("key", "value") if isinstance(policy, KVSpec) else ():
+        kinds = ("key", "value") if isinstance(policy, KVSpec) else ()
+        for which, head_dim in zip(kinds, shape.head_dims, strict=False):
             stores = spec.source(which, layer, facts.layers) == layer
             for size in sizes:
-                parts = tensor_bytes(getattr(policy, which), size, shape.head_dim)
+                parts = tensor_bytes(getattr(policy, which), size, head_dim)
                 codes += shape.kv_heads * parts[0] * stores
                 params += shape.kv_heads * parts[1]
     if own.key_norm:

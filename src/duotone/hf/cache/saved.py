@@ -74,7 +74,7 @@ def _identity(model: PreTrainedModel, spec: CacheSpec) -> Header:
 
 
 def _shape(facts: ModelFacts) -> Shape:
-    return Shape(tuple((shape.kv_heads, shape.head_dim) for shape in facts.shapes))
+    return Shape(tuple((shape.kv_heads, *shape.head_dims) for shape in facts.shapes))
 
 
 def read_cache(

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from duotone.hf.cache.timeline import Timeline
 from duotone.hf.cache.windows import FixedStates
+from duotone.hf.model.facts import LATENTS
 from duotone.quant.autocast import without_autocast
 
 Which = Literal["key", "value"]
@@ -110,7 +111,10 @@ def _for_foreign(states: LazyStates) -> Tensor:
     """
     if states.timeline.spec.tau is not None:
         raise _foreign("calibrates scores (tau)")
-    return materialize(states.timeline, states.index, states.which, states.new)
+    timeline = states.timeline
+    if timeline.facts.has_latents and timeline.step.start:
+        timeline.slow.say("a step of a latent cache", "dequantizes every token", LATENTS)
+    return materialize(timeline, states.index, states.which, states.new)
 
 
 def _scatter(out: Tensor, states: Tensor, positions: Tensor, lengths: Tensor) -> None:

@@ -167,6 +167,13 @@ class Timeline:
                 f"{index} got {key.shape[2]}. A model that puts a picture's tokens beside its ids "
                 "cannot have a quantized cache: use the model's own."
             )
+        shape = self.facts.shapes[index]
+        if shape.latent_rope and value.shape[1:] != (1, self.step.tokens, shape.latent_rope):
+            raise NotImplementedError(
+                f"a latent cache takes a latent and {shape.latent_rope} channels per token; layer "
+                f"{index} got V of shape {tuple(value.shape)}, as some versions of transformers "
+                "expand latents before they cache them. Use the model's own cache."
+            )
         self._taken.add(index)
         self._waiting[index] = (key, value)
         self.shared_values.take(index, value)

@@ -7,6 +7,7 @@ by name, before any work is done.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from itertools import cycle
 from typing import Any
 
 from torch import Tensor
@@ -84,6 +85,10 @@ TESTED_FAMILIES = {
     "qwen3_vl_moe": ("pictures",),
     "smolvlm": ("pictures",),
 }
+LATENTS = (
+    "the model expands latents of all tokens to K and V by itself at every step, and PyTorch "
+    "operations dequantize them for it"
+)
 VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 
 
@@ -128,11 +133,12 @@ class ModelFacts:
     @property
     def shape(self) -> LayerShape:
         """The shape of all packed layers. Errors: ValueError where they differ."""
-        if len(set(self.shapes)) > 1:
+        if len(set(self.shapes)) > 1 or self.has_latents:
             raise ValueError(
                 "this needs layers with K and V of one shape; those of "
                 f"{self.model_type!r} have {sorted(set(map(astuple, self.shapes)))} (q_heads, "
-                "kv_heads, head_dim). Use a scheme and a command that take every layer by itself."
+                "kv_heads, head_dim, latent_rope). Use a scheme and a command that take every "
+                "layer by itself."
             )
         return self.shapes[0]
 
@@ -161,6 +167,11 @@ class ModelFacts:
     def has_windows(self) -> bool:
         """Some layers see only the latest tokens."""
         return any(self.sliding) or bool(self.windows)
+
+    @property
+    def has_latents(self) -> bool:
+        """The cache holds latents, which the model expands to K and V of all tokens by itself."""
+        return any(shape.latent_rope for shape in self.shapes)
 
     @property
     def is_multimodal(self) -> bool:
@@ -269,6 +280,18 @@ def check_no_states(facts: ModelFacts, what: str) -> None:
         )
 
 
+def _check_latents(facts: ModelFacts, spec: CacheSpec) -> None:
+    """Raise for schemes that need attention of ours, where the model expands latents itself."""
+    uses = {"tau": spec.tau, "evict": spec.evict, "background": spec.background}
+    found = [name for name, value in uses.items() if value is not None]
+    if facts.has_latents and found:
+        raise ValueError(
+            f"the cache of {facts.model_type!r} holds latents, which the model expands for an "
+            f"attention that knows no {found}. Use another scheme, e.g. duotone.scheme('kivi', "
+            "bits=2)."
+        )
+
+
 def _check_unequal(facts: ModelFacts, spec: CacheSpec) -> None:
     """Raise for schemes that take all layers alike, where these differ or read one another."""
     differs = len(set(facts.shapes)) > 1
@@ -289,9 +312,11 @@ def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
     """Raise ValueError if `spec` does not fit this model or would do nothing on it."""
     check_honoured(spec)
     spec.check_depth(facts.layers)
-    for head_dim in {shape.head_dim for shape in facts.shapes}:
-        for tensor in spec.tensors:
+    for head_dims in {shape.head_dims for shape in facts.shapes}:
+        # Quantizers of K and of V in turn.
+        for tensor, head_dim in zip(spec.tensors, cycle(head_dims), strict=False):
             _check_channels(head_dim, tensor)
+    _check_latents(facts, spec)
     _check_unequal(facts, spec)
     touches_text = isinstance(spec.text, KVSpec)
     if not facts.is_multimodal and not touches_text and isinstance(spec.visual, KVSpec):

@@ -24,16 +24,26 @@ READER_TYPE = "reader"
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Heads of a layer with K and V, and channels of one of them."""
+    """Heads of a layer with K and V, and channels of one of them.
+
+    latent_rope: channels that stand in the place of V in a latent cache. There K is a latent, which
+    the model expands to K and V of all heads by itself; None for any other layer.
+    """
 
     q_heads: int
     kv_heads: int
     head_dim: int
+    latent_rope: int | None = None
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Channels of a head of K and of V, as a cache takes them."""
+        return self.head_dim, self.latent_rope or self.head_dim
 
     @property
     def elements(self) -> int:
         """Numbers of K and V per token."""
-        return 2 * self.kv_heads * self.head_dim
+        return self.kv_heads * sum(self.head_dims)
 
 
 def layer_configs(text: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
@@ -69,6 +79,8 @@ def _inferred(layer: PreTrainedConfig) -> str:
 def layer_shape(layer: PreTrainedConfig) -> LayerShape:
     """Shape of a layer with K and V, by its own config."""
     q_heads = layer.num_attention_heads
+    if latent := getattr(layer, "kv_lora_rank", None):
+        return LayerShape(q_heads, 1, latent, layer.qk_rope_head_dim)
     kv_heads = getattr(layer, "num_key_value_heads", None) or q_heads
     return LayerShape(
         q_heads,

@@ -38,6 +38,8 @@ STATE_FAMILIES = (
     "qwen3_5_text",
     "qwen3_next",
 )
+# Families whose models cache a latent and expand it by themselves.
+LATENT_FAMILIES = ("deepseek_v3", "mistral4")
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
 UNSUPPORTED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
@@ -68,7 +70,8 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
         )
     _check_layers_alike(name, text)
     for field, why in UNSUPPORTED_FIELDS.items():
-        if getattr(text, field, None):
+        is_known = field == "kv_lora_rank" and text.model_type in LATENT_FAMILIES
+        if getattr(text, field, None) and not is_known:
             raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
     missing = [field for field in REQUIRED_FIELDS if not _has(text, field)]
     if missing:
