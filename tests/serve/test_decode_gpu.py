@@ -19,12 +19,13 @@ def lengths_of(layout: PageLayout, requests: int) -> list[int]:
     return [edges[n] if n < len(edges) else 1 + n * 7 % (3 * page) for n in range(requests)]
 
 
-@pytest.mark.parametrize("requests", [6, 150], ids=["tickets", "one part"])
-@pytest.mark.parametrize("gqa", [1, 4, 6, 7, 8])
+@pytest.mark.parametrize(
+    ("requests", "gqa"), [(6, 1), (6, 4), (6, 6), (6, 7), (6, 8), (150, 4)], ids=str
+)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("bits", [2, 4])
 def test_steps_are_those_of_plain_torch(
-    bits: int, head_dim: int, gqa: int, requests: int, monkeypatch: pytest.MonkeyPatch
+    bits: int, head_dim: int, requests: int, gqa: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = PageLayout(bits, head_dim, FP16 if gqa == 6 else BF16)
     case = StepCase(layout, lengths_of(layout, requests), gqa, CUDA)
@@ -40,11 +41,12 @@ def test_tokens_in_strides_and_replayed_steps(monkeypatch: pytest.MonkeyPatch) -
     layout = PageLayout(2, 128, BF16)
     case = StepCase(layout, lengths_of(layout, 8), 4, CUDA)
     q, k, v = case.states
-    case.states = (q, *torch.cat([q, k, v], 1).split([x.shape[1] for x in (q, k, v)], 1)[1:])
+    case.states = torch.cat([q, k, v], 1).split([x.shape[1] for x in (q, k, v)], 1)
+    q = case.states[0]
     by_torch(monkeypatch)
     warm, theirs = case.appended()
     assert torch.equal(warm, theirs)
-    pool, out = case.pool.clone(), torch.empty_like(q)
+    pool, out = case.pool.clone(), torch.empty(q.shape, dtype=q.dtype, device=CUDA)
     call = (pool, case.pages, q, 0.1, out)
     case.step.attend(*call)
     graph = torch.cuda.CUDAGraph()

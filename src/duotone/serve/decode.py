@@ -70,9 +70,12 @@ class DecodeStep:
     def attend(self, pool: Tensor, pages: Tensor, query: Tensor, scale: float, out: Tensor) -> None:
         """Attention over the pages before and the open one, into `out`, [n, Hq, D].
 
-        pages: [n, width] int32, contiguous. query: [n, Hq, D].
+        pages: [n, width] int32, contiguous. query: [n, Hq, D], often a slice of a product.
         """
-        count, asked = len(pages), query.contiguous().unsqueeze(2)
+        count, is_read = len(pages), query.stride()[1:] == (query.shape[2], 1)
+        if not is_read or query.stride(0) % 4:
+            query = query.contiguous()
+        asked = query.unsqueeze(2)
         records = GroupRecords(self.layout.form, self.layout.records(pool)[:, :, None])
         tail = Tail(self.rings[:count], self.dense[:count], self.layout.dtype)
         task = records_task(asked, records, self.packed[:count], pages, tail)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -108,13 +108,13 @@ def records_task(
     """The launch over records of so many tokens, [batch]. query: as in `group_task`.
 
     pages: the records are a pool, see `work.Work`. tail: further tokens of the stream, in pages
-    of the same pool, that `tail.check` takes.
+    of the same pool, that `tail.check` takes; sequences of query may then be apart.
     Errors: ValueError for pages of records whose codes are separate, and for codes that do not fit.
     """
     form = records.format
     arguments = _arguments(records, pages) if form.is_apart else Call
     if tail is not None:
-        arguments = tail.arguments
+        arguments = partial(tail.arguments, query.stride(0))
     work = Work.of_records(query, form, records.data, lengths, pages=pages)
     sms, rings = multiprocessors(query.device), ring_bytes(query.device)
     at = geometry(form, work.group, work.heads, work.records, sms, rings)

@@ -44,6 +44,7 @@ struct GroupUnit : Unit {
 struct Arguments : Call {
   const int* tail_pages;         // [batch, TAIL_PAGES]
   const long long* tail_tokens;  // [batch]
+  long long query_stride;        // elements from a sequence's q to the next one's
 };
 #else
 struct Arguments : Call {};
@@ -54,3 +55,12 @@ struct GroupUnit : Unit {
 };
 #endif
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
+
+// q of a unit's first q head; the others follow.
+__device__ __forceinline__ const query_t* query_of(const Arguments& at, const Unit& u) {
+#if TAIL
+  return at.query + u.sequence * at.query_stride + (size_t)u.kv_head * G * CHANNELS;
+#else
+  return at.query + (size_t)u.head * G * CHANNELS;
+#endif
+}

@@ -8,11 +8,11 @@ struct Query {
   float scale[HT][2];
   SumsInB<Keys::GROUPS> sums;
 
-  __device__ __forceinline__ void load(const Call& at, const Unit& u) {
+  __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
 #pragma unroll
     for (int h = 0; h < HT; h++) {
       const int mine = h * 8 + u.g;
-      const query_t* query = at.query + ((size_t)u.head * G + mine) * CHANNELS;
+      const query_t* query = query_of(at, u) + mine * CHANNELS;
       float x[KC][4], top = 1e-20f;
 #pragma unroll
       for (int k = 0; k < KC; k++)

@@ -21,7 +21,10 @@ ROW_TYPES = {torch.float16: 1, torch.bfloat16: 2}
 class Arguments(Call):
     """`Arguments` of groups/separate.cuh, where streams have tails."""
 
-    _fields_ = (("tail_pages", ctypes.c_void_p), ("tail_tokens", ctypes.c_void_p))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tail_pages", "tail_tokens")),
+        ("query_stride", ctypes.c_longlong),
+    )
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class Tail:
     tokens: Int[Tensor, " batch"]
     dtype: torch.dtype
 
-    def arguments(self, **call: Any) -> Arguments:
-        """The structure of a launch."""
-        fields = {"tail_pages": self.pages.data_ptr(), "tail_tokens": self.tokens.data_ptr()}
-        return Arguments(**fields, **call)
+    def arguments(self, query_stride: int, **call: Any) -> Arguments:
+        """The structure of a launch. query_stride: numbers from a sequence to the next one."""
+        where = {"tail_pages": self.pages.data_ptr(), "tail_tokens": self.tokens.data_ptr()}
+        return Arguments(query_stride=query_stride, **where, **call)
 
     @property
     def macros(self) -> dict[str, int]:
