@@ -150,10 +150,11 @@ class RaggedStep:
             return out
         sums, merge = out.float(), merge_into if has_kernels(pool.device) else merged_by_torch
         for window in self.windows:
-            keys, values = self._read(pool, self.past[window.pages], scratch)
+            keys = self._read(pool, self.past[window.pages], scratch)
             seen, lengths = slice(window.first, window.end), (window.queries, window.keys)
-            part, part_lse = attention(query[seen], keys, values, *lengths, scale, False)
-            merge(sums[seen], lse[:, seen], part, part_lse)
+            part = attention(query[seen], *keys, *lengths, scale, False)
+            merge(sums[seen], lse[:, seen], *part)
+            del part  # Two of them would be alive where there are several windows.
         return sums.to(query.dtype)
 
     def _read(self, pool: Tensor, pages: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
