@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from duotone.serve.pages import Chunk, PageLayout
-from duotone.serve.ragged import RaggedStep, Row, scratch_of
+from duotone.serve.prepared import scratch_of
+from duotone.serve.ragged import RaggedStep, Row
 from duotone.serve.windows import Attention
 
 HEADS = 2
 # (tokens before, new tokens): first chunks beside short continuations, hits of whole pages, and
 # chunks that begin or end inside of a page, at its end, or never leave it.
 REQUESTS = [(0, 70), (95, 3), (64, 1), (31, 2), (0, 5), (33, 97), (128, 64), (200, 7)]
+
+# As engines order them: short ones first, which decode kernels serve.
+BY_LENGTH = tuple(sorted(REQUESTS, key=lambda request: request[1]))
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Batch:
         slots = torch.zeros(1 + len(query), dtype=torch.long, device=self.device)
         for request, first, end, _ in self.rows:
             slots[first:end] = -1 if request in self.dummy else 9
-        step = RaggedStep(self.layout, HEADS, self.rows, self.table, self.blocks, slots)
+        step = RaggedStep(self.layout, HEADS, self.gqa, self.rows, self.table, self.blocks, slots)
         opened = step.open(pool, key, value)
         step.keep(pool, opened)
         scratch = scratch_of(self.layout, HEADS, torch.device(self.device))

@@ -11,7 +11,9 @@ from duotone.attention.cuda.groups import append
 from duotone.attention.cuda.groups import decode as group_decode
 from duotone.attention.cuda.shared import launch, runtime
 from duotone.attention.cuda.shared.geometry import Geometry
-from duotone.serve.pages import PageLayout
+from duotone.serve import short
+from duotone.serve.pages import PageLayout, write_pages
+from duotone.serve.short import ShortChunks
 
 from cuda_on_cpu import missing, own_counters, run_on_cpu
 from units_on_cpu import ASSEMBLY, compiled
@@ -84,3 +86,25 @@ def test_a_step_is_that_of_plain_torch(layout: PageLayout, gqa: int) -> None:
     out, wanted = case.attended(ours, apart[:, : gqa * HEADS])
     # Plain torch rounds packed tokens to the type of K and V.
     torch.testing.assert_close(out, wanted, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "gqa"), [(PageLayout(2, 64, FP16), 6), (PageLayout(4, 128, BF16), 4)], ids=str
+)
+@pytest.mark.usefixtures("on_cpu")
+def test_short_chunks_are_those_of_plain_torch(
+    layout: PageLayout, gqa: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    pool = torch.full((9, 2, layout.tokens, layout.token_bytes), 0xFF, dtype=torch.uint8)
+    table = torch.tensor([[3, 1, 7, 0], [5, 2, 0, 0], [8, 0, 0, 0]], dtype=torch.int32)
+    for row, past in enumerate((3, 2)):
+        drawn = torch.randn(2, past * layout.tokens, 2, layout.head_dim).to(layout.dtype)
+        write_pages(layout, pool, table[row, :past], *drawn)
+    chunks = ShortChunks(layout, gqa, [5, 3, 1], [3, 2, 0], table)
+    query = torch.randn(9, 2 * gqa, layout.head_dim)
+    wanted = chunks.attend(pool, query, 0.1)
+    monkeypatch.setattr(short, "has_kernels", lambda device: True)
+    for x, y in zip(chunks.attend(pool, query, 0.1), wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=4e-3, atol=4e-3)
+    assert (wanted[1][:, 8] == -torch.inf).all()

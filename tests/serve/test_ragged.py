@@ -2,21 +2,24 @@
 
 import pytest
 import torch
-from ragged_cases import Batch
+from ragged_cases import BY_LENGTH, REQUESTS, Batch
 
 from duotone.serve import windows
 from duotone.serve.pages import PageLayout
+from duotone.serve.prepared import prepare, scratch_of
 from duotone.serve.ragged import refusal
+from duotone.serve.short import short_rows
 from duotone.serve.windows import attention, cut
 
 FP16 = torch.float16
 
 
 @pytest.mark.parametrize("window", [64, 128, 8192])
+@pytest.mark.parametrize("requests", [tuple(REQUESTS), BY_LENGTH, BY_LENGTH[:4]])
 @pytest.mark.parametrize("layout", [PageLayout(2, 64, FP16), PageLayout(4, 128, FP16)], ids=str)
-def test_a_batch_equals_each_row_alone(layout, window, monkeypatch) -> None:
+def test_a_batch_equals_each_row_alone(layout, requests, window, monkeypatch) -> None:
     monkeypatch.setattr(windows, "WINDOW", window)
-    batch = Batch(layout)
+    batch = Batch(layout, requests=requests)
     (pool, out), (want_pool, want) = batch.together(attention), batch.alone()
     assert torch.equal(pool, want_pool)
     torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-3)
@@ -52,9 +55,30 @@ def test_pages_that_another_row_packs_in_this_step_are_read() -> None:
     torch.testing.assert_close(out[16:], batch.alone()[1], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("gqa", [1, 6, 7, 8])
+def test_tokens_of_short_chunks_are_heads_of_one_sequence(gqa: int) -> None:
+    batch = Batch(PageLayout(2, 64, FP16), gqa, requests=((200, 5), (64, 16), (0, 1), (130, 9)))
+    assert short_rows([new for _, new in batch.requests], gqa) == 4
+    (_, out), (_, want) = batch.together(attention), batch.alone()
+    torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-3)
+
+
+def test_chunks_are_short_by_their_rows_of_queries() -> None:
+    assert short_rows([1, 32, 33, 2], 4) == 2
+    assert short_rows([1], 17) == 0
+
+
 def test_windows_hold_pages_of_requests_in_order() -> None:
     assert cut([3, 0, 2, 6], 4) == [[(0, 3), (2, 1)], [(2, 1), (3, 3)], [(3, 3)]]
     assert cut([0, 0], 4) == []
+
+
+def test_steps_of_empty_pages_run() -> None:
+    layout = PageLayout(2, 64, FP16)
+    scratch = scratch_of(layout, 2, torch.device("cpu"))
+    assert scratch.shape == (2, 8192, 2, 64)
+    prepare(layout, 2, 4, 9, scratch)
+    assert not scratch[:, : layout.tokens].any()
 
 
 def test_what_is_done_one_by_one_is_named() -> None:

@@ -3,27 +3,29 @@
 import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
-from ragged_cases import HEADS, Batch
+from ragged_cases import BY_LENGTH, HEADS, REQUESTS, Batch
 
 from duotone.serve import pages as reference
 from duotone.serve import windows
 from duotone.serve.pages import PageLayout
-from duotone.serve.ragged import RaggedStep, scratch_of
+from duotone.serve.prepared import prepare, scratch_of
+from duotone.serve.ragged import RaggedStep
 from duotone.serve.windows import attention
 
 pytestmark = NEEDS_KERNELS
 BF16 = torch.bfloat16
 
 
+@pytest.mark.parametrize("requests", [tuple(REQUESTS), BY_LENGTH], ids=["mixed", "by length"])
 @pytest.mark.parametrize("gqa", [1, 4, 6, 7, 8])
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_batch_equals_each_row_alone(
-    bits: int, head_dim: int, gqa: int, monkeypatch: pytest.MonkeyPatch
+    bits: int, head_dim: int, gqa: int, requests: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "has_kernels", lambda device: False)
     monkeypatch.setattr(windows, "WINDOW", 128)
-    batch = Batch(PageLayout(bits, head_dim, BF16), gqa, "cuda", dummy=(1, 5))
+    batch = Batch(PageLayout(bits, head_dim, BF16), gqa, "cuda", requests, dummy=(1, 5))
     (pool, out), (want_pool, want) = batch.together(attention), batch.alone()
     assert torch.equal(pool, want_pool)
     torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
@@ -40,6 +42,7 @@ def test_pages_of_a_long_past_are_read_in_scratch_that_does_not_grow(bits: int) 
     blocks = torch.arange(1, layout.rings + 1, dtype=torch.int32, device=device)[None]
     query, key, value = (torch.randn(new, n, 128, device=device).bfloat16() for n in (8, 2, 2))
     scratch, peaks = scratch_of(layout, HEADS, device), []
+    prepare(layout, HEADS, 4, width, scratch)
 
     def by_flash(query, keys, values, queries, tokens, scale, causal):
         """Sums of the right shapes alone: scratch of ours is measured."""
@@ -47,15 +50,14 @@ def test_pages_of_a_long_past_are_read_in_scratch_that_does_not_grow(bits: int) 
 
     slots = torch.zeros(new, dtype=torch.long, device=device)
     for before in (8192, 65536):
-        step = RaggedStep(layout, HEADS, [(0, 0, new, before)], table, blocks, slots)
-        for _ in range(2):  # The first call compiles.
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            held = torch.cuda.memory_allocated()
-            opened = step.open(pool, key, value)
-            step.keep(pool, opened)
-            step.attend(pool, query, opened, scratch, 1.0, by_flash)
-            torch.cuda.synchronize()
-            peak = torch.cuda.max_memory_allocated() - held
-        peaks.append(peak)
+        step = RaggedStep(layout, HEADS, 4, [(0, 0, new, before)], table, blocks, slots)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        opened = step.open(pool, key, value)
+        step.keep(pool, opened)
+        step.attend(pool, query, opened, scratch, 1.0, by_flash)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - held)
+        del opened
     assert peaks[0] == peaks[1]

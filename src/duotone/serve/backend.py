@@ -37,7 +37,8 @@ from duotone.serve.layers import OwnAttention, bits_of, say_held, stretch_of, wi
 from duotone.serve.metadata import RING, PagesBuilder, PagesMetadata, RingBuilder
 from duotone.serve.pages import Chunk, PageLayout
 from duotone.serve.plugin import DTYPES
-from duotone.serve.ragged import RaggedChunks, RaggedStep, refusal, scratch_of
+from duotone.serve.prepared import prepare, scratch_of
+from duotone.serve.ragged import RaggedChunks, RaggedStep, refusal
 
 
 class DuotoneBackend(AttentionBackend):
@@ -294,8 +295,9 @@ class PagesAttention(AttentionImpl):
         rows, table, slots = metadata.rows, metadata.block_table, metadata.slots
         if (scratch := self._reserve(pool.device)) is not None:
             if metadata.ragged is None:
+                heads = (self.num_kv_heads, self.num_heads // self.num_kv_heads)
                 given = (rows, table, self._blocks(layer), slots)
-                metadata.ragged = RaggedStep(self.layout, self.num_kv_heads, *given)
+                metadata.ragged = RaggedStep(self.layout, *heads, *given)
             return [RaggedChunks(metadata.ragged, pool, states, scratch, flash)]
         blocks = self._blocks(layer)
         return [
@@ -328,8 +330,15 @@ class PagesAttention(AttentionImpl):
             sizes = (self.layout, self.num_kv_heads)
             alike = [x.scratch for x in ours if (x.layout, x.num_kv_heads) == sizes]
             found = [x for x in alike if x is not None]
-            self.scratch = found[0] if found else scratch_of(*sizes, device)
+            self.scratch = found[0] if found else self._prepared(device)
         return self.scratch
+
+    def _prepared(self, device: torch.device) -> Tensor:
+        scratch = scratch_of(self.layout, self.num_kv_heads, device)
+        width = -(-self._config.model_config.max_model_len // self.layout.tokens)
+        group = self.num_heads // self.num_kv_heads
+        prepare(self.layout, self.num_kv_heads, group, width, scratch)
+        return scratch
 
     def _rings(self, layer: Any) -> list[str]:
         return [f"{layer.layer_name}{RING}{n}" for n in range(self.layout.rings)]

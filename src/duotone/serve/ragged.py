@@ -24,8 +24,8 @@ from duotone.attention.cuda.groups.unpack import check, group_unpack
 from duotone.attention.cuda.shared.merge_into import merge_into, merged_by_torch
 from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
-from duotone.serve import windows
 from duotone.serve.pages import PageLayout, read_pages, write_pages
+from duotone.serve.short import ShortChunks, short_rows
 from duotone.serve.windows import Attention, lengths_of, on_device, windows_of
 
 # Rows of a step: (row, first token, end, tokens before).
@@ -39,25 +39,19 @@ def refusal(layout: PageLayout) -> str | None:
     return reason_against(check, layout.form)
 
 
-def scratch_of(layout: PageLayout, kv_heads: int, device: torch.device) -> Tensor:
-    """Memory of a window: K and V, [2, tokens, kv_heads, D]. All layers may share it."""
-    tokens = max(1, windows.WINDOW // layout.tokens) * layout.tokens
-    shape = (2, tokens, kv_heads, layout.head_dim)
-    return torch.empty(shape, dtype=layout.dtype, device=device)
-
-
 class RaggedStep:
     """Where the new tokens of a step go and what they see, for all layers of one layout.
 
-    rows: requests with new tokens, one after the other. table: [requests, width], pages of each
-    row. blocks: [requests, rings], those of its ring. slots: of each token of the batch, below 0
-    where it is not kept.
+    group: q heads of a kv head. rows: requests with new tokens, one after the other. table:
+    [requests, width], pages of each row. blocks: [requests, rings], those of its ring. slots: of
+    each token of the batch, below 0 where it is not kept.
     """
 
     def __init__(
         self,
         layout: PageLayout,
         kv_heads: int,
+        group: int,
         rows: Sequence[Row],
         table: Tensor,
         blocks: Tensor,
@@ -77,7 +71,13 @@ class RaggedStep:
         row, first, start, *counts = on_device(torch.tensor(numbers), device)
         whole, tail, *_ = counts
         self.queries, self.keys = lengths_of([new, opened], device)
-        self.windows = windows_of(past, new, tokens, device)
+        short = short_rows(new, group)
+        self.short = None
+        if any(past[:short]):
+            numbers = (new[:short], past[:short], table[row[:short]])
+            self.short = ShortChunks(layout, group, *numbers)
+        far = [0] * short + past[short:]
+        self.windows = windows_of(far, new, tokens, device)
         kept, blocks = slots[first] >= 0, blocks[row].long()
 
         owner, within = _spread(counts[2], sum(opened))
@@ -97,8 +97,8 @@ class RaggedStep:
         index = (start[owner] + within * tokens)[:, None] + torch.arange(tokens, device=device)
         self.full = index.flatten()[None]
 
-        owner, within = _spread(whole, sum(past))
-        self.past = table[row[owner], within].int()
+        owner, within = _spread(whole[short:], sum(far))
+        self.past = table[row[short:][owner], within].int()
 
     def _ring_rows(self, blocks: Tensor, positions: Tensor) -> Tensor:
         """Rows of K of kv head 0."""
@@ -143,12 +143,15 @@ class RaggedStep:
     ) -> Tensor:
         """Attention of the new tokens over all, [T, Hq, D].
 
-        query: [T, Hq, D]. scratch: of `scratch_of`. Past pages count as they are packed.
+        query: [T, Hq, D]. scratch: of `prepared.scratch_of`. Past pages count as they are packed.
         """
         out, lse = attention(query, *opened, self.queries, self.keys, scale, True)
-        if not self.windows:
+        if not self.windows and self.short is None:
             return out
         sums, merge = out.float(), merge_into if has_kernels(pool.device) else merged_by_torch
+        if self.short is not None:
+            few = self.short.tokens
+            merge(sums[:few], lse[:, :few], *self.short.attend(pool, query[:few], scale))
         for window in self.windows:
             keys = self._read(pool, self.past[window.pages], scratch)
             seen, lengths = slice(window.first, window.end), (window.queries, window.keys)
@@ -171,7 +174,7 @@ class RaggedStep:
 class RaggedChunks:
     """New tokens of the requests of a step in one layer, as `pages.Chunk` has one request's.
 
-    states: of all tokens of the batch. scratch: of `scratch_of`.
+    states: of all tokens of the batch. scratch: of `prepared.scratch_of`.
     """
 
     step: RaggedStep
