@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from family_configs import END, IMAGE, MROPE, PAD, START, TEXT, VIDEO
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from family_configs import END, IMAGE, MROPE, PAD, START, TEXT, VIDEO, gemma3n_text
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from benchmarks.supports.table import AS_PUBLISHED, HUNYUAN_ROPE
+from benchmarks.supports.table import HUNYUAN_ROPE, config_of, full_config
 from duotone.hf.weights.checkpoint import model_class
 
 AUDIO = 294
@@ -118,6 +118,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mistral4": ALL_HEADS,
     # As wide as its encoder.
     "deepseek_ocr2": {"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}},
+    "gemma3n": {"text_config": gemma3n_text().to_dict()},
     "granite4_vision": {
         # A head of its Q-Former has 64 channels.
         "vision_config": {"hidden_size": 64},
@@ -137,10 +138,10 @@ OWN: dict[str, dict[str, Any]] = {
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
     """The default config of a type, shrunk."""
-    full = CONFIG_MAPPING[model_type](**AS_PUBLISHED.get(model_type, {})).to_dict()
+    full = full_config(model_type).to_dict()
     fields = _smaller(full, WHOLE if "text_config" in full else LANGUAGE)
     fields = _merged(fields, OWN.get(model_type, {}))
-    return CONFIG_MAPPING[model_type](**{n: x for n, x in fields.items() if n != "model_type"})
+    return config_of(model_type, {n: x for n, x in fields.items() if n != "model_type"})
 
 
 def tiny_model_of(model_type: str) -> PreTrainedModel:
