@@ -23,7 +23,7 @@ from duotone.attention.cuda.classes.layout import class_layout
 from duotone.attention.cuda.classes.pack import class_pack, pack_codes, prepared
 from duotone.attention.cuda.groups.format import TILE, GroupFormat, operand_of
 from duotone.attention.cuda.groups.layout import to_group_records
-from duotone.attention.cuda.groups.pack import group_pack
+from duotone.attention.cuda.groups.pack import group_pack, page_pack
 from duotone.attention.cuda.spans.layout import RecordFormat, span_layout
 from duotone.attention.cuda.spans.pack import span_pack
 from duotone.bench.shapes import Shape
@@ -34,6 +34,7 @@ from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import Move
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import unchecked
+from duotone.serve.pages import served_spec
 
 SHAPES = (Shape(1, 32, 8, 3328), Shape(8, 32, 8, 8192), Shape(32, 32, 8, 8192))
 CHECKED = Shape(2, 4, 2, 512)
@@ -48,10 +49,11 @@ Call = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Packing:
-    """A row: how K and V are quantized; whole spans, or groups."""
+    """A row: how K and V are quantized; whole spans, or groups. paged: into pages of a pool."""
 
     name: str
     spec: KVSpec
+    paged: bool = False
 
     @property
     def classes(self) -> bool:
@@ -74,6 +76,8 @@ class Packing:
         if self.spans:
             form = RecordFormat(key.shape[3], self.spec.key.bits, self.spec.value.bits)
             return lambda: span_pack(key, value, self.spec, piece, form).records.data
+        if self.paged:
+            return self._into_pages(key, value)
         form, index = self._form(key), piece.take.index
         tiles = piece.spans.lengths // TILE
         start = torch.zeros_like(tiles)
@@ -83,6 +87,23 @@ class Packing:
         def pack() -> Tensor:
             group_pack(key, value, index, tiles, start, form, self.spec, data)
             return data
+
+        return pack
+
+    def _into_pages(self, key: Tensor, value: Tensor) -> Call:
+        """All sequences as one: token t of sequence b is b * kv_heads * tokens + t."""
+        form, (batch, heads, tokens, width) = self._form(key), key.shape
+        size = (1, heads, (batch - 1) * heads * tokens + tokens, width)
+        states = [x.as_strided(size, (x.numel(), *x.stride()[1:])) for x in (key, value)]
+        first = torch.arange(batch, device=key.device)[:, None] * heads * tokens
+        index = (first + torch.arange(tokens, device=key.device)).flatten()[None]
+        count = index.shape[1] // form.tokens
+        pages = torch.arange(1, count + 1, dtype=torch.int32, device=key.device)
+        pool = key.new_zeros(count + 1, heads, form.nbytes, dtype=torch.uint8)
+
+        def pack() -> Tensor:
+            page_pack(*states, index, pages, form, self.spec, pool)
+            return pool[1:]
 
         return pack
 
@@ -118,7 +139,8 @@ class Packing:
         pair = self._quantized(key, value)
         if self.spans:
             return pair.laid_out(span_layout).records.data
-        return to_group_records(pair.key, pair.value, self._form(key))
+        records = to_group_records(pair.key, pair.value, self._form(key))
+        return records.transpose(1, 2).flatten(0, 1) if self.paged else records
 
     def _by_own_levels(self, key: Tensor, value: Tensor) -> Tensor:
         work = prepared(key, value, self.spec, all_tokens(key))
@@ -151,6 +173,7 @@ def _inner(mapping: str) -> KVSpec:
 PACKINGS = (
     *(Packing(f"{bits} bit", KVSpec(TensorSpec(bits), TensorSpec(bits))) for bits in (1, 2, 4)),
     Packing("kivi-2", KVSpec(TensorSpec(2, "tokens", 32), TensorSpec(2, "channels", 32))),
+    Packing("kivi-2 in pages", served_spec(2), paged=True),
     Packing(SYMMETRIC, _inner("symmetric")),
     Packing(HYBRID, _inner("hybrid")),
     Packing("transform coded, 1 bit", KVSpec(*[TensorSpec(classes=COEFFICIENTS)] * 2)),
