@@ -128,6 +128,8 @@ OWN: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [[SIZE, SIZE]],
     },
     "hunyuan_vl": {"text_config": {"rope_parameters": {**HUNYUAN_ROPE, "mrope_section": [2] * 4}}},
+    "evolla": {"aligner_num_add_layers": 2, "resampler_depth": 1, "use_cache": True},
+    "idefics": {"alpha_initializer": "ones", "vision_config": {"embed_dim": 32}},
     "instructblipvideo": {"video_token_index": IMAGE},
     "muse_spark": {"audio_config": {"num_hidden_layers": 2, **PATCHES}},
     "qwen2_5_omni_thinker": {**THREE_AXES, **MARKS},

@@ -56,6 +56,11 @@ PIXELS: dict[str, Pixels] = {
     "instructblip": _questioned(),
     "instructblipvideo": _questioned(2),
     "kosmos-2.5": _flat_patches,
+    "idefics": lambda n: {"pixel_values": torch.randn(n, 1, 3, SIZE, SIZE)},
+    "evolla": lambda n: {
+        "protein_input_ids": torch.randint(5, 250, (n, 12)),
+        "protein_attention_mask": torch.ones(n, 12, dtype=torch.long),
+    },
     **dict.fromkeys(("cohere2_vision", "deepseek_vl", "got_ocr2", "pp_chart2table"), _whole),
     **dict.fromkeys(("janus", "qianfan_ocr", "shieldgemma2", "step3p7", "vipllava"), _whole),
     **dict.fromkeys(("cosmos3_edge", "ernie4_5_vl_moe"), _grid(1)),
@@ -93,7 +98,7 @@ PIXELS: dict[str, Pixels] = {
 
 
 # Their `generate` encodes pictures whatever it is asked.
-ALWAYS = ("blip-2", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5")
+ALWAYS = ("blip-2", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5", "idefics")
 
 
 def with_picture(model: PreTrainedModel, more: int = 0) -> dict[str, Tensor]:
@@ -108,11 +113,18 @@ def with_picture(model: PreTrainedModel, more: int = 0) -> dict[str, Tensor]:
     types = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
     types += ("image_embeds_position_mask",)
     visual = {name: (ids == IMAGE).long() for name in types if name in taken}
-    return {"input_ids": ids, "attention_mask": (ids != PAD).long(), **pixels(2), **visual}
+    if model.config.model_type == "idefics":
+        # Tokens after a picture see it, and no others.
+        visual["image_attention_mask"] = (ids == IMAGE).long().cumsum(1)[..., None].clamp_max(1)
+    # With proteins and padding Evolla fails, with its own cache, too.
+    real = ids != PAD if model.config.model_type != "evolla" else ids >= 0
+    return {"input_ids": ids, "attention_mask": real.long(), **pixels(2), **visual}
 
 
 def tokens_of(model: PreTrainedModel, pixels: dict[str, Tensor]) -> int:
     """Visual tokens of a picture."""
+    if model.config.model_type in ("evolla", "idefics"):  # beside the tokens
+        return 1
     if hasattr(model.config, "latent_query_num"):
         return model.config.latent_query_num
     owner: Any = model if hasattr(model, "get_image_features") else getattr(model, "model", model)

@@ -173,6 +173,11 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
     if facts.has_latents:
         raise ValueError(f"fixed buffers hold no latents: {LATENTS}. Decode in buffers that grow.")
+    if facts.beside:
+        raise ValueError(
+            f"fixed buffers hold tokens alone, and every step of {facts.model_type!r} reads its "
+            "pictures again. Decode in buffers that grow."
+        )
     if any(facts.sliding):
         raise ValueError(
             "fixed buffers do not read the masks that packed sliding windows need; all layers of "

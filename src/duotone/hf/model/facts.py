@@ -29,7 +29,13 @@ from duotone.hf.model.layers import (
     packed_layers,
     window_of,
 )
-from duotone.hf.model.support import check_sinks, check_supported, input_of_places, takes_pictures
+from duotone.hf.model.support import (
+    BESIDE_FAMILIES,
+    check_sinks,
+    check_supported,
+    input_of_places,
+    takes_pictures,
+)
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import check_honoured
@@ -106,7 +112,7 @@ class ModelFacts:
         not. is_chunked: a query sees its own chunk of so many tokens alone.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are. mask_input: the forward pass has this input,
-        which says it, too.
+        which says it, too. beside: layers attend to pictures beside the tokens, which are text.
     """
 
     model_type: str
@@ -124,6 +130,7 @@ class ModelFacts:
     window: int | None = None
     is_chunked: bool = False
     mask_input: str | None = None
+    beside: bool = False
 
     @property
     def layers(self) -> int:
@@ -207,7 +214,8 @@ def model_facts(
     check_supported(config, text)
     if isinstance(model_or_config, PreTrainedModel):
         check_sinks(model_or_config)
-    ids, pictures = visual_token_ids(config), takes_pictures(model_or_config)
+    ids, beside = visual_token_ids(config), text.model_type in BESIDE_FAMILIES
+    pictures = takes_pictures(model_or_config) and not beside
     mask_input = None if ids else input_of_places(model_or_config)
     if pictures and not (ids or mask_input) and visual_mask is None:
         raise _unknown_places(config.model_type)
@@ -236,6 +244,7 @@ def model_facts(
         window=window_of(text, kinds),
         is_chunked=CHUNK_TYPE in kinds,
         mask_input=mask_input,
+        beside=beside,
     )
 
 

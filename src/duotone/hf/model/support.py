@@ -40,12 +40,17 @@ STATE_FAMILIES = (
 )
 # Families whose models cache a latent and expand it by themselves.
 LATENT_FAMILIES = ("deepseek_v3", "mistral4")
+# Families whose layers attend to pictures by the way: neither tokens nor the cache hold any.
+BESIDE_FAMILIES = ("idefics",)
+# Families that a field of `UNSUPPORTED_FIELDS` does not rule out.
+KNOWN_ALL_THE_SAME = {"kv_lora_rank": LATENT_FAMILIES, "cross_layer_interval": BESIDE_FAMILIES}
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
 UNSUPPORTED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
     "attn_logit_softcapping": "softcapped scores are not a plain softmax(q K)",
     "cross_attention_layers": "visual tokens in cross attention, outside the cache",
     "cross_layer_interval": "visual tokens in cross attention, outside the cache",
+    "qk_layer_norms": "K is normalized between the cache and its attention",
     "lambda_std_dev": "differential attention pairs K with other heads' V than the cache does",
 }
 # Fields that all layers must have in common; heads and channels may vary by layer.
@@ -70,7 +75,7 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
         )
     _check_layers_alike(name, text)
     for field, why in UNSUPPORTED_FIELDS.items():
-        is_known = field == "kv_lora_rank" and text.model_type in LATENT_FAMILIES
+        is_known = text.model_type in KNOWN_ALL_THE_SAME.get(field, ())
         if getattr(text, field, None) and not is_known:
             raise ValueError(f"model_type {name!r} is not supported: {why} ({field}).")
     missing = [field for field in REQUIRED_FIELDS if not _has(text, field)]

@@ -90,8 +90,15 @@ def is_quantized_folder(folder: str | Path) -> bool:
 
 def model_class(config: Any) -> type:
     """The auto class of a configuration: multimodal, or text only."""
-    if config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        return transformers.AutoModelForImageTextToText
+    auto, names = (
+        transformers.AutoModelForImageTextToText,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    if name := names.get(config.model_type):
+        # transformers 5.23 looks for Evolla under a wrong name, and finds no model.
+        if type(config) not in auto._model_mapping:
+            auto.register(type(config), getattr(transformers, name), exist_ok=True)
+        return auto
     return transformers.AutoModelForCausalLM
 
 
