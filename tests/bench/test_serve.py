@@ -77,6 +77,10 @@ def test_rows_reasons_and_a_resumed_run(calls, tmp_path):
     assert served[0].endswith("duotone_2bit --attention-backend CUSTOM")
     assert "--kv-cache-memory-bytes 1000000000" in served[0]
     assert "--max-model-len 76 " in served[0]
+    given = serve.Load("m", 10**9, 8, 4, 2, ("inf",), server_options=("--load-format", "dummy"))
+    serve.run(given, ["bf16"], tmp_path / "dummy.json", 20, print)
+    served = [line for line in calls.read_text().splitlines() if line.startswith("serve")]
+    assert "--load-format dummy --kv-cache-dtype auto" in served[-1]
     with pytest.raises(ValueError, match="one seed"):
         serve.run(serve.Load("m", 10**9, 8, 4, 2, ("1", "inf"), 1), ["bf16"], path, 20, print)
 

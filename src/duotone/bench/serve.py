@@ -60,7 +60,10 @@ SPARE_TOKENS = 64
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of every row; cache_bytes: of the server's KV cache, per GPU."""
+    """Requests of every row; cache_bytes: of the server's KV cache, per GPU.
+
+    server_options: more options of every row's server.
+    """
 
     model: str
     cache_bytes: int
@@ -70,6 +73,7 @@ class Load:
     rates: tuple[str, ...]
     seed: int = 0
     max_model_len: int | None = None
+    server_options: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
@@ -114,6 +118,7 @@ def _header(load: Load) -> dict[str, Any]:
     header = stamp("cuda" if torch.cuda.is_available() else "cpu")
     header["versions"]["vllm"] = found.stdout.strip().splitlines()[-1]
     fields = {**asdict(load), "rates": list(load.rates)}
+    fields["server_options"] = list(load.server_options)
     return {"schema": SCHEMA, **header, **fields, "rows": []}
 
 
@@ -162,7 +167,10 @@ def _server(load: Load, options: Sequence[str], log: Path, start_s: float) -> It
     command += ["--max-model-len", str(load.length)]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command, *options], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            [*command, *load.server_options, *options],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         with _ended_by_sigterm():

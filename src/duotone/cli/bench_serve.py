@@ -1,5 +1,6 @@
 """`duotone bench serve`: cache dtypes of vLLM at equal cache memory."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,10 @@ def command(
             "--max-model-len", min=1, help="Of the servers. Default: what requests need, and 64."
         ),
     ] = None,
+    server_options: Annotated[
+        str,
+        typer.Option("--server-options", help="More options of every server, in quotes."),
+    ] = "",
     seed: Annotated[int, typer.Option("--seed")] = 0,
     start: Annotated[float, typer.Option("--start", help="Seconds a server may take.")] = 900.0,
     out: Annotated[
@@ -44,7 +49,8 @@ def command(
 
     size = parse_bytes(cache)
     sent = tuple(rates.split(","))
-    load = Load(model, size, input_tokens, output_tokens, prompts, sent, seed, max_model_len)
+    more = tuple(shlex.split(server_options))
+    load = Load(model, size, input_tokens, output_tokens, prompts, sent, seed, max_model_len, more)
     name = f"{Path(model).name}-{size / 1e9:g}GB-{input_tokens}+{output_tokens}.json"
     path = out or Path("results") / "serve" / name
     result = run(load, rows or list(ROWS), path, start, say)

@@ -1,11 +1,14 @@
 """Times of steps, taken of an engine that takes a known time."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from transformers import AutoTokenizer
 
 from benchmarks.serve import steps
+from benchmarks.serve.model import save_words
 from duotone.bench.serve import ROWS
 
 
@@ -61,3 +64,11 @@ def test_an_engine_has_the_options_of_a_server() -> None:
     }
     for row in ROWS:
         assert steps.options_of(row)["kv_cache_dtype"] in (row, "auto")
+
+
+def test_every_word_is_one_token(tmp_path: Path) -> None:
+    save_words(40, tmp_path)
+    steps.save_config("tiny", tmp_path, 64)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = [39, 3, 3, 17]
+    assert tokenizer(tokenizer.decode(ids))["input_ids"] == ids
