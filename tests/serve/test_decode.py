@@ -78,3 +78,8 @@ def test_a_step_is_worked_out_once_all_groups_have_brought_their_part() -> None:
         assert int(steps.decode.dense[0]) == 0
     steps.bring("pages", (lengths, pages, slots))
     assert int(steps.decode.dense[0]) == 5
+
+
+def test_pages_that_kernels_refuse_are_refused_at_start() -> None:
+    with pytest.raises(ValueError, match=r"rows of .*got torch.float32.*--dtype bfloat16"):
+        Steps(PageLayout(2, 64, torch.float32), HEADS, 2, CPU)

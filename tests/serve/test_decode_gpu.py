@@ -3,9 +3,8 @@
 import pytest
 import torch
 from cuda_device import NEEDS_KERNELS
-from steps import HEADS, StepCase, by_torch
+from steps import StepCase, by_torch
 
-from duotone.serve.decode import GatheredStep
 from duotone.serve.pages import PageLayout
 
 pytestmark = NEEDS_KERNELS
@@ -62,21 +61,3 @@ def test_tokens_in_strides_and_replayed_steps(monkeypatch: pytest.MonkeyPatch) -
     graph.replay()  # nothing is kept, and the tokens are there
     assert torch.equal(pool, theirs)
     torch.testing.assert_close(out, first, rtol=2e-2, atol=1e-2, equal_nan=True)
-
-
-def test_gathered_steps_agree() -> None:
-    layout = PageLayout(2, 128, BF16)
-    case = StepCase(layout, lengths_of(layout, 9), 4, CUDA)
-    pools, outs = [case.pool.clone() for _ in range(2)], []
-    gathered, count = GatheredStep(layout, HEADS, 11, CUDA), len(case.states[0])
-    slots = torch.tensor([0] * 9 + [-1, -1], device=CUDA)
-    lengths = torch.tensor([*case.lengths, layout.tokens, 0], dtype=torch.int32, device=CUDA)
-    gathered.fill(lengths, case.pages, case.blocks, slots)
-    for step, pool in zip((case.step, gathered), pools, strict=True):
-        outs.append(torch.empty_like(case.states[0]))
-        step.store(pool, *case.states[1:])
-        step.attend(pool, case.pages, case.states[0], 0.1, outs[-1])
-    # Page 0 is nobody's: a gathered step writes what it does not keep there.
-    assert torch.equal(pools[0][1:], pools[1][1:])
-    torch.testing.assert_close(outs[0][:9], outs[1][:9], rtol=2e-2, atol=1e-2)
-    assert count == 11

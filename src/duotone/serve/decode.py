@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.dense.decode import dense_task
 from duotone.attention.cuda.groups.append import group_append, refuse
 from duotone.attention.cuda.groups.decode import records_task
-from duotone.attention.cuda.groups.pack import group_pack
 from duotone.attention.cuda.groups.records import GroupRecords
 from duotone.attention.cuda.groups.tail import Tail
 from duotone.attention.cuda.shared.launch import run
 from duotone.attention.refused import reason_against
-from duotone.cache.segments import DenseSegment
 from duotone.serve.pages import PageLayout
 
 
@@ -29,10 +26,14 @@ class DecodeStep:
 
     packed, dense: tokens in pages before the step, and after them, the new one included. position:
     of the new token; -1: it is not kept. full: the page that it completes; 0, the page of nobody,
-    for none. rings: pages of the requests' rings.
+    for none. rings: pages of the requests' rings. Errors: ValueError for pages that kernels refuse.
     """
 
     def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
+        if reason := reason_against(refuse, layout.form, layout.spec, layout.dtype):
+            raise ValueError(
+                f"a GPU serves pages by kernels: {reason}. Serve in 16 bit: --dtype bfloat16."
+            )
         self.layout, self.kv_heads = layout, kv_heads
         numbers = torch.zeros(3, most, dtype=torch.long, device=device)
         self.packed, self.dense, self.position = numbers
@@ -82,71 +83,6 @@ class DecodeStep:
         run([task], scale, out.unsqueeze(2))
 
 
-class GatheredStep:
-    """As `DecodeStep`, of pages that its kernels refuse, by launches of their own.
-
-    packed, dense: tokens in pages before the step, and after them, the new one included. tiles:
-    those that become full. page: where these go; 0, the page of nobody, where none does. new: rows
-    of `PageLayout.rows` of the new token, [2, most, kv_heads]. tail: of the dense tokens,
-    [2, most, kv_heads, tokens].
-    """
-
-    def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
-        self.layout, self.kv_heads, tokens = layout, kv_heads, layout.tokens
-        numbers = torch.zeros(4, most, dtype=torch.long, device=device)
-        self.packed, self.dense, self.tiles, self.page = numbers
-        self.first = torch.zeros(most, dtype=torch.long, device=device)
-        self.new = torch.zeros(2, most, kv_heads, dtype=torch.long, device=device)
-        self.tail = torch.zeros(2, most, kv_heads, tokens, dtype=torch.long, device=device)
-        self.order = torch.arange(tokens, device=device).expand(most, tokens).contiguous()
-        shape = (most, kv_heads, 1, layout.nbytes)
-        self.scratch = torch.zeros(shape, dtype=torch.uint8, device=device)
-
-    def fill(self, lengths: Tensor, pages: Tensor, blocks: Tensor, slots: Tensor) -> None:
-        """Work the numbers out.
-
-        lengths: [n], tokens of each request with the new one; 0: a row that fills up the batch.
-        pages: [n, width], its pages. blocks: [n, rings], those of its ring. slots: [n], below 0
-        where the new token is not kept.
-        """
-        layout, count = self.layout, len(lengths)
-        at = (lengths.long() - 1).clamp_min(0)
-        kept = (slots[:count] >= 0) & (lengths > 0)
-        whole = at // layout.tokens
-        full = kept & (at % layout.tokens == layout.tokens - 1)
-        page = pages.gather(1, whole[:, None])[:, 0].long()
-        blocks = torch.where(kept[:, None], blocks.long(), 0)
-        tail = whole[:, None] * layout.tokens + self.order[:count]
-        self.packed[:count] = whole * layout.tokens
-        self.dense[:count] = lengths.long() - whole * layout.tokens
-        self.tiles[:count] = full.long() * layout.form.tiles
-        self.page[:count] = torch.where(full, page, 0)
-        self.new[:, :count] = layout.ring_slots(blocks, at[:, None], self.kv_heads)[..., 0]
-        self.tail[:, :count] = layout.ring_slots(blocks, tail, self.kv_heads)
-
-    def store(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
-        """Keep the new tokens of one layer, pack pages that become full, gather the open pages."""
-        layout, count = self.layout, len(key)
-        rows, records = layout.rows(pool), layout.records(pool)
-        for at, x in zip(self.new[:, :count], (key, value), strict=True):
-            rows.index_copy_(0, at.flatten(), x.reshape(-1, layout.head_dim))
-        slots = self.tail[:, :count]
-        tail = rows.index_select(0, slots.flatten()).view(*slots.shape, layout.head_dim)
-        new = self.scratch[:count]
-        given = (self.order[:count], self.tiles[:count], self.first[:count])
-        group_pack(tail[0], tail[1], *given, layout.form, layout.spec, new, decoding=True)
-        records[self.page[:count]] = new[:, :, 0]
-        self.gathered = tail
-
-    def attend(self, pool: Tensor, pages: Tensor, query: Tensor, scale: float, out: Tensor) -> None:
-        """Attention over the pages before and those that `store` has gathered, into `out`."""
-        count, asked = len(pages), query.contiguous().unsqueeze(2)
-        records = GroupRecords(self.layout.form, self.layout.records(pool)[:, :, None])
-        packed = records_task(asked, records, self.packed[:count], pages)
-        tasks = (packed, dense_task(asked, DenseSegment(*self.gathered, self.dense[:count])))
-        run(tasks, scale, out.unsqueeze(2))
-
-
 class Steps:
     """A decode step of all layers with one layout; the builders of its groups bring their parts.
 
@@ -154,8 +90,7 @@ class Steps:
     """
 
     def __init__(self, layout: PageLayout, kv_heads: int, most: int, device: torch.device) -> None:
-        refused = reason_against(refuse, layout.form, layout.spec, layout.dtype)
-        self.decode = (GatheredStep if refused else DecodeStep)(layout, kv_heads, most, device)
+        self.decode = DecodeStep(layout, kv_heads, most, device)
         self._parts: dict[int | str, Any] = {}
 
     def bring(self, part: int | str, given: Any) -> None:
