@@ -60,6 +60,7 @@ LANGUAGE: dict[str, Any] = {
     "word_embed_proj_dim": 64,
 }
 TOWER: dict[str, Any] = {
+    "attention_heads": 2,
     **dict.fromkeys(("hidden_size", "d_model", "output_channels", "base_channels"), 32),
     **dict.fromkeys(("intermediate_size", "mlp_dim", "encoder_ffn_dim"), 48),
     **dict.fromkeys(("num_hidden_layers", "depth"), 2),
@@ -131,6 +132,16 @@ OWN: dict[str, dict[str, Any]] = {
     "evolla": {"aligner_num_add_layers": 2, "resampler_depth": 1, "use_cache": True},
     "idefics": {"alpha_initializer": "ones", "vision_config": {"embed_dim": 32}},
     "instructblipvideo": {"video_token_index": IMAGE},
+    "mllama": {
+        "text_config": {"cross_attention_layers": [1, 3]},
+        "vision_config": {
+            "num_global_layers": 1,
+            "intermediate_layers_indices": [0],
+            "vision_output_dim": 64,
+            "supported_aspect_ratios": [[1, 1]],
+            "max_num_tiles": 1,
+        },
+    },
     "muse_spark": {"audio_config": {"num_hidden_layers": 2, **PATCHES}},
     "qwen2_5_omni_thinker": {**THREE_AXES, **MARKS},
     "qwen3_omni_moe_thinker": {**THREE_AXES, **MARKS},

@@ -57,6 +57,11 @@ PIXELS: dict[str, Pixels] = {
     "instructblipvideo": _questioned(2),
     "kosmos-2.5": _flat_patches,
     "idefics": lambda n: {"pixel_values": torch.randn(n, 1, 3, SIZE, SIZE)},
+    "mllama": lambda n: {
+        "pixel_values": torch.randn(n, 1, 1, 3, SIZE, SIZE),
+        "aspect_ratio_ids": torch.ones(n, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(n, 1, 1, dtype=torch.long),
+    },
     "evolla": lambda n: {
         "protein_input_ids": torch.randint(5, 250, (n, 12)),
         "protein_attention_mask": torch.ones(n, 12, dtype=torch.long),
@@ -113,9 +118,12 @@ def with_picture(model: PreTrainedModel, more: int = 0) -> dict[str, Tensor]:
     types = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
     types += ("image_embeds_position_mask",)
     visual = {name: (ids == IMAGE).long() for name in types if name in taken}
+    # Tokens after a picture see it, and no others.
+    sees = (ids == IMAGE).long().cumsum(1)[..., None].clamp_max(1)
     if model.config.model_type == "idefics":
-        # Tokens after a picture see it, and no others.
-        visual["image_attention_mask"] = (ids == IMAGE).long().cumsum(1)[..., None].clamp_max(1)
+        visual["image_attention_mask"] = sees
+    if model.config.model_type == "mllama":
+        visual["cross_attention_mask"] = sees[..., None]
     # With proteins and padding Evolla fails, with its own cache, too.
     real = ids != PAD if model.config.model_type != "evolla" else ids >= 0
     return {"input_ids": ids, "attention_mask": real.long(), **pixels(2), **visual}
@@ -123,7 +131,7 @@ def with_picture(model: PreTrainedModel, more: int = 0) -> dict[str, Tensor]:
 
 def tokens_of(model: PreTrainedModel, pixels: dict[str, Tensor]) -> int:
     """Visual tokens of a picture."""
-    if model.config.model_type in ("evolla", "idefics"):  # beside the tokens
+    if model.config.model_type in ("evolla", "idefics", "mllama"):  # beside the tokens
         return 1
     if hasattr(model.config, "latent_query_num"):
         return model.config.latent_query_num

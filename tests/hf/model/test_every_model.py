@@ -51,14 +51,13 @@ def test_each_is_supported_or_refused_by_name() -> None:
             assert min(map(min, sizes)) >= 1, name
             assert found.visual_token_ids or not found.takes_pictures, name
     assert refused & set(TESTED_FAMILIES) == NEED_MORE & set(MODEL_TYPES)
-    assert refused >= {"blip-2", "git", "mllama", "kosmos-2"}
+    assert refused >= {"blip-2", "git", "kosmos-2"}
 
 
 @pytest.mark.parametrize(
     ("model_type", "why"),
     [
         ("diffllama", "differential attention"),
-        ("mllama", "visual tokens in cross attention"),
         ("pi0", r"has no \['num_hidden_layers', 'num_attention_heads'"),
         ("rwkv", r"has no \['num_attention_heads'\]"),
         ("chameleon", r"none of \('image_token_id', 'video_token_id'\).*visual_mask"),
@@ -74,6 +73,11 @@ def test_what_rules_a_model_out_is_said(model_type: str, why: str) -> None:
     refusal = verdict(CONFIG_MAPPING[model_type]())
     assert isinstance(refusal, str)
     assert re.search(why, refusal)
+
+
+def test_pictures_in_cross_attention_are_refused_of_unknown_families() -> None:
+    config = CONFIG_MAPPING["llama"](cross_attention_layers=[3])
+    assert "visual tokens in cross attention" in verdict(config)
 
 
 def test_idefics_is_refused_where_it_changes_cached_keys() -> None:

@@ -37,10 +37,10 @@ def _check(timeline: Timeline, dense: Cache) -> None:
             "absorb needs a scheme that keeps all tokens; this one evicts some by the scores "
             "of queries, which a dense cache does not hold. Run the model with this cache."
         )
-    if timeline.own.states:
+    if timeline.own.states or timeline.own.crosses:
         raise ValueError(
-            "absorb takes over K and V only, and layers of this model keep states as well. Run the "
-            "model with this cache."
+            "absorb takes over K and V only, and layers of this model keep states or pictures as "
+            "well. Run the model with this cache."
         )
     if length := timeline.length:
         raise ValueError(f"absorb needs an empty cache; this one holds {length} tokens.")

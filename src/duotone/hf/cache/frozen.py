@@ -175,8 +175,8 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
         raise ValueError(f"fixed buffers hold no latents: {LATENTS}. Decode in buffers that grow.")
     if facts.beside:
         raise ValueError(
-            f"fixed buffers hold tokens alone, and every step of {facts.model_type!r} reads its "
-            "pictures again. Decode in buffers that grow."
+            f"fixed buffers hold tokens alone, and layers of {facts.model_type!r} attend to "
+            "pictures beside them. Decode in buffers that grow."
         )
     if any(facts.sliding):
         raise ValueError(

@@ -29,6 +29,9 @@ class QuantizedLayer(CacheLayerMixin):
 
     def __init__(self, timeline: Timeline, index: int) -> None:
         self.timeline, self.index = timeline, index
+        if timeline.facts.crosses:
+            # Mllama asks every layer for its pictures.
+            self.keys = torch.empty(0)
 
     @property
     def store(self) -> LayerStore:

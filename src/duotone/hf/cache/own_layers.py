@@ -7,20 +7,30 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from duotone.hf.cache.windows import RingPlaces, WindowLayer
 from duotone.hf.model.facts import ModelFacts
 
-OwnLayer = LinearAttentionLayer | DynamicSlidingWindowLayer
+
+class CrossLayer(DynamicLayer):
+    """K and V of pictures, in 16 bit, for a layer that attends to nothing else."""
+
+
+OwnLayer = LinearAttentionLayer | DynamicSlidingWindowLayer | CrossLayer
 KINDS = ("conv_states", "recurrent_states")
 WINDOW_KINDS = ("keys", "values")
 PREFIX, OF_PLACES = "states.", "places."
 
 
 def state_tensors(layer: OwnLayer) -> dict[str, Tensor]:
-    """{kind.number: tensor} of the states, or of the window, that a layer holds."""
-    if isinstance(layer, DynamicSlidingWindowLayer):
+    """{kind.number: tensor} of the states, or of K and V, that a layer holds."""
+    if isinstance(layer, DynamicLayer):
         return {f"{kind}.0": getattr(layer, kind) for kind in WINDOW_KINDS if layer.is_initialized}
     return {
         f"{kind}.{number}": tensor
@@ -44,11 +54,12 @@ class OwnLayers:
     def __init__(self, facts: ModelFacts) -> None:
         self.states = {number: LinearAttentionLayer() for number in facts.states}
         self.windows = {n: WindowLayer(facts.window) for n in facts.windows}
+        self.crosses = {number: CrossLayer() for number in facts.crosses}
         self.is_chunked, self.places = facts.is_chunked, None
         # transformers 5.17 has no class for them and takes one whose states are never set.
         empty = getattr(cache_utils, "DummyLayer", LinearAttentionLayer)
         self.empty = {number: empty() for number in (*facts.empty, *facts.readers)}
-        self.layers = {**self.states, **self.windows, **self.empty}
+        self.layers = {**self.states, **self.windows, **self.crosses, **self.empty}
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -59,7 +70,8 @@ class OwnLayers:
 
         Tokens that a window has recorded for a `crop` are not among them.
         """
-        found = {number: state_tensors(layer) for number, layer in self.states.items()}
+        layers = {**self.states, **self.crosses}
+        found = {number: state_tensors(layer) for number, layer in layers.items()}
         for number, layer in self.windows.items():
             last = slice(1 - layer.sliding_window, None)
             found[number] = {name: x[:, :, last] for name, x in state_tensors(layer).items()}
@@ -73,7 +85,7 @@ class OwnLayers:
     @property
     def held(self) -> dict[str, Tensor]:
         """{name: tensor} of everything that is held, in the form that it has now."""
-        layers = {**self.states, **self.windows}
+        layers = {**self.states, **self.windows, **self.crosses}
         found = {
             f"{PREFIX}{number}.{name}": x
             for number, layer in layers.items()
@@ -97,8 +109,8 @@ class OwnLayers:
 
         Later steps write into states, which torch allows for tensors of that mode only inside it.
         """
-        for layer in self.windows.values():
-            for kind in WINDOW_KINDS:
+        for layer in (*self.windows.values(), *self.crosses.values()):
+            for kind in WINDOW_KINDS if layer.is_initialized else ():
                 tensor = getattr(layer, kind).detach()
                 is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
                 setattr(layer, kind, tensor.clone() if is_part else tensor)
@@ -151,6 +163,8 @@ class OwnLayers:
         for layer in self.windows.values():
             layer.__init__(layer.sliding_window)
             layer.places = None
+        for layer in self.crosses.values():
+            layer.__init__()
         self.places = None
 
     def check_freezes(self) -> None:
@@ -230,15 +244,21 @@ def check_states(states: Mapping[str, Tensor], facts: ModelFacts, batch: int, le
     All layers with states are alike, so each has tensors of the names, types, and shapes of the
     others. A window has the shape of its own layer.
     """
-    found: dict[str, dict[str, Tensor]] = {
-        str(number): {} for number in (*facts.states, *facts.windows)
-    }
+    numbers = (*facts.states, *facts.windows, *facts.crosses)
+    found: dict[str, dict[str, Tensor]] = {str(number): {} for number in numbers}
     for name, tensor in states.items():
         number, _, rest = name.removeprefix(PREFIX).partition(".")
         if number not in found:
             raise ValueError(f"states must be of layers {sorted(found)}; got {name!r}")
         found[number][rest] = tensor
-    for numbers, kinds in ((facts.states, facts.state_kinds), (facts.windows, WINDOW_KINDS)):
+    has_pictures = any(found[str(n)] for n in facts.crosses)
+    crosses = facts.crosses if has_pictures else ()
+    own = (
+        (facts.states, facts.state_kinds),
+        (facts.windows, WINDOW_KINDS),
+        (crosses, WINDOW_KINDS),
+    )
+    for numbers, kinds in own:
         names = {f"{kind}.0" for kind in kinds}
         _check_alike({n: found[str(n)] for n in numbers}, names, sized=kinds != WINDOW_KINDS)
     for name, tensor in states.items():

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from duotone.hf.model.layers import (
     CHUNK_TYPE,
+    CROSS_TYPE,
     EMPTY_TYPES,
     READER_TYPE,
     STATE_TYPES,
@@ -112,7 +113,9 @@ class ModelFacts:
         not. is_chunked: a query sees its own chunk of so many tokens alone.
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are. mask_input: the forward pass has this input,
-        which says it, too. beside: layers attend to pictures beside the tokens, which are text.
+        which says it, too.
+    beside: layers attend to pictures beside the tokens, which are text. crosses: numbers of those
+        that keep K and V of pictures, in 16 bit.
     """
 
     model_type: str
@@ -131,6 +134,7 @@ class ModelFacts:
     is_chunked: bool = False
     mask_input: str | None = None
     beside: bool = False
+    crosses: tuple[int, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -157,7 +161,9 @@ class ModelFacts:
     @property
     def own(self) -> tuple[int, ...]:
         """Numbers in the model of the layers that stay transformers' own."""
-        return tuple(sorted((*self.states, *self.windows, *self.empty, *self.readers)))
+        return tuple(
+            sorted((*self.states, *self.windows, *self.crosses, *self.empty, *self.readers))
+        )
 
     @property
     def packed(self) -> tuple[int, ...]:
@@ -214,7 +220,8 @@ def model_facts(
     check_supported(config, text)
     if isinstance(model_or_config, PreTrainedModel):
         check_sinks(model_or_config)
-    ids, beside = visual_token_ids(config), text.model_type in BESIDE_FAMILIES
+    beside = text.model_type in BESIDE_FAMILIES
+    ids = () if beside else visual_token_ids(config)
     pictures = takes_pictures(model_or_config) and not beside
     mask_input = None if ids else input_of_places(model_or_config)
     if pictures and not (ids or mask_input) and visual_mask is None:
@@ -245,6 +252,7 @@ def model_facts(
         is_chunked=CHUNK_TYPE in kinds,
         mask_input=mask_input,
         beside=beside,
+        crosses=numbers_of(kinds, CROSS_TYPE),
     )
 
 
@@ -281,11 +289,12 @@ def _check_channels(head_dim: int, tensor: TensorSpec) -> None:
 
 
 def check_no_states(facts: ModelFacts, what: str) -> None:
-    """Raise ValueError where a model's layers keep states, of which `what` knows nothing."""
-    if facts.states:
+    """Raise ValueError where layers keep states or pictures, of which `what` knows nothing."""
+    if others := (*facts.states, *facts.crosses):
+        held = "a state of linear attention" if facts.states else "K and V of pictures"
         raise ValueError(
-            f"{what} knows layers with K and V only; {facts.model_type!r} has {len(facts.states)} "
-            "layers that keep a state of linear attention. Run it in a QuantizedCache instead."
+            f"{what} knows layers with K and V of tokens only; {facts.model_type!r} has "
+            f"{len(others)} layers that keep {held}. Run it in a QuantizedCache instead."
         )
 
 

@@ -20,6 +20,8 @@ STATE_TYPES = {
 EMPTY_TYPES = ("mlp", "moe")
 # Attention that reads K and V of an earlier layer and stores none.
 READER_TYPE = "reader"
+# Attention to pictures alone, whose K and V take no token's place.
+CROSS_TYPE = "cross_attention"
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ def layer_configs(text: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
 
 
 def layer_kinds(text: PreTrainedConfig) -> tuple[str, ...]:
-    """Type of every layer, `READER_TYPE` where it reads K and V of another one."""
+    """Type of every layer, with `READER_TYPE` and `CROSS_TYPE`, which configs do not name."""
     types = getattr(text, "layer_types", None) or [_inferred(each) for each in layer_configs(text)]
+    crosses = getattr(text, "cross_attention_layers", None) or ()
+    types = [CROSS_TYPE if number in crosses else kind for number, kind in enumerate(types)]
     pairs = zip(types, sharing_modes(text), strict=True)
     return tuple(READER_TYPE if mode == "reuse" else kind for kind, mode in pairs)
 

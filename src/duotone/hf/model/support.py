@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.hf.model.layers import (
     CHUNK_TYPE,
+    CROSS_TYPE,
     EMPTY_TYPES,
     LAYER_TYPES,
     READER_TYPE,
@@ -41,9 +42,13 @@ STATE_FAMILIES = (
 # Families whose models cache a latent and expand it by themselves.
 LATENT_FAMILIES = ("deepseek_v3", "mistral4")
 # Families whose layers attend to pictures by the way: neither tokens nor the cache hold any.
-BESIDE_FAMILIES = ("idefics",)
+BESIDE_FAMILIES = ("idefics", "mllama_text_model")
 # Families that a field of `UNSUPPORTED_FIELDS` does not rule out.
-KNOWN_ALL_THE_SAME = {"kv_lora_rank": LATENT_FAMILIES, "cross_layer_interval": BESIDE_FAMILIES}
+KNOWN_ALL_THE_SAME = {
+    "kv_lora_rank": LATENT_FAMILIES,
+    "cross_attention_layers": BESIDE_FAMILIES,
+    "cross_layer_interval": BESIDE_FAMILIES,
+}
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
 UNSUPPORTED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention caches a latent, not K and V",
@@ -115,7 +120,7 @@ def _check_layers(name: str, text: PreTrainedConfig) -> None:
             f"layers that share K and V must have a source; in {name!r}: {error} Use the model's "
             "own cache."
         ) from error
-    known = {*LAYER_TYPES, READER_TYPE}
+    known = {*LAYER_TYPES, READER_TYPE, CROSS_TYPE}
     if text.model_type in STATE_FAMILIES:
         known |= {*STATE_TYPES, *EMPTY_TYPES}
     odd = sorted(kinds - known)
