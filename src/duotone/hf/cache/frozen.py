@@ -173,10 +173,10 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
     if facts.has_latents:
         raise ValueError(f"fixed buffers hold no latents: {LATENTS}. Decode in buffers that grow.")
-    if facts.beside:
+    if facts.attends_across:
         raise ValueError(
             f"fixed buffers hold tokens alone, and layers of {facts.model_type!r} attend to "
-            "pictures beside them. Decode in buffers that grow."
+            "pictures as well. Decode in buffers that grow."
         )
     if any(facts.sliding):
         raise ValueError(

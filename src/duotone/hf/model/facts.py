@@ -31,7 +31,7 @@ from duotone.hf.model.layers import (
     window_of,
 )
 from duotone.hf.model.support import (
-    BESIDE_FAMILIES,
+    CROSS_FAMILIES,
     check_sinks,
     check_supported,
     input_of_places,
@@ -114,7 +114,7 @@ class ModelFacts:
     takes_pictures: a part of the model looks at pictures; without ids only the caller's
         `visual_mask` says where their tokens are. mask_input: the forward pass has this input,
         which says it, too.
-    beside: layers attend to pictures beside the tokens, which are text. crosses: numbers of those
+    attends_across: layers attend to pictures, and all tokens are text. crosses: numbers of those
         that keep K and V of pictures, in 16 bit.
     """
 
@@ -133,7 +133,7 @@ class ModelFacts:
     window: int | None = None
     is_chunked: bool = False
     mask_input: str | None = None
-    beside: bool = False
+    attends_across: bool = False
     crosses: tuple[int, ...] = ()
 
     @property
@@ -220,9 +220,9 @@ def model_facts(
     check_supported(config, text)
     if isinstance(model_or_config, PreTrainedModel):
         check_sinks(model_or_config)
-    beside = text.model_type in BESIDE_FAMILIES
-    ids = () if beside else visual_token_ids(config)
-    pictures = takes_pictures(model_or_config) and not beside
+    across = text.model_type in CROSS_FAMILIES
+    ids = () if across else visual_token_ids(config)
+    pictures = takes_pictures(model_or_config) and not across
     mask_input = None if ids else input_of_places(model_or_config)
     if pictures and not (ids or mask_input) and visual_mask is None:
         raise _unknown_places(config.model_type)
@@ -251,7 +251,7 @@ def model_facts(
         window=window_of(text, kinds),
         is_chunked=CHUNK_TYPE in kinds,
         mask_input=mask_input,
-        beside=beside,
+        attends_across=across,
         crosses=numbers_of(kinds, CROSS_TYPE),
     )
 

@@ -42,12 +42,12 @@ STATE_FAMILIES = (
 # Families whose models cache a latent and expand it by themselves.
 LATENT_FAMILIES = ("deepseek_v3", "mistral4")
 # Families whose layers attend to pictures by the way: neither tokens nor the cache hold any.
-BESIDE_FAMILIES = ("idefics", "mllama_text_model")
+CROSS_FAMILIES = ("idefics", "mllama_text_model")
 # Families that a field of `UNSUPPORTED_FIELDS` does not rule out.
 KNOWN_ALL_THE_SAME = {
     "kv_lora_rank": LATENT_FAMILIES,
-    "cross_attention_layers": BESIDE_FAMILIES,
-    "cross_layer_interval": BESIDE_FAMILIES,
+    "cross_attention_layers": CROSS_FAMILIES,
+    "cross_layer_interval": CROSS_FAMILIES,
 }
 # Config fields of attention that a key-value cache of this kind cannot represent, and why.
 UNSUPPORTED_FIELDS = {
