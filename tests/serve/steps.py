@@ -33,10 +33,10 @@ class StepCase:
         for request, length in enumerate(lengths):
             self._keep(request, self._states(length - 1, gqa))
         self.states = self._states(count, gqa)
-        self.step = DecodeStep(layout, HEADS, count + 1, device)
+        self.step = DecodeStep(layout, count + 1, device)
         slots = torch.tensor([0] * len(lengths) + [-1, -1], device=device)
         given = torch.tensor([*lengths, layout.tokens, 0], dtype=torch.int32, device=device)
-        self.step.fill(given, self.pages, self.blocks, slots)
+        self.step.fill(given, self.pages, [self.blocks[:, :1], self.blocks[:, 1:]], slots)
 
     def _states(self, tokens: int, gqa: int) -> tuple[Tensor, ...]:
         shapes = [(tokens, heads, self.layout.head_dim) for heads in (gqa * HEADS, HEADS, HEADS)]
@@ -50,9 +50,9 @@ class StepCase:
 
     def appended(self) -> tuple[Tensor, Tensor]:
         """The pool after the step: by the kernel, and by plain torch."""
-        step, count = self.step, len(self.states[0])
+        step, count = self.step.numbers, len(self.states[0])
         ours, theirs = self.pool.clone(), self.pool.clone()
-        step.store(ours, *self.states[1:])
+        self.step.store(ours, *self.states[1:])
         where = (step.rings[:count], step.full[:count], step.position[:count])
         append_tokens(*self.states[1:], theirs, *where, self.layout)
         return ours, theirs

@@ -5,6 +5,7 @@ import torch
 from cuda_device import NEEDS_KERNELS
 from steps import StepCase, by_torch
 
+from duotone.attention.cuda.groups.step_numbers import StepNumbers, numbers_by_torch
 from duotone.serve.pages import PageLayout
 
 pytestmark = NEEDS_KERNELS
@@ -57,7 +58,25 @@ def test_tokens_in_strides_and_replayed_steps(monkeypatch: pytest.MonkeyPatch) -
     graph.replay()
     assert torch.equal(pool, theirs)
     first = out.clone()
-    case.step.position.fill_(-1), case.step.full.fill_(0)
+    case.step.numbers.position.fill_(-1), case.step.numbers.full.fill_(0)
     graph.replay()  # nothing is kept, and the tokens are there
     assert torch.equal(pool, theirs)
     torch.testing.assert_close(out, first, rtol=2e-2, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_numbers_of_a_step_are_those_of_torch(head_dim: int) -> None:
+    layout = PageLayout(2, head_dim, BF16)
+    case = StepCase(layout, lengths_of(layout, 200), 4, CUDA)
+    wanted = StepNumbers.zeros(203, layout.rings, CUDA)
+    slots = torch.tensor([0] * 200 + [-1, -1], device=CUDA)
+    lengths = torch.tensor([*case.lengths, layout.tokens, 0], device=CUDA)
+    numbers_by_torch(lengths, case.pages, [case.blocks], slots, layout.tokens, wanted)
+    assert all(
+        torch.equal(x, y) for x, y in zip(*map(_all, (case.step.numbers, wanted)), strict=True)
+    )
+    assert wanted.full.any()
+
+
+def _all(numbers: StepNumbers) -> list[torch.Tensor]:
+    return [*vars(numbers).values()]

@@ -128,6 +128,5 @@ def _steps(name: str, config: VllmConfig, device: torch.device) -> Steps | None:
         return None
     first = config.compilation_config.static_forward_context[name].impl
     if first.steps is None:
-        sizes = first.layout, first.num_kv_heads
-        first.steps = Steps(*sizes, config.scheduler_config.max_num_seqs, device)
+        first.steps = Steps(first.layout, config.scheduler_config.max_num_seqs, device)
     return first.steps

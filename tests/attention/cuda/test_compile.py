@@ -11,7 +11,7 @@ from duotone.attention.cuda.dense import decode as dense_decode
 from duotone.attention.cuda.dense import window_append
 from duotone.attention.cuda.groups import append as group_append
 from duotone.attention.cuda.groups import decode as group_decode
-from duotone.attention.cuda.groups import tail
+from duotone.attention.cuda.groups import step_numbers, tail
 from duotone.attention.cuda.groups.format import APART_TILES, GroupFormat, Operand
 from duotone.attention.cuda.rotate import merge as merge_rotated
 from duotone.attention.cuda.rotate import queries as rotate_queries
@@ -141,13 +141,15 @@ def test_group_decode_compiles(form, group, records_per_page) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize(("arch", "bits", "head_dim"), [("sm_80", 2, 64), ("sm_90", 4, 256)])
 def test_steps_of_pages_compile_and_keep_nothing_on_the_stack(arch, bits, head_dim) -> None:
-    """Decode with a tail, and the launch that appends to it."""
+    """Decode with a tail, and the launches that append to it and work out the numbers."""
     layout = PageLayout(bits, head_dim, torch.bfloat16)
     more = {"ARGUMENTS_BYTES": ctypes.sizeof(tail.Arguments), "PAGED": 1}
     more |= {"TAIL": tail.ROW_TYPES[layout.dtype], "TAIL_PAGES": layout.rings}
     assert stack_of(compiled(arch, group_decode, layout.form, 6, **more)) == 0
     macros = group_append.macros(layout.form, layout.spec, layout.dtype, layout.rings)
     assert stack_of(binary_of(group_append.SOURCE, arch, macros)) == 0
+    macros = step_numbers.macros_of(layout.tokens, layout.rings)
+    assert stack_of(binary_of(step_numbers.SOURCE, arch, macros)) == 0
 
 
 @needs_nvrtc
