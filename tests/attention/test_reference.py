@@ -16,7 +16,11 @@ B, H, D = 3, 2, 48
 
 
 def naive(
-    query: Tensor, kv: list[Segment], sm_scale: float, tau: tuple[float, float] | None = None
+    query: Tensor,
+    kv: list[Segment],
+    sm_scale: float,
+    tau: tuple[float, float] | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Plain loops, dequantized, fp64."""
     group = query.shape[1] // H
@@ -26,6 +30,8 @@ def naive(
             for i in range(query.shape[2]):
                 keys, values, visual = gather(kv, b, h // group, i)
                 scores = keys @ query[b, h, i].double() * sm_scale
+                if softcap is not None:
+                    scores = softcap * (scores / softcap).tanh()
                 if tau is not None and visual.any():
                     ends = scores[visual].min(), scores[visual].max()
                     slope, offset = calibration_affine(*ends, tau)
@@ -132,8 +138,12 @@ def test_mixed_segments_and_calibration(group: int, tau: tuple[float, float] | N
 
 @pytest.mark.parametrize("tau", [None, (0.0, 2.0)], ids=["plain", "calibrated"])
 @pytest.mark.parametrize("limit", [1 << 24, 600])
+@pytest.mark.parametrize("softcap", [None, 0.7])
 def test_chunks_of_queries_with_masks(
-    limit: int, tau: tuple[float, float] | None, monkeypatch: pytest.MonkeyPatch
+    limit: int,
+    tau: tuple[float, float] | None,
+    softcap: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("duotone.attention.reference.MAX_SCORES", limit)
     table = BlockTable(torch.tensor(TABLES["two-spans"]))
@@ -145,8 +155,8 @@ def test_chunks_of_queries_with_masks(
         DenseSegment(own.key, own.value, own.lengths, mask=masks[1]),
     ]
     query = torch.randn(B, 4, 7, D)
-    ours = attend(query, kv, sm_scale=0.2, tau=tau)
-    assert_near(ours, naive(query, kv, 0.2, tau).float())
+    ours = attend(query, kv, sm_scale=0.2, tau=tau, softcap=softcap)
+    assert_near(ours, naive(query, kv, 0.2, tau, softcap).float())
 
 
 def test_a_query_that_sees_nothing_gets_zeros() -> None:

@@ -204,6 +204,7 @@ HYBRIDS = {
         for name in ("gemma4", "gemma4_e2b")
     },
     "gemma3n_text": Family("gemma3n_text", configs.gemma3n_text),
+    "paligemma2": Family("paligemma", more.paligemma2, 16, _plain_pixels(16), extra=_gemma_types),
     "cohere2": Family("cohere2", configs.text_only("Cohere2Config", **configs.WINDOWS)),
 }
 MULTIMODAL = [name for name, family in FAMILIES.items() if family.is_multimodal]

@@ -146,18 +146,23 @@ def molmo2() -> Any:
     )
 
 
-def paligemma() -> Any:
+def paligemma(language: str = "gemma", **text: Any) -> Any:
     vision = dict(model_type="siglip_vision_model", vision_use_head=False, **SPREAD)
     return _config(
         "PaliGemmaConfig",
         vision_config=_clip_vision(**vision),
-        text_config=_text("gemma", head_dim=16),
+        text_config=_text(language, head_dim=16, **text),
         image_token_index=IMAGE,
         vocab_size=VOCAB,
         projection_dim=64,
         hidden_size=64,
         tie_word_embeddings=False,
     )
+
+
+def paligemma2() -> Any:
+    """Windows, and scores that reach their cap."""
+    return paligemma("gemma2", attn_logit_softcapping=2.0, query_pre_attn_scalar=16, **WINDOWS)
 
 
 def aya_vision() -> Any:

@@ -44,11 +44,13 @@ def attend(
     *,
     sm_scale: float,
     tau: tuple[float, float] | None = None,
+    softcap: float | None = None,
 ) -> Output:
     """softmax(q K^T * sm_scale) V over all tokens of all segments, in the dtype of `query`.
 
     tau: calibrates the scores of visual packed segments (eq. 7), per query and query head, after
         `sm_scale`. gamma and delta are taken over all of a sequence's visual keys.
+    softcap: caps the scores at softcap * tanh(scores / softcap), after `sm_scale`.
     GQA: q_heads is a multiple of kv_heads; query head h reads kv head h // (q_heads / kv_heads).
     """
     kv = [segment.canonical() for segment in kv]
@@ -56,7 +58,7 @@ def attend(
     step = queries_of_pass(query, tokens)
     with without_autocast(query.device):
         pieces = [
-            _attend_chunk(query[:, :, i : i + step], _narrow(kv, i, step), sm_scale, tau)
+            _attend_chunk(query[:, :, i : i + step], _narrow(kv, i, step), sm_scale, tau, softcap)
             for i in range(0, query.shape[2], step)
         ]
         return torch.cat(pieces, 2).to(query.dtype)
@@ -78,12 +80,13 @@ def _attend_chunk(
     kv: list[tuple[Segment, Tensor | None]],
     sm_scale: float,
     tau: tuple[float, float] | None,
+    softcap: float | None,
 ) -> Tensor:
     batch, q_heads, queries, head_dim = query.shape
     kv_heads = _kv_heads(kv[0][0])
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     rows = (query.to(wide) * sm_scale).reshape(batch, kv_heads, -1, head_dim)
-    scores = [_masked_scores(rows, segment, mask, queries) for segment, mask in kv]
+    scores = [_masked_scores(rows, segment, mask, queries, softcap) for segment, mask in kv]
     if tau is not None:
         scores = _calibrate(scores, [segment for segment, _ in kv], tau)
     parts = [_partial(s, segment) for s, (segment, _) in zip(scores, kv, strict=True)]
@@ -96,7 +99,9 @@ def _kv_heads(segment: Segment) -> int:
     return (key.codes if isinstance(key, PackedTensor) else key).shape[1]
 
 
-def _masked_scores(rows: Rows, segment: Segment, mask: Tensor | None, queries: int) -> Scores:
+def _masked_scores(
+    rows: Rows, segment: Segment, mask: Tensor | None, queries: int, softcap: float | None
+) -> Scores:
     key = segment.key
     if isinstance(segment, PackedSegment):
         norm = segment.key_norm
@@ -104,6 +109,7 @@ def _masked_scores(rows: Rows, segment: Segment, mask: Tensor | None, queries: i
         scores = key_scores(rows, segment.key)
     else:
         scores = rows @ key.to(rows.dtype).transpose(-1, -2)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     visible = valid_mask(segment.lengths, segment.tokens)[:, None]
     if mask is not None:
         visible = visible & mask[:, :, : segment.tokens]

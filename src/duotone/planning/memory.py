@@ -12,7 +12,7 @@ from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
-from duotone.hf.model.facts import LATENTS, ModelFacts, check_no_states, check_spec, model_facts
+from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
 from duotone.quant.accounting import PARAM_BYTES
@@ -118,9 +118,9 @@ def attention_paths(
     layers: their numbers. tokens: as `attention.plan` names them. runs: "cuda", "triton" or
     "reference". why: reason against the CUDA kernels, or None. device: None: an H200.
     """
-    if facts.has_latents:
+    if why := facts.against_kernels:
         every, kinds = list(range(facts.layers)), ("visual", "text", "dense")
-        return [{"layers": every, "tokens": x, "runs": "reference", "why": LATENTS} for x in kinds]
+        return [{"layers": every, "tokens": x, "runs": "reference", "why": why} for x in kinds]
     dtype = {2: torch.bfloat16, 4: torch.float32}.get(facts.element_bytes, torch.float64)
     shapes = [Shape(each.head_dim, each.q_heads, each.kv_heads, dtype) for each in facts.shapes]
     return [

@@ -32,6 +32,7 @@ BESIDE = {
         ("gemma3", "gemma3n_text", "gemma4", "gemma4_e2b", "cohere2", "llama4", "aya_vision"),
         WINDOW,
     ),
+    "paligemma2": WINDOW,
 }
 STEPS = 6  # a group of 4 leaves a window of 3
 FEW = ("llama", "qwen2_vl", "gemma3", "qwen3_5", "lfm2", "gemma4_e2b")

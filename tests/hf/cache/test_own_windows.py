@@ -20,15 +20,17 @@ from duotone.tune.bits import held
 from families import IMAGE, inputs, new_model, tiny_model
 
 DENSE = duotone.scheme("dense")
-NAMES = ["gemma3", "cohere2"]
+NAMES = ["gemma3", "cohere2", pytest.param("paligemma2", marks=pytest.mark.slow)]
 # Longer than the window of 24, and shorter.
 PROMPTS: dict[str, list[list[int | str]]] = {
     "gemma3": [[20, "image", 9], [3, "image", 4]],
     "cohere2": [[35], [13]],
+    "paligemma2": [[20, "image", 9], [3, "image", 4]],
 }
 LONG: dict[str, list[list[int | str]]] = {
     "gemma3": [[30, "image", 40, "image", 90]],
     "cohere2": [[172]],
+    "paligemma2": [[30, "image", 40, "image", 90]],
 }
 NEW = 6
 

@@ -64,7 +64,7 @@ def test_each_is_supported_or_refused_by_name() -> None:
         ("git", r"takes pictures.*visual_mask"),
         ("deepseek_v2", "latent"),
         ("t5", "encoder-decoder"),
-        ("gemma2", "softcap"),
+        ("vaultgemma", "softcap"),
         ("minimax", "linear_attention"),
         ("bamba", "some layers must have K and V"),
     ],

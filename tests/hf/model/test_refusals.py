@@ -163,7 +163,7 @@ def test_an_inner_module_cannot_be_called_with_the_cache() -> None:
         model.model(torch.tensor([[5, 6]]), past_key_values=QuantizedCache(model, spec))
 
 
-def test_softcap_raises_inside_the_model() -> None:
+def test_a_softcap_that_the_config_does_not_name_raises_inside_the_model() -> None:
     from duotone.hf.cache.attention import duotone_attention
 
     model = tiny_model("internvl")

@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from duotone.attention import attend_chunk, decode_attention, measure_importance
 from duotone.cache import DenseSegment, Importance
 from duotone.hf.attachment import Attachment, current_call
+from duotone.hf.cache.capped import attend_capped, dense_capped
 from duotone.hf.cache.states import LazyStates, StaticStates
 from duotone.hf.cache.windows import RingStates
 from duotone.hf.model.masks import as_visibility, causal_visibility
@@ -23,7 +24,7 @@ from duotone.quant.autocast import without_autocast
 CACHED = (LazyStates, StaticStates)
 OF_LAYERS = (*CACHED, RingStates)
 # Arguments that change the scores in ways the packed path does not compute.
-UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask")
+UNSUPPORTED_ARGUMENTS = ("s_aux", "position_bias", "head_mask")
 
 
 def attach(model: PreTrainedModel) -> Attachment:
@@ -71,6 +72,10 @@ def duotone_attention(
         key, value, attention_mask = key.kept, value.kept, key.mask
     if isinstance(key, CACHED):
         return _cached_attention(module, query, key, value, attention_mask, scaling, kwargs), None
+    if (softcap := kwargs.get("softcap")) is not None:
+        sm_scale = _scale(query, scaling)
+        output = dense_capped(query, key, value, attention_mask, sm_scale, softcap)
+        return output.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
@@ -87,13 +92,22 @@ def _cached_attention(
     kwargs: dict[str, Any],
 ) -> Tensor:
     _check_arguments(module, kwargs)
-    timeline = key.timeline
+    timeline, softcap = key.timeline, kwargs.get("softcap")
+    if softcap != timeline.facts.softcap:
+        raise NotImplementedError(
+            f"{type(module).__name__} must cap scores as its config says, at "
+            f"{timeline.facts.softcap}; got softcap={softcap}. Use the model's own cache."
+        )
     if isinstance(key, StaticStates):
         decoder, sm_scale = timeline.frozen.decoder, _scale(query, scaling)
         output = decoder.attend(key.index, query, key.new, value.new, sm_scale)
         return output.transpose(1, 2).contiguous()
     if timeline.step.decodes:
         output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
+        return output.transpose(1, 2).contiguous()
+    if timeline.step.start == 0 and softcap is not None:
+        sm_scale = _scale(query, scaling)
+        output = dense_capped(query, key.new, value.new, attention_mask, sm_scale, softcap)
         return output.transpose(1, 2).contiguous()
     if timeline.step.start == 0:
         output, _ = sdpa_attention_forward(
@@ -175,6 +189,8 @@ def _decode(
     sm_scale = _scale(query, scaling)
     # Under autocast the query may be of another type than what is stored; kernels take one.
     typed = query.to(timeline.stores[key.index].dtype)
+    if (softcap := timeline.facts.softcap) is not None:
+        return attend_capped(typed, segments, sm_scale, softcap, timeline.slow).to(query.dtype)
     given = {"tau": timeline.spec.tau, "impl": timeline.impl, "slow": timeline.slow}
     return decode_attention(typed, segments, sm_scale=sm_scale, **given).to(query.dtype)
 
@@ -200,5 +216,8 @@ def _chunk(
         mask=visible[:, :, past : past + tokens],
     )
     segments = [*timeline.segments(key.index, before=True, mask=visible), own]
+    sm_scale = _scale(query, scaling)
+    if (softcap := timeline.facts.softcap) is not None:
+        return attend_capped(query, segments, sm_scale, softcap, timeline.slow)
     given = {"tau": timeline.spec.tau, "slow": timeline.slow}
-    return attend_chunk(query, segments, sm_scale=_scale(query, scaling), **given)
+    return attend_chunk(query, segments, sm_scale=sm_scale, **given)

@@ -31,7 +31,7 @@ from duotone.cache.index import LedgerState
 from duotone.cache.ragged import Move
 from duotone.cache.static import check_frozen, settle_orders
 from duotone.cache.thaw import chronological
-from duotone.hf.model.facts import LATENTS, ModelFacts
+from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
 from duotone.tools.slow_paths import SlowPaths
@@ -171,8 +171,8 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
     """Raise ValueError for a cache that fixed buffers cannot hold."""
     if not length:
         raise ValueError("an empty cache cannot be frozen; run the model with it first.")
-    if facts.has_latents:
-        raise ValueError(f"fixed buffers hold no latents: {LATENTS}. Decode in buffers that grow.")
+    if why := facts.against_kernels:
+        raise ValueError(f"fixed buffers need kernels: {why}. Decode in buffers that grow.")
     if facts.attends_across:
         raise ValueError(
             f"fixed buffers hold tokens alone, and layers of {facts.model_type!r} attend to "

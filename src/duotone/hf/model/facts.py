@@ -96,6 +96,7 @@ LATENTS = (
     "the model expands latents of all tokens to K and V by itself at every step, and PyTorch "
     "operations dequantize them for it"
 )
+CAPPED = "scores are capped (attn_logit_softcapping), which no kernel does"
 VISUAL_TOKEN_FIELDS = ("image_token_id", "video_token_id")
 
 
@@ -115,7 +116,7 @@ class ModelFacts:
         `visual_mask` says where their tokens are. mask_input: the forward pass has this input,
         which says it, too.
     attends_across: layers attend to pictures, and all tokens are text. crosses: numbers of those
-        that keep K and V of pictures, in 16 bit.
+        that keep K and V of pictures, in 16 bit. softcap: the bound of scores, or None.
     """
 
     model_type: str
@@ -135,6 +136,7 @@ class ModelFacts:
     mask_input: str | None = None
     attends_across: bool = False
     crosses: tuple[int, ...] = ()
+    softcap: float | None = None
 
     @property
     def layers(self) -> int:
@@ -185,6 +187,11 @@ class ModelFacts:
     def has_latents(self) -> bool:
         """The cache holds latents, which the model expands to K and V of all tokens by itself."""
         return any(shape.latent_rope for shape in self.shapes)
+
+    @property
+    def against_kernels(self) -> str | None:
+        """Why no kernel of ours can read this model's cache, or None."""
+        return LATENTS if self.has_latents else CAPPED if self.softcap is not None else None
 
     @property
     def is_multimodal(self) -> bool:
@@ -253,6 +260,7 @@ def model_facts(
         mask_input=mask_input,
         attends_across=across,
         crosses=numbers_of(kinds, CROSS_TYPE),
+        softcap=getattr(text, "attn_logit_softcapping", None),
     )
 
 
@@ -298,8 +306,14 @@ def check_no_states(facts: ModelFacts, what: str) -> None:
         )
 
 
-def _check_latents(facts: ModelFacts, spec: CacheSpec) -> None:
-    """Raise for schemes that need attention of ours, where the model expands latents itself."""
+def _check_kernels(facts: ModelFacts, spec: CacheSpec) -> None:
+    """Raise for schemes that need attention of ours, where latents or capped scores forbid it."""
+    if facts.softcap is not None and (spec.tau is not None or spec.evict is not None):
+        what = "calibrates scores (tau)" if spec.tau is not None else "evicts tokens by scores"
+        raise ValueError(
+            f"a scheme that {what} does not cap them, as {facts.model_type!r} does. Use another "
+            "scheme, e.g. duotone.scheme('kivi', bits=2)."
+        )
     uses = {"tau": spec.tau, "evict": spec.evict, "background": spec.background}
     found = [name for name, value in uses.items() if value is not None]
     if facts.has_latents and found:
@@ -334,7 +348,7 @@ def check_spec(facts: ModelFacts, spec: CacheSpec) -> None:
         # Quantizers of K and of V in turn.
         for tensor, head_dim in zip(spec.tensors, cycle(head_dims), strict=False):
             _check_channels(head_dim, tensor)
-    _check_latents(facts, spec)
+    _check_kernels(facts, spec)
     _check_unequal(facts, spec)
     touches_text = isinstance(spec.text, KVSpec)
     if not facts.is_multimodal and not touches_text and isinstance(spec.visual, KVSpec):

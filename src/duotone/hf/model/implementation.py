@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from duotone.attention import IMPLEMENTATIONS, Plan, Shape, resolve_layers
 from duotone.attention.plan import alike
 from duotone.attention.triton.family import no_triton
-from duotone.hf.model.facts import LATENTS, ModelFacts
+from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.tools.slow_paths import SlowPaths
 
@@ -32,9 +32,9 @@ def planned_layers(
         raise ValueError(f"impl must be one of {IMPLEMENTATIONS}; got {impl!r}.")
     if impl == "triton" and (missing := no_triton(model.device)):
         raise ValueError(f"impl='triton' is not possible: {missing}. Use impl='auto'.")
-    if facts.has_latents and impl in ("triton", "cuda"):
-        raise ValueError(f"impl={impl!r} is not possible: {LATENTS}. Use impl='auto'.")
-    impl = "reference" if facts.has_latents else impl
+    if (why := facts.against_kernels) and impl in ("triton", "cuda"):
+        raise ValueError(f"impl={impl!r} is not possible: {why}. Use impl='auto'.")
+    impl = "reference" if why else impl
     shapes = [Shape(x.head_dim, x.q_heads, x.kv_heads, model.dtype) for x in facts.shapes]
     plans = resolve_layers(spec, facts.sliding, shapes, model.device, impl)
     for layers, plan in alike(plans) if impl == "cuda" else ():

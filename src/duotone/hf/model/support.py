@@ -41,10 +41,13 @@ STATE_FAMILIES = (
 )
 # Families whose models cache a latent and expand it by themselves.
 LATENT_FAMILIES = ("deepseek_v3", "mistral4")
+# Families whose models cap scores by an argument of their attention.
+CAPPED_FAMILIES = ("gemma2",)
 # Families whose layers attend to pictures by the way: neither tokens nor the cache hold any.
 CROSS_FAMILIES = ("idefics", "mllama_text_model")
 # Families that a field of `UNSUPPORTED_FIELDS` does not rule out.
 KNOWN_ALL_THE_SAME = {
+    "attn_logit_softcapping": CAPPED_FAMILIES,
     "kv_lora_rank": LATENT_FAMILIES,
     "cross_attention_layers": CROSS_FAMILIES,
     "cross_layer_interval": CROSS_FAMILIES,

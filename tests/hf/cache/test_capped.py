@@ -1,0 +1,46 @@
+"""Caches of models that cap their scores (PaliGemma 2); `test_own_windows` runs them."""
+
+import pytest
+import torch
+
+import duotone
+from duotone import QuantizedCache
+from duotone.hf.model.facts import model_facts
+from duotone.planning.memory import attention_paths
+
+from families import LOGIT_TOLERANCE, inputs, logit_error, tiny_model
+
+NAME = "paligemma2"
+KIVI = duotone.scheme("kivi", bits=2)
+
+
+def test_the_cap_counts_and_ours_keeps_it() -> None:
+    model, given = tiny_model(NAME), inputs(NAME, [[3, "image", 9], [7]])
+    mode = {"max_new_tokens": 6, "return_dict_in_generate": True, "output_logits": True}
+    own = torch.stack(model.generate(**given, **mode).logits)
+    with duotone.enable(model, duotone.scheme("dense")):
+        ours = torch.stack(model.generate(**given, **mode).logits)
+    assert logit_error(ours, own) < LOGIT_TOLERANCE
+    layers = model.model.language_model.layers
+    cap = layers[0].self_attn.attn_logit_softcapping
+    try:
+        for layer in layers:
+            layer.self_attn.attn_logit_softcapping = None
+        free = model.generate(**given, **mode).logits[0]
+        with duotone.enable(model, KIVI), pytest.raises(NotImplementedError, match="as its config"):
+            model.generate(**given, **mode)
+    finally:
+        for layer in layers:
+            layer.self_attn.attn_logit_softcapping = cap
+    assert logit_error(free, own[0]) > 0.1
+
+
+def test_kernels_and_schemes_without_the_cap_are_refused() -> None:
+    model = tiny_model(NAME)
+    with pytest.raises(ValueError, match="impl='cuda' is not possible: scores are capped"):
+        QuantizedCache(model, KIVI, impl="cuda")
+    for name, what in (("calibquant", "tau"), ("pyramidinfer", "evicts tokens by scores")):
+        with pytest.raises(ValueError, match=what):
+            QuantizedCache(model, duotone.scheme(name))
+    assert {row["runs"] for row in attention_paths(model_facts(model), KIVI)} == {"reference"}
+    assert "scores are capped" in duotone.supports(model, KIVI).graphs
