@@ -101,7 +101,7 @@ def test_short_chunks_are_those_of_plain_torch(
     for row, past in enumerate((3, 2)):
         drawn = torch.randn(2, past * layout.tokens, 2, layout.head_dim).to(layout.dtype)
         write_pages(layout, pool, table[row, :past], *drawn)
-    chunks = ShortChunks(layout, gqa, [5, 3, 1], [3, 2, 0], table)
+    chunks = ShortChunks(layout, gqa, [5, 3, 1], [3, 2, 0], [0, 1, 2], table)
     query = torch.randn(9, 2 * gqa, layout.head_dim)
     wanted = chunks.attend(pool, query, 0.1)
     monkeypatch.setattr(short, "has_kernels", lambda device: True)

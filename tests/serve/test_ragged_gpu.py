@@ -5,8 +5,13 @@ import torch
 from cuda_device import NEEDS_KERNELS
 from ragged_cases import BY_LENGTH, HEADS, REQUESTS, Batch
 
+from duotone.attention.cuda.groups.chunk_numbers import (
+    ChunkNumbers,
+    chunk_numbers,
+    numbers_by_torch,
+)
 from duotone.serve import pages as reference
-from duotone.serve import windows
+from duotone.serve import ragged, windows
 from duotone.serve.pages import PageLayout
 from duotone.serve.prepared import prepare, scratch_of
 from duotone.serve.ragged import RaggedStep
@@ -61,3 +66,20 @@ def test_pages_of_a_long_past_are_read_in_scratch_that_does_not_grow(bits: int) 
         peaks.append(torch.cuda.max_memory_allocated() - held)
         del opened
     assert peaks[0] == peaks[1]
+
+
+@pytest.mark.parametrize("requests", [tuple(REQUESTS), BY_LENGTH], ids=["mixed", "by length"])
+def test_numbers_of_chunks_are_those_of_torch(
+    requests: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def both(*given: object) -> ChunkNumbers:
+        found.extend(call(*given) for call in (chunk_numbers, numbers_by_torch))
+        return found[0]
+
+    monkeypatch.setattr(ragged, "chunk_numbers", both)
+    Batch(PageLayout(2, 64, BF16), 4, "cuda", requests, dummy=(1, 5)).together(attention)
+    ours, theirs = map(vars, found)
+    assert all(torch.equal(ours[name], x) for name, x in theirs.items())
+    assert theirs["pages"].any()

@@ -43,5 +43,5 @@ def prepare(layout: PageLayout, kv_heads: int, group: int, width: int, scratch: 
     step.attend(pool, query, opened, scratch, 1.0, attention)
     for count in SHORT_SEQUENCES if short_rows([1], group) else ():
         wide = table.new_zeros(count, width)
-        short = ShortChunks(layout, group, [1] * count, [0] * count, wide)
+        short = ShortChunks(layout, group, [1] * count, [0] * count, range(count), wide)
         short.attend(pool, query[:1].expand(count, -1, -1), 1.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,6 +18,13 @@ from duotone.attention.cuda.dense.ring_rows import (
     open_rows,
     opened_by_torch,
 )
+from duotone.attention.cuda.groups.chunk_numbers import (
+    REQUEST_NUMBERS,
+    Pages,
+    Requests,
+    chunk_numbers,
+    numbers_by_torch,
+)
 from duotone.attention.cuda.groups.pack import page_pack
 from duotone.attention.cuda.groups.unpack import check, group_unpack
 from duotone.attention.cuda.shared.merge_into import merge_into, merged_by_torch
@@ -26,7 +32,7 @@ from duotone.attention.cuda.shared.runtime import has_kernels
 from duotone.attention.refused import reason_against
 from duotone.serve.pages import PageLayout, read_pages, write_pages
 from duotone.serve.short import ShortChunks, short_rows
-from duotone.serve.windows import Attention, lengths_of, on_device, windows_of
+from duotone.serve.windows import Attention, Window, on_device, windows_of
 
 # Rows of a step: (row, first token, end, tokens before).
 Row = tuple[int, int, int, int]
@@ -57,79 +63,52 @@ class RaggedStep:
         blocks: Tensor,
         slots: Tensor,
     ) -> None:
-        self.layout, self.kv_heads, tokens = layout, kv_heads, layout.tokens
-        self.first, self.end, device = rows[0][1], rows[-1][2], table.device
-        past = [before // tokens for *_, before in rows]
-        tails = [before % tokens for *_, before in rows]
+        self.layout, tokens, device = layout, layout.tokens, table.device
+        self.first, self.end = rows[0][1], rows[-1][2]
         new = [end - first for _, first, end, _ in rows]
-        opened = [tail + count for tail, count in zip(tails, new, strict=True)]
-        full = [count // tokens for count in opened]
-        rest = [count % tokens for count in opened]
-        starts = [0, *accumulate(opened)][:-1]
-        numbers = [[row for row, *_ in rows], [first for _, first, *_ in rows], starts]
-        numbers += [past, tails, opened, full, rest]
-        row, first, start, *counts = on_device(torch.tensor(numbers), device)
-        whole, tail, *_ = counts
-        self.queries, self.keys = lengths_of([new, opened], device)
-        short = short_rows(new, group)
+        numbers, _, _, before = zip(*rows, strict=True)
+        past, short = [count // tokens for count in before], short_rows(new, group)
         self.short = None
         if any(past[:short]):
-            numbers = (new[:short], past[:short], table[row[:short]])
-            self.short = ShortChunks(layout, group, *numbers)
-        far = [0] * short + past[short:]
-        self.windows = windows_of(far, new, tokens, device)
-        kept, blocks = slots[first] >= 0, blocks[row].long()
-
-        owner, within = _spread(counts[2], sum(opened))
-        ring = self._ring_rows(blocks[owner], whole[owner] * tokens + within)
-        fresh = first[owner] - self.first + within - tail[owner]
-        self.opened = torch.where(within < tail[owner], ~ring, fresh) if any(tails) else None
-
-        owner, within = _spread(counts[4], sum(rest))
-        after = counts[3][owner] * tokens + within
-        self.rest = start[owner] + after
-        ring = self._ring_rows(blocks[owner], whole[owner] * tokens + after)
-        self.rest_at = torch.where(kept[owner], ~ring, 0)
-
-        owner, within = _spread(counts[3], sum(full))
-        page = table[row[owner], whole[owner] + within]
-        self.pages = torch.where(kept[owner], page, 0).int()
-        index = (start[owner] + within * tokens)[:, None] + torch.arange(tokens, device=device)
-        self.full = index.flatten()[None]
-
-        owner, within = _spread(whole[short:], sum(far))
-        self.past = table[row[short:][owner], within].int()
-
-    def _ring_rows(self, blocks: Tensor, positions: Tensor) -> Tensor:
-        """Rows of K of kv head 0."""
-        return self.layout.ring_slots(blocks, positions[:, None], self.kv_heads)[0, :, 0, 0]
+            owners = (new[:short], past[:short], numbers[:short])
+            self.short = ShortChunks(layout, group, *owners, table)
+        requests = Requests(numbers, new, before, [0] * short + past[short:], tokens)
+        cuts, seen = windows_of(requests.far, new, tokens)
+        given, *lengths = on_device(requests.numbers, [new, requests.opened, *seen], device)
+        self.queries, self.keys, *seen = lengths
+        pairs = zip(cuts, seen[::2], seen[1::2], strict=True)
+        self.windows = [Window(*cut, *both) for cut, *both in pairs]
+        pages = Pages(tokens, layout.ring_rows, layout.rings, kv_heads)
+        call = chunk_numbers if has_kernels(device) else numbers_by_torch
+        numbers = given.view(-1, REQUEST_NUMBERS)
+        self.numbers = call(requests, numbers, table, blocks, slots[self.first :], pages)
 
     def open(self, pool: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of open pages, then of new tokens, request after request, [n, H, D].
 
         key, value: [T, H, D], of the new tokens.
         """
-        if self.opened is None:
+        if self.numbers.opened is None:
             return key, value
         call = open_rows if has_kernels(pool.device) else opened_by_torch
         rows = self.layout.rows(pool)
-        return call(rows, (key, value), self.opened, self.layout.ring_rows)
+        return call(rows, (key, value), self.numbers.opened, self.layout.ring_rows)
 
     def keep(self, pool: Tensor, opened: tuple[Tensor, Tensor]) -> None:
         """Pack the pages that are full now, and put the rest into rings."""
-        layout = self.layout
-        rest = (self.rest, self.rest_at, layout.ring_rows)
+        layout, step = self.layout, self.numbers
+        rest = (step.rest, step.rest_at, layout.ring_rows)
         if has_kernels(pool.device):
             states = (x.transpose(0, 1)[None] for x in opened)
-            given = (self.full, self.pages, layout.form, layout.spec, layout.records(pool))
-            if len(self.pages):
+            given = (step.full[None], step.pages, layout.form, layout.spec, layout.records(pool))
+            if len(step.pages):
                 page_pack(*states, *given)
             keep_rows(layout.rows(pool), opened, *rest)
             return
-        kept = self.pages > 0
-        full = self.full.view(-1, layout.tokens)[kept].flatten()
+        kept = step.pages > 0
+        full = step.full.view(-1, layout.tokens)[kept].flatten()
         if len(full):
-            write_pages(layout, pool, self.pages[kept], *(x[full] for x in opened))
+            write_pages(layout, pool, step.pages[kept], *(x[full] for x in opened))
         kept_by_torch(layout.rows(pool), opened, *rest)
 
     def attend(
@@ -153,7 +132,7 @@ class RaggedStep:
             few = self.short.tokens
             merge(sums[:few], lse[:, :few], *self.short.attend(pool, query[:few], scale))
         for window in self.windows:
-            keys = self._read(pool, self.past[window.pages], scratch)
+            keys = self._read(pool, self.numbers.past[window.pages], scratch)
             seen, lengths = slice(window.first, window.end), (window.queries, window.keys)
             part = attention(query[seen], *keys, *lengths, scale, False)
             merge(sums[seen], lse[:, seen], *part)
@@ -199,11 +178,3 @@ class RaggedChunks:
         """Attention of the new tokens over all, [T, Hq, D]."""
         given = (self.query, self.opened, self.scratch, scale, self.attention)
         return self.step.attend(self.pool, *given)
-
-
-def _spread(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """(request, number in it) of all things that requests have `counts` of."""
-    requests = torch.arange(len(counts), device=counts.device)
-    owner = torch.repeat_interleave(requests, counts, output_size=total)
-    begin = counts.cumsum(0) - counts
-    return owner, torch.arange(total, device=counts.device) - begin[owner]

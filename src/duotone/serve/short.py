@@ -36,8 +36,8 @@ def short_rows(new: Sequence[int], group: int) -> int:
 class ShortChunks:
     """Attention of the first requests of a step over their past pages.
 
-    new, past: tokens and past pages of each. table: [requests, width], pages. group: q heads of a
-    kv head.
+    new, past: tokens and past pages of each. rows: of table, [rows, width], which has the pages.
+    group: q heads of a kv head.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class ShortChunks:
         group: int,
         new: Sequence[int],
         past: Sequence[int],
+        rows: Sequence[int],
         table: Tensor,
     ) -> None:
         self.layout, self.group, device = layout, group, table.device
@@ -58,10 +59,12 @@ class ShortChunks:
             requests += [request] * sequences
             first += count
         self.tokens = first
-        numbers = on_device(torch.tensor([*index, *places, *requests]), device)
-        self.index, self.places, owner = numbers.split([len(index), first, len(requests)])
         lengths = [past[request] * layout.tokens for request in requests]
-        self.lengths = on_device(torch.tensor(lengths), device)
+        owners = [rows[request] for request in requests]
+        lists = (index, places, owners, lengths)
+        numbers, *_ = on_device([x for part in lists for x in part], [], device)
+        parts = numbers.long().split([len(part) for part in lists])
+        self.index, self.places, owner, self.lengths = parts
         self.pages = table[owner].int().contiguous()
 
     def attend(self, pool: Tensor, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:

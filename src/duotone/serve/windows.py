@@ -62,36 +62,34 @@ def cut(past: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
 
 
 def windows_of(
-    past: Sequence[int], new: Sequence[int], page_tokens: int, device: torch.device
-) -> list[Window]:
-    """Windows of a step. past: pages of each request. new: its queries."""
-    starts, windows, numbers, page = [0, *accumulate(new)], [], [], 0
+    past: Sequence[int], new: Sequence[int], page_tokens: int
+) -> tuple[list[tuple[int, int, slice]], list[list[int]]]:
+    """Windows of a step: (first, end, pages) of each, and lengths of its queries, then its keys.
+
+    past: pages of each request. new: its queries.
+    """
+    starts, windows, lengths, page = [0, *accumulate(new)], [], [], 0
     for pieces in cut(past, max(1, WINDOW // page_tokens)):
         first, last = pieces[0][0], pieces[-1][0]
         pages = dict(pieces)
         keys = [pages.get(request, 0) * page_tokens for request in range(first, last + 1)]
-        queries = list(new[first : last + 1])
         count = sum(pages.values())
-        windows.append((starts[first], starts[last + 1], slice(page, page + count), queries, keys))
-        numbers += [queries, keys]
+        windows.append((starts[first], starts[last + 1], slice(page, page + count)))
+        lengths += [list(new[first : last + 1]), keys]
         page += count
-    lengths = iter(lengths_of(numbers, device))
-    return [Window(*window[:3], next(lengths), next(lengths)) for window in windows]
+    return windows, lengths
 
 
-def lengths_of(numbers: Sequence[Sequence[int]], device: torch.device) -> list[Lengths]:
-    """Lengths on the device, by one copy that the host does not wait for."""
-    ends = [[0, *accumulate(x)] for x in numbers]
-    flat = on_device(torch.tensor([x for y in ends for x in y], dtype=torch.int32), device)
-    parts = flat.split([len(x) for x in ends]) if ends else []
-    return [Lengths(part, max(x)) for part, x in zip(parts, numbers, strict=True)]
-
-
-def on_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device."""
-    if device.type != "cuda":
-        return x.to(device)
-    return x.pin_memory().to(device, non_blocking=True)
+def on_device(
+    numbers: Sequence[int], lengths: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Tensor, *tuple[Lengths, ...]]:
+    """int32 numbers, then lengths, on the device by one copy that the host does not wait for."""
+    lists = [numbers, *([0, *accumulate(x)] for x in lengths)]
+    flat = torch.tensor([x for part in lists for x in part], dtype=torch.int32)
+    if device.type == "cuda":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    first, *ends = flat.to(device).split([len(x) for x in lists])
+    return first, *(Lengths(x, max(counts)) for x, counts in zip(ends, lengths, strict=True))
 
 
 def attention(

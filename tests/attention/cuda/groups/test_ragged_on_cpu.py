@@ -5,7 +5,8 @@ import torch
 from ragged_cases import HEADS, Batch
 
 from duotone.attention.cuda.dense import ring_rows
-from duotone.attention.cuda.groups import pack, unpack
+from duotone.attention.cuda.groups import chunk_numbers, pack, unpack
+from duotone.attention.cuda.groups.chunk_numbers import Pages
 from duotone.attention.cuda.groups.pack import page_pack
 from duotone.attention.cuda.shared import merge_into as merging
 from duotone.attention.cuda.shared.merge_into import merge_into, merged_by_torch
@@ -27,7 +28,7 @@ LAYOUTS = [
 
 @pytest.fixture
 def kernels(monkeypatch, folder) -> None:
-    for module in (pack, unpack, ring_rows, merging):
+    for module in (chunk_numbers, pack, unpack, ring_rows, merging):
         run_on_cpu(module, monkeypatch, folder)
     monkeypatch.setattr(ragged, "has_kernels", lambda device: True)
 
@@ -74,6 +75,8 @@ def test_kernels_compile(arch, layout) -> None:
     binary_of(pack.SOURCE, arch, packs)
     binary_of(unpack.SOURCE, arch, unpack.macros_of(layout.form, layout.dtype))
     binary_of(merging.SOURCE, arch, merging.macros_of(*sizes))
+    pages = Pages(layout.tokens, layout.ring_rows, layout.rings, HEADS)
+    binary_of(chunk_numbers.SOURCE, arch, chunk_numbers.macros_of(pages))
     for opening in (True, False):
         binary_of(ring_rows.SOURCE, arch, ring_rows.macros_of(*sizes, layout.ring_rows, opening))
 
