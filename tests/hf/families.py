@@ -220,6 +220,9 @@ def new_model(name: str) -> PreTrainedModel:
     family = {**FAMILIES, **HYBRIDS}[name]
     config = family.config()
     model = model_class(config).from_config(config).eval()
+    if name == "paligemma2":
+        # sdpa, which transformers 5.17 takes, leaves out the cap of scores.
+        model.set_attn_implementation({"text_config": "eager"})
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
     return model
