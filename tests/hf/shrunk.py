@@ -107,6 +107,8 @@ MARKS = {"vision_start_token_id": START, "vision_end_token_id": END}
 THREE_AXES = {"text_config": {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}}}
 # Latents are expanded to all heads.
 ALL_HEADS = {"num_key_value_heads": 4, "first_k_dense_replace": 1}
+# As wide as the encoder.
+AS_WIDE = {"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}}
 PATCHES = {"patch_sizes": [16, 6], "hidden_sizes": [32, 32], "depths": [1, 1]}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 24}
 # Fields that default configs leave out, and those whose sizes depend on one another.
@@ -117,8 +119,7 @@ OWN: dict[str, dict[str, Any]] = {
     "cosmos3_edge": THREE_AXES,
     "kimi_k25": {"text_config": {**ALL_HEADS, "head_dim": 8}, "projection_hidden_size": 32},
     "mistral4": ALL_HEADS,
-    # As wide as its encoder.
-    "deepseek_ocr2": {"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}},
+    **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr"), AS_WIDE),
     "gemma3n": {"text_config": gemma3n_text().to_dict()},
     "granite4_vision": {
         # A head of its Q-Former has 64 channels.

@@ -73,6 +73,7 @@ PIXELS: dict[str, Pixels] = {
     **dict.fromkeys(("cohere_compass", "hyperclovax_vision_v2", "lfm3_vl"), _grid(2)),
     **dict.fromkeys(("hunyuan_vl",), _grid(1)),
     "deepseek_ocr2": _whole,
+    "unlimited_ocr": _whole,
     "granite4_vision": lambda n: {
         "pixel_values": torch.randn(n, 2, 3, SIZE, SIZE),
         "image_sizes": torch.tensor([[SIZE, SIZE]] * n),

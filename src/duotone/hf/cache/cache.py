@@ -232,6 +232,9 @@ class QuantizedCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self.timeline.reset()
+        for layer in self.layers:
+            if isinstance(layer, QuantizedLayer):
+                layer.prefill_length = None
 
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file, with digests of what it was made by.
@@ -241,6 +244,11 @@ class QuantizedCache(Cache):
         model does not exist any more. Tokens that could not be packed later are refused as well.
         """
         self.timeline.settle()
+        if self.facts.spares_prompt:
+            raise ValueError(
+                f"files do not say where a prompt ends, which windows of {self.facts.model_type!r} "
+                "spare. Keep the cache in memory (copy.deepcopy)."
+            )
         with without_autocast(self.device):
             save_cache(self.timeline, self._model(), path)
 

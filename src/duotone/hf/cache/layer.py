@@ -11,6 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from duotone.cache import LayerStore
 from duotone.hf.cache.states import LazyStates, StaticStates, states_of
 from duotone.hf.cache.timeline import Timeline
+from duotone.hf.model.layers import ANSWER_TYPE
 from duotone.hf.model.text_attention import NOT_COMPILED
 
 
@@ -26,9 +27,13 @@ class QuantizedLayer(CacheLayerMixin):
     supports_early_init = False
     # transformers' names for dense tokens, which no layer of ours has.
     keys = values = None
+    prefill_length: int | None = None
 
     def __init__(self, timeline: Timeline, index: int) -> None:
         self.timeline, self.index = timeline, index
+        if timeline.facts.spares_prompt:
+            # The model's mask looks for a layer of this type. None: until the first step.
+            self._layer_type = ANSWER_TYPE
         if timeline.facts.crosses:
             # Mllama asks every layer for its pictures.
             self.keys = torch.empty(0)
@@ -56,7 +61,13 @@ class QuantizedLayer(CacheLayerMixin):
             key = StaticStates(timeline, index, key_states)
             return key, StaticStates(timeline, index, value_states)
         length = timeline.take(index, key_states, value_states)
+        if timeline.facts.spares_prompt:
+            self.set_prefill_length(length)
         return states_of(timeline, index, key_states, value_states, length)
+
+    def set_prefill_length(self, length: int) -> None:
+        """Hear of the prompt's length before its first part comes, where windows spare prompts."""
+        self.prefill_length = self.prefill_length or length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(logical length after `query_length` more tokens, offset 0)."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from duotone.hf.model.layers import (
+    ANSWER_TYPE,
     CHUNK_TYPE,
     CROSS_TYPE,
     EMPTY_TYPES,
@@ -117,6 +118,7 @@ class ModelFacts:
         which says it, too.
     attends_across: layers attend to pictures, and all tokens are text. crosses: numbers of those
         that keep K and V of pictures, in 16 bit. softcap: the bound of scores, or None.
+    spares_prompt: windows are over the answer alone, and all tokens see the prompt.
     """
 
     model_type: str
@@ -137,6 +139,7 @@ class ModelFacts:
     attends_across: bool = False
     crosses: tuple[int, ...] = ()
     softcap: float | None = None
+    spares_prompt: bool = False
 
     @property
     def layers(self) -> int:
@@ -246,7 +249,8 @@ def model_facts(
         model_type=config.model_type,
         shapes=tuple(layer_shape(configs[n]) for n in packed),
         element_bytes=dtype.itemsize if dtype is not None else 2,
-        sliding=tuple(kinds[n] in WINDOW_TYPES for n in packed),
+        sliding=tuple(kinds[n] in (*WINDOW_TYPES, ANSWER_TYPE) for n in packed),
+        spares_prompt=ANSWER_TYPE in kinds,
         visual_token_ids=ids,
         takes_pictures=pictures,
         states=states,

@@ -10,7 +10,9 @@ from transformers import PreTrainedConfig
 FULL_TYPE, WINDOW_TYPE, CHUNK_TYPE = "full_attention", "sliding_attention", "chunked_attention"
 # A chunk differs from a window in its mask alone: transformers' caches keep as many tokens of it.
 WINDOW_TYPES = (WINDOW_TYPE, CHUNK_TYPE)
-LAYER_TYPES = (FULL_TYPE, *WINDOW_TYPES)
+# A window over the answer alone: all tokens see the prompt.
+ANSWER_TYPE = "reference_sliding_attention"
+LAYER_TYPES = (FULL_TYPE, *WINDOW_TYPES, ANSWER_TYPE)
 WINDOW_FIELDS = {WINDOW_TYPE: "sliding_window", CHUNK_TYPE: "attention_chunk_size"}
 # Layers that keep states of fixed size, with the kinds of states, and layers that keep nothing.
 STATE_TYPES = {
