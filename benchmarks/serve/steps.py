@@ -29,6 +29,8 @@ SHAPES = {
     "tiny": (2, 512, 512, 4, 2, 512),
 }
 STEPS, SPARE = 64, 64
+# Of vLLM's scheduler, at least.
+TOKENS_AT_ONCE = 8192
 NO_COMPILE = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 
@@ -60,14 +62,18 @@ def options_of(row: str) -> dict[str, Any]:
     }
 
 
+def answer_tokens(batch: int, tokens: int) -> int:
+    """Tokens of an answer: those that come first decode while other prompts are read."""
+    return STEPS + SPARE + batch * tokens // TOKENS_AT_ONCE
+
+
 def decode(engine: Any, batch: int, tokens: int, seed: int) -> dict[str, Any]:
     """Times of `batch` prompts of `tokens` tokens each, and the first ids of the first answer."""
     from vllm import SamplingParams
 
     draw = torch.Generator().manual_seed(seed)
     limit = engine.model_config.get_vocab_size() - 1
-    # Those that come first decode while others are read.
-    most = STEPS + SPARE
+    most = answer_tokens(batch, tokens)
     params = SamplingParams(max_tokens=most, temperature=0, detokenize=False, ignore_eos=True)
     start, arrivals, first = time.perf_counter(), [], None
     for at in range(batch):
@@ -98,7 +104,7 @@ def measure(row: str, shape: str, sizes: Sequence[tuple[int, int]], compiles: bo
     """Fields of the result of one engine."""
     from vllm import LLM
 
-    longest = max(tokens for _, tokens in sizes) + STEPS + 2 * SPARE
+    longest = max(tokens + answer_tokens(batch, tokens) for batch, tokens in sizes) + SPARE
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         save_config(shape, Path(folder), longest)
@@ -140,7 +146,8 @@ def main() -> None:
     header = {"schema": "duotone.serve-steps/1"}
     header |= stamp("cuda" if torch.cuda.is_available() else "cpu")
     header["versions"]["vllm"] = vllm.__version__
-    name = "-".join([args.shape.replace(", ", "-"), args.row, *["eager"] * args.no_compile])
+    parts = [args.shape.replace(", ", "-"), args.row, *["eager"] * args.no_compile, *args.at]
+    name = "-".join(parts)
     write_new_json(args.out / f"{name}.json", {**header, **found})
 
 

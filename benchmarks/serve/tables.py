@@ -1,0 +1,82 @@
+"""Tables of `steps.py`: schema duotone.serve-steps/1."""
+
+from collections.abc import Sequence
+
+from duotone.report.markdown import Result, markdown_table
+
+BASE, OURS = "bf16", "duotone_2bit"
+
+
+def steps_table(results: Sequence[Result]) -> str:
+    """Steps and prompts per cache dtype, a line per shape and load, beside 16 bit."""
+    names = sorted({result["row"] for result in results}, key=lambda name: (name != BASE, name))
+    lines = _lines(results)
+    header = ["shape", "requests", "prompt"]
+    header += [f"{name}, ms a step" for name in names]
+    header += [f"{name}, new tokens/s" for name in names]
+    header += [f"{name}, prompt tokens/s" for name in names]
+    cells = [
+        [shape, str(batch), f"{tokens:,}"]
+        + [_step(found, name) for name in names]
+        + [_new(found.get(name)) for name in names]
+        + [_prompts(found.get(name)) for name in names]
+        for (shape, batch, tokens), found in sorted(lines.items())
+    ]
+    last = results[-1]
+    devices = ", ".join(sorted({result["device"] for result in results}))
+    versions = f"vLLM {last['versions']['vllm']}, torch {last['versions']['torch']}"
+    without = "" if all(result["compiles"] for result in results) else ", without torch.compile"
+    return f"{markdown_table(header, cells)}\n\n*{devices}, {versions}{without}.*"
+
+
+def steps_summary(results: Sequence[Result]) -> str:
+    """How many times faster than 16 bit steps on 2 bits are, with most requests and with one."""
+    lines = _lines(results)
+    ratios: dict[int, list[float]] = {}
+    for (_, batch, _), found in lines.items():
+        if {BASE, OURS} <= found.keys():
+            ratio = found[BASE]["step_ms"] / found[OURS]["step_ms"]
+            ratios.setdefault(batch, []).append(ratio)
+    most = max(ratios)
+    return (
+        f"Steps on 2 bits are {_range(ratios[most])} times as fast as on 16 bit with {most} "
+        f"requests, {_range(ratios[1])} with one ({results[-1]['device']})."
+    )
+
+
+def _range(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def _lines(results: Sequence[Result]) -> dict[tuple[str, int, int], dict[str, Result]]:
+    """{(shape, requests, tokens of a prompt): {row: its numbers}}."""
+    lines: dict[tuple[str, int, int], dict[str, Result]] = {}
+    for result in results:
+        for row in result["rows"]:
+            of_line = lines.setdefault((result["shape"], row["batch"], row["tokens"]), {})
+            of_line[result["row"]] = row
+    return lines
+
+
+def _step(found: dict[str, Result], name: str) -> str:
+    """Milliseconds of a step, and how many times faster than 16 bit it is."""
+    if name not in found:
+        return ""
+    ms = found[name]["step_ms"]
+    if name == BASE or BASE not in found:
+        return f"{ms:.2f}"
+    return f"{ms:.2f} ({found[BASE]['step_ms'] / ms:.2f} x)"
+
+
+def _new(row: Result | None) -> str:
+    return "" if row is None else f"{row['batch'] / row['step_ms'] * 1e3:,.0f}"
+
+
+def _prompts(row: Result | None) -> str:
+    return "" if row is None else f"{row['batch'] * row['tokens'] / row['prompts_s']:,.0f}"
+
+
+RENDERERS = {
+    "serve-steps": ("duotone.serve-steps/1", steps_table),
+    "serve-steps-summary": ("duotone.serve-steps/1", steps_summary),
+}
