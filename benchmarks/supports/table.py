@@ -32,6 +32,7 @@ HUNYUAN_ROPE = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_th
 HUNYUAN_ROPE |= {"mrope_section": [16, 16, 16, 16]}
 OCR2 = {"hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 10}
 OCR2 |= {"num_experts_per_tok": 6, "mlp_layer_types": ["dense"] + ["sparse"] * 11}
+DIFFUSION = {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
 # Ids of pictures and videos, which default configs leave out; no check looks at the numbers.
 IDS = {"image_token_id": 100, "video_token_id": 101}
 # Fields where a default config makes no model, or has another shape than published checkpoints;
@@ -42,6 +43,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "cohere_compass": {"text_config": {"layer_types": COMPASS, "rope_parameters": COMPASS_ROPE}},
     "deepseek_ocr2": {"text_config": OCR2},
+    "diffusion_gemma": {"text_config": DIFFUSION},
     "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
     "granite4_vision": {

@@ -187,6 +187,11 @@ def enable(
             "its language head, or pass a QuantizedCache to the forward pass."
         )
     speaker = speaker_of(model)
+    if not hasattr(type(speaker), PREPARE):
+        raise ValueError(
+            f"models that write token by token are supported; {model.config.model_type!r} has a "
+            f"generate of another kind, without {PREPARE}. Use the model's own cache."
+        )
     session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(speaker), model)
     attachment = attach(speaker)
     _open(speaker, session, attachment)

@@ -55,6 +55,10 @@ def test_a_type_that_no_model_is_made_of_is_refused_by_its_config() -> None:
     assert group(row("qwen4_exp")) == "refused"
 
 
+def test_models_that_do_not_write_token_by_token_are_refused() -> None:
+    assert "write token by token" in row("diffusion_gemma")["cache"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not SAME_VERSION, reason="the page is of another transformers")
 def test_the_page_says_what_the_checks_say() -> None:

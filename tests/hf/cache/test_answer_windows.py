@@ -77,6 +77,8 @@ def test_a_padded_row_answers_as_alone(model: PreTrainedModel) -> None:
 def test_files_would_forget_where_the_prompt_ends(model: PreTrainedModel, tmp_path: Path) -> None:
     assert model_facts(model).spares_prompt
     cache = QuantizedCache(model, duotone.scheme("kivi", bits=2))
+    with pytest.raises(ValueError, match="where a prompt ends"):
+        cache.absorb(DynamicCache(config=model.config))
     answer(model, prompts(), cache)
     with pytest.raises(ValueError, match="where a prompt ends"):
         cache.save(tmp_path / "cache.safetensors")

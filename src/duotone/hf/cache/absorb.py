@@ -42,6 +42,11 @@ def _check(timeline: Timeline, dense: Cache) -> None:
             "absorb takes over K and V only, and layers of this model keep states or pictures as "
             "well. Run the model with this cache."
         )
+    if timeline.facts.spares_prompt:
+        raise ValueError(
+            "absorb does not know where a prompt ends, which windows of this model spare. Run the "
+            "model with this cache."
+        )
     if length := timeline.length:
         raise ValueError(f"absorb needs an empty cache; this one holds {length} tokens.")
     held = {getattr(layer, "keys", None) is not None and layer.keys.shape[2]
