@@ -85,6 +85,16 @@ def test_rows_reasons_and_a_resumed_run(calls, tmp_path):
         serve.run(serve.Load("m", 10**9, 8, 4, 2, ("1", "inf"), 1), ["bf16"], path, 20, print)
 
 
+def test_a_reason_has_the_first_error_and_the_last_lines():
+    before = [f"line {n}" for n in range(40)]
+    log = ["WARNING limits lead to `OSError`", *before, "ValueError: 72 heads", *before]
+    found = serve._telling(log)
+    assert found[0] == "ValueError: 72 heads"
+    assert found[1:] == [*before[: serve.LOG_LINES - 1], *before[-serve.LOG_LINES :]]
+    assert serve._telling(log[:3]) == log[:3]
+    assert serve._telling([*log[:41], "ValueError: 72 heads", "end"])[-1] == "end"
+
+
 def test_requests_without_answers_are_a_reason(calls, tmp_path):
     load = serve.Load("m", 10**9, 8, 4, 2, ("inf",), seed=9)
     row = serve.run(load, ["bf16"], tmp_path / "m.json", 20, print)["rows"][0]

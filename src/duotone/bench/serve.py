@@ -51,6 +51,7 @@ _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
 # Of language layers, in the words of vLLM 0.33; a vision tower's line says "for vit attention".
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z]\w*) (?:attention )?backend")
 _RUNNING = re.compile(r"^vllm:num_requests_running(?:{[^}]*})? (\S+)$", re.MULTILINE)
+_ERROR = re.compile(r"^(?!.*\bWARNING\b).*\b[A-Z]\w*(?:Error|Exception)\b")
 LOG_LINES = 15
 POLL_S, STOP_S, CLIENT_S = 0.1, 30.0, 3600.0
 # Requests before those that count: first calls of kernels.
@@ -143,7 +144,7 @@ def _row(load: Load, name: str, start_s: float) -> dict[str, Any]:
             with _server(load, ROWS[name], log, start_s) as port:
                 rates = [_client(load, at, port, Path(folder)) for at in range(len(load.rates))]
         except RowError as failure:
-            lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            lines = _telling(log.read_text(errors="replace").splitlines())
             return {"row": name, "reason": "\n".join([str(failure), *lines])}
         said = log.read_text(errors="replace")
     tokens = _CAPACITY.search(said)
@@ -154,6 +155,16 @@ def _row(load: Load, name: str, start_s: float) -> dict[str, Any]:
         "cache_tokens": int(tokens[1].replace(",", "")) if tokens else None,
         "rates": rates,
     }
+
+
+def _telling(lines: Sequence[str]) -> list[str]:
+    """The first error of a log with what follows it, and the last lines.
+
+    The server's own last error is that a process of its ended; why is said before.
+    """
+    first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), len(lines))
+    last = max(len(lines) - LOG_LINES, first + LOG_LINES)
+    return [*lines[first : first + LOG_LINES], *lines[last:]] or list(lines[-LOG_LINES:])
 
 
 @contextmanager
