@@ -13,13 +13,19 @@ HEADS, PAGES = 2, 12
 class StepCase:
     """A step of requests of these lengths, the new token included, in pages in no order.
 
-    Two rows more are not kept: one without a slot, one that fills up the batch.
+    Two rows more are not kept: one without a slot, one that fills up the batch. loud: times that K
+    and V of the last 32 channels are as large.
     """
 
     def __init__(
-        self, layout: PageLayout, lengths: list[int], gqa: int, device: torch.device
+        self,
+        layout: PageLayout,
+        lengths: list[int],
+        gqa: int,
+        device: torch.device,
+        loud: float = 1.0,
     ) -> None:
-        self.layout, self.lengths, self.device = layout, lengths, device
+        self.layout, self.lengths, self.device, self.loud = layout, lengths, device, loud
         torch.manual_seed(0)
         count = len(lengths) + 2
         numbers = torch.randperm(count * PAGES).int().view(count, -1).to(device) + 1
@@ -40,7 +46,10 @@ class StepCase:
 
     def _states(self, tokens: int, gqa: int) -> tuple[Tensor, ...]:
         shapes = [(tokens, heads, self.layout.head_dim) for heads in (gqa * HEADS, HEADS, HEADS)]
-        return tuple(torch.randn(shape).to(self.device, self.layout.dtype) for shape in shapes)
+        drawn = [torch.randn(shape) for shape in shapes]
+        for x in drawn[1:]:
+            x[..., -32:] *= self.loud
+        return tuple(x.to(self.device, self.layout.dtype) for x in drawn)
 
     def _keep(self, request: int, states: tuple[Tensor, ...]) -> None:
         where = (self.pool, self.pages[request], self.blocks[request])

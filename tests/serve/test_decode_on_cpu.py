@@ -89,6 +89,18 @@ def test_a_step_is_that_of_plain_torch(layout: PageLayout, gqa: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "layout", [PageLayout(2, 128, BF16), PageLayout(4, 96, FP16), PageLayout(2, 32, FP16)], ids=str
+)
+@pytest.mark.usefixtures("on_cpu")
+def test_all_warps_of_a_page_find_that_one_has_large_scales(layout: PageLayout) -> None:
+    case = StepCase(layout, [layout.tokens, 2 * layout.tokens], 1, CPU, loud=3000.0)
+    ours, theirs = case.appended()
+    assert torch.equal(ours, theirs)
+    quiet = StepCase(layout, [layout.tokens, 2 * layout.tokens], 1, CPU)
+    assert not torch.equal(quiet.appended()[0], ours)
+
+
+@pytest.mark.parametrize(
     ("layout", "gqa"), [(PageLayout(2, 64, FP16), 6), (PageLayout(4, 128, BF16), 4)], ids=str
 )
 @pytest.mark.usefixtures("on_cpu")

@@ -55,6 +55,14 @@ static void meet(Barrier& at, unsigned count) {
 }
 static void __syncwarp() { meet(warps[threadIdx.x / 32], 32); }
 static void __syncthreads() { meet(block, fibers.size()); }
+static bool __syncthreads_or(bool x) {
+  board[threadIdx.x] = x;
+  __syncthreads();
+  bool y = false;
+  for (unsigned i = 0; i < fibers.size(); i++) y |= board[i] != 0;
+  __syncthreads();
+  return y;
+}
 #define NAMED_BARRIERS 16
 static Barrier named[NAMED_BARRIERS];
 static void meet_some(int which, unsigned threads) { meet(named[which], threads); }

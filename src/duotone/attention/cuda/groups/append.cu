@@ -1,10 +1,11 @@
 // Appends the newest token of every sequence to its tail (groups/tail.cuh). Where that token is the
-// last one of a page, the page is packed. It is one launch, a warp for 32 tokens of K or V of a
-// page.
+// last one of a page, the page is packed. It is one launch, a block for 32 tokens of K or V of a
+// page. All warps share the steps of packing, since the launch takes as long as one page.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS, KB, VB, K_ALONG_K, V_ALONG_K, K_GROUP, V_GROUP, K_MAPPING, V_MAPPING, INPUT, WARPS,
-//   SHARERS, TILE_SHARED_BYTES, ARGUMENTS_BYTES  as in groups/pack.cu
+//   TILE_SHARED_BYTES, ARGUMENTS_BYTES  as in groups/pack.cu
+//   SHARERS     as many as WARPS
 //   K_SEPARATE, V_SEPARATE, NORM  0; ALIGN  16
 //   TILES       of a page
 //   TAIL_PAGES  pages of a sequence that hold its tail
@@ -31,7 +32,7 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 #include "groups/packer.cuh"
 typedef Packer<0, KB, K_ALONG_K, K_GROUP, K_MAPPING> Keys;
 typedef Packer<1, VB, V_ALONG_K, V_GROUP, V_MAPPING> Values;
-static_assert(Keys::PARTNERS == 1 && Values::PARTNERS == 1, "a warp has whole groups");
+static_assert(Keys::PARTNERS == 1 && Values::PARTNERS == 1, "a tile has whole groups");
 
 #include "groups/stored.cuh"
 #define SHARED_TILE_BYTES (TILE_BYTES + CODE_BYTES(KB > VB ? KB : VB))
@@ -55,19 +56,19 @@ struct Row {
   }
 };
 
-// Loads tile `tile` of the page that ends with the token at `position`. Lanes have that token's
-// vectors, since its row may not be written yet.
+// Loads tile `tile` of the page that ends with the token at `position`. Lanes of the first warp have
+// that token's vectors, since its row may not be written yet.
 __device__ __forceinline__ void load_tokens(const Job& job, const Arguments& at, const Row& row,
                                             long long position, int tile, uint4 newest) {
   const int old = row.of(position - (TILES - tile) * TILE + 1 + job.lane);
-  copy_tile<true>(job.tile, at.pool, TOKEN_BYTES, old, job.lane);
+  copy_tile<true>(job.tile, at.pool, TOKEN_BYTES, old, job.lane, job.part, SHARERS);
   wait_for_copies();
-  __syncwarp();
-  if (tile == TILES - 1 && job.lane < VECTORS) {
+  wait_for_sharers();
+  if (tile == TILES - 1 && job.part == 0 && job.lane < VECTORS) {
     const u32 last = job.tile + (TILE - 1) * ROW_BYTES + job.lane * 16;
     store_shared(last, newest.x, newest.y), store_shared(last + 8, newest.z, newest.w);
   }
-  __syncwarp();
+  wait_for_sharers();
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
@@ -78,17 +79,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #endif
   extern __shared__ __align__(16) char shared[];
   Job job;
-  job.warp = threadIdx.x >> 5, job.lane = threadIdx.x & 31, job.part = 0;
+  job.warp = threadIdx.x >> 5, job.lane = threadIdx.x & 31, job.part = job.warp;
   job.g = job.lane >> 2, job.t = job.lane & 3;
-  const int unit = blockIdx.x * WARPS + job.warp, tile = unit % TILES, is_value = unit / TILES & 1;
-  const int row_of_all = unit / TILES >> 1, sequence = row_of_all / at.kv_heads;
-  if (sequence >= at.batch) return;
+  const int tile = blockIdx.x % TILES, is_value = blockIdx.x / TILES & 1;
+  const int row_of_all = blockIdx.x / TILES >> 1, sequence = row_of_all / at.kv_heads;
   const int head = row_of_all - sequence * at.kv_heads, full = at.full[sequence];
   const long long position = at.position[sequence];
   if (position < 0) return;
   const Row row = {at.tail_pages + sequence * TAIL_PAGES, at.kv_heads, head, is_value};
   uint4 newest = {};
-  if (tile == TILES - 1 && job.lane < VECTORS) {
+  if (tile == TILES - 1 && job.part == 0 && job.lane < VECTORS) {
     const char* from =
         at.from[is_value] + sequence * at.from_batch[is_value] + head * at.from_head[is_value];
     newest = ((const uint4*)from)[job.lane];
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   }
   if (full <= 0) return;
   job.there = true, job.norm = nullptr;
-  job.tile = shared_address(shared) + job.warp * SHARED_TILE_BYTES;
+  job.tile = shared_address(shared);
   job.words = job.tile + TILE_BYTES;
   load_tokens(job, at, row, position, tile, newest);
   char* to =

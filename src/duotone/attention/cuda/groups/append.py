@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duotone.attention.cuda.groups import tail
 from duotone.attention.cuda.groups.format import TILE, GroupFormat
-from duotone.attention.cuda.groups.pack import WARPS, check, macros_of, sharers
+from duotone.attention.cuda.groups.pack import check, macros_of
 from duotone.attention.cuda.shared.launch import OVERLAP
 from duotone.attention.cuda.shared.runtime import Launch, kernel
 from duotone.attention.cuda.spans.layout import LANES
@@ -22,6 +22,8 @@ from duotone.quant import KVSpec
 
 SOURCE = "groups/append.cu"
 VECTOR_BYTES = 16
+# Of a warp's two steps, which fill the same words.
+STEP_CHANNELS = 32
 Token = Float[Tensor, "batch kv_heads head_dim"]
 
 
@@ -71,8 +73,8 @@ def group_append(
         eta=numbers(*(spec.eta for spec in both)),
         rest=numbers(*(1 - 2 * spec.eta for spec in both)),
     )
-    blocks = -(-2 * batch * heads * form.tiles // WARPS)
-    launch = Launch(blocks, WARPS * LANES, WARPS * own["TILE_SHARED_BYTES"], overlap=OVERLAP)
+    blocks, threads = 2 * batch * heads * form.tiles, own["WARPS"] * LANES
+    launch = Launch(blocks, threads, own["TILE_SHARED_BYTES"], overlap=OVERLAP)
     if blocks:
         with torch.cuda.device(key.device):
             kernel(SOURCE, "group_append", tuple(own.items()), key.device)(launch, given)
@@ -80,7 +82,10 @@ def group_append(
 
 def macros(form: GroupFormat, specs: KVSpec, dtype: torch.dtype, tail_pages: int) -> dict[str, int]:
     """Macros of groups/append.cu."""
+    warps = form.head_dim // STEP_CHANNELS
     return macros_of(form, specs, dtype, decoding=True) | {
+        "WARPS": warps,
+        "SHARERS": warps,
         "ALIGN": VECTOR_BYTES,
         "NORM": 0,
         "TILES": form.tiles,
@@ -94,8 +99,9 @@ def refuse(form: GroupFormat, specs: KVSpec, dtype: torch.dtype) -> None:
     """Raise `RefusedError` for pages that the kernel does not pack. dtype: of K and V."""
     check(specs)
     tail.check(form, dtype)
-    if specs.flush_tokens > TILE or sharers(form, specs) > 1:
-        raise RefusedError(f"a warp packs groups of 32 tokens; got {specs.key} and {specs.value}")
+    both = (specs.key, specs.value)
+    if any((x.group, x.mapping, x.bits > 1) != (TILE, "asymmetric", True) for x in both):
+        raise RefusedError(f"pages have groups of {TILE} with zero-points; got {both}")
 
 
 def _is_aligned(x: Token) -> bool:

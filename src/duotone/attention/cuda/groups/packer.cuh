@@ -1,4 +1,4 @@
-// A warp, or two that share the steps, packs K or V of 32 tokens: a matrix of rows by k
+// A warp, or several that share the steps, packs K or V of 32 tokens: a matrix of rows by k
 // (groups/layout.py).
 //
 // It goes through the tile in steps. Along rows, a step is a row group by a chunk of 16 k. A lane
@@ -36,7 +36,10 @@ struct Packer {
   // Warps that share groups along tokens.
   static constexpr int PARTNERS = VALUE == ALONG_K ? GROUP / TILE : 1;
   static constexpr int OWN_STEPS = STEPS / SHARERS, OWN_WORDS = WORDS / SHARERS;
-  static_assert(SHARERS == 1 || (MAPPING != ASYMMETRIC && OWN_STEPS % 2 == 0), "pairs of steps");
+  // Two steps fill the same words. Along rows these are not a part of all words.
+  static_assert(SHARERS == 1 || OWN_STEPS % 2 == 0, "pairs of steps");
+  static constexpr bool AGREE = SHARERS > 1 && !ALONG_K;
+  static_assert(!AGREE || (SHARERS == WARPS && BITS > 1), "a block has one tile");
   static_assert(PARTNERS <= WARPS && WARPS % PARTNERS == 0, "a block holds whole groups");
   static_assert(MAPPING == ASYMMETRIC || (ALONG_K && GROUP == 32), "signs need inner groups");
 
@@ -189,12 +192,20 @@ struct Packer {
 #pragma unroll 1
     while (true) {
       fits = write_all(x, b, job, seen, wide);
-      if (ALONG_K || wide || !__ballot_sync(FULL, !fits)) break;
+      if (ALONG_K || wide || !of_sharers(!fits)) break;
       wide = true;
     }
+    if constexpr (AGREE) __syncthreads();
     if (!(K_SEPARATE || V_SEPARATE) || job.codes)
       words_of(job).template write<MAPPING != ASYMMETRIC, SHARERS>(job.codes, job.lane, job.part);
     return fits;
+  }
+  // True if a lane of the warps that share the tile has it.
+  static __device__ __forceinline__ bool of_sharers(bool has) {
+    if constexpr (AGREE)
+      return __syncthreads_or(has);
+    else
+      return __ballot_sync(FULL, has);
   }
   static __device__ __forceinline__ Words<OWN_WORDS> words_of(const Job& job) {
     return Words<OWN_WORDS>(job.words + job.part * OWN_WORDS * 128, job.lane);
@@ -203,6 +214,7 @@ struct Packer {
   static __device__ __forceinline__ bool write_all(Pair (*x)[4], Bounds* b, const Job& job,
                                                    const float (*seen)[2][D], bool wide) {
     words_of(job).clear();
+    if constexpr (AGREE) __syncthreads();
     RowPair before = {};
     bool fits = true;
 #pragma unroll(MAPPING == ASYMMETRIC ? 1 : 2)
