@@ -75,6 +75,11 @@ def test_what_rules_a_model_out_is_said(model_type: str, why: str) -> None:
     assert re.search(why, refusal)
 
 
+def test_a_language_model_inside_may_be_an_encoder_decoder() -> None:
+    config = CONFIG_MAPPING["instructblip"](text_config={"model_type": "t5"}, image_token_index=9)
+    assert "encoder-decoder" in verdict(config)
+
+
 def test_pictures_in_cross_attention_are_refused_of_unknown_families() -> None:
     config = CONFIG_MAPPING["llama"](cross_attention_layers=[3])
     assert "visual tokens in cross attention" in verdict(config)

@@ -76,7 +76,7 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     text: the part of `config` that describes the language model.
     """
     name = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
+    if any(getattr(part, "is_encoder_decoder", False) for part in (config, text)):
         raise ValueError(
             f"decoder-only models are supported; {name!r} is an encoder-decoder, whose cross "
             "attention has a cache of its own."
