@@ -43,7 +43,7 @@ def _plain_pixels(size: int) -> Callable[[int], dict[str, Tensor]]:
     return lambda images: {"pixel_values": torch.randn(images, 3, size, size)}
 
 
-def _grid_pixels(images: int) -> dict[str, Tensor]:
+def grid_pixels(images: int) -> dict[str, Tensor]:
     return {
         "pixel_values": torch.randn(images * 16, 3 * 2 * 4 * 4),
         "image_grid_thw": torch.tensor([[1, 4, 4]] * images),
@@ -130,8 +130,8 @@ def _gemma_types(ids: Tensor) -> dict[str, Tensor]:
 # Of all but the first, tests are in the slow tier (tests/tiers.py).
 MORE = (
     Family("mistral3", more.mistral3, 4, _sized_pixels),
-    Family("qwen3_vl_moe", more.qwen3_vl_moe, 4, _grid_pixels, None, 0, _modality),
-    Family("glm4v_moe", more.glm4v_moe, 4, _grid_pixels, None, 0, _modality),
+    Family("qwen3_vl_moe", more.qwen3_vl_moe, 4, grid_pixels, None, 0, _modality),
+    Family("glm4v_moe", more.glm4v_moe, 4, grid_pixels, None, 0, _modality),
     Family("idefics3", more.idefics3, 4, _listed_pixels),
     # 15 or 16 features, 16 more of the tile with a newline per row of four.
     Family("llava_next", more.llava_next, 36, _one_tile),
@@ -173,10 +173,10 @@ FAMILIES = {
             "smolvlm", configs.smolvlm, 4, lambda n: {"pixel_values": torch.randn(1, n, 3, 16, 16)}
         ),
         Family("gemma3", configs.gemma3, 4, _plain_pixels(16), extra=_gemma_types),
-        Family("qwen2_vl", configs.qwen2_vl, 4, _grid_pixels, _grid_video, 8, _modality),
-        Family("qwen2_5_vl", configs.qwen2_5_vl, 4, _grid_pixels, _grid_video, 8, _modality),
-        Family("qwen3_vl", configs.qwen3_vl, 4, _grid_pixels, None, 0, _modality),
-        Family("glm4v", configs.glm4v, 4, _grid_pixels, None, 0, _modality),
+        Family("qwen2_vl", configs.qwen2_vl, 4, grid_pixels, _grid_video, 8, _modality),
+        Family("qwen2_5_vl", configs.qwen2_5_vl, 4, grid_pixels, _grid_video, 8, _modality),
+        Family("qwen3_vl", configs.qwen3_vl, 4, grid_pixels, None, 0, _modality),
+        Family("glm4v", configs.glm4v, 4, grid_pixels, None, 0, _modality),
         Family("chameleon", configs.chameleon, 16, _plain_pixels(16)),
         # Each row of four codes ends in a token of its own.
         Family("emu3", configs.emu3, 20, _sized_pixels),
@@ -189,8 +189,8 @@ FAMILIES = {
 }
 # Some of their layers stay transformers' own; `test_own_layers` and `test_own_windows` are theirs.
 HYBRIDS = {
-    "qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, _grid_pixels, None, 0, _modality),
-    "qwen3_5_moe": Family("qwen3_5_moe", configs.qwen3_5_moe, 4, _grid_pixels, None, 0, _modality),
+    "qwen3_5": Family("qwen3_5", configs.qwen3_5, 4, grid_pixels, None, 0, _modality),
+    "qwen3_5_moe": Family("qwen3_5_moe", configs.qwen3_5_moe, 4, grid_pixels, None, 0, _modality),
     "minicpmv4_6": Family("minicpmv4_6", more.minicpmv4_6, 4, _strip),
     "minicpmv4_7": Family("minicpmv4_7", more.minicpmv4_7, 4, _strip, extra=_modality),
     "lfm2_vl": Family("lfm2_vl", configs.lfm2_vl, 4, _patches),

@@ -1,4 +1,4 @@
-"""Later families in a whole conversation: a picture, another one later, and a step back.
+"""All families in a whole conversation: a picture, another one later, and a step back.
 
 All caches hear the same: their own one, exact codes in growing buffers, and 16 bit in fixed buffers
 whose steps are replayed. Windows record what they let go, so that the cache can be cropped.
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from family_configs import STATEFUL
 from replay_double import ReplayDouble, double, growing
 from small_specs import MIXED
-from test_generate import TEXT_TURNS
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
@@ -21,14 +21,17 @@ import duotone
 from duotone import CacheSpec, QuantizedCache
 
 from exactly import FP64, rounding_as
-from families import FAMILIES, HYBRIDS, MORE, exact_model, inputs, logit_error, typed
+from families import FAMILIES, HYBRIDS, exact_model, grid_pixels, inputs, logit_error, typed
 
 __all__ = ["double"]  # a fixture
 
 ALL = {**FAMILIES, **HYBRIDS}
-# Of these, states of linear attention do not go back.
-LINEAR = ("minicpmv4_6", "minicpmv4_7")
-NAMES = [*(family.name for family in MORE), *LINEAR]
+# States of linear attention do not go back.
+LINEAR = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "lfm2_vl", *STATEFUL)
+# Scores that are capped are not captured.
+NAMES = [name for name in ALL if name != "paligemma2"]
+# Their positions count the grids of all pictures, so that a later one needs all of them again.
+TEXT_TURNS = [name for name, family in ALL.items() if family.pixels is grid_pixels]
 if transformers.__version__.startswith("5.17"):
     # Its own windows fail at a second step that is recorded.
     NAMES.remove("aya_vision")

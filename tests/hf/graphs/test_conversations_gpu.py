@@ -1,4 +1,4 @@
-"""Conversations of later families by real CUDA graphs, greedy and sampled."""
+"""Conversations of all families by real CUDA graphs, greedy and sampled."""
 
 import warnings
 from contextlib import nullcontext
