@@ -8,7 +8,7 @@ import pytest
 import torch
 from shrunk import tiny_config
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, DynamicCache, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
 
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
@@ -16,6 +16,9 @@ from duotone.hf.model.facts import model_facts
 
 from families import LOGIT_TOLERANCE, logit_error
 
+pytestmark = pytest.mark.skipif(
+    "unlimited_ocr" not in CONFIG_MAPPING, reason="this transformers has no such type"
+)
 STREAM = KVSpec(TensorSpec(8, group=4), TensorSpec(8, along="channels", group=8))
 EXACT = CacheSpec(visual="text", text=STREAM, sink=2, recent=3)
 MODES: list[dict[str, Any]] = [{}, {"num_beams": 2}, {"prefill_chunk_size": 8}]

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from family_configs import WINDOWS, text_only
+from transformers import AutoModelForCausalLM
 
 import duotone
 from duotone import QuantizedCache
@@ -33,6 +35,21 @@ def test_the_cap_counts_and_ours_keeps_it() -> None:
         for layer in layers:
             layer.self_attn.attn_logit_softcapping = cap
     assert logit_error(free, own[0]) > 0.1
+
+
+@pytest.mark.parametrize("config", ["Gemma2Config", "VaultGemmaConfig"])
+def test_language_models_alone_keep_the_cap(config: str) -> None:
+    capped = {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16, "head_dim": 16}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(text_only(config, **capped, **WINDOWS)()).eval()
+    model.set_attn_implementation("eager")
+    given = {"input_ids": torch.randint(2, 280, (2, 40))}
+    mode = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True}
+    mode |= {"eos_token_id": None, "pad_token_id": 0}
+    own = torch.stack(model.generate(**given, **mode).logits)
+    with duotone.enable(model, duotone.scheme("dense")):
+        ours = torch.stack(model.generate(**given, **mode).logits)
+    assert logit_error(ours, own) < LOGIT_TOLERANCE
 
 
 def test_kernels_and_schemes_without_the_cap_are_refused() -> None:

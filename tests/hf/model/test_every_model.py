@@ -1,6 +1,7 @@
 """Every model type that transformers knows with a language head, judged by its config alone."""
 
 import re
+from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -64,7 +65,6 @@ def test_each_is_supported_or_refused_by_name() -> None:
         ("git", r"takes pictures.*visual_mask"),
         ("deepseek_v2", "latent"),
         ("t5", "encoder-decoder"),
-        ("vaultgemma", "softcap"),
         ("minimax", "linear_attention"),
         ("bamba", "some layers must have K and V"),
     ],
@@ -80,9 +80,17 @@ def test_a_language_model_inside_may_be_an_encoder_decoder() -> None:
     assert "encoder-decoder" in verdict(config)
 
 
-def test_pictures_in_cross_attention_are_refused_of_unknown_families() -> None:
-    config = CONFIG_MAPPING["llama"](cross_attention_layers=[3])
-    assert "visual tokens in cross attention" in verdict(config)
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("cross_attention_layers", [3], "visual tokens in cross attention"),
+        ("attn_logit_softcapping", 50.0, "softcapped scores"),
+    ],
+)
+def test_fields_of_attention_are_refused_of_unknown_families(
+    field: str, value: Any, why: str
+) -> None:
+    assert why in verdict(CONFIG_MAPPING["llama"](**{field: value}))
 
 
 def test_idefics_is_refused_where_it_changes_cached_keys() -> None:

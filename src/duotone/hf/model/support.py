@@ -42,7 +42,7 @@ STATE_FAMILIES = (
 # Families whose models cache a latent and expand it by themselves.
 LATENT_FAMILIES = ("deepseek_v3", "mistral4")
 # Families whose models cap scores by an argument of their attention.
-CAPPED_FAMILIES = ("gemma2",)
+CAPPED_FAMILIES = ("gemma2", "vaultgemma")
 # Families whose layers attend to pictures by the way: neither tokens nor the cache hold any.
 CROSS_FAMILIES = ("idefics", "mllama_text_model")
 # Families that a field of `UNSUPPORTED_FIELDS` does not rule out.
