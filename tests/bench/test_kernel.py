@@ -168,14 +168,18 @@ def test_our_own_errors_are_failures_not_absences(monkeypatch):
     assert (row["status"], row["reason"]) == ("failed", "RuntimeError: illegal memory access")
 
 
-def test_packing_that_fails_leaves_the_rest(monkeypatch):
+@pytest.mark.parametrize(
+    ("table", "rows", "title"),
+    [("pack", "packing_rows", "packing"), ("step", "step_rows", "steps on pages")],
+)
+def test_other_tables_that_fail_leave_the_rest(table, rows, title, monkeypatch):
     def fail(*args):
         raise ValueError("do not trust")
 
-    monkeypatch.setattr(kernel, "packing_rows", fail)
-    made = run_kernels(settings(tables=["decode", "pack"]), FakeClock())
+    monkeypatch.setattr(kernel, rows, fail)
+    made = run_kernels(settings(tables=["decode", table]), FakeClock())
     assert rows_by_name(made["rows"])["kivi-2", "reference"]["status"] == "ok"
-    assert failures(made) == ["packing: ValueError: do not trust"]
+    assert failures(made) == [f"{title}: ValueError: do not trust"]
 
 
 def test_a_shape_is_checked_once_per_head_dim_and_group():

@@ -15,6 +15,7 @@ import torch
 
 from duotone.bench.baselines import BASELINES, UnavailableError, quiet
 from duotone.bench.packing import packing_rows
+from duotone.bench.paged_steps import step_rows
 from duotone.bench.row_bench import MIN_REPEATS, RowBench, WrongResultError, first_line
 from duotone.bench.rows import COMPILED_STAGE, IMPLS, DenseRow, PackedRow, Row
 from duotone.bench.schemes import BenchScheme, bench_schemes
@@ -28,7 +29,7 @@ METHOD = (
     "medians; do_bench: triton.testing.do_bench of a captured graph; clean: one launch, direct or "
     "as a graph, L2 flushed by reading; rotated: per launch of a graph over several buffers"
 )
-TABLES = ("decode", "pack")
+TABLES = ("decode", "pack", "step")
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,18 +76,22 @@ def run_kernels(settings: Settings, clock: Clock, progress: Progress | None = No
     if "decode" in settings.tables:
         rows = decode_rows(settings, clock, deadline, report)
         result["rows"] = with_speedups(rows, result["copy_tb_per_s"])
-    result["pack"] = None
-    if "pack" in settings.tables:
-        result["pack"] = _packing(settings, clock, deadline, report)
+    for name, rows_of in (("pack", packing_rows), ("step", step_rows)):
+        wanted = name in settings.tables
+        result[name] = _others(rows_of, settings, clock, deadline, report) if wanted else None
     return result
 
 
-def _packing(
-    settings: Settings, clock: Clock, deadline: Deadline, progress: Progress
+def _others(
+    rows_of: Callable[..., dict[str, Any]],
+    settings: Settings,
+    clock: Clock,
+    deadline: Deadline,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """The table of packing, or the reason for none: earlier measurements are not lost."""
+    """The table of packing or steps, or the reason for none: earlier measurements are not lost."""
     try:
-        return packing_rows(clock, deadline, settings.repeats, progress)
+        return rows_of(clock, deadline, settings.repeats, progress)
     except Exception as error:
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
@@ -98,9 +103,10 @@ def failures(result: Mapping[str, Any]) -> list[str]:
         for row in result["rows"]
         if row["status"] in ("wrong", "failed")
     ]
-    table = result["pack"]
-    if table is not None and table["status"] != "ok":
-        lines.append(f"packing: {table['reason']}")
+    for name, title in (("pack", "packing"), ("step", "steps on pages")):
+        table = result[name]
+        if table is not None and table["status"] != "ok":
+            lines.append(f"{title}: {table['reason']}")
     return lines
 
 

@@ -31,7 +31,8 @@ def command(
     table: Annotated[
         list[str] | None,
         typer.Option(
-            help="decode; pack: quantization by kernels against a copy.", show_default="decode"
+            help="decode; pack: quantization against a copy; step: served decode steps on pages.",
+            show_default="decode",
         ),
     ] = None,
     quick: Annotated[
@@ -119,7 +120,14 @@ def show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from duotone.report.kernels import absent, row_cells, rows_of, shape_title
+    from duotone.report.kernels import (
+        absent,
+        packing_table,
+        row_cells,
+        rows_of,
+        shape_title,
+        step_table,
+    )
 
     console = Console()
     # Cells that wrap are harder to read than lines that do.
@@ -133,8 +141,7 @@ def show(result: dict[str, Any]) -> None:
         console.print(table)
         for (status, reason), names in absent(result, shape).items():
             console.print(f"{status}: {', '.join(names)} ({reason})", markup=False, soft_wrap=True)
-    if result["pack"] is not None and result["pack"]["status"] == "ok":
-        from duotone.report.kernels import packing_table
-
-        console.print(packing_table([result]), markup=False, soft_wrap=True)
+    for name, render in (("pack", packing_table), ("step", step_table)):
+        if result[name] is not None and result[name]["status"] == "ok":
+            console.print(render([result]), markup=False, soft_wrap=True)
     console.print(f"{result['device']}, device-to-device copy {result['copy_tb_per_s']:.2f} TB/s")

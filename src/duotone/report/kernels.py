@@ -147,6 +147,26 @@ def packing_table(results: Sequence[Result]) -> str:
     return "\n\n".join(parts) or "Packing was not measured."
 
 
+def step_table(results: Sequence[Result]) -> str:
+    """A layer's decode step on pages: appending new tokens, attention, and both."""
+    parts = []
+    for result in results:
+        table = result.get("step")
+        if table is None or table["status"] != "ok":
+            continue
+        header = ["batch, kv heads, n", "row", "us", "MB", "TB/s"]
+        parts += ["Back-to-back us:", markdown_table(header, map(_step_cells, table["rows"]))]
+        parts += [f"Larger shapes are missing: {table['stopped']}."] if table["stopped"] else []
+        parts.append(_provenance(result))
+    return "\n\n".join(parts) or "Steps on pages were not measured."
+
+
+def _step_cells(row: Result) -> list[str]:
+    us, tb_per_s = best_known(row["us"]), best_known(row["tb_per_s"])
+    cells = [_packed_shape(row), row["row"], _number(us, ".1f"), f"{row['bytes'] / 1e6:,.1f}"]
+    return [*cells, _number(tb_per_s, ".2f")]
+
+
 def _packing_cells(row: Result) -> list[str]:
     us, over_copy = best_known(row["us"]), best_known(row["over_copy"])
     cells = [_packed_shape(row), row["row"], _number(us, ".1f"), _number(over_copy, ".2f")]

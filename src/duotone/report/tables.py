@@ -16,6 +16,7 @@ from duotone.report.kernels import (
     kernel_summary,
     kernel_table,
     packing_table,
+    step_table,
 )
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
@@ -37,6 +38,7 @@ RENDERERS: dict[str, Renderer] = {
     "kernels-speedups": ("duotone.kernels/1", kernel_speedups),
     "kernels-summary": ("duotone.kernels/1", kernel_summary),
     "kernels-packing": ("duotone.kernels/1", packing_table),
+    "kernels-steps": ("duotone.kernels/1", step_table),
     "serve": ("duotone.serve/1", serve_table),
     "tune": ("duotone.tune/1", tune_table),
     "tune-summary": ("duotone.tune/1", tune_summary),
