@@ -33,6 +33,8 @@ HUNYUAN_ROPE |= {"mrope_section": [16, 16, 16, 16]}
 OCR2 = {"hidden_size": 1280, "num_hidden_layers": 12, "num_attention_heads": 10}
 OCR2 |= {"num_experts_per_tok": 6, "mlp_layer_types": ["dense"] + ["sparse"] * 11}
 DIFFUSION = {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+QSA = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256}
+QSA |= {"indexer_budget": 2048, "indexer_compress_ratio": 32}
 # Ids of pictures and videos, which default configs leave out; no check looks at the numbers.
 IDS = {"image_token_id": 100, "video_token_id": 101}
 # Fields where a default config makes no model, or has another shape than published checkpoints;
@@ -62,6 +64,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "instructblip": {"image_token_index": 100},
     "instructblipvideo": {"video_token_index": 100},
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemotron_h_omni"), IDS),
+    "qwen4_exp": {"text_config": QSA},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}},
 }
 

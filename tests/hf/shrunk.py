@@ -146,6 +146,24 @@ OWN: dict[str, dict[str, Any]] = {
     "muse_spark": {"audio_config": {"num_hidden_layers": 2, **PATCHES}},
     "qwen2_5_omni_thinker": {**THREE_AXES, **MARKS},
     "qwen3_omni_moe_thinker": {**THREE_AXES, **MARKS},
+    "qwen4_exp": {
+        "text_config": {
+            **THREE_AXES["text_config"],
+            "indexer_n_heads": 2,
+            "indexer_head_dim": 16,
+            "indexer_budget": 8,
+            "indexer_compress_ratio": 4,
+            "hc_count": 2,
+            "hc_lowrank": 8,
+            "eos_token_id": 2,
+            "ple_layer_ids": [1],
+            "number_of_conv_states": 3,
+            "ple_embed_dim": 64,
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50,
+            "split_ngram_parts": 1,
+        }
+    },
     "step3p7": {"text_config": {**WINDOWS, "mlp_layer_types": None}},
 }
 

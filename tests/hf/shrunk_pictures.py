@@ -71,6 +71,7 @@ PIXELS: dict[str, Pixels] = {
     **dict.fromkeys(("cosmos3_edge", "ernie4_5_vl_moe"), _grid(1)),
     **dict.fromkeys(("cosmos3_omni", "exaone4_5", "glm46v", "glm_ocr", "glmga"), _grid(2)),
     **dict.fromkeys(("cohere_compass", "hyperclovax_vision_v2", "lfm3_vl"), _grid(2)),
+    "qwen4_exp": _grid(2),
     **dict.fromkeys(("hunyuan_vl",), _grid(1)),
     "deepseek_ocr2": _whole,
     "unlimited_ocr": _whole,

@@ -88,6 +88,10 @@ class QuantizedCache(Cache):
         self.timeline.thaw()
         return self.timeline.ledgers[0] if self.timeline.ledgers else None
 
+    @property
+    def _packed(self) -> list[QuantizedLayer]:
+        return [layer for layer in self.layers if isinstance(layer, QuantizedLayer)]
+
     def _hold(self, attachment: Attachment) -> None:
         self._attachment = attachment
         self._release = weakref.finalize(self, attachment.release)
@@ -188,7 +192,8 @@ class QuantizedCache(Cache):
             return timeline.frozen.memory(states, nominal).with_states(timeline.own.nbytes)
         window = self.facts.window if any(self.facts.sliding) else None
         report = memory_report(timeline.stores, states, nominal, window)
-        return report.with_states(timeline.own.nbytes)
+        indexers = sum(layer.indexer_bytes for layer in self._packed)
+        return report.with_states(timeline.own.nbytes + indexers)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: a negative count, or a positive length to keep (5.17)."""
@@ -228,13 +233,14 @@ class QuantizedCache(Cache):
                 return
             timeline.settle()
             timeline.rows(index)
+            for layer in self._packed:
+                layer.pick_indexer_rows(index)
 
     def reset(self) -> None:
         """Forget everything."""
         self.timeline.reset()
-        for layer in self.layers:
-            if isinstance(layer, QuantizedLayer):
-                layer.prefill_length = None
+        for layer in self._packed:
+            layer.forget()
 
     def save(self, path: str | Path) -> None:
         """Write the packed cache to a safetensors file, with digests of what it was made by.
@@ -244,10 +250,10 @@ class QuantizedCache(Cache):
         model does not exist any more. Tokens that could not be packed later are refused as well.
         """
         self.timeline.settle()
-        if self.facts.spares_prompt:
+        if self.facts.spares_prompt or self.facts.is_indexed:
             raise ValueError(
-                f"files do not say where a prompt ends, which windows of {self.facts.model_type!r} "
-                "spare. Keep the cache in memory (copy.deepcopy)."
+                "files do not say where a prompt ends, nor do they hold keys of an indexer, as "
+                f"caches of {self.facts.model_type!r} do. Keep the cache in memory (copy.deepcopy)."
             )
         with without_autocast(self.device):
             save_cache(self.timeline, self._model(), path)

@@ -178,6 +178,11 @@ def check_freezes(length: int, spec: CacheSpec, facts: ModelFacts) -> None:
             f"fixed buffers hold tokens alone, and layers of {facts.model_type!r} attend to "
             "pictures as well. Decode in buffers that grow."
         )
+    if facts.is_indexed:
+        raise ValueError(
+            f"fixed buffers do not read the masks by which indexers of {facts.model_type!r} choose "
+            "tokens. Decode in buffers that grow."
+        )
     if any(facts.sliding):
         raise ValueError(
             "fixed buffers do not read the masks that packed sliding windows need; all layers of "

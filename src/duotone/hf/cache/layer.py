@@ -28,6 +28,9 @@ class QuantizedLayer(CacheLayerMixin):
     # transformers' names for dense tokens, which no layer of ours has.
     keys = values = None
     prefill_length: int | None = None
+    # What an indexer keeps: keys [batch, tokens, channels], positions [axes, batch, tokens].
+    indexer_keys: Tensor | None = None
+    indexer_position_ids: Tensor | None = None
 
     def __init__(self, timeline: Timeline, index: int) -> None:
         self.timeline, self.index = timeline, index
@@ -68,6 +71,29 @@ class QuantizedLayer(CacheLayerMixin):
     def set_prefill_length(self, length: int) -> None:
         """Hear of the prompt's length before its first part comes, where windows spare prompts."""
         self.prefill_length = self.prefill_length or length
+
+    def update_indexer(self, keys: Tensor) -> Tensor:
+        """Take an indexer's keys of this step; returns those of all tokens, padding included."""
+        known = self.indexer_keys
+        self.indexer_keys = keys if known is None else torch.cat((known, keys), 1)
+        return self.indexer_keys
+
+    @property
+    def indexer_bytes(self) -> int:
+        """Bytes of what an indexer keeps."""
+        kept = (self.indexer_keys, self.indexer_position_ids)
+        return sum(x.nbytes for x in kept if x is not None)
+
+    def pick_indexer_rows(self, index: Tensor) -> None:
+        """Pick sequences of what an indexer keeps."""
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[index]
+        if self.indexer_position_ids is not None:
+            self.indexer_position_ids = self.indexer_position_ids[:, index]
+
+    def forget(self) -> None:
+        """Forget where the prompt ended, and what an indexer keeps."""
+        self.prefill_length = self.indexer_keys = self.indexer_position_ids = None
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(logical length after `query_length` more tokens, offset 0)."""

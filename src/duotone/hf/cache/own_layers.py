@@ -52,7 +52,9 @@ class OwnLayers:
     """
 
     def __init__(self, facts: ModelFacts) -> None:
-        self.states = {number: LinearAttentionLayer() for number in facts.states}
+        # transformers 5.17 knows one state of a kind per layer.
+        more = {"number_of_states": facts.conv_states} if facts.conv_states > 1 else {}
+        self.states = {number: LinearAttentionLayer(**more) for number in facts.states}
         self.windows = {n: WindowLayer(facts.window) for n in facts.windows}
         self.crosses = {number: CrossLayer() for number in facts.crosses}
         self.is_chunked, self.places = facts.is_chunked, None

@@ -19,9 +19,10 @@ from duotone.hf.model.layers import (
     CHUNK_TYPE,
     CROSS_TYPE,
     EMPTY_TYPES,
+    INDEXED_TYPE,
+    MASKED_TYPES,
     READER_TYPE,
     STATE_TYPES,
-    WINDOW_TYPES,
     LayerShape,
     layer_configs,
     layer_kinds,
@@ -118,7 +119,9 @@ class ModelFacts:
         which says it, too.
     attends_across: layers attend to pictures, and all tokens are text. crosses: numbers of those
         that keep K and V of pictures, in 16 bit. softcap: the bound of scores, or None.
-    spares_prompt: windows are over the answer alone, and all tokens see the prompt.
+    spares_prompt: windows are over the answer alone, and all tokens see the prompt. is_indexed:
+        an indexer chooses the tokens that queries see; `sliding` is of such layers, too.
+    conv_states: how many states of convolutions a layer with states keeps.
     """
 
     model_type: str
@@ -140,6 +143,8 @@ class ModelFacts:
     crosses: tuple[int, ...] = ()
     softcap: float | None = None
     spares_prompt: bool = False
+    is_indexed: bool = False
+    conv_states: int = 1
 
     @property
     def layers(self) -> int:
@@ -249,7 +254,9 @@ def model_facts(
         model_type=config.model_type,
         shapes=tuple(layer_shape(configs[n]) for n in packed),
         element_bytes=dtype.itemsize if dtype is not None else 2,
-        sliding=tuple(kinds[n] in (*WINDOW_TYPES, ANSWER_TYPE) for n in packed),
+        sliding=tuple(kinds[n] in MASKED_TYPES for n in packed),
+        is_indexed=INDEXED_TYPE in kinds,
+        conv_states=getattr(text, "number_of_conv_states", 1),
         spares_prompt=ANSWER_TYPE in kinds,
         visual_token_ids=ids,
         takes_pictures=pictures,
@@ -317,6 +324,11 @@ def _check_kernels(facts: ModelFacts, spec: CacheSpec) -> None:
         raise ValueError(
             f"a scheme that {what} does not cap them, as {facts.model_type!r} does. Use another "
             "scheme, e.g. duotone.scheme('kivi', bits=2)."
+        )
+    if facts.is_indexed and spec.evict is not None:
+        raise ValueError(
+            f"indexers of {facts.model_type!r} choose among all tokens, and this scheme evicts "
+            "some. Use a scheme without eviction."
         )
     uses = {"tau": spec.tau, "evict": spec.evict, "background": spec.background}
     found = [name for name, value in uses.items() if value is not None]

@@ -29,7 +29,7 @@ def fitting_facts(
         )
     check_visual_mask(visual_mask)
     facts = model_facts(model, visual_mask=visual_mask)
-    if any(facts.sliding):
+    if any(facts.sliding) and facts.window is not None:
         check_window(model)
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)

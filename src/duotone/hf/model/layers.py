@@ -12,7 +12,11 @@ FULL_TYPE, WINDOW_TYPE, CHUNK_TYPE = "full_attention", "sliding_attention", "chu
 WINDOW_TYPES = (WINDOW_TYPE, CHUNK_TYPE)
 # A window over the answer alone: all tokens see the prompt.
 ANSWER_TYPE = "reference_sliding_attention"
-LAYER_TYPES = (FULL_TYPE, *WINDOW_TYPES, ANSWER_TYPE)
+# An indexer, which keeps keys of its own, chooses the tokens that a query sees.
+INDEXED_TYPE = "indexed_attention"
+LAYER_TYPES = (FULL_TYPE, *WINDOW_TYPES, ANSWER_TYPE, INDEXED_TYPE)
+# Layers whose queries see some of the tokens, by a mask.
+MASKED_TYPES = (*WINDOW_TYPES, ANSWER_TYPE, INDEXED_TYPE)
 WINDOW_FIELDS = {WINDOW_TYPE: "sliding_window", CHUNK_TYPE: "attention_chunk_size"}
 # Layers that keep states of fixed size, with the kinds of states, and layers that keep nothing.
 STATE_TYPES = {

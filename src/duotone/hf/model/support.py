@@ -15,6 +15,7 @@ from duotone.hf.model.layers import (
     CHUNK_TYPE,
     CROSS_TYPE,
     EMPTY_TYPES,
+    INDEXED_TYPE,
     LAYER_TYPES,
     READER_TYPE,
     STATE_TYPES,
@@ -38,7 +39,10 @@ STATE_FAMILIES = (
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "qwen4_exp_text",
 )
+# Families whose indexers choose by masks alone; others look for the name of the attention.
+INDEXED_FAMILIES = ("qwen4_exp_text",)
 # Families whose models cache a latent and expand it by themselves.
 LATENT_FAMILIES = ("deepseek_v3", "mistral4")
 # Families whose models cap scores by an argument of their attention.
@@ -126,10 +130,12 @@ def _check_layers(name: str, text: PreTrainedConfig) -> None:
     known = {*LAYER_TYPES, READER_TYPE, CROSS_TYPE}
     if text.model_type in STATE_FAMILIES:
         known |= {*STATE_TYPES, *EMPTY_TYPES}
+    if text.model_type not in INDEXED_FAMILIES:
+        known -= {INDEXED_TYPE}
     odd = sorted(kinds - known)
     if odd:
         raise ValueError(
-            f"layers of type {LAYER_TYPES} are supported; {name!r} has {odd}. "
+            f"layers of type {sorted(known & {*LAYER_TYPES})} are supported; {name!r} has {odd}. "
             "Use the model's own cache."
         )
     if not kinds & set(LAYER_TYPES):
