@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from held_still import HeldStill
+from shrunk import tiny_model_of
 from small_specs import STREAM
 from transformers import PreTrainedModel
 
@@ -109,3 +110,15 @@ def test_layers_that_stand_in_the_way_are_named(monkeypatch: pytest.MonkeyPatch)
     spec = duotone.scheme("kivi", bits=2).replace(layers=(odd,))
     with pytest.raises(ValueError, match=r"for text tokens.*Use impl='auto'"):
         QuantizedCache(model, spec, impl="cuda")
+
+
+def test_towers_of_a_flat_config_keep_their_attention() -> None:
+    model = tiny_model_of("idefics")
+    tower = model.config.vision_config
+    before = tower._attn_implementation
+    with duotone.enable(model, duotone.scheme("kivi", bits=2)):
+        assert (model.config._attn_implementation, tower._attn_implementation) == (
+            "duotone",
+            before,
+        )
+    assert tower._attn_implementation == before != "duotone"

@@ -21,7 +21,7 @@ def set_text_implementation(model: PreTrainedModel, name: str) -> None:
     """Change the language model's attention only; vision towers keep theirs."""
     text = model.config.get_text_config(decoder=True)
     names = [key for key in model.config.sub_configs if getattr(model.config, key) is text]
-    model.set_attn_implementation({names[0]: name} if names else name)
+    model.set_attn_implementation({names[0] if names else "": name})
     if text._attn_implementation != name:
         raise ValueError(
             f"{type(model).__name__} does not let its attention implementation be set: it does "
