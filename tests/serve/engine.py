@@ -42,7 +42,7 @@ def install() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *sys.path])
 
 
-def tiny_llama(folder: Path, head_dim: int = 64) -> Path:
+def tiny_llama(folder: Path, head_dim: int = 64, kv_heads: int = 2) -> Path:
     """A folder with a Llama of random weights that says something else at each position."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -54,7 +54,7 @@ def tiny_llama(folder: Path, head_dim: int = 64) -> Path:
         intermediate_size=256,
         num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=2048,
         initializer_range=0.2,

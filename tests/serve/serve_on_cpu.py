@@ -75,7 +75,8 @@ if os.environ.get("DUOTONE_SERVE_ON_CPU"):
         @classmethod
         def check_and_update_config(cls, vllm_config) -> None:
             super().check_and_update_config(vllm_config)
-            vllm_config.parallel_config.distributed_executor_backend = "uni"
+            if vllm_config.parallel_config.world_size == 1:
+                vllm_config.parallel_config.distributed_executor_backend = "uni"
 
         @classmethod
         def check_runner_kv_caches_multi_layer(cls) -> None:
