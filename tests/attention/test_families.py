@@ -102,6 +102,12 @@ def test_widths_are_those_of_the_family() -> None:
     )
 
 
+@pytest.mark.parametrize("family", [SPANS, GROUPS, CLASSES, TRITON], ids=lambda f: f.name)
+def test_no_kernel_reads_parameters_of_8_bits(family: Family) -> None:
+    small = TensorSpec(2, param_dtype="float8")
+    assert "param_dtype='float8'" in family.honours.refusal(small)
+
+
 def test_a_family_honours_fields_that_exist() -> None:
     with pytest.raises(ValueError, match=r"fields of TensorSpec; got \['colour'\]"):
         Honours.of("kernels", {"colour"})

@@ -107,6 +107,7 @@ TENSORS = {
     "rotated-channels": TensorSpec(2, "channels", 8, transform="hadamard"),
     "rotated-classes": TensorSpec(1, classes=((4, 1 / 4),), transform="hadamard"),
     "classes-g32": TensorSpec(1, group=32, classes=((4, 1 / 16), (2, 1 / 4), (1, 1 / 4))),
+    "8-bit-params": TensorSpec(2, group=32, classes=((4, 1 / 4),), param_dtype="float8"),
     "1b-hybrid": TensorSpec(1, "channels", 16, mapping="hybrid"),
     "2b-hybrid-g32": TensorSpec(2, group=32, mapping="hybrid"),
 }

@@ -28,6 +28,8 @@ SPECS = [
     TensorSpec(1, group=16, levels="lloyd", gain="fit", classes=((4, 1 / 8), (1, 1 / 2))),
     TensorSpec(1, group=9, classes=((3, 7 / 40), (1, 11 / 40))),
     TensorSpec(1, classes=((8, 1 / 40), (4, 1 / 5), (2, 1 / 40))),
+    TensorSpec(2, group=13, param_dtype="float8"),
+    TensorSpec(levels="lloyd", energy=1.0, classes=((4, 1 / 5), (1, 1 / 2)), param_dtype="float8"),
 ]
 D = 40
 

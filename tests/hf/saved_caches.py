@@ -32,6 +32,9 @@ SPECS = {
     "hybrid": MIXED.replace(text=HYBRID, key_norm=True, sink=0),
     "symmetric": VISUAL.replace(visual=KVSpec(TensorSpec(2, mapping="symmetric"), TWO)),
     "classes": VISUAL.replace(visual=KVSpec(TensorSpec(classes=((4, 1 / 8), (2, 1 / 4))), TWO)),
+    "8-bit parameters": VISUAL.replace(
+        visual=KVSpec(TensorSpec(classes=((4, 1 / 8), (2, 1 / 4)), param_dtype="float8"), TWO)
+    ),
     "background": VISUAL.replace(background=KVSpec(TensorSpec(1), TensorSpec(1))),
     "parted runs": MIXED.replace(background=KVSpec(TWO, TensorSpec(1)), ranges="run", tau=(0, 1)),
     "evicting": MIXED.replace(evict=Eviction(0.5)),

@@ -12,7 +12,7 @@ from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_tensor
 from duotone.cache.segments import PackedSegment
 from duotone.quant import quantize
-from duotone.quant.honours import choices
+from duotone.quant.honours import Honours, choices
 from duotone.quant.spec_base import DECODED, POLICY, ROLE, STORED
 from toy_specs import DecodedTensor
 
@@ -26,6 +26,14 @@ def test_choices_are_told_by_role() -> None:
     assert choices(TensorSpec(2, eta=0.1), DECODED) == {"bits": 2}
     assert choices(TensorSpec(2, eta=0.1), STORED) == {"eta": 0.1}
     assert choices(CacheSpec(tau=(0.0, 1.0), sink=3), DECODED) == {"tau": (0.0, 1.0)}
+
+
+def test_types_of_parameters_are_honoured_one_by_one() -> None:
+    some = Honours.of("toys", {"bits", "param_dtype"}, params=("float16", "float8"))
+    assert some.refusal(TensorSpec(2, param_dtype="float8")) is None
+    assert "got param_dtype='bfloat16'" in some.refusal(TensorSpec(2, param_dtype="bfloat16"))
+    none = Honours.of("toys", {"bits"})
+    assert "no choice of param_dtype" in none.refusal(TensorSpec(2, param_dtype="float8"))
 
 
 def test_torch_reads_no_new_choice() -> None:

@@ -14,6 +14,10 @@ SPECS = {
     "lloyd": TensorSpec(1, levels="lloyd", gain=1.2),
     "classes": TensorSpec(classes=CLASSES),
     "classes, eta": TensorSpec(classes=CLASSES, eta=0.05),
+    "8 bits": TensorSpec(3, param_dtype="float8"),
+    "8 bits, classes": TensorSpec(
+        levels="lloyd", gain="fit", classes=CLASSES, param_dtype="float8"
+    ),
     "preset": TensorSpec(levels="lloyd", gain="fit", energy=1.0, classes=CLASSES),
 }
 

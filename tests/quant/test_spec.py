@@ -49,6 +49,10 @@ def test_schemes_survive_json(name: str, bits: int) -> None:
         ({"classes": ((4, 0.5),), "mapping": "symmetric"}, "mapping='asymmetric'"),
         ({"transform": "klt:file#1.query"}, "transform must be None"),
         ({"param_dtype": "int8"}, "param_dtype must be one of"),
+        ({"param_dtype": "float8", "along": "channels"}, "'float8' needs along='tokens'"),
+        ({"param_dtype": "float8", "mapping": "hybrid"}, "mapping='asymmetric'"),
+        ({"param_dtype": "float8", "bits": 8}, "'float8' needs codes of"),
+        ({"param_dtype": "float8", "classes": ((8, 0.5), (1, 0.5))}, "'float8' needs codes of"),
     ],
 )
 def test_bad_tensor_fields_raise(fields: dict[str, object], rule: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import pack_tensor
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.small_floats import PARAM_TYPES
 
 # The policy of each packed store.
 POLICY = {"visual": "visual", "background": "background", "stream": "text"}
@@ -51,7 +52,7 @@ def own_tensors(
         for name, head_dim in zip(("key", "value"), head_dims, strict=True)
     }
     if spec.key_norm:
-        norm = getattr(torch, spec.text.key.param_dtype)
+        norm = PARAM_TYPES[spec.text.key.param_dtype]
         found["key_norm"] = Declared((*heads, head_dims[0]), norm, "all", needed=False)
     return found
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from duotone.cache.ragged import Lengths, valid_mask
+from duotone.quant.small_floats import PARAM_TYPES
 
 Norm = Float[Tensor, "batch kv_heads channels"]
 
@@ -24,12 +25,13 @@ def key_norm(
 ) -> Norm:
     """norm_c = sqrt(max_t |key_tc|) over a sequence's first `lengths[b]` tokens.
 
-    The norm is 1 where a channel is all 0, and for a sequence without tokens. dtype: type of norms.
+    The norm is 1 where a channel is all 0, and for a sequence without tokens. dtype: type of norms;
+    norms of "float8" parameters are in fp16.
     """
     if not key.shape[2]:
-        return key.new_ones((*key.shape[:2], key.shape[3]), dtype=getattr(torch, dtype))
+        return key.new_ones((*key.shape[:2], key.shape[3]), dtype=PARAM_TYPES[dtype])
     real = valid_mask(lengths, key.shape[2])[:, None, :, None]
-    kept = getattr(torch, dtype)
+    kept = PARAM_TYPES[dtype]
     top = key.masked_fill(~real, 0).abs().amax(2).float().sqrt()
     top = top.clamp_max(torch.finfo(kept).max).to(kept)
     return torch.where(top > 0, top, torch.ones_like(top))

@@ -31,11 +31,13 @@ from duotone.quant.slots import (
     slot_signs,
     slot_zero_points,
 )
+from duotone.quant.small_floats import SCALE, ZERO, from_bytes, to_bytes
 
 # Tensors with a row per token in every layout; parameters have one only along channels.
 TOKEN_PARTS = ("codes", "negative")
 Codes = UInt8[Tensor, "batch kv_heads tokens bytes"]
 Params = Float[Tensor, "batch kv_heads rows columns"]
+Rows = UInt8[Tensor, "batch kv_heads rows columns1"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class PackedTensor:
     codes: [batch, kv_heads, tokens, head_dim * bits / 8], big-endian in each byte.
     scale, zero_point: along tokens and along the span one row per block, with head_dim or 1
         columns. Along channels one row per token, with a column per channel group.
+        Of `param_dtype` "float8" they are bytes (`quant.small_floats`), with a column more.
     slot: zero_point or signs of each group of a hybrid, with rows and columns like scale.
         `quant.slots` draws the bits and names the hybrids without slots.
     negative: packed plane of signs of sign-and-magnitude codes without slots,
@@ -62,8 +65,8 @@ class PackedTensor:
     dtype: torch.dtype
     blocks: BlockTable
     codes: Codes | None
-    scale: Params | None
-    zero_point: Float[Tensor, "batch kv_heads rows offsets"] | None = None
+    scale: Params | Rows | None
+    zero_point: Float[Tensor, "batch kv_heads rows offsets"] | Rows | None = None
     slot: UInt8[Tensor, "batch kv_heads rows columns slot_bytes"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
     symmetric: UInt8[Tensor, "batch kv_heads rows mode_bytes"] | None = None
@@ -96,6 +99,11 @@ class PackedTensor:
     def per_token(self) -> bool:
         """True where parameters have a row per token rather than a row per block."""
         return self.spec.along == "channels"
+
+    @property
+    def has_bytes(self) -> bool:
+        """True where scale and zero_point are rows of bytes (`quant.small_floats`)."""
+        return self.spec.param_dtype == "float8"
 
     @property
     def codes_bytes(self) -> int:
@@ -133,7 +141,8 @@ class PackedTensor:
     def offset(self) -> Params | None:
         """Addend to codes * scale: the zero_points, 0 in symmetric groups; None: nothing."""
         if self.slot is None:
-            return self.zero_point
+            zeros = self.zero_point
+            return zeros if zeros is None or not self.has_bytes else from_bytes(zeros, ZERO)
         return slot_zero_points(self.slot, self.modes, self.scale.dtype)
 
     @property
@@ -142,10 +151,16 @@ class PackedTensor:
         return unpack(self.symmetric, 1, self.scale.shape[-1]).bool()
 
     @property
+    def scales(self) -> Params:
+        """Scales as numbers: of the channels that have codes."""
+        return from_bytes(self.scale, SCALE) if self.has_bytes else self.scale
+
+    @property
     def full_scale(self) -> Params:
         """Scale of every channel: 0 where a class has no codes."""
-        missing = self.head_dim - self.scale.shape[-1] if self.classes is not None else 0
-        return F.pad(self.scale, (0, missing)) if missing else self.scale
+        scales = self.scales
+        missing = self.head_dim - scales.shape[-1] if self.classes is not None else 0
+        return F.pad(scales, (0, missing)) if missing else scales
 
     @property
     def channel_order(self) -> Int[Tensor, "batch kv_heads rows head_dim"] | None:
@@ -273,7 +288,7 @@ def _pack_blocks(
 def _packed_parts(q: Quantized, spec: TensorSpec) -> dict[str, Tensor]:
     """Make the tensors of a PackedTensor that `spec` uses; q may be one whole group."""
     if q.classes is not None:
-        return _sorted_by_class(q, q.classes)
+        return _in_bytes(_sorted_by_class(q, q.classes), spec)
     parts = {"codes": pack(q.codes, q.spec.bits), "scale": q.scale}
     if q.symmetric is not None:
         parts["symmetric"] = pack(q.symmetric.byte(), 1)
@@ -285,7 +300,15 @@ def _packed_parts(q: Quantized, spec: TensorSpec) -> dict[str, Tensor]:
         parts["zero_point"] = q.zero_point
     if q.negative is not None:
         parts["negative"] = pack(q.negative.byte(), 1)
-    return parts
+    return _in_bytes(parts, spec)
+
+
+def _in_bytes(parts: dict[str, Tensor], spec: TensorSpec) -> dict[str, Tensor]:
+    """Parts with parameters as the spec stores them; their numbers are rounded already."""
+    if spec.param_dtype != "float8":
+        return parts
+    rows = {"scale": SCALE, "zero_point": ZERO}
+    return parts | {name: to_bytes(parts[name], form) for name, form in rows.items()}
 
 
 def _sorted_by_class(q: Quantized, numbers: Tensor) -> dict[str, Tensor]:

@@ -266,7 +266,7 @@ class _Parsing:
             valid = valid_mask(roll.lengths, roll.positions.shape[1])
         else:
             valid = valid_mask(made.blocks.counts, made.blocks.blocks)
-        check_finite(f"{prefix}.scale", made.scale, valid[:, None, :, None])
+        check_finite(f"{prefix}.scale", made.scales, valid[:, None, :, None])
         if made.offset is not None:
             check_finite(f"{prefix}.zero_point", made.offset, valid[:, None, :, None])
         if made.classes is not None:

@@ -15,7 +15,7 @@ from duotone.hf.model.extreme_keys import warn_of_extreme_keys
 from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
-from duotone.quant.accounting import PARAM_BYTES
+from duotone.quant.small_floats import PARAM_TYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -197,7 +197,7 @@ def _layer_bytes(
                 codes += shape.kv_heads * parts[0] * stores
                 params += shape.kv_heads * parts[1]
     if own.key_norm:
-        params += shape.kv_heads * shape.head_dim * PARAM_BYTES[own.text.key.param_dtype]
+        params += shape.kv_heads * shape.head_dim * PARAM_TYPES[own.text.key.param_dtype].itemsize
     return codes, params
 
 

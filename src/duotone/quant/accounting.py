@@ -31,7 +31,7 @@ def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int
         per_group += one if spec.mapping != "symmetric" else 0
         codes += tokens * packed_bytes(channels, 1) if spec.mapping != "asymmetric" else 0
     modes = packed_bytes(columns, 1) if spec.mapping == "hybrid" else 0
-    return codes, rows * (columns * per_group + modes)
+    return codes, rows * (columns * per_group + modes + shared_bytes(spec))
 
 
 def _class_bytes(spec: TensorSpec, tokens: int, rows: int, channels: int) -> tuple[int, int]:
@@ -40,7 +40,13 @@ def _class_bytes(spec: TensorSpec, tokens: int, rows: int, channels: int) -> tup
     codes = tokens * sum(packed_bytes(count, bits) for bits, count in counts)
     parameters = coded_channels(spec, channels) + channels
     numbers = packed_bytes(channels, CLASS_BITS)
-    return codes, rows * (parameters * PARAM_BYTES[spec.param_dtype] + numbers)
+    each = parameters * PARAM_BYTES[spec.param_dtype]
+    return codes, rows * (each + numbers + shared_bytes(spec))
+
+
+def shared_bytes(spec: TensorSpec) -> int:
+    """Bytes of the exponents that the scales and the zero-points of a block share."""
+    return 2 if spec.param_dtype == "float8" else 0
 
 
 def bits_per_element(spec: TensorSpec, tokens: int, channels: int) -> float:

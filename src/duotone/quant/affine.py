@@ -23,6 +23,7 @@ from duotone.quant.levels import (
     stored,
 )
 from duotone.quant.ranges import nearest_code, symmetric_scale
+from duotone.quant.small_floats import PARAM_TYPES
 from duotone.quant.spec import TensorSpec
 
 # Outliers make a group wide if most elements lie within half of this share of an end point.
@@ -163,7 +164,7 @@ def block_levels(
     codes = chosen.codes(groups, valid) if needs_codes(spec) else None
     levels = (chosen.scale, chosen.zero_point)
     levels += decoding_levels(groups, valid, codes, chosen, spec)
-    dtype, classes = getattr(torch, spec.param_dtype), chosen.classes
+    dtype, classes = PARAM_TYPES[spec.param_dtype], chosen.classes
     numbers = None if classes is None else classes[..., 0, :, 0]
     return BlockLevels(*(x[..., 0, :, 0].to(dtype) for x in levels), numbers)
 
@@ -245,7 +246,7 @@ _QUANTIZERS = {"asymmetric": _asymmetric, "symmetric": _symmetric, "hybrid": _hy
 
 def _assemble(result: _Groups, x: Tensor, spec: TensorSpec) -> Quantized:
     tokens, channels = x.shape[-2:]
-    dtype = getattr(torch, spec.param_dtype)
+    dtype = PARAM_TYPES[spec.param_dtype]
 
     def elements(grouped: Tensor) -> Tensor:
         return ungroup(grouped, spec, tokens, channels)

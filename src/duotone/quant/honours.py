@@ -16,7 +16,7 @@ from typing import Any
 from duotone.quant.layer_rules import RULED
 from duotone.quant.spec import CacheSpec, KVSpec
 from duotone.quant.spec_base import DECODED, STORED, Record, role_of
-from duotone.quant.tensor_spec import BITS, TensorSpec
+from duotone.quant.tensor_spec import BITS, PARAM_DTYPES, TensorSpec
 
 
 def fields_of(kind: type[Record], *roles: str) -> frozenset[str]:
@@ -35,23 +35,30 @@ class Honours:
     """Choices that the code which packs, or decodes, honours.
 
     name: its subject in errors, a plural. honours: fields that may differ from their defaults.
-    bits: widths of codes. packs: it asks for stored fields as well.
+    bits: widths of codes. packs: it asks for stored fields as well. params: types of scales and
+    zero-points, where it honours `param_dtype`.
     """
 
     name: str
     honours: frozenset[str]
     bits: tuple[int, ...] = BITS
     packs: bool = False
+    params: tuple[str, ...] = PARAM_DTYPES
 
     @classmethod
     def of(
-        cls, name: str, honours: Iterable[str], bits: tuple[int, ...] = BITS, packs: bool = False
+        cls,
+        name: str,
+        honours: Iterable[str],
+        bits: tuple[int, ...] = BITS,
+        packs: bool = False,
+        params: tuple[str, ...] = PARAM_DTYPES,
     ) -> Honours:
         """A whitelist of these fields. Errors: ValueError for a field that no `TensorSpec` has."""
         honours = frozenset(honours)
         if unknown := honours - fields_of(TensorSpec, DECODED, STORED):
             raise ValueError(f"a family honours fields of TensorSpec; got {sorted(unknown)}.")
-        return cls(name, honours, bits, packs)
+        return cls(name, honours, bits, packs, params)
 
     def refusal(self, spec: TensorSpec) -> str | None:
         """Rule that a spec breaks, and its choice after a semicolon; None for an honoured spec."""
@@ -63,6 +70,10 @@ def _refusal(known: Honours, spec: TensorSpec) -> str | None:
     roles = (DECODED, STORED) if known.packs else (DECODED,)
     if reason := _unknown(known.name, known.honours, choices(spec, *roles)):
         return reason
+    if spec.param_dtype not in known.params:
+        return (
+            f"{known.name} have parameters of {known.params}; got param_dtype={spec.param_dtype!r}"
+        )
     widths = {bits for bits, _ in spec.classes} if spec.classes else {spec.bits}
     if odd := sorted(widths - set(known.bits)):
         return f"{known.name} have codes of {sorted(known.bits)} bits; got {odd[0]}"

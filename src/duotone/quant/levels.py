@@ -23,6 +23,7 @@ from duotone.quant.ranges import (
     nearest_code,
     uniform_range,
 )
+from duotone.quant.small_floats import PARAM_TYPES, SCALE, ZERO, from_bytes, small_levels
 from duotone.quant.tensor_spec import BITS, TensorSpec
 
 # Elements of the smallest group that may keep its end points. In groups of 8 at 1 bit, chance puts
@@ -55,8 +56,8 @@ class ChosenLevels:
 
 
 def stored(parameter: Tensor, spec: TensorSpec) -> Tensor:
-    """Round to param_dtype and back. Errors: a value out of its range."""
-    dtype = getattr(torch, spec.param_dtype)
+    """Round to param_dtype and back, "float8" to fp16. Errors: a value out of its range."""
+    dtype = PARAM_TYPES[spec.param_dtype]
     rounded = parameter.to(dtype)
     if checked() and not torch.isfinite(rounded).all():
         raise ValueError(
@@ -101,7 +102,21 @@ def decoding_levels(
     scale, zero_point = chosen.scale, chosen.zero_point
     if spec.eta:
         scale, zero_point = _moved_in(x, mask, chosen, spec)
-    return _with_gain(x, codes, mask, spec, scale, zero_point)
+    scale, zero_point = _with_gain(x, codes, mask, spec, scale, zero_point)
+    return (
+        _in_8_bits(scale, zero_point, chosen)
+        if spec.param_dtype == "float8"
+        else (scale, zero_point)
+    )
+
+
+def _in_8_bits(scale: Tensor, zero_point: Tensor, chosen: ChosenLevels) -> tuple[Tensor, Tensor]:
+    """Levels as `small_floats` stores them; parameters are [..., blocks, channels, 1]."""
+    rows = (x.squeeze(-1) for x in (scale, zero_point))
+    top = chosen.top.squeeze(-1) if isinstance(chosen.top, Tensor) else chosen.top
+    scales, zeros = small_levels(*rows, top)
+    found = (from_bytes(scales, SCALE), from_bytes(zeros, ZERO))
+    return tuple(x.unsqueeze(-1).to(scale.dtype) for x in found)
 
 
 def _moved_in(

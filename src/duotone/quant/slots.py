@@ -30,7 +30,7 @@ from torch import Tensor
 from duotone.quant.packing import pack, packed_bytes, unpack
 from duotone.quant.spec import TensorSpec
 
-PARAM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+PARAM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8": 1}
 # Blocks of tokens may be cut short, and their slots stay as wide as the whole group's signs.
 MAX_SLOT_TOKENS = 256
 

@@ -9,6 +9,9 @@ from duotone.quant.bases import Reference
 from duotone.quant.spec_base import Record, decoded, is_count, is_number, is_word, require, stored
 
 BITS = (1, 2, 3, 4, 8)
+PARAM_DTYPES = ("float16", "bfloat16", "float32", "float8")
+# Widths of codes whose parameters may have 8 bits.
+FLOAT8_BITS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class TensorSpec(Record):
         q (for K) or the output (for V) by the same one while decoding. Or "klt:FILE#LAYER.key" (or
         .value): by a matrix per kv head that `duotone calibrate` found (`quant.bases`). Costs no
         bytes and two products of head_dim x head_dim per step and head.
-    param_dtype: how scale and zero_point are stored.
+    param_dtype: how scale and zero_point are stored. "float8": in 8 bits with an exponent per block
+        (`quant.small_floats`). Levels are found in fp16 and then rounded; codes stay. Along tokens,
+        asymmetric, for codes of up to 4 bits: rounding moves ends of more levels by whole steps.
     """
 
     NEEDED: ClassVar = (("bits", "classes"),)
@@ -63,7 +68,7 @@ class TensorSpec(Record):
     classes: tuple[tuple[int, float], ...] | None = decoded(None)
     energy: float = stored(0.0)
     transform: str | None = decoded(None)
-    param_dtype: Literal["float16", "bfloat16", "float32"] = decoded("float16")
+    param_dtype: Literal["float16", "bfloat16", "float32", "float8"] = decoded("float16")
 
     def __post_init__(self) -> None:
         ok = is_count(self.bits) and self.bits in BITS
@@ -75,7 +80,7 @@ class TensorSpec(Record):
         remedy = "Other mappings have nothing to compare."
         require(ok, "hybrid_at='prefill' needs mapping='hybrid'", self.mapping, remedy)
         self._check_choice("levels", ("uniform", "lloyd"))
-        self._check_choice("param_dtype", ("float16", "bfloat16", "float32"))
+        self._check_choice("param_dtype", PARAM_DTYPES)
         ok = self.group is None or (is_count(self.group) and self.group > 0)
         require(ok, "group must be a positive integer or None", self.group, "None: whole span.")
         ok = is_number(self.eta) and 0 <= self.eta < 0.5
@@ -86,6 +91,7 @@ class TensorSpec(Record):
         self._check_classes()
         self._check_energy()
         self._check_transform()
+        self._check_float8()
 
     def _check_gain(self) -> None:
         fit = is_word(self.gain, ("fit",))
@@ -126,6 +132,17 @@ class TensorSpec(Record):
         ok = not self.energy or (self.along == "tokens" and self.mapping == "asymmetric")
         remedy = "Tokens are weighed against each other in the statistics along tokens."
         require(ok, "energy needs along='tokens', mapping='asymmetric'", self.along, remedy)
+
+    def _check_float8(self) -> None:
+        if self.param_dtype != "float8":
+            return
+        ok = self.along == "tokens" and self.mapping == "asymmetric"
+        remedy = "Channels of a block share an exponent."
+        rule = "param_dtype='float8' needs along='tokens', mapping='asymmetric'"
+        require(ok, rule, (self.along, self.mapping), remedy)
+        widths = [bits for bits, _ in self.classes] if self.classes else [self.bits]
+        rule = f"param_dtype='float8' needs codes of {FLOAT8_BITS} bits"
+        require(set(widths) <= set(FLOAT8_BITS), rule, widths, "Use param_dtype='float16'.")
 
     def _check_transform(self) -> None:
         known = self.transform is None or is_word(self.transform, ("hadamard",))
