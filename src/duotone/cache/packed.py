@@ -37,7 +37,6 @@ from duotone.quant.small_floats import SCALE, ZERO, from_bytes, to_bytes
 TOKEN_PARTS = ("codes", "negative")
 Codes = UInt8[Tensor, "batch kv_heads tokens bytes"]
 Params = Float[Tensor, "batch kv_heads rows columns"]
-Rows = UInt8[Tensor, "batch kv_heads rows columns1"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,12 @@ class PackedTensor:
     dtype: torch.dtype
     blocks: BlockTable
     codes: Codes | None
-    scale: Params | Rows | None
-    zero_point: Float[Tensor, "batch kv_heads rows offsets"] | Rows | None = None
+    scale: Params | UInt8[Tensor, "batch kv_heads rows scale_bytes"] | None
+    zero_point: (
+        Float[Tensor, "batch kv_heads rows offsets"]
+        | UInt8[Tensor, "batch kv_heads rows zero_bytes"]
+        | None
+    ) = None
     slot: UInt8[Tensor, "batch kv_heads rows columns slot_bytes"] | None = None
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
     symmetric: UInt8[Tensor, "batch kv_heads rows mode_bytes"] | None = None
