@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.serve import backend, pages
+from duotone.serve import backend, pages, ragged, short
 
 
 class ExactLayout(pages.PageLayout):
@@ -40,15 +40,28 @@ def write_exact(
 
 @contextmanager
 def exact_pages() -> Iterator[None]:
-    """Exact pages; new ones are full of NaN, as one that another request has left could be."""
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
+    """Exact pages; new ones are full of NaN."""
     backend.backend_of.cache_clear()
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(backend, "PageLayout", ExactLayout)
-    monkeypatch.setattr(pages, "read_pages", read_exact)
-    monkeypatch.setattr(pages, "write_pages", write_exact)
+    for module in (pages, ragged, short):
+        monkeypatch.setattr(module, "read_pages", read_exact)
+    for module in (pages, ragged):
+        monkeypatch.setattr(module, "write_pages", write_exact)
+    try:
+        with poisoned_pages():
+            yield
+    finally:
+        monkeypatch.undo()
+        backend.backend_of.cache_clear()
+
+
+@contextmanager
+def poisoned_pages() -> Iterator[None]:
+    """Pages that are given out are full of NaN, as one that another request has left could be."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
     fresh: list[int] = []
     given, run = BlockPool.get_new_blocks, GPUModelRunner._model_forward
 
@@ -67,13 +80,10 @@ def exact_pages() -> Iterator[None]:
             fresh.clear()
         return run(self, *args, **kwargs)
 
-    monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
-    monkeypatch.setattr(GPUModelRunner, "_model_forward", model_forward)
-    try:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
+        monkeypatch.setattr(GPUModelRunner, "_model_forward", model_forward)
         yield
-    finally:
-        monkeypatch.undo()
-        backend.backend_of.cache_clear()
 
 
 def prompts_of(count: int, seed: int = 0, least: int = 3, most: int = 200) -> list[list[int]]:
@@ -105,10 +115,16 @@ def own(model: Path, prompts: list[list[int]], new: int, spec: Any = None) -> li
 
 
 def watched(llm: Any) -> dict[str, int]:
-    """Tokens of prefix hits and preempted requests of an engine, as they come."""
+    """Counts of an engine, as they come.
+
+    Tokens of prefix hits, preempted requests, pages that are taken from prefixes, least free pages.
+    """
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    manager, seen = scheduler.kv_cache_manager, {"hits": 0, "preempted": 0}
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    seen = {"hits": 0, "preempted": 0, "evicted": 0, "free": pool.get_num_free_blocks()}
     hits, preempt = manager.get_computed_blocks, scheduler._preempt_request
+    evict, give = pool._maybe_evict_cached_block, pool.get_new_blocks
 
     def get_computed_blocks(*args: Any, **kwargs: Any) -> Any:
         found = hits(*args, **kwargs)
@@ -119,5 +135,16 @@ def watched(llm: Any) -> dict[str, int]:
         seen["preempted"] += 1
         return preempt(*args, **kwargs)
 
+    def evict_block(*args: Any) -> bool:
+        found = evict(*args)
+        seen["evicted"] += found
+        return found
+
+    def get_new_blocks(count: int) -> Any:
+        found = give(count)
+        seen["free"] = min(seen["free"], pool.get_num_free_blocks())
+        return found
+
     manager.get_computed_blocks, scheduler._preempt_request = get_computed_blocks, preempt_request
+    pool._maybe_evict_cached_block, pool.get_new_blocks = evict_block, get_new_blocks
     return seen

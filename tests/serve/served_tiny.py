@@ -16,3 +16,8 @@ def served_tiny(folder: Path) -> Path:
         path = folder / name
         path.write_text(path.read_text().replace("<image>", "<IMG_CONTEXT>"))
     return folder
+
+
+def prompt_of(question: str) -> str:
+    """A question about one picture, as the chat template of `served_tiny` has it."""
+    return f"<|im_start|>user\n<IMG_CONTEXT>\n{question}<|im_end|>\n<|im_start|>assistant\n"

@@ -19,7 +19,11 @@ from engine import answers, engine, install, tiny_llama, tiny_lora  # noqa: E402
 install()  # before vLLM looks for platforms
 
 import stress  # noqa: E402
-from exact import exact_pages, own, prompts_of, watched  # noqa: E402
+from exact import exact_pages, own, poisoned_pages, prompts_of, watched  # noqa: E402
+from served_tiny import prompt_of, served_tiny  # noqa: E402
+
+from duotone.tasks.synthetic.documents import generate as documents_of  # noqa: E402
+from duotone.tasks.synthetic.sample import HELD_OUT_SEEDS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,43 @@ def test_random_requests_are_answered_and_leave_nothing(model: Path, exact: None
         assert pool.get_num_free_blocks() == before
     assert seen.wrong == []
     assert seen.answered + seen.cancelled == 120
-    assert min(seen.cancelled, counts["hits"], counts["preempted"]) > 0
+    assert min(seen.cancelled, *(counts[x] for x in ("hits", "preempted", "evicted"))) > 0
+    assert counts["free"] == 0
+
+
+def test_copied_text_is_right_in_a_full_pool(tmp_path: Path) -> None:
+    """Fields of documents in 4 bits, two questions a picture: hits, and pages that others left."""
+    from vllm import SamplingParams
+
+    documents = [documents_of(HELD_OUT_SEEDS[at]) for at in range(8)]
+    asked = [
+        (document.images, turn)
+        for document in documents
+        for turn in [*document.of_kind("field")][:2]
+    ]
+    prompts = [
+        {"prompt": prompt_of(turn.question), "multi_modal_data": {"image": [*images]}}
+        for images, turn in asked
+    ]
+    options = {
+        "skip_tokenizer_init": False,
+        "model_impl": "transformers",
+        "block_size": None,
+        "limit_mm_per_prompt": {"image": 1},
+    }
+    params = SamplingParams(max_tokens=32, temperature=0)
+    tiny = served_tiny(tmp_path / "tiny")
+    with (
+        poisoned_pages(),
+        engine(tiny, "duotone_4bit", num_gpu_blocks_override=52, **options) as llm,
+    ):
+        counts = watched(llm)
+        for _ in range(2):
+            found = llm.generate(prompts, params, use_tqdm=False)
+            texts = [x.outputs[0].text.strip() for x in found]
+            assert all(x in turn.answers for x, (_, turn) in zip(texts, asked, strict=True)), texts
+    assert min(counts["hits"], counts["evicted"]) > 0, counts
+    assert counts["free"] == 0, counts
 
 
 def test_a_wrong_answer_is_seen(model: Path) -> None:
