@@ -102,10 +102,17 @@ def test_widths_are_those_of_the_family() -> None:
     )
 
 
-@pytest.mark.parametrize("family", [SPANS, GROUPS, CLASSES, TRITON], ids=lambda f: f.name)
-def test_no_kernel_reads_parameters_of_8_bits(family: Family) -> None:
+@pytest.mark.parametrize("family", [SPANS, GROUPS, TRITON], ids=lambda family: family.name)
+def test_few_kernels_read_parameters_of_8_bits(family: Family) -> None:
     small = TensorSpec(2, param_dtype="float8")
     assert "param_dtype='float8'" in family.honours.refusal(small)
+
+
+def test_kernels_of_classes_read_and_pack_parameters_of_8_and_16_bits() -> None:
+    spec = TensorSpec(classes=((4, 1 / 8), (2, 1 / 4)))
+    for honours in (CLASSES.honours, CLASSES.packs, search.HONOURS):
+        assert honours.refusal(spec.replace(param_dtype="float8")) is None
+        assert "float32" in honours.refusal(spec.replace(param_dtype="float32"))
 
 
 def test_a_family_honours_fields_that_exist() -> None:

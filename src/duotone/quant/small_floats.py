@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
@@ -93,14 +94,18 @@ def from_bytes(rows: UInt8[Tensor, "*b n1"], form: SmallFloat) -> Float[Tensor, 
 
 
 def small_levels(
-    scale: Float[Tensor, "*b n"], zero_point: Float[Tensor, "*b n"], top: Float[Tensor, "*b n"]
-) -> tuple[UInt8[Tensor, "*b n1"], UInt8[Tensor, "*b n1"]]:
+    scale: Float[Tensor, "*b coded"],
+    zero_point: Float[Tensor, "*b n"],
+    top: Float[Tensor, "*#b n"] | int,
+) -> tuple[UInt8[Tensor, "*b coded1"], UInt8[Tensor, "*b n1"]]:
     """Rows of scales and zero-points; levels keep their middle. top: the largest codes.
 
+    The first zero-points belong to scales, the others to channels without codes.
     Levels that these bytes stand for already give the same bytes.
     """
     scales = to_bytes(scale, SCALE)
     lost = scale.float() - from_bytes(scales, SCALE).float()
+    lost = F.pad(lost, (0, zero_point.shape[-1] - scale.shape[-1]))
     return scales, to_bytes(zero_point.float() + lost * (top / 2), ZERO)
 
 

@@ -41,6 +41,9 @@ UNITS = (
     TensorSpec(energy=0.5, classes=((4, 1 / 8), (2, 1 / 4), (1, 3 / 8))),
     TensorSpec(classes=((2, 3 / 8), (1, 1 / 8))),
 )
+# With scales and zero-points in 8 bits: of spans, and K's in its tiles.
+SMALL = tuple(spec.replace(param_dtype="float8") for spec in CALIBRATED)
+SMALL_TILES = tuple(spec.replace(param_dtype="float8") for spec in (PRESET_KEY, CLASSES_VALUE))
 # InnerQ at 2 bits: groups of 32 along the inner dimension of each product.
 INNERQ_KEY = TensorSpec(2, "channels", 32, "hybrid")
 INNERQ_VALUE = TensorSpec(2, "tokens", 32, "hybrid")

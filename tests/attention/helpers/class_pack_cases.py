@@ -14,7 +14,16 @@ from duotone.cache.ledger import Piece
 from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
 
-from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, UNITS, device
+from cases import (
+    CALIBRATED,
+    CLASSES_KEY,
+    CLASSES_VALUE,
+    PRESET_KEY,
+    SMALL,
+    SMALL_TILES,
+    UNITS,
+    device,
+)
 from pack_cases import BF16, FP16, FP32, dense_states, taken_anywhere
 
 
@@ -58,6 +67,10 @@ CLASS_CASES = [
     ClassCase("span", *CALIBRATED, ((0, 111), (0, 0), (0, 63)), 256, FP32),
     ClassCase("one", *ONE, ((0, 700), (0, 333)), 64, offset=1),
     ClassCase("halves", *UNITS, ((0, 1),) * 5 + ((0, 200),), 64, heads=1),
+    ClassCase("small", *SMALL),
+    ClassCase("small tiles", *SMALL_TILES, head_dim=80, dtype=FP16),
+    ClassCase("small K", SMALL_TILES[0], UNITS[1], head_dim=64),
+    ClassCase("small V", UNITS[0], SMALL[1], ((0, 300), (0, 0)), 64, FP32),
     ClassCase("span", *CALIBRATED, ((0, *(100 * i for i in range(1, 41))),), 64, heads=1),
 ]
 

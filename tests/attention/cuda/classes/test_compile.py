@@ -9,7 +9,7 @@ from duotone.attention.cuda.classes.format import ClassFormat
 from duotone.attention.cuda.shared.geometry import VARIABLES_BYTES
 from duotone.quant import TensorSpec
 
-from cases import CALIBRATED, UNITS
+from cases import CALIBRATED, SMALL, SMALL_TILES, UNITS
 from compile_cases import RINGS, compiled
 
 needs_nvrtc = pytest.mark.usefixtures("binaries")
@@ -29,10 +29,19 @@ def test_class_decode_compiles(bits, head_dim, group) -> None:
     compiled("sm_90", class_decode, class_format(bits, head_dim), group)
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("head_dim", "group"), [(128, 4), (80, 7), (64, 16)])
+def test_class_decode_compiles_with_parameters_of_8_bits_in_tiles(head_dim, group, arch) -> None:
+    compiled(arch, class_decode, ClassFormat.of(*SMALL_TILES, head_dim), group)
+
+
 SPAN_CLASSES = [
     (ClassFormat.of(*CALIBRATED, 128), 4, 16),
     (ClassFormat.of(*CALIBRATED, 80), 16, 8),
     (ClassFormat.of(*UNITS, 64), 7, 16),
+    (ClassFormat.of(*SMALL, 128), 4, 16),
+    (ClassFormat.of(UNITS[0], SMALL[1], 80), 7, 16),
     (ClassFormat.of(*UNITS, 256), 6, 8),
     (ClassFormat.of(TensorSpec(4), UNITS[1], 96), 1, 16),
     (ClassFormat.of(UNITS[0], TensorSpec(1), 128), 12, 8),

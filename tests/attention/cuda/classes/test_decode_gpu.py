@@ -27,6 +27,8 @@ from cases import (
     CALIBRATED,
     CLASSES_VALUE,
     PRESET_KEY,
+    SMALL,
+    SMALL_TILES,
     UNITS,
     Case,
     assert_near_half,
@@ -52,6 +54,13 @@ PLAIN_K = {"key": TensorSpec(2), "value": UNITS[1]}
 PLAIN_V = {"key": CALIBRATED[0], "value": TensorSpec(1)}
 # Records too small for the sums of many q heads.
 FEW = {"key": TensorSpec(classes=((1, 1 / 8),)), "value": TensorSpec(classes=((2, 1 / 8),))}
+# Parameters in 8 bits: of both, K's in its tiles or by span, of one side.
+SMALL_SPAN, IN_TILES = ({"key": key, "value": value} for key, value in (SMALL, SMALL_TILES))
+SMALL_ONE, SMALL_TWO = (
+    {name: spec.replace(param_dtype="float8") for name, spec in specs.items()}
+    for specs in (ONE, TWO)
+)
+SMALL_K, SMALL_V = {**HALVES, "key": SMALL_TILES[0]}, {**HALVES, "value": SMALL[1]}
 PLAIN_TILES = {"key": TensorSpec(2, group=128), "value": UNITS[1]}
 ROTATED = {name: x.replace(transform="hadamard") for name, x in SPAN.items()}
 THREE = {"key": PRESET_KEY, "value": CLASSES_VALUE}
@@ -78,6 +87,13 @@ CASES = [
     *(Case(ODD, **specs, head_dim=128, dtype=FP16) for specs in (PLAIN_K, PLAIN_V, PLAIN_TILES)),
     *(Case(ODD, **specs, head_dim=80, dtype=BF16) for specs in (PLAIN_K, PLAIN_V, PLAIN_TILES)),
     Case((3329, 700), **SPAN, spans=13, head_dim=128, dtype=BF16),
+    *(Case(ODD, **specs, gqa=gqa, kv_heads=2, head_dim=128, dtype=BF16)
+      for specs in (SMALL_SPAN, SMALL_ONE, SMALL_TWO) for gqa in (1, 4, 7)),
+    *(Case(ODD, **specs, gqa=6, head_dim=d, dtype=FP16)
+      for specs in (SMALL_SPAN, IN_TILES, SMALL_K, SMALL_V) for d in (64, 80)),
+    *(Case(ODD, **specs, gqa=12, head_dim=128, dtype=FP32) for specs in (SMALL_SPAN, SMALL_ONE)),
+    Case(ODD, **SMALL_TWO, head_dim=256, dtype=FP16),
+    Case((3329, 700), **SMALL_SPAN, spans=13, head_dim=128, dtype=BF16),
     Case((900, 300), **HALVES, spans=3, head_dim=64, dtype=FP16),
     Case((900, 300), **ROTATED, spans=3, head_dim=128, dtype=FP16),
     Case(ODD, **SPAN, kv_heads=2, head_dim=128, dense=(40, 0, 700, 1), dtype=BF16),

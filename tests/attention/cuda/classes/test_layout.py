@@ -1,4 +1,5 @@
 import struct
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from duotone.attention.refused import RefusedError
 from duotone.cache import BlockTable, PackedTensor, pack_tensor
 from duotone.quant import TensorSpec
 
-from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, UNITS
+from cases import CALIBRATED, CLASSES_KEY, CLASSES_VALUE, PRESET_KEY, SMALL, SMALL_TILES, UNITS
 
 PRESETS = {
     name: (visual.key, visual.value)
@@ -24,11 +25,15 @@ PRESETS = {
 IN_TILES = PRESETS | {
     "three": (PRESET_KEY, CLASSES_VALUE),
     "wide": (CLASSES_KEY, CLASSES_VALUE),
+    "small": SMALL_TILES,
+    "small K, two": (PRESETS["two"][0].replace(param_dtype="float8"), PRESETS["two"][1]),
     "plain K": (TensorSpec(2, group=64), CLASSES_VALUE),
 }
 BY_SPAN = {
     "calibrated": CALIBRATED,
     "units": UNITS,
+    "small by span": SMALL,
+    "small V": (UNITS[0], SMALL[1]),
     "plain V": (CALIBRATED[0], TensorSpec(2)),
     "plain K by span": (TensorSpec(1), UNITS[1]),
 }
@@ -80,14 +85,20 @@ def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
     records = to_class_records(key, value)
     form, tiles = records.format, records.data[0, 0].reshape(-1, sum(records.format.parts))
     raw = bytes(tiles[1].tolist())
-    k_bytes, v_bytes, zeros, scales, _ = form.parts
+    k_bytes, v_bytes, zeros, scales, channels, *_ = form.parts
     keys = place_codes(raw[:k_bytes], form.key, value=False)
     values = place_codes(raw[k_bytes : k_bytes + v_bytes], form.value, value=True)
     at = k_bytes + v_bytes
     places = form.key.places
-    zero = struct.unpack_from(f"<{head_dim}e", raw, at)
-    scale = struct.unpack_from(f"<{places}e", raw, at + zeros)
     channel = raw[at + zeros + scales :]
+    if form.key_small:
+        of_scale, of_zero = channel[channels : channels + 2]
+        zero = small_numbers(raw[at : at + head_dim], of_zero, signed=True)
+        scale = small_numbers(raw[at + zeros : at + zeros + places], of_scale, signed=False)
+        assert not any(channel[channels + 2 :])
+    else:
+        zero = struct.unpack_from(f"<{head_dim}e", raw, at)
+        scale = struct.unpack_from(f"<{places}e", raw, at + zeros)
     decoded = torch.tensor(zero).repeat(TILE, 1)
     for place in form.key.place_of_rank.tolist():
         decoded[:, channel[place]] += keys[:, place] * scale[place]
@@ -119,6 +130,11 @@ def test_a_tile_without_parameters_decodes_with_those_of_its_span(name, head_dim
         scale, zero, order = (
             getattr(records, f"{which}_{part}")[0, 0, 1] for part in ("scale", "zero", "order")
         )
+        if x.has_bytes:
+            scale, zero = (
+                torch.tensor(small_numbers(row[1:].tolist(), int(row[0]), signed=signed))
+                for row, signed in ((scale, False), (zero, True))
+            )
         codes = place_codes(own, classes, value=which == "value")
         decoded = torch.empty(TILE, head_dim)
         decoded[:, order.long()] = zero.float()
@@ -127,6 +143,26 @@ def test_a_tile_without_parameters_decodes_with_those_of_its_span(name, head_dim
         expected = x.dequantize()[0, 0, 100 + TILE : 211]
         torch.testing.assert_close(decoded[: len(expected)], expected, rtol=1e-5, atol=1e-5)
         assert not codes[47:].any()
+
+
+def small_numbers(codes: Iterable[int], exponent: int, signed: bool) -> list[float]:
+    """Numbers of a row of 8 bits, from the drawing of `quant.small_floats`."""
+    halves = (
+        struct.unpack(
+            "<e", struct.pack("<H", (c & 128) << 8 | (c & 127) << 6 if signed else c << 6)
+        )
+        for c in codes
+    )
+    return [half * 2.0 ** (exponent - 127) for (half,) in halves]
+
+
+def test_parameters_of_8_bits_halve_what_is_no_code():
+    bytes_of = {
+        name: to_class_records(*packed(specs, [[0, 128]])).params_bytes
+        for name, specs in (("small", SMALL), ("plain", CALIBRATED))
+    }
+    # Per kv head: 128 zero-points and 72 scales of K and V; the orders of channels stay.
+    assert bytes_of == {"plain": 2 * (2 * 200 + 128), "small": 2 * (200 + 4 + 128)}
 
 
 def test_classes_of_half_columns_are_filled_up():

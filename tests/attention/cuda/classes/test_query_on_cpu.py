@@ -11,9 +11,10 @@ from duotone.attention.cuda.classes.layout import ClassRecords, to_class_records
 from duotone.attention.cuda.shared import runtime
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec
+from duotone.quant.small_floats import SCALE, ZERO, from_bytes
 
 import class_lanes as lanes
-from cases import CALIBRATED, UNITS
+from cases import CALIBRATED, SMALL, UNITS
 from cuda_on_cpu import missing
 from units_on_cpu import compiled
 
@@ -44,7 +45,12 @@ void fold_query(const Arguments& at) {
   }
 }
 """
-SPECS = {"columns": CALIBRATED, "halves": UNITS, "one width": (TensorSpec(2), UNITS[1])}
+SPECS = {
+    "columns": CALIBRATED,
+    "halves": UNITS,
+    "one width": (TensorSpec(2), UNITS[1]),
+    "8 bits": SMALL,
+}
 
 
 def folded_query(records: ClassRecords, query: torch.Tensor, spans: BlockTable, folder):
@@ -86,6 +92,8 @@ def folded_query(records: ClassRecords, query: torch.Tensor, spans: BlockTable, 
         ("halves", 80, 6),
         ("one width", 64, 7),
         ("one width", 80, 4),
+        ("8 bits", 80, 4),
+        ("8 bits", 64, 1),
     ],
 )
 def test_digits_are_those_of_the_lanes(name: str, head_dim: int, group: int, tmp_path) -> None:
@@ -121,7 +129,10 @@ def expected_query(
     """(q times K's scales in its places, q times K's zero-points) of a kv head and span."""
     classes = records.format.key
     parts = (getattr(records, f"key_{part}")[row] for part in class_decode.PARAMETERS)
-    scale, zero, order = (part.double().numpy() for part in parts)
+    scale, zero, order = parts
+    if records.format.key_small:
+        scale, zero = from_bytes(scale, SCALE), from_bytes(zero, ZERO)
+    scale, zero, order = (part.double().numpy() for part in (scale, zero, order))
     in_order = q[:, order.astype(int)]
     folded = np.zeros((len(q), classes.places))
     folded[:, classes.place_of_rank.numpy()] = in_order[:, : classes.channels] * scale

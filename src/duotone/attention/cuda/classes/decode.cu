@@ -9,6 +9,7 @@
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the zero-points
 //   K_TILES   1: K's parameters lie in its tiles; 0: they belong to spans, as V's do
 //   KN4, KN2, KN1, VN4, VN2, VN1  channels of K and of V with codes of 4, 2 and 1 bits
+//   K_SMALL, V_SMALL  1: scales and zero-points of K, of V, have 8 bits; 0: they are fp16
 //   SLOT_BYTES  see shared/ring.cuh
 //   G, WARPS, SUB_BLOCKS, PER_SM, STAGES, TILES, QUERY, OUT, OVERLAP, ARGUMENTS_BYTES
 //                         as in spans/decode.cu
@@ -24,9 +25,11 @@
 // Where the parts of a tile begin; after the codes, what K has in its tiles.
 #define VALUES_AT (128 * WORDS_OF(KN4, KN2, KN1))
 #define ZEROS_AT (VALUES_AT + 128 * WORDS_OF(VN4, VN2, VN1))
-#define SCALES_AT (ZEROS_AT + 2 * D)
-#define CHANNELS_AT (SCALES_AT + 2 * CODE_SLOTS)
-#define TILE_BYTES (K_TILES ? CHANNELS_AT + CODE_SLOTS : ZEROS_AT)
+#define PARAMETER_BYTES (K_SMALL ? 1 : 2)
+#define SCALES_AT (ZEROS_AT + PARAMETER_BYTES * D)
+#define CHANNELS_AT (SCALES_AT + PARAMETER_BYTES * CODE_SLOTS)
+#define EXPONENTS_AT (CHANNELS_AT + CODE_SLOTS)
+#define TILE_BYTES (K_TILES ? EXPONENTS_AT + 16 * K_SMALL : ZEROS_AT)
 #define PACKED_TILE_BYTES (TILES * TILE_BYTES)
 static_assert(STAGES > 2, "V of a tile is read while the next packed tile arrives");
 
@@ -40,16 +43,15 @@ static_assert(STAGES > 2, "V of a tile is read while the next packed tile arrive
 #define LIFT 3.f  // how far below 2^16 a new maximum enters
 #include "shared/common.cuh"
 #include "classes/codes.cuh"
+#include "classes/small_floats.cuh"
 
 struct Arguments : Call {
   // With K_TILES K's largest scale by channel, of each kv head and span. Then parameters sorted by
   // class, and the channel of each of them; K's are null with K_TILES.
   const u16* k_top;
-  const u16* v_scale;
-  const u16* v_zero;
+  const void *v_scale, *v_zero;  // fp16, or rows of 8 bits
   const unsigned char* v_order;
-  const u16* k_scale;
-  const u16* k_zero;
+  const void *k_scale, *k_zero;
   const unsigned char* k_order;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.shared.tiles import Tiled
@@ -18,10 +18,17 @@ from duotone.quant import TensorSpec
 from duotone.quant.classes import class_counts
 from duotone.quant.honours import Honours
 
-HONOURS = Honours.of("class records", {"bits", "group", "classes", "transform"}, (4, 2, 1))
+HONOURS = Honours.of(
+    "class records",
+    {"bits", "group", "classes", "transform", "param_dtype"},
+    (4, 2, 1),
+    params=("float16", "float8"),
+)
 WIDTHS = HONOURS.bits
 # Channels that a product takes at once.
 COLUMN = 16
+# Bytes of a tile for the exponents of K's scales and zero-points in 8 bits, filled up.
+EXPONENTS_BYTES = 16
 # Tiles of a record without parameters: few bits would fill it with more tokens than a picture has.
 MAX_TILES = 4
 MAX_CHANNELS = 256
@@ -81,6 +88,11 @@ class Classes:
         sizes = torch.tensor([*sizes, head_dim - sum(sizes)])
         return torch.arange(len(sizes), dtype=torch.uint8).repeat_interleave(sizes)
 
+    def top_of_rank(self, head_dim: int) -> Float[Tensor, " head_dim"]:
+        """The largest code of every rank; 0 for those without codes."""
+        bits = torch.tensor([*(bits for bits, _ in self.sizes), 0])
+        return 2.0 ** bits[self.number_of_rank(head_dim).long()] - 1
+
     def width(self, bits: int) -> int:
         """Channels of a width."""
         return dict(self.sizes).get(bits, 0)
@@ -91,19 +103,23 @@ class ClassFormat(Tiled):
     """Sizes that follow from head_dim and the classes of K and V.
 
     key_in_tiles: K's parameters lie in its tiles, else they belong to spans, as V's do.
+    key_small, value_small: scales and zero-points have 8 bits (`quant.small_floats`).
     """
 
     head_dim: int
     key: Classes
     value: Classes
     key_in_tiles: bool = True
+    key_small: bool = False
+    value_small: bool = False
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @classmethod
     def of(cls, key: TensorSpec, value: TensorSpec, head_dim: int) -> ClassFormat:
         """Format of K and V of these specs."""
         both = (Classes.of(spec, head_dim) for spec in (key, value))
-        return cls(head_dim, *both, key_in_tiles=key.group is not None)
+        small = (spec.param_dtype == "float8" for spec in (key, value))
+        return cls(head_dim, *both, key.group is not None, *small)
 
     @property
     def tiles(self) -> int:
@@ -114,15 +130,20 @@ class ClassFormat(Tiled):
     def parts(self) -> tuple[int, ...]:
         """Bytes of the parts of a tile, in the order of the drawing."""
         codes = (self.key.codes_bytes, self.value.codes_bytes)
-        places = self.key.places
-        return (*codes, 2 * self.channels, 2 * places, places) if self.key_in_tiles else codes
+        if not self.key_in_tiles:
+            return codes
+        places, each = self.key.places, 1 if self.key_small else 2
+        exponents = (EXPONENTS_BYTES,) * self.key_small
+        return (*codes, each * self.channels, each * places, places, *exponents)
 
     @cached_property
     def widths(self) -> dict[str, int]:
         """The macros of classes/widths.cuh, and where K's parameters are."""
         sides = (("KN", self.key), ("VN", self.value))
         counts = {f"{name}{bits}": side.width(bits) for name, side in sides for bits in WIDTHS}
-        return counts | {"K_TILES": int(self.key_in_tiles)}
+        flags = {"K_TILES": self.key_in_tiles, "K_SMALL": self.key_small}
+        flags["V_SMALL"] = self.value_small
+        return counts | {name: int(flag) for name, flag in flags.items()}
 
     @cached_property
     def tile_bytes(self) -> int:

@@ -5,6 +5,7 @@ tiles of 64 tokens; where K has groups, each with all that K needs, so that no t
 another's parameters:
 
     | codes of K | codes of V | zero-points of K | scales of K | channels of K |     64 tokens
+                                                                 and exponents, in 8 bits
 
 and where it has none, with codes alone:
 
@@ -12,9 +13,10 @@ and where it has none, with codes alone:
 
 Codes are sorted by class and every class is filled up to columns of 16 channels; a class lies in
 consecutive words of a lane, [vectors][32 lanes][words], each as `layout` draws the registers of
-its columns. The zero-points of all channels (fp16) are in the order of the channels; scales (fp16)
-and channel numbers (a byte each) in the order of the coded places, those filled up being 0. Codes
-of one width, of K or of V, are one class of all channels.
+its columns. The zero-points of all channels are in the order of the channels; scales and channel
+numbers (a byte each) in the order of the coded places, those filled up being 0. Scales and
+zero-points are fp16, or have 8 bits and an exponent each. Codes of one width, of K or of V, are one
+class of all channels.
 
 What belongs to whole spans stays outside: scales, zero-points and order of V, and of K without
 groups; with groups, the largest scale that K has in each channel, which bounds the integers that q
@@ -26,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from duotone.attention.cuda.classes.codes import class_codes, from_class_codes
@@ -44,8 +46,9 @@ from duotone.attention.cuda.spans.layout import MIN_BLOCK_TOKENS, TILE, record_s
 from duotone.attention.refused import reason_against
 from duotone.cache import BlockTable, PackedTensor
 
-SpanScale = Float[Tensor, "batch kv_heads spans coded"]
-SpanZero = Float[Tensor, "batch kv_heads spans head_dim"]
+# In 8 bits with one column more.
+SpanScale = Shaped[Tensor, "batch kv_heads spans _coded"]
+SpanZero = Shaped[Tensor, "batch kv_heads spans _head_dim"]
 SpanOrder = UInt8[Tensor, "batch kv_heads spans head_dim"]
 
 

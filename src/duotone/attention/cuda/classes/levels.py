@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Self
 
 import torch
@@ -18,6 +18,7 @@ from duotone.quant import TensorSpec, pack
 from duotone.quant.affine import block_levels
 from duotone.quant.classes import CLASS_BITS, class_order, pack_classes
 from duotone.quant.ranges import nearest_code
+from duotone.quant.small_floats import small_levels
 
 States = Float[Tensor, "batch kv_heads tokens head_dim"]
 
@@ -25,6 +26,8 @@ States = Float[Tensor, "batch kv_heads tokens head_dim"]
 @dataclass(frozen=True)
 class SortedLevels:
     """Levels of K's or V's blocks, sorted by class, fp16, and the channel of each of them.
+
+    Where a spec stores 8 bits, `parameters` rounds these levels.
 
     chosen_scale, chosen_zero: codes are the nearest of these. scale, zero: what codes stand for.
     numbers: the buffer of them all, where they have one.
@@ -63,6 +66,14 @@ class SortedLevels:
         """`order` in bytes."""
         return self.order.to(torch.uint8)
 
+    def parameters(self, spec: TensorSpec) -> tuple[Tensor, Tensor]:
+        """Scales and zero-points as a `PackedTensor` has them."""
+        if spec.param_dtype != "float8":
+            return self.scale, self.zero
+        head_dim = self.zero.shape[-1]
+        top = _top_of_rank(Classes.of(spec, head_dim), head_dim, self.scale.device)
+        return small_levels(self.scale, self.zero, top)
+
     def packed(self, x: States, spec: TensorSpec) -> PackedTensor:
         """x by these levels in canonical order, by torch.
 
@@ -79,7 +90,7 @@ class SortedLevels:
         slots = self.blocks.to_slots(x).float().mT
         codes = nearest_code(slots, scale, zero, max(WIDTHS)).minimum(top).mT
         codes = (codes * self.blocks.mask[:, None, ..., None]).to(torch.uint8)
-        parts = {"scale": self.scale, "zero_point": self.zero}
+        parts = dict(zip(("scale", "zero_point"), self.parameters(spec), strict=True))
         if spec.classes is None:
             parts["codes"] = pack(codes, spec.bits)
         else:
@@ -95,11 +106,17 @@ class SortedLevels:
         return torch.empty_like(full).scatter_(-1, self.order, full)
 
 
+@cache
+def _top_of_rank(classes: Classes, head_dim: int, device: torch.device) -> Tensor:
+    """Largest codes on a device, copied once: a copy cannot be captured."""
+    return classes.top_of_rank(head_dim).to(device)
+
+
 def torch_levels(x: States, spec: TensorSpec, blocks: BlockTable, coded: int) -> SortedLevels:
     """Levels of the blocks of x, as `cache.packed.pack_tensor` finds them. coded: channels."""
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
-    levels = block_levels(slots, spec.replace(group=None), mask)
+    levels = block_levels(slots, spec.replace(group=None, param_dtype="float16"), mask)
     numbers = levels.classes
     if numbers is None:
         numbers = torch.zeros_like(levels.scale, dtype=torch.uint8)

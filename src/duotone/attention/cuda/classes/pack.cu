@@ -4,7 +4,7 @@
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32
-//   KN4, KN2, KN1, VN4, VN2, VN1, K_TILES  as in classes/decode.cu
+//   KN4, KN2, KN1, VN4, VN2, VN1, K_TILES, K_SMALL, V_SMALL  as in classes/decode.cu
 //   INPUT     type of K and V, 0: fp16, 1: bf16, 2: fp32; ALIGN: bytes that they are aligned to
 //   WARPS     of a block
 //   ARGUMENTS_BYTES, WARP_SHARED_BYTES  sizes of Arguments and of a warp's memory on the host
@@ -25,18 +25,21 @@ struct Side {
 };
 struct Arguments {
   Side key, value;
-  const u16 *k_scale, *k_zero;  // that K's codes stand for, the latter of all channels; K_TILES
-  const int* token;             // [batch, tiles * 64] of K and V, -1: none
-  char* packed_tiles;           // [batch * kv_heads, tiles, STORED_TILE_BYTES]
+  // Levels that K's codes stand for, zero-points of all channels: fp16, or rows of 8 bits; K_TILES.
+  const void *k_scale, *k_zero;
+  const int* token;    // [batch, tiles * 64] of K and V, -1: none
+  char* packed_tiles;  // [batch * kv_heads, tiles, STORED_TILE_BYTES]
   int kv_heads, tiles;
 };
 static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differs");
 
 #define VALUES_AT (128 * Keys::WORDS)
 #define ZEROS_AT (VALUES_AT + 128 * Values::WORDS)
-#define SCALES_AT (ZEROS_AT + 2 * D)
-#define CHANNELS_AT (SCALES_AT + 32 * Keys::COLUMNS)
-#define STORED_TILE_BYTES (K_TILES ? CHANNELS_AT + 16 * Keys::COLUMNS : ZEROS_AT)
+#define PARAMETER_BYTES (K_SMALL ? 1 : 2)
+#define SCALES_AT (ZEROS_AT + PARAMETER_BYTES * D)
+#define CHANNELS_AT (SCALES_AT + PARAMETER_BYTES * 16 * Keys::COLUMNS)
+#define EXPONENTS_AT (CHANNELS_AT + 16 * Keys::COLUMNS)
+#define STORED_TILE_BYTES (K_TILES ? EXPONENTS_AT + 16 * K_SMALL : ZEROS_AT)
 // A warp's memory: its tile of elements, its words, its levels.
 #define CODE_SLOTS (16 * (Keys::COLUMNS > Values::COLUMNS ? Keys::COLUMNS : Values::COLUMNS))
 #define WORDS_BYTES (128 * (Keys::WORDS > Values::WORDS ? Keys::WORDS : Values::WORDS))
@@ -44,20 +47,30 @@ static_assert(sizeof(Arguments) == ARGUMENTS_BYTES, "the host's structure differ
 static_assert(WARP_BYTES == WARP_SHARED_BYTES, "the host's shared memory differs");
 #include "classes/packer.cuh"
 
+#if K_SMALL
+typedef unsigned char Parameter;
+#else
+typedef u16 Parameter;
+#endif
 // Zero-points by channel, scales and channels by slot; all 0 without tokens (a negative row).
 __device__ __forceinline__ void write_parameters(const Arguments& at, long long row, char* tile,
                                                  int lane) {
   const unsigned char* order = at.key.order + row * CHANNELS;
-  u16 *zeros = (u16*)(tile + ZEROS_AT), *scales = (u16*)(tile + SCALES_AT);
+  // Numbers of a row, after its exponent.
+  const Parameter* k_zero = (const Parameter*)at.k_zero + row * (CHANNELS + K_SMALL) + K_SMALL;
+  const Parameter* k_scale = (const Parameter*)at.k_scale + row * (Keys::CODED + K_SMALL) + K_SMALL;
+  Parameter *zeros = (Parameter*)(tile + ZEROS_AT), *scales = (Parameter*)(tile + SCALES_AT);
   for (int rank = lane; rank < D; rank += 32) {
     const bool real = row >= 0 && rank < CHANNELS;
-    zeros[real ? order[rank] : rank] = real ? at.k_zero[row * CHANNELS + rank] : 0;
+    zeros[real ? order[rank] : rank] = real ? k_zero[rank] : 0;
   }
   for (int slot = lane; slot < 16 * Keys::COLUMNS; slot += 32) {
     const int rank = row < 0 ? -1 : Keys::rank(slot);
-    scales[slot] = rank < 0 ? 0 : at.k_scale[row * Keys::CODED + rank];
+    scales[slot] = rank < 0 ? 0 : k_scale[rank];
     tile[CHANNELS_AT + slot] = rank < 0 ? 0 : order[rank];
   }
+  if (K_SMALL && lane < 16)
+    tile[EXPONENTS_AT + lane] = row < 0 || lane > 1 ? 0 : (char)(lane ? k_zero : k_scale)[-1];
 }
 
 template <int VALUE, class C>

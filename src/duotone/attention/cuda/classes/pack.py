@@ -43,6 +43,7 @@ from duotone.cache.pair import PackedPair
 from duotone.quant import KVSpec, TensorSpec
 from duotone.quant.checks import NOT_FINITE, is_finite
 from duotone.quant.honours import Honours
+from duotone.quant.small_floats import SCALE, from_bytes
 
 # Levels come from `levels.search`, or from PyTorch operations.
 HONOURS = Honours.of(
@@ -50,6 +51,7 @@ HONOURS = Honours.of(
     search.HONOURS.honours | {"eta"},
     search.HONOURS.bits,
     packs=True,
+    params=search.HONOURS.params,
 )
 SOURCE = "classes/pack.cu"
 WARPS = 4
@@ -79,14 +81,16 @@ class Arguments(ctypes.Structure):
 class Prepared:
     """All that packing needs but the codes.
 
-    key, value: K and V of the taken tokens in their basis, of one type. records: their codes, and
-    what else tiles have, are not written yet.
+    key, value: K and V of the taken tokens in their basis, of one type. key_parameters: scales and
+    zero-points that K's codes stand for. records: their codes, and what else tiles have, are not
+    written yet.
     """
 
     key: States
     value: States
     key_levels: SortedLevels
     value_levels: SortedLevels
+    key_parameters: tuple[Tensor, Tensor]
     slots: Slots
     records: ClassRecords
 
@@ -143,8 +147,10 @@ def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared
     )
     wide = max((x.dtype for x in taken), key=lambda dtype: dtype.itemsize)
     slots = _SLOTS.of(piece.spans, form.tokens)
-    records = _records(form, slots.first, slots.token.shape[1] // form.tokens, *levels)
-    return Prepared(*(x.to(wide) for x in taken), *levels, slots, records)
+    params = tuple(x.parameters(s) for x, s in zip(levels, (spec.key, spec.value), strict=True))
+    per_head = slots.token.shape[1] // form.tokens
+    records = _records(form, slots.first, per_head, levels, params)
+    return Prepared(*(x.to(wide) for x in taken), *levels, params[0], slots, records)
 
 
 def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) -> SortedLevels:
@@ -162,18 +168,27 @@ def sorted_levels(x: States, spec: TensorSpec, spans: BlockTable, coded: int) ->
 
 
 def _records(
-    form: ClassFormat, first: Tensor, per_head: int, key: SortedLevels, value: SortedLevels
+    form: ClassFormat,
+    first: Tensor,
+    per_head: int,
+    levels: tuple[SortedLevels, SortedLevels],
+    stored: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> ClassRecords:
-    """Room for codes, and all parameters that belong to spans."""
+    """Room for codes, and all parameters that belong to spans.
+
+    levels: of K and of V. stored: their scales and zero-points.
+    """
+    key, value = levels
     size = (*value.scale.shape[:2], per_head, form.nbytes)
     data = torch.empty(size, dtype=torch.uint8, device=value.scale.device)
-    params = {"value_scale": value.scale, "value_zero": value.zero}
+    params = dict(zip(("value_scale", "value_zero"), stored[1], strict=True))
     params["value_order"] = value.channels
     if form.key_in_tiles:
-        full = F.pad(key.scale, (0, form.head_dim - key.scale.shape[-1]))
+        scale = from_bytes(stored[0][0], SCALE) if form.key_small else stored[0][0]
+        full = F.pad(scale, (0, form.head_dim - scale.shape[-1]))
         params["key_top"] = largest_scales(full, key.order, key.blocks, value.blocks)
     else:
-        params |= {"key_scale": key.scale, "key_zero": key.zero}
+        params |= dict(zip(("key_scale", "key_zero"), stored[0], strict=True))
         params["key_order"] = key.channels
     return ClassRecords(form, data, first, **params)
 
@@ -192,7 +207,7 @@ def pack_codes(work: Prepared) -> None:
         for x, levels in both
     ]  # fmt: skip
     given = Arguments(
-        *sides, work.key_levels.scale.data_ptr(), work.key_levels.zero.data_ptr(),
+        *sides, *(x.data_ptr() for x in work.key_parameters),
         work.slots.place.data_ptr(), work.records.data.data_ptr(), heads, per_head * form.tiles,
     )  # fmt: skip
     device = work.key.device

@@ -1,6 +1,7 @@
 """Parameters of class records next to the codes: scales, zero-points and channels of K and V.
 
-All of V's, and K's where it has no groups, belong to spans; else K's lie in its tiles.
+All of V's, and K's where it has no groups, belong to spans; else K's lie in its tiles. In 8 bits
+(`quant.small_floats`) the exponents of a block begin its row, and come last in a tile.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duotone.attention.cuda.classes.format import Classes, ClassFormat
+from duotone.attention.cuda.classes.format import EXPONENTS_BYTES, Classes, ClassFormat
 from duotone.attention.cuda.spans.layout import TILE
 from duotone.cache import BlockTable, PackedTensor
 from duotone.quant import TensorSpec, pack
@@ -31,7 +32,7 @@ def from_span_parameters(
 ) -> dict[str, Tensor]:
     """Inverse of `span_parameters`: parts of a `PackedTensor`. parts: scale, zero-point, order."""
     scale, zero, order = parts
-    numbers = _class_numbers(order.long(), classes, zero.shape[-1])
+    numbers = _class_numbers(order.long(), classes, order.shape[-1])
     return {"scale": scale, "zero_point": zero, **_packed_classes(numbers, spec)}
 
 
@@ -45,15 +46,21 @@ def channel_order(x: PackedTensor) -> Tensor:
     order = x.channel_order
     if order is not None:
         return order
-    return torch.arange(x.head_dim, device=x.zero_point.device).expand_as(x.zero_point)
+    rows = (*x.zero_point.shape[:3], x.head_dim)
+    return torch.arange(x.head_dim, device=x.zero_point.device).expand(rows)
 
 
 def tile_parameters(key: PackedTensor, token: Tensor, form: ClassFormat) -> list[Tensor]:
-    """Bytes of zero-points, scales and channels of every tile, [batch, heads, tiles, bytes]."""
+    """Bytes of the parameters of every tile, [batch, heads, tiles, bytes].
+
+    Zero-points, scales, channels; exponents, where scales and zero-points have 8 bits.
+    """
     first = token[:, ::TILE]
     group = key.blocks.block_of_token(key.blocks.tokens).gather(1, first.clamp_min(0))
     order, coded = channel_order(key), form.key.channels
-    zero = torch.empty_like(key.zero_point).scatter_(-1, order, key.zero_point)
+    first_of_rows = int(form.key_small)
+    zeros, scales = (x[..., first_of_rows:] for x in (key.zero_point, key.scale))
+    zero = torch.empty_like(zeros).scatter_(-1, order, zeros)
     place = form.key.place_of_rank.to(first.device)
 
     def by_tile(x: Tensor) -> Tensor:
@@ -66,7 +73,10 @@ def tile_parameters(key: PackedTensor, token: Tensor, form: ClassFormat) -> list
         return out.index_copy_(-1, place, tiles)
 
     filled = torch.nn.functional.pad(by_tile(zero), (0, form.channels - form.head_dim))
-    parts = (filled, by_place(key.scale), by_place(order[..., :coded].to(torch.uint8)))
+    parts = [filled, by_place(scales), by_place(order[..., :coded].to(torch.uint8))]
+    if form.key_small:
+        both = by_tile(torch.cat([key.scale[..., :1], key.zero_point[..., :1]], -1))
+        parts.append(torch.nn.functional.pad(both, (0, EXPONENTS_BYTES - 2)))
     return [part.contiguous().view(torch.uint8) for part in parts]
 
 
@@ -75,9 +85,9 @@ def from_tile_parameters(
 ) -> dict[str, Tensor]:
     """Inverse of `tile_parameters`, from the first tile of every group.
 
-    parts: bytes of zero-points, scales and channels of every tile.
+    parts: as `tile_parameters` makes them.
     """
-    zero, scale, channel = parts
+    zero, scale, channel, *exponents = parts
     place = form.key.place_of_rank.to(tile.device)
 
     def by_group(x: Tensor) -> Tensor:
@@ -85,12 +95,13 @@ def from_tile_parameters(
         return x.gather(2, index).contiguous()
 
     numbers = _class_numbers(by_group(channel)[..., place].long(), form.key, form.head_dim)
-    zeros = by_group(zero).view(torch.float16)[..., : form.head_dim]
-    return {
-        "scale": by_group(scale).view(torch.float16)[..., place],
-        "zero_point": zeros.gather(-1, class_order(numbers)),
-        **_packed_classes(numbers, spec),
-    }
+    kind = torch.uint8 if form.key_small else torch.float16
+    zeros = by_group(zero).view(kind)[..., : form.head_dim].gather(-1, class_order(numbers))
+    scales = by_group(scale).view(kind)[..., place]
+    if exponents:
+        of_scale, of_zero = by_group(exponents[0])[..., :2].split(1, -1)
+        scales, zeros = torch.cat([of_scale, scales], -1), torch.cat([of_zero, zeros], -1)
+    return {"scale": scales, "zero_point": zeros, **_packed_classes(numbers, spec)}
 
 
 def _packed_classes(numbers: Tensor, spec: TensorSpec) -> dict[str, Tensor]:

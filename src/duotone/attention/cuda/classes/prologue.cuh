@@ -9,11 +9,16 @@ struct ValueParameters {
 
   __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
     const unsigned char* order = at.v_order + (size_t)u.row * CHANNELS;
+    const ParameterRow<V_SMALL, false> scales(at.v_scale, u.row, Values::CODED);
+    const ParameterRow<V_SMALL, true> zeros(at.v_zero, u.row, CHANNELS);
 #pragma unroll
     for (int i = 0; i < RANKS; i++) {
       const int rank = min(u.tid + i * THREADS, CHANNELS - 1);
-      const u32 scale = rank < Values::CODED ? at.v_scale[(size_t)u.row * Values::CODED + rank] : 0;
-      scale_zero[i] = scale | (u32)at.v_zero[(size_t)u.row * CHANNELS + rank] << 16;
+      const bool coded = rank < Values::CODED;
+      if constexpr (V_SMALL)
+        scale_zero[i] = pack2(coded ? scales.number(rank) : 0.f, zeros.number(rank));  // exact
+      else
+        scale_zero[i] = (coded ? scales.half(rank) : 0) | (u32)zeros.half(rank) << 16;
       channel[i] = order[rank];
     }
 #pragma unroll

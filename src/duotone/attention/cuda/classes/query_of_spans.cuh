@@ -10,18 +10,20 @@ struct KeyParameters {
 
   __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
     const unsigned char* order = at.k_order + (size_t)u.row * CHANNELS;
+    const ParameterRow<K_SMALL, false> scales(at.k_scale, u.row, Keys::CODED);
+    const ParameterRow<K_SMALL, true> zeros(at.k_zero, u.row, CHANNELS);
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
       const int slot = 32 * i + u.lane, rank = slot < 16 * Keys::COLUMNS ? Keys::rank(slot) : -1;
       channel[i] = rank < 0 ? 0 : order[rank];
-      scale[i] = rank < 0 ? 0.f : half_to_float(at.k_scale[(size_t)u.row * Keys::CODED + rank]);
+      scale[i] = rank < 0 ? 0.f : scales.number(rank);
     }
 #pragma unroll
     for (int i = 0; i < RANKS; i++) {
       const int rank = 32 * i + u.lane;
       const bool real = rank < CHANNELS;
       ranked[i] = real ? order[rank] : 0;
-      zero[i] = real ? half_to_float(at.k_zero[(size_t)u.row * CHANNELS + rank]) : 0.f;
+      zero[i] = real ? zeros.number(rank) : 0.f;
     }
   }
 };

@@ -72,6 +72,7 @@ struct Query : Digits {
   float scale[HT], plain_scale[HT];  // score * log2(e) = scale * (integer product) + offset
   // Where this lane finds q, which bytes of two words it keeps, where its parts of a tile begin.
   u32 table, plain, pick, half, zeros;
+  float scale_factor, zero_factor;  // of this tile's parameters of 8 bits
 
   __device__ __forceinline__ void make(const Arguments& at, const Unit& u, const Table& of,
                                        const float (*heads)[2], const int* biases) {
@@ -80,7 +81,7 @@ struct Query : Digits {
     pick = pinned(u.g & 1 ? 0x3276 : 0x5410, u.lane);
     half = pinned(4 * u.t + 2 * (u.g & 1), u.lane);
     plain = pinned(shared_address(of.plain) + (u.g % ROWS * 4 + u.t) * 16, u.lane);
-    zeros = pinned(ZEROS_AT + 16 * u.t, u.lane);
+    zeros = pinned(ZEROS_AT + 8 * PARAMETER_BYTES * u.t, u.lane);
 #pragma unroll
     for (int h = 0; h < HT; h++) {
       scale[h] = heads[h * 4 + u.t][0] * at.sm_scale / Q_TOP;
@@ -89,8 +90,26 @@ struct Query : Digits {
   }
   // This tile's digits and offsets.
   __device__ __forceinline__ void fold(u32 tile, const Unit& u) {
-    fold_column<0>(tile + 2 * half, tile + half);
+    if constexpr (K_SMALL) load_factors(tile);
+    fold_column<0>(tile + PARAMETER_BYTES * half, tile + half);
     add_zeros(tile + zeros, u);
+  }
+  __device__ __forceinline__ void load_factors(u32 tile) {
+    u16 exponents;
+    asm volatile("ld.shared.u16 %0,[%1];" : "=h"(exponents) : "r"(tile + EXPONENTS_AT));
+    scale_factor = __uint_as_float((u32)(exponents & 0xFF) << 23);
+    zero_factor = __uint_as_float((u32)(exponents >> 8) << 23);
+  }
+  // Zero-points of 8 channels as pairs of fp16.
+  __device__ __forceinline__ void load_zeros(u32* b, u32 address) {
+    if constexpr (!K_SMALL) return load4(b, address);
+    u32 both[2];
+    asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(both[0]), "=r"(both[1]) : "r"(address));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const u32 high = __byte_perm(both[i / 2], 0, i % 2 ? 0x3424 : 0x1404);
+      b[i] = (high & 0x80008000u) | (high & 0x7F007F00u) >> 2;
+    }
   }
   // q times the zero-points: all columns of B are the same, and row g of the sums is q head g.
   __device__ __forceinline__ void add_zeros(u32 points, const Unit& u) {
@@ -100,7 +119,7 @@ struct Query : Digits {
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
       u32 b[4];
-      load4(b, points + 64 * i);
+      load_zeros(b, points + 32 * PARAMETER_BYTES * i);
 #pragma unroll
       for (int n = 0; n < CHAINS; n++)
 #pragma unroll
@@ -115,6 +134,20 @@ struct Query : Digits {
       const float* both = sums[4 * h / ROWS];
       const int from = (4 * h % ROWS + u.t) * 4;
       offset[h] = __shfl_sync(FULL, both[0] + both[2], from) * plain_scale[h];
+      if constexpr (K_SMALL) offset[h] *= zero_factor;
+    }
+  }
+  // Scales of two channels.
+  __device__ __forceinline__ void load_scales(float* s, u32 address) const {
+    if constexpr (K_SMALL) {
+      u16 both;
+      asm volatile("ld.shared.u16 %0,[%1];" : "=h"(both) : "r"(address));
+      unpack2(s, __byte_perm(both, 0, 0x4140) << 6);
+      s[0] *= scale_factor, s[1] *= scale_factor;
+    } else {
+      u32 pair;
+      asm volatile("ld.shared.u32 %0,[%1];" : "=r"(pair) : "r"(address));
+      unpack2(s, pair);
     }
   }
   // A lane with an even g makes both digits of the first two of four channels, its neighbour those
@@ -123,14 +156,12 @@ struct Query : Digits {
   __device__ __forceinline__ void fold_column(u32 scales, u32 channels) {
     // A bias whose lowest bit is worth 2^bit rounds q to what is left of it at that bit.
     constexpr float round = (BIAS + 128.f) * (1 << key_bit(COLUMN));
-    u32 pair;
     u16 numbers;
     float s[2];
-    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(pair) : "r"(scales + SCALES_AT + 32 * COLUMN));
+    load_scales(s, scales + SCALES_AT + 16 * PARAMETER_BYTES * COLUMN);
     asm volatile("ld.shared.u16 %0,[%1];"
                  : "=h"(numbers)
                  : "r"(channels + CHANNELS_AT + 16 * COLUMN));
-    unpack2(s, pair);
     u32 first, second;
     asm("prmt.b32 %0,%1,0,0x4440;" : "=r"(first) : "r"((u32)numbers));
     asm("prmt.b32 %0,%1,0,0x4441;" : "=r"(second) : "r"((u32)numbers));

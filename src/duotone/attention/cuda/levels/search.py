@@ -35,6 +35,7 @@ HONOURS = Honours.of(
     READ.honours | {"shrink", "levels", "gain", "energy"},
     READ.bits,
     packs=True,
+    params=READ.params,
 )
 THREADS = 256
 # Shared memory of a block of threads: for all channels, and for few.
