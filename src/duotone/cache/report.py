@@ -60,6 +60,13 @@ class MemoryReport:
         }
         return replace(self, state_bytes=nbytes, **totals)
 
+    def with_params(self, nbytes: int) -> MemoryReport:
+        """Report of a cache with so many more bytes of parameters, which all tokens share."""
+        total = self.total_bytes + nbytes
+        bits = self.bits_per_element * total / max(self.total_bytes, 1)
+        params = self.params_bytes + nbytes
+        return replace(self, params_bytes=params, total_bytes=total, bits_per_element=bits)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-safe data."""
         return asdict(self)

@@ -48,6 +48,9 @@ class CacheSpec(Record):
         (a contiguous run of them: an image, a frame).
     key_norm: divide the stream's keys by sqrt(max |k|) per channel before quantizing, and multiply
         the query instead (InnerQ sec. 4.3). The norm is per sequence and kv head, after RoPE.
+    scale_keys: "auto" (keys are stored times the size of queries, per channel, and queries divided
+        by it) or "never". Only layers with unequal queries are scaled, and only where a quantizer
+        of K compares channels.
     layers: rules for some of the layers: other bits, other groups.
     share: cross-layer sharing of codes, or None.
     evict: tokens of the prompt to drop before the rest is stored, or None.
@@ -68,6 +71,7 @@ class CacheSpec(Record):
     tau: tuple[float, float] | None = decoded(None)
     ranges: Literal["sequence", "run"] = stored("sequence")
     key_norm: bool = decoded(False)
+    scale_keys: Literal["auto", "never"] = of_policy("auto")
     layers: tuple[LayerRule, ...] = of_policy(())
     share: Sharing | None = decoded(None)
     evict: Eviction | None = of_policy(None)
@@ -87,6 +91,8 @@ class CacheSpec(Record):
         ok = not self.key_norm or isinstance(self.text, KVSpec)
         remedy = "It normalises the keys of the stream: give text a KVSpec."
         require(ok, "key_norm needs a quantized text stream", self.text, remedy)
+        ok = is_word(self.scale_keys, ("auto", "never"))
+        require(ok, "scale_keys must be 'auto' or 'never'", self.scale_keys, "Pick one of them.")
         self._normalise_layers()
         self._check_background()
         self._normalise_evict()

@@ -10,7 +10,8 @@ from transformers import AutoModelForImageTextToText, DynamicCache, PreTrainedMo
 import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.evaluate.forcing import kl_divergence
-from duotone.hf.model.extreme_keys import _attentions, _ratio
+from duotone.hf.model.attentions import attentions
+from duotone.hf.model.extreme_keys import _ratio
 from duotone.hf.model.facts import model_facts
 
 from families import FAMILIES, HYBRIDS, inputs, new_model, tiny_model
@@ -30,7 +31,7 @@ def with_biases(norms: tuple[float, ...]) -> PreTrainedModel:
     config.text_config.rope_parameters = {**MROPE, "rope_theta": 1e6}
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()
-    for attention, norm in zip(_attentions(model, model_facts(model)), norms, strict=True):
+    for attention, norm in zip(attentions(model, model_facts(model)), norms, strict=True):
         bias = attention.k_proj.bias.data.zero_().view(-1, attention.head_dim)
         bias[:, SLOWEST] = norm / 4**0.5
     return model
@@ -75,14 +76,14 @@ def test_only_layers_that_share_a_range_are_named() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS])
 def test_ordinary_weights_are_not_extreme(name: str) -> None:
     model = tiny_model(name)
-    ratios = [_ratio(each) for each in _attentions(model, model_facts(model))]
+    ratios = [_ratio(each) for each in attentions(model, model_facts(model))]
     assert (len(ratios) == 0) == (name in FUSED)
     assert all(0 < ratio < 5 for ratio in ratios)
 
 
 def test_norms_of_keys_count() -> None:
     model = new_model("qwen3")
-    _attentions(model, model_facts(model))[1].k_norm.weight.data[3] = 40
+    attentions(model, model_facts(model))[1].k_norm.weight.data[3] = 40
     with pytest.warns(UserWarning, match=r"'qwen3' channels of layers \[1\] reach 40 times"):
         QuantizedCache(model, SHARED)
 
@@ -97,7 +98,7 @@ class Codes(torch.Tensor):
 
 def test_weights_that_cannot_be_read_warn_of_nothing() -> None:
     model = new_model("qwen3")
-    first, second, *_ = _attentions(model, model_facts(model))
+    first, second, *_ = attentions(model, model_facts(model))
     # As accelerate offloads: a hook brings the numbers for a forward pass, and moves its inputs.
     first.k_norm.weight = torch.nn.Parameter(torch.ones(first.head_dim, device="meta"))
     first.k_norm.register_forward_pre_hook(lambda _, args: (args[0].to("cpu"),))
@@ -111,6 +112,6 @@ def test_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_biases(NORMS)
     with pytest.warns(UserWarning, match=r"layers \[0, 2\]"):
         QuantizedCache(model, SHARED)
-    monkeypatch.setattr("duotone.hf.model.extreme_keys._attentions", None)
+    monkeypatch.setattr("duotone.hf.model.extreme_keys.attentions", None)
     with pytest.warns(UserWarning, match=r"layers \[0, 2\]"):
         QuantizedCache(model, SHARED)

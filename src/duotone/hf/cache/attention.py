@@ -99,8 +99,10 @@ def _cached_attention(
             f"{timeline.facts.softcap}; got softcap={softcap}. Use the model's own cache."
         )
     if isinstance(key, StaticStates):
-        decoder, sm_scale = timeline.frozen.decoder, _scale(query, scaling)
-        output = decoder.attend(key.index, query, key.new, value.new, sm_scale)
+        frozen, sm_scale = timeline.frozen, _scale(query, scaling)
+        query = frozen.scales.of_queries(key.index, query)
+        new = frozen.scales.of_store(key.index, key.new)
+        output = frozen.decoder.attend(key.index, query, new, value.new, sm_scale)
         return output.transpose(1, 2).contiguous()
     if timeline.step.decodes:
         output = _decode(query, key, attention_mask, scaling, _is_sliding(key, kwargs))
@@ -186,7 +188,7 @@ def _decode(
     visible = as_visibility(mask, 1) if sliding and mask is not None else None
     timeline = key.timeline
     segments = timeline.segments(key.index, mask=visible)
-    sm_scale = _scale(query, scaling)
+    sm_scale, query = _scale(query, scaling), timeline.scales.of_queries(key.index, query)
     # Under autocast the query may be of another type than what is stored; kernels take one.
     typed = query.to(timeline.stores[key.index].dtype)
     if (softcap := timeline.facts.softcap) is not None:
@@ -210,13 +212,13 @@ def _chunk(
         visible = as_visibility(mask, queries)
     visible = visible.expand(query.shape[0], -1, -1)
     own = DenseSegment(
-        key.new,
+        timeline.scales.of_store(key.index, key.new),
         value.new,
         torch.full((query.shape[0],), tokens, device=query.device),
         mask=visible[:, :, past : past + tokens],
     )
     segments = [*timeline.segments(key.index, before=True, mask=visible), own]
-    sm_scale = _scale(query, scaling)
+    sm_scale, query = _scale(query, scaling), timeline.scales.of_queries(key.index, query)
     if (softcap := timeline.facts.softcap) is not None:
         return attend_capped(query, segments, sm_scale, softcap, timeline.slow)
     given = {"tau": timeline.spec.tau, "slow": timeline.slow}

@@ -19,10 +19,12 @@ from duotone.hf.cache.absorb import absorb
 from duotone.hf.cache.attention import attach
 from duotone.hf.cache.layer import QuantizedLayer
 from duotone.hf.cache.saved import fill, read_cache, save_cache
+from duotone.hf.cache.scales import KeyScales
 from duotone.hf.cache.timeline import Timeline
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.implementation import planned_layers, slow_paths
+from duotone.hf.model.key_scales import key_scales
 from duotone.hf.model.masks import real_tokens, visual_tokens
 from duotone.hf.model.speaker import speaker_of
 from duotone.quant import CacheSpec
@@ -55,7 +57,8 @@ class QuantizedCache(Cache):
         facts = fitting_facts(model, spec, visual_mask)
         plans = planned_layers(model, facts, spec, impl)
         self.visual_mask, self.device = visual_mask, model.device
-        self.timeline = Timeline(spec, facts, plans, impl, slow_paths(model))
+        scales = KeyScales(key_scales(model, facts, spec))
+        self.timeline = Timeline(spec, facts, plans, impl, slow_paths(model), scales)
         self._model = weakref.ref(model)
         self._hold(attach(speaker_of(model)))
         super().__init__(layers=_layers(self.timeline))
@@ -188,10 +191,12 @@ class QuantizedCache(Cache):
         if not timeline.ledgers:
             raise ValueError("the cache is empty; run the model with it first.")
         states = [ledger.state for ledger in timeline.ledgers]
+        scales = timeline.scales.nbytes
         if timeline.frozen is not None:
-            return timeline.frozen.memory(states, nominal).with_states(timeline.own.nbytes)
+            report = timeline.frozen.memory(states, nominal).with_params(scales)
+            return report.with_states(timeline.own.nbytes)
         window = self.facts.window if any(self.facts.sliding) else None
-        report = memory_report(timeline.stores, states, nominal, window)
+        report = memory_report(timeline.stores, states, nominal, window).with_params(scales)
         indexers = sum(layer.indexer_bytes for layer in self._packed)
         return report.with_states(timeline.own.nbytes + indexers)
 
@@ -283,8 +288,9 @@ class QuantizedCache(Cache):
         model. FileNotFoundError.
         """
         with without_autocast(model.device):
-            spec, saved, states = read_cache(path, model, visual_mask, waive)
+            spec, saved, states, scales = read_cache(path, model, visual_mask, waive)
             cache = cls(model, spec, visual_mask=visual_mask, impl=impl)
+            cache.timeline.scales = scales.on(model.device)
             fill(cache.timeline, saved, states, model.device)
         return cache
 

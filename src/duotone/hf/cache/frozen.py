@@ -31,6 +31,7 @@ from duotone.cache.index import LedgerState
 from duotone.cache.ragged import Move
 from duotone.cache.static import check_frozen, settle_orders
 from duotone.cache.thaw import chronological
+from duotone.hf.cache.scales import KeyScales
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.autocast import without_autocast
@@ -47,7 +48,7 @@ class Frozen:
 
     decoder: of these buffers. orders: in which the dense tokens of each layer entered them. start:
     logical length when they were made. states: of layers that stay transformers' own,
-    which the model writes in place.
+    which the model writes in place. scales: of keys, in tensors that a capture reads.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Frozen:
         start: int,
         room: int,
         states: dict[str, Tensor],
+        scales: KeyScales,
     ) -> None:
         self.decoder, self._orders = decoder, orders
-        self.states = states
+        self.states, self.scales = states, scales
         self.start, self.room = start, room
         self._broke_off = self.is_thawed = False
         # What the sequences have become of those at the start, by number.
@@ -68,7 +70,10 @@ class Frozen:
     @cached_property
     def structure(self) -> Structure:
         """All that launches on these buffers depend on."""
-        return Structure.of([self.decoder.stores, self.decoder.tau, self.decoder.impl, self.states])
+        decoder = self.decoder
+        return Structure.of(
+            [decoder.stores, decoder.tau, decoder.impl, self.states, self.scales.each]
+        )
 
     @property
     def is_usable(self) -> bool:
@@ -92,7 +97,7 @@ class Frozen:
         for store, static in zip(stores, self.decoder.stores, strict=True):
             for name in TAKEN_OVER:
                 setattr(store, name, getattr(static, name))
-        self.states = other.states
+        self.states, self.scales = other.states, other.scales
         return True
 
     def reorder(self, index: Int[Tensor, " batch"]) -> None:
@@ -102,6 +107,7 @@ class Frozen:
         """
         self.rows = index if self.rows is None else self.rows[index]
         kept = {id(x) for store in self.decoder.stores for x in store.indices}
+        kept |= {id(x) for x in self.scales.tensors}
         with torch.inference_mode(False), torch.no_grad():
             self.structure.reorder(index, but=kept)
         for places in self.decoder.places:
@@ -134,7 +140,8 @@ class Frozen:
         """Bytes of all buffers, free slots included, and of the ledgers that rest meanwhile."""
         resting = [x for state in states for x in state.tensors]
         resting += [x for order in self._orders for x in (order.index, order.lengths)]
-        return static_memory_report(self.decoder.stores, nominal_bits, resting)
+        report = static_memory_report(self.decoder.stores, nominal_bits, resting)
+        return report.with_params(self.scales.nbytes)
 
     def thaw(self, stores: Sequence[LayerStore], ledgers: Sequence[Ledger]) -> None:
         """Give the cache's layers and ledgers the tokens back.

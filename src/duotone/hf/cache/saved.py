@@ -22,6 +22,7 @@ from duotone.cache.index import STORES, LedgerState
 from duotone.cache.ragged import valid_mask
 from duotone.cache.saved import SavedLayer, collect, name_of, parse
 from duotone.hf.cache.own_layers import check_states, taken_states
+from duotone.hf.cache.scales import KeyScales, taken_scales
 from duotone.hf.cache.timeline import Timeline
 from duotone.hf.model.calibrated import basis_digests
 from duotone.hf.model.facts import ModelFacts
@@ -58,6 +59,7 @@ def save_cache(timeline: Timeline, model: PreTrainedModel | None, path: str | Pa
         parse(header, tensors, spec, _shape(facts))
         check_states(timeline.own.tensors, facts, timeline.batch, timeline.length)
     tensors |= {name: x.contiguous() for name, x in timeline.own.tensors.items()}
+    tensors |= timeline.scales.named()
     header |= {"format": FORMAT, "spec": spec.to_dict(), "model": facts.signature()}
     tensor_file.write(path, tensors, header | _identity(model, spec), KEY)
 
@@ -82,8 +84,8 @@ def read_cache(
     model: PreTrainedModel,
     visual_mask: Tensor | None = None,
     waive: Collection[str] = (),
-) -> tuple[CacheSpec, Saved, dict[str, Tensor]]:
-    """(spec, content, states) of a file; `QuantizedCache.load` says what is checked."""
+) -> tuple[CacheSpec, Saved, dict[str, Tensor], KeyScales]:
+    """(spec, content, states, scales) of a file; `QuantizedCache.load` says what is checked."""
     check_waive(waive)
     header, tensors = tensor_file.read(path, KEY, WHAT, "checksum" not in waive)
     with tensor_file.damage_named(f"{path} cannot be loaded"):
@@ -99,7 +101,7 @@ def read_cache(
         if signature != header["model"]:
             raise ValueError(f"it was saved for {header['model']}; this model is {signature}")
         _check_identity(header, _identity(model, spec), waive)
-        states = taken_states(tensors)
+        states, scales = taken_states(tensors), taken_scales(tensors, facts)
         saved = parse(header, tensors, spec, _shape(facts))
         first = saved.states[0]
         check_states(states, facts, len(first.dense.lengths), first.seen)
@@ -107,7 +109,7 @@ def read_cache(
             if states:
                 raise ValueError("states of layers are not converted; load with the model's type")
             saved = _converted(saved, spec, model.dtype)
-    return spec, saved, states
+    return spec, saved, states, scales
 
 
 def check_waive(waive: Collection[str]) -> None:

@@ -99,6 +99,8 @@ def materialize(timeline: Timeline, index: int, which: Which, new: Tensor) -> Te
         with without_autocast(new.device):
             for segment, roll in timeline.stores[index].placed_segments(state):
                 _scatter(out, segment.states(which), roll.positions, roll.lengths)
+        if which == "key":
+            out = timeline.scales.of_model(index, out)
     if own is not None:
         out[:, :, own:] = new
     return out

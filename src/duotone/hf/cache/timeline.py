@@ -18,6 +18,7 @@ from duotone.cache.shared_values import SharedValues
 from duotone.cache.sharing import share_layers
 from duotone.hf.cache.frozen import Frozen, check_freezes, frozen_stores
 from duotone.hf.cache.own_layers import OwnLayers
+from duotone.hf.cache.scales import KeyScales
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec
 from duotone.quant.checks import Checks, put_off
@@ -48,7 +49,7 @@ class Timeline:
     """Owner of a cache's tokens: spec, ledgers, plans, waiting states, and stores.
 
     plans: how the attention of each layer reads. impl: the decode attention that was asked for.
-    slow: warnings of slow paths that the model has given.
+    slow: warnings of slow paths that the model has given. scales: of keys in the stores.
     own: layers that keep a state instead of tokens, or a window, which the model changes by itself.
     stores, ledgers, and the step's plans: one per layer with tokens. Layers have one ledger
     together, or one each where they evict; there is none before the first step.
@@ -66,8 +67,10 @@ class Timeline:
         plans: Sequence[Plan],
         impl: str,
         slow: SlowPaths,
+        scales: KeyScales,
     ) -> None:
         self.spec, self.facts, self.impl, self.slow = spec, facts, impl, slow
+        self.scales = scales
         self.layouts = tuple(plan.layouts for plan in plans)
         self.own = OwnLayers(facts)
         self.reset()
@@ -187,7 +190,8 @@ class Timeline:
         with put_off(self.checks):
             for index in due:
                 key, value = self._waiting.pop(index)
-                self.stores[index].apply(self.plans[index], key.detach(), value.detach())
+                key = self.scales.of_store(index, key.detach())
+                self.stores[index].apply(self.plans[index], key, value.detach())
 
     def judge(self, found: Importance) -> None:
         """Hear how important one layer finds the tokens of an evicted prompt, and store them."""
@@ -322,7 +326,7 @@ class Timeline:
         stores, orders = frozen_stores(self.stores, states, self.spec, room)
         decoder = StaticDecoder(stores, self.spec.tau, self.impl, self.slow)
         held = self.own.hold_still(stored)
-        self.frozen = Frozen(decoder, orders, self.length, room, held)
+        self.frozen = Frozen(decoder, orders, self.length, room, held, self.scales.copied())
         return self.frozen
 
     def thaw(self) -> None:

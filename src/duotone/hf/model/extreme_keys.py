@@ -14,25 +14,31 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from duotone.hf.model.attentions import attentions, is_readable
 from duotone.hf.model.facts import ModelFacts
+from duotone.hf.model.key_scales import key_scales
 from duotone.quant import CacheSpec, KVSpec
 
 # Times as far as the median channel of a head.
 EXTREME = 10.0
 SPREADS = 3.0
-# Of each model whose weights were read: {number of a layer: how far its largest channel reaches}.
-_FOUND: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, float]] = weakref.WeakKeyDictionary()
+# Of each model whose weights were read: {(number of a layer, True where its keys are scaled): how
+# far its largest channel reaches}.
+_FOUND: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[int, bool], float]]
+_FOUND = weakref.WeakKeyDictionary()
 
 
 def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
-    """Warn of layers with extreme keys where `spec` gives several channels of K one range."""
-    risky = [number for place, number in enumerate(facts.packed) if _shares_range(spec, place)]
-    if not risky:
-        return
-    if model not in _FOUND:
-        _FOUND[model] = {each.layer_idx: _ratio(each) for each in _attentions(model, facts)}
-    known = _FOUND[model]
-    found = {number: known[number] for number in risky if known.get(number, 0.0) > EXTREME}
+    """Warn of layers that store extreme keys where `spec` gives several channels of K one range."""
+    places = enumerate(zip(facts.packed, key_scales(model, facts, spec), strict=True))
+    risky = {number: w for place, (number, w) in places if _shares_range(spec, place)}
+    known = _FOUND.setdefault(model, {})
+    if any((number, w is not None) not in known for number, w in risky.items()):
+        for each in attentions(model, facts):
+            w = risky.get(each.layer_idx)
+            known[each.layer_idx, w is not None] = _ratio(each, w)
+    reached = {number: known.get((number, w is not None), 0.0) for number, w in risky.items()}
+    found = {number: ratio for number, ratio in reached.items() if ratio > EXTREME}
     if found:
         warnings.warn(
             "K that has channels far larger than others needs a range per channel; in "
@@ -43,13 +49,6 @@ def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheS
         )
 
 
-def _attentions(model: PreTrainedModel, facts: ModelFacts) -> list[nn.Module]:
-    """Attention modules of the language model, in the order of the layers that a spec counts."""
-    modules = model.get_decoder().modules()
-    found = [m for m in modules if hasattr(m, "k_proj") and hasattr(m, "layer_idx")]
-    return [m for m in found if m.layer_idx in facts.packed]
-
-
 def _shares_range(spec: CacheSpec, layer: int) -> bool:
     own = spec.at_layer(layer)
     policies = (own.visual, own.background, own.text)
@@ -57,12 +56,14 @@ def _shares_range(spec: CacheSpec, layer: int) -> bool:
 
 
 @torch.no_grad()
-def _ratio(attention: nn.Module) -> float:
+def _ratio(attention: nn.Module, scale: Tensor | None = None) -> float:
     """Reach of a head's largest channel of K, in reaches of its median one; 0 where unknown."""
     reach, head_dim = _reach(attention), getattr(attention, "head_dim", None)
     if reach is None or not head_dim or reach.numel() % head_dim:
         return 0.0
     heads = reach.float().view(-1, head_dim)
+    if scale is not None:
+        heads = heads * scale[:, 0]
     return float((heads.amax(1) / heads.median(1).values.clamp_min(1e-9)).max())
 
 
@@ -70,7 +71,7 @@ def _reach(attention: nn.Module) -> Tensor | None:
     """|mean| + three spreads of every channel of K before RoPE, for inputs of unit variance."""
     norm, linear = getattr(attention, "k_norm", None), attention.k_proj
     weight = getattr(linear if norm is None else norm, "weight", None)
-    if not _is_readable(weight):
+    if not is_readable(weight):
         return None
     if norm is not None:  # its output for +1, -1, +1, ...: some norms add 1 to their weight
         signs = torch.ones_like(weight)
@@ -79,13 +80,3 @@ def _reach(attention: nn.Module) -> Tensor | None:
     wide = torch.promote_types(weight.dtype, torch.float32)
     spreads = SPREADS * torch.linalg.vector_norm(weight, dim=1, dtype=wide)
     return spreads if linear.bias is None else spreads + linear.bias.abs()
-
-
-def _is_readable(weight: object) -> bool:
-    """True for plain floats that are here; False for codes, fp8 without its scales, and offloading.
-
-    Tensors of quantizers are subclasses that may know neither a norm nor an absolute value.
-    """
-    if type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
-        return False
-    return weight.is_floating_point() and weight.itemsize > 1
