@@ -102,7 +102,7 @@ def test_widths_are_those_of_the_family() -> None:
     )
 
 
-@pytest.mark.parametrize("family", [SPANS, GROUPS, TRITON], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [SPANS, GROUPS], ids=lambda family: family.name)
 def test_few_kernels_read_parameters_of_8_bits(family: Family) -> None:
     small = TensorSpec(2, param_dtype="float8")
     assert "param_dtype='float8'" in family.honours.refusal(small)

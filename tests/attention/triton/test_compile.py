@@ -15,12 +15,13 @@ import torch
 from cubins import of_script, triton_assembly
 from duotone.quant import TensorSpec
 
-from cases import CLASSES_KEY, CLASSES_VALUE, INNERQ_KEY, INNERQ_VALUE, PRESET_KEY
+from cases import CLASSES_KEY, CLASSES_VALUE, INNERQ_KEY, INNERQ_VALUE, PRESET_KEY, SMALL
 
 pytest.importorskip("triton", reason="the Triton path needs triton")
 
 WHOLE, PER_TOKEN = TensorSpec(1), TensorSpec(4, "channels")
 SYMMETRIC = TensorSpec(2, mapping="symmetric")
+SMALL_2 = TensorSpec(2, param_dtype="float8")
 # Case fields, and the compute capability to compile for.
 VARIANTS = {
     "1 bit, calibrated": (
@@ -38,6 +39,14 @@ VARIANTS = {
     ),
     "classes of K and V, calibrated": (
         {"key": CLASSES_KEY, "value": CLASSES_VALUE, "head_dim": 128, "tau": (0.0, 3.0)},
+        80,
+    ),
+    "parameters of 8 bits, of classes": (
+        {"key": SMALL[0], "value": SMALL[1], "head_dim": 128, "tau": (0.0, 3.0)},
+        90,
+    ),
+    "parameters of 8 bits, of equal channels": (
+        {"key": SMALL_2.replace(group=32), "value": SMALL_2, "head_dim": 80},
         80,
     ),
     "InnerQ's slots": (
@@ -124,8 +133,8 @@ def test_representative_variants_compile() -> None:
         "class_order_kernel",
     )
     assert all(any(kernel in name for name in sizes) for kernel in kernels)
-    # A segment each and the merge; a dense segment, 8 folds of q, 3 score ranges, 1 channel order.
-    assert len(sizes) == 2 * len(VARIANTS) + 13
+    # A segment each and the merge; a dense segment, 10 folds of q, 4 score ranges, 2 orders.
+    assert len(sizes) == 2 * len(VARIANTS) + 17
     assert all(size > 1000 for size in sizes.values())
 
 

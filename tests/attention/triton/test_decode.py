@@ -18,6 +18,8 @@ from cases import (
     PRESET_KEY,
     ROTATED_KEY,
     ROTATED_VALUE,
+    SMALL,
+    SMALL_TILES,
     Case,
     assert_near,
     build,
@@ -40,6 +42,7 @@ from duotone.attention.triton.operands import loop_tiles, tile_config
 from duotone.attention.triton.walk import find_block
 
 HYBRID, SYMMETRIC = (TensorSpec(2, mapping=mapping) for mapping in ("hybrid", "symmetric"))
+SMALL_2 = TensorSpec(2, param_dtype="float8")
 HYBRID_64, SYMMETRIC_32 = HYBRID.replace(group=64), SYMMETRIC.replace(bits=4, group=32)
 # bf16 queries are left to the GPU: the interpreter truncates where bf16 hardware rounds.
 CASES = [
@@ -48,7 +51,7 @@ CASES = [
     Case((300, 30), TensorSpec(2, group=32), TensorSpec(2, "channels", 32), gqa=1, kv_heads=2),
     Case((70, 99), TensorSpec(4, "channels"), TensorSpec(4, "channels"), gqa=7, head_dim=96),
     Case((33, 40), TensorSpec(2, group=32), TensorSpec(2, "channels", 32), head_dim=512,
-         dense=(9,)),
+         dense=(9, 4)),
     Case((33, 64), TensorSpec(8), TensorSpec(4), value_dim=96, tau=(1.0, 2.0), dtype=torch.float32),
     Case((80, 17), TensorSpec(1, "channels", 6), TensorSpec(2, "channels", 12), tau=(0.0, 3.0)),
     Case((90, 40), TensorSpec(1, "span"), TensorSpec(1, "span", 40), spans=3),
@@ -63,6 +66,11 @@ CASES = [
          CLASSES_VALUE.replace(group=32, classes=((8, 1 / 96), (4, 1 / 6), (1, 1 / 3))),
          head_dim=96, spans=2, dtype=torch.float32),
     Case((80, 33), CLASSES_KEY.replace(group=32, classes=((2, 1.0),)), CLASSES_VALUE, gqa=1),
+    # Parameters in 8 bits: of equal and of unequal channels, groups and spans.
+    Case((101, 63), SMALL_2.replace(group=32), SMALL_2, gqa=6, tau=(0.0, 3.0), spans=2),
+    Case((90, 1), SMALL_TILES[0], SMALL_TILES[1], head_dim=80, spans=2, dtype=torch.float32),
+    Case((111, 63), *SMALL, gqa=4, kv_heads=2, tau=(0.0, 3.0), dense=(7, 1)),
+    Case((64, 31), TensorSpec(2, "channels", 32), SMALL[1], gqa=1, mask=True),
     # Sign and magnitude: slots and planes, along tokens and channels, words and odd bytes.
     Case((101, 63), INNERQ_KEY, INNERQ_VALUE, gqa=4, kv_heads=2, dense=(5, 40)),
     Case((101, 63), INNERQ_VALUE, INNERQ_KEY, gqa=7, tau=(0.0, 3.0), spans=2),

@@ -16,6 +16,8 @@ from cases import (
     PRESET_KEY,
     ROTATED_KEY,
     ROTATED_VALUE,
+    SMALL,
+    SMALL_TILES,
     Case,
     assert_near,
     build,
@@ -65,6 +67,7 @@ SIGNED_PLACES = [
     (4, "t64", "c64"), (2, "row", "whole"), (1, "whole", "row"), (2, "whole", "whole"),
     (8, "row", "row"), (2, "c6", "t24"), (1, "t300", "span"), (4, "c12", "t7"),
 ]  # fmt: skip
+SMALL_2 = TensorSpec(2, param_dtype="float8")
 WIDE_SCALES = (
     TensorSpec(1, param_dtype="float32"),
     TensorSpec(2, "channels", param_dtype="bfloat16"),
@@ -130,6 +133,11 @@ CASES = [
     Case(ODD, PRESET_KEY.replace(classes=((8, 1 / 8), (1, 3 / 8))), head_dim=128, dtype=BF16),
     Case(ODD, PRESET_KEY.replace(param_dtype="float32"),
          CLASSES_VALUE.replace(param_dtype="bfloat16"), head_dim=128, spread=1e5, dtype=BF16),
+    # Parameters in 8 bits.
+    *(Case(ODD, *specs, gqa=gqa, kv_heads=2, head_dim=d, spans=spans, tau=tau, dtype=BF16)
+      for specs in (SMALL, SMALL_TILES, (SMALL_2.replace(group=32), SMALL_2))
+      for gqa, d, spans, tau in ((4, 128, 1, None), (7, 80, 3, TAU))),
+    Case(ODD, *SMALL, head_dim=64, spans=40, dtype=FP32, mask=True),
     # Sign and magnitude: each way along K and V, groups and whole spans, with GQA groups in turn.
     *(Case(ODD, **pair(bits, key, value, mapping), gqa=gqa, kv_heads=2, head_dim=128, tau=tau,
            dtype=BF16)

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from duotone.attention.triton.family import HONOURS
+from duotone.attention.triton.parameters import load_parameters
 
 WIDTHS = HONOURS.bits
 COUNT_DIGITS = 9
@@ -177,16 +178,16 @@ def leave_classes(
     p_row = p_out + o_part[:, None] * D
     for slot in tl.static_range(8 // BITS):
         o_place, m_place, b_weight = slot_places(D, BITS, CLASSES, PAD, slot)
-        b_scale = tl.load(p_scale + i_param * COLUMNS + o_place, mask=m_place, other=0)
-        b_zero = tl.load(p_zero + i_param * D + o_place, mask=m_place, other=0).to(tl.float32)
+        b_scale = load_parameters(p_scale, i_param, o_place, m_place, COLUMNS, False)
+        b_zero = load_parameters(p_zero, i_param, o_place, m_place, D, True)
         o_c = tl.load(p_order + i_param * D + o_place, mask=m_place, other=0).to(tl.int32)
-        b_unit = b_scale.to(tl.float32) * (UNIT / b_weight)
+        b_unit = b_scale * (UNIT / b_weight)
         b_out = b_acc[slot] * b_unit[None, :] + b_part[:, None] * b_zero[None, :]
         m_out = m_h[:, None] & m_place[None, :]
         merge_output(p_row + o_c[None, :], b_out, b_keep, b_inverse, m_out)
     if COLUMNS < D:
         o_place = COLUMNS + tl.arange(0, triton.next_power_of_2(D - COLUMNS))
-        b_zero = tl.load(p_zero + i_param * D + o_place, mask=o_place < D, other=0).to(tl.float32)
+        b_zero = load_parameters(p_zero, i_param, o_place, o_place < D, D, True)
         o_c = tl.load(p_order + i_param * D + o_place, mask=o_place < D, other=0).to(tl.int32)
         m_out = m_h[:, None] & (o_place < D)[None, :]
         b_out = b_part[:, None] * b_zero[None, :]

@@ -20,7 +20,6 @@ HONOURS = Honours.of(
     "Triton kernels",
     {"bits", "along", "group", "mapping", "classes", "transform", "param_dtype"},
     (8, 4, 2, 1),
-    params=("float16", "bfloat16", "float32"),
 )
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 512

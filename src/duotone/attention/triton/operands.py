@@ -99,7 +99,7 @@ def operand(name: str, x: PackedTensor | Tensor) -> dict[str, Any]:
         offsets = None if x.per_token else x.blocks.offsets.contiguous()
         pointers = {"": x.codes, "_scale": x.scale, "_offsets": offsets, **_mapping(x)}
         rows = (x.codes.shape[1] * x.tokens, x.tokens)
-        blocks, columns = 0 if x.per_token else x.scale.shape[2], x.scale.shape[3]
+        blocks, columns = 0 if x.per_token else x.scale.shape[2], x.scale.shape[3] - x.has_bytes
         group = min(x.spec.group or x.head_dim, x.head_dim)
         if not x.per_token:
             group = x.spec.group or ANY_LENGTH

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from duotone.attention.triton.classes import channel_places, place_codes
+from duotone.attention.triton.parameters import load_parameters
 from duotone.attention.triton.signs import load_zero
 
 # Operands of fp16 products are normalised to this: far from overflow, far from subnormals.
@@ -48,8 +49,8 @@ def fold_kernel(
     # Parameters of an empty block may be anything, NaN included.
     p_offsets += (i_bh // kv_heads) * (blocks + 1) + i_param % blocks
     width = tl.where(tl.load(p_offsets) < tl.load(p_offsets + 1), D, 0)
-    o_scale = i_param * COLUMNS + o_place % COLUMNS
-    b_scale = tl.load(p_scale + o_scale, mask=m_code & (o_c < width), other=0).to(tl.float32)
+    m_scale = m_code & (o_c < width)
+    b_scale = load_parameters(p_scale, i_param, o_place % COLUMNS, m_scale, COLUMNS, False)
     at = (p_scale, p_zero, p_signs, p_modes, None)
     b_zero = load_zero(at, i_param, o_place % OFFSETS, o_c < width, OFFSETS, GROUP)
     b_offset = tl.sum(b_q * b_zero[None, :], 1)

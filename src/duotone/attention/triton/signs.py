@@ -23,6 +23,8 @@ tile. Names are as in `triton.tiles`.
 import triton
 import triton.language as tl
 
+from duotone.attention.triton.parameters import load_parameters
+
 
 @triton.constexpr_function
 def slot_units(GROUP, PARAM_BITS, UNIT_BITS):
@@ -67,7 +69,7 @@ def load_zero(at, o_row, o_column, m_x, COLUMNS: tl.constexpr, GROUP: tl.constex
     p_scale, p_zero, p_signs, p_modes, _ = at
     o_group = o_row * COLUMNS + o_column
     if p_zero is not None:
-        b_zero = tl.load(p_zero + o_group, mask=m_x, other=0).to(tl.float32)
+        b_zero = load_parameters(p_zero, o_row, o_column, m_x, COLUMNS, True)
     elif p_modes is None:
         b_zero = tl.zeros_like(o_group).to(tl.float32)
     else:

@@ -30,6 +30,7 @@ Names: i_ indices, o_ index vectors, p_ pointers, b_ values in registers, m_ mas
 import triton
 import triton.language as tl
 
+from duotone.attention.triton.parameters import load_parameters
 from duotone.attention.triton.planes import (
     group_norm,
     group_planes,
@@ -51,8 +52,7 @@ def load_block_params(
 ):  # fmt: skip
     """(scale, zero_point) [PAD] of one block at the channels of SLOT; zeros at padding."""
     o_d = tl.arange(0, PAD) * (8 // BITS) + SLOT
-    o_param = i_row * COLUMNS + o_d % COLUMNS
-    b_scale = tl.load(at[0] + o_param, mask=o_d < D, other=0).to(tl.float32)
+    b_scale = load_parameters(at[0], i_row, o_d % COLUMNS, o_d < D, COLUMNS, False)
     return b_scale, load_zero(at, i_row, o_d % COLUMNS, o_d < D, COLUMNS, GROUP)
 
 

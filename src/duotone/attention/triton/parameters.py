@@ -1,0 +1,31 @@
+"""Scales and zero-points in Triton: numbers, or rows of 8 bits (`quant.small_floats`).
+
+Bytes stand for 8 bits: the type of a pointer tells which one its rows are.
+"""
+
+# Constants of Triton are upper case.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_parameters(
+    p_rows, o_row, o_column, m_x, COLUMNS: tl.constexpr, SIGNED: tl.constexpr
+):  # fmt: skip
+    """Load parameters as fp32, 0 where masked: o_row and o_column, broadcast.
+
+    COLUMNS: parameters of a row. SIGNED: zero-points.
+    """
+    if p_rows.dtype.element_ty == tl.uint8:
+        o_first = o_row * (COLUMNS + 1) + o_column * 0
+        b_first = tl.load(p_rows + o_first, mask=m_x, other=0).to(tl.int32)
+        b_code = tl.load(p_rows + o_first + 1 + o_column, mask=m_x, other=0).to(tl.int32)
+        b_half = b_code << 6
+        if SIGNED:
+            b_half = ((b_code & 128) << 8) | ((b_code & 127) << 6)
+        b_half = b_half.to(tl.uint16).to(tl.float16, bitcast=True)
+        b_x = b_half.to(tl.float32) * (b_first << 23).to(tl.float32, bitcast=True)
+    else:
+        b_x = tl.load(p_rows + o_row * COLUMNS + o_column, mask=m_x, other=0).to(tl.float32)
+    return b_x
