@@ -196,3 +196,20 @@ def answers(
         lora_request=lora,
     )
     return [list(y.token_ids) for x in found for y in x.outputs]
+
+
+def staggered(llm: Any, prompts: list[list[int]], new: int, gap: int = 3) -> list[list[int]]:
+    """Greedy tokens after each prompt, which comes `gap` steps after the one before."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=new, temperature=0, detokenize=False, ignore_eos=True)
+    one, found, steps = llm.llm_engine, {}, 0
+    left = [*enumerate(prompts)]
+    while left or one.has_unfinished_requests():
+        if left and steps % gap == 0:
+            at, prompt = left.pop(0)
+            one.add_request(str(at), {"prompt_token_ids": prompt}, params)
+        ended = [x for x in one.step() if x.finished]
+        found |= {x.request_id: list(x.outputs[0].token_ids) for x in ended}
+        steps += 1
+    return [found[str(at)] for at in range(len(prompts))]

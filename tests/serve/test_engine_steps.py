@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-from engine import answers, engine, install, tiny_llama  # noqa: E402
+from engine import answers, engine, install, staggered, tiny_llama  # noqa: E402
 
 install()  # before vLLM looks for platforms
 
@@ -73,6 +73,18 @@ def test_random_requests_are_answered(model: Path, seen: Counter) -> None:
         found = stress.run(llm, asked, want, 120, time.monotonic() + 60)
     assert found.wrong == []
     assert min(found.answered, counts["preempted"], seen["decode"], seen["mixed"]) > 0
+
+
+@pytest.mark.parametrize("dtype", ["duotone_2bit", "duotone_4bit"])
+def test_rows_beside_first_chunks_and_later_batches_are_as_alone(model: Path, dtype: str) -> None:
+    """Pages of few bits: no prompt is cut, and none is a hit, since these read pages."""
+    prompts = [*prompts_of(3, seed=11, most=40), *prompts_of(3, seed=12, least=150)]
+    options = {"enable_prefix_caching": False, "block_size": None, "max_num_seqs": 6}
+    with steps_of_a_gpu() as seen, engine(model, dtype, **options) as llm:
+        first = staggered(llm, prompts, 70)
+        assert min(seen["decode"], seen["mixed"]) > 0
+        assert first == staggered(llm, prompts, 70)
+        assert first == [answers(llm, [prompt], 70)[0] for prompt in prompts]
 
 
 def test_a_wrong_number_is_seen(

@@ -7,14 +7,13 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-from engine import answers, engine, install, tiny_llama, tiny_lora  # noqa: E402
+from engine import answers, engine, install, staggered, tiny_llama, tiny_lora  # noqa: E402
 
 install()  # before vLLM looks for platforms
 
@@ -96,31 +95,11 @@ def test_a_wrong_answer_is_seen(model: Path) -> None:
 
 
 def test_first_chunks_beside_short_continuations_equal_each_alone(model: Path, exact: None) -> None:
-    from vllm import SamplingParams
-
-    short, long = prompts_of(3, seed=11, most=40), prompts_of(3, seed=12, least=150)
-    want = own(model, [*short, *long], 30)
-    found: dict[str, list[int]] = {}
-    params = SamplingParams(max_tokens=30, temperature=0, detokenize=False, ignore_eos=True)
+    # Short ones have some tokens by the time a long one comes.
+    prompts = [*prompts_of(3, seed=11, most=40), *prompts_of(3, seed=12, least=150)]
     options = {"max_num_batched_tokens": 72, "enable_chunked_prefill": True, "max_num_seqs": 6}
     with engine(model, "duotone_4bit", **options) as llm:
-        for at, prompt in enumerate([*short, *long]):
-            llm.llm_engine.add_request(str(at), {"prompt_token_ids": prompt}, params)
-            # Short ones have some tokens by the time a long one comes.
-            found |= steps(llm.llm_engine, 3)
-        found |= steps(llm.llm_engine, 1000)
-    assert [found[str(at)] for at in range(6)] == want
-
-
-def steps(one: Any, most: int) -> dict[str, list[int]]:
-    """Answers that end within some steps."""
-    ended = {}
-    for _ in range(most):
-        if not one.has_unfinished_requests():
-            break
-        found = [x for x in one.step() if x.finished]
-        ended |= {x.request_id: list(x.outputs[0].token_ids) for x in found}
-    return ended
+        assert staggered(llm, prompts, 30) == own(model, prompts, 30)
 
 
 def test_the_first_batch_equals_the_second(model: Path) -> None:
