@@ -42,7 +42,7 @@ def install() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *sys.path])
 
 
-def tiny_llama(folder: Path, head_dim: int = 64, kv_heads: int = 2) -> Path:
+def tiny_llama(folder: Path, head_dim: int = 64, kv_heads: int = 2, layers: int = 3) -> Path:
     """A folder with a Llama of random weights that says something else at each position."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -52,7 +52,7 @@ def tiny_llama(folder: Path, head_dim: int = 64, kv_heads: int = 2) -> Path:
         vocab_size=320,
         hidden_size=256,
         intermediate_size=256,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,

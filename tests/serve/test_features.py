@@ -51,9 +51,10 @@ def test_random_requests_are_answered_and_leave_nothing(model: Path, exact: None
     assert counts["free"] == 0
 
 
-def test_copied_text_is_right_in_a_full_pool(tmp_path: Path) -> None:
+def test_copied_text_is_right_in_a_full_pool_guided_or_not(tmp_path: Path) -> None:
     """Fields of documents in 4 bits, two questions a picture: hits, and pages that others left."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     documents = [documents_of(HELD_OUT_SEEDS[at]) for at in range(8)]
     asked = [
@@ -71,14 +72,16 @@ def test_copied_text_is_right_in_a_full_pool(tmp_path: Path) -> None:
         "block_size": None,
         "limit_mm_per_prompt": {"image": 1},
     }
-    params = SamplingParams(max_tokens=32, temperature=0)
+    choices = StructuredOutputsParams(choice=sorted({turn.answers[0] for _, turn in asked}))
+    guides = (None, choices)
     tiny = served_tiny(tmp_path / "tiny")
     with (
         poisoned_pages(),
         engine(tiny, "duotone_4bit", num_gpu_blocks_override=52, **options) as llm,
     ):
         counts = watched(llm)
-        for _ in range(2):
+        for guide in guides:
+            params = SamplingParams(max_tokens=32, temperature=0, structured_outputs=guide)
             found = llm.generate(prompts, params, use_tqdm=False)
             texts = [x.outputs[0].text.strip() for x in found]
             assert all(x in turn.answers for x, (_, turn) in zip(texts, asked, strict=True)), texts
@@ -126,7 +129,11 @@ def test_lora_changes_its_own_requests_alone(model: Path, exact: None, tmp_path:
     adapter, merged = tiny_lora(model, tmp_path)
     with engine(model, "duotone_4bit", enable_lora=True, max_lora_rank=8) as llm:
         plain = answers(llm, prompts, 30)
-        tuned = answers(llm, prompts, 30, lora=LoRARequest("tuned", 1, str(adapter)))
-        assert answers(llm, prompts, 30) == plain
+        lora = LoRARequest("tuned", 1, str(adapter))
+        tuned = answers(llm, prompts, 30, lora=lora)
+        assert answers(llm, prompts * 2, 30, lora=[None, None, None, lora, lora, lora]) == [
+            *plain,
+            *tuned,
+        ]
     assert plain == own(model, prompts, 30)
     assert tuned == own(merged, prompts, 30) != plain

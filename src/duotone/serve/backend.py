@@ -144,7 +144,7 @@ class Ring(nn.Module, AttentionLayerBase):
         if self.number * self.pages >= self.layout.rings:
             return None
         if self.number == 0:
-            say_held(vllm_config, PagesAttention, self.layout, self.pages)
+            say_held(vllm_config, PagesAttention)
         return CircularBufferSpec(
             block_size=block_size,
             num_kv_heads=self.num_kv_heads,

@@ -6,6 +6,7 @@ A skipped layer (`--kv-cache-dtype-skip-layers`) is asked of duotone's backend, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import lcm
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
 
-from duotone.serve.held import Layers, said
+from duotone.serve.held import Layers, Paged, said
 from duotone.serve.pages import PageLayout
 from duotone.serve.plugin import DTYPES
 
@@ -77,33 +78,34 @@ def stretch_of(token_bytes: int, all_bytes: set[int]) -> int:
     return lcm(*all_bytes) // token_bytes
 
 
-def say_held(
-    config: VllmConfig, paged: type[AttentionImpl], layout: PageLayout, pages: int
-) -> None:
-    """Log once what a block is and holds; warn where few bits gain nothing.
+def say_held(config: VllmConfig, paged: type[AttentionImpl]) -> None:
+    """Log once what blocks are and hold; warn where few bits gain nothing.
 
-    paged: class of layers with pages. pages: of a block.
+    paged: class of layers with pages, which know their layout.
     """
     found = config.compilation_config.static_forward_context.values()
     attention = [x for x in found if getattr(x, "impl", None) is not None]
     ours = [x for x in attention if isinstance(x.impl, paged)]
     others = [x for x in attention if x not in ours and hasattr(x, "sliding_window")]
     states = [x.get_kv_cache_spec(config) for x in found if isinstance(x, MambaBase)]
-    heads = max(x.num_kv_heads for x in ours)
-    layers = Layers(
-        paged=len(ours),
+    first, kinds = ours[0], Counter((x.impl.layout, x.attn_backend.stretch) for x in ours)
+    widths = []
+    for (layout, stretch), layers in kinds.items():
+        block = config.cache_config.block_size * stretch
+        widths.append(Paged(layers, block, -(-layout.rings // (block // layout.tokens))))
+    layout = first.impl.layout
+    held = Layers(
+        paged=tuple(widths),
+        page_bytes=widths[0].block * first.num_kv_heads * layout.token_bytes,
+        token_bytes=2 * first.num_kv_heads * layout.head_dim * layout.dtype.itemsize,
         kept=sum(x.sliding_window is None for x in others),
         windows=tuple(x.sliding_window for x in others if x.sliding_window is not None),
         states=len(states),
         state_bytes=max(
             (replace(x, page_size_padded=None).page_size_bytes for x in states), default=0
         ),
-        token_bytes=2 * heads * layout.head_dim * layout.dtype.itemsize,
     )
-    block = pages * layout.tokens
-    rings = -(-layout.rings // pages)
-    size = block * heads * layout.token_bytes
-    text, nothing = said(layers, block, size, rings, config.model_config.max_model_len)
+    text, nothing = said(held, config.model_config.max_model_len)
     logger.info_once("%s", text)
     if nothing:
         logger.warning_once(
