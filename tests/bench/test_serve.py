@@ -24,10 +24,15 @@ elif args[0] == "bench":
     path = pathlib.Path(value("--result-dir")) / value("--result-filename")
     done = 2 if int(value("--seed")) < 9 else 1
     time.sleep({wait})
-    path.write_text(json.dumps(dict(completed=done, output_throughput=7.5, median_ttft_ms=3.0)))
+    found = dict(completed=done, output_throughput=7.5, median_ttft_ms=3.0)
+    if done == 1 and "--save-detailed" in args:
+        found["errors"] = ["", "Traceback\\n ...\\nServerDisconnectedError: gone\\n"]
+    path.write_text(json.dumps(found))
 elif value("--kv-cache-dtype") == "fp8":
     sys.exit("no such kernel")
 else:
+    import os
+    assert int(os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > 60
     print("GPU KV cache size: 12,345 tokens, Maximum")
     print("Using AttentionBackendEnum.FLASH_ATTN backend.")
     print("Using backend AttentionBackendEnum.TORCH_SDPA for vit attention", flush=True)
@@ -98,7 +103,8 @@ def test_a_reason_has_the_first_error_and_the_last_lines():
 def test_requests_without_answers_are_a_reason(calls, tmp_path):
     load = serve.Load("m", 10**9, 8, 4, 2, ("inf",), seed=9)
     row = serve.run(load, ["bf16"], tmp_path / "m.json", 20, print)["rows"][0]
-    assert row["reason"].startswith("all 2 requests must be answered; got 1 at rate inf")
+    said = "all 2 requests must be answered; got 1 at rate inf; 1 x ServerDisconnectedError: gone"
+    assert row["reason"].startswith(said)
 
 
 def test_most_at_once_is_the_servers_own_number(calls, tmp_path, monkeypatch):

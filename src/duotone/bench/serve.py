@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -57,6 +58,9 @@ POLL_S, STOP_S, CLIENT_S = 0.1, 30.0, 3600.0
 # Requests before those that count: first calls of kernels.
 WARMUPS = 4
 SPARE_TOKENS = 64
+# vLLM's client keeps idle connections for 60 s, its server for 5: a request on one that has just
+# been closed is lost.
+KEEP_ALIVE_S = 90
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,7 @@ def _server(load: Load, options: Sequence[str], log: Path, start_s: float) -> It
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)},
         )
     try:
         with _ended_by_sigterm():
@@ -258,6 +263,12 @@ def _stop(process: subprocess.Popen) -> None:
             continue
 
 
+def _why(errors: Sequence[str]) -> str:
+    """The last line of each kind of error, with how often it came."""
+    kinds = Counter(lines[-1] for error in errors if (lines := error.strip().splitlines()))
+    return "".join(f"; {count} x {kind}" for kind, count in kinds.most_common())
+
+
 def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
     """Numbers of one rate; each has prompts of its own, which no prefix cache has seen."""
     rate = load.rates[at]
@@ -276,6 +287,7 @@ def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
         "--result-filename": name,
     }
     command = ["vllm", "bench", "serve", "--ignore-eos", "--save-result"]
+    command += ["--save-detailed"]
     command += [str(part) for option in options.items() for part in option]
     try:
         with _most_running(port) as most:
@@ -289,7 +301,7 @@ def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
     if found.get("completed") != load.prompts:
         raise RowError(
             f"all {load.prompts} requests must be answered; got {found.get('completed')} at rate "
-            f"{rate}"
+            f"{rate}{_why(found.get('errors', ()))}"
         )
     numbers = {mine: found.get(theirs) for mine, theirs in FIELDS.items()}
     return {"rate": rate, **numbers, "most_running": most[0] if most else None}
