@@ -113,8 +113,7 @@ def test_exact_codes_answer_alike_about_a_picture(name: str) -> None:
 @pytest.mark.parametrize("name", UNTESTED)
 def test_replayed_steps_answer_alike_or_are_refused(double: type[ReplayDouble], name: str) -> None:
     model = tiny_model_of(name)
-    # Steps with proteins, or masks of pictures, are not asked for at all.
-    is_asked = name in PIXELS and name not in ("evolla", "mllama")
+    is_asked = name in PIXELS
     given = with_picture(model) if is_asked else prompts(model, 40)
     theirs = answers(model, given)
     refused = pytest.warns(SlowPathWarning, match="is launched step by step")

@@ -1,10 +1,22 @@
-"""Pools of CUDA graphs, with a double for torch's."""
+"""Pools of CUDA graphs, with a double for torch's, and their end."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from duotone.tools import cuda_graph
+
+SCRIPT = """
+import types
+from duotone.tools.cuda_graph import CudaGraph
+
+graph = CudaGraph.__new__(CudaGraph)
+graph._held = types.SimpleNamespace()  # what takes it would ask for more
+if {dies}:
+    del graph
+"""
 
 
 class PoolDouble:
@@ -51,3 +63,14 @@ def test_pools_go_back_once_no_graph_lives(doubles: type[PoolDouble]) -> None:
     assert doubles.released == 0
     cuda_graph._POOLS.give(graphs[-1])
     assert doubles.released == 8 - cuda_graph.MOST_FREE
+
+
+def words_at_the_end(dies: bool) -> str:
+    script = SCRIPT.format(dies=dies)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    return done.stderr
+
+
+def test_the_end_of_the_process_destroys_no_graph():
+    assert "destroy" in words_at_the_end(dies=True)
+    assert words_at_the_end(dies=False) == ""

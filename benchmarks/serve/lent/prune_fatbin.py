@@ -2,7 +2,7 @@
 
     python prune_fatbin.py in.so out.so 90 [REGEX]
 
-With REGEX, files of kernels stay only where a kernel's name matches. Sizes and offsets stay. Entries
+With REGEX, files of kernels stay only where a name matches. Sizes and offsets stay. Entries
 of other architectures keep their headers, whose number the loader skips; their code becomes zeros.
 """
 

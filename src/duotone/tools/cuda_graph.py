@@ -13,6 +13,7 @@ may clear all workspaces of the process, as Inductor does, and replays go on usi
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -64,10 +65,11 @@ class CudaGraph:
             stream = self._held.pool.stream = torch.cuda.current_stream()
             self._held.launch(stream.cuda_stream)
 
-    def __del__(self) -> None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # The result goes first: its memory is the pool's.
         self.result = None
-        if self._held is not None:
+        # At the end of the process the modules that destroy it are gone.
+        if self._held is not None and not is_ending():
             _POOLS.give(self._held)
 
 

@@ -62,7 +62,7 @@ def test_each_is_supported_or_refused_by_name() -> None:
         ("pi0", r"has no \['num_hidden_layers', 'num_attention_heads'"),
         ("rwkv", r"has no \['num_attention_heads'\]"),
         ("chameleon", r"none of \('image_token_id', 'video_token_id'\).*visual_mask"),
-        ("git", r"takes pictures.*visual_mask"),
+        ("git", r"those of 'git' come before its ids"),
         ("deepseek_v2", "latent"),
         ("t5", "encoder-decoder"),
         ("minimax", "linear_attention"),

@@ -18,6 +18,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
 from duotone.cache.pair import PackedPair
 from duotone.hf.cache.states import LazyStates
+from duotone.hf.model import support
 from duotone.quant.checks import NOT_FINITE, is_finite
 
 from families import IMAGE, inputs, new_model, tiny_model
@@ -111,8 +112,9 @@ def test_a_mask_that_ends_within_a_step_raises() -> None:
         model(**given, past_key_values=cache)
 
 
-def test_pictures_beside_the_ids_raise() -> None:
-    """GIT puts a picture's tokens in front of the text's, and no id stands for them."""
+def test_pictures_beside_the_ids_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIT, which is refused by name, puts a picture's tokens in front of the text's."""
+    monkeypatch.setattr(support, "PREFIX_FAMILIES", ())
     vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1)
     vision |= dict(num_attention_heads=2, image_size=16, patch_size=4)
     fields = {k: v for k, v in TEXT.items() if k != "num_key_value_heads"}

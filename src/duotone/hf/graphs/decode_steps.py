@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from duotone.hf.cache.cache import QuantizedCache
+from duotone.hf.graphs.list_indices import ListIndices
 from duotone.hf.graphs.rules import INPUTS, settings_of
 from duotone.tools.cuda_graph import CudaGraph
 
@@ -63,6 +65,7 @@ class DecodeSteps:
         self.settings = settings_of(kwargs)
         given = {name: kwargs.get(name) for name in INPUTS if name in self.settings}
         self.inputs = {name: x.clone() for name, x in given.items() if x is not None}
+        self._lists = ListIndices()
         self._model = Replayed(self.device, captures)
         self._flush = Replayed(self.device, captures)
 
@@ -177,8 +180,11 @@ class DecodeSteps:
         timeline.own.advance()
         given = {**self.settings, **self.inputs, "attention_mask": None}
         timeline.count = self.count
+        # For the capture alone: each operation passes through it.
+        is_hoped = self.captures and self._model.error is None
         try:
-            out = self.forward(**given, past_key_values=self._cache)
+            with self._lists if is_hoped else nullcontext():
+                out = self.forward(**given, past_key_values=self._cache)
         finally:
             timeline.count = None
         # The cache belongs to the caller; a result that is kept must not keep it.

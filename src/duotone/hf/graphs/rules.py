@@ -46,12 +46,10 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
     if not isinstance(ids, Tensor) or ids.shape[1:] != (1,) or not graphs_on(ids.device):
         return False
-    tensors = {n for n, x in kwargs.items() if isinstance(x, Tensor) and not _of_prompt(n, x)}
     return (
         isinstance(cache, QuantizedCache)
         and cache.length > 0
         and not _may_be_visual(cache)
-        and tensors <= {*INPUTS, "attention_mask"}
         and not any(kwargs.get(name) for name in (*OBSERVED, ENCODED))
         and kwargs.get("return_dict") is True
         and kwargs.get("use_cache") is not False
@@ -62,9 +60,12 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 
 def reason_against_step(kwargs: dict[str, Any]) -> str | None:
     """Why a decode step cannot run in fixed buffers, or None."""
-    if isinstance(kwargs.get("position_ids"), Tensor):
-        return None
-    return "fixed buffers need position_ids; this model takes none and counts by itself"
+    if not isinstance(kwargs.get("position_ids"), Tensor):
+        return "fixed buffers need position_ids; this model takes none and counts by itself"
+    given = {n for n, x in kwargs.items() if isinstance(x, Tensor) and not _of_prompt(n, x)}
+    if others := sorted(given - {*INPUTS, *LEFT_OUT}):
+        return f"fixed buffers have no place for {', '.join(others)}, which this step takes"
+    return None
 
 
 def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,8 @@ LATENT_FAMILIES = ("deepseek_v3", "mistral4")
 CAPPED_FAMILIES = ("gemma2", "vaultgemma")
 # Families whose layers attend to pictures by the way: neither tokens nor the cache hold any.
 CROSS_FAMILIES = ("idefics", "mllama_text_model")
+# Families whose pictures are tokens before all ids, where neither an id nor a mask reaches.
+PREFIX_FAMILIES = ("git",)
 # Families that a field of `UNSUPPORTED_FIELDS` does not rule out.
 KNOWN_ALL_THE_SAME = {
     "attn_logit_softcapping": CAPPED_FAMILIES,
@@ -84,6 +86,11 @@ def check_supported(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
         raise ValueError(
             f"decoder-only models are supported; {name!r} is an encoder-decoder, whose cross "
             "attention has a cache of its own."
+        )
+    if name in PREFIX_FAMILIES:
+        raise ValueError(
+            f"visual tokens must have ids or be masked among the prompt's tokens; those of "
+            f"{name!r} come before its ids. Use the model's own cache."
         )
     _check_layers_alike(name, text)
     for field, why in UNSUPPORTED_FIELDS.items():
