@@ -32,6 +32,8 @@ SPANS = [
     (RecordFormat(80, 4, 2), 16, True),
     (RecordFormat(32, 4, 4), 4, False),
     (RecordFormat(128, 3, 3), 4, False),
+    (RecordFormat(128, 4, 4, small=True), 4, False),
+    (RecordFormat(80, 2, 1, small=True), 7, True),
 ]
 PLAIN, INNER, SIGNED = (
     Operand(2, False, 32, False),
@@ -118,6 +120,7 @@ def test_span_decode_compiles_in_every_kind(warps, more, arch) -> None:
         (RecordFormat(80, 4, 2), 16, 8),
         (RecordFormat(64, 8, 1), 7, 8),
         (RecordFormat(128, 3, 3), 4, 8),
+        (RecordFormat(80, 2, 2, small=True), 7, 8),
     ],
 )
 def test_span_calibrated_compiles_and_takes_what_is_planned(

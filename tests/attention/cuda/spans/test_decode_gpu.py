@@ -49,6 +49,11 @@ CASES = [
     Case(ODD, TensorSpec(3), TensorSpec(1), gqa=7, head_dim=128, dtype=BF16, tau=TAU),
     Case(ODD, TensorSpec(4), TensorSpec(3), gqa=16, head_dim=128, dtype=BF16),
     Case(ODD, **whole(1, levels="lloyd"), head_dim=128, dtype=FP32),
+    *(Case(ODD, **whole(bits, param_dtype="float8"), gqa=gqa, head_dim=d, spans=spans, tau=tau,
+           dtype=BF16)
+      for bits, gqa, d, spans, tau in (
+          (4, 4, 128, 1, None), (1, 7, 80, 3, None), (2, 6, 96, 1, TAU), (3, 12, 64, 1, None))),
+    Case(ODD, **whole(2, param_dtype="float8"), head_dim=256, dtype=FP32),
     Case(ODD, **whole(2), head_dim=64, dtype=FP32, tau=TAU),
     # Ranges of their own for runs of tokens, empty ones among them.
     Case((3329, 700), **whole(1), spans=13, head_dim=128, dtype=BF16),

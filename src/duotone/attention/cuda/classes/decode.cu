@@ -42,8 +42,8 @@ static_assert(STAGES > 2, "V of a tile is read while the next packed tile arrive
 #define P_TOP 15.999f
 #define LIFT 3.f  // how far below 2^16 a new maximum enters
 #include "shared/common.cuh"
+#include "shared/small_floats.cuh"
 #include "classes/codes.cuh"
-#include "classes/small_floats.cuh"
 
 struct Arguments : Call {
   // With K_TILES K's largest scale by channel, of each kv head and span. Then parameters sorted by

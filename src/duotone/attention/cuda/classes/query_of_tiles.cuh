@@ -97,8 +97,7 @@ struct Query : Digits {
   __device__ __forceinline__ void load_factors(u32 tile) {
     u16 exponents;
     asm volatile("ld.shared.u16 %0,[%1];" : "=h"(exponents) : "r"(tile + EXPONENTS_AT));
-    scale_factor = __uint_as_float((u32)(exponents & 0xFF) << 23);
-    zero_factor = __uint_as_float((u32)(exponents >> 8) << 23);
+    scale_factor = small_factor(exponents & 0xFF), zero_factor = small_factor(exponents >> 8);
   }
   // Zero-points of 8 channels as pairs of fp16.
   __device__ __forceinline__ void load_zeros(u32* b, u32 address) {

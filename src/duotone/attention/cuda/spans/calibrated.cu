@@ -4,8 +4,8 @@
 // A unit's scores must fit shared memory after the rings:
 //     | rings of half packed tiles, K's and then V's | q, V's scales; then scores |
 //
-// Compiled by NVRTC with the macros of spans/decode.cu (CHANNELS, KB, VB, TILES, G, WARPS, PER_SM,
-// STAGES, QUERY, OUT, OVERLAP, PAGED, MERGE, ARGUMENTS_BYTES), and
+// Compiled by NVRTC with the macros of spans/decode.cu (CHANNELS, KB, VB, SMALL_PARAMETERS, TILES,
+// G, WARPS, PER_SM, STAGES, QUERY, OUT, OVERLAP, PAGED, MERGE, ARGUMENTS_BYTES), and
 //   CLUSTER  blocks of a cluster, which are the parts of a kv head. Where it is not defined, all
 //            blocks of a head must be resident together
 #define KEPT_SCORES

@@ -3,6 +3,7 @@
 // Compiled by NVRTC with these macros:
 //   CHANNELS  channels of K and V; D: padded to a multiple of 32 in the codes
 //   KB, VB    bits per code of K and of V, of WIDTHS in layout.py
+//   SMALL_PARAMETERS  1: scales and zero-points have 8 bits; 0: they are fp16
 //   TILES     tiles of 64 tokens in a packed tile
 //   G         q heads per kv head
 //   TAU       1: score calibration; all blocks of a kv head must be resident together

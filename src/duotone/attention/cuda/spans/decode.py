@@ -155,9 +155,9 @@ def span_task(
     """The launch over one span.
 
     query: [batch, q_heads, 1, head_dim], contiguous. segment: its scales and zero-points are
-    float16, [batch, kv_heads, blocks, head_dim], contiguous. tau: calibrates the scores of a visual
-    segment by their own range. pages: the records are a pool, see `work.Work`; scales are stored as
-    ever.
+    float16, [batch, kv_heads, blocks, head_dim], or rows of 8 bits, contiguous. tau: calibrates the
+    scores of a visual segment by their own range. pages: the records are a pool, see `work.Work`;
+    scales are stored as ever.
     """
     key, value, form = segment.key, segment.value, segment.records.format
     tau = tau if segment.visual else None
@@ -238,4 +238,5 @@ def _geometry(work: Work, calibrate: bool) -> Geometry:
 def macros_of(form: RecordFormat, calibrate: bool) -> dict[str, int]:
     """Macros of spans/decode.cu in addition to those of all kernels."""
     widths = {"KB": form.key_bits, "VB": form.value_bits}
-    return {**widths, "TILES": form.tiles, "TAU": int(calibrate)}
+    flags = {"SMALL_PARAMETERS": int(form.small), "TAU": int(calibrate)}
+    return {**widths, "TILES": form.tiles, **flags}

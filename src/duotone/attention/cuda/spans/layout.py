@@ -46,7 +46,12 @@ from duotone.quant.honours import Honours
 from duotone.quant.packing import join_bits, split_bits
 
 WIDTHS = (1, 2, 3, 4, 8)
-HONOURS = Honours.of("span records", {"bits", "group", "transform"}, WIDTHS)
+HONOURS = Honours.of(
+    "span records",
+    {"bits", "group", "transform", "param_dtype"},
+    WIDTHS,
+    params=("float16", "float8"),
+)
 TILE = 64
 LANES = 32
 RECORD_BYTES = 4096
@@ -57,11 +62,15 @@ Codes = UInt8[Tensor, "batch kv_heads tokens channels"]
 
 @dataclass(frozen=True)
 class RecordFormat(Tiled):
-    """Sizes that follow from head_dim and the widths of K's and V's codes."""
+    """Sizes that follow from head_dim and the widths of K's and V's codes.
+
+    small: scales and zero-points, which stay outside, have 8 bits (`quant.small_floats`).
+    """
 
     head_dim: int
     key_bits: int
     value_bits: int
+    small: bool = False
     tile_tokens, record_bytes = TILE, RECORD_BYTES
 
     @cached_property
@@ -144,7 +153,12 @@ def format_of(
             )
     if head_dims[0] != head_dims[1]:
         raise RefusedError(f"records need one head_dim of K and V; got {head_dims}")
-    return RecordFormat(head_dims[0], key.bits, value.bits)
+    if key.param_dtype != value.param_dtype:
+        raise RefusedError(
+            "span records need parameters of one type in K and V; got "
+            f"{key.param_dtype} and {value.param_dtype}"
+        )
+    return RecordFormat(head_dims[0], key.bits, value.bits, key.param_dtype == "float8")
 
 
 def to_records(key: Codes, value: Codes, blocks: BlockTable, form: RecordFormat) -> Records:

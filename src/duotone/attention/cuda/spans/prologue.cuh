@@ -1,5 +1,6 @@
 // Reads of a block before its first key: scales and zero-points of a span, and q.
 #include "shared/query_fours.cuh"
+#include "shared/small_floats.cuh"
 
 // Numbers that a block needs before its first key and after its last one.
 struct __align__(16) Prologue {
@@ -15,25 +16,54 @@ struct __align__(16) Prologue {
 // V's fours of channels of a thread.
 #define V_FOURS ((CHANNELS / 4 + WARPS * 32 - 1) / (WARPS * 32))
 
+// Scales, or zero-points (SIGNED), of four channels of a span, as they are stored.
+template <bool SIGNED>
+struct FourParameters {
+#if SMALL_PARAMETERS
+  u32 codes, exponent;
+
+  __device__ __forceinline__ void load(const void* all, const Unit& u, int c) {
+    const unsigned char* row = (const unsigned char*)all + (size_t)u.row * (CHANNELS + 1);
+    exponent = row[0], codes = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) codes |= (u32)row[1 + c + j] << 8 * j;
+  }
+  __device__ __forceinline__ float4 floats() const {
+    const float unit = small_factor(exponent);
+    const auto number = [&](int j) {
+      return half_to_float(small_half<SIGNED>(codes >> 8 * j & 0xFF)) * unit;
+    };
+    return make_float4(number(0), number(1), number(2), number(3));
+  }
+#else
+  uint2 halves;
+
+  __device__ __forceinline__ void load(const void* all, const Unit& u, int c) {
+    halves = *(const uint2*)((const u16*)all + ((size_t)u.row * CHANNELS + c));
+  }
+  __device__ __forceinline__ float4 floats() const { return floats_of(halves); }
+#endif
+};
+
 // Scales and zero-points of a span, in the registers of who needs them. They are loaded before the
 // first packed tiles: after those an answer takes microseconds, while memory serves all blocks'.
 struct Params {
-  uint2 k_scale[FOURS], k_zero[FOURS], v_scale[V_FOURS], v_zero[V_FOURS];
+  FourParameters<false> k_scale[FOURS], v_scale[V_FOURS];
+  FourParameters<true> k_zero[FOURS], v_zero[V_FOURS];
 
   __device__ __forceinline__ void load(const Arguments& at, const Unit& u) {
-    const size_t row = (size_t)u.row * CHANNELS;
     if (u.warp < HEADS) {
 #pragma unroll
       for (int i = 0; i < FOURS; i++) {
-        const size_t c = row + min(channels_of(u, i), CHANNELS - 4);
-        k_scale[i] = *(const uint2*)(at.k_scale + c), k_zero[i] = *(const uint2*)(at.k_zero + c);
+        const int c = min(channels_of(u, i), CHANNELS - 4);
+        k_scale[i].load(at.k_scale, u, c), k_zero[i].load(at.k_zero, u, c);
       }
     }
 #pragma unroll
     for (int i = 0; i < V_FOURS; i++) {
       if (of_thread(u, i) >= CHANNELS) continue;
-      const size_t c = row + of_thread(u, i);
-      v_scale[i] = *(const uint2*)(at.v_scale + c), v_zero[i] = *(const uint2*)(at.v_zero + c);
+      v_scale[i].load(at.v_scale, u, of_thread(u, i));
+      v_zero[i].load(at.v_zero, u, of_thread(u, i));
     }
   }
   __device__ __forceinline__ void store_value(const Unit& u, Prologue& p) const {
@@ -41,8 +71,8 @@ struct Params {
     for (int i = 0; i < V_FOURS; i++) {
       const int c = of_thread(u, i);
       if (c >= CHANNELS) continue;
-      *(float4*)(p.v_scale + c) = floats_of(v_scale[i]);
-      *(float4*)(p.v_zero + c) = floats_of(v_zero[i]);
+      *(float4*)(p.v_scale + c) = v_scale[i].floats();
+      *(float4*)(p.v_zero + c) = v_zero[i].floats();
     }
   }
   // V's go to the last threads: the first warps have q.

@@ -39,7 +39,7 @@ struct Query {
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
       const float4 q = loaded.floats(i);
-      const float4 s = floats_of(params.k_scale[i]), z = floats_of(params.k_zero[i]);
+      const float4 s = params.k_scale[i].floats(), z = params.k_zero[i].floats();
       folded[i][0] = q.x * s.x, folded[i][1] = q.y * s.y;
       folded[i][2] = q.z * s.z, folded[i][3] = q.w * s.w;
       sum = fmaf(q.x, z.x, fmaf(q.y, z.y, fmaf(q.z, z.z, fmaf(q.w, z.w, sum))));

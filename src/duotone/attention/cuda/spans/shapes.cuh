@@ -40,10 +40,8 @@
 #include "spans/codes.cuh"
 
 struct Arguments : Call {
-  const u16* k_scale;  // fp16, [batch * kv_heads * blocks, CHANNELS]
-  const u16* k_zero;
-  const u16* v_scale;
-  const u16* v_zero;
+  // [batch * kv_heads * blocks, CHANNELS] in fp16, or in 8 bits after an exponent.
+  const void *k_scale, *k_zero, *v_scale, *v_zero;
   float* ranges;     // [batch * kv_heads, blocks * splits, G, 2]: scores' ranges, with TAU
   float tau1, tau2;  // times log2(e)
 };
