@@ -1,6 +1,7 @@
 """Results of `duotone bench serve` as a table."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from duotone.report.markdown import Result, markdown_table, source
@@ -22,8 +23,9 @@ def serve_table(results: Sequence[Result]) -> str:
     parts = []
     for one in results:
         title = (
-            f"**{one['model']}, {one['cache_bytes'] / 1e9:g} GB of cache, {one['input_tokens']:,} "
-            f"+ {one['output_tokens']:,} tokens, {one['prompts']} requests per rate**"
+            f"**{Path(one['model']).name}, {one['cache_bytes'] / 1e9:g} GB of cache, "
+            f"{one['input_tokens']:,} + {one['output_tokens']:,} tokens, "
+            f"{one['prompts']} requests per rate**"
         )
         lines = [_line(row, rate) for row in one["rows"] for rate in row.get("rates", ())]
         header = ("row", "backend", "cache tokens", "requests/s sent", *COLUMNS)
