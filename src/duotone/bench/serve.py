@@ -47,6 +47,7 @@ FIELDS = {
     "ttft_p99_ms": "p99_ttft_ms",
     "tpot_p50_ms": "median_tpot_ms",
     "tpot_p99_ms": "p99_tpot_ms",
+    "itl_p99_ms": "p99_itl_ms",
 }
 _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
 # Of language layers, in the words of vLLM 0.33; a vision tower's line says "for vit attention".

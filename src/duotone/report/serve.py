@@ -14,6 +14,7 @@ COLUMNS = {
     "TTFT p99, ms": ("ttft_p99_ms", ",.0f"),
     "TPOT p50, ms": ("tpot_p50_ms", ".1f"),
     "TPOT p99, ms": ("tpot_p99_ms", ".1f"),
+    "ITL p99, ms": ("itl_p99_ms", ".1f"),
     "most at once": ("most_running", "d"),
 }
 
@@ -39,7 +40,7 @@ def serve_table(results: Sequence[Result]) -> str:
 
 
 def _line(row: Result, rate: Result) -> list[str]:
-    cells = [_cell(rate[field], form) for field, form in COLUMNS.values()]
+    cells = [_cell(rate.get(field), form) for field, form in COLUMNS.values()]
     backends = ", ".join(row["backends"])
     return [row["row"], backends, _cell(row["cache_tokens"], ",d"), rate["rate"], *cells]
 
