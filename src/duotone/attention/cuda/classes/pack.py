@@ -23,6 +23,7 @@ from duotone.attention.cuda.classes.format import COLUMN, ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import ClassRecords, class_layout
 from duotone.attention.cuda.classes.levels import SortedLevels, States, torch_levels
 from duotone.attention.cuda.classes.params import largest_scales
+from duotone.attention.cuda.classes.small_levels import stored_levels
 from duotone.attention.cuda.levels import search
 from duotone.attention.cuda.levels.search import find_levels
 from duotone.attention.cuda.packing.inputs import (
@@ -147,7 +148,7 @@ def prepared(key: States, value: States, spec: KVSpec, piece: Piece) -> Prepared
     )
     wide = max((x.dtype for x in taken), key=lambda dtype: dtype.itemsize)
     slots = _SLOTS.of(piece.spans, form.tokens)
-    params = tuple(x.parameters(s) for x, s in zip(levels, (spec.key, spec.value), strict=True))
+    params = tuple(stored_levels(*x) for x in zip(levels, (spec.key, spec.value), strict=True))
     per_head = slots.token.shape[1] // form.tokens
     records = _records(form, slots.first, per_head, levels, params)
     return Prepared(*(x.to(wide) for x in taken), *levels, params[0], slots, records)
