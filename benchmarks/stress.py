@@ -72,7 +72,7 @@ def _scale_queries_and_keys(attention: nn.Module, channels: Tensor, factor: floa
             linear = getattr(attention, f"{name}_proj")
             for tensor in (linear.weight, linear.bias):
                 if tensor is not None:
-                    tensor.data.unflatten(0, (-1, attention.head_dim))[:, channels] *= by
+                    tensor.detach().unflatten(0, (-1, attention.head_dim))[:, channels] *= by
         else:
             _scale_norm(norm, channels, by, attention.head_dim)
 
@@ -85,10 +85,10 @@ def _scale_norm(norm: nn.Module, channels: Tensor, factor: float, width: int) ->
             "heads ties their scales"
         )
     offset = norm_parts(norm).offset if norm.weight.dim() == 1 else 0.0
-    weight = norm.weight.data
+    weight = norm.weight.detach()
     weight[..., channels] = (weight[..., channels] + offset) * factor - offset
     if getattr(norm, "bias", None) is not None:
-        norm.bias.data[..., channels] *= factor
+        norm.bias.detach()[..., channels] *= factor
 
 
 @torch.no_grad()
@@ -106,8 +106,8 @@ def grow_values(model: PreTrainedModel, factor: float, channels: int = 2, seed: 
         picked = torch.randperm(d, generator=generator)[:channels]
         for tensor in (v.weight, v.bias):
             if tensor is not None:
-                tensor.data.unflatten(0, (-1, d))[:, picked] *= factor
-        attention.o_proj.weight.data.unflatten(1, (-1, d))[:, :, picked] /= factor
+                tensor.detach().unflatten(0, (-1, d))[:, picked] *= factor
+        attention.o_proj.weight.detach().unflatten(1, (-1, d))[:, :, picked] /= factor
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def grow_normed(model: PreTrainedModel, factor: float, channels: int = 2, seed: 
         picked = torch.randperm(width, generator=generator)[:channels]
         _scale_norm(norm, picked, factor, width)
         for linear in linears:
-            linear.weight.data[:, picked] /= factor
+            linear.weight.detach()[:, picked] /= factor
 
 
 def _norms_with_readers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
@@ -166,7 +166,7 @@ def plant_sink(model: PreTrainedModel, token: int, size: float, channel: int = 0
 
     A tied head sees it, too: the token's own logit moves.
     """
-    model.get_input_embeddings().weight.data[token, channel] += size
+    model.get_input_embeddings().weight.detach()[token, channel] += size
 
 
 @torch.no_grad()

@@ -109,15 +109,19 @@ def main() -> None:
     parser.add_argument("model", choices=MEMBERS)
     parser.add_argument("--zoo", type=Path, required=True, help="folder of weights")
     parser.add_argument("--stress", choices=STRESSES, default="none")
+    parser.add_argument("--scale-keys", choices=("auto", "never"), default="auto")
     parser.add_argument("--rows", type=int, default=32, help="of the held-out batch")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
     STRESSES[args.stress](model.eval())
     batch = Feed("cpu", HELD_OUT, 1).next(replace(MEMBERS[args.model].shapes[0], rows=args.rows))
-    rows = measure(Conversation(model, batch), specs(1) | specs(2))
+    every = specs(1) | specs(2)
+    every = {name: spec.replace(scale_keys=args.scale_keys) for name, spec in every.items()}
+    rows = measure(Conversation(model, batch), every)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device("cpu")), "model": args.model}
-    header |= {"stress": args.stress, "sequences": args.rows, "rows": rows}
+    header |= {"stress": args.stress, "scale_keys": args.scale_keys}
+    header |= {"sequences": args.rows, "rows": rows}
     write_new_json(args.out / f"{args.model}-{args.stress.replace(' ', '-')}.json", header)
 
 

@@ -12,6 +12,7 @@ from held_still import decode
 from saved_caches import rewrite
 from test_generate import assert_same_run, run
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, PreTrainedModel
 
 import duotone
@@ -51,6 +52,10 @@ def grown(name: str, factor: float = 8) -> PreTrainedModel:
         stress._scale_queries_and_keys(attention, torch.tensor([1, 9]), 3.0)
     key_scales._FOUND.clear()
     return model
+
+
+def as_they_are(spec: CacheSpec) -> CacheSpec:
+    return spec.replace(scale_keys="never")
 
 
 def are_scaled(cache: QuantizedCache) -> bool:
@@ -108,7 +113,7 @@ def test_a_prompt_is_the_same_to_the_last_bit() -> None:
     with torch.no_grad():
         logits = [
             model(**given, past_key_values=QuantizedCache(model, spec)).logits
-            for spec in (MIXED, MIXED.replace(scale_keys="never"))
+            for spec in (MIXED, as_they_are(MIXED))
         ]
     assert torch.equal(*logits)
 
@@ -117,9 +122,7 @@ def test_a_prompt_is_the_same_to_the_last_bit() -> None:
 def test_the_same_tokens_are_evicted_and_the_others_read_alike() -> None:
     model, given = grown("internvl"), batch_of("internvl")
     evicting = MIXED.replace(evict=Eviction(0.5))
-    assert_same_run(
-        run(model, given, evicting), run(model, given, evicting.replace(scale_keys="never"))
-    )
+    assert_same_run(run(model, given, evicting), run(model, given, as_they_are(evicting)))
 
 
 @pytest.mark.usefixtures("exact_codec")
@@ -159,7 +162,7 @@ def test_windows_in_16_bit_lose_a_rounding_at_most(dtype: torch.dtype) -> None:
     spec = STREAM.replace(recent=64)
     caches = {
         "exact": (exact, DynamicCache()),
-        "plain": (model, QuantizedCache(model, spec.replace(scale_keys="never"))),
+        "plain": (model, QuantizedCache(model, as_they_are(spec))),
         "scaled": (model, QuantizedCache(model, spec)),
     }
     assert are_scaled(caches["scaled"][1])
@@ -181,7 +184,7 @@ def test_large_keys_cost_duotone_tiny_nothing() -> None:
         loaded.model,
         loaded.processor,
         TASKS["documents"],
-        {"scaled": spec, "as they are": spec.replace(scale_keys="never")},
+        {"scaled": spec, "as they are": as_they_are(spec)},
         samples=1,
         max_new_tokens=6,
         workers=0,
@@ -243,6 +246,38 @@ def test_damaged_scales_are_refused(
         QuantizedCache.load(path, model)
 
 
+class Products(TorchDispatchMode):
+    """Counts operations of torch, and the products and quotients among them."""
+
+    operations = products = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operations += 1
+        self.products += func.name().partition(".")[0] in ("aten::mul", "aten::div")
+        return func(*args, **kwargs or {})
+
+
+def step_of(model: PreTrainedModel, spec: CacheSpec) -> Products:
+    """Operations of one decode step."""
+    cache = QuantizedCache(model, spec)
+    with torch.no_grad():
+        model(**inputs("llama", [[40]]), past_key_values=cache)
+        with Products() as seen:
+            model(input_ids=torch.tensor([[7]]), past_key_values=cache)
+    return seen
+
+
+def test_a_step_has_two_products_more_a_layer_or_not_an_operation() -> None:
+    spec = STREAM.replace(recent=64)
+    auto, never = (step_of(tiny_model("llama"), s) for s in (spec, as_they_are(spec)))
+    assert auto.operations == never.operations
+    model = grown("llama")
+    auto, never = (step_of(model, s) for s in (spec, as_they_are(spec)))
+    assert auto.products == never.products + 2 * 3
+
+
 def test_nothing_is_done_where_queries_are_alike() -> None:
     """Keys and queries pass as the same objects: not a launch more, not a byte."""
     scales = QuantizedCache(tiny_model("llama"), STREAM).timeline.scales
@@ -255,9 +290,7 @@ def test_nothing_is_done_where_queries_are_alike() -> None:
 
 def test_scales_count_as_parameters() -> None:
     model, given = grown("llama"), inputs("llama", [[40]])
-    plain, scaled = (
-        QuantizedCache(model, STREAM.replace(scale_keys=how)) for how in ("never", "auto")
-    )
+    plain, scaled = (QuantizedCache(model, spec) for spec in (as_they_are(STREAM), STREAM))
     for cache in (plain, scaled):
         with torch.no_grad():
             model(**given, past_key_values=cache)

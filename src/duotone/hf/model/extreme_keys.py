@@ -30,8 +30,11 @@ _FOUND = weakref.WeakKeyDictionary()
 
 def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
     """Warn of layers that store extreme keys where `spec` gives several channels of K one range."""
-    places = enumerate(zip(facts.packed, key_scales(model, facts, spec), strict=True))
-    risky = {number: w for place, (number, w) in places if _shares_range(spec, place)}
+    places = [place for place in range(facts.layers) if _shares_range(spec, place)]
+    if not places:
+        return
+    scales = key_scales(model, facts, spec)
+    risky = {facts.packed[place]: scales[place] for place in places}
     known = _FOUND.setdefault(model, {})
     if any((number, w is not None) not in known for number, w in risky.items()):
         for each in attentions(model, facts):

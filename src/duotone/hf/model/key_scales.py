@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from duotone.hf.model.attentions import attentions, is_readable
+from duotone.hf.model.attentions import is_readable
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.layers import LayerShape
 from duotone.quant import CacheSpec, KVSpec, TensorSpec
@@ -78,7 +78,7 @@ def _compares_channels(key: TensorSpec) -> bool:
 def _far_scales(model: PreTrainedModel, facts: ModelFacts) -> dict[int, Tensor]:
     """{number of a layer: w} of the layers where it is far from equal; weights are read once."""
     layers = list(_layers(model, facts))
-    state = [_state(x) for parts in layers for x in parts]
+    state = [_state(attention, norm) for attention, norm in layers]
     known = _FOUND.get(model)
     if known is None or known[0] != state:
         shapes = dict(zip(facts.packed, facts.shapes, strict=True))
@@ -97,24 +97,31 @@ def _layers(
     model: PreTrainedModel, facts: ModelFacts
 ) -> Iterator[tuple[nn.Module, nn.Module | None]]:
     """Yield the attention of each packed layer with the norm before it."""
-    own = {id(attention): attention for attention in attentions(model, facts)}
+    packed = frozenset(facts.packed)
     for layer in model.get_decoder().modules():
-        for child in layer.children():
-            if attention := own.pop(id(child), None):
-                yield attention, _child(layer, NORMS_BEFORE)
+        # Not by attributes: a module is slow to say that it lacks one, and this is every cache's.
+        children = (child for child in vars(layer)["_modules"].values() if child is not None)
+        for child in children:
+            has_keys = "k_proj" in vars(child)["_modules"]
+            if has_keys and getattr(child, "layer_idx", None) in packed:
+                yield child, _child(layer, NORMS_BEFORE)
 
 
 def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
     """Return the first of a module's children that has one of these names."""
-    return next((x for name in names if (x := getattr(module, name, None)) is not None), None)
+    known = vars(module)["_modules"]
+    return next((x for name in names if (x := known.get(name)) is not None), None)
 
 
-def _state(module: nn.Module | None) -> list[Any]:
-    """Addresses of a module's tensors, and changes so far, without those through `.data`.
+def _state(attention: nn.Module, norm: nn.Module | None) -> list[Any]:
+    """Addresses of the tensors that w is of, and changes so far, without those through `.data`.
 
     Inference tensors count none.
     """
-    tensors = () if module is None else (*module.parameters(), *module.buffers())
+    parts = (_base(attention.q_proj), _child(attention, NORMS_OF_QUERIES), norm)
+    parts = [vars(part) for part in parts if part is not None]
+    kept = [part[kind] for part in parts for kind in ("_parameters", "_buffers")]
+    tensors = [x for each in kept for x in each.values() if x is not None]
     return [(x.data_ptr(), None if x.is_inference() else x._version, x.dtype) for x in tensors]
 
 
@@ -161,8 +168,7 @@ def _product_squares(
     attention: nn.Module, norm: nn.Module | None, sizes: tuple[int, int]
 ) -> Tensor | None:
     """Mean squares [q_heads, head_dim] of what `q_proj` makes of white input to a norm."""
-    linear = attention.q_proj
-    linear = getattr(linear, "base_layer", linear)  # of PEFT
+    linear = _base(attention.q_proj)
     if isinstance(linear, QuantLinear):
         weight = linear.packed.dequantized()
     elif is_readable(getattr(linear, "weight", None)):
@@ -178,6 +184,11 @@ def _product_squares(
     if linear.bias is not None:
         means = means + linear.bias.float()
     return (weight.square().sum(1) + means.square()).view(sizes)
+
+
+def _base(linear: nn.Module) -> nn.Module:
+    """Return the linear that PEFT's adapters are around, or the linear itself."""
+    return vars(linear)["_modules"].get("base_layer", linear)
 
 
 def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
