@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duotone.quant import TensorSpec, quantize
+from duotone.quant import KVSpec, TensorSpec, quantize, scheme
 from duotone.quant.small_floats import (
     SCALE,
     ZERO,
@@ -122,3 +122,16 @@ def test_decoded_levels_are_those_of_fp16_rounded(classes: tuple | None) -> None
     assert torch.equal(from_bytes(zeros, ZERO), small.zero_point)
     errors = [(q.dequantize() - x).square().mean() for q in (plain, small)]
     assert errors[0] < errors[1] < 1.03 * errors[0]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_preset_is_the_other_one_with_8_bits(bits: int) -> None:
+    small, plain = (scheme(name, bits=bits) for name in ("duotone-parts8", "duotone-parts"))
+    expected = {"float16"} if bits == 8 else {"float8"}
+    assert {tensor.param_dtype for tensor in small.tensors} == expected
+    back = {
+        name: KVSpec(*(t.replace(param_dtype="float16") for t in (kv.key, kv.value)))
+        for name in ("visual", "background")
+        if (kv := getattr(small, name)) is not None
+    }
+    assert small.replace(**back) == plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duotone.quant.bases import PRESETS
 from duotone.quant.spec import CacheSpec, KVSpec, TensorSpec
+from duotone.quant.tensor_spec import FLOAT8_BITS
 
 
 def visual(key: TensorSpec, value: TensorSpec, **cache: object) -> CacheSpec:
@@ -65,6 +66,24 @@ def duotone_parts(bits: int = 1) -> CacheSpec:
         KVSpec(key.replace(classes=k), value.replace(classes=v)) for k, v in _PARTS_CHANNELS[bits]
     )
     return CacheSpec(visual=front, background=back, foreground=3 / 8, ranges="run")
+
+
+def duotone_parts8(bits: int = 1) -> CacheSpec:
+    """Spec of `duotone_parts` with scales and zero-points in 8 bits.
+
+    Codes of 8 bits keep theirs in 16 bit: rounding would move levels by whole steps.
+    """
+    spec = duotone_parts(bits)
+    if bits not in FLOAT8_BITS:
+        return spec
+    policies = {name: getattr(spec, name) for name in ("visual", "background")}
+    return spec.replace(
+        **{name: _in_8_bits(kv) for name, kv in policies.items() if isinstance(kv, KVSpec)}
+    )
+
+
+def _in_8_bits(kv: KVSpec) -> KVSpec:
+    return KVSpec(*(tensor.replace(param_dtype="float8") for tensor in (kv.key, kv.value)))
 
 
 # XQuant's eta by bits (eq. 12): end points of a group are outliers of it.

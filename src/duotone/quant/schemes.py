@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from duotone.quant.eviction import Eviction
-from duotone.quant.our_schemes import duotone, duotone_parts, klt, mixed, stream, tuned, visual
+from duotone.quant.our_schemes import (
+    duotone,
+    duotone_parts,
+    duotone_parts8,
+    klt,
+    mixed,
+    stream,
+    tuned,
+    visual,
+)
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 from duotone.quant.spec_base import is_count, is_number, require, shown
 
@@ -184,6 +193,11 @@ SCHEMES: dict[str, Scheme] = {
         "duotone with each picture's tokens in two parts: those that stand out from its mean key, "
         "with most of the bits, and the others; data-free as well",
         duotone_parts,
+    ),
+    "duotone-parts8": Scheme(
+        "duotone-parts with scales and means in 8 bits, an exponent per block: half of the bits "
+        "that short pictures spend on them",
+        duotone_parts8,
     ),
     "duotone-klt": Scheme(
         "Transform coding for the embedded duotone-tiny alone: calibrated bases, bits by one "
