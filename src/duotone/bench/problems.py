@@ -18,6 +18,7 @@ from duotone.quant import TensorSpec, pack
 from duotone.quant.classes import CLASS_BITS, assign_classes, class_counts
 from duotone.quant.packing import packed_bytes
 from duotone.quant.slots import fill_slots, group_elements, has_slot, slot_bytes
+from duotone.quant.small_floats import SCALE, ZERO, to_bytes
 
 DTYPE = torch.bfloat16
 T = TypeVar("T")
@@ -107,6 +108,9 @@ def random_packed(
         parts["classes"] = pack(numbers, CLASS_BITS)
     parts |= _random_offsets(spec, shape, tokens, head_dim, device)
     parts["scale"] = (scale / levels.to(device)).half()
+    if spec.param_dtype == "float8":
+        forms = {"scale": SCALE, "zero_point": ZERO}
+        parts |= {name: to_bytes(parts[name], form) for name, form in forms.items()}
     return PackedTensor(spec=spec, head_dim=head_dim, dtype=DTYPE, blocks=blocks, **parts)
 
 

@@ -11,7 +11,7 @@ from duotone.attention.cuda.spans.layout import WIDTHS
 from duotone.bench.problems import Problem, random_dense, random_packed, random_query
 from duotone.bench.shapes import Shape
 from duotone.cache import PackedSegment, PackedTensor
-from duotone.quant import TensorSpec
+from duotone.quant import KVSpec, TensorSpec
 
 TAU = (0.0, 3.0)
 # The head_dim that fixed classes of channels are defined for.
@@ -107,6 +107,10 @@ def _xquant() -> BenchScheme:
     return BenchScheme("xquant shared 2/1", text.key, text.value, shared=True)
 
 
+def _in_8_bits(visual: KVSpec) -> list[TensorSpec]:
+    return [x.replace(param_dtype="float8") for x in (visual.key, visual.value)]
+
+
 def bench_schemes() -> list[BenchScheme]:
     """All schemes, in the order of measurement."""
     presets = {bits: duotone.scheme("duotone", bits=bits).visual for bits in (1, 2)}
@@ -122,6 +126,10 @@ def bench_schemes() -> list[BenchScheme]:
         BenchScheme("duotone", presets[1].key, presets[1].value),
         BenchScheme("duotone, 2 bit", presets[2].key, presets[2].value),
         BenchScheme("duotone, K by span", by_span.key, by_span.value),
+        *(
+            BenchScheme(f"{name}, 8-bit parameters", *_in_8_bits(visual))
+            for name, visual in (("duotone", presets[1]), ("duotone, K by span", by_span))
+        ),
         BenchScheme("transform coded, 1 bit", coefficients, coefficients),
     ]
 
