@@ -19,8 +19,8 @@ install()  # before vLLM looks for platforms
 
 import stress  # noqa: E402
 from exact import exact_pages, own, poisoned_pages, prompts_of, watched  # noqa: E402
-from served_tiny import prompt_of, served_tiny  # noqa: E402
 
+from benchmarks.serve.served_tiny import prompt_of, served_tiny  # noqa: E402
 from duotone.tasks.synthetic.documents import generate as documents_of  # noqa: E402
 from duotone.tasks.synthetic.sample import HELD_OUT_SEEDS  # noqa: E402
 

@@ -26,8 +26,7 @@ from engine import install  # noqa: E402
 
 install()  # before vLLM looks for platforms
 
-from served_tiny import served_tiny  # noqa: E402
-
+from benchmarks.serve.served_tiny import served_tiny  # noqa: E402
 from duotone.models import duotone_tiny_path, example_picture  # noqa: E402
 
 START_S, STOP_S = 180, 30
