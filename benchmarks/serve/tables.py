@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from benchmarks.serve.answers_tables import RENDERERS as ANSWERS
 from duotone.report.markdown import Result, markdown_table
 
 BASE, OURS = "bf16", "duotone_2bit"
@@ -77,6 +78,7 @@ def _prompts(row: Result | None) -> str:
 
 
 RENDERERS = {
+    **ANSWERS,
     "serve-steps": ("duotone.serve-steps/1", steps_table),
     "serve-steps-summary": ("duotone.serve-steps/1", steps_summary),
 }

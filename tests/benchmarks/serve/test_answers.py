@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.serve.answers import ASKED, asked, examples_of, held, spec_of
+from benchmarks.serve.answers_tables import answers_table
 from benchmarks.serve.compared import DENSE, Side, compared, pairs_of
 from benchmarks.serve.served_tiny import prompt_of, served_tiny
 from duotone.loading import load
@@ -80,3 +81,20 @@ def test_equal_answers_and_tokens_are_counted() -> None:
     assert pairs["in memory, duotone_2bit", "in memory, 16 bit"]["same_answers"] == 3
     assert row["scores"]["vLLM, 16 bit, question later"]["value"] == 1
     assert row["answers"][0]["vLLM, duotone_2bit"] == "a x"
+
+
+def test_a_line_stands_for_a_task_and_a_time_of_the_question() -> None:
+    examples = [Example(str(n), (), "?", (text,)) for n, text in enumerate("abcd")]
+    right = [([n, 9], x.answers[0]) for n, x in enumerate(examples)]
+    sides = dict.fromkeys(SIDES, right)
+    sides[Side(True, True, FEW)] = [*right[:3], ([7, 9], "x")]
+    rows = [compared(ASKED["sequences"], examples, sides)]
+    stamp = {"device": "a GPU", "commit": None, "created": "2026-11-27", "versions": {"vllm": "0"}}
+    table = answers_table([{**stamp, "dtype": "bfloat16", "row": FEW, "rows": rows}]).splitlines()
+    assert table[2] == (
+        "| a GPU, bfloat16, duotone_2bit | sequences | with them | accuracy | 1.000 | 1.000 | "
+        "+0.000 (+0.000 to +0.000) | 4 of 4 | 4 of 4 | 100.0% |"
+    )
+    assert "| after the pictures | accuracy | 1.000 | 0.750 | -0.250 (-" in table[3]
+    assert table[3].endswith("| 3 of 4 | 3 of 4 | 87.5% |")
+    assert table[-1] == "*a GPU; vllm 0; commit no commit; 2026-11-27.*"
