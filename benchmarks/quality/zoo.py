@@ -28,7 +28,7 @@ from training.zoo.members import MEMBERS, model_inputs
 from training.zoo.train import HELD_OUT, Feed
 from training.zoo.vocabulary import ID, IMAGE
 
-SCHEMES = ("duotone", "duotone-parts", "calibquant-paper", "calibquant")
+SCHEMES = ("duotone", "duotone-parts", "duotone-parts8", "calibquant-paper", "calibquant")
 BY_TOKEN = ("input_ids", "token_type_ids", "mm_token_type_ids")
 TYPICAL = 1.96  # standard errors of an interval
 
