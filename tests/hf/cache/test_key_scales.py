@@ -322,6 +322,31 @@ def test_fixed_buffers_decode_as_growing_ones() -> None:
     assert logit_error(*(decode(model, cache, step) for cache in caches)) < 1e-9
 
 
+def test_gradients_pass_scales_that_inference_mode_made() -> None:
+    model, given = grown("llama"), inputs("llama", [[40]])
+    with torch.inference_mode():
+        cache = QuantizedCache(model, STREAM)
+    assert are_scaled(cache)
+    with torch.no_grad():
+        model(**given, past_key_values=cache)
+    model(input_ids=torch.tensor([[7, 8]]), past_key_values=cache).logits.sum().backward()
+    # Scores of one token alone would need no queries.
+    assert attentions(model, cache.facts)[0].q_proj.weight.grad.abs().max() > 0
+
+
+@pytest.mark.usefixtures("exact_codec")
+def test_autocast_scales_in_its_type() -> None:
+    model, given = grown("llama"), inputs("llama", [[40]])
+    logits = []
+    for spec in (STREAM, as_they_are(STREAM)):
+        cache = QuantizedCache(model, spec)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            model(**given, past_key_values=cache)
+            logits.append(model(input_ids=torch.tensor([[7]]), past_key_values=cache).logits)
+    assert logits[0].dtype == logits[1].dtype
+    assert logit_error(*logits) < 0.1
+
+
 def test_a_copy_and_a_reset_keep_their_scales() -> None:
     model, given = grown("llama"), inputs("llama", [[40]])
     cache, step = QuantizedCache(model, STREAM), torch.tensor([[7]])

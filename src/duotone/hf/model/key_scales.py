@@ -74,6 +74,7 @@ def _compares_channels(key: TensorSpec) -> bool:
     )
 
 
+@torch.inference_mode(False)  # w is kept, for steps with gradients as well
 @torch.no_grad()
 def _far_scales(model: PreTrainedModel, facts: ModelFacts) -> dict[int, Tensor]:
     """{number of a layer: w} of the layers where it is far from equal; weights are read once."""
