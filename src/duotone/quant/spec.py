@@ -48,9 +48,9 @@ class CacheSpec(Record):
         (a contiguous run of them: an image, a frame).
     key_norm: divide the stream's keys by sqrt(max |k|) per channel before quantizing, and multiply
         the query instead (InnerQ sec. 4.3). The norm is per sequence and kv head, after RoPE.
-    scale_keys: "auto" (keys are stored times the size of queries, per channel, and queries divided
-        by it) or "never". Only layers with unequal queries are scaled, and only where a quantizer
-        of K compares channels.
+    scale_keys: "auto" (keys are stored times a number per channel, and queries divided by it, so
+        that errors matter alike to queries) or "never". Only layers with unequal channels are
+        scaled, and only where a quantizer of K compares channels.
     layers: rules for some of the layers: other bits, other groups.
     share: cross-layer sharing of codes, or None.
     evict: tokens of the prompt to drop before the rest is stored, or None.

@@ -1,4 +1,4 @@
-"""The size of queries, read from weights: what stresses plant is found, in every family."""
+"""Units of keys, read from weights: what stresses plant is found, in every family."""
 
 import copy
 
@@ -13,7 +13,8 @@ from duotone import CacheSpec, KVSpec, LayerRule, QuantizedCache, TensorSpec
 from duotone.hf.model import key_scales as module
 from duotone.hf.model.attentions import attentions
 from duotone.hf.model.facts import model_facts
-from duotone.hf.model.key_scales import key_scales
+from duotone.hf.model.key_scales import key_scales, units_of
+from duotone.hf.model.state_sizes import mean_squares
 from duotone.quant import Sharing
 from duotone.weights.methods.rtn import packed, round_to_nearest
 from duotone.weights.modules.quant_linear import QuantLinear
@@ -22,6 +23,7 @@ from families import FAMILIES, HYBRIDS, new_model, tiny_model
 
 EIGHT = TensorSpec(8, "channels")
 SPEC = CacheSpec(visual="text", text=KVSpec(EIGHT, EIGHT))
+ORDERING = CacheSpec(visual=KVSpec(TensorSpec(2, energy=1.0), EIGHT))
 PER_CHANNEL = TensorSpec(8, group=8)
 # Q, K and V of one matrix, of which nothing is read.
 FUSED = ("phi4_multimodal",)
@@ -57,13 +59,14 @@ def test_ordinary_weights_scale_no_keys(name: str) -> None:
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("name", GROWN)
 def test_what_keys_grew_by_is_what_they_are_scaled_back_by(name: str) -> None:
-    pairs = zip(found(tiny_model(name)), found(grown(name)), strict=True)
-    for before, after in pairs:
+    pair = tiny_model(name), grown(name)
+    plain, large = ([*found(model), *found(model, ORDERING)] for model in pair)
+    for before, after in zip(plain, large, strict=True):
         ratio = before / after
         ratio = ratio / ratio.amin(-1, keepdim=True)
-        large = ratio > 2
-        assert (large.sum(-1) == 4).all()  # a quad of every head
-        expected = torch.where(large, 8.0, 1.0)
+        are_large = ratio > 2
+        assert (are_large.sum(-1) == 4).all()  # a quad of every head
+        expected = torch.where(are_large, 8.0, 1.0)
         torch.testing.assert_close(ratio, expected, rtol=1e-4, atol=0)
         assert (after.amax(-1) == 1).all()
 
@@ -79,7 +82,7 @@ def test_channels_that_rope_mixes_have_one_scale(name: str, channels: tuple[int,
     model = new_model(name)
     for attention in attentions(model, model_facts(model)):
         attention.q_proj.weight.data.unflatten(0, (-1, attention.head_dim))[:, channels[0]] *= 100
-    for scale in found(model):
+    for scale in found(model, ORDERING):
         large = scale[:, 0] > 0.5
         assert large.nonzero()[:, 1].tolist() == [*channels] * len(scale)
         assert (scale[:, 0, list(channels)] == 1).all()
@@ -98,7 +101,7 @@ def test_it_is_the_size_of_queries_after_rope() -> None:
         model(input_ids=torch.randint(2, 280, (1, 500)))
     squares = seen[0].view(500, 2, 2, 16).square().mean((0, 2))
     squares = (squares + squares.roll(8, -1)) / 2
-    scale = found(model)[0][:, 0]
+    scale = found(model, ORDERING)[0][:, 0]
     ratio = (squares / squares.amax(-1, keepdim=True)).sqrt() / scale
     assert ratio.sub(1).abs().max() < 0.2
     assert scale.amin() < 0.7
@@ -106,10 +109,12 @@ def test_it_is_the_size_of_queries_after_rope() -> None:
 
 SCALED = {
     "a range per token": SPEC,
+    "a range per token of keys with a norm": SPEC.replace(key_norm=True),
     "channels of unequal bits": CacheSpec(
         visual=KVSpec(TensorSpec(classes=((4, 1 / 8), (2, 1 / 4))), EIGHT)
     ),
-    "tokens by their energy": CacheSpec(visual=KVSpec(TensorSpec(2, energy=1.0), EIGHT)),
+    "tokens by their energy": ORDERING,
+    "an order of channels and a range per token": ORDERING.replace(text=SPEC.text),
     "a gain of all channels": CacheSpec(visual=KVSpec(TensorSpec(2, gain="fit"), EIGHT)),
     "a rotation": CacheSpec(visual=KVSpec(TensorSpec(2, transform="hadamard"), EIGHT)),
     "tokens that stand out": CacheSpec(
@@ -127,6 +132,8 @@ LEFT = {
 @pytest.mark.parametrize("case", SCALED)
 def test_quantizers_that_compare_channels_scale(case: str) -> None:
     assert None not in found(grown("llama"), SCALED[case])
+    balanced = case in ("a range per token", "a rotation")
+    assert units_of(SCALED[case], 0) == ("balanced" if balanced else "queries")
 
 
 @pytest.mark.parametrize("case", LEFT)
@@ -136,8 +143,7 @@ def test_keys_stay_where_scales_could_change_nothing(case: str) -> None:
 
 def test_calibrated_bases_are_of_keys_as_they_are() -> None:
     spec = duotone.scheme("duotone-klt")
-    layers = [module._is_wanted(spec, layer) for layer in range(8)]
-    assert not any(layers)
+    assert not any(units_of(spec, layer) for layer in range(8))
 
 
 def test_layers_of_other_quantizers_stay() -> None:
@@ -155,13 +161,40 @@ def test_layers_whose_queries_are_alike_stay() -> None:
     assert [w is None for w in found(model)] == [True, False, True]
 
 
+@pytest.mark.usefixtures("everywhere")
+def test_one_range_of_all_channels_loses_least_in_balanced_units() -> None:
+    """Error of scores where all channels of k * w err alike, by as much as k * w is large."""
+    model, facts = new_model("llama"), model_facts(tiny_model("llama"))
+    layer = model.model.layers[0]
+    for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+        linear.weight.data *= torch.exp(torch.randn(len(linear.weight), 1))
+    balanced, queries = (found(model, spec)[0][:, 0] for spec in (SPEC, ORDERING))
+    given = (facts.shapes[0], 1.0)
+    q, k = (mean_squares(layer.self_attn, layer.input_layernorm, x, *given) for x in "qk")
+
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        return (q / w.square()).sum(-1) * (k * w.square()).sum(-1)
+
+    least = (q * k).sqrt().sum(-1).square()
+    torch.testing.assert_close(loss(balanced), least)
+    assert all((loss(w) > 1.1 * least).all() for w in (queries, torch.ones_like(q)))
+
+
+def test_a_channel_without_keys_takes_no_range_of_others() -> None:
+    model = grown("llama")
+    for attention in attentions(model, model_facts(model)):
+        attention.k_proj.weight.data.unflatten(0, (-1, 16))[:, [5, 13]] = 0
+    rest = [channel for channel in range(16) if channel not in (5, 13)]
+    assert all((scale[:, 0, rest] > module.LEAST).all() for scale in found(model))
+
+
 def test_a_channel_that_no_query_reads_keeps_a_finite_scale() -> None:
     model = new_model("llama")
     for attention in attentions(model, model_facts(model)):
         rows = attention.q_proj.weight.data.unflatten(0, (-1, 16))
         rows[:, [0, 8]] = 0
         rows[:2] = 0  # all queries of a kv head
-    for scale in found(model):
+    for scale in [*found(model), *found(model, ORDERING)]:
         assert (scale[0] == 1).all()
         assert (scale[1, 0, [0, 8]] == module.LEAST).all()
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from duotone.hf.model.attentions import attentions, is_readable
 from duotone.hf.model.facts import ModelFacts
-from duotone.hf.model.key_scales import key_scales
+from duotone.hf.model.key_scales import query_scales
 from duotone.quant import CacheSpec, KVSpec
 
 # Times as far as the median channel of a head.
@@ -29,11 +29,14 @@ _FOUND = weakref.WeakKeyDictionary()
 
 
 def warn_of_extreme_keys(model: PreTrainedModel, facts: ModelFacts, spec: CacheSpec) -> None:
-    """Warn of layers that store extreme keys where `spec` gives several channels of K one range."""
+    """Warn of layers with extreme keys where `spec` gives several channels of K one range.
+
+    Keys that are scaled are extreme if they are so to queries.
+    """
     places = [place for place in range(facts.layers) if _shares_range(spec, place)]
     if not places:
         return
-    scales = key_scales(model, facts, spec)
+    scales = query_scales(model, facts, spec)
     risky = {facts.packed[place]: scales[place] for place in places}
     known = _FOUND.setdefault(model, {})
     if any((number, w is not None) not in known for number, w in risky.items()):
