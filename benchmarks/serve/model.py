@@ -12,6 +12,8 @@ from pathlib import Path
 from benchmarks.serve.steps import SHAPES, save_config
 
 LONGEST = 131072
+# vLLM bounds a prompt's characters by its tokens times the longest word, and spaces count as well.
+UNKNOWN = "<unknown word>"
 
 
 def save_words(count: int, folder: Path) -> None:
@@ -19,7 +21,7 @@ def save_words(count: int, folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    special = ("<unk>", "<s>", "</s>")
+    special = (UNKNOWN, "<s>", "</s>")
     words = [*special, *(f"w{number}" for number in range(len(special), count))]
     ids = {word: number for number, word in enumerate(words)}
     made = Tokenizer(models.WordLevel(ids, unk_token=special[0]))

@@ -31,8 +31,6 @@ elif args[0] == "bench":
 elif value("--kv-cache-dtype") == "fp8":
     sys.exit("no such kernel")
 else:
-    import os
-    assert int(os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > 60
     print("GPU KV cache size: 12,345 tokens, Maximum")
     print("Using AttentionBackendEnum.FLASH_ATTN backend.")
     print("Using backend AttentionBackendEnum.TORCH_SDPA for vit attention", flush=True)

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from duotone.cache import blocks
 from duotone.hf.graphs import decode_call, decode_steps, kept_steps, rules
 
-# A CUDA graph cannot wait for the device.
-ASKING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
+# A CUDA graph cannot wait for the device, nor for a copy of what is on the host (lift_fresh).
+ASKING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item", "lift_fresh")
 # Byte of tensors that nothing has written.
 POISON = 0x3F
 RANDOM = ("bernoulli", "multinomial", "rand", "dropout")

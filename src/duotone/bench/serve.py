@@ -59,9 +59,6 @@ POLL_S, STOP_S, CLIENT_S = 0.1, 30.0, 3600.0
 # Requests before those that count: first calls of kernels.
 WARMUPS = 4
 SPARE_TOKENS = 64
-# vLLM's client keeps idle connections for 60 s, its server for 5: a request on one that has just
-# been closed is lost.
-KEEP_ALIVE_S = 90
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,6 @@ def _server(load: Load, options: Sequence[str], log: Path, start_s: float) -> It
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)},
         )
     try:
         with _ended_by_sigterm():

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from duotone.hf.cache.cache import QuantizedCache
-from duotone.hf.graphs.list_indices import ListIndices
+from duotone.hf.graphs.host_values import HostValues
 from duotone.hf.graphs.rules import INPUTS, settings_of
 from duotone.tools.cuda_graph import CudaGraph
 
@@ -65,7 +65,7 @@ class DecodeSteps:
         self.settings = settings_of(kwargs)
         given = {name: kwargs.get(name) for name in INPUTS if name in self.settings}
         self.inputs = {name: x.clone() for name, x in given.items() if x is not None}
-        self._lists = ListIndices()
+        self._values = HostValues()
         self._model = Replayed(self.device, captures)
         self._flush = Replayed(self.device, captures)
 
@@ -183,7 +183,7 @@ class DecodeSteps:
         # For the capture alone: each operation passes through it.
         is_hoped = self.captures and self._model.error is None
         try:
-            with self._lists if is_hoped else nullcontext():
+            with self._values if is_hoped else nullcontext():
                 out = self.forward(**given, past_key_values=self._cache)
         finally:
             timeline.count = None
