@@ -34,7 +34,8 @@ from duotone.hf.graphs import decode_call
 from duotone.hf.graphs.model_state import ModelState
 from duotone.tools.cuda_graph import CudaGraph
 
-from families import inputs, new_model
+from exactly import rounding_as
+from families import inputs, logit_error, new_model
 
 __all__ = ["double"]  # a fixture
 
@@ -124,12 +125,14 @@ def test_a_change_in_the_middle_of_a_call_is_seen_at_the_next_look(
 
     start, models, found = inputs("llama", PROMPT)["input_ids"].shape[1], [], []
     for graphs in (True, False):
-        models.append(new_model("llama").to(double.device))
-        with warnings.catch_warnings(), duotone.enable(models[-1], STREAM, graphs=graphs):
+        # float64: a sum's order, which differs between buffers, moves no code.
+        models.append(new_model("llama").double().to(double.device))
+        enabled = duotone.enable(models[-1], STREAM, graphs=graphs)
+        with warnings.catch_warnings(), rounding_as(torch.float64), enabled:
             warnings.simplefilter("ignore", duotone.SlowPathWarning)
             found.append(torch.stack(answer(models[-1], logits_processor=[middle]).logits))
     assert double.captures
-    assert torch.equal(*found)
+    assert logit_error(*found) < 1e-9
 
 
 def test_a_forward_that_is_set_inside_the_block_runs_and_stays(double: type[ReplayDouble]) -> None:
