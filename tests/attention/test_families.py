@@ -102,7 +102,9 @@ def test_widths_are_those_of_the_family() -> None:
     )
 
 
-@pytest.mark.parametrize("family", [GROUPS.honours, GROUPS.packs, SPANS.packs], ids=str)
+@pytest.mark.parametrize(
+    "family", [GROUPS.honours, GROUPS.packs, SPANS.packs], ids=lambda x: x.name
+)
 def test_some_kernels_refuse_parameters_of_8_bits(family: Honours) -> None:
     assert "param_dtype='float8'" in family.refusal(TensorSpec(2, param_dtype="float8"))
 
