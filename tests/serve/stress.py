@@ -2,7 +2,8 @@
 
     PYTHONPATH=src PYTHON tests/serve/stress.py --requests 10000 --seconds 900
 
-Each answer must equal transformers' own, and all blocks must come back.
+--steps takes the steps that an engine has on a GPU, in plain torch. Each answer must equal
+transformers' own, and all blocks must come back.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,7 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=10_000)
     options.add_argument("--seconds", type=float, default=900)
     options.add_argument("--blocks", type=int, default=44)
+    options.add_argument("--steps", action="store_true", help="a GPU's, in plain torch")
     options.add_argument("--engine", type=json.loads, default={}, help="options of the engine")
     given = options.parse_args()
 
@@ -93,6 +96,7 @@ def main() -> None:
 
     install()
     from exact import exact_pages, own, watched
+    from torch_steps import steps_of_a_gpu
 
     model = tiny_llama(Path(tempfile.mkdtemp()) / "llama")
     asked = prompts(random.Random(0))
@@ -100,6 +104,7 @@ def main() -> None:
     sizes = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True, "max_num_seqs": 8}
     with (
         exact_pages(),
+        steps_of_a_gpu() if given.steps else nullcontext(),
         engine(
             model,
             "duotone_2bit",
