@@ -153,7 +153,8 @@ def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
         fields = {"mapping": "hybrid", "hybrid_at": "prefill"}
     key = TensorSpec(bits, along="channels", group=32, **fields)  # type: ignore[arg-type]
     value = TensorSpec(bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
-    return _stream(KVSpec(key, value), sink=32, recent=96, key_norm=True)
+    published = {"key_norm": True, "scale_keys": "never"}
+    return _stream(KVSpec(key, value), sink=32, recent=96, **published)
 
 
 def _vl_cache(bits: int = 1, keep: float | None = None) -> CacheSpec:

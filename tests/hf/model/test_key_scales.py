@@ -23,7 +23,8 @@ from families import FAMILIES, HYBRIDS, new_model, tiny_model
 
 EIGHT = TensorSpec(8, "channels")
 SPEC = CacheSpec(visual="text", text=KVSpec(EIGHT, EIGHT))
-ORDERING = CacheSpec(visual=KVSpec(TensorSpec(2, energy=1.0), EIGHT))
+CLASSES = TensorSpec(classes=((4, 1 / 8), (2, 1 / 4)))
+ORDERING = CacheSpec(visual=KVSpec(CLASSES, EIGHT))
 PER_CHANNEL = TensorSpec(8, group=8)
 # Q, K and V of one matrix, of which nothing is read.
 FUSED = ("phi4_multimodal",)
@@ -110,12 +111,8 @@ def test_it_is_the_size_of_queries_after_rope() -> None:
 SCALED = {
     "a range per token": SPEC,
     "a range per token of keys with a norm": SPEC.replace(key_norm=True),
-    "channels of unequal bits": CacheSpec(
-        visual=KVSpec(TensorSpec(classes=((4, 1 / 8), (2, 1 / 4))), EIGHT)
-    ),
-    "tokens by their energy": ORDERING,
+    "channels of unequal bits": ORDERING,
     "an order of channels and a range per token": ORDERING.replace(text=SPEC.text),
-    "a gain of all channels": CacheSpec(visual=KVSpec(TensorSpec(2, gain="fit"), EIGHT)),
     "a rotation": CacheSpec(visual=KVSpec(TensorSpec(2, transform="hadamard"), EIGHT)),
     "tokens that stand out": CacheSpec(
         visual=KVSpec(PER_CHANNEL, EIGHT), background=KVSpec(PER_CHANNEL, EIGHT)
@@ -124,6 +121,10 @@ SCALED = {
 LEFT = {
     "never": SPEC.replace(scale_keys="never"),
     "a range per channel": CacheSpec(visual=KVSpec(PER_CHANNEL, EIGHT)),
+    "energies and gains": CacheSpec(
+        visual=KVSpec(PER_CHANNEL.replace(energy=1.0, gain="fit"), EIGHT)
+    ),
+    "as published": duotone.scheme("innerq"),
     "no codes": CacheSpec(visual="dense"),
     "shared codes": SPEC.replace(share=Sharing(key=0, layers=2)),
 }

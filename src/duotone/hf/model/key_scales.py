@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from duotone.hf.model.facts import ModelFacts
 from duotone.hf.model.state_sizes import child, mean_squares, tensors_of, turned_share
-from duotone.quant import CacheSpec, KVSpec, TensorSpec
+from duotone.quant import CacheSpec, KVSpec
 from duotone.quant.bases import Reference
 
 Units = Literal["queries", "balanced"]
@@ -66,17 +66,14 @@ def units_of(spec: CacheSpec, layer: int) -> Units | None:
     keys = [each.key for each in policies if isinstance(each, KVSpec)]
     if any(Reference.parse(key.transform or "") for key in keys):
         return None
-    if own.background is not None or any(map(_orders_channels, keys)):
+    if own.background is not None or any(key.classes for key in keys):
         return "queries"
     if not any(key.along != "tokens" or key.transform for key in keys):
-        return None  # a range per channel has the same codes for keys of any scale
+        # A range per channel has the same codes for keys of any scale. Energies and fitted gains,
+        # which all channels have a part in, gain nothing by units (dev/log/quality.md).
+        return None
     # A norm of keys divides by the root of what is left of their size.
     return "queries" if own.key_norm else "balanced"
-
-
-def _orders_channels(key: TensorSpec) -> bool:
-    """True where errors or variances of several channels are compared."""
-    return bool(key.classes or key.energy or key.gain == "fit")
 
 
 @torch.inference_mode(False)  # w is kept, for steps with gradients as well
