@@ -2,13 +2,14 @@
 
     PYTHONPATH=src:. python -m benchmarks.quality.zoo llava --zoo FOLDER --out results/zoo
 
-FOLDER/MODEL are weights of `training.zoo.train`. A batch is held out; its pictures are read first,
-all questions with their answers in one step after them, so codes are read by every answer token.
-KL and accuracy are over the answers' tokens; bits are of visual tokens, parameters included.
+FOLDER/MODEL are weights of `training.zoo.train`. Batches are held out; their pictures are read
+first, all questions with their answers in one step after them, so codes are read by every answer
+token. KL and accuracy are over the answers' tokens; bits are of visual tokens, parameters included.
+Few sequences make up most of a KL, so intervals are over sequences, whose sums are kept for pairs.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Conversation:
         names = {*BY_TOKEN, "position_ids"} & given.keys()
         self.second = {name: _tokens(name, given[name], slice(end, None)) for name in names}
         self.answers = batch.labels[:, end + 1 :]
+        self.sequences = (self.answers != -100).nonzero()[:, 0]
         self.visual = batch.ids == IMAGE
 
     @torch.no_grad()
@@ -64,6 +66,11 @@ class Conversation:
         self.model(**self.first, past_key_values=cache)
         logits = self.model(**self.second, past_key_values=cache).logits[:, :-1]
         return logits[self.answers != -100].log_softmax(-1)
+
+    def sums(self, each: Tensor) -> Tensor:
+        """Sums over a sequence's answer tokens of a number per answer token."""
+        sums = torch.zeros(len(self.answers), dtype=torch.double)
+        return sums.index_add(0, self.sequences.cpu(), each.double().cpu())
 
     @property
     def truth(self) -> Tensor:
@@ -78,29 +85,50 @@ def _tokens(name: str, x: Tensor, span: slice) -> Tensor:
     return x[:, span] if name in BY_TOKEN else x
 
 
-def measure(talk: Conversation, rows: Mapping[str, CacheSpec]) -> list[dict[str, Any]]:
-    """A row per spec, after one of 16 bit."""
-    plain = talk.read(DynamicCache(config=talk.model.config.get_text_config()))
-    found = [{"row": "16 bit", "accuracy": _accuracy(plain, talk.truth)}]
+def measure(talks: Sequence[Conversation], rows: Mapping[str, CacheSpec]) -> list[dict[str, Any]]:
+    """A row per spec, after one of 16 bit; kl_sums: over the answer's tokens, by sequence."""
+    plain = [talk.read(DynamicCache(config=talk.model.config.get_text_config())) for talk in talks]
+    tokens = torch.cat([talk.sums(torch.ones(len(talk.sequences))) for talk in talks])
+    accuracy = _accuracy(zip(plain, talks, strict=True))
+    found = [{"row": "16 bit", "accuracy": accuracy, "tokens": tokens.int().tolist()}]
     for name, spec in rows.items():
-        cache = QuantizedCache(talk.model, spec)
-        ours = talk.read(cache)
-        each = (plain.exp() * (plain - ours)).sum(-1)
+        ours, sums, bits = [], [], []
+        for exact, talk in zip(plain, talks, strict=True):
+            cache = QuantizedCache(talk.model, spec)
+            ours.append(talk.read(cache))
+            each = (exact.exp() * (exact - ours[-1])).sum(-1)
+            sums.append(talk.sums(each))
+            bits.append(held(cache, talk.visual, "visual").bits)
+        kl, interval = ratio(torch.cat(sums), tokens)
         found.append(
             {
                 "row": name,
-                "kl": each.mean().item(),
-                "kl_interval": TYPICAL * (each.std() / len(each) ** 0.5).item(),
-                "accuracy": _accuracy(ours, talk.truth),
-                "visual_bits": held(cache, talk.visual, "visual").bits,
+                "kl": kl,
+                "kl_interval": interval,
+                "kl_sums": [float(f"{x:.4g}") for x in torch.cat(sums).tolist()],
+                "accuracy": _accuracy(zip(ours, talks, strict=True)),
+                "visual_bits": sum(bits) / len(bits),
             }
         )
-        print(found[-1], flush=True)
+        print({key: x for key, x in found[-1].items() if key != "kl_sums"}, flush=True)
     return found
 
 
-def _accuracy(scores: Tensor, truth: Tensor) -> float:
-    return (scores.argmax(-1) == truth).double().mean().item()
+def ratio(sums: Tensor, counts: Tensor) -> tuple[float, float]:
+    """Mean per token of sums by sequence, and half of its interval, which is over sequences."""
+    mean = sums.sum() / counts.sum()
+    errors = sums - mean * counts
+    return mean.item(), (TYPICAL * errors.square().sum().sqrt() / counts.sum()).item()
+
+
+def _accuracy(found: Iterable[tuple[Tensor, Conversation]]) -> float:
+    right = torch.cat([scores.argmax(-1) == talk.truth for scores, talk in found])
+    return right.double().mean().item()
+
+
+def _on(batch: Batch, device: str, dtype: torch.dtype) -> Batch:
+    ids, kinds = batch.ids.to(device), batch.kinds.to(device)
+    return replace(batch, ids=ids, kinds=kinds, pixels=batch.pixels.to(device, dtype))
 
 
 def main() -> None:
@@ -110,18 +138,23 @@ def main() -> None:
     parser.add_argument("--zoo", type=Path, required=True, help="folder of weights")
     parser.add_argument("--stress", choices=STRESSES, default="none")
     parser.add_argument("--scale-keys", choices=("auto", "never"), default="auto")
-    parser.add_argument("--rows", type=int, default=32, help="of the held-out batch")
+    parser.add_argument("--rows", type=int, default=32, help="of a held-out batch")
+    parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    dtype = torch.float32 if args.device == "cpu" else torch.float16
     model = AutoModelForImageTextToText.from_pretrained(args.zoo / args.model, dtype=torch.float32)
     STRESSES[args.stress](model.eval())
-    batch = Feed("cpu", HELD_OUT, 1).next(replace(MEMBERS[args.model].shapes[0], rows=args.rows))
+    model.to(args.device, dtype)
+    feed, shape = Feed("cpu", HELD_OUT, 1), replace(MEMBERS[args.model].shapes[0], rows=args.rows)
+    batches = [_on(feed.next(shape), args.device, dtype) for _ in range(args.batches)]
     every = specs(1) | specs(2)
     every = {name: spec.replace(scale_keys=args.scale_keys) for name, spec in every.items()}
-    rows = measure(Conversation(model, batch), every)
-    header = {"schema": "duotone.zoo/1", **stamp(torch.device("cpu")), "model": args.model}
+    rows = measure([Conversation(model, batch) for batch in batches], every)
+    header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}
     header |= {"stress": args.stress, "scale_keys": args.scale_keys}
-    header |= {"sequences": args.rows, "rows": rows}
+    header |= {"sequences": args.rows * args.batches, "rows": rows}
     write_new_json(args.out / f"{args.model}-{args.stress.replace(' ', '-')}.json", header)
 
 

@@ -2,18 +2,39 @@
 
 from dataclasses import replace
 
+import pytest
+import torch
+
 import duotone
-from benchmarks.quality.zoo import Conversation, measure, specs
+from benchmarks.quality.zoo import Conversation, measure, ratio, specs
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
 
 
 def test_codes_are_read_by_the_answers() -> None:
     member = MEMBERS["llava"]
-    batch = Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=4))
-    batch.pixels = batch.pixels.double()  # sums of float32 alone pass the bound on some CPUs
+    feed = Feed("cpu", HELD_OUT, 1)
+    batches = [feed.next(replace(member.shapes[0], rows=2)) for _ in range(2)]
+    for batch in batches:
+        batch.pixels = batch.pixels.double()  # sums of float32 alone pass the bound on some CPUs
     rows = {"exact": duotone.scheme("dense"), "one bit": specs(1)["min/max@1"]}
-    plain, exact, coarse = measure(Conversation(member.build().double().eval(), batch), rows)
+    model = member.build().double().eval()
+    plain, exact, coarse = measure([Conversation(model, batch) for batch in batches], rows)
     assert exact["kl"] < 1e-9 < coarse["kl"]
     assert plain["accuracy"] == exact["accuracy"]
     assert (exact["visual_bits"], 1 < coarse["visual_bits"] < 2) == (64, True)
+    counts = [int((batch.labels != -100)[row].sum()) for batch in batches for row in range(2)]
+    assert plain["tokens"] == counts
+    assert sum(coarse["kl_sums"]) / sum(counts) == pytest.approx(coarse["kl"], rel=1e-3)
+
+
+def test_intervals_are_over_sequences() -> None:
+    """One sequence that has all of a KL makes the interval about twice the mean."""
+    draw = torch.Generator().manual_seed(0)
+    counts = torch.full((64,), 5.0)
+    mean, interval = ratio(torch.eye(64)[0], counts)
+    assert mean == pytest.approx(1 / 320)
+    assert interval == pytest.approx(1.96 * mean, rel=0.02)
+    sums = 1 + torch.rand(64, generator=draw)
+    mean, interval = ratio(sums, counts)
+    assert interval == pytest.approx(1.96 * float(sums.std()) / 8 / 5, rel=0.02)
