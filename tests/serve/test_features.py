@@ -3,7 +3,10 @@
 `make test-vllm`; pages hold K and V as they are, so answers must equal transformers' own.
 """
 
+import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +21,7 @@ from engine import answers, engine, install, staggered, tiny_llama, tiny_lora  #
 install()  # before vLLM looks for platforms
 
 import stress  # noqa: E402
-from exact import exact_pages, own, poisoned_pages, prompts_of, watched  # noqa: E402
-
-from benchmarks.serve.served_tiny import prompt_of, served_tiny  # noqa: E402
-from duotone.tasks.synthetic.documents import generate as documents_of  # noqa: E402
-from duotone.tasks.synthetic.sample import HELD_OUT_SEEDS  # noqa: E402
+from exact import exact_pages, own, prompts_of, watched  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,38 +52,13 @@ def test_random_requests_are_answered_and_leave_nothing(model: Path, exact: None
 
 def test_copied_text_is_right_in_a_full_pool_guided_or_not(tmp_path: Path) -> None:
     """Fields of documents in 4 bits, two questions a picture: hits, and pages that others left."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
-
-    documents = [documents_of(HELD_OUT_SEEDS[at]) for at in range(8)]
-    asked = [
-        (document.images, turn)
-        for document in documents
-        for turn in [*document.of_kind("field")][:2]
-    ]
-    prompts = [
-        {"prompt": prompt_of(turn.question), "multi_modal_data": {"image": [*images]}}
-        for images, turn in asked
-    ]
-    options = {
-        "skip_tokenizer_init": False,
-        "model_impl": "transformers",
-        "block_size": None,
-        "limit_mm_per_prompt": {"image": 1},
-    }
-    choices = StructuredOutputsParams(choice=sorted({turn.answers[0] for _, turn in asked}))
-    guides = (None, choices)
-    tiny = served_tiny(tmp_path / "tiny")
-    with (
-        poisoned_pages(),
-        engine(tiny, "duotone_4bit", num_gpu_blocks_override=52, **options) as llm,
-    ):
-        counts = watched(llm)
-        for guide in guides:
-            params = SamplingParams(max_tokens=32, temperature=0, structured_outputs=guide)
-            found = llm.generate(prompts, params, use_tqdm=False)
-            texts = [x.outputs[0].text.strip() for x in found]
-            assert all(x in turn.answers for x, (_, turn) in zip(texts, asked, strict=True)), texts
+    command = [sys.executable, Path(__file__).parent / "full_pool.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    for texts in found["texts"]:
+        assert all(x in y for x, y in zip(texts, found["wanted"], strict=True)), texts
+    counts = found["counts"]
     assert min(counts["hits"], counts["evicted"]) > 0, counts
     assert counts["free"] == 0, counts
 
