@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchmarks.serve.answers_tables import RENDERERS as ANSWERS
 from duotone.report.markdown import Result, markdown_table
 
-BASE, OURS = "bf16", "duotone_2bit"
+BASE = "bf16"
 
 
 def steps_table(results: Sequence[Result]) -> str:
@@ -28,25 +28,6 @@ def steps_table(results: Sequence[Result]) -> str:
     versions = f"vLLM {last['versions']['vllm']}, torch {last['versions']['torch']}"
     without = "" if all(result["compiles"] for result in results) else ", without torch.compile"
     return f"{markdown_table(header, cells)}\n\n*{devices}, {versions}{without}.*"
-
-
-def steps_summary(results: Sequence[Result]) -> str:
-    """How many times faster than 16 bit steps on 2 bits are, with most requests and with one."""
-    lines = _lines(results)
-    ratios: dict[int, list[float]] = {}
-    for (_, batch, _), found in lines.items():
-        if {BASE, OURS} <= found.keys():
-            ratio = found[BASE]["step_ms"] / found[OURS]["step_ms"]
-            ratios.setdefault(batch, []).append(ratio)
-    most = max(ratios)
-    return (
-        f"Steps on 2 bits are {_range(ratios[most])} times as fast as on 16 bit with {most} "
-        f"requests, {_range(ratios[1])} with one ({results[-1]['device']})."
-    )
-
-
-def _range(ratios: Sequence[float]) -> str:
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _lines(results: Sequence[Result]) -> dict[tuple[str, int, int], dict[str, Result]]:
@@ -80,5 +61,4 @@ def _prompts(row: Result | None) -> str:
 RENDERERS = {
     **ANSWERS,
     "serve-steps": ("duotone.serve-steps/1", steps_table),
-    "serve-steps-summary": ("duotone.serve-steps/1", steps_summary),
 }

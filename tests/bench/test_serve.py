@@ -11,6 +11,7 @@ import pytest
 from cli_runs import error_of, run
 
 from duotone.bench import serve
+from duotone.report.serve import serve_summary
 from duotone.report.tables import tables
 
 FAKE = """#!{python}
@@ -153,3 +154,16 @@ def open_commands():
                 yield file.read().decode(errors="replace")
         except OSError:
             continue
+
+
+def test_the_summary_compares_loads_of_both():
+    def row(name, *speeds):
+        return {"row": name, "rates": [{"tokens_per_s": speed} for speed in speeds]}
+
+    stamp = {"cache_bytes": 3e10, "input_tokens": 4096, "device": "a GPU"}
+    both = {**stamp, "rows": [row("bf16", 50, 100), row("duotone_2bit", 250, 60)]}
+    one = {**stamp, "rows": [row("bf16", 100), {"row": "duotone_2bit", "reason": "no such kernel"}]}
+    assert serve_summary([both, one]) == (
+        "With 30 GB of cache, and prompts of 4,096 tokens, a server on 2 bits gives 2.50 times the "
+        "tokens of 16 bit (a GPU)."
+    )

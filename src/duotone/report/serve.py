@@ -6,6 +6,7 @@ from typing import Any
 
 from duotone.report.markdown import Result, markdown_table, source
 
+BASE, OURS = "bf16", "duotone_2bit"
 # {column: (field of a rate, its format)}
 COLUMNS = {
     "tokens/s": ("tokens_per_s", ",.0f"),
@@ -37,6 +38,24 @@ def serve_table(results: Sequence[Result]) -> str:
         ]
         parts += [title, markdown_table(header, lines), *notes, f"*{source(one)}.*"]
     return "\n\n".join(parts)
+
+
+def serve_summary(results: Sequence[Result]) -> str:
+    """How many times the tokens of 16 bit a server on 2 bits gives, of loads that have both."""
+    said = []
+    for one in results:
+        best = {row["row"]: _best(row) for row in one["rows"] if "rates" in row}
+        if {BASE, OURS} <= best.keys():
+            said.append(
+                f"With {one['cache_bytes'] / 1e9:g} GB of cache, and prompts of "
+                f"{one['input_tokens']:,} tokens, a server on 2 bits gives "
+                f"{best[OURS] / best[BASE]:.2f} times the tokens of 16 bit ({one['device']})."
+            )
+    return "\n".join(said)
+
+
+def _best(row: Result) -> float:
+    return max(rate["tokens_per_s"] for rate in row["rates"])
 
 
 def _line(row: Result, rate: Result) -> list[str]:

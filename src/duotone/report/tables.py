@@ -20,7 +20,7 @@ from duotone.report.kernels import (
 )
 from duotone.report.local import Renderer, local_renderers
 from duotone.report.markdown import Result
-from duotone.report.serve import serve_table
+from duotone.report.serve import serve_summary, serve_table
 from duotone.report.tune import (
     tune_comparisons,
     tune_sensitivity,
@@ -40,6 +40,7 @@ RENDERERS: dict[str, Renderer] = {
     "kernels-packing": ("duotone.kernels/1", packing_table),
     "kernels-steps": ("duotone.kernels/1", step_table),
     "serve": ("duotone.serve/1", serve_table),
+    "serve-summary": ("duotone.serve/1", serve_summary),
     "tune": ("duotone.tune/1", tune_table),
     "tune-summary": ("duotone.tune/1", tune_summary),
     "tune-comparisons": ("duotone.tune/1", tune_comparisons),

@@ -1,6 +1,6 @@
 """Tables of steps."""
 
-from benchmarks.serve.tables import steps_summary, steps_table
+from benchmarks.serve.tables import steps_table
 
 STAMP = {"device": "a GPU", "versions": {"vllm": "0.33.0", "torch": "2.11.0"}, "compiles": False}
 
@@ -27,10 +27,3 @@ def test_rows_stand_beside_16_bit() -> None:
     )
     assert lines[4] == "| llama-8b | 190 | 4,096 |  | 10.00 |  | 19,000 |  | 389,120 |"
     assert lines[-1] == "*a GPU, vLLM 0.33.0, torch 2.11.0, without torch.compile.*"
-
-
-def test_the_summary_compares_loads_of_both() -> None:
-    assert steps_summary(RESULTS) == (
-        "Steps on 2 bits are 1.50 to 1.50 times as fast as on 16 bit with 32 requests, 1.20 to "
-        "1.20 with one (a GPU)."
-    )
