@@ -24,9 +24,10 @@ for name in _C_stable_libtorch _moe_C_stable_libtorch; do
   xz -6 -c "so/$name.pruned" > "b2/$name.abi3.so.xz"
 done
 xz -6 -c so/_vllm_fa3_C.abi3.so > b2/_vllm_fa3_C.abi3.so.xz
-# TurboQuant's first and last layers want FlashAttention 2: that of bfloat16 and 128 channels alone.
+# TurboQuant's first and last layers want FlashAttention 2, which Hopper compiles from PTX: that of
+# bfloat16 and 128 channels alone.
 python3 "$here/prune_fatbin.py" so/_vllm_fa2_C.abi3.so so/fa2.pruned 80 \
-  'traitsILi128E(Li\d+E){3}(Lb[01]E){2}N7cutlass10bfloat16_t'
+  'traitsILi128E(Li\d+E){3}(Lb[01]E){2}N7cutlass10bfloat16_t' --ptx
 xz -6 -c so/fa2.pruned > b1/_vllm_fa2_C.abi3.so.xz
 
 # Found by importing and serving there, one missing module after another.

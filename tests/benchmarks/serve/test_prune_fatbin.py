@@ -2,7 +2,7 @@ import struct
 
 import pytest
 
-from benchmarks.serve.lent.prune_fatbin import CODE, HEADER, MAGIC, prune
+from benchmarks.serve.lent.prune_fatbin import CODE, HEADER, MAGIC, PTX, prune
 
 
 def entry(architecture: int, code: bytes, kind: int = CODE) -> bytes:
@@ -32,6 +32,16 @@ def test_files_of_kernels_stay_by_name():
     file = bytearray(section(entry(90, b"head 128" * 8)) + section(entry(90, b"head 256" * 8)))
     assert prune(file, 90, r"head 12\d") == (64, 64)
     assert b"head 256" not in file
+
+
+def test_ptx_stays_next_to_code_of_a_name():
+    ptx, other = b"packed 1" * 8, b"packed 2" * 8
+    named = section(entry(80, ptx, kind=PTX), entry(80, b"head 128" * 8))
+    file = bytearray(named + section(entry(80, other, kind=PTX), entry(80, b"head 256" * 8)))
+    assert prune(file, 80, "head 128", PTX) == (64, 192)
+    assert ptx in file
+    assert other not in file
+    assert b"head" not in file
 
 
 def test_an_entry_past_its_section_is_refused():
