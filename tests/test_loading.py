@@ -1,8 +1,10 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from duotone.loading import Loaded, image_token_ids, load, load_config
 from duotone.report.provenance import stamp, write_new_json
@@ -18,6 +20,30 @@ def test_a_broken_config_is_named(tmp_path):
     for function in (load, load_config):
         with pytest.raises(ValueError, match="a model must be a folder or hub name"):
             function(str(tmp_path))
+
+
+def test_a_name_that_is_no_folder_is_asked_of_the_hub_once(monkeypatch):
+    asked = []
+
+    def unreachable(url, **_):
+        asked.append(url)
+        raise RuntimeError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    for function in (load, load_config):
+        with pytest.raises(ValueError, match="no folder 'missing/model' here, and the hub does"):
+            function("missing/model")
+    assert len(asked) == 2
+
+
+def test_a_name_that_the_hub_does_not_know_is_refused(monkeypatch):
+    def unknown(url, **_):
+        response = SimpleNamespace(headers={}, request=None)
+        raise RepositoryNotFoundError("404", response=response)
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unknown)
+    with pytest.raises(ValueError, match="the hub has no such model"):
+        load_config("missing/model")
 
 
 def test_a_config_alone_is_read_from_a_folder_or_its_file(tmp_path):

@@ -71,7 +71,41 @@ def _resolve(name: str | None) -> str:
                 f"check the path, or leave the model out for the embedded {EMBEDDED}"
             )
         return str(local)
+    _check_hub(name)
     return name
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub once for a name that is no folder; transformers would retry for a minute.
+
+    Errors: ValueError where the hub has no such model, or does not answer.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except RepositoryNotFoundError as error:
+        if not isinstance(error, GatedRepoError):
+            raise _not_found(name, "the hub has no such model that you may read") from error
+    except (HfHubHTTPError, OfflineModeIsEnabled):
+        return  # transformers says at once what is missing
+    except Exception as error:  # of the client's own HTTP package, which changes with its version
+        raise _not_found(name, f"the hub does not answer: {_one_line(error)}") from error
+
+
+def _not_found(name: str, why: str) -> ValueError:
+    return ValueError(
+        f"a model must be a folder or hub name; there is no folder {name!r} here, and {why}. "
+        f"Check the name, or leave the model out for the embedded {EMBEDDED}"
+    )
 
 
 def _from_pretrained(path: str, dtype: Any, with_processor: bool) -> tuple[Any, Any]:

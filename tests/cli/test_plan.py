@@ -31,6 +31,19 @@ def test_plan_says_how_many_sequences_fit(config_folder):
     assert f"{data['max_batch']:,} sequences fit into 1.00 GB" in " ".join(table.stdout.split())
 
 
+def test_a_plan_of_a_small_budget_says_what_fits(config_folder):
+    asked = ("plan", "--config", config_folder, "--scheme", "minmax", "--budget")
+    size = json.loads(run(*asked, "1GB", "--json").stdout)["bytes_per_sequence"]
+    for times, said in (
+        (0.5, "Not one sequence fits into"),
+        (1.5, "1 sequence fits into"),
+        (2.5, "2 sequences fit into"),
+    ):
+        shown = " ".join(run(*asked, f"{int(times * size)}B").stdout.split())
+        assert said in shown
+        assert ("instead of none" in shown) == (times > 1)
+
+
 def test_windows_of_the_models_own_are_a_part_of_a_plan(tmp_path):
     tiny_family("gemma3").config.save_pretrained(tmp_path)
     shown = run("plan", "--model", tmp_path, "--scheme", "kivi").stdout

@@ -176,6 +176,7 @@ def _answers(
 
     samples = samples or task.size or 500
     task.check_samples(samples)
+    task.check_metrics()
     first = task.example(0, common["split"])
     schemes = _labelled(scheme or [DEFAULT_SCHEME if first.images else DEFAULT_TEXT_SCHEME], bits)
     loaded = _loaded(loading)

@@ -132,8 +132,16 @@ def _show(plan: Any, scheme: str) -> None:
     table.add_row(f"sequences in {budget}", f"{plan.dense_max_batch:,}", f"{plan.max_batch:,}")
     console = Console()
     console.print(table)
+    console.print(f"[bold]{_sentence(plan, budget)}[/]")
+
+
+def _sentence(plan: Any, budget: str) -> str:
+    """The outcome in plain words."""
+    if not plan.max_batch:
+        sizes = f"it takes {megabytes(plan.bytes_per_sequence)}"
+        dense = f"{megabytes(plan.dense_equivalent_bytes)} in 16 bit"
+        return f"Not one sequence fits into {budget}: {sizes}, {dense}."
     ratio = plan.dense_equivalent_bytes / plan.bytes_per_sequence
-    console.print(
-        f"[bold]{plan.max_batch:,} sequences fit into {budget} instead of "
-        f"{plan.dense_max_batch:,}: {ratio:.1f}x smaller caches.[/]"
-    )
+    fit = "1 sequence fits" if plan.max_batch == 1 else f"{plan.max_batch:,} sequences fit"
+    before = f"{plan.dense_max_batch:,}" if plan.dense_max_batch else "none"
+    return f"{fit} into {budget} instead of {before}: {ratio:.1f}x smaller caches."

@@ -103,6 +103,7 @@ def command(
         sampler=sampler,
     )
     tasks = named_tasks(task, model)
+    _check_packages(tasks, scores)
     if minutes is None and trials is None:
         minutes = DEFAULT_MINUTES
     loaded = load_model(model, device)
@@ -123,6 +124,15 @@ def _check_plot(plot: bool) -> None:
             "pictures need matplotlib, which is not installed: "
             "pip install 'duotone[tune]', or leave the picture out with --no-plot"
         )
+
+
+def _check_packages(tasks: list[Any], scores: bool) -> None:
+    """Raise ImportError for a package that the search or its held-out answers lack."""
+    from duotone.tune.search import need_optuna
+
+    need_optuna()
+    for task in tasks if scores else ():
+        task.check_metrics()
 
 
 def _show(report: dict[str, Any], files: list[Path]) -> None:

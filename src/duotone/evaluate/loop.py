@@ -165,6 +165,7 @@ def evaluate(
     """
     chosen = Settings(samples=samples, **settings)
     task.check_samples(samples)
+    task.check_metrics()
     out = Path(out) if out is not None else None
     described = describe(model, model_name)
     specs = resolve_schemes(schemes)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from duotone.report.budget import budget_summary, budget_table
+from duotone.report.evaluations import evaluation_table
 from duotone.report.files import read_file, result_files
 from duotone.report.generate import generate_summary, generate_table
 from duotone.report.kernels import (
@@ -30,6 +31,7 @@ from duotone.report.tune import (
 
 # {name of the table: (schema of its result files, function that renders them)}
 RENDERERS: dict[str, Renderer] = {
+    "evaluations": ("duotone.evaluate/1", evaluation_table),
     "generate": ("duotone.generate/1", generate_table),
     "generate-budget": ("duotone.generate-budget/1", budget_table),
     "generate-budget-summary": ("duotone.generate-budget/1", budget_summary),

@@ -9,7 +9,14 @@ from typing import Any
 
 from PIL import Image
 
-from .metrics import Score, accuracy, anls, caption_scores, object_scores
+from .metrics import (
+    Score,
+    accuracy,
+    anls,
+    caption_scores,
+    need_pycocoevalcap,
+    object_scores,
+)
 
 SPLITS = ("heldout", "calibration", "train")
 
@@ -86,6 +93,11 @@ class Task:
                 f"samples must be between 1 and the task's {self.size or 'unlimited'} examples, "
                 f"got {samples}"
             )
+
+    def check_metrics(self) -> None:
+        """Raise ImportError where a metric needs a package that is not installed."""
+        if "captions" in self.metrics:
+            need_pycocoevalcap()
 
     def score(self, examples: Sequence[Example], predictions: Sequence[str]) -> dict[str, Score]:
         """All metrics of the predictions, by name."""

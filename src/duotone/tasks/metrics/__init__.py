@@ -5,7 +5,7 @@ Knows neither models nor tasks; pycocoevalcap is imported where it scores.
 
 from .anls import anls
 from .answers import accuracy, normalise_answer
-from .captions import caption_scores
+from .captions import caption_scores, need_pycocoevalcap
 from .intervals import Interval, confidence_interval, paired_difference
 from .objects import object_scores
 from .score import Score
@@ -17,6 +17,7 @@ __all__ = [
     "anls",
     "caption_scores",
     "confidence_interval",
+    "need_pycocoevalcap",
     "normalise_answer",
     "object_scores",
     "paired_difference",

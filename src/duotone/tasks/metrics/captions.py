@@ -25,6 +25,12 @@ def _pycocoevalcap(module: str):
         ) from error
 
 
+def need_pycocoevalcap() -> None:
+    """Import all that caption metrics use. Errors: ImportError that names the remedy."""
+    for module in ("bleu.bleu_scorer", "cider.cider", "rouge.rouge"):
+        _pycocoevalcap(module)
+
+
 def _by_sample(predictions: Sequence[str], references: Sequence[Sequence[str]], tokenized: bool):
     """Tokens of all texts in one run -> (references by sample, predictions by sample)."""
     flat = list(predictions) + [text for texts in references for text in texts]
