@@ -23,7 +23,7 @@ if args == ["--version"]:
     print("0.33.0")
 elif args[0] == "bench":
     path = pathlib.Path(value("--result-dir")) / value("--result-filename")
-    done = 2 if int(value("--seed")) < 9 else 1
+    done = int(value("--num-prompts")) if int(value("--seed")) < 9 else 1
     time.sleep({wait})
     found = dict(completed=done, output_throughput=7.5, median_ttft_ms=3.0)
     if done == 1 and "--save-detailed" in args:
@@ -71,7 +71,7 @@ def test_rows_reasons_and_a_resumed_run(calls, tmp_path):
     ]
     assert seeds == ["0", "1"]  # prompts of a rate are in no prefix cache yet
     table = tables(tmp_path / "serve")["serve"]
-    assert "| bf16 | FLASH_ATTN | 12,345 | inf | 8 |" in table
+    assert "| bf16 | FLASH_ATTN | 12,345 | inf | 2 | 8 |" in table
     assert "*fp8*: the server ended with 1." in table
     calls.write_text("")
     again = serve.run(load, ["bf16", "duotone_2bit"], path, 20, print)["rows"]
@@ -104,6 +104,24 @@ def test_requests_without_answers_are_a_reason(calls, tmp_path):
     row = serve.run(load, ["bf16"], tmp_path / "m.json", 20, print)["rows"][0]
     said = "all 2 requests must be answered; got 1 at rate inf; 1 x ServerDisconnectedError: gone"
     assert row["reason"].startswith(said)
+
+
+def test_waves_are_as_many_requests_as_the_cache_holds(calls, tmp_path):
+    load = serve.Load("m", 10**9, 4000, 1000, None, ("inf",), waves=3)
+    row = serve.run(load, ["bf16"], tmp_path / "m.json", 20, print)["rows"][0]
+    assert "--num-prompts 6 " in calls.read_text()
+    assert row["rates"][0]["completed"] == 6  # 12,345 tokens hold 2
+    assert "3 times the requests that a row's cache holds" in tables(tmp_path)["serve"]
+    longer = serve.Load("m", 10**9, 40000, 1000, None, ("inf",), waves=3)
+    assert longer.requests(12345) == 3
+    with pytest.raises(serve.RowError, match="does not say"):
+        longer.requests(None)
+
+
+@pytest.mark.parametrize("given", [{"prompts": None}, {"prompts": 2, "waves": 1}])
+def test_a_load_has_prompts_or_waves(given):
+    with pytest.raises(ValueError, match="either prompts or waves"):
+        serve.Load("m", 10**9, 8, 4, rates=("inf",), **given)
 
 
 def test_most_at_once_is_the_servers_own_number(calls, tmp_path, monkeypatch):

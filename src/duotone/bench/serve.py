@@ -65,6 +65,7 @@ SPARE_TOKENS = 64
 class Load:
     """Requests of every row; cache_bytes: of the server's KV cache, per GPU.
 
+    prompts: per rate. waves: in their place, so many times the requests that a row's cache holds.
     server_options: more options of every row's server.
     """
 
@@ -72,11 +73,27 @@ class Load:
     cache_bytes: int
     input_tokens: int
     output_tokens: int
-    prompts: int
+    prompts: int | None
     rates: tuple[str, ...]
     seed: int = 0
     max_model_len: int | None = None
     server_options: tuple[str, ...] = ()
+    waves: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompts is None) == (self.waves is None):
+            raise ValueError(
+                f"a load has either prompts or waves; got {self.prompts} and {self.waves}. Give "
+                "one of them."
+            )
+
+    def requests(self, cache_tokens: int | None) -> int:
+        """Requests per rate of a row whose cache holds so many tokens."""
+        if self.waves is None:
+            return self.prompts
+        if cache_tokens is None:
+            raise RowError("waves need the size of the cache, which the server's log does not say")
+        return self.waves * max(1, cache_tokens // (self.input_tokens + self.output_tokens))
 
     @property
     def length(self) -> int:
@@ -144,19 +161,26 @@ def _row(load: Load, name: str, start_s: float) -> dict[str, Any]:
         log = Path(folder) / "server.log"
         try:
             with _server(load, ROWS[name], log, start_s) as port:
-                rates = [_client(load, at, port, Path(folder)) for at in range(len(load.rates))]
+                count = load.requests(_cache_tokens(log))
+                rates = [
+                    _client(load, at, count, port, Path(folder)) for at in range(len(load.rates))
+                ]
         except RowError as failure:
             lines = _telling(log.read_text(errors="replace").splitlines())
             return {"row": name, "reason": "\n".join([str(failure), *lines])}
-        said = log.read_text(errors="replace")
-    tokens = _CAPACITY.search(said)
+        said, tokens = log.read_text(errors="replace"), _cache_tokens(log)
     return {
         "row": name,
         "options": list(ROWS[name]),
         "backends": sorted(set(_BACKEND.findall(said))),
-        "cache_tokens": int(tokens[1].replace(",", "")) if tokens else None,
+        "cache_tokens": tokens,
         "rates": rates,
     }
+
+
+def _cache_tokens(log: Path) -> int | None:
+    found = _CAPACITY.search(log.read_text(errors="replace"))
+    return int(found[1].replace(",", "")) if found else None
 
 
 def _telling(lines: Sequence[str]) -> list[str]:
@@ -266,8 +290,8 @@ def _why(errors: Sequence[str]) -> str:
     return "".join(f"; {count} x {kind}" for kind, count in kinds.most_common())
 
 
-def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
-    """Numbers of one rate; each has prompts of its own, which no prefix cache has seen."""
+def _client(load: Load, at: int, count: int, port: int, folder: Path) -> dict[str, Any]:
+    """Numbers of `count` requests at one rate, whose prompts no prefix cache has seen."""
     rate = load.rates[at]
     name = f"rate-{rate}.json"
     options = {
@@ -276,7 +300,7 @@ def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
         "--dataset-name": "random",
         "--random-input-len": load.input_tokens,
         "--random-output-len": load.output_tokens,
-        "--num-prompts": load.prompts,
+        "--num-prompts": count,
         "--request-rate": rate,
         "--num-warmups": WARMUPS,
         "--seed": load.seed + at,
@@ -295,9 +319,9 @@ def _client(load: Load, at: int, port: int, folder: Path) -> dict[str, Any]:
         last = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_LINES:])
         raise RowError(f"the client ended with {done.returncode} at rate {rate}: {last}")
     found = json_text.loads((folder / name).read_text(encoding="utf-8"))
-    if found.get("completed") != load.prompts:
+    if found.get("completed") != count:
         raise RowError(
-            f"all {load.prompts} requests must be answered; got {found.get('completed')} at rate "
+            f"all {count} requests must be answered; got {found.get('completed')} at rate "
             f"{rate}{_why(found.get('errors', ()))}"
         )
     numbers = {mine: found.get(theirs) for mine, theirs in FIELDS.items()}

@@ -9,6 +9,8 @@ import typer
 from .common import JsonOption, print_json, say, user_errors
 from .plan import parse_bytes
 
+PROMPTS = 256
+
 
 @user_errors
 def command(
@@ -20,7 +22,18 @@ def command(
     rates: Annotated[str, typer.Option("--rates", help="Requests per second.")] = "1,4,inf",
     input_tokens: Annotated[int, typer.Option("--input-tokens", min=1)] = 4096,
     output_tokens: Annotated[int, typer.Option("--output-tokens", min=1)] = 2048,
-    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Per rate.")] = 256,
+    prompts: Annotated[
+        int | None,
+        typer.Option("--prompts", min=1, help="Per rate.", show_default=str(PROMPTS)),
+    ] = None,
+    waves: Annotated[
+        int | None,
+        typer.Option(
+            "--waves",
+            min=1,
+            help="In place of --prompts: so many times the requests that the row's cache holds.",
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -50,7 +63,12 @@ def command(
     size = parse_bytes(cache)
     sent = tuple(rates.split(","))
     more = tuple(shlex.split(server_options))
-    load = Load(model, size, input_tokens, output_tokens, prompts, sent, seed, max_model_len, more)
+    if prompts is None and waves is None:
+        prompts = PROMPTS
+    load = Load(
+        *(model, size, input_tokens, output_tokens, prompts, sent, seed, max_model_len, more),
+        waves=waves,
+    )
     name = f"{Path(model).name}-{size / 1e9:g}GB-{input_tokens}+{output_tokens}.json"
     path = out or Path("results") / "serve" / name
     result = run(load, rows or list(ROWS), path, start, say)

@@ -9,6 +9,7 @@ from duotone.report.markdown import Result, markdown_table, source
 BASE, OURS = "bf16", "duotone_2bit"
 # {column: (field of a rate, its format)}
 COLUMNS = {
+    "requests": ("completed", "d"),
     "tokens/s": ("tokens_per_s", ",.0f"),
     "requests/s": ("requests_per_s", ".2f"),
     "TTFT p50, ms": ("ttft_p50_ms", ",.0f"),
@@ -27,7 +28,7 @@ def serve_table(results: Sequence[Result]) -> str:
         title = (
             f"**{Path(one['model']).name}, {one['cache_bytes'] / 1e9:g} GB of cache, "
             f"{one['input_tokens']:,} + {one['output_tokens']:,} tokens, "
-            f"{one['prompts']} requests per rate**"
+            f"{_requests(one)}**"
         )
         lines = [_line(row, rate) for row in one["rows"] for rate in row.get("rates", ())]
         header = ("row", "backend", "cache tokens", "requests/s sent", *COLUMNS)
@@ -52,6 +53,12 @@ def serve_summary(results: Sequence[Result]) -> str:
                 f"{best[OURS] / best[BASE]:.2f} times the tokens of 16 bit ({one['device']})."
             )
     return "\n".join(said)
+
+
+def _requests(one: Result) -> str:
+    if one.get("waves"):
+        return f"{one['waves']} times the requests that a row's cache holds"
+    return f"{one['prompts']} requests per rate"
 
 
 def _best(row: Result) -> float:
