@@ -5,13 +5,14 @@
 `--at BxT` sends B prompts of T tokens at once. A step is the time between two answers of the engine
 while all B requests decode; prompts count until the last one's first token. The engine is the
 default one, in a process of its own, unless --no-compile leaves torch.compile and the graphs of
-prompts out.
+prompts out. Qwen 3.5 where flashinfer is missing: --engine '{"gdn_prefill_backend": "triton"}'.
 """
 
 import argparse
+import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -28,6 +29,7 @@ SHAPES = {
     "llama-8b, half": (16, 4096, 14336, 32, 8, 128256),
     "tiny": (2, 512, 512, 4, 2, 512),
 }
+HYBRID = "qwen3.5-9b"  # transformers' default config has the shape
 STEPS, SPARE = 64, 64
 # Of vLLM's scheduler, at least.
 TOKENS_AT_ONCE = 8192
@@ -35,9 +37,15 @@ NO_COMPILE = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 
 
 def save_config(shape: str, folder: Path, longest: int) -> None:
-    """A Llama of random weights."""
+    """A Llama of random weights, or Qwen 3.5's language model."""
     from transformers import LlamaConfig
 
+    if shape == HYBRID:
+        from transformers import Qwen3_5TextConfig
+
+        given = {"max_position_embeddings": longest, "architectures": ["Qwen3_5ForCausalLM"]}
+        Qwen3_5TextConfig(**given, dtype="bfloat16").save_pretrained(folder)
+        return
     layers, hidden, inner, heads, kv_heads, vocabulary = SHAPES[shape]
     LlamaConfig(
         vocab_size=vocabulary,
@@ -100,8 +108,14 @@ def decode(engine: Any, batch: int, tokens: int, seed: int) -> dict[str, Any]:
     }
 
 
-def measure(row: str, shape: str, sizes: Sequence[tuple[int, int]], compiles: bool) -> dict:
-    """Fields of the result of one engine."""
+def measure(
+    row: str,
+    shape: str,
+    sizes: Sequence[tuple[int, int]],
+    compiles: bool,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Fields of the result of one engine; options: more arguments of it."""
     from vllm import LLM
 
     longest = max(tokens + answer_tokens(batch, tokens) for batch, tokens in sizes) + SPARE
@@ -117,12 +131,13 @@ def measure(row: str, shape: str, sizes: Sequence[tuple[int, int]], compiles: bo
             enable_prefix_caching=False,
             **({} if compiles else {"compilation_config": NO_COMPILE}),
             **options_of(row),
+            **(options or {}),
         )
     engine = llm.llm_engine
     cache = engine.vllm_config.cache_config
     found = {"row": row, "shape": shape, "compiles": compiles, "longest": longest}
     found |= {"start_s": time.perf_counter() - began, "block_size": cache.block_size}
-    found |= {"blocks": cache.num_gpu_blocks, "rows": []}
+    found |= {"blocks": cache.num_gpu_blocks, "options": dict(options or {}), "rows": []}
     decode(engine, *sizes[0], seed=0)
     for seed, (batch, tokens) in enumerate(sizes, 1):
         found["rows"].append(decode(engine, batch, tokens, seed))
@@ -134,13 +149,14 @@ def main() -> None:
     """Measure one row, and write its file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("row", choices=sorted(ROWS))
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
+    parser.add_argument("--shape", choices=sorted({*SHAPES, HYBRID}), default="llama-8b")
     parser.add_argument("--at", action="append", required=True, help="BATCHxTOKENS")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--engine", type=json.loads, default={}, help="JSON of more arguments")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     sizes = [tuple(map(int, at.split("x"))) for at in args.at]
-    found = measure(args.row, args.shape, sizes, not args.no_compile)
+    found = measure(args.row, args.shape, sizes, not args.no_compile, args.engine)
     import vllm
 
     header = {"schema": "duotone.serve-steps/1"}

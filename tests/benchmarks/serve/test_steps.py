@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.serve import steps
 from benchmarks.serve.model import save_words
@@ -55,6 +55,14 @@ def test_steps_are_those_in_which_all_requests_decode(
     assert found["step_ms"] == pytest.approx(250)
     assert found["step_p50_ms"] == 250
     assert found["answer"] == list(range(8))
+
+
+def test_a_hybrid_config_is_saved_with_its_name(tmp_path: Path) -> None:
+    steps.save_config(steps.HYBRID, tmp_path, 4096)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.architectures == ["Qwen3_5ForCausalLM"]
+    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (32, 4096, 256)
+    assert config.layer_types.count("full_attention") == 8
 
 
 def test_an_engine_has_the_options_of_a_server() -> None:
