@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.duotone-base
 READY := $(VENV)/.duotone-ready
 # Workers and threads: two cores run two single-threaded test processes best.
 WORKERS ?= 2
 
 .PHONY: demo test test-all test-oldest lint format gpu-test test-vllm bench clean
 
-demo: $(READY)
+demo: $(BASE)
 	$(BIN)/duotone compare --scheme duotone-klt --beside calibquant --later-question
 
 test: $(READY)
@@ -58,10 +59,20 @@ bench:
 	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --out results/kernels/$(shell date +%F).json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.quality.table ingredients --out results/quality
 
-$(READY): pyproject.toml constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+# What users install. Of pip's output stays what is downloaded and installed.
+$(BASE): SHELL := /bin/bash
+$(BASE): .SHELLFLAGS := -o pipefail -c
+$(BASE): pyproject.toml constraints.txt
+	@echo "Installing torch, transformers and duotone into $(VENV), once; this takes a minute or more."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(PIP) torch | { grep --line-buffered -E "^ *(Downloading|Installing)" || true; }
+	@$(PIP) -e . | { grep --line-buffered -E "^ *(Downloading|Installing)" || true; }
+	touch $@
+
+$(READY): $(BASE)
+	$(PIP) --quiet -e ".[dev]"
 	touch $@
 
 clean:

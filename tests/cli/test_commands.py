@@ -49,6 +49,8 @@ def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
     for part in ("noise.png", "16-bit answer", "1-bit answer", "time per token (cpu"):
         assert part in result.stdout
     assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
+    assert result.stdout.startswith("2 questions about noise.png, answered by tiny")
+    assert result.stdout.index("word for word") < result.stdout.index("16-bit answer")
 
 
 def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
@@ -141,6 +143,7 @@ def test_megabytes(count, text):
 @pytest.mark.slow
 def test_the_demo_on_the_embedded_model():
     data = json.loads(run("compare", "--json").stdout)
+    assert data["parameters"] == 11_481_600
     assert len(data["answers"]) >= 10
     assert data["memory"]["visual_bits_per_element"] <= 1.3
     assert data["visual_ratio"] > 12

@@ -100,3 +100,11 @@ def test_the_bundled_questions_are_enough_for_a_demo():
 def test_no_prompts_raise(loaded):
     with pytest.raises(ValueError, match="at least one prompt"):
         comparing.compare(loaded, [], {"dense": duotone.scheme("dense")})
+
+
+def test_what_was_asked_and_of_which_model_is_said_first(loaded, prompts):
+    outcome = comparing.compare(loaded, prompts, {"dense": duotone.scheme("dense")}, 2)[0]
+    millions = loaded.model.num_parameters() / 1e6
+    assert outcome.asked() == (
+        f"4 questions about a.png, b.png, answered by tiny, {millions:,.1f} M parameters."
+    )

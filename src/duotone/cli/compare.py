@@ -180,9 +180,10 @@ def _show(outcomes: Sequence[Any]) -> None:
     from rich.console import Console
 
     console = Console()
+    console.print(outcomes[0].asked(), markup=False)
+    for outcome in outcomes:
+        name = "" if len(outcomes) == 1 else f"{outcome.scheme}: "
+        console.print(f"{name}{outcome.sentence()}", style="bold", markup=False)
     console.print(_answers_table(outcomes))
     for outcome in outcomes:
         console.print(_summary_table(outcome))
-    for outcome in outcomes:
-        name = "" if len(outcomes) == 1 else f"{outcome.scheme}: "
-        console.print(f"[bold]{name}{outcome.sentence()}[/]")

@@ -17,6 +17,7 @@ from duotone.inference.batch import (
     prepare,
     share_pictures,
 )
+from duotone.inference.calibrated import calibration_data
 from duotone.inference.memory import cache_memory, total_memory
 from duotone.loading import Loaded
 from duotone.tasks import open_picture
@@ -79,6 +80,7 @@ class Comparison:
 
     memory: the few-bit caches of all answers summed (fields of MemoryReport).
     ms_per_token: median over answers of the time between tokens, prefill left out; on `device`.
+    calibrated_on: the data of the spec's bases; "" for a spec without bases.
     """
 
     model: str
@@ -90,6 +92,8 @@ class Comparison:
     memory: dict[str, float]
     reference_ms_per_token: float | None
     ms_per_token: float | None
+    parameters: int = 0
+    calibrated_on: str = ""
 
     @property
     def bits(self) -> float:
@@ -107,6 +111,16 @@ class Comparison:
         stored = self.memory[f"{part}_bytes"]
         return self.memory[dense[part]] / stored if stored else 1.0
 
+    def asked(self) -> str:
+        """The questions, the pictures and the model in plain words."""
+        pictures = list(dict.fromkeys(answer.picture for answer in self.answers))
+        count = len(self.answers)
+        size = f", {self.parameters / 1e6:,.1f} M parameters" if self.parameters else ""
+        return (
+            f"{count} question{'' if count == 1 else 's'} about {', '.join(pictures)}, "
+            f"answered by {self.model}{size}."
+        )
+
     def sentence(self) -> str:
         """The outcome in plain words."""
         same = f"{self.same_answers} of {len(self.answers)} answers are word for word the same"
@@ -114,7 +128,9 @@ class Comparison:
             saved = f"The pictures' cache is {self.ratio('visual'):.1f}x smaller"
         else:
             saved = f"The cache is {self.ratio('total'):.1f}x smaller"
-        return f"{saved} at {self.bits:.3g} bit{'' if self.bits == 1 else 's'}, and {same}."
+        bits = f"{self.bits:.3g} bit{'' if self.bits == 1 else 's'}"
+        calibrated = f" Calibrated on {self.calibrated_on}." if self.calibrated_on else ""
+        return f"{saved} at {bits}, and {same}.{calibrated}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe data with every number of the table and the summary."""
@@ -237,4 +253,6 @@ def _comparison(
         memory=total_memory(quantized.memory),
         reference_ms_per_token=_median(reference.times_ms),
         ms_per_token=_median(quantized.times_ms),
+        parameters=quantized.loaded.model.num_parameters(),
+        calibrated_on=calibration_data(quantized.spec),
     )
