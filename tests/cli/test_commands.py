@@ -50,7 +50,7 @@ def test_compare_shows_both_answers_and_a_sentence(tiny, picture):
         assert part in result.stdout
     assert "of 2 answers are word for word the same." in " ".join(result.stdout.split())
     assert result.stdout.startswith("2 questions about noise.png, answered by tiny")
-    assert result.stdout.index("word for word") < result.stdout.index("16-bit answer")
+    assert result.stdout.index("x smaller at 1 bit") < result.stdout.index("16-bit answer")
 
 
 def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
