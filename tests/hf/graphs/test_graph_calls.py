@@ -75,6 +75,29 @@ def test_steps_may_run_in_the_buffers_without_graphs(double: type[ReplayDouble])
     assert not double.captures
 
 
+@pytest.mark.parametrize("steps", [1, 99], ids=["a prompt of one token", "every step"])
+def test_inputs_without_a_place_are_said_where_they_stay(
+    double: type[ReplayDouble], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    model, given, calls = new_model("llama"), inputs("llama", [[23]]), []
+    prepare = model.prepare_inputs_for_generation
+
+    def prepared(ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        found = prepare(ids, **kwargs)
+        if found["input_ids"].shape[1] == 1:
+            calls.append(found)
+            if len(calls) <= steps:
+                found["pixel_values"] = torch.zeros(1)
+        return found
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", prepared)
+    with warnings.catch_warnings(record=True) as said, duotone.enable(model, STREAM):
+        warnings.simplefilter("always")
+        model.generate(**given, max_new_tokens=12, do_sample=False)
+    places = [x for x in said if "no place for pixel_values" in str(x.message)]
+    assert (len(places), double.captures > 0) == ((0, True) if steps == 1 else (1, False))
+
+
 def test_the_rule_for_hooks_is_said_once(double: type[ReplayDouble]) -> None:
     model, given, seen = new_model("llama"), inputs("llama", [[23]]), []
     layer = model.model.layers[1]

@@ -25,6 +25,7 @@ from duotone.hf.graphs.decode_steps import DecodeSteps, first_room, say
 from duotone.hf.graphs.kept_steps import KeptSteps
 from duotone.hf.graphs.rules import (
     is_decode_step,
+    other_inputs,
     reason_against_buffers,
     reason_against_capture,
     reason_against_step,
@@ -76,6 +77,7 @@ class DecodeCall:
         self.steps: DecodeSteps | None = None
         # True while the model runs a step that this call has claimed.
         self.claimed = False
+        self._is_past_prompt = False
         self._is_over = new_tokens is not None and new_tokens < FEW_TOKENS
 
     @contextmanager
@@ -117,6 +119,13 @@ class DecodeCall:
         if (reason := reason_against_step(kwargs)) is not None:
             say(cache, reason)
             return self._end()
+        if others := other_inputs(kwargs):
+            # A prompt of one token has inputs that no later step has.
+            if self._is_past_prompt:
+                say(cache, f"fixed buffers have no place for {', '.join(others)}")
+                return self._end()
+            self._is_past_prompt = True
+            return False
         if not is_method(self.model, "forward", self.ours):
             say(cache, "model.forward was replaced inside the block")
             return self._end()

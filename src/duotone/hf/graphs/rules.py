@@ -60,12 +60,15 @@ def is_decode_step(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 
 def reason_against_step(kwargs: dict[str, Any]) -> str | None:
     """Why a decode step cannot run in fixed buffers, or None."""
-    if not isinstance(kwargs.get("position_ids"), Tensor):
-        return "fixed buffers need position_ids; this model takes none and counts by itself"
+    if isinstance(kwargs.get("position_ids"), Tensor):
+        return None
+    return "fixed buffers need position_ids; this model takes none and counts by itself"
+
+
+def other_inputs(kwargs: dict[str, Any]) -> list[str]:
+    """Names of a step's tensors that fixed buffers have no place for."""
     given = {n for n, x in kwargs.items() if isinstance(x, Tensor) and not _of_prompt(n, x)}
-    if others := sorted(given - {*INPUTS, *LEFT_OUT}):
-        return f"fixed buffers have no place for {', '.join(others)}, which this step takes"
-    return None
+    return sorted(given - {*INPUTS, *LEFT_OUT})
 
 
 def settings_of(kwargs: dict[str, Any]) -> dict[str, Any]:
