@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from duotone.bench.shapes import Shape
@@ -18,7 +19,7 @@ from duotone.quant import TensorSpec, pack
 from duotone.quant.classes import CLASS_BITS, assign_classes, class_counts
 from duotone.quant.packing import packed_bytes
 from duotone.quant.slots import fill_slots, group_elements, has_slot, slot_bytes
-from duotone.quant.small_floats import SCALE, ZERO, to_bytes
+from duotone.quant.small_floats import small_levels
 
 DTYPE = torch.bfloat16
 T = TypeVar("T")
@@ -109,8 +110,9 @@ def random_packed(
     parts |= _random_offsets(spec, shape, tokens, head_dim, device)
     parts["scale"] = (scale / levels.to(device)).half()
     if spec.param_dtype == "float8":
-        forms = {"scale": SCALE, "zero_point": ZERO}
-        parts |= {name: to_bytes(parts[name], form) for name, form in forms.items()}
+        top = F.pad(levels.to(device) - 1, (0, shape[-1] - len(levels)))
+        rows = small_levels(parts["scale"], parts["zero_point"], top)
+        parts |= dict(zip(("scale", "zero_point"), rows, strict=True))
     return PackedTensor(spec=spec, head_dim=head_dim, dtype=DTYPE, blocks=blocks, **parts)
 
 

@@ -15,6 +15,7 @@ from duotone.quant import TensorSpec, pack, quantize, unpack
 from duotone.quant.affine import Quantized
 from duotone.quant.classes import (
     CLASS_BITS,
+    class_counts,
     class_order,
     coded_channels,
     pack_classes,
@@ -31,7 +32,7 @@ from duotone.quant.slots import (
     slot_signs,
     slot_zero_points,
 )
-from duotone.quant.small_floats import SCALE, ZERO, from_bytes, to_bytes
+from duotone.quant.small_floats import MIDDLE, SCALE, from_bytes, lowest_levels, to_bytes
 
 # Tensors with a row per token in every layout; parameters have one only along channels.
 TOKEN_PARTS = ("codes", "negative")
@@ -46,7 +47,8 @@ class PackedTensor:
     codes: [batch, kv_heads, tokens, head_dim * bits / 8], big-endian in each byte.
     scale, zero_point: along tokens and along the span one row per block, with head_dim or 1
         columns. Along channels one row per token, with a column per channel group.
-        Of `param_dtype` "float8" they are bytes (`quant.small_floats`), with a column more.
+        Of `param_dtype` "float8" they are bytes (`quant.small_floats`), with a column more, and
+        zero_point is the middle of the levels.
     slot: zero_point or signs of each group of a hybrid, with rows and columns like scale.
         `quant.slots` draws the bits and names the hybrids without slots.
     negative: packed plane of signs of sign-and-magnitude codes without slots,
@@ -144,9 +146,17 @@ class PackedTensor:
     def offset(self) -> Params | None:
         """Addend to codes * scale: the zero_points, 0 in symmetric groups; None: nothing."""
         if self.slot is None:
-            zeros = self.zero_point
-            return zeros if zeros is None or not self.has_bytes else from_bytes(zeros, ZERO)
+            return self._lowest_levels() if self.has_bytes else self.zero_point
         return slot_zero_points(self.slot, self.modes, self.scale.dtype)
+
+    def _lowest_levels(self) -> Params:
+        """Zero-points in fp32 from the middles of the levels."""
+        scale, middle = self.scales, from_bytes(self.zero_point, MIDDLE)
+        top = 2**self.spec.bits - 1
+        if self.classes is not None:
+            counts = class_counts(self.spec, self.head_dim)
+            top = torch.cat([scale.new_full((n,), 2**bits - 1) for bits, n in counts])
+        return lowest_levels(scale, middle, top)
 
     @property
     def modes(self) -> Bool[Tensor, "batch kv_heads rows columns"]:
@@ -310,7 +320,7 @@ def _in_bytes(parts: dict[str, Tensor], spec: TensorSpec) -> dict[str, Tensor]:
     """Parts with parameters as the spec stores them; their numbers are rounded already."""
     if spec.param_dtype != "float8":
         return parts
-    rows = {"scale": SCALE, "zero_point": ZERO}
+    rows = {"scale": SCALE, "zero_point": MIDDLE}
     return parts | {name: to_bytes(parts[name], form) for name, form in rows.items()}
 
 

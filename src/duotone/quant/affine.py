@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from duotone.quant.checks import checked, unchecked
+from duotone.quant.classes import class_counts
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.honours import check_packed, check_read
 from duotone.quant.levels import (
@@ -23,7 +24,7 @@ from duotone.quant.levels import (
     stored,
 )
 from duotone.quant.ranges import nearest_code, symmetric_scale
-from duotone.quant.small_floats import PARAM_TYPES
+from duotone.quant.small_floats import PARAM_TYPES, lowest_levels
 from duotone.quant.spec import TensorSpec
 
 # Outliers make a group wide if most elements lie within half of this share of an end point.
@@ -37,7 +38,8 @@ class Quantized:
     codes: uint8, the shape of x; in sign-and-magnitude groups the magnitude.
     scale, zero_point: one entry per group: [..., blocks, channels] along tokens,
         [..., tokens, channel groups] along channels, [..., blocks, 1] along the span.
-        zero_point is None for mapping="symmetric" and 0 in a hybrid's symmetric groups.
+        zero_point is None for mapping="symmetric" and 0 in a hybrid's symmetric groups. Of
+        param_dtype "float8" it is the middle of the levels (`quant.small_floats`).
     negative: signs, of the shape of x, False in a hybrid's asymmetric groups; None for
         mapping="asymmetric".
     symmetric: which groups of a hybrid are symmetric, of the shape of scale; else None.
@@ -67,9 +69,22 @@ class Quantized:
         if self.negative is not None:
             value = torch.where(self.negative, -value, value)
         value = value * expand(self.scale).to(wide)
-        if self.zero_point is not None:
-            value = value + expand(self.zero_point).to(wide)
+        offset = self.offset
+        if offset is not None:
+            value = value + expand(offset).to(wide)
         return value.to(self.dtype)
+
+    @property
+    def offset(self) -> Float[Tensor, "*b rows columns"] | None:
+        """Addend to codes * scale; None: nothing."""
+        if self.spec.param_dtype != "float8":
+            return self.zero_point
+        top = 2**self.spec.bits - 1
+        if self.classes is not None:
+            widths = [bits for bits, _ in class_counts(self.spec, self.classes.shape[-1])]
+            widths = torch.tensor(widths, device=self.scale.device)
+            top = 2.0 ** widths[self.classes.long()] - 1
+        return lowest_levels(self.scale, self.zero_point, top)
 
 
 def expand_parameter(parameter: Tensor, spec: TensorSpec, tokens: int, channels: int) -> Tensor:

@@ -23,7 +23,7 @@ from duotone.quant.ranges import (
     nearest_code,
     uniform_range,
 )
-from duotone.quant.small_floats import PARAM_TYPES, SCALE, ZERO, from_bytes, small_levels
+from duotone.quant.small_floats import MIDDLE, PARAM_TYPES, SCALE, from_bytes, small_levels
 from duotone.quant.tensor_spec import BITS, TensorSpec
 
 # Elements of the smallest group that may keep its end points. In groups of 8 at 1 bit, chance puts
@@ -98,7 +98,10 @@ def needs_codes(spec: TensorSpec) -> bool:
 def decoding_levels(
     x: Tensor, mask: Tensor, codes: Tensor | None, chosen: ChosenLevels, spec: TensorSpec
 ) -> tuple[Tensor, Tensor]:
-    """(scale, zero_point) that codes decode to. codes: needed where `needs_codes` is True."""
+    """(scale, zero_point) that codes decode to; the middle in place of the latter in 8 bits.
+
+    codes: needed where `needs_codes` is True.
+    """
     scale, zero_point = chosen.scale, chosen.zero_point
     if spec.eta:
         scale, zero_point = _moved_in(x, mask, chosen, spec)
@@ -111,11 +114,11 @@ def decoding_levels(
 
 
 def _in_8_bits(scale: Tensor, zero_point: Tensor, chosen: ChosenLevels) -> tuple[Tensor, Tensor]:
-    """Levels as `small_floats` stores them; parameters are [..., blocks, channels, 1]."""
+    """(scale, middle) as `small_floats` stores them; parameters are [..., blocks, channels, 1]."""
     rows = (x.squeeze(-1) for x in (scale, zero_point))
     top = chosen.top.squeeze(-1) if isinstance(chosen.top, Tensor) else chosen.top
-    scales, zeros = small_levels(*rows, top)
-    found = (from_bytes(scales, SCALE), from_bytes(zeros, ZERO))
+    scales, middles = small_levels(*rows, top)
+    found = (from_bytes(scales, SCALE), from_bytes(middles, MIDDLE))
     return tuple(x.unsqueeze(-1).to(scale.dtype) for x in found)
 
 

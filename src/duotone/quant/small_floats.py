@@ -1,12 +1,16 @@
-"""Scales and zero-points in 8 bits: floats with 4 bits of mantissa and one exponent per row.
+"""Scales and middles of levels in 8 bits: floats with 4 bits of mantissa, an exponent per row.
 
 A row has the parameters of one block of tokens. It begins with the exponent that they share:
 
     byte      0            1            2
     scale   |  e  |  E E E E M M M M  | ...        no sign; negative scales become 0
-    zero    |  e  |  S E E E M M M M  | ...
+    middle  |  e  |  S E E E M M M M  | ...
 
     value = half(bits) * 2 ** (e - 127)
+    zero_point = middle - scale * top / 2,  top: the largest code
+
+Half of the levels lie above the middle. The lowest level may be many steps from it: rounding that
+one to 4 bits would cost more.
 
 half(bits) is an fp16 number. E are the last bits of its exponent (0: subnormal). M are the first
 ones of its mantissa, and all other bits are 0. A kernel shifts a byte by 6 and multiplies. e = 255
@@ -14,7 +18,7 @@ stands for a row that is not finite. The shared exponents follow the microscalin
 (arXiv 2310.10537). Elements there have 3 bits of mantissa at most.
 
 The largest number of a row lies in the top binade. A row reaches over 15 binades (scale) or 7
-(zero), and further with equal steps. Shared exponents have a least value, at which the smallest
+(middle), and further with equal steps. Shared exponents have a least value, at which the smallest
 step is that of fp16: all values are fp16 numbers.
 """
 
@@ -63,7 +67,7 @@ class SmallFloat:
 
 
 SCALE = SmallFloat(4, signed=False)
-ZERO = SmallFloat(3, signed=True)
+MIDDLE = SmallFloat(3, signed=True)
 
 
 def to_bytes(x: Float[Tensor, "*b n"], form: SmallFloat) -> UInt8[Tensor, "*b n1"]:
@@ -98,15 +102,29 @@ def small_levels(
     zero_point: Float[Tensor, "*b n"],
     top: Float[Tensor, "*#b n"] | int,
 ) -> tuple[UInt8[Tensor, "*b coded1"], UInt8[Tensor, "*b n1"]]:
-    """Rows of scales and zero-points; levels keep their middle. top: the largest codes.
+    """Rows of scales and middles. top: the largest codes.
 
     The first zero-points belong to scales, the others to channels without codes.
-    Levels that these bytes stand for already give the same bytes.
     """
-    scales = to_bytes(scale, SCALE)
-    lost = scale.float() - from_bytes(scales, SCALE).float()
-    lost = F.pad(lost, (0, zero_point.shape[-1] - scale.shape[-1]))
-    return scales, to_bytes(zero_point.float() + lost * (top / 2), ZERO)
+    middle = zero_point.float() + _half_widths(scale, zero_point, top)
+    return to_bytes(scale, SCALE), to_bytes(middle, MIDDLE)
+
+
+def lowest_levels(
+    scale: Float[Tensor, "*b coded"],
+    middle: Float[Tensor, "*b n"],
+    top: Float[Tensor, "*#b n"] | int,
+) -> Float[Tensor, "*b n"]:
+    """Zero-points of rounded scales and middles, in fp32. top: as for `small_levels`.
+
+    Products are exact: a kernel that fuses both operations finds the same number.
+    """
+    return middle.float() - _half_widths(scale, middle, top)
+
+
+def _half_widths(scale: Tensor, like: Tensor, top: Tensor | int) -> Tensor:
+    """Distance from the lowest level to the middle; 0 without codes."""
+    return F.pad(scale.float(), (0, like.shape[-1] - scale.shape[-1])) * (top / 2)
 
 
 def _exponent(x: Tensor) -> Tensor:

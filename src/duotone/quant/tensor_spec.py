@@ -50,8 +50,9 @@ class TensorSpec(Record):
         .value): by a matrix per kv head that `duotone calibrate` found (`quant.bases`). Costs no
         bytes and two products of head_dim x head_dim per step and head.
     param_dtype: how scale and zero_point are stored. "float8": in 8 bits with an exponent per block
-        (`quant.small_floats`). Levels are found in fp16 and then rounded; codes stay. Along tokens,
-        asymmetric, for codes of up to 4 bits: rounding moves ends of more levels by whole steps.
+        (`quant.small_floats`), the middle of the levels in place of zero_point. Levels are found in
+        fp16 and then rounded; codes stay. Along tokens, asymmetric, for codes of up to 4 bits:
+        rounding moves ends of more levels by whole steps.
     """
 
     NEEDED: ClassVar = (("bits", "classes"),)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from duotone.attention.triton.family import HONOURS
-from duotone.attention.triton.parameters import load_parameters
+from duotone.attention.triton.parameters import load_parameters, lowest_level
 
 WIDTHS = HONOURS.bits
 COUNT_DIGITS = 9
@@ -101,15 +101,24 @@ def slot_places(
 
 
 @triton.jit
-def place_codes(o_place, D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.constexpr):
-    """(slot, byte, weight 2**shift, has a code) of each place: the inverse of `slot_places`."""
+def place_bits(o_place, BITS: tl.constexpr, CLASSES: tl.constexpr):
+    """Width of the code of each place; any width where there is none."""
     if CLASSES == 0:
         b_bits = tl.full(o_place.shape, BITS, tl.int32)
-        o_within, o_byte, m_code = o_place, tl.zeros_like(o_place), o_place < D
     else:
         b_bits = width_before(
             o_place, first_place(CLASSES, 1), first_place(CLASSES, 2), first_place(CLASSES, 3)
         )
+    return b_bits
+
+
+@triton.jit
+def place_codes(o_place, D: tl.constexpr, BITS: tl.constexpr, CLASSES: tl.constexpr):
+    """(slot, byte, weight 2**shift, has a code) of each place: the inverse of `slot_places`."""
+    b_bits = place_bits(o_place, BITS, CLASSES)
+    if CLASSES == 0:
+        o_within, o_byte, m_code = o_place, tl.zeros_like(o_place), o_place < D
+    else:
         b_place, o_byte = class_starts(b_bits, CLASSES)
         o_within = o_place - b_place
         m_code = o_place < first_place(CLASSES, 4)
@@ -180,6 +189,7 @@ def leave_classes(
         o_place, m_place, b_weight = slot_places(D, BITS, CLASSES, PAD, slot)
         b_scale = load_parameters(p_scale, i_param, o_place, m_place, COLUMNS, False)
         b_zero = load_parameters(p_zero, i_param, o_place, m_place, D, True)
+        b_zero = lowest_level(b_zero, b_scale, place_bits(o_place, BITS, CLASSES), p_scale)
         o_c = tl.load(p_order + i_param * D + o_place, mask=m_place, other=0).to(tl.int32)
         b_unit = b_scale * (UNIT / b_weight)
         b_out = b_acc[slot] * b_unit[None, :] + b_part[:, None] * b_zero[None, :]

@@ -1,6 +1,7 @@
 """Scales and zero-points in Triton: numbers, or rows of 8 bits (`quant.small_floats`).
 
-Bytes stand for 8 bits: the type of a pointer tells which one its rows are.
+Bytes stand for 8 bits: the type of a pointer tells which one its rows are. With them zero-points
+are stored as the middle of the levels.
 """
 
 # Constants of Triton are upper case.
@@ -29,3 +30,14 @@ def load_parameters(
     else:
         b_x = tl.load(p_rows + o_row * COLUMNS + o_column, mask=m_x, other=0).to(tl.float32)
     return b_x
+
+
+@triton.jit
+def lowest_level(b_zero, b_scale, b_bits, p_rows):
+    """Zero-points from what `load_parameters` loaded for them and from scales, of any form.
+
+    b_bits: widths of the codes. p_rows: pointer to scales.
+    """
+    if p_rows.dtype.element_ty == tl.uint8:
+        b_zero = b_zero - b_scale * (((1 << b_bits) - 1) * 0.5)
+    return b_zero

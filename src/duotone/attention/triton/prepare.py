@@ -10,8 +10,8 @@ every block that it meets, with too few threads and no other work in flight.
 import triton
 import triton.language as tl
 
-from duotone.attention.triton.classes import channel_places, place_codes
-from duotone.attention.triton.parameters import load_parameters
+from duotone.attention.triton.classes import channel_places, place_bits, place_codes
+from duotone.attention.triton.parameters import load_parameters, lowest_level
 from duotone.attention.triton.signs import load_zero
 
 # Operands of fp16 products are normalised to this: far from overflow, far from subnormals.
@@ -53,6 +53,7 @@ def fold_kernel(
     b_scale = load_parameters(p_scale, i_param, o_place % COLUMNS, m_scale, COLUMNS, False)
     at = (p_scale, p_zero, p_signs, p_modes, None)
     b_zero = load_zero(at, i_param, o_place % OFFSETS, o_c < width, OFFSETS, GROUP)
+    b_zero = lowest_level(b_zero, b_scale, place_bits(o_place, BITS, CLASSES), p_scale)
     b_offset = tl.sum(b_q * b_zero[None, :], 1)
     b_q = b_q * (b_scale / b_weight)[None, :]
     b_factor = tl.full((GP,), 1.0, tl.float32)

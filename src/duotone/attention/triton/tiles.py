@@ -30,7 +30,7 @@ Names: i_ indices, o_ index vectors, p_ pointers, b_ values in registers, m_ mas
 import triton
 import triton.language as tl
 
-from duotone.attention.triton.parameters import load_parameters
+from duotone.attention.triton.parameters import load_parameters, lowest_level
 from duotone.attention.triton.planes import (
     group_norm,
     group_planes,
@@ -53,7 +53,8 @@ def load_block_params(
     """(scale, zero_point) [PAD] of one block at the channels of SLOT; zeros at padding."""
     o_d = tl.arange(0, PAD) * (8 // BITS) + SLOT
     b_scale = load_parameters(at[0], i_row, o_d % COLUMNS, o_d < D, COLUMNS, False)
-    return b_scale, load_zero(at, i_row, o_d % COLUMNS, o_d < D, COLUMNS, GROUP)
+    b_zero = load_zero(at, i_row, o_d % COLUMNS, o_d < D, COLUMNS, GROUP)
+    return b_scale, lowest_level(b_zero, b_scale, BITS, at[0])
 
 
 @triton.jit

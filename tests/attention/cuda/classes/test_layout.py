@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import duotone
-from duotone.attention.cuda.classes.format import Classes, ClassFormat, format_of
+from duotone.attention.cuda.classes.format import COLUMN, Classes, ClassFormat, format_of
 from duotone.attention.cuda.classes.layout import class_layout, from_class_records, to_class_records
 from duotone.attention.cuda.spans.layout import TILE
 from duotone.attention.refused import RefusedError
@@ -99,9 +99,13 @@ def test_a_tile_decodes_as_the_drawing_says(name, head_dim):
     else:
         zero = struct.unpack_from(f"<{head_dim}e", raw, at)
         scale = struct.unpack_from(f"<{places}e", raw, at + zeros)
+    sides = zip(form.key.sizes, form.key.columns, strict=True)
+    widths = [width for (width, _), columns in sides for _ in range(columns)]
     decoded = torch.tensor(zero).repeat(TILE, 1)
     for place in form.key.place_of_rank.tolist():
-        decoded[:, channel[place]] += keys[:, place] * scale[place]
+        width = widths[place // COLUMN]
+        half = (2**width - 1) / 2 if form.key_small else 0  # from the middle to the lowest level
+        decoded[:, channel[place]] += (keys[:, place] - half) * scale[place]
     expected = key.dequantize()[0, 0, TILE:]
     torch.testing.assert_close(decoded[: len(expected)], expected, rtol=1e-5, atol=1e-5)
     rank_codes = values[:, form.value.place_of_rank]
@@ -135,6 +139,10 @@ def test_a_tile_without_parameters_decodes_with_those_of_its_span(name, head_dim
                 torch.tensor(small_numbers(row[1:].tolist(), int(row[0]), signed=signed))
                 for row, signed in ((scale, False), (zero, True))
             )
+            for i, (width, count) in enumerate(classes.sizes):
+                start = sum(n for _, n in classes.sizes[:i])
+                ranks = slice(start, start + count)
+                zero[ranks] -= scale[ranks] * (2**width - 1) / 2
         codes = place_codes(own, classes, value=which == "value")
         decoded = torch.empty(TILE, head_dim)
         decoded[:, order.long()] = zero.float()

@@ -11,7 +11,7 @@ from duotone.attention.cuda.classes.layout import ClassRecords, to_class_records
 from duotone.attention.cuda.shared import runtime
 from duotone.cache import BlockTable, pack_tensor
 from duotone.quant import TensorSpec
-from duotone.quant.small_floats import SCALE, ZERO, from_bytes
+from duotone.quant.small_floats import MIDDLE, SCALE, from_bytes, lowest_levels
 
 import class_lanes as lanes
 from cases import CALIBRATED, SMALL, UNITS
@@ -131,7 +131,8 @@ def expected_query(
     parts = (getattr(records, f"key_{part}")[row] for part in class_decode.PARAMETERS)
     scale, zero, order = parts
     if records.format.key_small:
-        scale, zero = from_bytes(scale, SCALE), from_bytes(zero, ZERO)
+        scale, zero = from_bytes(scale, SCALE), from_bytes(zero, MIDDLE)
+        zero = lowest_levels(scale, zero, classes.top_of_rank(len(zero)))
     scale, zero, order = (part.double().numpy() for part in (scale, zero, order))
     in_order = q[:, order.astype(int)]
     folded = np.zeros((len(q), classes.places))

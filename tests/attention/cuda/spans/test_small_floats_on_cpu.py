@@ -31,7 +31,8 @@ void read_parameters(const Arguments& at) {
   float (*out)[CHANNELS] = (float (*)[CHANNELS])at.partial + 4 * u.row;
   for (int i = 0; i < FOURS && !u.warp; i++) {
     const int c = channels_of(u, i);
-    const float4 scale = params.k_scale[i].floats(), zero = params.k_zero[i].floats();
+    const float4 scale = params.k_scale[i].floats();
+    const float4 zero = lowest_levels<KB>(params.k_zero[i].floats(), scale);
     if (c < CHANNELS) memcpy(out[0] + c, &scale, 16), memcpy(out[1] + c, &zero, 16);
   }
   for (int c = u.tid; c < CHANNELS; c += WARPS * 32)

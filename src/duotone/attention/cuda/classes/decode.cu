@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(SUB_BLOCKS * WARPS * 32, PER_SM)
   sums.store(u, sums_of(shared, u.warp), ml[u.warp], prologue);
   finish(at, u, shared, ml, flags + u.sub_block, P_TOP, [&](int c, float l, float sum) {
     float scale_zero[2];
-    unpack2(scale_zero, prologue.value[c]);
+    prologue.value_numbers(scale_zero, c);
     return sum * scale_zero[0] + l * scale_zero[1];
   });
 }

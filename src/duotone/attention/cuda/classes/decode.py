@@ -88,13 +88,14 @@ def beside_rings(form: ClassFormat, group: int, warps: int) -> int:
     """Bytes of shared memory that a block takes in addition to its rings."""
     heads = 4 * -(-group // 4)
     rows = 4 if group <= 4 else -(-group // 8) * 8
-    # q by channel and as fp16, or by channel and in K's places; V's parameters and channels;
-    # maxima, barriers.
+    # q by channel and as fp16, or by channel and in K's places; V's parameters and channels, and a
+    # factor of 8 bits; maxima, barriers.
     in_tiles = form.key_in_tiles
     folded = form.channels * min(warps, heads) + form.key.places * heads
     query = 4 * (form.channels * (heads + rows) if in_tiles else folded)
     values = 4 * form.channels + 2 * COLUMN * sum(form.value.columns)
     of_warps = warps * (8 * form.stages + 8 * heads)
+    values += 16 * form.value_small
     own = query + values + 8 * heads + SMALL_BYTES + of_warps
     return -(-own // ALIGNMENT_BYTES) * ALIGNMENT_BYTES + KEPT_BYTES
 

@@ -15,7 +15,8 @@ Codes are sorted by class and every class is filled up to columns of 16 channels
 consecutive words of a lane, [vectors][32 lanes][words], each as `layout` draws the registers of
 its columns. The zero-points of all channels are in the order of the channels; scales and channel
 numbers (a byte each) in the order of the coded places, those filled up being 0. Scales and
-zero-points are fp16, or have 8 bits and an exponent each. Codes of one width, of K or of V, are one
+zero-points are fp16, or have 8 bits and an exponent each, and then those are middles of levels
+(`quant.small_floats`). Codes of one width, of K or of V, are one
 class of all channels.
 
 What belongs to whole spans stays outside: scales, zero-points and order of V, and of K without

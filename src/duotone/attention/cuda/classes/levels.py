@@ -67,7 +67,7 @@ class SortedLevels:
         return self.order.to(torch.uint8)
 
     def parameters(self, spec: TensorSpec) -> tuple[Tensor, Tensor]:
-        """Scales and zero-points as a `PackedTensor` has them."""
+        """Scales and zero-points as a `PackedTensor` has them, middles in 8 bits."""
         if spec.param_dtype != "float8":
             return self.scale, self.zero
         head_dim = self.zero.shape[-1]

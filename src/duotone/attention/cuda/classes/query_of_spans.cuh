@@ -24,6 +24,8 @@ struct KeyParameters {
       const bool real = rank < CHANNELS;
       ranked[i] = real ? order[rank] : 0;
       zero[i] = real ? zeros.number(rank) : 0.f;
+      if (K_SMALL && rank < Keys::CODED)
+        zero[i] = fmaf(scales.number(rank), -0.5f * Keys::top(rank), zero[i]);
     }
   }
 };

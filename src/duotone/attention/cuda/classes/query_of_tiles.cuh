@@ -91,8 +91,10 @@ struct Query : Digits {
   // This tile's digits and offsets.
   __device__ __forceinline__ void fold(u32 tile, const Unit& u) {
     if constexpr (K_SMALL) load_factors(tile);
-    fold_column<0>(tile + PARAMETER_BYTES * half, tile + half);
+    float widths[HT] = {};  // q times K's scales times their largest codes
+    fold_column<0>(tile + PARAMETER_BYTES * half, tile + half, widths);
     add_zeros(tile + zeros, u);
+    if constexpr (K_SMALL) subtract_half(widths, u);
   }
   __device__ __forceinline__ void load_factors(u32 tile) {
     u16 exponents;
@@ -136,6 +138,16 @@ struct Query : Digits {
       if constexpr (K_SMALL) offset[h] *= zero_factor;
     }
   }
+  // Lowest levels lie half of their width below the middles, which are stored. widths: of a lane's
+  // channels, q head g / 2 of four.
+  __device__ __forceinline__ void subtract_half(float* widths, const Unit& u) {
+#pragma unroll
+    for (int h = 0; h < HT; h++) {
+#pragma unroll
+      for (int mask = 1; mask < 8; mask *= 2) widths[h] += __shfl_xor_sync(FULL, widths[h], mask);
+      offset[h] = fmaf(-0.5f * scale[h], __shfl_sync(FULL, widths[h], 8 * u.t), offset[h]);
+    }
+  }
   // Scales of two channels.
   __device__ __forceinline__ void load_scales(float* s, u32 address) const {
     if constexpr (K_SMALL) {
@@ -152,7 +164,7 @@ struct Query : Digits {
   // A lane with an even g makes both digits of the first two of four channels, its neighbour those
   // of the other two: [high, high, low, low]. The two lanes then swap digits.
   template <int COLUMN>
-  __device__ __forceinline__ void fold_column(u32 scales, u32 channels) {
+  __device__ __forceinline__ void fold_column(u32 scales, u32 channels, float* widths) {
     // A bias whose lowest bit is worth 2^bit rounds q to what is left of it at that bit.
     constexpr float round = (BIAS + 128.f) * (1 << key_bit(COLUMN));
     u16 numbers;
@@ -161,6 +173,7 @@ struct Query : Digits {
     asm volatile("ld.shared.u16 %0,[%1];"
                  : "=h"(numbers)
                  : "r"(channels + CHANNELS_AT + 16 * COLUMN));
+    constexpr float top = (1 << Keys::bits(COLUMN)) - 1;
     u32 first, second;
     asm("prmt.b32 %0,%1,0,0x4440;" : "=r"(first) : "r"((u32)numbers));
     asm("prmt.b32 %0,%1,0,0x4441;" : "=r"(second) : "r"((u32)numbers));
@@ -170,11 +183,12 @@ struct Query : Digits {
       float x, y;
       asm volatile("ld.shared.f32 %0,[%1];" : "=f"(x) : "r"(first + h * D * 16));
       asm volatile("ld.shared.f32 %0,[%1];" : "=f"(y) : "r"(second + h * D * 16));
+      if constexpr (K_SMALL) widths[h] = fmaf(x, s[0] * top, fmaf(y, s[1] * top, widths[h]));
       const u32 own = __byte_perm(__float_as_uint(fmaf(x, s[0], round)),
                                   __float_as_uint(fmaf(y, s[1], round)), 0x4051) ^
                       0x80800000u;
       digits[h][COLUMN] = __byte_perm(own, __shfl_xor_sync(FULL, own, 4), pick);
     }
-    if constexpr (COLUMN + 1 < Keys::COLUMNS) fold_column<COLUMN + 1>(scales, channels);
+    if constexpr (COLUMN + 1 < Keys::COLUMNS) fold_column<COLUMN + 1>(scales, channels, widths);
   }
 };

@@ -1,4 +1,5 @@
-// Rounds levels of classes to rows of 8 bits (quant/small_floats.py), a warp per row.
+// Rounds levels of classes to rows of 8 bits (quant/small_floats.py), a warp per row. Middles of
+// the levels take the place of zero-points.
 //
 // Compiled by NVRTC with these macros:
 //   CHANNELS    channels of the tensor
@@ -66,7 +67,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   for (int rank = lane; rank < CODED; rank += 32)
     top = greatest(top, Scales::size(half_to_float(scale[rank])));
   const Scales scales(largest_of_warp(top));
-  const float unit = __uint_as_float(scales.first << 23);
   top = 0.f;
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
@@ -74,11 +74,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     zeros[i] = rank < CHANNELS ? half_to_float(zero[rank]) : 0.f;
     if (rank < CODED) {
       const float x = half_to_float(scale[rank]);
-      const u32 code = scales.code(x);
-      // Levels keep their middle, half the largest code of steps above the lowest.
+      // Half the largest code of steps above the lowest level.
       const float half_top = rank < N4 ? 7.5f : rank < N4 + N2 ? 1.5f : 0.5f;
-      zeros[i] = __fadd_rn(zeros[i], (x - half_to_float((u16)(code << 6)) * unit) * half_top);
-      scale_row[1 + rank] = (unsigned char)code;
+      zeros[i] = __fadd_rn(zeros[i], x * half_top);
+      scale_row[1 + rank] = (unsigned char)scales.code(x);
     }
     top = greatest(top, Zeros::size(zeros[i]));
   }

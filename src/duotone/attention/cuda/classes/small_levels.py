@@ -37,7 +37,7 @@ def stored_levels(levels: SortedLevels, spec: TensorSpec) -> tuple[Tensor, Tenso
 
 
 def small_rows(levels: SortedLevels, spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """Rows of scales and of zero-points of all blocks. Nothing here waits for the device."""
+    """Rows of scales and of middles of levels of all blocks. Nothing here waits for the device."""
     scale, zero = levels.scale, levels.zero
     made = [x.new_empty((*x.shape[:3], x.shape[3] + 1), dtype=torch.uint8) for x in (scale, zero)]
     rows = zero[..., 0].numel()

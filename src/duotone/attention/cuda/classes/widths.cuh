@@ -19,6 +19,10 @@ struct Classes {
   static __device__ constexpr int first_word(int bits) {
     return bits == 4 ? 0 : bits == 2 ? 4 * C4 : 4 * C4 + 2 * C2;
   }
+  // Largest code at a rank; 0 without codes.
+  static __device__ __forceinline__ int top(int rank) {
+    return rank < N4 ? 15 : rank < N4 + N2 ? 3 : rank < CODED ? 1 : 0;
+  }
   // Rank of the channel at a slot; -1 where a column is filled up.
   static __device__ __forceinline__ int rank(int slot) {
     if (slot < 16 * C4) return slot < N4 ? slot : -1;

@@ -1,4 +1,5 @@
 // Scales and zero-points of a row: fp16, or in 8 bits after an exponent (quant/small_floats.py).
+// In 8 bits the zero-points are the middle of the levels.
 
 // fp16 number of 8 bits, in units of the row's factor. SIGNED: of a zero-point.
 template <bool SIGNED>

@@ -45,6 +45,17 @@ struct FourParameters {
 #endif
 };
 
+// Lowest levels of four channels with codes of BITS bits, from what is stored as zero-points.
+template <int BITS>
+__device__ __forceinline__ float4 lowest_levels(float4 zero, float4 scale) {
+#if SMALL_PARAMETERS
+  constexpr float half = ((1 << BITS) - 1) * -0.5f;
+  zero.x = fmaf(scale.x, half, zero.x), zero.y = fmaf(scale.y, half, zero.y);
+  zero.z = fmaf(scale.z, half, zero.z), zero.w = fmaf(scale.w, half, zero.w);
+#endif
+  return zero;
+}
+
 // Scales and zero-points of a span, in the registers of who needs them. They are loaded before the
 // first packed tiles: after those an answer takes microseconds, while memory serves all blocks'.
 struct Params {
@@ -71,8 +82,9 @@ struct Params {
     for (int i = 0; i < V_FOURS; i++) {
       const int c = of_thread(u, i);
       if (c >= CHANNELS) continue;
-      *(float4*)(p.v_scale + c) = v_scale[i].floats();
-      *(float4*)(p.v_zero + c) = v_zero[i].floats();
+      const float4 scale = v_scale[i].floats();
+      *(float4*)(p.v_scale + c) = scale;
+      *(float4*)(p.v_zero + c) = lowest_levels<VB>(v_zero[i].floats(), scale);
     }
   }
   // V's go to the last threads: the first warps have q.

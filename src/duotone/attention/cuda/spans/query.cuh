@@ -39,7 +39,8 @@ struct Query {
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
       const float4 q = loaded.floats(i);
-      const float4 s = params.k_scale[i].floats(), z = params.k_zero[i].floats();
+      const float4 s = params.k_scale[i].floats();
+      const float4 z = lowest_levels<KB>(params.k_zero[i].floats(), s);
       folded[i][0] = q.x * s.x, folded[i][1] = q.y * s.y;
       folded[i][2] = q.z * s.z, folded[i][3] = q.w * s.w;
       sum = fmaf(q.x, z.x, fmaf(q.y, z.y, fmaf(q.z, z.z, fmaf(q.w, z.w, sum))));
