@@ -43,7 +43,7 @@ struct __align__(16) Prologue {
   float heads[HEADS][2];  // two numbers of each head, see Table
   u32 value[D];           // V's scale and zero-point of every channel, see ValueParameters
 #if V_SMALL
-  // Of the middles.
+  // Factor of the middles.
   float value_factor;
 #endif
   short channel[Values::COLUMNS * 16];
