@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, set[
         shutil.copy(REPOSITORY / name, home)
     for folder in ("tests", "benchmarks", "results", "training"):
         (home / folder).mkdir()
-        (home / folder / "test_one.py").touch()
+        (home / folder / f"test_{folder}.py").touch()
     subprocess.run([sys.executable, "-c", BUILD], cwd=home, check=True, capture_output=True)
     (wheel,), (sdist,) = (home / "out").glob("*.whl"), (home / "out").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
