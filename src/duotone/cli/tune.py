@@ -14,6 +14,7 @@ from .common import (
     load_model,
     print_json,
     progress_bars,
+    say,
     user_errors,
 )
 from .samples import named_tasks
@@ -112,6 +113,8 @@ def command(
         tuned = job.search(trials, minutes)
         report = make_report(job, tuned, scores=scores)
     files = write_report(report, out, plot=plot)
+    if (known := _nearer(report)) is not None:
+        say(known)
     if json_output:
         print_json(report)
     else:
@@ -133,6 +136,24 @@ def _check_packages(tasks: list[Any], scores: bool) -> None:
     need_optuna()
     for task in tasks if scores else ():
         task.check_metrics()
+
+
+def _nearer(report: dict[str, Any]) -> str | None:
+    """A sentence if a known scheme within the budget is nearer to 16 bit than the chosen spec."""
+    heldout, budget = report["heldout"], report["budget"]["bits"]
+    known = {
+        label: row
+        for label, row in heldout.items()
+        if label != "chosen" and not label.startswith("front ") and row["bits"] <= budget
+    }
+    best = min(known, key=lambda label: known[label]["kl"], default="chosen")
+    if heldout[best]["kl"] >= heldout["chosen"]["kl"]:
+        return None
+    return (
+        f"{best} needs no search, and on the held-out samples it has KL {heldout[best]['kl']:.2g} "
+        f"where the chosen spec has {heldout['chosen']['kl']:.2g}: take it, or search on more "
+        "--samples and --minutes"
+    )
 
 
 def _show(report: dict[str, Any], files: list[Path]) -> None:
