@@ -22,3 +22,9 @@ def test_it_is_said_first(missing, command, extra, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setattr("duotone.loading.load", loads)
     assert extra in error_of(*command)
+
+
+def test_a_server_needs_vllm(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = ("bench", "serve", "model", "--cache", "1GB", "--out", tmp_path / "out.json")
+    assert "duotone[vllm]" in error_of(*asked)

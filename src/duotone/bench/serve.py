@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,10 +111,16 @@ def run(
 ) -> dict[str, Any]:
     """Measure rows that the file lacks; it is written after each row.
 
-    Errors: ValueError for an unknown row, and for a file of another load or device.
+    Errors: ValueError for an unknown row, and for a file of another load or device; ImportError
+    without vLLM.
     """
     if unknown := sorted(set(rows) - ROWS.keys()):
         raise ValueError(f"--row must be one of {sorted(ROWS)}; got {unknown}. Name one of them.")
+    if shutil.which("vllm") is None:
+        raise ImportError(
+            "duotone bench serve needs the command vllm, which is not on PATH: "
+            "pip install 'duotone[vllm]'"
+        )
     result = _continued(path, _header(load))
     for name in rows:
         if any(row["row"] == name for row in result["rows"]):
