@@ -1,6 +1,8 @@
 import pytest
 import torch
+from torch.overrides import _get_current_function_mode_stack
 
+from duotone.hf.graphs import decode_steps
 from duotone.hf.graphs.host_values import HostValues
 
 INDICES = [
@@ -40,7 +42,7 @@ def test_each_value_is_copied_once():
 
 
 def test_nothing_is_copied_to_the_device_again(monkeypatch):
-    """What indexing gets is on the device already, so that a capture finds nothing to copy."""
+    """Indexing gets tensors of the device, so that a capture finds nothing to copy."""
     values, got = HostValues(), []
     with values:
         torch.zeros(2, 4)[:, [1, 2]] = 1
@@ -50,3 +52,36 @@ def test_nothing_is_copied_to_the_device_again(monkeypatch):
     with values:
         torch.zeros(2, 4)[:, [1, 2]] = 1
     assert [id(x) for x in got] == [id(x) for x in before]
+
+
+@pytest.mark.parametrize(("failures", "modes"), [(0, [0, 0]), (1, [0, 0, 1, 1]), (2, [0, 0, 1, 1])])
+def test_only_a_body_that_was_refused_passes_through_values(monkeypatch, failures, modes):
+    """A body runs, is captured, and where that fails runs and is captured again, with values."""
+    seen, refused = [], []
+
+    def body():
+        seen.append(_get_current_function_mode_stack() != [])
+        return torch.zeros(1)
+
+    class Graph:
+        def __init__(self, body, device):
+            self.result = body()
+            if len(refused) < failures:
+                refused.append(device)
+                raise RuntimeError("operation not permitted\nmore")
+
+        def replay(self):
+            pass
+
+    monkeypatch.setattr(decode_steps, "capture", Graph)
+    replayed = decode_steps.Replayed(torch.device("cpu"), captures=True)
+    for _ in range(4):
+        replayed(body)
+    expected = [bool(x) for x in modes]
+    assert seen[: len(expected)] == expected
+    if failures < 2:
+        assert (len(seen), replayed.error) == (len(expected), None)
+        assert replayed.graph is not None
+    else:  # the last steps run as they are
+        assert replayed.error == "operation not permitted"
+        assert seen[len(expected) :] == [False, False]

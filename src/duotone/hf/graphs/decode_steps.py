@@ -65,7 +65,6 @@ class DecodeSteps:
         self.settings = settings_of(kwargs)
         given = {name: kwargs.get(name) for name in INPUTS if name in self.settings}
         self.inputs = {name: x.clone() for name, x in given.items() if x is not None}
-        self._values = HostValues()
         self._model = Replayed(self.device, captures)
         self._flush = Replayed(self.device, captures)
 
@@ -180,11 +179,8 @@ class DecodeSteps:
         timeline.own.advance()
         given = {**self.settings, **self.inputs, "attention_mask": None}
         timeline.count = self.count
-        # For the capture alone: each operation passes through it.
-        is_hoped = self.captures and self._model.error is None
         try:
-            with self._values if is_hoped else nullcontext():
-                out = self.forward(**given, past_key_values=self._cache)
+            out = self.forward(**given, past_key_values=self._cache)
         finally:
             timeline.count = None
         # The cache belongs to the caller; a result that is kept must not keep it.
@@ -194,6 +190,7 @@ class DecodeSteps:
 class Replayed:
     """A body that runs as it is once, then is captured and replayed, if it is at all.
 
+    A body that is refused is tried once more, with `HostValues`.
     It does not hold the body, whose owner holds it: buffers are freed with their last user.
     """
 
@@ -202,24 +199,35 @@ class Replayed:
         self.is_warm, self.graph, self.error = False, None, None
         # True where nobody has seen the body run: then one failure to capture it says nothing.
         self.is_hoped = False
+        # Each operation passes through them, so they are for bodies that need them.
+        self._values: HostValues | None = None
 
     def __call__(self, body: Callable[[], Any]) -> Any:
         """The result of `body`, always one function, in tensors that the next call overwrites."""
         if self.captures and self.graph is None and self.is_warm and self.error is None:
             self._try_capture(body)
         if self.graph is None:
-            result, self.is_warm = body(), True
+            with self._values or nullcontext():
+                result, self.is_warm = body(), True
             return result
         self.graph.replay()
         return self.graph.result
 
     def _try_capture(self, body: Callable[[], Any]) -> None:
         try:
-            self.graph = capture(body, self.device)
+            with self._values or nullcontext():
+                self.graph = capture(body, self.device)
         except RuntimeError as error:  # nothing has run; PyTorch names the operation
             if not self.is_hoped:
-                self.error = str(error).partition("\n")[0]
+                self._fail(str(error).partition("\n")[0])
         self.is_hoped = False
+
+    def _fail(self, reason: str) -> None:
+        """Try once more with values of the host on the device, then give up."""
+        if self._values is None:
+            self._values = HostValues()
+        else:
+            self._values, self.error = None, reason
 
 
 def capture(body: Callable[[], Any], device: torch.device) -> CudaGraph:
