@@ -26,10 +26,11 @@ PY
   printf '#!/usr/bin/env python3\nfrom vllm.entrypoints.cli.main import main\n\nif __name__ == "__main__":\n    main()\n' \
     > "$site/bin/vllm"
   chmod +x "$site/bin/vllm"
-  mkdir -p "$site/duotone-0.dist-info"
-  printf 'Metadata-Version: 2.1\nName: duotone\nVersion: 0\n' > "$site/duotone-0.dist-info/METADATA"
-  printf '[vllm.general_plugins]\nduotone = duotone.serve.plugin:register\n' \
-    > "$site/duotone-0.dist-info/entry_points.txt"
+  local version info=$site/duotone.dist-info
+  version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+  mkdir -p "$info"
+  printf 'Metadata-Version: 2.1\nName: duotone\nVersion: %s\n' "$version" > "$info/METADATA"
+  printf '[vllm.general_plugins]\nduotone = duotone.serve.plugin:register\n' > "$info/entry_points.txt"
 }
 
 gpu() {

@@ -314,8 +314,7 @@ def _client(load: Load, at: int, count: int, port: int, folder: Path) -> dict[st
         "--result-dir": folder,
         "--result-filename": name,
     }
-    command = ["vllm", "bench", "serve", "--ignore-eos", "--save-result"]
-    command += ["--save-detailed"]
+    command = ["vllm", "bench", "serve", "--ignore-eos", "--save-result", "--save-detailed"]
     command += [str(part) for option in options.items() for part in option]
     try:
         with _most_running(port) as most:
