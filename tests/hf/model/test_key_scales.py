@@ -91,7 +91,7 @@ def test_channels_that_rope_mixes_have_one_scale(name: str, channels: tuple[int,
 
 @pytest.mark.usefixtures("everywhere")
 def test_it_is_the_size_of_queries_after_rope() -> None:
-    """Of random tokens, whose embeddings are white; within what 500 tokens tell."""
+    """Random tokens have white embeddings; 500 of them tell sizes to a tolerance."""
     torch.manual_seed(0)
     model = new_model("qwen2")
     seen = []
