@@ -157,7 +157,7 @@ def test_another_attention_function_gets_keys_as_the_model_made_them() -> None:
 def test_windows_in_16_bit_lose_a_rounding_at_most(dtype: torch.dtype) -> None:
     """Nothing leaves the window; each of q and k is rounded once more."""
     model = grown("llama").to(dtype)
-    given, later = inputs("llama", [[40]]), torch.randint(2, 280, (1, 1))
+    given, later = inputs("llama", [[40]] * 16), torch.randint(2, 280, (16, 1))
     exact = copy.deepcopy(model).double()
     spec = STREAM.replace(recent=64)
     caches = {
@@ -171,8 +171,10 @@ def test_windows_in_16_bit_lose_a_rounding_at_most(dtype: torch.dtype) -> None:
         for name, (each, cache) in caches.items():
             each(**given, past_key_values=cache)
             logits[name] = each(input_ids=later, past_key_values=cache).logits.double()
-    plain, scaled = (logit_error(logits[name], logits["exact"]) for name in ("plain", "scaled"))
-    assert 0 < scaled < 1.5 * plain
+    # Over all logits: which of them is furthest off differs by CPU.
+    errors = ((logits[name] - logits["exact"]).square().mean() for name in ("plain", "scaled"))
+    plain, scaled = (float(error.sqrt()) for error in errors)
+    assert 0 < scaled < 1.25 * plain
 
 
 def test_large_keys_cost_duotone_tiny_nothing() -> None:
