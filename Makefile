@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BASE := $(VENV)/.duotone-base
 READY := $(VENV)/.duotone-ready
+SITE := $(VENV)/.duotone-site
 # Workers and threads: two cores run two single-threaded test processes best.
 WORKERS ?= 2
 
-.PHONY: demo test test-all test-oldest lint format gpu-test test-vllm bench clean
+.PHONY: demo docs test test-all test-oldest lint format gpu-test test-vllm bench clean
 
 demo: $(BASE)
 	$(BIN)/duotone compare --scheme duotone-klt --beside calibquant --later-question
@@ -55,6 +56,11 @@ $(VLLM_VENV)/ready: .ci/vllm
 	.ci/vllm $(PYTHON) $(VLLM_VENV)
 	touch $@
 
+# The pages of docs/ as a site in site/; a warning is an error.
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "python -m http.server -d site shows it, with its search"
+
 bench:
 	PYTHONPATH=src $(PYTHON) -m duotone bench kernel --table decode --out results/kernels/$(shell date +%F).json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.quality.table ingredients --out results/quality
@@ -75,5 +81,9 @@ $(READY): $(BASE)
 	$(PIP) --quiet -e ".[dev]"
 	touch $@
 
+$(SITE): $(BASE)
+	$(PIP) --quiet -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST) .pytest_cache .ruff_cache .hypothesis
+	rm -rf site $(VENV) $(VLLM_VENV) $(OLDEST) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,91 @@
+"""Hooks of mkdocs.yml: long tables and project pages join the site, and links follow them.
+
+Pages in docs/ link to files of the repository, as a reader of the repository needs it. The site
+has docs/ at its top and the pages of OUTSIDE below it. A link to any other file becomes its path.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OUTSIDE = ("results/**/*.md", "results/**/*.png", "CONTRIBUTING.md", "CHANGELOG.md")
+LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
+LOADED = re.compile(
+    r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
+)
+
+
+def outside_files(root: Path = REPOSITORY) -> list[str]:
+    """Paths of files outside docs/ that the site has, from the root."""
+    found = [path for pattern in OUTSIDE for path in root.glob(pattern)]
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
+def in_site(path: str) -> str:
+    """Path in the site of a path in the repository."""
+    return path.removeprefix("docs/")
+
+
+def in_repository(uri: str, root: Path = REPOSITORY) -> str:
+    """Path in the repository of a page of the site."""
+    return uri if uri in outside_files(root) else f"docs/{uri}"
+
+
+def follow(markdown: str, page: str, root: Path = REPOSITORY) -> str:
+    """Markdown of `page`, a path in the repository, with links as the site has them."""
+    here, outside = posixpath.dirname(page), set(outside_files(root))
+
+    def replace(match: re.Match) -> str:
+        target, _, anchor = match["target"].partition("#")
+        if not target or ":" in target:
+            return match[0]
+        path = posixpath.normpath(posixpath.join(here, target))
+        if path.startswith("docs/") or path in outside:
+            start = posixpath.dirname(in_site(page)) or "."
+            moved = posixpath.relpath(in_site(path), start)
+            return f"[{match['text']}]({moved}{'#' + anchor if anchor else ''})"
+        if not (root / path).exists():
+            return match[0]
+        return f"`{path}`" if match["text"] in path else f"{match['text']} (`{path}`)"
+
+    return LINK.sub(replace, markdown)
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the files outside docs/."""
+    from mkdocs.structure.files import File
+
+    for path in outside_files():
+        source = os.fspath(REPOSITORY / path)
+        files.append(File.generated(config, path, abs_src_path=source))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links follow the files."""
+    return follow(markdown, in_repository(page.file.src_uri))
+
+
+def loaded_from_elsewhere(html: str) -> list[str]:
+    """Addresses on other hosts from which a page loads scripts, styles or pictures."""
+    return LOADED.findall(html)
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that needs a network."""
+    from mkdocs.exceptions import PluginError
+
+    found = loaded_from_elsewhere(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri}: a page must load nothing from elsewhere: {found}")
+    return output

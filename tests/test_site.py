@@ -1,0 +1,118 @@
+"""The site has every page once, and links lead somewhere.
+
+`make docs` builds it and takes warnings as errors. Only the last test needs what that installs.
+"""
+
+import posixpath
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dev.site import hooks
+
+from paths import REPOSITORY
+
+CONFIG = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def pages(nav: list | dict | str) -> Iterator[str]:
+    """Pages of a navigation, in order."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    for part in nav.values() if isinstance(nav, dict) else nav:
+        yield from pages(part)
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as Python-Markdown makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    plain = (unicodedata.normalize("NFKD", h).encode("ascii", "ignore").decode() for h in headings)
+    kept = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in plain)
+    return {re.sub(r"[-\s]+", "-", heading) for heading in kept}
+
+
+def dead_links(page: Path, root: Path = REPOSITORY) -> Iterator[str]:
+    """Links of a page to files or headings that are not there."""
+    for match in hooks.LINK.finditer(page.read_text(encoding="utf-8")):
+        target, _, anchor = match["target"].partition("#")
+        if ":" in target:
+            continue
+        file = (page.parent / target).resolve() if target else page
+        is_there = file.exists() and (
+            not anchor or anchor in anchors(file.read_text(encoding="utf-8"))
+        )
+        if not is_there:
+            yield f"{page.relative_to(root)}: {match['target']}"
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    there = [path.name for path in (REPOSITORY / "docs").glob("*.md")]
+    there += [path for path in hooks.outside_files() if path.endswith(".md")]
+    assert Counter(pages(CONFIG["nav"])) == Counter(there)
+
+
+@pytest.mark.parametrize("page", list(pages(CONFIG["nav"])))
+def test_no_link_is_dead(page: str) -> None:
+    assert not list(dead_links(REPOSITORY / hooks.in_repository(page)))
+
+
+def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "one.md").write_text(
+        "# One thing\n[a](two.md) [b](#one-thing) [c](#two) `[d](e)`\n"
+    )
+    assert list(dead_links(tmp_path / "one.md", tmp_path)) == [
+        "one.md: two.md",
+        "one.md: #two",
+        "one.md: e",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("docs/a.md", "[b](quality.md#x)", "[b](quality.md#x)"),
+        ("docs/a.md", "[b](#x)", "[b](#x)"),
+        ("docs/a.md", "[b](https://c.org)", "[b](https://c.org)"),
+        ("docs/a.md", "[b](gone.md)", "[b](gone.md)"),
+        ("docs/a.md", "[b](../results/tune/README.md)", "[b](results/tune/README.md)"),
+        ("docs/a.md", "![b](../results/tune/duotone-tiny/front.png)", None),
+        ("docs/a.md", "[the log](../dev/log/quality.md)", "the log (`dev/log/quality.md`)"),
+        ("docs/a.md", "[LOG.md](../LOG.md)", "`LOG.md`"),
+        ("CONTRIBUTING.md", "[b](docs/quality.md)", "[b](quality.md)"),
+        ("results/tune/README.md", "[b](../../docs/tune.md#x)", "[b](../../tune.md#x)"),
+        ("results/tune/README.md", "[b](../quality/README.md)", "[b](../quality/README.md)"),
+    ],
+)
+def test_links_follow_files_into_the_site(page: str, link: str, expected: str | None) -> None:
+    assert hooks.follow(link, page) == (expected or link.replace("../", "", 1))
+
+
+def test_a_page_of_the_repository_has_its_place_in_the_site() -> None:
+    for page in pages(CONFIG["nav"]):
+        assert hooks.in_site(hooks.in_repository(page)) == posixpath.normpath(page)
+
+
+def test_what_is_loaded_from_elsewhere_is_noticed() -> None:
+    page = (
+        '<a href="https://a.org"><script src=https://b.org/x></script><img alt="" src="//c.org/y">'
+    )
+    assert hooks.loaded_from_elsewhere(page) == ["https://b.org/x", "//c.org/y"]
+    assert not hooks.loaded_from_elsewhere('<link href="assets/x.css"><img src="img/y.png">')
+
+
+def test_items_of_docstrings_become_points() -> None:
+    pytest.importorskip("griffe")
+    from dev.site.docstrings import listed
+
+    text = "Do it: at once.\n\nname: words, and\nmore. a, b: both. No item: here.\nErrors: none."
+    assert listed(text) == (
+        "Do it: at once.\n\n- `name`: words, and more.\n- `a`, `b`: both. No item: here.\n"
+        "- Errors: none."
+    )
+    assert listed("One.\n\n    x: a formula") == "One.\n\n    x: a formula"
