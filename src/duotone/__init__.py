@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from duotone import weights as weights
     from duotone.hf import QuantizedCache as QuantizedCache
     from duotone.hf import enable as enable
+    from duotone.hf import recommend as recommend
     from duotone.hf import supports as supports
     from duotone.planning.memory import Plan as Plan
     from duotone.planning.memory import plan as plan
@@ -56,6 +57,7 @@ _NAMES = {
     "TensorSpec": "quant",
     "enable": "hf",
     "plan": "planning",
+    "recommend": "hf",
     "scheme": "quant",
     "schemes": "quant",
     "supports": "hf",

@@ -143,24 +143,17 @@ def scheme_spec(name: str, bits: int | None) -> Any:
     NAME@BITS is the scheme of that name at these bits.
     """
     import duotone
+    from duotone.quant.schemes import name_and_bits
 
     if name.endswith(SPEC_SUFFIX):
         if bits is not None:
             raise ValueError(f"--bits does not go with the spec file {name!r}, which has its own")
         return duotone.CacheSpec.from_file(name)
-    name, own = _name_and_bits(name)
+    name, own = name_and_bits(name)
     if own is not None and bits is not None:
         raise ValueError(f"--bits does not go with {name}@{own}, which says its own; leave one out")
     bits = own if bits is None else bits
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
-
-
-def _name_and_bits(text: str) -> tuple[str, int | None]:
-    """("calibquant", 1) of "calibquant@1"; no bits without an @."""
-    name, at, bits = text.partition("@")
-    if at and not bits.isdecimal():
-        raise ValueError(f"a scheme is NAME or NAME@BITS, e.g. calibquant@1; got {text!r}")
-    return name, int(bits) if at else None
 
 
 def load_model(name: str | None, device: str | None, **options: Any) -> Any:

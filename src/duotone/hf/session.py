@@ -25,6 +25,7 @@ from duotone.hf.model.facts import visual_token_ids
 from duotone.hf.model.fitting import fitting_facts
 from duotone.hf.model.implementation import planned_layers
 from duotone.hf.model.speaker import handed_on, speaker_of
+from duotone.hf.recommended import recommend, say_once
 from duotone.quant import CacheSpec
 
 PREPARE = "prepare_inputs_for_generation"
@@ -163,13 +164,15 @@ _LOCK = threading.RLock()
 @contextmanager
 def enable(
     model: PreTrainedModel,
-    spec: CacheSpec,
+    spec: CacheSpec | None = None,
     *,
     visual_mask: Tensor | None = None,
     impl: str = "auto",
     graphs: bool = True,
 ) -> Iterator[Session]:
     """Inside the block, `model.generate` uses a fresh `QuantizedCache(model, spec)` per call.
+
+    spec: None takes that of `duotone.recommend`, and says so on stderr, once per model type.
 
     A cache passed as `past_key_values` and a call's `use_cache=False` still win. One model instance
     is changed, and restored on exit, also after an exception. Of nested blocks the inner one
@@ -179,6 +182,8 @@ def enable(
         (`hf.graphs.decode_call`); False: it never does.
     Errors: ValueError for an unsupported model or combination, before any work.
     """
+    chosen = recommend(model, visual_mask=visual_mask) if spec is None else None
+    spec = spec if chosen is None else chosen.spec
     facts = fitting_facts(model, spec, visual_mask)
     planned_layers(model, facts, spec, impl)
     if not model.can_generate():
@@ -192,6 +197,8 @@ def enable(
             f"models that write token by token are supported; {model.config.model_type!r} has a "
             f"generate of another kind, without {PREPARE}. Use the model's own cache."
         )
+    if chosen is not None:
+        say_once(chosen)
     session = Session(spec, visual_mask, impl, graphs, KeptSteps.of(speaker), model)
     attachment = attach(speaker)
     _open(speaker, session, attachment)

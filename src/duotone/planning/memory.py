@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,11 @@ import torch
 
 from duotone.attention import Shape, resolve_layers
 from duotone.attention.plan import alike
-from duotone.cache.eviction import fixed_weights, layer_counts
+from duotone.hf.model.cache_bytes import cache_bytes
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
 from duotone.hf.model.facts import ModelFacts, check_no_states, check_spec, model_facts
 from duotone.planning.shapes import SHAPE_8B
-from duotone.quant import CacheSpec, KVSpec, tensor_bytes
-from duotone.quant.small_floats import PARAM_TYPES
+from duotone.quant import CacheSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -80,29 +78,16 @@ def plan(
     check_spec(facts, spec)
     if hasattr(model_or_config, "get_decoder"):
         warn_of_extreme_keys(model_or_config, facts, spec)
-    codes = params = dense = 0
-    kept = _kept_prompt(facts, spec, visual_tokens, text_tokens)
-    for layer, (visual, text) in enumerate(kept):
-        dense_here, stream = _text_places(spec, visual, text, new_tokens)
-        spans = _visual_spans(spec, visual, images) | {"text": [stream]}
-        more = _layer_bytes(facts, spec, layer, spans)
-        codes, params = codes + more[0], params + more[1]
-        dense += dense_here * facts.shapes[layer].elements * facts.element_bytes
-    token_bytes = facts.elements * facts.element_bytes
-    tokens, packed = sum(counts.values()), codes + params + dense
-    in_window = tokens if facts.window is None else min(tokens, facts.window - 1)
-    windows = sum(shape.elements for shape in facts.window_shapes)
-    windows *= in_window * facts.element_bytes
-    total = packed + windows
-    dense_total = (in_window if any(facts.sliding) else tokens) * token_bytes + windows
+    held = cache_bytes(facts, spec, **counts, images=images)
+    tokens, total, dense_total = sum(counts.values()), held.total, held.dense_equivalent
     return Plan(
         **counts,
-        codes_bytes=codes,
-        params_bytes=params,
-        dense_bytes=dense,
+        codes_bytes=held.codes,
+        params_bytes=held.params,
+        dense_bytes=held.dense,
         bytes_per_sequence=total,
         dense_equivalent_bytes=dense_total,
-        bits_per_element=8 * packed / (tokens * facts.elements),
+        bits_per_element=8 * held.packed / (tokens * facts.elements),
         nominal_bits=spec.nominal_bits(facts.layers),
         budget_bytes=budget_bytes,
         max_batch=None if budget_bytes is None else budget_bytes // total,
@@ -153,64 +138,3 @@ def _check_counts(counts: dict[str, int]) -> None:
             f"{counts['images']} images of {counts['visual_tokens']} visual tokens. Give the "
             "visual tokens of all images of a sequence together, or fewer images."
         )
-
-
-def _visual_spans(spec: CacheSpec, tokens: int, images: int) -> dict[str, list[int]]:
-    """Tokens of each span that has ranges of its own; equal runs, the remainder on the first."""
-    count = images if spec.ranges == "run" else 1
-    sizes = [tokens // count + (i < tokens % count) for i in range(count)]
-    if spec.background is None:
-        return {"visual": sizes}
-    front = [math.ceil(spec.foreground * size) for size in sizes]
-    return {"visual": front, "background": [n - f for n, f in zip(sizes, front, strict=True)]}
-
-
-def _kept_prompt(
-    facts: ModelFacts, spec: CacheSpec, visual_tokens: int, text_tokens: int
-) -> list[tuple[int, int]]:
-    """(visual, text) tokens of the prompt that stay in each layer."""
-    prompt = visual_tokens + text_tokens
-    if spec.evict is None or prompt < 2:
-        return [(visual_tokens, text_tokens)] * facts.layers
-    weights = fixed_weights(spec.evict, facts.layers)
-    weights = torch.ones(facts.layers, 1) if weights is None else weights
-    may_go = visual_tokens if spec.evict.which == "visual" else prompt
-    counts = layer_counts(spec.evict, weights, torch.tensor([may_go]))[:, 0].tolist()
-    if spec.evict.which == "visual":
-        return [(count, text_tokens) for count in counts]
-    visual = [round(count * visual_tokens / prompt) for count in counts]
-    return [(v, count - v) for v, count in zip(visual, counts, strict=True)]
-
-
-def _layer_bytes(
-    facts: ModelFacts, spec: CacheSpec, layer: int, spans: dict[str, list[int]]
-) -> tuple[int, int]:
-    """(codes, params) of one layer; codes that another layer keeps count in that layer."""
-    own, shape, codes, params = spec.at_layer(layer), facts.shapes[layer], 0, 0
-    for name, sizes in spans.items():
-        policy = getattr(own, name)
-        kinds = ("key", "value") if isinstance(policy, KVSpec) else ()
-        for which, head_dim in zip(kinds, shape.head_dims, strict=False):
-            stores = spec.source(which, layer, facts.layers) == layer
-            for size in sizes:
-                parts = tensor_bytes(getattr(policy, which), size, head_dim)
-                codes += shape.kv_heads * parts[0] * stores
-                params += shape.kv_heads * parts[1]
-    if own.key_norm:
-        params += shape.kv_heads * shape.head_dim * PARAM_TYPES[own.text.key.param_dtype].itemsize
-    return codes, params
-
-
-def _text_places(
-    spec: CacheSpec, visual_tokens: int, text_tokens: int, new_tokens: int
-) -> tuple[int, int]:
-    """(dense tokens, stream tokens) after the last generated token was fed back."""
-    dense = visual_tokens if spec.visual == "dense" else 0
-    stream = text_tokens + new_tokens + (visual_tokens if spec.visual == "text" else 0)
-    if not isinstance(spec.text, KVSpec):
-        return dense + stream, 0
-    # A token enters the window after the flush of its own step.
-    settled = stream - (1 if new_tokens else 0) - spec.sink - spec.recent
-    group = spec.flush_tokens
-    packed = max(0, settled) // group * group
-    return dense + stream - packed, packed

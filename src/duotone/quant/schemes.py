@@ -295,3 +295,20 @@ def scheme(name: str, **knobs: object) -> CacheSpec:
     bits = knobs.get("bits", 1)
     require(is_count(bits), "bits must be an integer", bits, "E.g. bits=2.")
     return SCHEMES[name].build(**knobs)
+
+
+def named(text: str) -> CacheSpec:
+    """Return the `CacheSpec` of NAME or NAME@BITS, e.g. calibquant@1.
+
+    Errors: ValueError as for `scheme`, and for bits that are no number.
+    """
+    name, bits = name_and_bits(text)
+    return scheme(name) if bits is None else scheme(name, bits=bits)
+
+
+def name_and_bits(text: str) -> tuple[str, int | None]:
+    """("calibquant", 1) of "calibquant@1"; no bits without an @."""
+    name, at, bits = text.partition("@")
+    if at and not bits.isdecimal():
+        raise ValueError(f"a scheme is NAME or NAME@BITS, e.g. calibquant@1; got {text!r}")
+    return name, int(bits) if at else None

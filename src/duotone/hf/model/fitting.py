@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from duotone.hf.model.calibrated import check_bases
 from duotone.hf.model.extreme_keys import warn_of_extreme_keys
@@ -28,13 +28,22 @@ def fitting_facts(
             f"spec must be a CacheSpec; got {_shown(spec)}. E.g. duotone.scheme('duotone', bits=1)."
         )
     check_visual_mask(visual_mask)
-    facts = model_facts(model, visual_mask=visual_mask)
-    if any(facts.sliding) and facts.window is not None:
-        check_window(model)
+    facts = checked_facts(model, visual_mask)
     # First: another model's bases explain why nothing else fits.
     check_bases(model, facts, spec)
     check_spec(facts, spec)
     warn_of_extreme_keys(model, facts, spec)
+    return facts
+
+
+def checked_facts(
+    model_or_config: PreTrainedModel | PreTrainedConfig, visual_mask: Tensor | None = None
+) -> ModelFacts:
+    """Facts of a model that some spec may fit. Errors: ValueError for an unsupported one."""
+    facts = model_facts(model_or_config, visual_mask=visual_mask)
+    is_model = isinstance(model_or_config, PreTrainedModel)
+    if is_model and any(facts.sliding) and facts.window is not None:
+        check_window(model_or_config)
     return facts
 
 
