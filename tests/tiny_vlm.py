@@ -102,10 +102,16 @@ def tiny_model(seed: int = 0):
     return model
 
 
+def noise(seed: int, size: int = 32) -> Image.Image:
+    """A grey picture of noise. Pillow's own noise depends on all that the process drew before."""
+    levels = np.random.default_rng(seed).normal(128, 90, (size, size))
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
+
+
 def tiny_example(split: str, index: int) -> Example:
     """One or two pictures of noise; questions of different lengths."""
-    noise = np.random.default_rng(index).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
-    images = tuple(Image.fromarray(picture) for picture in noise[: 1 + index % 2])
+    pixels = np.random.default_rng(index).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    images = tuple(Image.fromarray(picture) for picture in pixels[: 1 + index % 2])
     question = ("what is this ?", "how many red ?", "is this left or right ?")[index % 3]
     return Example(f"{split}-{index}", images, question, ("one", "two"))
 

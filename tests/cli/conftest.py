@@ -1,11 +1,10 @@
 """Small models in the place of those that commands load, and a picture."""
 
 import pytest
-from PIL import Image
 
 from duotone.loading import Loaded
 from tiny_text import LetterTokenizer, text_model
-from tiny_vlm import TinyProcessor, tiny_model
+from tiny_vlm import TinyProcessor, noise, tiny_model
 
 
 @pytest.fixture
@@ -25,5 +24,5 @@ def words_only(monkeypatch):
 @pytest.fixture
 def picture(tmp_path):
     path = tmp_path / "noise.png"
-    Image.effect_noise((32, 32), 90).save(path)
+    noise(0).save(path)
     return path

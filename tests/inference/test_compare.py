@@ -1,13 +1,12 @@
 import json
 
 import pytest
-from PIL import Image
 
 import duotone
 from duotone.inference import batch as inference
 from duotone.inference import compare as comparing
 from duotone.loading import Loaded
-from tiny_vlm import TinyProcessor, tiny_model
+from tiny_vlm import TinyProcessor, noise, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +16,8 @@ def loaded():
 
 @pytest.fixture
 def prompts(tmp_path):
-    for name in ("a.png", "b.png"):
-        Image.effect_noise((32, 32), 90).save(tmp_path / name)
+    for seed, name in enumerate(("a.png", "b.png")):
+        noise(seed).save(tmp_path / name)
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     return comparing.prompts_of(files, ["what is this ?", "how many red ?"])
 

@@ -10,6 +10,7 @@ from . import (
     bench,
     calibrate,
     compare,
+    demo,
     evaluate,
     plan,
     quantize,
@@ -49,6 +50,7 @@ def _options(
 
 
 app.command("compare")(compare.command)
+app.command("demo")(demo.command)
 app.command("schemes")(schemes.command)
 app.command("evaluate")(evaluate.command)
 app.command("tune")(tune.command)

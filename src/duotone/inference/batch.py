@@ -174,6 +174,21 @@ def share_pictures(batch: Batch, previous: Batch | None) -> Batch:
     return replace(batch, pictures_read=previous.pictures_read)
 
 
+@torch.inference_mode()
+def read_pictures(model: Any, batch: Batch) -> Batch:
+    """Read the pictures of a batch that is asked later, once for all caches; returns the batch.
+
+    Caches that need more than K and V still read the pictures themselves.
+    """
+    if not batch.pictures_read:
+        from transformers import DynamicCache
+
+        dense = DynamicCache(config=model.config)
+        _read_pictures(model, batch, dense)
+        batch.pictures_read.append(dense)
+    return batch
+
+
 def _read_pictures(model: Any, batch: Batch, cache: Any) -> None:
     """Read the part of the prompts that has a step of its own into an empty cache."""
     mask = batch.attention_mask[:, : batch.pictures_end]
@@ -199,12 +214,7 @@ def _fill_with_pictures(model: Any, batch: Batch, cache: Any) -> None:
     if (spec is not None and spec.evict is not None) or own_layers(cache):
         _read_pictures(model, batch, cache)
         return
-    if not batch.pictures_read:
-        from transformers import DynamicCache
-
-        batch.pictures_read.append(DynamicCache(config=model.config))
-        _read_pictures(model, batch, batch.pictures_read[0])
-    dense, end = batch.pictures_read[0], batch.pictures_end
+    dense, end = read_pictures(model, batch).pictures_read[0], batch.pictures_end
     if hasattr(cache, "absorb"):
         masks = {"visual_mask": batch.visual_mask, "attention_mask": batch.attention_mask}
         cache.absorb(dense, **{name: mask[:, :end] for name, mask in masks.items()})
