@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dev.site import hooks
+from dev.site import drawings, hooks
 
 from paths import REPOSITORY
 
@@ -116,3 +116,8 @@ def test_items_of_docstrings_become_points() -> None:
         "- Errors: none."
     )
     assert listed("One.\n\n    x: a formula") == "One.\n\n    x: a formula"
+
+
+def test_drawings_are_what_their_script_draws() -> None:
+    for name, draw in drawings.DRAWINGS.items():
+        assert (drawings.OUT / name).read_text(encoding="utf-8") == draw()

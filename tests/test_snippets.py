@@ -1,4 +1,7 @@
-"""The Python on the pages for users runs as it stands."""
+"""The Python on the pages for users runs as it stands.
+
+Pages that continue another one say so in a sentence, and run after its blocks.
+"""
 
 import ast
 import builtins
@@ -25,9 +28,24 @@ SMALLER = {
 }
 
 
+def pages() -> list[str]:
+    """All pages with code blocks."""
+    return sorted(page.name for page in DOCS.glob("*.md") if "\n```python\n" in page.read_text())
+
+
 def blocks(page: str) -> list[str]:
-    """The code blocks of a page, in order."""
-    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    """The code blocks of a page in order, after those of the page that it continues."""
+    text = (DOCS / page).read_text()
+    before = re.findall(r"^These blocks continue those of \[.*\]\((.*)\):", text, re.M)
+    own = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    return [block for other in before for block in blocks(other)] + own
+
+
+FIRST = "enable.md"
+CONTINUING = [p for p in pages() if p != FIRST and blocks(p)[0] == blocks(FIRST)[0]]
+# Pages that run with the embedded model as they stand, and those with a test of their own.
+WITH_THE_MODEL = ["choosing.md", "quickstart.md"]
+OTHERS = ["evaluating.md", "quantize.md"]
 
 
 def names(statement: ast.stmt) -> tuple[set[str], set[str]]:
@@ -109,13 +127,29 @@ def test_quantize_md(quantized: Path) -> None:
     assert (quantized / "w4a8" / "config.json").is_file()
 
 
-def test_enable_md(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(quantized)
-    assert len(blocks("enable.md")) > 10
-    run("enable.md", {"load()": 'load("small")'})
+def test_every_page_with_blocks_is_run() -> None:
+    assert len(CONTINUING) > 6
+    assert pages() == sorted({FIRST, *CONTINUING, *WITH_THE_MODEL, *OTHERS})
 
 
-def test_the_block_of_table_md_generates_from_the_packed_cache(
+@pytest.mark.parametrize("page", [FIRST, *CONTINUING])
+def test_a_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run(page, {"load()": 'load("small")'})
+
+
+@pytest.mark.parametrize("page", WITH_THE_MODEL)
+def test_a_page_with_the_embedded_model(
+    page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(page)
+    printed = capsys.readouterr().out
+    for quoted in re.findall(r'It prints "(.*?), \.\.\."', (DOCS / page).read_text()):
+        assert quoted in printed
+
+
+def test_the_block_of_evaluating_md_generates_from_the_packed_cache(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("lm_eval")
@@ -144,8 +178,8 @@ def test_the_block_of_table_md_generates_from_the_packed_cache(
     }
     monkeypatch.chdir(folder)
     smaller = {"Qwen/Qwen2.5-1.5B-Instruct": "words", '["gsm8k_cot"]': repr([task])}
-    assert all(text in blocks("table.md")[0] for text in smaller)
-    run("table.md", smaller)
+    assert all(text in blocks("evaluating.md")[0] for text in smaller)
+    run("evaluating.md", smaller)
     shown = capsys.readouterr().out
     assert "exact_match" in shown
     assert "codes" in shown
@@ -171,25 +205,34 @@ def quantized_on_cpu(folder: Path) -> Path:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("number", range(len(blocks("enable.md"))))
-def test_a_block_of_enable_md_on_a_gpu(number: int, quantized_on_cpu: Path) -> None:
-    code = alone("enable.md", number).replace("load()", 'load("small", device="cuda")')
+@pytest.mark.parametrize("page", [FIRST, *CONTINUING])
+def test_blocks_alone_on_a_gpu(page: str, folder: Path) -> None:
+    for number in range(len(blocks(page))):
+        code = alone(page, number).replace("load()", 'load("small", device="cuda")')
+        in_a_process(code, folder)
+
+
+@pytest.mark.gpu
+def test_few_bits_with_a_cache_of_few_bits_on_a_gpu(quantized_on_cpu: Path) -> None:
+    (number,) = (i for i, block in enumerate(blocks("quantize.md")) if 'load("w4a8")' in block)
+    code = alone("quantize.md", number).replace('load("w4a8")', 'load("w4a8", device="cuda")')
+    assert "quantize_model" not in code
     in_a_process(code, quantized_on_cpu)
 
 
 @pytest.mark.slow
-def test_a_block_of_enable_md_alone(folder: Path) -> None:
-    (number,) = (i for i, block in enumerate(blocks("enable.md")) if "graph_bytes" in block)
-    in_a_process(alone("enable.md", number).replace("load()", 'load("small")'), folder)
+def test_a_block_alone(folder: Path) -> None:
+    (number,) = (i for i, block in enumerate(blocks("graphs.md")) if "graph_bytes" in block)
+    in_a_process(alone("graphs.md", number).replace("load()", 'load("small")'), folder)
 
 
 def test_a_block_brings_along_what_it_reads_and_no_more() -> None:
-    every = blocks("enable.md")
+    every = blocks("peft.md")
     (wrapped,) = (i for i, block in enumerate(every) if "DataParallel" in block)
     (memory,) = (i for i, block in enumerate(every) if "session.memory()" in block)
-    assert alone("enable.md", 0) == every[0]
-    assert alone("enable.md", wrapped) == every[0] + "\n" + every[wrapped]
-    assert "with duotone.enable" in alone("enable.md", memory)
+    assert alone("peft.md", 0) == every[0]
+    assert alone("peft.md", wrapped) == every[0] + "\n" + every[wrapped]
+    assert "with duotone.enable" in alone("peft.md", memory)
 
 
 def test_a_block_that_fails_alone_is_noticed(tmp_path: Path) -> None:

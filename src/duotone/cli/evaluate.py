@@ -92,7 +92,7 @@ def command(
     are a .json list of lists of token ids, a .jsonl file of {"text": ...}, or plain text.
 
     Text benchmarks (GSM8K, TruthfulQA, LongBench and others) are run by lm-eval inside
-    duotone.enable (docs/table.md).
+    duotone.enable (docs/evaluating.md).
 
     Results are written at the end. Until then --out keeps every finished batch in a .partial
     folder. After an interruption, the same command goes on after these batches.

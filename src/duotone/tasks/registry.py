@@ -82,7 +82,7 @@ def get_task(name: str) -> Task:
         raise ValueError(
             f"text benchmarks are run by lm-eval, got {name!r}; pip install 'duotone[lm-eval]', "
             "then with duotone.enable(model, spec): lm_eval.simple_evaluate(HFLM(pretrained=model, "
-            f"tokenizer=tokenizer), tasks=[{theirs!r}]) (docs/table.md)"
+            f"tokenizer=tokenizer), tasks=[{theirs!r}]) (docs/evaluating.md)"
         )
     if name in TASKS:
         return TASKS[name]

@@ -1,4 +1,4 @@
-"""Passages of text for perplexity. Text benchmarks are lm-eval's (docs/table.md)."""
+"""Passages of text for perplexity. Text benchmarks are lm-eval's (docs/evaluating.md)."""
 
 from .passages import Passages, read_passages
 
