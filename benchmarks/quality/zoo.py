@@ -1,4 +1,4 @@
-"""KL from 16 bit of presets and of plain codes, on models of the zoo that no preset was chosen on.
+"""KL from 16 bit of presets, rivals and plain codes, on models that no preset was chosen on.
 
     PYTHONPATH=src:. python -m benchmarks.quality.zoo llava --zoo FOLDER --out results/zoo
 
@@ -22,6 +22,7 @@ import duotone
 from benchmarks.quality.rows import GAINS
 from benchmarks.stress import STRESSES
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.quant.rivals import on_visual_spans
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tune.bits import held
 from training.zoo.batches import Batch
@@ -32,6 +33,41 @@ from training.zoo.vocabulary import ID, IMAGE
 SCHEMES = ("duotone", "duotone-parts", "duotone-parts8", "calibquant-paper", "calibquant")
 BY_TOKEN = ("input_ids", "token_type_ids", "mm_token_type_ids")
 TYPICAL = 1.96  # standard errors of an interval
+
+
+def rivals() -> dict[str, CacheSpec]:
+    """{label: spec}: quantizers of schemes for all tokens, on visual spans; ours at their bits.
+
+    Their windows are of no use here: text stays in 16 bit, as in all rows.
+    """
+    found = {
+        "kivi@2": duotone.scheme("kivi", bits=2),
+        "oscar-rotation@2": duotone.scheme("oscar-rotation", bits=2),
+        "oscar-scaling@2": duotone.scheme("oscar-scaling", bits=2),
+        "kvarn K2 V2": duotone.scheme("kvarn", key_bits=2, value_bits=2),
+        "kvarn K4 V2": duotone.scheme("kvarn"),
+        "turboquant K3 V3": duotone.scheme("turboquant"),
+        "turboquant K4 V4": duotone.scheme("turboquant", key_bits=4, value_bits=4),
+    }
+    ours = {f"duotone@{bits}": duotone.scheme("duotone", bits=bits) for bits in (3, 4)}
+    return {name: on_visual_spans(spec) for name, spec in found.items()} | ours | corrected()
+
+
+def corrected() -> dict[str, CacheSpec]:
+    """{label: spec}: Jensen's correction of keys where tau would be, and with KIVI's axes."""
+    plain = TensorSpec(2)
+    kivi = on_visual_spans(duotone.scheme("kivi", bits=2))
+    rows = {
+        "min/max": CacheSpec(visual=KVSpec(plain, plain)),
+        "kivi": kivi,
+        "calibquant-paper, no tau": duotone.scheme("calibquant-paper", bits=1).replace(tau=None),
+    }
+    return {
+        f"{name}, jensen@{spec.visual.key.bits}": spec.replace(
+            visual=spec.visual.replace(key=spec.visual.key.replace(jensen=True))
+        )
+        for name, spec in rows.items()
+    }
 
 
 def specs(bits: int) -> dict[str, CacheSpec]:
@@ -151,6 +187,7 @@ def main() -> None:
     batches = [_on(feed.next(shape), args.device, dtype) for _ in range(args.batches)]
     every = specs(1) | specs(2)
     every = {name: spec.replace(scale_keys=args.scale_keys) for name, spec in every.items()}
+    every |= rivals()  # With keys as they are.
     rows = measure([Conversation(model, batch) for batch in batches], every)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}
     header |= {"stress": args.stress, "scale_keys": args.scale_keys}

@@ -6,9 +6,17 @@ import pytest
 import torch
 
 import duotone
-from benchmarks.quality.zoo import Conversation, measure, ratio, specs
+from benchmarks.quality.zoo import Conversation, measure, ratio, rivals, specs
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
+
+# Heads of 64 channels: a range per token costs half a bit, a norm a quarter, and a group of 32 one.
+BITS_OF_RIVALS = {
+    "oscar-rotation@2": 2.5,
+    "turboquant K3 V3": 3.375,
+    "kivi@2": 3.07,
+    "kivi, jensen@2": 3.07,
+}
 
 
 def test_codes_are_read_by_the_answers() -> None:
@@ -26,6 +34,20 @@ def test_codes_are_read_by_the_answers() -> None:
     counts = [int((batch.labels != -100)[row].sum()) for batch in batches for row in range(2)]
     assert plain["tokens"] == counts
     assert sum(coarse["kl_sums"]) / sum(counts) == pytest.approx(coarse["kl"], rel=1e-3)
+
+
+def test_rivals_are_read_by_the_answers_at_their_bits() -> None:
+    member, every = MEMBERS["qwen3-vl"], rivals()
+    rows = {name: every[name] for name in BITS_OF_RIVALS}
+    batch = Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=1))
+    _, *found = measure([Conversation(member.build().eval(), batch)], rows)
+    for row in found:
+        assert 0 < row["kl"] < 1
+        assert row["visual_bits"] == pytest.approx(BITS_OF_RIVALS[row["row"]], abs=0.04)
+    plain, corrected = found[-2:]
+    assert plain["visual_bits"] == corrected["visual_bits"]
+    assert plain["kl"] != corrected["kl"]
+    assert all(spec.scale_keys == "never" for name, spec in every.items() if "kvarn" in name)
 
 
 def test_intervals_are_over_sequences() -> None:

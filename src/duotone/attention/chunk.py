@@ -15,7 +15,7 @@ from torch import Tensor
 
 from duotone.attention.reference import Output, Query, attend, queries_of_pass
 from duotone.cache.ragged import valid_mask
-from duotone.cache.segments import Segment
+from duotone.cache.segments import PackedSegment, Segment
 from duotone.quant.autocast import without_autocast
 from duotone.tools.slow_paths import SlowPaths
 
@@ -35,18 +35,28 @@ def attend_chunk(
 
     query: [batch, q_heads, queries, head_dim]. kv, sm_scale, tau: as of `attend`. Dequantized
     tokens are rounded to the type of `query`. With tau, scores of visual tokens change by query,
-    so that chunks of any length run by `attend`.
+    and with jensen those of packed ones, so that chunks of any length run by `attend`.
     slow: receives why a long chunk runs by `attend`; or None.
     """
     tokens = sum(segment.tokens for segment in kv)
     if query.shape[2] <= queries_of_pass(query, tokens):
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
-    if tau is not None and any(segment.visual for segment in kv):
+    if reason := _changed_scores(kv, tau):
         if slow is not None:
-            slow.say("attention of a later prompt", "reference", "tau changes scores by query")
+            slow.say(
+                "attention of a later prompt", "reference", f"{reason} changes scores by query"
+            )
         return attend(query, kv, sm_scale=sm_scale, tau=tau)
     with without_autocast(query.device):
         return _on_dequantized(query, kv, sm_scale)
+
+
+def _changed_scores(kv: Sequence[Segment], tau: tuple[float, float] | None) -> str | None:
+    """Name of what changes scores by query; None: scores are products with decoded keys."""
+    if tau is not None and any(segment.visual for segment in kv):
+        return "tau"
+    packed = (segment for segment in kv if isinstance(segment, PackedSegment))
+    return "jensen" if any(segment.key.spec.jensen for segment in packed) else None
 
 
 def _on_dequantized(query: Query, kv: Sequence[Segment], sm_scale: float) -> Output:

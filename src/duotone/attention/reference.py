@@ -36,6 +36,8 @@ Output = Float[Tensor, "batch q_heads queries value_dim"]
 
 # Scores of one pass, per sequence: bounds the memory of long chunks against a long past.
 MAX_SCORES = 1 << 24
+# Rounding to steps s adds a variance of s^2 / 12; `TensorSpec.jensen` takes half of it.
+JENSEN = 24
 
 
 def attend(
@@ -153,23 +155,51 @@ def _partial(scores: Scores, segment: Segment) -> tuple[Tensor, Tensor]:
 
 
 def key_scores(rows: Rows, key: PackedTensor) -> Scores:
-    """Scores q . k_hat of every token, from the codes."""
+    """Scores q . k_hat of every token, from the codes; less `jensen` where the spec has it."""
     check_read(key.spec)
     rows = query_into_basis(rows, key.spec.transform)
+    if not key.per_token:
+        return _scores_along_tokens(rows, key)
+    if key.factor is not None:
+        return _scores_of_tiles(rows, key)
+    codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
+    scores = _scores_along_channels(rows, codes, scale, _offset(key, rows.dtype), key.spec.group)
+    if not key.spec.jensen:
+        return scores
+    squares = _channel_groups(rows.square(), key.spec.group).sum(-1)
+    return scores - squares @ scale.square().transpose(-1, -2) / JENSEN
+
+
+def _scores_along_tokens(rows: Rows, key: PackedTensor) -> Scores:
     codes, scale = key.signed_codes(rows.dtype), key.full_scale.to(rows.dtype)
     zero_point = _offset(key, rows.dtype)
-    if key.per_token:
-        return _scores_along_channels(rows, codes, scale, zero_point, key.spec.group)
     slots, rows = key.blocks.to_slots(codes), rows.unsqueeze(2)
     order = key.channel_order
     if order is not None:
         # Codes and parameters are sorted by class: sort q into each block's order instead.
         index = order.unsqueeze(3).expand(*order.shape[:3], *rows.shape[3:])
         rows = rows.expand(-1, -1, order.shape[2], -1, -1).gather(-1, index)
-    scores = slots @ (rows * scale.unsqueeze(3)).transpose(-1, -2)
+    scaled = rows * scale.unsqueeze(3)
+    scores = slots @ scaled.transpose(-1, -2)
     if zero_point is not None:
         offset = (rows * zero_point.unsqueeze(3)).sum(-1)
         scores = scores + offset.unsqueeze(3)
+    scores = key.multiplied(key.blocks.to_tokens(scores))
+    if key.spec.jensen:
+        noise = scaled.square().sum(-1).unsqueeze(3).expand(*slots.shape[:4], -1)
+        scores = scores - key.multiplied(key.multiplied(key.blocks.to_tokens(noise))) / JENSEN
+    return scores.transpose(-1, -2)
+
+
+def _scores_of_tiles(rows: Rows, key: PackedTensor) -> Scores:
+    """Scores of keys along channels that have a factor per channel and tile."""
+    scaled = rows.unsqueeze(2) * key.factor.to(rows.dtype).unsqueeze(3)
+    slots = key.blocks.to_slots(key.without_factors(rows.dtype))
+    scores = slots @ scaled.transpose(-1, -2)
+    if key.spec.jensen:
+        squares = _channel_groups(scaled.square(), key.spec.group).sum(-1)
+        scale = key.blocks.to_slots(key.full_scale.to(rows.dtype))
+        scores = scores - scale.square() @ squares.transpose(-1, -2) / JENSEN
     return key.blocks.to_tokens(scores).transpose(-1, -2)
 
 
@@ -196,6 +226,10 @@ def value_sum(probabilities: Scores, value: PackedTensor) -> Rows:
 
 
 def _rotated_sum(probabilities: Scores, value: PackedTensor) -> Rows:
+    if value.factor is not None:
+        if value.per_token:
+            return _sum_of_tiles(probabilities, value)
+        probabilities = value.multiplied(probabilities.transpose(-1, -2)).transpose(-1, -2)
     codes, scale = value.signed_codes(probabilities.dtype), value.full_scale.to(probabilities.dtype)
     zero_point = _offset(value, probabilities.dtype)
     if value.per_token:
@@ -211,6 +245,15 @@ def _rotated_sum(probabilities: Scores, value: PackedTensor) -> Rows:
         index = order.unsqueeze(3).expand_as(output)
         output = torch.empty_like(output).scatter_(-1, index, output)
     return output.sum(2)
+
+
+def _sum_of_tiles(probabilities: Scores, value: PackedTensor) -> Rows:
+    """Sum over tiles of values along channels, with a factor per channel and tile."""
+    slots = value.blocks.to_slots(value.without_factors(probabilities.dtype))
+    weights = value.blocks.to_slots(probabilities.transpose(-1, -2))
+    weights = weights * value.blocks.mask[:, None, :, :, None]
+    output = weights.transpose(-1, -2) @ slots
+    return (output * value.factor.to(output.dtype).unsqueeze(3)).sum(2)
 
 
 def _sum_along_channels(

@@ -21,6 +21,8 @@ from duotone.quant.classes import (
     pack_classes,
     unpack_classes,
 )
+from duotone.quant.codebooks import decoded_levels
+from duotone.quant.factors import NORM, divided_blocks, divided_by_norm
 from duotone.quant.grouping import group
 from duotone.quant.honours import check_packed, check_read
 from duotone.quant.rotation import into_basis, out_of_basis
@@ -54,6 +56,8 @@ class PackedTensor:
     negative: packed plane of signs of sign-and-magnitude codes without slots,
         [.., tokens, head_dim / 8].
     symmetric: packed mode bits of a hybrid, one per group, row by row.
+    factor: numbers by which decoded elements are multiplied (`quant.factors`). One per token, for
+        all heads or for each; along channels a row of head_dim per block.
     classes: packed class numbers of the channels, one row per block. Codes, scale and zero_point
         are then sorted by class (`quant.classes`), and scale has the coded channels only.
     blocks: tokens that share a row of parameters.
@@ -76,6 +80,7 @@ class PackedTensor:
     negative: UInt8[Tensor, "batch kv_heads tokens sign_bytes"] | None = None
     symmetric: UInt8[Tensor, "batch kv_heads rows mode_bytes"] | None = None
     classes: UInt8[Tensor, "batch kv_heads rows class_bytes"] | None = None
+    factor: Float[Tensor, "batch factor_heads factor_rows factor_columns"] | None = None
 
     @property
     def tokens(self) -> int:
@@ -117,8 +122,8 @@ class PackedTensor:
 
     @property
     def params_bytes(self) -> int:
-        """Bytes of scales, zero-points, slots, mode bits and class numbers."""
-        stored = (self.scale, self.zero_point, self.slot, self.symmetric, self.classes)
+        """Bytes of scales, zero-points, slots, mode bits, class numbers and factors."""
+        stored = (self.scale, self.zero_point, self.slot, self.symmetric, self.classes, self.factor)
         return sum(t.nbytes for t in stored if t is not None)
 
     def unpacked(self) -> UInt8[Tensor, "batch kv_heads tokens head_dim"]:
@@ -129,7 +134,8 @@ class PackedTensor:
 
     def signed_codes(self, dtype: torch.dtype) -> Tensor:
         """Codes as numbers, signs applied: the operand of scale and zero_point."""
-        codes, signs = self.unpacked().to(dtype), self.signs()
+        codes, signs = self.unpacked(), self.signs()
+        codes = decoded_levels(codes, self.spec.codebook, self.spec.bits, dtype)
         return codes if signs is None else torch.where(signs, -codes, codes)
 
     def signs(self) -> Bool[Tensor, "batch kv_heads tokens head_dim"] | None:
@@ -185,19 +191,35 @@ class PackedTensor:
     def dequantize(self) -> Float[Tensor, "batch kv_heads tokens head_dim"]:
         """x_hat in the model's dtype; tokens past a sequence's length hold anything."""
         check_read(self.spec)
-        value = self.signed_codes(torch.float32) * self._per_element(self.full_scale.float())
+        value = self.multiplied(self.without_factors(torch.float32))
+        return out_of_basis(value, self.spec.transform).to(self.dtype)
+
+    def without_factors(self, dtype: torch.dtype) -> Tensor:
+        """Decode codes, scales and zero-points, in the basis of quantization."""
+        value = self.signed_codes(dtype) * self._per_element(self.full_scale.to(dtype))
         offset = self.offset
         if offset is not None:
-            value = value + self._per_element(offset.float())
+            value = value + self._per_element(offset.to(dtype))
         order = self.channel_order
         if order is not None:
             value = torch.empty_like(value).scatter_(-1, self._per_element(order), value)
-        return out_of_basis(value, self.spec.transform).to(self.dtype)
+        return value
+
+    def multiplied(self, value: Tensor) -> Tensor:
+        """Multiply elements [batch, kv_heads, tokens, head_dim] by their factors."""
+        if self.factor is None:
+            return value
+        factor = self._of_blocks(self.factor) if self.per_token else self.factor
+        return value * factor.to(value.dtype)
 
     def _per_element(self, parameter: Tensor) -> Tensor:
         if self.per_token:
             size = min(self.spec.group or self.head_dim, self.head_dim)
             return parameter.repeat_interleave(size, -1)[..., : self.head_dim]
+        return self._of_blocks(parameter)
+
+    def _of_blocks(self, parameter: Tensor) -> Tensor:
+        """Repeat a row per block to one per token."""
         block = Move(self.blocks.block_of_token(self.tokens), self.blocks.lengths)
         return block.apply(parameter)
 
@@ -233,7 +255,13 @@ class PackedTensor:
         return [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
 
     def _has_token_axis(self, name: str) -> bool:
-        return self.per_token or name in TOKEN_PARTS
+        return has_token_axis(self.spec, name)
+
+
+def has_token_axis(spec: TensorSpec, name: str) -> bool:
+    """True for a part with a row per token, False for one with a row per block."""
+    along_channels = spec.along == "channels"
+    return not along_channels if name == "factor" else along_channels or name in TOKEN_PARTS
 
 
 def pack_tensor(
@@ -249,13 +277,39 @@ def pack_tensor(
     """
     check_packed(spec)
     dtype, x = x.dtype, in_basis(x, spec)
+    x, blocks, extra = _divided(x, spec, spans)
     if spec.along == "channels":
         mask = valid_mask(spans.lengths, x.shape[2])[:, None].expand(x.shape[:3])
         parts = _packed_parts(quantize(x, spec, mask, decoding=decoding), spec)
-        blocks = spans
     else:
-        blocks, parts = _pack_blocks(x, spec, spans, decoding)
-    return PackedTensor(spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts)
+        parts = _pack_blocks(x, spec, blocks, decoding)
+    return PackedTensor(
+        spec=spec, head_dim=x.shape[-1], dtype=dtype, blocks=blocks, **parts, **extra
+    )
+
+
+def _divided(
+    x: Tensor, spec: TensorSpec, spans: BlockTable
+) -> tuple[Tensor, BlockTable, dict[str, Tensor]]:
+    """(x divided by its factors, its blocks, the factors by name)."""
+    along_channels = spec.along == "channels"
+    blocks = spans if along_channels and not spec.factors else spans.split(_block_size(spec))
+    if spec.factors is None:
+        return x, blocks, {}
+    valid = valid_mask(spans.lengths, x.shape[2])[:, None, :, None]
+    x = widened(x).masked_fill(~valid, 0)
+    if spec.factors == NORM:
+        x, factor = divided_by_norm(x, spec)
+        return x, blocks, {"factor": factor}
+    slots = blocks.to_slots(x)
+    slots, factor = divided_blocks(slots, blocks.mask[:, None].expand(slots.shape[:4]), spec)
+    factor = factor if along_channels else blocks.to_tokens(factor.unsqueeze(-1))
+    return blocks.to_tokens(slots), blocks, {"factor": factor}
+
+
+def _block_size(spec: TensorSpec) -> int | None:
+    """Tokens of a block of the table; None: whole spans."""
+    return spec.block_tokens if spec.along != "channels" or spec.factors else None
 
 
 def pack_groups(
@@ -267,11 +321,13 @@ def pack_groups(
     """
     check_packed(spec)
     x = in_basis(x, spec)
+    whole = BlockTable.uniform(len(x), x.shape[2], spec.block_tokens or x.shape[2], x.device)
+    x, _, extra = _divided(x, spec, whole)
     if spec.along == "channels":
-        return _packed_parts(quantize(x, spec, decoding=decoding), spec)
+        return _packed_parts(quantize(x, spec, decoding=decoding), spec) | extra
     slots = x.unflatten(2, (-1, spec.group))
     parts = _packed_parts(quantize(slots, spec.replace(group=None), decoding=decoding), spec)
-    return {
+    return extra | {
         name: part.flatten(2, 3) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()
     }
@@ -281,18 +337,22 @@ def in_basis(x: Tensor, spec: TensorSpec) -> Tensor:
     """Rotate K or V [batch, kv_heads, tokens, head_dim] in fp32; without a basis return x."""
     if spec.transform is None:
         return x
-    return into_basis(x.to(torch.promote_types(x.dtype, torch.float32)), spec.transform)
+    return into_basis(widened(x), spec.transform)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Convert numbers of 16 bits to fp32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _pack_blocks(
-    x: Tensor, spec: TensorSpec, spans: BlockTable, decoding: bool
-) -> tuple[BlockTable, dict[str, Tensor]]:
+    x: Tensor, spec: TensorSpec, blocks: BlockTable, decoding: bool
+) -> dict[str, Tensor]:
     """Quantize block by block; return codes in token order, and parameters with a row per block."""
-    blocks = spans.split(spec.group)
     slots = blocks.to_slots(x)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
     parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, decoding), spec)
-    return blocks, {
+    return {
         name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()
     }

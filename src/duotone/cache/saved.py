@@ -24,10 +24,11 @@ from duotone.cache.checks import (
 from duotone.cache.declared import own_tensors, packed_parts, policy_of
 from duotone.cache.index import STORES, Evicted, LedgerState, Roll
 from duotone.cache.layer import LayerStore
-from duotone.cache.packed import TOKEN_PARTS, PackedTensor
+from duotone.cache.packed import PackedTensor, has_token_axis
 from duotone.cache.pair import PackedPair
 from duotone.cache.ragged import valid_mask
 from duotone.quant import CacheSpec, TensorSpec
+from duotone.quant.factors import NORM
 
 PARTS = ("key", "value")
 Tensors = dict[str, Tensor]
@@ -243,14 +244,16 @@ class _Parsing:
         blocks = self._table(entry["blocks"])
         same = torch.equal(blocks.lengths, roll.lengths)
         must(same, "blocks must end where their tokens do", prefix)
-        ok = spec.along == "channels" or spec.group is None or blocks.longest <= spec.group
-        must(ok, f"blocks of {prefix} hold {spec.group} tokens at most", blocks.longest)
-        heads, parts = (self.batch, kv_heads), {}
+        most = spec.block_tokens
+        ok = most is None or blocks.longest <= most or (most == 1 and spec.along == "channels")
+        must(ok, f"blocks of {prefix} hold {most} tokens at most", blocks.longest)
+        parts = {}
         for name, (dtype, sizes) in packed_parts(spec, head_dim).items():
-            per_token = spec.along == "channels" or name in TOKEN_PARTS
-            rows = roll.positions.shape[1] if per_token else blocks.blocks
+            rows = roll.positions.shape[1] if has_token_axis(spec, name) else blocks.blocks
+            heads = 1 if name == "factor" and spec.factors == NORM else kv_heads
             if name != "codes" or has_codes:
-                parts[name] = self.given.take(f"{prefix}.{name}", dtype, (*heads, rows, *sizes))
+                shape = (self.batch, heads, rows, *sizes)
+                parts[name] = self.given.take(f"{prefix}.{name}", dtype, shape)
         made = PackedTensor(
             spec=spec,
             head_dim=head_dim,
@@ -262,13 +265,15 @@ class _Parsing:
         return made
 
     def _check_numbers(self, prefix: str, made: PackedTensor, roll: Roll) -> None:
-        if made.per_token:
-            valid = valid_mask(roll.lengths, roll.positions.shape[1])
-        else:
-            valid = valid_mask(made.blocks.counts, made.blocks.blocks)
+        tokens = valid_mask(roll.lengths, roll.positions.shape[1])
+        blocks = valid_mask(made.blocks.counts, made.blocks.blocks)
+        valid = tokens if made.per_token else blocks
         check_finite(f"{prefix}.scale", made.scales, valid[:, None, :, None])
         if made.offset is not None:
             check_finite(f"{prefix}.zero_point", made.offset, valid[:, None, :, None])
+        if made.factor is not None:
+            real = (blocks if made.per_token else tokens)[:, None, :, None]
+            check_finite(f"{prefix}.factor", made.factor, real)
         if made.classes is not None:
             check_classes(prefix, made, valid[:, None, :, None])
 

@@ -186,7 +186,8 @@ def check_frozen(store: LayerStore) -> None:
             "Sharing.weights. Decode in buffers that grow."
         )
     for tensor in () if store.stream is None else (store.stream.key, store.stream.value):
-        if not tensor.per_token and not tensor.blocks.is_whole(tensor.spec.group):
+        size = tensor.spec.block_tokens
+        if size not in (None, 1) and not tensor.blocks.is_whole(size):
             raise ValueError(
                 "a stream that is frozen must consist of whole groups; this one was cropped inside "
                 "a group and went on. Prefill again."
@@ -276,7 +277,7 @@ def _bare(
 
 def _uniform_blocks(batch: int, tokens: int, spec: TensorSpec, device: torch.device) -> BlockTable:
     """Make blocks of equal size over the whole buffer, with or without tokens."""
-    size = tokens if spec.along == "channels" else spec.group
+    size = tokens if spec.block_tokens in (None, 1) else spec.block_tokens
     table = BlockTable.uniform(batch, tokens, size, device)
     # Sizes wait for the device, so they are made now: a captured step must find them.
     _ = table.sizes

@@ -5,7 +5,9 @@ The containers of `duotone.cache` count the bytes that they hold; tests compare 
 
 from __future__ import annotations
 
+from duotone.quant.affine import has_signs
 from duotone.quant.classes import CLASS_BITS, class_counts, coded_channels
+from duotone.quant.factors import BALANCED, NORM
 from duotone.quant.grouping import group_sizes
 from duotone.quant.packing import packed_bytes
 from duotone.quant.slots import PARAM_BYTES, has_slot, slot_bytes
@@ -13,15 +15,17 @@ from duotone.quant.spec import TensorSpec
 
 
 def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int]:
-    """(codes_bytes, params_bytes) of one span of one kv head.
+    """(codes_bytes, params_bytes) of one span of one kv head, less `token_bytes`.
 
     A plane of signs counts as codes, a slot that a hybrid's zero_points and signs share
     (`quant.slots`) as parameters. A hybrid's bit per group for its mode is packed row by row.
     """
     size = group_sizes(spec, tokens, channels)
     rows = -(-tokens // size.tokens) if tokens else 0
+    factors = _factor_bytes(spec, tokens, channels)
     if spec.classes:
-        return _class_bytes(spec, tokens, rows, channels)
+        codes, params = _class_bytes(spec, tokens, rows, channels)
+        return codes, params + factors
     columns = -(-channels // size.channels)
     one = PARAM_BYTES[spec.param_dtype]
     codes, per_group = tokens * packed_bytes(channels, spec.bits), one
@@ -29,9 +33,24 @@ def tensor_bytes(spec: TensorSpec, tokens: int, channels: int) -> tuple[int, int
         per_group += slot_bytes(spec, channels)
     else:
         per_group += one if spec.mapping != "symmetric" else 0
-        codes += tokens * packed_bytes(channels, 1) if spec.mapping != "asymmetric" else 0
+        codes += tokens * packed_bytes(channels, 1) if has_signs(spec) else 0
     modes = packed_bytes(columns, 1) if spec.mapping == "hybrid" else 0
-    return codes, rows * (columns * per_group + modes + shared_bytes(spec))
+    return codes, rows * (columns * per_group + modes + shared_bytes(spec)) + factors
+
+
+def _factor_bytes(spec: TensorSpec, tokens: int, channels: int) -> int:
+    """Bytes of factors of one kv head; norms belong to all of them (`token_bytes`)."""
+    if spec.factors != BALANCED:
+        return 0
+    numbers = tokens
+    if spec.along == "channels" and tokens:
+        numbers = -(-tokens // (spec.tile or tokens)) * channels
+    return numbers * PARAM_BYTES[spec.param_dtype]
+
+
+def token_bytes(spec: TensorSpec, tokens: int) -> int:
+    """Bytes of one span that its kv heads share: norms of tokens."""
+    return tokens * PARAM_BYTES[spec.param_dtype] if spec.factors == NORM else 0
 
 
 def _class_bytes(spec: TensorSpec, tokens: int, rows: int, channels: int) -> tuple[int, int]:

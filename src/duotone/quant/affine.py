@@ -14,6 +14,7 @@ from torch import Tensor
 
 from duotone.quant.checks import checked, unchecked
 from duotone.quant.classes import class_counts
+from duotone.quant.codebooks import UNIFORM, decoded_levels, gaussian_codes
 from duotone.quant.grouping import group, group_sizes, ungroup
 from duotone.quant.honours import check_packed, check_read
 from duotone.quant.levels import (
@@ -23,7 +24,7 @@ from duotone.quant.levels import (
     needs_codes,
     stored,
 )
-from duotone.quant.ranges import nearest_code, symmetric_scale
+from duotone.quant.ranges import clipped, nearest_code, symmetric_scale
 from duotone.quant.small_floats import PARAM_TYPES, lowest_levels
 from duotone.quant.spec import TensorSpec
 
@@ -41,7 +42,7 @@ class Quantized:
         zero_point is None for mapping="symmetric" and 0 in a hybrid's symmetric groups. Of
         param_dtype "float8" it is the middle of the levels (`quant.small_floats`).
     negative: signs, of the shape of x, False in a hybrid's asymmetric groups; None for
-        mapping="asymmetric".
+        mapping="asymmetric" and for codebooks.
     symmetric: which groups of a hybrid are symmetric, of the shape of scale; else None.
     classes: class number of each channel of each block, of the shape of scale, or None. A channel
         of 0 bits has scale 0 and its mean as zero_point.
@@ -65,7 +66,7 @@ class Quantized:
             return expand_parameter(parameter, self.spec, tokens, channels)
 
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        value = self.codes.to(wide)
+        value = decoded_levels(self.codes, self.spec.codebook, self.spec.bits, wide)
         if self.negative is not None:
             value = torch.where(self.negative, -value, value)
         value = value * expand(self.scale).to(wide)
@@ -140,6 +141,11 @@ def quantize(
     return _assemble(result, x, spec)
 
 
+def has_signs(spec: TensorSpec) -> bool:
+    """True where codes are magnitudes, with signs beside them."""
+    return spec.mapping != "asymmetric" and spec.codebook == UNIFORM
+
+
 def _grouped(x: Tensor, spec: TensorSpec, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """(x with one group per row, 0 at padding; which elements are valid). Errors: `quantize`."""
     check_finite(x, mask)
@@ -147,6 +153,8 @@ def _grouped(x: Tensor, spec: TensorSpec, mask: Tensor | None) -> tuple[Tensor, 
     if mask is None:
         mask = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
     wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
+    if spec.clip != 1:
+        wide = clipped(wide, spec.clip)
     return group(wide, spec), group(mask.unsqueeze(-1).expand_as(wide), spec)
 
 
@@ -226,6 +234,9 @@ def _asymmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
 
 
 def _symmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
+    if spec.codebook != UNIFORM:
+        codes, scale = gaussian_codes(x, mask, spec.bits)
+        return _Groups(codes, stored(scale, spec))
     scale = symmetric_scale(x, mask, spec.bits, spec.shrink, spec.levels == "lloyd")
     scale = stored(scale, spec)
     codes = nearest_code(x.abs(), scale, torch.zeros_like(scale), spec.bits) * mask
@@ -266,13 +277,12 @@ def _assemble(result: _Groups, x: Tensor, spec: TensorSpec) -> Quantized:
     def elements(grouped: Tensor) -> Tensor:
         return ungroup(grouped, spec, tokens, channels)
 
-    asymmetric = spec.mapping == "asymmetric"
     zero_point = None if result.zero_point is None else result.zero_point.squeeze(-1).to(dtype)
     return Quantized(
         codes=elements(result.codes).to(torch.uint8),
         scale=result.scale.squeeze(-1).to(dtype),
         zero_point=zero_point,
-        negative=None if asymmetric else elements(result.negative),
+        negative=elements(result.negative) if has_signs(spec) else None,
         symmetric=None if result.symmetric is None else result.symmetric.squeeze(-1),
         classes=None if result.classes is None else result.classes.squeeze(-1),
         spec=spec,

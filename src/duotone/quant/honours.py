@@ -86,12 +86,15 @@ def _unknown(name: str, honours: frozenset[str], chosen: dict[str, Any]) -> str 
     return None if field is None else f"{name} have no choice of {field}; got {field}={value!r}"
 
 
-_READ = ("bits", "along", "group", "mapping", "classes", "transform", "param_dtype")
+_READ = (
+    *("bits", "along", "group", "mapping", "classes", "transform", "param_dtype"),
+    *("codebook", "factors", "tile", "jensen"),
+)
 # Which codes and parameters PyTorch operations read, and which they store.
 TORCH_READING = Honours.of("PyTorch operations that read", _READ)
 TORCH_PACKING = Honours.of(
     "PyTorch operations that pack",
-    (*_READ, "hybrid_at", "eta", "shrink", "levels", "gain", "energy"),
+    (*_READ, "hybrid_at", "eta", "shrink", "levels", "gain", "energy", "clip", "grid"),
     packs=True,
 )
 # Fields of `CacheSpec` and of `KVSpec` that the stores and the attention to them honour.

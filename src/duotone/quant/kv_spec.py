@@ -28,11 +28,13 @@ class KVSpec(Record):
             else:
                 ok = isinstance(spec, TensorSpec)
                 require(ok, f"KVSpec.{name} must be a TensorSpec", spec, "Or a dict of its fields.")
+        remedy = "It corrects scores, which V has no part in."
+        require(not self.value.jensen, "KVSpec.value.jensen must be False", True, remedy)
 
     @property
     def flush_tokens(self) -> int:
         """Tokens that leave a window at a time: whole groups of both K and V."""
-        return math.lcm(*(t.group or 1 for t in (self.key, self.value) if t.along != "channels"))
+        return math.lcm(*(t.block_tokens or 1 for t in (self.key, self.value)))
 
     @property
     def nominal_bits(self) -> float:

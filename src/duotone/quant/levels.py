@@ -191,4 +191,11 @@ def _range(x: Tensor, mask: Tensor, spec: TensorSpec, bits: int) -> tuple[Tensor
         scale, zero_point = lloyd_range(x, mask, bits)
     else:
         scale, zero_point = uniform_range(x, mask, bits, spec.shrink)
-    return stored(scale, spec), stored(zero_point, spec)
+    scale, zero_point = stored(scale, spec), stored(zero_point, spec)
+    return scale, zero_point if spec.grid == "free" else on_grid(scale, zero_point, spec)
+
+
+def on_grid(scale: Tensor, zero_point: Tensor, spec: TensorSpec) -> Tensor:
+    """Zero-points moved to whole numbers of steps, half to even; a group without width stays."""
+    steps = (zero_point / torch.where(scale > 0, scale, 1.0)).round()
+    return torch.where(scale > 0, stored(steps * scale, spec), zero_point)

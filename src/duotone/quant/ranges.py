@@ -55,6 +55,19 @@ def nearest_code(x: Group, scale: PerGroup, zero_point: PerGroup, bits: int) -> 
     return torch.where(scale > 0, codes, torch.zeros_like(codes))
 
 
+def clipped(
+    x: Float[Tensor, "*b tokens channels"], share: float
+) -> Float[Tensor, "*b tokens channels"]:
+    """Bound each token's numbers by the magnitude of rank floor(share * channels), from 0.
+
+    OSCAR's released threshold: the sorted magnitude at that index, at most the last one.
+    """
+    channels = x.shape[-1]
+    rank = min(int(share * channels), channels - 1)
+    bound = x.abs().sort(-1).values[..., rank : rank + 1]
+    return torch.minimum(torch.maximum(x, -bound), bound)
+
+
 def uniform_range(x: Group, mask: Mask, bits: int, shrink: float) -> tuple[PerGroup, PerGroup]:
     """(scale, zero_point) with the end points at shrink * min and shrink * max.
 

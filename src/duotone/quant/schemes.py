@@ -22,6 +22,7 @@ from duotone.quant.our_schemes import (
     tuned,
     visual,
 )
+from duotone.quant.rivals import kvarn, oscar_rotation, oscar_scaling, turboquant
 from duotone.quant.spec import CacheSpec, KVSpec, LayerRule, Sharing, TensorSpec
 from duotone.quant.spec_base import is_count, is_number, require, shown
 
@@ -241,6 +242,28 @@ SCHEMES: dict[str, Scheme] = {
         "All tokens: K along channels, V along tokens, groups of 32, sign-and-magnitude or "
         "asymmetric by group, normalised keys, 32 sinks, at least 96 recent tokens (InnerQ)",
         _innerq,
+    ),
+    "oscar-rotation": Scheme(
+        "All tokens: a range per token of rotated channels, the largest 4 % (K) and 8 % (V) "
+        "clipped, 64 sinks, 256 recent tokens (OSCAR, arXiv 2605.17757); a Hadamard matrix, or "
+        "rotations of a calibrated file",
+        oscar_rotation,
+    ),
+    "oscar-scaling": Scheme(
+        "All tokens: KIVI's groups of 32 after a Hadamard matrix, tokens of K divided by their "
+        "norm, 128 recent tokens (OScaR, arXiv 2605.19660)",
+        oscar_scaling,
+    ),
+    "kvarn": Scheme(
+        "All tokens: Hadamard-rotated tiles of 128 tokens, deviations of tokens and channels made "
+        "equal, K along tokens in 4 bits, V along channels in 2, 128 sinks (KVarN, arXiv "
+        "2606.03458)",
+        kvarn,
+    ),
+    "turboquant": Scheme(
+        "All tokens: rotated keys in the Lloyd-Max levels of a Gaussian, scaled to their norm, a "
+        "range per token for V, 3 or 4 bits (TurboQuant, arXiv 2504.19874, as vLLM has it)",
+        turboquant,
     ),
     "duotone-stream": Scheme(
         "KIVI's groups with end points moved in for all tokens, a window of 96 in 16 bit", stream

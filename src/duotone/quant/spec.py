@@ -210,7 +210,7 @@ class CacheSpec(Record):
             if source == layer or not isinstance(policies[0], KVSpec):
                 continue
             tensors = [getattr(policy, which) for policy in policies]
-            formats = {(t.bits, t.along, t.group, t.mapping, t.classes) for t in tensors}
+            formats = {(t.bits, t.along, t.group, t.mapping, t.classes, t.tile) for t in tensors}
             rule = "layers that share codes need equal bits, along, group and mapping"
             got = f"{which} of layer {layer}: {tensors[0].bits} bits, {source}: {tensors[1].bits}"
             require(len(formats) == 1, rule, got, "Let bits change between runs, e.g. an even kq.")
@@ -261,6 +261,8 @@ def _check_text_groups(policy: KVSpec | str | None) -> None:
         return
     for name in ("key", "value"):
         spec = getattr(policy, name)
-        ok = spec.along == "channels" or spec.group is not None
         remedy = "A stream never ends, so 'the whole span' has no meaning: e.g. group=32."
+        ok = spec.along == "channels" or spec.group is not None
         require(ok, f"text.{name} along tokens needs a group", spec.group, remedy)
+        rule = f"text.{name} with balanced factors along channels needs a tile"
+        require(spec.block_tokens is not None, rule, spec.tile, remedy.replace("group", "tile"))

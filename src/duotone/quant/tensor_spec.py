@@ -12,6 +12,8 @@ BITS = (1, 2, 3, 4, 8)
 PARAM_DTYPES = ("float16", "bfloat16", "float32", "float8")
 # Widths of codes whose parameters may have 8 bits.
 FLOAT8_BITS = (1, 2, 3, 4)
+# Widths that `quant.codebooks` has.
+CODEBOOK_BITS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,20 @@ class TensorSpec(Record):
         q (for K) or the output (for V) by the same one while decoding. Or "klt:FILE#LAYER.key" (or
         .value): by a matrix per kv head that `duotone calibrate` found (`quant.bases`). Costs no
         bytes and two products of head_dim x head_dim per step and head.
+    clip: numbers beyond this share of a token's channels, by magnitude, become the largest one
+        within it before quantization (OSCAR); 1 clips nothing. Along channels.
+    grid: "free", or "zero": zero_point is a whole number of steps, so that a level is exactly 0
+        (integer zero-points, as OScaR has them).
+    codebook: "uniform" steps, or "gaussian": Lloyd-Max levels of a unit Gaussian times one scale,
+        which keeps the norm of a group (TurboQuant). Of mapping="symmetric", without planes of
+        signs: codes count all levels upwards.
+    factors: numbers by which x is divided before groups are made (`quant.factors`), or None.
+        "norm": of each token, over all kv heads. "balanced": deviations of a tile's tokens and
+        channels. One per token, or with along="channels" one per channel and tile.
+    tile: tokens of a tile with along="channels"; None: the whole span. Along tokens it is `group`.
+    jensen: scores of these keys are lowered by half of the variance that rounding adds to them,
+        sum over channels of (q scale)^2 / 24. For exp is convex, and noise that does not depend on
+        the keys would raise their weights on average (arXiv 2605.26266). Of K alone.
     param_dtype: how scale and zero_point are stored. "float8": in 8 bits with an exponent per block
         (`quant.small_floats`), the middle of the levels in place of zero_point. Levels are found in
         fp16 and then rounded; codes stay. Along tokens, asymmetric, for codes of up to 4 bits:
@@ -70,6 +86,12 @@ class TensorSpec(Record):
     energy: float = stored(0.0)
     transform: str | None = decoded(None)
     param_dtype: Literal["float16", "bfloat16", "float32", "float8"] = decoded("float16")
+    clip: float = stored(1.0)
+    grid: Literal["free", "zero"] = stored("free")
+    codebook: Literal["uniform", "gaussian"] = decoded("uniform")
+    factors: Literal["norm", "balanced"] | None = decoded(None)
+    tile: int | None = decoded(None)
+    jensen: bool = decoded(False)
 
     def __post_init__(self) -> None:
         ok = is_count(self.bits) and self.bits in BITS
@@ -93,6 +115,9 @@ class TensorSpec(Record):
         self._check_energy()
         self._check_transform()
         self._check_float8()
+        self._check_clip()
+        self._check_codebook()
+        self._check_factors()
 
     def _check_gain(self) -> None:
         fit = is_word(self.gain, ("fit",))
@@ -151,6 +176,51 @@ class TensorSpec(Record):
         rule = "transform must be None, 'hadamard' or 'klt:FILE#LAYER.key' (or .value)"
         remedy = "duotone calibrate writes specs with such references."
         require(bool(ok), rule, self.transform, remedy)
+
+    def _check_clip(self) -> None:
+        ok = is_number(self.clip) and 0 < self.clip <= 1
+        require(ok, "clip must lie in (0, 1]", self.clip, "1.0 switches it off.")
+        ok = self.clip == 1 or self.along == "channels"
+        require(ok, "clip != 1 needs along='channels'", self.along, "It ranks a token's channels.")
+        self._check_choice("grid", ("free", "zero"))
+        ok = self.grid == "free" or (self.mapping == "asymmetric" and self.param_dtype != "float8")
+        remedy = "It rounds zero-points, and they are stored as such: param_dtype='float16'."
+        require(ok, "grid='zero' needs mapping='asymmetric'", self.mapping, remedy)
+
+    def _check_codebook(self) -> None:
+        self._check_choice("codebook", ("uniform", "gaussian"))
+        require(isinstance(self.jensen, bool), "jensen must be a bool", self.jensen, "")
+        if self.codebook == "uniform":
+            return
+        ok = self.mapping == "symmetric" and self.bits in CODEBOOK_BITS
+        rule = f"codebook='gaussian' needs mapping='symmetric' and {CODEBOOK_BITS} bits"
+        require(ok, rule, (self.mapping, self.bits), "It has levels of both signs.")
+        plain = self.eta == 0 and self.shrink == 1 and self.levels == "uniform"
+        moved = (self.eta, self.shrink, self.levels)
+        require(plain, "a codebook needs eta=0, shrink=1, levels='uniform'", moved, "It is fixed.")
+        require(not self.jensen, "jensen needs codebook='uniform'", self.codebook, "One step.")
+
+    def _check_factors(self) -> None:
+        ok = self.factors is None or is_word(self.factors, ("norm", "balanced"))
+        require(ok, "factors must be None, 'norm' or 'balanced'", self.factors, "Pick one of them.")
+        along = {"norm": ("tokens",), "balanced": ("tokens", "channels")}.get(self.factors or "")
+        ok = along is None or self.along in along
+        require(ok, f"factors={self.factors!r} needs along in {along}", self.along, "Or None.")
+        ok = self.factors is None or self.param_dtype != "float8"
+        remedy = "Factors are stored as parameters are: param_dtype='float16'."
+        require(ok, "factors need parameters of 16 bits or more", self.param_dtype, remedy)
+        ok = self.tile is None or (is_count(self.tile) and self.tile > 0)
+        require(ok, "tile must be a positive integer or None", self.tile, "None: whole span.")
+        ok = self.tile is None or (self.factors == "balanced" and self.along == "channels")
+        remedy = "Along tokens a group is the tile."
+        require(ok, "tile needs factors='balanced', along='channels'", self.factors, remedy)
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens whose parameters are found together; None: of the whole span."""
+        if self.along != "channels":
+            return self.group
+        return self.tile if self.factors == "balanced" else 1
 
     @property
     def nominal_bits(self) -> float:

@@ -10,6 +10,7 @@ import torch
 from duotone.cache.eviction import fixed_weights, layer_counts
 from duotone.hf.model.facts import ModelFacts
 from duotone.quant import CacheSpec, KVSpec, tensor_bytes
+from duotone.quant.accounting import token_bytes
 from duotone.quant.small_floats import PARAM_TYPES
 
 
@@ -108,6 +109,7 @@ def _layer_bytes(
                 parts = tensor_bytes(getattr(policy, which), size, head_dim)
                 codes += shape.kv_heads * parts[0] * stores
                 params += shape.kv_heads * parts[1]
+                params += token_bytes(getattr(policy, which), size)
     if own.key_norm:
         params += shape.kv_heads * shape.head_dim * PARAM_TYPES[own.text.key.param_dtype].itemsize
     return codes, params
