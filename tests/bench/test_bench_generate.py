@@ -60,6 +60,9 @@ def test_rows_are_measured_and_written(tmp_path: Path) -> None:
         assert row["answer_tokens"] == 24
         assert row["peak_bytes"] is None
         assert [call["tokens"] for call in row["calls"]] == [24, 24]
+    specs = [duotone.CacheSpec.from_dict(row["spec"]) for row in result["rows"][1:]]
+    assert specs == [duotone.scheme("kivi", bits=2), duotone.scheme("duotone", bits=1)]
+    assert "spec" not in result["rows"][0]
     plain, _, ours = (row["cache_bytes"] for row in result["rows"])
     assert plain == 2 * 2 * 2 * 16 * 4 * (40 + 23)  # layers, K and V, heads, head_dim, fp32
     assert 0 < ours < plain

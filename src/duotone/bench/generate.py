@@ -119,11 +119,13 @@ class Bench:
             if row.recipe is not None and self.weights == BITS_16:
                 self.subject.quantize(row.recipe)
                 self.weights = row.recipe
+            # A name alone would mean another spec once a preset changes.
+            spec = {} if row.spec is None else {"spec": row.spec.to_dict()}
             if row.base == CALIBRATED:
                 row = replace(row, spec=self.subject.calibrated())
             with _unending(self.model):
                 measured = (measure or self._measure)(row)
-            return {"row": row.name, "weights": self.weights, **measured}
+            return {"row": row.name, "weights": self.weights, **spec, **measured}
         # Caches of others raise anything; a table does not end with one row.
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]

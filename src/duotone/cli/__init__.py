@@ -14,6 +14,7 @@ from . import (
     evaluate,
     plan,
     quantize,
+    recommend,
     report,
     schemes,
     supports,
@@ -57,6 +58,7 @@ app.command("tune")(tune.command)
 app.command("calibrate")(calibrate.command)
 app.command("quantize")(quantize.command)
 app.command("supports")(supports.command)
+app.command("recommend")(recommend.command)
 app.command("plan")(plan.command)
 app.add_typer(bench.app, name="bench")
 app.command("report")(report.command)

@@ -101,7 +101,7 @@ def command(
         found = {"scheme": scheme, "spec": spec.to_dict(), **plan.to_dict()}
         print_json({**found, "attention": paths})
     else:
-        _show(plan, scheme)
+        show_plan(plan, scheme)
         show_paths(paths)
 
 
@@ -114,7 +114,8 @@ def _paths(config_or_facts: Any, spec: Any) -> list[dict[str, Any]]:
     return attention_paths(config_or_facts if known else model_facts(config_or_facts), spec)
 
 
-def _show(plan: Any, scheme: str) -> None:
+def show_plan(plan: Any, scheme: str) -> None:
+    """Print a plan as a table and, where there is a budget, the outcome in a sentence."""
     from rich.console import Console
     from rich.table import Table
 
@@ -128,9 +129,12 @@ def _show(plan: Any, scheme: str) -> None:
     if windows := plan.bytes_per_sequence - packed:
         table.add_row("  of it sliding windows", "", megabytes(windows))
     table.add_row("true bits per number", "16", f"{plan.bits_per_element:.3f}")
+    console = Console()
+    if plan.budget_bytes is None:
+        console.print(table)
+        return
     budget = megabytes(plan.budget_bytes)
     table.add_row(f"sequences in {budget}", f"{plan.dense_max_batch:,}", f"{plan.max_batch:,}")
-    console = Console()
     console.print(table)
     console.print(f"[bold]{_sentence(plan, budget)}[/]")
 

@@ -131,18 +131,20 @@ def recommend(
     model_or_config: PreTrainedModel | PreTrainedConfig | ModelFacts,
     *,
     visual_mask: Tensor | None = None,
+    tokens: int | None = None,
 ) -> Recommendation:
     """Choose the spec that `enable` takes where none is given, by the model's config alone.
 
     Its weights are not read and nothing runs. visual_mask: as `enable` has it, for a model whose
-    config does not say which tokens are visual.
+    config does not say which tokens are visual. tokens: of the sequence that bytes are of, by
+    default 4,096 or all that the model has positions for.
     Errors: ValueError for an unsupported model.
     """
     known = isinstance(model_or_config, ModelFacts)
     facts = model_or_config if known else checked_facts(model_or_config, visual_mask)
     config = None if known else getattr(model_or_config, "config", model_or_config)
     rule, spec, said = _first_that_fits(facts)
-    usual = usual_sequence(facts, config)
+    usual = usual_sequence(facts, config, tokens)
     given = (usual.visual_tokens, usual.text_tokens, usual.new_tokens, usual.images)
     held = cache_bytes(facts, spec, *given)
     notes = (note for make in NOTES if (note := make(facts)))
@@ -169,10 +171,13 @@ def say_once(chosen: Recommendation) -> None:
     print(line, file=sys.stderr)
 
 
-def usual_sequence(facts: ModelFacts, config: PreTrainedConfig | None) -> Usual:
-    """A prompt of pictures or text with its answer, no longer than the model's positions."""
+def usual_sequence(
+    facts: ModelFacts, config: PreTrainedConfig | None, tokens: int | None = None
+) -> Usual:
+    """A prompt of pictures or text with its answer; by default no longer than the positions."""
     text = None if config is None else config.get_text_config(decoder=True)
-    total = min(TOKENS, getattr(text, "max_position_embeddings", None) or TOKENS)
+    positions = getattr(text, "max_position_embeddings", None)
+    total = tokens or min(TOKENS, positions or TOKENS)
     visual = int(VISUAL_SHARE * total) if facts.is_multimodal else 0
     new = total - int((VISUAL_SHARE + TEXT_SHARE) * total)
     picture = tokens_of_picture(config)

@@ -113,6 +113,14 @@ def summarized(result: Result) -> dict[str, Any] | None:
     }
 
 
+def fastest_plain(result: Result) -> dict[str, float]:
+    """Ms per token of the rows without `enable` that were measured, the faster of plain ones."""
+    rows = rows_by_name(result)
+    plain = [rows[name]["ms_per_token"] for name in (PLAIN, NO_CUDNN) if name in rows]
+    static = {"static_ms": rows[STATIC]["ms_per_token"]} if STATIC in rows else {}
+    return {**({"plain_ms": min(plain)} if plain else {}), **static}
+
+
 def _card(one: Result, results: Sequence[Result]) -> str:
     """Name of a result's card after a comma, where results are of several."""
     several = len({result["device"] for result in results}) > 1
