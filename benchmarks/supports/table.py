@@ -16,11 +16,12 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 import duotone
+from duotone.defaults import CONVERSATIONS, name_of
 from duotone.hf.model.facts import TESTED_FAMILIES, model_facts
 from duotone.hf.verdict import refusal, supports
 from duotone.report.provenance import stamp
 
-SCHEME = "duotone-mixed"
+SCHEME = name_of(CONVERSATIONS)
 FILE = Path("results/supports/types.json")
 GRANITE = ["full_attention" if n % 10 == 5 else "linear_attention" for n in range(40)]
 LFM2_MOE = ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]

@@ -9,3 +9,8 @@ PICTURES = "duotone@1"
 CONVERSATIONS = "duotone-mixed@2"
 # All tokens of a text model; of any other one, visual tokens in the same stream.
 TEXT = "duotone-stream@2"
+
+
+def name_of(scheme: str) -> str:
+    """The name in NAME@BITS."""
+    return scheme.partition("@")[0]

@@ -11,6 +11,7 @@ from cli_runs import error_of, run
 
 import duotone
 from duotone.cli.common import megabytes, scheme_spec
+from duotone.defaults import CONVERSATIONS
 
 
 def test_the_command_line_is_lean():
@@ -61,6 +62,14 @@ def test_compare_shows_two_schemes_beside_each_other(tiny, picture):
     assert (data["scheme"], data["beside"]["scheme"]) == ("dense", "minmax")
     assert data["answers"][0]["reference"] == data["beside"]["answers"][0]["reference"]
     assert "another scheme" in error_of("compare", "-s", "minmax", "--beside", "minmax")
+
+
+def test_compare_without_a_scheme_takes_the_recommended_one(tiny, picture):
+    asked = ("compare", "-i", picture, "-q", "what is this ?", "--max-new-tokens", 3)
+    assert json.loads(run(*asked, "--json").stdout)["scheme"] == CONVERSATIONS
+    data = json.loads(run(*asked, "--json", "--beside", "minmax").stdout)
+    assert (data["scheme"], data["beside"]["scheme"]) == (CONVERSATIONS, "minmax")
+    assert "another scheme" in error_of(*asked, "--beside", CONVERSATIONS)
 
 
 def test_compare_says_only_what_differs_and_no_numbers_of_nothing(tiny, picture):
@@ -153,6 +162,7 @@ def test_the_demo_on_the_embedded_model():
 def test_supports_prints_the_row_of_a_config():
     row = json.loads(run("supports", "--json").stdout)
     assert (row["model_type"], row["words"]["cache"]) == ("internvl", "works")
+    assert row["scheme"] == CONVERSATIONS
     shown = run("supports", "--scheme", "kivi").stdout
     assert "few-bit cache          works\n" in shown
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from cli_runs import error_of, run
 
+from duotone.defaults import TEXT, name_of
 from tiny_text import LetterTokenizer
 
 
@@ -71,8 +72,9 @@ def test_a_file_of_texts_is_answered_by_a_scheme_for_text(words_only, tmp_path):
     result = run("evaluate", tmp_path / "rows.jsonl", "--json")
     assert result.exit_code == 0, result.output
     results = json.loads(result.stdout)
-    assert list(results) == ["16-bit", "kivi"]
-    assert results["kivi"]["metrics"]["accuracy"]["value"] == 0.0
+    name = name_of(TEXT)
+    assert list(results) == ["16-bit", name]
+    assert results[name]["metrics"]["accuracy"]["value"] == 0.0
     told = error_of("evaluate", tmp_path / "rows.jsonl", "--scheme", "duotone")
     assert "has no visual tokens" in told
 

@@ -6,8 +6,11 @@ import re
 import pytest
 from cli_runs import error_of, run
 
+import duotone
 from duotone.cli.common import show_paths
 from duotone.cli.plan import parse_bytes
+from duotone.defaults import CONVERSATIONS, TEXT, name_of
+from duotone.quant.schemes import named
 from tiny_vlm import tiny_model
 
 from families import tiny_model as tiny_family
@@ -29,6 +32,15 @@ def test_plan_says_how_many_sequences_fit(config_folder):
     table = run(*asked)
     assert table.exit_code == 0, table.output
     assert f"{data['max_batch']:,} sequences fit into 1.00 GB" in " ".join(table.stdout.split())
+
+
+def test_without_a_scheme_it_is_the_recommended_one(tmp_path):
+    assert json.loads(run("plan", "--json").stdout)["scheme"] == CONVERSATIONS
+    assert json.loads(run("plan", "--bits", 1, "--json").stdout)["scheme"] == name_of(CONVERSATIONS)
+    tiny_family("llama").config.save_pretrained(tmp_path)
+    of_text = json.loads(run("plan", "--model", tmp_path, "--json").stdout)
+    assert of_text["scheme"] == TEXT
+    assert duotone.CacheSpec.from_dict(of_text["spec"]) == named(TEXT)
 
 
 def test_a_plan_of_a_small_budget_says_what_fits(config_folder):

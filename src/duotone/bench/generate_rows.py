@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import duotone
+from duotone.defaults import CONVERSATIONS, PICTURES, TEXT
 from duotone.quant import CacheSpec
 from duotone.weights import RECIPES
 
@@ -21,8 +22,7 @@ PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
 CALIBRATED = "calibrated@1"
 STEP_BY_STEP = "no graphs"
 RECIPE = "rtn-w4a8"
-_OF_BOTH = ("duotone-mixed@2", "kivi@2")
-_VISUAL, _TEXT = ("duotone@1", "calibquant@1", *_OF_BOTH), ("kivi@2", "duotone-stream@2")
+_VISUAL, _TEXT = (PICTURES, "calibquant@1", CONVERSATIONS, "kivi@2"), ("kivi@2", TEXT)
 # What a compiled call leaves in a model; 5.17 keeps its static cache there, too.
 _COMPILED = ("_compiled_call", "_last_compile_config", "_cache")
 
@@ -116,7 +116,7 @@ def default_rows(takes_images: bool) -> list[str]:
 
 def budget_rows(takes_images: bool) -> list[str]:
     """Names of the rows in a memory budget."""
-    return [PLAIN, *(("duotone@1", CALIBRATED, "duotone-mixed@2") if takes_images else _TEXT)]
+    return [PLAIN, *((PICTURES, CALIBRATED, CONVERSATIONS) if takes_images else _TEXT)]
 
 
 def _spec(base: str, name: str) -> CacheSpec:

@@ -44,12 +44,13 @@ TasksOption = Annotated[
 ]
 SamplesOption = Annotated[int, typer.Option("--samples", "-n", help="Per task.")]
 SchemeOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--scheme",
         "-s",
         help="Scheme of the cache ([bold]duotone schemes[/bold]), NAME or NAME@BITS, or a .json "
         "file of a CacheSpec.",
+        show_default="the recommended one",
     ),
 ]
 BitsOption = Annotated[
@@ -154,6 +155,17 @@ def scheme_spec(name: str, bits: int | None) -> Any:
         raise ValueError(f"--bits does not go with {name}@{own}, which says its own; leave one out")
     bits = own if bits is None else bits
     return duotone.scheme(name) if bits is None else duotone.scheme(name, bits=bits)
+
+
+def recommended_spec(model_or_config: Any, bits: int | None) -> tuple[str, Any]:
+    """(name, CacheSpec) of the recommended scheme, at its own bits or the given bits."""
+    import duotone
+    from duotone.defaults import name_of
+
+    chosen = duotone.recommend(model_or_config)
+    if bits is None:
+        return chosen.name, chosen.spec
+    return name_of(chosen.name), scheme_spec(name_of(chosen.name), bits)
 
 
 def load_model(name: str | None, device: str | None, **options: Any) -> Any:

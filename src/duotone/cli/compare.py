@@ -20,6 +20,7 @@ from .common import (
     megabytes,
     print_json,
     progress_bar,
+    recommended_spec,
     scheme_spec,
     user_errors,
 )
@@ -37,7 +38,7 @@ def command(
         list[str] | None,
         typer.Option("--question", "-q", help="Asked about every picture; repeat for more."),
     ] = None,
-    scheme: SchemeOption = "duotone",
+    scheme: SchemeOption = None,
     bits: BitsOption = None,
     beside: Annotated[
         str | None,
@@ -67,9 +68,8 @@ def command(
     from duotone.inference import compare as comparing
     from duotone.inference.batch import encode
 
-    specs = {scheme: scheme_spec(scheme, bits)}
-    if beside is not None:
-        specs[beside] = _other_spec(scheme, beside)
+    first = None if scheme is None else scheme_spec(scheme, bits)
+    other = None if beside is None else _other_spec(scheme, beside)
     if question and not image:
         raise ValueError(
             "--question needs a picture to ask about, got none; add --image FILE, or leave both "
@@ -78,6 +78,10 @@ def command(
     chosen = comparing.prompts_of(image, question or []) if image else comparing.bundled_prompts()
     conversations = [prompt.messages() for prompt in chosen]
     loaded = load_model(model, device)
+    if scheme is None:
+        scheme, first = recommended_spec(loaded.model, bits)
+        other = None if beside is None else _other_spec(scheme, beside)
+    specs = {scheme: first} if beside is None else {scheme: first, beside: other}
     for spec in specs.values():
         comparing.check_scheme_fits(loaded, spec, has_images=True)
     encoded = encode(loaded.processor, conversations[:1])
@@ -96,7 +100,7 @@ def command(
         _show(outcomes)
 
 
-def _other_spec(scheme: str, beside: str) -> Any:
+def _other_spec(scheme: str | None, beside: str) -> Any:
     """The spec of --beside, at its own bits."""
     if beside == scheme:
         raise ValueError(f"--beside must name another scheme than --scheme, got {beside!r} twice")

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from duotone.defaults import PICTURES, TEXT, name_of
+
 from .common import (
     SPEC_SUFFIX,
     DeviceOption,
@@ -24,7 +26,7 @@ from .results import show_results
 
 PERPLEXITY = "perplexity"
 # Few-bit schemes by default: one for pictures, one for text.
-DEFAULT_SCHEME, DEFAULT_TEXT_SCHEME = "duotone", "kivi"
+DEFAULT_SCHEME, DEFAULT_TEXT_SCHEME = name_of(PICTURES), name_of(TEXT)
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 

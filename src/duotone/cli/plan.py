@@ -11,6 +11,7 @@ from .common import (
     SchemeOption,
     megabytes,
     print_json,
+    recommended_spec,
     scheme_spec,
     show_paths,
     user_errors,
@@ -58,7 +59,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    scheme: SchemeOption = "duotone",
+    scheme: SchemeOption = None,
     bits: BitsOption = None,
     visual_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 3328,
     text_tokens: Annotated[int, typer.Option(min=0, help="Per sequence.")] = 128,
@@ -85,8 +86,10 @@ def command(
     import duotone
     from duotone.planning.shapes import SHAPES
 
-    spec, budget_bytes = scheme_spec(scheme, bits), parse_bytes(budget)
+    spec, budget_bytes = scheme and scheme_spec(scheme, bits), parse_bytes(budget)
     config = SHAPES.get(model or "") or _config(model)
+    if scheme is None:
+        scheme, spec = recommended_spec(config, bits)
     plan = duotone.plan(
         config,
         spec,

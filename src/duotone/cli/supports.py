@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from .common import BitsOption, JsonOption, SchemeOption, print_json, scheme_spec, user_errors
+from .common import (
+    BitsOption,
+    JsonOption,
+    SchemeOption,
+    print_json,
+    recommended_spec,
+    scheme_spec,
+    user_errors,
+)
 
 LABELS = {
     "cache": "few-bit cache",
@@ -23,7 +31,7 @@ def command(
             show_default="the embedded duotone-tiny",
         ),
     ] = None,
-    scheme: SchemeOption = "duotone-mixed",
+    scheme: SchemeOption = None,
     bits: BitsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -41,10 +49,19 @@ def command(
     import transformers
 
     import duotone
+    from duotone.defaults import CONVERSATIONS, name_of
+    from duotone.hf.verdict import refusal
     from duotone.loading import load_config
 
     transformers.utils.logging.set_verbosity_error()
-    row = duotone.supports(load_config(model), scheme_spec(scheme, bits))
+    config = load_config(model)
+    if scheme is None and refusal(duotone.recommend, config) is not None:
+        scheme = name_of(CONVERSATIONS)  # whose refusal is the row's
+    if scheme is None:
+        scheme, spec = recommended_spec(config, bits)
+    else:
+        spec = scheme_spec(scheme, bits)
+    row = duotone.supports(config, spec)
     if json_output:
         print_json({"scheme": scheme, **row.to_dict(), "words": row.words()})
         return

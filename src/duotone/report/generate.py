@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from duotone.defaults import PICTURES
 from duotone.report.markdown import Result, markdown_table, source
 
 PLAIN, NO_CUDNN, STATIC = "plain", "plain, cuDNN off", "StaticCache, compiled"
-PREFERRED = "duotone@1"
 HEADER = (
     "row",
     "first token, ms",
@@ -90,7 +90,7 @@ def summarized(result: Result) -> dict[str, Any] | None:
     ours = [row for row in rows.values() if "graph_bytes" in row]
     if not plain or not ours:
         return None
-    mine = next((row for row in ours if row["row"] == PREFERRED), ours[0])
+    mine = next((row for row in ours if row["row"] == PICTURES), ours[0])
     coded = next(
         (row for row in ours if row["row"] == f"{mine['row']}, {row.get('weights')}"), None
     )
