@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ import duotone
 from benchmarks.quality.rows import GAINS
 from benchmarks.stress import STRESSES
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
+from duotone.calibrate.oscar import StatesRecorder
+from duotone.hf.recording import recording
 from duotone.quant.rivals import on_visual_spans
 from duotone.report.provenance import stamp, write_new_json
 from duotone.tune.bits import held
@@ -32,6 +35,7 @@ from training.zoo.vocabulary import ID, IMAGE
 
 SCHEMES = ("duotone", "duotone-parts", "duotone-parts8", "calibquant-paper", "calibquant")
 BY_TOKEN = ("input_ids", "token_type_ids", "mm_token_type_ids")
+CALIBRATION = 2 * HELD_OUT  # seed of batches that are neither trained on nor held out
 TYPICAL = 1.96  # standard errors of an interval
 
 
@@ -51,6 +55,17 @@ def rivals() -> dict[str, CacheSpec]:
     }
     ours = {f"duotone@{bits}": duotone.scheme("duotone", bits=bits) for bits in (3, 4)}
     return {name: on_visual_spans(spec) for name, spec in found.items()} | ours | corrected()
+
+
+def calibrated(model: Any, batches: Sequence[Batch], file: Path) -> dict[str, CacheSpec]:
+    """{label: spec}: OSCAR with rotations of the model's own states, which it writes to `file`."""
+    recorder = StatesRecorder.of(model, by="benchmarks.quality.zoo")
+    with recording(model, recorder.record), torch.no_grad():
+        for batch in batches:
+            model(**model_inputs(model, batch))
+    recorder.bases().save(file)
+    spec = duotone.scheme("oscar-rotation", bits=2, file=str(file))
+    return {"oscar-rotation, calibrated@2": on_visual_spans(spec)}
 
 
 def corrected() -> dict[str, CacheSpec]:
@@ -188,7 +203,11 @@ def main() -> None:
     every = specs(1) | specs(2)
     every = {name: spec.replace(scale_keys=args.scale_keys) for name, spec in every.items()}
     every |= rivals()  # With keys as they are.
-    rows = measure([Conversation(model, batch) for batch in batches], every)
+    with TemporaryDirectory() as folder:
+        others = Feed("cpu", CALIBRATION, 1)
+        seen = [_on(others.next(shape), args.device, dtype)]
+        every |= calibrated(model, seen, Path(folder, "rotations.safetensors"))
+        rows = measure([Conversation(model, batch) for batch in batches], every)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}
     header |= {"stress": args.stress, "scale_keys": args.scale_keys}
     header |= {"sequences": args.rows * args.batches, "rows": rows}

@@ -1,17 +1,27 @@
 """KL on models of the zoo, on fresh weights of one: exact codes lose nothing, one bit does."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import duotone
-from benchmarks.quality.zoo import Conversation, measure, ratio, rivals, specs
+from benchmarks.quality.zoo import (
+    CALIBRATION,
+    Conversation,
+    calibrated,
+    measure,
+    ratio,
+    rivals,
+    specs,
+)
 from training.zoo.members import MEMBERS
 from training.zoo.train import HELD_OUT, Feed
 
 # Heads of 64 channels: a range per token costs half a bit, a norm a quarter, and a group of 32 one.
 BITS_OF_RIVALS = {
+    "oscar-rotation, calibrated@2": 2.5,
     "oscar-rotation@2": 2.5,
     "turboquant K3 V3": 3.375,
     "kivi@2": 3.07,
@@ -36,11 +46,14 @@ def test_codes_are_read_by_the_answers() -> None:
     assert sum(coarse["kl_sums"]) / sum(counts) == pytest.approx(coarse["kl"], rel=1e-3)
 
 
-def test_rivals_are_read_by_the_answers_at_their_bits() -> None:
+def test_rivals_are_read_by_the_answers_at_their_bits(tmp_path: Path) -> None:
     member, every = MEMBERS["qwen3-vl"], rivals()
-    rows = {name: every[name] for name in BITS_OF_RIVALS}
-    batch = Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=1))
-    _, *found = measure([Conversation(member.build().eval(), batch)], rows)
+    model, shape = member.build().eval(), replace(member.shapes[0], rows=1)
+    held_out, other = (Feed("cpu", seed, 1).next(shape) for seed in (HELD_OUT, CALIBRATION))
+    rows = calibrated(model, [other], tmp_path / "rotations.safetensors")
+    rows |= {name: every[name] for name in BITS_OF_RIVALS if name in every}
+    assert list(rows) == list(BITS_OF_RIVALS)
+    _, *found = measure([Conversation(model, held_out)], rows)
     for row in found:
         assert 0 < row["kl"] < 1
         assert row["visual_bits"] == pytest.approx(BITS_OF_RIVALS[row["row"]], abs=0.04)
