@@ -9,7 +9,16 @@ BASE = "bf16"
 
 
 def steps_table(results: Sequence[Result]) -> str:
-    """Steps and prompts per cache dtype, a line per shape and load, beside 16 bit."""
+    """A table per device and way to compile: steps and prompts per cache dtype beside 16 bit."""
+    kinds = sorted({_kind(result) for result in results})
+    return "\n\n".join(_table([one for one in results if _kind(one) == kind]) for kind in kinds)
+
+
+def _kind(result: Result) -> tuple[str, bool]:
+    return result["device"], not result["compiles"]
+
+
+def _table(results: Sequence[Result]) -> str:
     names = sorted({result["row"] for result in results}, key=lambda name: (name != BASE, name))
     lines = _lines(results)
     header = ["shape", "requests", "prompt"]
@@ -24,10 +33,10 @@ def steps_table(results: Sequence[Result]) -> str:
         for (shape, batch, tokens), found in sorted(lines.items())
     ]
     last = results[-1]
-    devices = ", ".join(sorted({result["device"] for result in results}))
     versions = f"vLLM {last['versions']['vllm']}, torch {last['versions']['torch']}"
-    without = "" if all(result["compiles"] for result in results) else ", without torch.compile"
-    return f"{markdown_table(header, cells)}\n\n*{devices}, {versions}{without}.*"
+    compiled = "with" if last["compiles"] else "without"
+    said = f"{last['device']}, {versions}, {compiled} torch.compile"
+    return f"{markdown_table(header, cells)}\n\n*{said}.*"
 
 
 def _lines(results: Sequence[Result]) -> dict[tuple[str, int, int], dict[str, Result]]:

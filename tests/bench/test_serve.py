@@ -174,14 +174,18 @@ def open_commands():
             continue
 
 
-def test_the_summary_compares_loads_of_both():
-    def row(name, *speeds):
-        return {"row": name, "rates": [{"tokens_per_s": speed} for speed in speeds]}
+def test_the_summary_compares_loads_that_come_at_once():
+    def row(name, speed, at="inf"):
+        slow = {"rate": "1", "tokens_per_s": 1e6}
+        return {"row": name, "rates": [slow, {"rate": at, "tokens_per_s": speed}]}
 
     stamp = {"cache_bytes": 3e10, "input_tokens": 4096, "device": "a GPU"}
-    both = {**stamp, "rows": [row("bf16", 50, 100), row("duotone_2bit", 250, 60)]}
+    both = {**stamp, "rows": [row("bf16", 100), row("duotone_2bit", 250)]}
+    three = {**stamp, "rows": [*both["rows"], row("fp8", 125)]}
+    rates = {**stamp, "rows": [row("bf16", 100, "4"), row("duotone_2bit", 250, "4")]}
     one = {**stamp, "rows": [row("bf16", 100), {"row": "duotone_2bit", "reason": "no such kernel"}]}
-    assert serve_summary([both, one]) == (
-        "With 30 GB of cache, and prompts of 4,096 tokens, a server on 2 bits gives 2.50 times the "
-        "tokens of 16 bit (a GPU)."
-    )
+    head = "With 30 GB of cache, and prompts of 4,096 tokens, a server on 2 bits gives 2.50 times "
+    assert serve_summary([both, one, rates, three]).splitlines() == [
+        f"{head}the tokens of 16 bit (a GPU).",
+        f"{head}the tokens of 16 bit and 2.00 times the tokens of FP8 (a GPU).",
+    ]

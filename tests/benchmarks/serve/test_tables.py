@@ -27,3 +27,10 @@ def test_rows_stand_beside_16_bit() -> None:
     )
     assert lines[4] == "| llama-8b | 190 | 4,096 |  | 10.00 |  | 19,000 |  | 389,120 |"
     assert lines[-1] == "*a GPU, vLLM 0.33.0, torch 2.11.0, without torch.compile.*"
+
+
+def test_compiled_steps_have_a_table_of_their_own() -> None:
+    compiled = [{**one, "compiles": True} for one in RESULTS]
+    eager, ours = (steps_table(part).splitlines() for part in (RESULTS, compiled))
+    assert steps_table([*RESULTS, *compiled]).splitlines() == [*ours, "", *eager]
+    assert ours[-1] == "*a GPU, vLLM 0.33.0, torch 2.11.0, with torch.compile.*"
