@@ -17,6 +17,8 @@ from dev.site import drawings, hooks
 
 from paths import REPOSITORY
 
+# Words of docs/, tables included; pages of results have the long tables.
+MOST_OF_A_PAGE, MOST_OF_ALL = 2_500, 25_000
 CONFIG = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
@@ -55,6 +57,16 @@ def test_the_navigation_has_every_page_once() -> None:
     there = [path.name for path in (REPOSITORY / "docs").glob("*.md")]
     there += [path for path in hooks.outside_files() if path.endswith(".md")]
     assert Counter(pages(CONFIG["nav"])) == Counter(there)
+
+
+def test_pages_are_short() -> None:
+    (results,) = (part["Results"] for part in CONFIG["nav"] if "Results" in part)
+    docs = set((REPOSITORY / "docs").glob("*.md")) - {
+        REPOSITORY / "docs" / page for page in pages(results)
+    }
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in docs}
+    assert not {page: n for page, n in words.items() if n > MOST_OF_A_PAGE}
+    assert sum(words.values()) <= MOST_OF_ALL
 
 
 @pytest.mark.parametrize("page", list(pages(CONFIG["nav"])))
@@ -96,6 +108,13 @@ def test_links_follow_files_into_the_site(page: str, link: str, expected: str | 
 def test_a_page_of_the_repository_has_its_place_in_the_site() -> None:
     for page in pages(CONFIG["nav"]):
         assert hooks.in_site(hooks.in_repository(page)) == posixpath.normpath(page)
+
+
+def test_a_list_begins_right_after_a_paragraph() -> None:
+    page = "words:\n- one\n  more\n- two\n\nsteps:\n1. one\n2. two\n```\nx\n- y\n```\n| a |\n- z\n"
+    assert hooks.lists_apart(page) == page.replace("words:", "words:\n").replace(
+        "steps:", "steps:\n"
+    )
 
 
 def test_what_is_loaded_from_elsewhere_is_noticed() -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 OUTSIDE = ("results/**/*.md", "results/**/*.png", "CONTRIBUTING.md", "CHANGELOG.md")
 LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
+# The first point of a list right after a line of a paragraph, which Python-Markdown takes for words.
+POINT = re.compile(r"^(?P<line>(?![ |>#-]|\d+\. ).*\S.*)\n(?=(?:- |1\. )\S)", re.M)
+FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 LOADED = re.compile(
     r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
 )
@@ -61,6 +64,12 @@ def follow(markdown: str, page: str, root: Path = REPOSITORY) -> str:
     return LINK.sub(replace, markdown)
 
 
+def lists_apart(markdown: str) -> str:
+    """Markdown with an empty line before each list, as CommonMark does not need it."""
+    parts = FENCED.split(markdown)
+    return "".join(p if p.startswith("```") else POINT.sub(r"\g<line>\n\n", p) for p in parts)
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the files outside docs/."""
     from mkdocs.structure.files import File
@@ -72,8 +81,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links follow the files."""
-    return follow(markdown, in_repository(page.file.src_uri))
+    """Let links follow the files, and lists begin where they do on GitHub."""
+    return lists_apart(follow(markdown, in_repository(page.file.src_uri)))
 
 
 def loaded_from_elsewhere(html: str) -> list[str]:
