@@ -9,8 +9,10 @@ Few sequences make up most of a KL, so intervals are over sequences, whose sums 
 """
 
 import argparse
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, Cache, DynamicCache
 
 import duotone
+from benchmarks.quality.candidates import CANDIDATES
 from benchmarks.quality.rows import GAINS
 from benchmarks.stress import STRESSES
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
@@ -34,6 +37,7 @@ from training.zoo.train import HELD_OUT, Feed
 from training.zoo.vocabulary import ID, IMAGE
 
 SCHEMES = ("duotone", "duotone-parts", "duotone-parts8", "calibquant-paper", "calibquant")
+WIDTHS = (1, 2, 4)
 BY_TOKEN = ("input_ids", "token_type_ids", "mm_token_type_ids")
 CALIBRATION = 2 * HELD_OUT  # seed of batches that are neither trained on nor held out
 TYPICAL = 1.96  # standard errors of an interval
@@ -85,16 +89,26 @@ def corrected() -> dict[str, CacheSpec]:
     }
 
 
-def specs(bits: int) -> dict[str, CacheSpec]:
-    """{label: spec}: presets, min/max codes, Lloyd levels with one gain, all for visual tokens."""
+def plain_codes(bits: int) -> dict[str, CacheSpec]:
+    """{label: spec}: min/max codes, and Lloyd levels with one gain; of visual tokens."""
     even = TensorSpec(bits)
-    gains = (even.replace(levels="lloyd", gain=gain) for gain in GAINS[bits])
-    found = {name: duotone.scheme(name, bits=bits) for name in SCHEMES}
-    found |= {
+    gains = (even.replace(levels="lloyd", gain=gain) for gain in GAINS.get(bits, (1.0, 1.0)))
+    found = {
         "min/max": CacheSpec(visual=KVSpec(even, even)),
         "lloyd, one gain": CacheSpec(visual=KVSpec(*gains)),
     }
     return {f"{name}@{bits}": spec for name, spec in found.items()}
+
+
+def specs(bits: int) -> dict[str, CacheSpec]:
+    """{label: spec}: presets and plain codes, all for visual tokens."""
+    presets = {f"{name}@{bits}": duotone.scheme(name, bits=bits) for name in SCHEMES}
+    return presets | plain_codes(bits)
+
+
+def candidates(bits: int) -> dict[str, CacheSpec]:
+    """{label: spec}: what `choose.py` picks presets among."""
+    return {f"parts, {name}@{bits}": parts.spec for name, parts in CANDIDATES[bits].items()}
 
 
 class Conversation:
@@ -136,33 +150,57 @@ def _tokens(name: str, x: Tensor, span: slice) -> Tensor:
     return x[:, span] if name in BY_TOKEN else x
 
 
-def measure(talks: Sequence[Conversation], rows: Mapping[str, CacheSpec]) -> list[dict[str, Any]]:
-    """A row per spec, after one of 16 bit; kl_sums: over the answer's tokens, by sequence."""
-    plain = [talk.read(DynamicCache(config=talk.model.config.get_text_config())) for talk in talks]
-    tokens = torch.cat([talk.sums(torch.ones(len(talk.sequences))) for talk in talks])
-    accuracy = _accuracy(zip(plain, talks, strict=True))
-    found = [{"row": "16 bit", "accuracy": accuracy, "tokens": tokens.int().tolist()}]
-    for name, spec in rows.items():
-        ours, sums, bits = [], [], []
-        for exact, talk in zip(plain, talks, strict=True):
-            cache = QuantizedCache(talk.model, spec)
-            ours.append(talk.read(cache))
-            each = (exact.exp() * (exact - ours[-1])).sum(-1)
-            sums.append(talk.sums(each))
-            bits.append(held(cache, talk.visual, "visual").bits)
-        kl, interval = ratio(torch.cat(sums), tokens)
-        found.append(
-            {
-                "row": name,
-                "kl": kl,
-                "kl_interval": interval,
-                "kl_sums": [float(f"{x:.4g}") for x in torch.cat(sums).tolist()],
-                "accuracy": _accuracy(zip(ours, talks, strict=True)),
-                "visual_bits": sum(bits) / len(bits),
-            }
-        )
-        print({key: x for key, x in found[-1].items() if key != "kl_sums"}, flush=True)
-    return found
+@dataclass
+class Sums:
+    """What one spec lost: sums over answer tokens by sequence, true bits by batch."""
+
+    kl: list[Tensor] = field(default_factory=list)
+    right: list[Tensor] = field(default_factory=list)
+    bits: list[float] = field(default_factory=list)
+
+    def row(self, name: str, tokens: Tensor) -> dict[str, Any]:
+        """Return a row of a file. tokens: of answers, by sequence."""
+        sums = torch.cat(self.kl)
+        kl, interval = ratio(sums, tokens)
+        return {
+            "row": name,
+            "kl": kl,
+            "kl_interval": interval,
+            "kl_sums": [float(f"{x:.4g}") for x in sums.tolist()],
+            "accuracy": _accuracy(self.right),
+            "visual_bits": sum(self.bits) / len(self.bits),
+        }
+
+
+def measure(
+    talks: Iterable[Conversation],
+    rows: Mapping[str, CacheSpec],
+    seconds: float = math.inf,
+    impl: str = "auto",
+) -> list[dict[str, Any]]:
+    """A row per spec, after one of 16 bit; kl_sums: over the answer's tokens, by sequence.
+
+    seconds: no batch begins that would end later, but the first. All rows see the same batches.
+    impl: of `QuantizedCache`.
+    """
+    found, right, tokens = {name: Sums() for name in rows}, [], []
+    begun = time.monotonic()
+    for done, talk in enumerate(talks):
+        spent = time.monotonic() - begun
+        if done and spent + spent / done > seconds:
+            break
+        exact = talk.read(DynamicCache(config=talk.model.config.get_text_config()))
+        right.append(exact.argmax(-1) == talk.truth)
+        tokens.append(talk.sums(torch.ones(len(talk.sequences))))
+        for name, spec in rows.items():
+            cache = QuantizedCache(talk.model, spec, impl=impl)
+            ours = talk.read(cache)
+            found[name].kl.append(talk.sums((exact.exp() * (exact - ours)).sum(-1)))
+            found[name].right.append(ours.argmax(-1) == talk.truth)
+            found[name].bits.append(held(cache, talk.visual, "visual").bits)
+    counts = torch.cat(tokens)
+    plain = {"row": "16 bit", "accuracy": _accuracy(right), "tokens": counts.int().tolist()}
+    return [plain, *(sums.row(name, counts) for name, sums in found.items())]
 
 
 def ratio(sums: Tensor, counts: Tensor) -> tuple[float, float]:
@@ -172,9 +210,8 @@ def ratio(sums: Tensor, counts: Tensor) -> tuple[float, float]:
     return mean.item(), (TYPICAL * errors.square().sum().sqrt() / counts.sum()).item()
 
 
-def _accuracy(found: Iterable[tuple[Tensor, Conversation]]) -> float:
-    right = torch.cat([scores.argmax(-1) == talk.truth for scores, talk in found])
-    return right.double().mean().item()
+def _accuracy(right: Sequence[Tensor]) -> float:
+    return torch.cat(list(right)).double().mean().item()
 
 
 def _on(batch: Batch, device: str, dtype: torch.dtype) -> Batch:
@@ -191,6 +228,11 @@ def main() -> None:
     parser.add_argument("--scale-keys", choices=("auto", "never"), default="auto")
     parser.add_argument("--rows", type=int, default=32, help="of a held-out batch")
     parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument("--candidates", action="store_true", help="rows to choose presets among")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="time of all batches, about"
+    )
+    parser.add_argument("--impl", default="auto", help="reference: no kernel has to be compiled")
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -199,18 +241,21 @@ def main() -> None:
     STRESSES[args.stress](model.eval())
     model.to(args.device, dtype)
     feed, shape = Feed("cpu", HELD_OUT, 1), replace(MEMBERS[args.model].shapes[0], rows=args.rows)
-    batches = [_on(feed.next(shape), args.device, dtype) for _ in range(args.batches)]
-    every = specs(1) | specs(2)
+    batches = (_on(feed.next(shape), args.device, dtype) for _ in range(args.batches))
+    every = {name: spec for bits in WIDTHS for name, spec in specs(bits).items()}
+    if args.candidates:
+        every |= {name: spec for bits in WIDTHS for name, spec in candidates(bits).items()}
     every = {name: spec.replace(scale_keys=args.scale_keys) for name, spec in every.items()}
     every |= rivals()  # With keys as they are.
     with TemporaryDirectory() as folder:
         others = Feed("cpu", CALIBRATION, 1)
         seen = [_on(others.next(shape), args.device, dtype)]
         every |= calibrated(model, seen, Path(folder, "rotations.safetensors"))
-        rows = measure([Conversation(model, batch) for batch in batches], every)
+        talks = (Conversation(model, batch) for batch in batches)
+        rows = measure(talks, every, args.seconds, args.impl)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}
     header |= {"stress": args.stress, "scale_keys": args.scale_keys}
-    header |= {"sequences": args.rows * args.batches, "rows": rows}
+    header |= {"sequences": len(rows[0]["tokens"]), "rows": rows}
     write_new_json(args.out / f"{args.model}-{args.stress.replace(' ', '-')}.json", header)
 
 

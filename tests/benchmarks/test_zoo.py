@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import duotone
+from benchmarks.quality.bounds import span_bits
 from benchmarks.quality.zoo import (
     CALIBRATION,
     Conversation,
     calibrated,
+    candidates,
     measure,
     ratio,
     rivals,
@@ -36,11 +38,14 @@ def test_codes_are_read_by_the_answers() -> None:
     for batch in batches:
         batch.pixels = batch.pixels.double()  # sums of float32 alone pass the bound on some CPUs
     rows = {"exact": duotone.scheme("dense"), "one bit": specs(1)["min/max@1"]}
+    rows["parts"] = candidates(1)["parts, base@1"]
     model = member.build().double().eval()
-    plain, exact, coarse = measure([Conversation(model, batch) for batch in batches], rows)
+    plain, exact, coarse, parts = measure([Conversation(model, batch) for batch in batches], rows)
     assert exact["kl"] < 1e-9 < coarse["kl"]
     assert plain["accuracy"] == exact["accuracy"]
     assert (exact["visual_bits"], 1 < coarse["visual_bits"] < 2) == (64, True)
+    # The cache counts its index, too.
+    assert 0 < parts["visual_bits"] - span_bits(rows["parts"], 49, 64) < 0.02
     counts = [int((batch.labels != -100)[row].sum()) for batch in batches for row in range(2)]
     assert plain["tokens"] == counts
     assert sum(coarse["kl_sums"]) / sum(counts) == pytest.approx(coarse["kl"], rel=1e-3)
@@ -61,6 +66,15 @@ def test_rivals_are_read_by_the_answers_at_their_bits(tmp_path: Path) -> None:
     assert plain["visual_bits"] == corrected["visual_bits"]
     assert plain["kl"] != corrected["kl"]
     assert all(spec.scale_keys == "never" for name, spec in every.items() if "kvarn" in name)
+
+
+def test_time_ends_batches_and_not_rows() -> None:
+    """One batch is measured whole even where there is no time."""
+    member = MEMBERS["llava"]
+    batch = Feed("cpu", HELD_OUT, 1).next(replace(member.shapes[0], rows=1))
+    talk = Conversation(member.build().eval(), batch)
+    plain, exact = measure([talk] * 3, {"exact": duotone.scheme("dense")}, seconds=0)
+    assert (len(plain["tokens"]), len(exact["kl_sums"])) == (1, 1)
 
 
 def test_intervals_are_over_sequences() -> None:

@@ -1,0 +1,148 @@
+"""Choose the presets by their worst case, and score each model by a choice that did not see it.
+
+    PYTHONPATH=src:. python -m benchmarks.quality.choose FOLDER --out results/zoo/choice.json
+
+FOLDER has files of `zoo.py --candidates`, one per model and stress. A candidate's loss in a case is
+its KL over that of the best plain code of the same nominal width. Its worst loss over all cases
+counts. A model is left out with all its stresses: the candidate reported for it is the one chosen
+on the others.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.quality.bounds import within_bounds
+from benchmarks.quality.zoo import WIDTHS, candidates, ratio
+from duotone.report.files import read_file
+from duotone.report.provenance import write_new_json
+
+PLAIN = ("min/max", "lloyd, one gain", "kivi", "calibquant", "calibquant-paper")
+PREFIX = "parts, "  # of the names of candidates
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model under one stress. rows: of the file, by name; tokens: of answers, by sequence."""
+
+    model: str
+    stress: str
+    tokens: list[int]
+    rows: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Case":
+        """Return the case of a file."""
+        plain, *rows = data["rows"]
+        by_name = {row["row"]: row for row in rows}
+        return cls(data["model"], data["stress"], plain["tokens"], by_name)
+
+    def loss(self, row: str, bits: int) -> float:
+        """KL of a row over the least KL of a plain code of `bits`."""
+        return self.rows[row]["kl"] / self.rows[self.best_plain(bits)]["kl"]
+
+    def best_plain(self, bits: int) -> str:
+        """Name of the plain code that loses least."""
+        names = [f"{name}@{bits}" for name in PLAIN if f"{name}@{bits}" in self.rows]
+        return min(names, key=lambda name: self.rows[name]["kl"])
+
+    def difference(self, row: str, other: str) -> tuple[float, float]:
+        """KL of a row less that of another, and half of its interval, over pairs of sequences."""
+        ours, theirs = (torch.tensor(self.rows[name]["kl_sums"]) for name in (row, other))
+        return ratio(ours.double() - theirs.double(), torch.tensor(self.tokens))
+
+
+def worst(cases: Sequence[Case], row: str, bits: int) -> float:
+    """Largest loss of a row over cases."""
+    return max(case.loss(row, bits) for case in cases)
+
+
+def choose(cases: Sequence[Case], rows: Sequence[str], bits: int) -> str:
+    """Name of the row whose worst loss is least; the first of equals."""
+    if not cases or not rows:
+        raise ValueError(f"a choice needs cases and candidates; got {len(cases)}, {len(rows)}")
+    return min(rows, key=lambda row: worst(cases, row, bits))
+
+
+def held_out(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, str]:
+    """{model: the candidate that all other models choose}."""
+    models = list(dict.fromkeys(case.model for case in cases))
+    others = {model: [case for case in cases if case.model != model] for model in models}
+    return {model: choose(others[model], rows, bits) for model in models}
+
+
+def report(cases: Sequence[Case], rows: Sequence[str], bits: int) -> dict[str, Any]:
+    """The choice at one width, and each case scored by the choice of the other models."""
+    chosen = held_out(cases, rows, bits)
+    return {
+        "bits": bits,
+        "preset": choose(cases, rows, bits),
+        "worst": {row: worst(cases, row, bits) for row in rows},
+        "left_out": chosen,
+        "cases": [_scored(case, chosen[case.model], bits) for case in cases],
+    }
+
+
+def _scored(case: Case, chosen: str, bits: int) -> dict[str, Any]:
+    """Rows of a case: the held-out choice, then all that are no candidates; by rising KL."""
+    names = [name for name in case.rows if name.endswith(f"@{bits}") and PREFIX not in name]
+    least = min([chosen, *names], key=lambda name: case.rows[name]["kl"])
+    scored = [
+        {
+            "row": "held-out choice" if name == chosen else name,
+            **{key: case.rows[name][key] for key in ("kl", "kl_interval", "visual_bits")},
+            "as_the_least": _holds_zero(case, name, least),
+        }
+        for name in [chosen, *names]
+    ]
+    rivals = {name: case.difference(chosen, name) for name in names}
+    return {
+        "model": case.model,
+        "stress": case.stress,
+        "sequences": len(case.tokens),
+        "rows": sorted(scored, key=lambda row: row["kl"]),
+        "best_plain": case.best_plain(bits),
+        "beaten_by": [name for name, (mean, half) in rivals.items() if mean > half],
+    }
+
+
+def _holds_zero(case: Case, row: str, least: str) -> bool:
+    mean, half = case.difference(row, least)
+    return mean <= half
+
+
+def read_cases(folder: Path) -> tuple[list[Case], dict[str, Any]]:
+    """Cases of all files of a folder, and the provenance of the newest. Errors: ValueError."""
+    found = [data for path in sorted(folder.glob("*.json")) for data in read_file(path)]
+    found = [data for data in found if data.get("schema") == "duotone.zoo/1"]
+    if not found:
+        raise ValueError(f"a folder must have files of zoo.py; got none in {str(folder)!r}")
+    newest = max(found, key=lambda data: data["created"])
+    header = {name: newest[name] for name in ("created", "commit", "versions", "device")}
+    return [Case.of(data) for data in found], header
+
+
+def main() -> None:
+    """Choose at all widths, print worst losses, and write the scores."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="files of zoo.py --candidates")
+    parser.add_argument("--out", type=Path, required=True, help="a new file")
+    args = parser.parse_args()
+    cases, header = read_cases(args.folder)
+    widths = []
+    for bits in WIDTHS:
+        known = {name: spec for name, spec in candidates(bits).items() if within_bounds(spec, bits)}
+        rows = [name for name in known if all(name in case.rows for case in cases)]
+        widths.append(report(cases, rows, bits))
+        print(f"{bits} bits: {widths[-1]['preset']}; left out: {widths[-1]['left_out']}")
+        for name, loss in sorted(widths[-1]["worst"].items(), key=lambda item: item[1]):
+            print(f"  {loss:8.3f}  {name}")
+    write_new_json(args.out, {"schema": "duotone.zoo-choice/1", **header, "widths": widths})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The choice by the worst case, on made-up sums of three models."""
+
+import json
+
+import pytest
+
+from benchmarks.quality import choose, zoo_tables
+from benchmarks.quality.bounds import span_bits, within_bounds
+from benchmarks.quality.candidates import CANDIDATES
+from benchmarks.quality.choose import Case
+from benchmarks.quality.zoo import candidates
+from duotone import CacheSpec, scheme
+
+BOLD, SAFE = "parts, bold@1", "parts, safe@1"
+PLAIN, OTHER = "min/max@1", "lloyd, one gain@1"
+
+
+def _case(model: str, stress: str = "none", **sums: list[float]) -> Case:
+    tokens = [2, 2]
+    rows = {
+        name: {"row": name, "kl": sum(x) / 4, "kl_interval": 0.0, "kl_sums": x, "visual_bits": 1.5}
+        for name, x in sums.items()
+    }
+    return Case(model, stress, tokens, rows)
+
+
+def _cases() -> list[Case]:
+    """BOLD is better on a and b, and three times worse than plain codes on c."""
+    plain = {PLAIN: [4.0, 4.0], OTHER: [9.0, 9.0]}
+    good = {BOLD: [0.4, 0.4], SAFE: [2.0, 2.0]}
+    return [
+        _case("a", **plain, **good),
+        _case("a", "keys x8", **plain, **good),
+        _case("b", **plain, **good),
+        _case("c", **plain, **{BOLD: [12.0, 12.0], SAFE: [2.0, 2.0]}),
+    ]
+
+
+def test_the_worst_case_decides() -> None:
+    cases, rows = _cases(), [BOLD, SAFE]
+    assert choose.worst(cases, BOLD, 1) == pytest.approx(3)
+    assert choose.worst(cases, SAFE, 1) == pytest.approx(0.5)
+    assert choose.choose(cases, rows, 1) == SAFE
+
+
+def test_a_model_is_scored_by_a_choice_that_did_not_see_it() -> None:
+    cases, rows = _cases(), [BOLD, SAFE]
+    assert choose.held_out(cases, rows, 1) == {"a": SAFE, "b": SAFE, "c": BOLD}
+    found = choose.report(cases, rows, 1)
+    assert found["preset"] == SAFE
+    of_c = found["cases"][-1]
+    assert {row["row"]: row["kl"] for row in of_c["rows"]}["held-out choice"] == 6
+    assert of_c["beaten_by"] == [PLAIN, OTHER]
+
+
+def test_pairs_of_sequences_decide_what_is_worse() -> None:
+    """Sums that differ by one sequence alone are no difference."""
+    case = _case("a", **{SAFE: [1.0, 9.0], PLAIN: [1.0, 3.0], OTHER: [0.0, 8.0]})
+    mean, half = case.difference(SAFE, PLAIN)
+    assert (mean, half > mean) == (1.5, True)
+    mean, half = case.difference(SAFE, OTHER)
+    assert (mean, half) == (0.5, 0)
+    other = _case("b", **{name: row["kl_sums"] for name, row in case.rows.items()})
+    scored = choose.report([case, other], [SAFE], 1)["cases"][0]
+    assert scored["beaten_by"] == [OTHER]
+
+
+def test_no_candidates_are_refused() -> None:
+    with pytest.raises(ValueError, match="got 4, 0"):
+        choose.choose(_cases(), [], 1)
+
+
+def test_choices_become_tables() -> None:
+    result = {
+        "schema": "duotone.zoo-choice/1",
+        "created": "2026-11-27T00:00:00",
+        "commit": "c" * 40,
+        "versions": {"torch": "2"},
+        "device": "cpu",
+        "widths": [choose.report(_cases(), [BOLD, SAFE], 1)],
+    }
+    result = json.loads(json.dumps(result))
+    order = zoo_tables.order_table([result])
+    assert (
+        "| held-out choice | **1: 1 ± 0** (1.50) | **1: 1 ± 0** (1.50) | 3: 6 ± 0 (1.50) |" in order
+    )
+    stresses = zoo_tables.stress_table([result])
+    assert "| 1 | a | 0.50 of min/max | 0.50 of min/max |" in stresses
+    assert "| 1 | c | 3.00 of min/max |  |" in stresses
+
+
+def test_files_of_other_benchmarks_are_refused(tmp_path) -> None:
+    (tmp_path / "other.json").write_text('{"schema": "duotone.tune/1"}')
+    with pytest.raises(ValueError, match=r"files of zoo\.py"):
+        choose.read_cases(tmp_path)
+
+
+def test_bits_of_spans_have_bounds() -> None:
+    known = candidates(1)
+    assert set(known) == {f"parts, {name}@1" for name in CANDIDATES[1]}
+    assert not within_bounds(scheme("duotone-parts", bits=1), 1)
+    assert span_bits(scheme("minmax", bits=1), 256) == 1.125
+    with pytest.raises(ValueError, match="need a KVSpec"):
+        span_bits(CacheSpec(visual="dense"), 49)
+    assert sum(within_bounds(spec, 1) for spec in known.values()) >= 3
