@@ -14,6 +14,7 @@ from duotone.bench import generate_rows
 from duotone.bench.generate import Bench, Load, Subject, summary
 from duotone.bench.generate_rows import Row, parse_rows
 from duotone.bench.generate_watch import FEWEST_TOKENS, Watch
+from duotone.defaults import PICTURES
 from duotone.inference.random_models import random_model, random_prompt
 
 from families import tiny_model
@@ -219,7 +220,7 @@ def test_every_row_of_the_whole_table_is_one() -> None:
     for takes_images in (True, False):
         names = generate_rows.default_rows(takes_images)
         assert [row.name for row in parse_rows(names)] == names
-    assert "duotone@1, no graphs" in generate_rows.default_rows(True)
+    assert f"{PICTURES}, no graphs" in generate_rows.default_rows(True)
 
 
 def test_cudnn_is_off_in_its_row_alone() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cli_runs import error_of, run
 
 import duotone
+from duotone.defaults import PICTURES, name_of
 from duotone.demo.server import DemoServer
 
 
@@ -33,7 +34,7 @@ def test_says_where_the_page_is_and_opens_it(served):
     (url,) = re.findall(r"duotone-tiny answers at (http://127.0.0.1:\d+/) ", result.stdout)
     assert served["opened"] == [url]
     (server,) = served["servers"]
-    assert (server.demo.scheme, server.demo.bits) == ("duotone", None)
+    assert (server.demo.scheme, server.demo.bits) == (name_of(PICTURES), None)
     assert not server.demo.gallery.folder.exists()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url, timeout=5)

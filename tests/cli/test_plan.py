@@ -76,9 +76,8 @@ def test_a_plan_knows_of_the_images():
 def test_a_plan_says_what_decodes_which_tokens(config_folder):
     asked = ("plan", "--model", "internvl2.5-8b", "--scheme")
     fast = json.loads(run(*asked, "duotone-mixed", "--json").stdout)["attention"]
-    assert {(p["tokens"], p["runs"], p["why"]) for p in fast} == {
-        (tokens, "cuda", None) for tokens in ("visual", "text", "dense")
-    }
+    assert {"visual", "text", "dense"} <= {p["tokens"] for p in fast}
+    assert {(p["runs"], p["why"]) for p in fast} == {("cuda", None)}
     shown = run(*asked, "duotone-mixed").stdout
     assert "decode attention of text tokens runs by the CUDA kernels" in shown
     slow = " ".join(run("plan", "--model", config_folder, "--scheme", "kivi").stdout.split())

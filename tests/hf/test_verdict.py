@@ -48,7 +48,7 @@ def test_refusals_are_those_of_enable() -> None:
 def test_graphs_are_refused_by_their_own_rules() -> None:
     config = FAMILIES["mistral"].config()
     config.sliding_window = 24
-    assert "sliding windows" in supports(config, SPEC).graphs
+    assert "sliding windows" in supports(config, duotone.scheme("kivi")).graphs
     model = new_model("llama")
     model.lm_head.register_forward_hook(lambda *_: None)
     row = supports(model, SPEC)
