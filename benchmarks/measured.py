@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from duotone.defaults import CONVERSATIONS, PICTURES, TEXT
+from duotone.defaults import CONVERSATIONS, TEXT
 from duotone.quant import CacheSpec
 from duotone.quant.schemes import named
 from duotone.report.generate import fastest_plain, rows_by_name, title
@@ -31,7 +31,7 @@ METRICS = {"captions": "object_recall"}
 
 def measured(results: list[Result]) -> dict[str, Any]:
     """{"loss": {scheme: entries}, "speed": {scheme: entries}} of the recommended schemes."""
-    schemes = {name: named(name) for name in dict.fromkeys((PICTURES, CONVERSATIONS, TEXT))}
+    schemes = {name: named(name) for name in (CONVERSATIONS, TEXT)}
     return {
         "loss": {name: losses(results, spec) for name, spec in schemes.items()},
         "speed": {name: speeds(results, spec) for name, spec in schemes.items()},

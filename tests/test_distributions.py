@@ -19,6 +19,7 @@ NEEDED = {
     "duotone/py.typed",
     "duotone/models/duotone_tiny/model.safetensors",
     "duotone/examples/examples.json",
+    "duotone/planning/measured.json",
     "duotone/quant/presets/duotone-klt.safetensors",
     "duotone/attention/cuda/shared/common.cuh",
     "duotone/attention/cuda/spans/decode.cu",
