@@ -57,6 +57,9 @@ def table_specs(bits: int, tau: tuple[int, int] | None) -> dict[str, CacheSpec]:
         "calibquant-paper": paper,
         "calibquant-paper, no tau": paper.replace(tau=None),
         "calibquant-paper, global V": with_global_value(paper),
+        "calibquant, no tau, global V of all heads": duotone.scheme(
+            "calibquant", bits=bits, channels=False
+        ).replace(tau=None),
         "lloyd": lloyd,
     }
     if bits in GAINS:
@@ -117,6 +120,8 @@ def further(window: int, depth: int) -> dict[str, CacheSpec]:
     rows = {label: cut(spec, window) for label, spec in rows.items()}
     for name in ("kivi", "kivi-sink", "innerq"):
         rows[f"{name} @2, window as published"] = duotone.scheme(name, bits=2)
+    for name in ("kivi", "oscar-scaling"):
+        rows[f"{name} @2, window drains"] = duotone.scheme(name, bits=2, released=True)
     own = duotone.scheme("duotone-stream", bits=2)
     rows["duotone-stream @2, own window"] = own
     for recent in (32, 48, 64, 128):

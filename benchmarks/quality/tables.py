@@ -26,6 +26,16 @@ def _change(value: float, reference: float) -> str:
     return f" ({100 * (value / reference - 1):+.1f} %)" if reference else ""
 
 
+# Schemes that have another name since their rows were measured.
+RENAMED = {"pyramidinfer": "pyramidinfer-cache"}
+
+
+def shown(label: str) -> str:
+    """Label of a row, with the scheme's name of today."""
+    name, at, rest = label.partition(" @")
+    return RENAMED.get(name, name) + at + rest
+
+
 def quality_cell(result: Result, label: str, metric: str) -> str:
     """Score, interval and change; bold where the paired interval of the change contains zero."""
     if label not in result["schemes"]:
@@ -149,7 +159,7 @@ def scheme_table(results: Sequence[Result]) -> str:
             cells.append(_picture_bits(scheme))
             cells += [f"{memory['bits_per_element']:.2f}", _kilobytes(scheme, result["samples"])]
             cells.append(quality_cell(result, label, result["headline"]))
-            rows.append([label, *cells, with_interval(kl, 4) if kl else ""])
+            rows.append([shown(label), *cells, with_interval(kl, 4) if kl else ""])
         heading = f"{title(result)}, {result['samples']} samples, windows of {result['window']}:"
         columns = [*header, "KB per sequence", result["headline"], "KL (nats)"]
         tables += [heading, markdown_table(columns, rows)]
@@ -184,7 +194,7 @@ def scheme_summary(results: Sequence[Result]) -> str:
         found = [result["schemes"].get(label) for result in tasks]
         measured = (one["metrics"].get("kl") if one else None for one in found)
         cells = (with_interval(kl, 4) if kl else "" for kl in measured)
-        rows.append([label, _picture_bits(next(filter(None, found))), *cells])
+        rows.append([shown(label), _picture_bits(next(filter(None, found))), *cells])
     return "\n\n".join([markdown_table(header, rows), provenance(tasks)])
 
 

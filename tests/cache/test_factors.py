@@ -1,4 +1,4 @@
-"""Packed tensors with factors and codebooks: spans, joins, cuts, bytes, fixed buffers."""
+"""Packed tensors with factors, codebooks or shared ranges: spans, joins, cuts, bytes, buffers."""
 
 import pytest
 import torch
@@ -22,8 +22,10 @@ SPECS = {
     "gaussian": TensorSpec(3, "channels", mapping="symmetric", codebook="gaussian"),
     "gaussian along tokens": TensorSpec(2, group=8, mapping="symmetric", codebook="gaussian"),
     "clipped": TensorSpec(2, "channels", clip=0.9),
+    "one range for all heads": TensorSpec(2, "span", 8, heads="all", ties="even"),
 }
 HEADS, D = 2, 32
+SPANS = "one range for all heads"
 each = pytest.mark.parametrize("name", SPECS)
 
 
@@ -87,12 +89,25 @@ def test_whole_groups_are_packed_as_blocks_are(name: str) -> None:
         assert torch.equal(tensor, getattr(whole, part)), part
 
 
+def test_one_range_covers_all_heads() -> None:
+    x = states(2, 20) + torch.tensor([0.0, 5.0])[:, None, None]
+    made = pack_tensor(x, TensorSpec(4, "span", heads="all"), single_block(torch.tensor([20, 20])))
+    for sequence, found in zip(x, made.dequantize(), strict=True):
+        low, high = float(sequence.min()), float(sequence.max())
+        assert abs(float(found.min()) - low) < 0.01
+        assert abs(float(found.max()) - high) < 0.02
+        assert float((found - sequence).abs().max()) <= (high - low) / 30 + 0.01
+    assert torch.equal(made.scale[:, 0], made.scale[:, 1])
+
+
 @pytest.mark.parametrize(
-    ("key", "value"), [("token factors", "channel factors"), ("norms", "gaussian")]
+    ("key", "value"),
+    [("token factors", "channel factors"), ("norms", "gaussian"), ("norms", SPANS)],
 )
-def test_fixed_buffers_decode_as_growing_ones(key: str, value: str) -> None:
+@pytest.mark.parametrize("recent", [0, 2])
+def test_fixed_buffers_decode_as_growing_ones(key: str, value: str, recent: int) -> None:
     text = KVSpec(SPECS[key], SPECS[value])
-    spec = CacheSpec(visual="text", text=text, sink=3, recent=2, scale_keys="never")
+    spec = CacheSpec(visual="text", text=text, sink=3, recent=recent, flush=16, scale_keys="never")
     ledger, store = Ledger(spec, 2, torch.device("cpu")), LayerStore(spec)
     real = torch.ones(2, 40, dtype=torch.bool)
     prompt = states(2, 40), states(2, 40, 1)

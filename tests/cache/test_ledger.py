@@ -20,6 +20,7 @@ SPECS = {
     ),
     "stream": CacheSpec(visual="text", text=GROUPED, sink=3, recent=5),
     "stream-no-window": CacheSpec(visual="text", text=GROUPED),
+    "stream-drains": CacheSpec(visual="text", text=GROUPED, sink=1, flush=12),
     "mixed": CacheSpec(visual=KVSpec(TensorSpec(8), TensorSpec(8)), text=GROUPED, recent=2),
     "text-only": CacheSpec(visual="dense", text=GROUPED, sink=1, recent=4),
     "dense": CacheSpec(visual="dense"),
@@ -91,7 +92,7 @@ class Model:
         middle = stream[self.spec.sink :]
         assert set(middle[len(middle) - min(self.spec.recent, len(middle)) :]) <= dense
         held = [i for i in middle if i in dense]
-        assert len(held) <= self.spec.recent + self.spec.text.flush_tokens
+        assert len(held) <= self.spec.recent + self.spec.flush_tokens
 
 
 STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 2, 5, 13]), min_size=1, max_size=25)
@@ -198,3 +199,18 @@ def test_visual_policies_ask_the_device_nothing_more_while_decoding(name: str, m
         counts[policy] = len(asked)
     assert len(set(counts.values())) == 1, counts
     assert min(counts.values()) > 0
+
+
+@pytest.mark.parametrize("prompt", [5, 12, 29])
+def test_a_window_that_drains_packs_as_kivis_code_packs_k(prompt: int) -> None:
+    """Whole blocks of a prompt at once; then a block each time that so many tokens wait."""
+    spec = CacheSpec(visual="text", text=GROUPED, flush=12)
+    model, one = Model(spec), torch.ones(BATCH, 1, dtype=torch.bool)
+    every = torch.ones(BATCH, prompt, dtype=torch.bool)
+    model.step(~every, every)
+    waiting = prompt % 12
+    for _ in range(30):
+        assert model.ledger.state.dense.lengths.tolist() == [waiting] * BATCH
+        # A full window leaves before the next token enters, after attention has read it.
+        model.step(~one, one)
+        waiting = waiting % 12 + 1

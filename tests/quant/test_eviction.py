@@ -50,7 +50,7 @@ def test_layers_that_share_codes_cannot_drop_different_tokens() -> None:
     assert CacheSpec(share=Sharing()).evict is None
 
 
-@pytest.mark.parametrize("name", ["vl-cache", "pyramidinfer"])
+@pytest.mark.parametrize("name", ["vl-cache", "pyramidinfer-cache"])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 def test_schemes_keep_the_memory_of_so_many_bits(name: str, bits: int) -> None:
     spec = duotone.scheme(name, bits=bits)

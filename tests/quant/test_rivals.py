@@ -11,6 +11,7 @@ import duotone
 from duotone import CacheSpec, KVSpec, TensorSpec
 from duotone.cache.blocks import single_block
 from duotone.cache.packed import PackedTensor, pack_tensor
+from duotone.quant import quantize
 from duotone.quant.bases import Bases
 from duotone.quant.codebooks import POSITIVE
 from duotone.quant.rivals import on_visual_spans
@@ -191,6 +192,35 @@ def test_oscars_tokens_have_norm_one_and_whole_zero_points(x: Tensor, which: str
     assert which == "value" or packed(x, spec).factor.shape == (1, 1, TOKENS, 1)
 
 
+@pytest.mark.parametrize(("ties", "codes"), [("up", [1, 2, 3]), ("even", [0, 2, 2])])
+def test_a_middle_goes_up_or_to_the_even_code(ties: str, codes: list[int]) -> None:
+    x = torch.tensor([[0.0, 3.0, 0.5, 1.5, 2.5]])
+    for fields in ({}, {"classes": ((2, 1.0),), "along": "tokens"}):
+        spec = TensorSpec(2, **{"along": "channels", "ties": ties, **fields})
+        made = quantize(x.T if spec.classes else x, spec).codes
+        assert made.flatten()[2:].tolist() == codes
+    signs = quantize(x - 1.5, TensorSpec(1, "channels", mapping="symmetric", ties=ties))
+    assert signs.codes.flatten().tolist() == [1, 1, 1, 0, 1]
+    half = quantize(
+        torch.tensor([[2.0, 1.0]]), TensorSpec(1, "channels", mapping="symmetric", ties=ties)
+    )
+    assert half.codes.flatten().tolist() == [1, {"up": 1, "even": 0}[ties]]
+
+
+def test_released_windows_drain_and_round_to_even() -> None:
+    for name in ("kivi", "asymkv", "xquant", "oscar-scaling"):
+        ours, theirs = duotone.scheme(name), duotone.scheme(name, released=True)
+        assert (ours.recent, ours.flush_tokens) == (128, 32)
+        assert (theirs.recent, theirs.flush_tokens) == (0, 128)
+        assert {tensor.ties for tensor in theirs.tensors} == {"even"}
+        assert [t.replace(ties="up") for t in theirs.tensors] == [
+            t.replace(ties="up") for t in ours.tensors
+        ]
+    whole = duotone.scheme("calibquant", ties="even", channels=False).visual
+    assert (whole.key.ties, whole.value.along, whole.value.heads) == ("even", "span", "all")
+    assert duotone.scheme("calibquant", ties="even", channels=True).visual.value.shrink == 0.3
+
+
 def test_on_visual_spans_a_scheme_keeps_its_quantizers() -> None:
     spec = duotone.scheme("asymkv", lk=2)
     visual = on_visual_spans(spec)
@@ -210,6 +240,8 @@ BAD = {
     "factors='norm' needs": {"factors": "norm", "along": "channels"},
     "factors need parameters": {"factors": "norm", "param_dtype": "float8"},
     "tile needs": {"tile": 4},
+    "ties='even' needs": {"ties": "even", "codebook": "gaussian", "mapping": "symmetric"},
+    "heads='all' needs": {"heads": "all"},
 }
 
 

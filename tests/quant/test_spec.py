@@ -84,7 +84,7 @@ def test_unknown_schemes_name_their_neighbours() -> None:
     with pytest.raises(ValueError, match="Did you mean calibquant"):
         duotone.scheme("calibquand")
     with pytest.raises(ValueError, match=r"takes \['bits'\]"):
-        duotone.scheme("kivi", width=2)
+        duotone.scheme("lloyd", width=2)
 
 
 def test_released_calibquant_shrinks_at_1_bit_only() -> None:

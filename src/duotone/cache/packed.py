@@ -325,6 +325,8 @@ def pack_groups(
     x, _, extra = _divided(x, spec, whole)
     if spec.along == "channels":
         return _packed_parts(quantize(x, spec, decoding=decoding), spec) | extra
+    if spec.heads == "all":
+        return extra | _pack_blocks(x, spec, whole, decoding)
     slots = x.unflatten(2, (-1, spec.group))
     parts = _packed_parts(quantize(slots, spec.replace(group=None), decoding=decoding), spec)
     return extra | {
@@ -350,8 +352,33 @@ def _pack_blocks(
 ) -> dict[str, Tensor]:
     """Quantize block by block; return codes in token order, and parameters with a row per block."""
     slots = blocks.to_slots(x)
+    if spec.heads == "all":
+        return _pack_heads_as_one(slots, spec, blocks, decoding)
     mask = blocks.mask[:, None].expand(slots.shape[:4])
     parts = _packed_parts(quantize(slots, spec.replace(group=None), mask, decoding), spec)
+    return {
+        name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
+        for name, part in parts.items()
+    }
+
+
+def _pack_heads_as_one(
+    slots: Tensor, spec: TensorSpec, blocks: BlockTable, decoding: bool
+) -> dict[str, Tensor]:
+    """As `_pack_blocks`, with one range for all heads, which each of them stores."""
+    heads, channels = slots.shape[1], slots.shape[4]
+    joined = slots.permute(0, 2, 3, 1, 4).flatten(3)
+    q = quantize(joined, spec.replace(group=None, heads="each"), blocks.mask, decoding)
+
+    def by_head(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.unflatten(3, (heads, channels)).permute(0, 3, 1, 2, 4)
+
+    def of_each(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[:, None].expand(-1, heads, *x.shape[1:]).contiguous()
+
+    rows = {name: of_each(getattr(q, name)) for name in ("scale", "zero_point", "symmetric")}
+    q = replace(q, codes=by_head(q.codes), negative=by_head(q.negative), **rows)
+    parts = _packed_parts(q, spec)
     return {
         name: blocks.to_tokens(part) if name in TOKEN_PARTS else part.squeeze(3)
         for name, part in parts.items()

@@ -128,8 +128,10 @@ def quantize(
 
     mask: False at padding tokens: they enter no statistic, and their codes are 0.
     decoding: x are tokens of a decode step, for `spec.hybrid_at`.
+    `transform`, `factors` and `heads` belong to `cache.pack_tensor`; nothing here applies them.
     Order of the steps: range (min/max times shrink, or Lloyd), codes, then eta, energy and gain,
-    which move levels and leave codes alone. Ties between two levels go up.
+    which move levels and leave codes alone. Ties between two levels go up,
+    or as `spec.ties` says.
     Errors: a non-finite element at a valid token, or a range that param_dtype cannot hold.
     """
     check_packed(spec)
@@ -239,7 +241,7 @@ def _symmetric(x: Tensor, mask: Tensor, spec: TensorSpec) -> _Groups:
         return _Groups(codes, stored(scale, spec))
     scale = symmetric_scale(x, mask, spec.bits, spec.shrink, spec.levels == "lloyd")
     scale = stored(scale, spec)
-    codes = nearest_code(x.abs(), scale, torch.zeros_like(scale), spec.bits) * mask
+    codes = nearest_code(x.abs(), scale, torch.zeros_like(scale), spec.bits, spec.ties) * mask
     # The full range 2 * max|x| loses eta of its width at both ends.
     scale = stored((1 - 2 * spec.eta) * scale, spec)
     return _Groups(codes, scale, negative=x < 0)

@@ -94,7 +94,10 @@ _READ = (
 TORCH_READING = Honours.of("PyTorch operations that read", _READ)
 TORCH_PACKING = Honours.of(
     "PyTorch operations that pack",
-    (*_READ, "hybrid_at", "eta", "shrink", "levels", "gain", "energy", "clip", "grid"),
+    (
+        *(*_READ, "hybrid_at", "eta", "shrink", "levels", "gain", "energy"),
+        *("clip", "grid", "ties", "heads"),
+    ),
     packs=True,
 )
 # Fields of `CacheSpec` and of `KVSpec` that the stores and the attention to them honour.

@@ -36,18 +36,21 @@ class ChosenLevels:
     """Levels whose nearest is an element's code, rounded to param_dtype.
 
     bits: width of all groups, or of each, shaped like scale. classes: each channel's class number.
+    ties: as in the spec.
     """
 
     scale: Tensor
     zero_point: Tensor
     bits: int | Tensor
     classes: Tensor | None = None
+    ties: str = "up"
 
     def codes(self, x: Tensor, mask: Tensor) -> Tensor:
         """Codes of the nearest levels, 0 at padding."""
+        levels = (self.scale, self.zero_point)
         if isinstance(self.bits, int):
-            return nearest_code(x, self.scale, self.zero_point, self.bits) * mask
-        return nearest_code(x, self.scale, self.zero_point, max(BITS)).clamp_max(self.top) * mask
+            return nearest_code(x, *levels, self.bits, self.ties) * mask
+        return nearest_code(x, *levels, max(BITS), self.ties).clamp_max(self.top) * mask
 
     @property
     def top(self) -> float | Tensor:
@@ -71,7 +74,7 @@ def stored(parameter: Tensor, spec: TensorSpec) -> Tensor:
 def chosen_levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> ChosenLevels:
     """Levels between the end points that the spec names, by classes of channels if it has them."""
     if not spec.classes:
-        return ChosenLevels(*_range(x, mask, spec, spec.bits), spec.bits)
+        return ChosenLevels(*_range(x, mask, spec, spec.bits), spec.bits, ties=spec.ties)
     numbers = assign_classes(_power_about_mean(x, mask, spec), spec)
     order = class_order(numbers).unsqueeze(-1)
     counts = class_counts(spec, x.shape[-2])
@@ -85,9 +88,8 @@ def chosen_levels(x: Tensor, mask: Tensor, spec: TensorSpec) -> ChosenLevels:
         _unsorted(torch.cat(rows, -2), order) for rows in zip(*pieces, strict=True)
     )
     widths = torch.tensor([bits for bits, _ in counts], device=x.device)
-    return ChosenLevels(
-        scale, zero_point, widths[numbers.long()].unsqueeze(-1), numbers.unsqueeze(-1)
-    )
+    bits = widths[numbers.long()].unsqueeze(-1)
+    return ChosenLevels(scale, zero_point, bits, numbers.unsqueeze(-1), spec.ties)
 
 
 def needs_codes(spec: TensorSpec) -> bool:

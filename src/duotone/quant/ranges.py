@@ -45,13 +45,17 @@ def masked_bounds(x: Group, mask: Mask) -> tuple[PerGroup, PerGroup]:
     return low.masked_fill(empty, 0), high.masked_fill(empty, 0)
 
 
-def nearest_code(x: Group, scale: PerGroup, zero_point: PerGroup, bits: int) -> Group:
+def nearest_code(
+    x: Group, scale: PerGroup, zero_point: PerGroup, bits: int, ties: str = "up"
+) -> Group:
     """Index of the nearest level, as floats. Ties go up: floor(t + 1/2), the same in every kernel.
 
-    A group without width (scale 0) gets code 0.
+    ties: "even" takes the even one of two codes instead. A group without width (scale 0) gets
+    code 0.
     """
     steps = (x - zero_point) / torch.where(scale > 0, scale, torch.ones_like(scale))
-    codes = torch.floor(steps + 0.5).clamp(0, (1 << bits) - 1)
+    codes = torch.floor(steps + 0.5) if ties == "up" else torch.round(steps)
+    codes = codes.clamp(0, (1 << bits) - 1)
     return torch.where(scale > 0, codes, torch.zeros_like(codes))
 
 

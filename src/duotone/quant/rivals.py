@@ -39,15 +39,17 @@ def _rotated(spec: CacheSpec, file: str) -> CacheSpec:
     return spec.replace(layers=tuple(rules))
 
 
-def oscar_scaling(bits: int = 2) -> CacheSpec:
+def oscar_scaling(bits: int = 2, released: bool = False) -> CacheSpec:
     """Spec of OScaR (arXiv 2605.19660): KIVI's groups after a rotation, tokens of K of norm 1.
 
-    Zero-points are whole steps. The code's window holds 0 to 127 tokens; this one 128 to 159.
+    Zero-points are whole steps. released: the code's window, which drains and holds 0 to 127
+    tokens; ours holds 128 to 159.
     """
-    fields = {"group": 32, "grid": "zero", "transform": HADAMARD}
+    fields = {"group": 32, "grid": "zero", "ties": "even", "transform": HADAMARD}
     key = TensorSpec(bits, along="tokens", factors="norm", **fields)  # type: ignore[arg-type]
     value = TensorSpec(bits, along="channels", **fields)  # type: ignore[arg-type]
-    return _all_tokens(key, value, recent=128)
+    window = {"flush": 128} if released else {"recent": 128}
+    return _all_tokens(key, value, **window)
 
 
 def kvarn(key_bits: int = 4, value_bits: int = 2) -> CacheSpec:
@@ -55,7 +57,7 @@ def kvarn(key_bits: int = 4, value_bits: int = 2) -> CacheSpec:
 
     The first tile stays in 16 bit, and so does the last one until it is whole.
     """
-    fields = {"factors": "balanced", "transform": HADAMARD}
+    fields = {"factors": "balanced", "ties": "even", "transform": HADAMARD}
     key = TensorSpec(key_bits, along="tokens", group=128, **fields)  # type: ignore[arg-type]
     value = TensorSpec(value_bits, along="channels", tile=128, **fields)  # type: ignore[arg-type]
     return _all_tokens(key, value, sink=128)

@@ -42,9 +42,12 @@ class Scheme:
     model: str | None = None
 
 
-def _calibquant(bits: int = 1) -> CacheSpec:
+def _calibquant(bits: int = 1, ties: str = "up", channels: bool = True) -> CacheSpec:
+    """ties: "even" is the code's rounding. channels: False: one range for V of all kv heads."""
     shrinks = (0.5, 0.3) if bits == 1 else (1.0, 1.0)
-    key, value = (TensorSpec(bits, shrink=shrink) for shrink in shrinks)
+    key, value = (TensorSpec(bits, shrink=shrink, ties=ties) for shrink in shrinks)  # type: ignore[arg-type]
+    if not channels:
+        value = value.replace(along="span", heads="all")
     return visual(key, value, tau=(0, 3) if bits <= 2 else None)
 
 
@@ -61,6 +64,16 @@ def _lloyd(bits: int = 1) -> CacheSpec:
     return visual(tensor, tensor)
 
 
+def _window(released: bool) -> dict[str, int]:
+    """128 recent tokens; the window of released code, of K, drains whenever it holds as many."""
+    return {"recent": 0, "flush": 128} if released else {"recent": 128}
+
+
+def _ties(released: bool) -> dict[str, str]:
+    """Rounding of released code, half to even; ours is half up."""
+    return {"ties": "even"} if released else {}
+
+
 def _kivi_pair(key_bits: int, value_bits: int, **fields: object) -> KVSpec:
     """KIVI's axes: a scale per channel of 32 tokens for K, per token of 32 channels for V."""
     key = TensorSpec(key_bits, along="tokens", group=32, **fields)  # type: ignore[arg-type]
@@ -72,8 +85,9 @@ def _stream(text: KVSpec, **cache: object) -> CacheSpec:
     return CacheSpec(visual="text", text=text, **cache)  # type: ignore[arg-type]
 
 
-def _kivi(bits: int = 2) -> CacheSpec:
-    return _stream(_kivi_pair(bits, bits), recent=128)
+def _kivi(bits: int = 2, released: bool = False) -> CacheSpec:
+    """released: the code's window of K and its rounding. V leaves with K; the code keeps 128."""
+    return _stream(_kivi_pair(bits, bits, **_ties(released)), **_window(released))
 
 
 def _kivi_sink(bits: int = 2) -> CacheSpec:
@@ -88,7 +102,10 @@ def _by_depth(pairs: dict[int, KVSpec]) -> tuple[KVSpec, tuple[LayerRule, ...]]:
 
 
 def _two_then_one(
-    key_layers: int | None, value_layers: int | None, eta: tuple[float, float] = (0.0, 0.0)
+    key_layers: int | None,
+    value_layers: int | None,
+    eta: tuple[float, float] = (0.0, 0.0),
+    **fields: object,
 ) -> tuple[KVSpec, tuple[LayerRule, ...]]:
     """2 bits in the first layers of K and of V (None: in all), 1 bit after; eta at (1, 2) bits."""
     for n in (key_layers, value_layers):
@@ -101,7 +118,7 @@ def _two_then_one(
     pairs = {}
     for start in sorted({0, *(int(end) for end in ends if end != math.inf)}):
         bits = [2 if start < end else 1 for end in ends]
-        tensors = _kivi_pair(*bits)
+        tensors = _kivi_pair(*bits, **fields)
         key, value = (
             tensor.replace(eta=eta[tensor.bits - 1]) for tensor in (tensors.key, tensors.value)
         )
@@ -109,9 +126,9 @@ def _two_then_one(
     return _by_depth(pairs)
 
 
-def _asymkv(lk: int | None = None, lv: int | None = 0) -> CacheSpec:
-    text, layers = _two_then_one(lk, lv)
-    return _stream(text, recent=128, layers=layers)
+def _asymkv(lk: int | None = None, lv: int | None = 0, released: bool = False) -> CacheSpec:
+    text, layers = _two_then_one(lk, lv, **_ties(released))
+    return _stream(text, layers=layers, **_window(released))
 
 
 def _pair_weights(gamma: float, layers: int) -> tuple[float, float]:
@@ -132,16 +149,17 @@ def _xquant(
     layers: int = 2,
     dominant: int = 0,
     gamma: float | None = None,
+    released: bool = False,
 ) -> CacheSpec:
     """kq, vq: layers of 2 bits. km, vm: first layer that shares. eta1, eta2: at 1 and 2 bits.
 
     gamma: weight of the first layer of a pair in the average of both layers' codes (the paper's
-    gamma_0, Table 5); None: the dominant layer's codes alone.
+    gamma_0, Table 5); None: the dominant layer's codes alone. released: as of `kivi`.
     """
-    text, rules = _two_then_one(kq, vq, (eta1, eta2))
+    text, rules = _two_then_one(kq, vq, (eta1, eta2), **_ties(released))
     weights = None if gamma is None else _pair_weights(gamma, layers)
     share = Sharing(key=km, value=vm, layers=layers, dominant=dominant, weights=weights)
-    return _stream(text, recent=128, layers=rules, share=share)
+    return _stream(text, layers=rules, share=share, **_window(released))
 
 
 def _innerq(bits: int = 2, mapping: str = "hybrid") -> CacheSpec:
@@ -221,7 +239,7 @@ SCHEMES: dict[str, Scheme] = {
     "lloyd": Scheme("Channel-wise MSE-optimal levels, no gain, no calibration", _lloyd),
     "kivi": Scheme(
         "All tokens: K along tokens, V along channels, groups of 32, at least 128 recent tokens "
-        "in 16 bit (KIVI, arXiv 2402.02750; our window never drains)",
+        "in 16 bit (KIVI, arXiv 2402.02750; our window never drains, that of released=True does)",
         _kivi,
     ),
     "kivi-sink": Scheme(
@@ -277,9 +295,10 @@ SCHEMES: dict[str, Scheme] = {
         "bits; layers share the budget by their sparsity (VL-Cache, arXiv 2410.23317)",
         _vl_cache,
     ),
-    "pyramidinfer": Scheme(
+    "pyramidinfer-cache": Scheme(
         "Drops the tokens that the last fifth of the prompt attends to least, more of them in "
-        "deeper layers, in 16 bit at the memory of `bits` bits (PyramidInfer, arXiv 2405.12532)",
+        "deeper layers, in 16 bit at the memory of `bits` bits (PyramidInfer's choice for the "
+        "cache alone: its prefill drops hidden states as well; arXiv 2405.12532)",
         _pyramidinfer,
     ),
     "duotone-tuned": Scheme(

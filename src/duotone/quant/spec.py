@@ -43,6 +43,8 @@ class CacheSpec(Record):
         `visual` covers: the tokens that stand out most (`cache.saliency`).
     sink, recent: tokens of the stream that stay dense, the first ones and the last ones. The window
         is never shorter than `recent` once that many tokens exist; it floats up to one flush more.
+    flush: least number of tokens that leave the window at a time, in whole groups. With recent=0
+        the window then drains: it holds 0 to flush - 1 tokens (K in KIVI's and OScaR's code).
     tau: (tau1, tau2) of the score calibration on visual scores (CalibQuant eq. 7-8), or None.
     ranges: tokens that share one range: "sequence" (all of its visual tokens, the paper) or "run"
         (a contiguous run of them: an image, a frame).
@@ -68,6 +70,7 @@ class CacheSpec(Record):
     foreground: float = of_policy(0.5)
     sink: int = of_policy(0)
     recent: int = of_policy(0)
+    flush: int = of_policy(1)
     tau: tuple[float, float] | None = decoded(None)
     ranges: Literal["sequence", "run"] = stored("sequence")
     key_norm: bool = decoded(False)
@@ -78,9 +81,10 @@ class CacheSpec(Record):
 
     def __post_init__(self) -> None:
         self._normalise_policies()
-        for name in ("sink", "recent"):
+        for name, least in (("sink", 0), ("recent", 0), ("flush", 1)):
             value = getattr(self, name)
-            require(is_count(value), f"{name} must be an integer >= 0", value, "In tokens.")
+            ok = is_count(value) and value >= least
+            require(ok, f"{name} must be an integer >= {least}", value, "In tokens.")
         self._normalise_tau()
         ok = self.tau is None or isinstance(self.visual, KVSpec)
         remedy = "It calibrates the scores of packed visual tokens: give visual a KVSpec."
@@ -162,7 +166,8 @@ class CacheSpec(Record):
     def flush_tokens(self) -> int:
         """Tokens of the stream that leave the window at a time, in all layers together."""
         policies = (self.text, *(rule.text for rule in self.layers))
-        return math.lcm(*(p.flush_tokens for p in policies if isinstance(p, KVSpec)))
+        groups = (p.flush_tokens for p in policies if isinstance(p, KVSpec))
+        return math.lcm(self.flush, *groups)
 
     @property
     def tensors(self) -> list[TensorSpec]:

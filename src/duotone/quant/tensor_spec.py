@@ -55,6 +55,10 @@ class TensorSpec(Record):
         within it before quantization (OSCAR); 1 clips nothing. Along channels.
     grid: "free", or "zero": zero_point is a whole number of steps, so that a level is exactly 0
         (integer zero-points, as OScaR has them).
+    ties: code of a number in the middle of two levels: the upper one ("up") or the even one
+        ("even"). The code of KIVI, CalibQuant, OScaR and KVarN has the latter.
+    heads: "each" kv head has parameters of its own; "all" have one range along="span" (V's in
+        CalibQuant's released code without channels).
     codebook: "uniform" steps, or "gaussian": Lloyd-Max levels of a unit Gaussian times one scale,
         which keeps the norm of a group (TurboQuant). Of mapping="symmetric", without planes of
         signs: codes count all levels upwards.
@@ -88,6 +92,8 @@ class TensorSpec(Record):
     param_dtype: Literal["float16", "bfloat16", "float32", "float8"] = decoded("float16")
     clip: float = stored(1.0)
     grid: Literal["free", "zero"] = stored("free")
+    ties: Literal["up", "even"] = stored("up")
+    heads: Literal["each", "all"] = stored("each")
     codebook: Literal["uniform", "gaussian"] = decoded("uniform")
     factors: Literal["norm", "balanced"] | None = decoded(None)
     tile: int | None = decoded(None)
@@ -183,6 +189,14 @@ class TensorSpec(Record):
         ok = self.clip == 1 or self.along == "channels"
         require(ok, "clip != 1 needs along='channels'", self.along, "It ranks a token's channels.")
         self._check_choice("grid", ("free", "zero"))
+        self._check_choice("ties", ("up", "even"))
+        ok = self.ties == "up" or self.codebook == "uniform"
+        require(
+            ok, "ties='even' needs codebook='uniform'", self.codebook, "Its codes have no step."
+        )
+        self._check_choice("heads", ("each", "all"))
+        ok = self.heads == "each" or self.along == "span"
+        require(ok, "heads='all' needs along='span'", self.along, "Channels are a head's own.")
         ok = self.grid == "free" or (self.mapping == "asymmetric" and self.param_dtype != "float8")
         remedy = "It rounds zero-points, and they are stored as such: param_dtype='float16'."
         require(ok, "grid='zero' needs mapping='asymmetric'", self.mapping, remedy)

@@ -56,7 +56,7 @@ def test_kernels_and_schemes_without_the_cap_are_refused() -> None:
     model = tiny_model(NAME)
     with pytest.raises(ValueError, match="impl='cuda' is not possible: scores are capped"):
         QuantizedCache(model, KIVI, impl="cuda")
-    for name, what in (("calibquant", "tau"), ("pyramidinfer", "evicts tokens by scores")):
+    for name, what in (("calibquant", "tau"), ("pyramidinfer-cache", "evicts tokens by scores")):
         with pytest.raises(ValueError, match=what):
             QuantizedCache(model, duotone.scheme(name))
     assert {row["runs"] for row in attention_paths(model_facts(model), KIVI)} == {"reference"}

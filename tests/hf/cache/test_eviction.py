@@ -30,7 +30,7 @@ from families import (
 )
 
 VL = duotone.scheme("vl-cache", keep=0.3)
-PYRAMID = duotone.scheme("pyramidinfer", keep=0.4)
+PYRAMID = duotone.scheme("pyramidinfer-cache", keep=0.4)
 EIGHT = KVSpec(TensorSpec(8), TensorSpec(8))
 STREAM = KVSpec(TensorSpec(8, group=4), TensorSpec(8, "channels", 8))
 VISUAL_ONLY = CacheSpec(visual=EIGHT, evict=Eviction(0.5, which="visual", budget="pyramid"))
@@ -114,7 +114,7 @@ def places(cache: QuantizedCache, tokens: int) -> list[Tensor]:
     return masks
 
 
-@pytest.mark.parametrize("spec", [VL, PYRAMID], ids=["vl-cache", "pyramidinfer"])
+@pytest.mark.parametrize("spec", [VL, PYRAMID], ids=["vl-cache", "pyramidinfer-cache"])
 @pytest.mark.parametrize("name", ["internvl", "gemma3", "llava", "llama"])
 def test_caches_keep_the_tokens_of_the_papers_rules(
     name: str, spec: CacheSpec, oracle: Oracle
@@ -168,7 +168,7 @@ def test_keeping_all_changes_nothing(scheme: str, budget: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["calibquant", "kivi", "duotone", "duotone-mixed", "innerq"])
-@pytest.mark.parametrize("evict", [VL.evict, PYRAMID.evict], ids=["vl-cache", "pyramidinfer"])
+@pytest.mark.parametrize("evict", [VL.evict, PYRAMID.evict], ids=["vl-cache", "pyramidinfer-cache"])
 def test_what_stays_is_quantized_by_any_scheme(scheme: str, evict: Eviction) -> None:
     model, given = tiny_model("internvl"), given_of("internvl")
     alone = run(model, given, duotone.scheme(scheme))[2].memory()

@@ -79,4 +79,4 @@ def test_files_and_eviction_are_refused(model: PreTrainedModel, tmp_path: Path) 
     with pytest.raises(ValueError, match="keys of an indexer"):
         cache.save(tmp_path / "cache.safetensors")
     with pytest.raises(ValueError, match="choose among all tokens"):
-        QuantizedCache(model, duotone.scheme("pyramidinfer"))
+        QuantizedCache(model, duotone.scheme("pyramidinfer-cache"))
