@@ -105,6 +105,13 @@ def test_links_follow_files_into_the_site(page: str, link: str, expected: str | 
     assert hooks.follow(link, page) == (expected or link.replace("../", "", 1))
 
 
+def test_a_link_by_the_name_of_a_file_gets_its_title() -> None:
+    named = hooks.titles([{"Help": [{"Quality": "quality.md"}, {"More": [{"Search": "tune.md"}]}]}])
+    assert named == {"quality.md": "Quality", "tune.md": "Search"}
+    link = "[quality.md](quality.md#x) [words](quality.md)"
+    assert hooks.follow(link, "docs/a.md", named) == "[Quality](quality.md#x) [words](quality.md)"
+
+
 def test_a_page_of_the_repository_has_its_place_in_the_site() -> None:
     for page in pages(CONFIG["nav"]):
         assert hooks.in_site(hooks.in_repository(page)) == posixpath.normpath(page)

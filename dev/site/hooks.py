@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,22 @@ def in_repository(uri: str, root: Path = REPOSITORY) -> str:
     return uri if uri in outside_files(root) else f"docs/{uri}"
 
 
-def follow(markdown: str, page: str, root: Path = REPOSITORY) -> str:
-    """Markdown of `page`, a path in the repository, with links as the site has them."""
+def titles(nav: list | dict) -> dict[str, str]:
+    """{page: its title} of a navigation."""
+    found: dict[str, str] = {}
+    for part in nav if isinstance(nav, list) else [nav]:
+        for title, below in part.items():
+            found |= {below: title} if isinstance(below, str) else titles(below)
+    return found
+
+
+def follow(
+    markdown: str, page: str, named: Mapping[str, str] | None = None, root: Path = REPOSITORY
+) -> str:
+    """Markdown of `page`, a path in the repository, with links as the site has them.
+
+    named: titles by pages of the site, for links whose text is the name of a file.
+    """
     here, outside = posixpath.dirname(page), set(outside_files(root))
 
     def replace(match: re.Match) -> str:
@@ -56,7 +71,10 @@ def follow(markdown: str, page: str, root: Path = REPOSITORY) -> str:
         if path.startswith("docs/") or path in outside:
             start = posixpath.dirname(in_site(page)) or "."
             moved = posixpath.relpath(in_site(path), start)
-            return f"[{match['text']}]({moved}{'#' + anchor if anchor else ''})"
+            text = match["text"]
+            if text.endswith(".md"):
+                text = (named or {}).get(in_site(path), text)
+            return f"[{text}]({moved}{'#' + anchor if anchor else ''})"
         if not (root / path).exists():
             return match[0]
         return f"`{path}`" if match["text"] in path else f"{match['text']} (`{path}`)"
@@ -82,7 +100,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links follow the files, and lists begin where they do on GitHub."""
-    return lists_apart(follow(markdown, in_repository(page.file.src_uri)))
+    here = in_repository(page.file.src_uri)
+    return lists_apart(follow(markdown, here, titles(config.nav)))
 
 
 def loaded_from_elsewhere(html: str) -> list[str]:

@@ -1,6 +1,7 @@
 """All commands: help, answers on stdout, errors in one line."""
 
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ import torch
 from cli_runs import error_of, run
 
 import duotone
+from duotone.cli import app
 from duotone.cli.common import megabytes, scheme_spec
 from duotone.defaults import CONVERSATIONS
+
+from paths import REPOSITORY
 
 
 def test_the_command_line_is_lean():
@@ -174,3 +178,11 @@ def test_supports_needs_a_config(tmp_path, name):
     expected = "a model must be" if name == "empty" else "a local model must be a folder"
     path = tmp_path if name == "empty" else tmp_path / name
     assert expected in error_of("supports", path)
+
+
+def test_the_page_of_commands_has_every_one():
+    page = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `duotone (\w+)` \|", page, re.M)
+    commands = [command.name for command in app.registered_commands]
+    commands += [group.name or group.typer_instance.info.name for group in app.registered_groups]
+    assert sorted(listed) == sorted(commands)
