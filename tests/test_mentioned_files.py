@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paths import REPOSITORY
 
-ROOMS = ("src", "tests", "benchmarks", "training", "docs", "dev", "results")
+ROOMS = ("src", "tests", "benchmarks", "training", "docs", "dev", "notebooks", "results")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LOG.md", "SECURITY.md")
 WRITTEN = (".py", ".cu", ".cuh", ".md", ".sh")
 # JSON and pictures without a folder are what a command writes for its user. A name that begins
