@@ -124,6 +124,11 @@ def test_a_list_begins_right_after_a_paragraph() -> None:
     )
 
 
+def test_a_picture_opens_by_itself() -> None:
+    page = "![a b](img/c.png)\nwords ![d](e.png)\n"
+    assert hooks.pictures_open(page) == "[![a b](img/c.png)](img/c.png)\nwords ![d](e.png)\n"
+
+
 def test_what_is_loaded_from_elsewhere_is_noticed() -> None:
     page = (
         '<a href="https://a.org"><script src=https://b.org/x></script><img alt="" src="//c.org/y">'

@@ -23,6 +23,7 @@ OUTSIDE = ("results/**/*.md", "results/**/*.png", "CONTRIBUTING.md", "CHANGELOG.
 LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 # The first point of a list right after a line of a paragraph, which Python-Markdown takes for words.
 POINT = re.compile(r"^(?P<line>(?![ |>#-]|\d+\. ).*\S.*)\n(?=(?:- |1\. )\S)", re.M)
+PICTURE = re.compile(r"^(?P<picture>!\[[^\]\n]*\]\((?P<file>[^()\s]+)\))$", re.M)
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 LOADED = re.compile(
     r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
@@ -88,6 +89,11 @@ def lists_apart(markdown: str) -> str:
     return "".join(p if p.startswith("```") else POINT.sub(r"\g<line>\n\n", p) for p in parts)
 
 
+def pictures_open(markdown: str) -> str:
+    """Markdown whose pictures are links to themselves: a phone shows them too small to read."""
+    return PICTURE.sub(r"[\g<picture>](\g<file>)", markdown)
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the files outside docs/."""
     from mkdocs.structure.files import File
@@ -101,7 +107,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links follow the files, and lists begin where they do on GitHub."""
     here = in_repository(page.file.src_uri)
-    return lists_apart(follow(markdown, here, titles(config.nav)))
+    return pictures_open(lists_apart(follow(markdown, here, titles(config.nav))))
 
 
 def loaded_from_elsewhere(html: str) -> list[str]:
