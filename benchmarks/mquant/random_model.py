@@ -8,7 +8,6 @@ of the recipe; channel 0 is split off wherever a transform is, which is the dear
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ def model(given: Any, recipe: str | None, device: torch.device) -> Any:
     _fill(made, device)
     made = made.to(device).eval()
     if recipe is not None:
-        mark_quantized(made, modality, {"recipe": asdict(get_recipe(recipe))})
+        mark_quantized(made, modality, {"recipe": get_recipe(recipe).to_dict()})
     return made
 
 
@@ -85,15 +84,15 @@ def nbytes(made: nn.Module) -> int:
 
 def _quantize(made: Any, recipe: Recipe, modality: Modality, device: torch.device) -> None:
     found = weight_map(made)
-    turned = set()
-    if recipe.online != "none":
-        turned = {block.mlp_output for stream in found.streams for block in stream.blocks}
+    turned = {"mlp_output"} if recipe.online != "none" else set()
+    turned |= {"attention_output"} if recipe.online_attention else set()
     for unit in units_of(made, found, recipe.parts):
-        two = recipe.modality_scales and unit.part == "language"
-        for path, linear in unit.linears(made).items():
-            whole = f"{unit.path}.{path}"
-            plan = plan_hadamard(linear.in_features, pad=recipe.pad) if whole in turned else None
-            made_of = (linear, recipe, plan, two, modality, device)
+        for path, own in unit.recipes(made, recipe).items():
+            whole, two = unit.whole(path), own.modality_scales and unit.part == "language"
+            linear, is_turned = at(made, whole), unit.role(path) in turned
+            plan = plan_hadamard(linear.in_features, pad=recipe.pad) if is_turned else None
+            split = path in unit.split and own.split != "never"
+            made_of = (linear, own, plan, two, split, modality, device)
             put(made, whole, _random_linear(*made_of))
     if recipe.rotation:
         _plain_norms(made, found)
@@ -104,12 +103,13 @@ def _random_linear(
     recipe: Recipe,
     plan: HadamardPlan | None,
     two: bool,
+    split: bool,
     modality: Modality,
     device: torch.device,
 ) -> QuantLinear:
     columns = linear.in_features if plan is None else plan.padded
     w0 = None
-    if plan is not None and recipe.split != "never":
+    if split:
         w0 = torch.randn(linear.out_features, device=device, dtype=torch.bfloat16)
     static = recipe.activation == "static"
     bias = None

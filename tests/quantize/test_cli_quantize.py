@@ -6,6 +6,8 @@ import pytest
 from cli_runs import error_of, run
 from PIL import Image
 
+from duotone.weights.methods.recipe import get_recipe
+
 from mquant_setups import quantized, tiny_loaded
 
 
@@ -51,6 +53,22 @@ def test_parts_that_are_not_named_stay_16_bit(tmp_path, samples, tiny):
     assert {name.split(".")[1] for name in modules} == {"language_model", "multi_modal_projector"}
 
 
+def test_rules_and_files_of_recipes_are_taken(tmp_path, samples, tiny):
+    path = tmp_path / "mine.json"
+    path.write_text(get_recipe("mquant-head8-w4a8").to_json())
+    given = ("-c", samples, "-n", 2, "-o", tmp_path / "q", "--rule", "vision/*:bits=8,clip=false")
+    result = run("quantize", "tiny", "-r", path, *given, "--rule", "mlp_output:activation=dynamic")
+    assert result.exit_code == 0, result.output
+    header = json.loads((tmp_path / "q" / "duotone_weights.json").read_text())
+    assert [rule["linears"] for rule in header["recipe"]["rules"]] == ["head", "*", "mlp_output"]
+    modules = header["modules"]
+    vision = {m["bits"] for path, m in modules.items() if "vision" in path and "bits" in m}
+    assert vision == {8}
+    assert modules["lm_head"]["bits"] == 8
+    down = modules["model.language_model.layers.0.mlp.down_proj"]
+    assert (down["bits"], down["activation"]) == (4, "dynamic")
+
+
 def test_bad_input_is_refused_before_any_work(tmp_path, samples, tiny):
     blind = written(tmp_path / "blind.jsonl", [{"question": "is this ?", "answers": ["no"]}] * 3)
     (tmp_path / "full").mkdir()
@@ -63,6 +81,9 @@ def test_bad_input_is_refused_before_any_work(tmp_path, samples, tiny):
         (("-c", "nothing"), "a task must be one of"),
         (("--format", "gguf"), "--format must be one of"),
         (("--part", "audio"), "a recipe's parts must be some of"),
+        (("--rule", "mlp_output"), "a rule is [PART/]LINEARS:FIELD=VALUE"),
+        (("--rule", "*.fc3:bits=8"), "a rule must cover a linear of its parts"),
+        (("-r", tmp_path / "none.json"), "none.json"),
         (("--format", "compressed-tensors"), "expresses W8A8, W4A16 and dynamic W4A8"),
     ]
     for arguments, message in cases:

@@ -239,7 +239,8 @@ def _weights(model: Any) -> str:
     if known is None:
         return BITS_16
     recipe = known.header["recipe"]
-    return f"W{recipe['bits']}A{16 if recipe['activation'] == 'none' else 8}"
+    mixed = " mixed" if recipe.get("rules") else ""
+    return f"W{recipe['bits']}A{16 if recipe['activation'] == 'none' else 8}{mixed}"
 
 
 def sizes(model: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`duotone quantize`: weights and activations of a whole model on 4 and 8 bits."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from .common import (
 )
 from .samples import sampled_tasks
 
+if TYPE_CHECKING:
+    from duotone.weights.methods.recipe import Recipe
+
 PARTIAL = ".partial"
 FORMATS = ("duotone", "compressed-tensors")
 
@@ -26,8 +29,23 @@ FORMATS = ("duotone", "compressed-tensors")
 def command(
     model: ModelArgument = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="mquant-w4a8, mquant-w8a8, awq-w4a8, ...")
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="mquant-w4a8, mquant-w8a8, awq-w4a8, ..., or a .json file of one.",
+        ),
     ] = "mquant-w4a8",
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule",
+            help="Other bits or activations for some linears: [PART/]LINEARS:FIELD=VALUE,... "
+            "LINEARS is a path with * or a role: attention_input, attention_output, mlp_input, "
+            "mlp_output, projector, head. Repeat for more; the later wins.",
+            show_default="the recipe's",
+        ),
+    ] = None,
     calibration: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,8 +61,8 @@ def command(
         list[str] | None,
         typer.Option(
             "--part",
-            help="vision, projector, language; repeat for more. Other parts stay 16 bit.",
-            show_default="all",
+            help="vision, projector, language, head; repeat for more. Other parts stay 16 bit.",
+            show_default="the recipe's: mostly all but the head",
         ),
     ] = None,
     no_pad: Annotated[
@@ -75,6 +93,9 @@ def command(
       duotone quantize Qwen/Qwen2-VL-7B-Instruct -c mine.jsonl -r w4a16-g128 --part language
       --format compressed-tensors -o w4a16
 
+      duotone quantize -r mquant-w4a8 --rule vision/*:bits=8
+      --rule language/mlp_output:activation=dynamic -o mixed
+
       duotone compare --model w4a8 --image photo.jpg -q "What is this?"
     """
     from duotone.hf.weights import checkpoint as quantized
@@ -82,11 +103,10 @@ def command(
     from duotone.quantize import calibration_set, quantize_model
     from duotone.quantize.run import check
     from duotone.quantize.units import input_channels, units_of
-    from duotone.weights.methods.recipe import get_recipe
 
     if form not in FORMATS:
         raise ValueError(f"--format must be one of {FORMATS}, got {form!r}")
-    chosen = get_recipe(recipe).replace(pad=not no_pad, **({"parts": tuple(part)} if part else {}))
+    chosen = _chosen(recipe, rule or [], part, not no_pad)
     quantized.check_new_folder(out)
     if form != FORMATS[0]:
         check_expressible(chosen)
@@ -113,6 +133,17 @@ def command(
         print_json(report | {"folder": str(out)})
     else:
         _show(report, out, form)
+
+
+def _chosen(name: str, rules: list[str], parts: list[str] | None, pad: bool) -> "Recipe":
+    """The recipe of a name or a file, with what the command line changes."""
+    from duotone.weights.methods.recipe import Recipe, get_recipe
+    from duotone.weights.methods.rule import LinearRule
+
+    found = Recipe.from_file(name) if name.endswith(".json") else get_recipe(name)
+    made = (*found.rules, *map(LinearRule.from_text, rules))
+    changed = found.replace(rules=made, pad=pad and found.pad)
+    return changed.replace(parts=tuple(parts)) if parts else changed
 
 
 def _show(report: dict[str, Any], out: Path, form: str) -> None:

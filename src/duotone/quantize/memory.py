@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from torch import nn
 
 from duotone.weights.equivalences.module_map import WeightMap
+from duotone.weights.methods.rule import ALL_PARTS, HEAD, PARTS
 
 from .units import units_of
 
-EMBEDDING, REST = "embedding and head", "rest"
+EMBEDDING, REST = "embedding", "rest"
 
 
 def part_bytes(model: nn.Module, found: WeightMap) -> dict[str, int]:
-    """{part: bytes of all its tensors}, shared ones once, and "total"."""
-    units = units_of(model, found, ("vision", "projector", "language"))
-    homes = [(unit.path, unit.part) for unit in units]
-    homes += [(found.embedding, EMBEDDING), (found.head, EMBEDDING)]
-    sizes = dict.fromkeys(("vision", "projector", "language", EMBEDDING, REST), 0)
+    """{part: bytes of all its tensors} and "total"; a tied head counts as embedding."""
+    homes = [(unit.path, unit.part) for unit in units_of(model, found, ALL_PARTS)]
+    homes.append((found.embedding, EMBEDDING))
+    sizes = dict.fromkeys((*PARTS, EMBEDDING, HEAD, REST), 0)
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

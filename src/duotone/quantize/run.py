@@ -15,6 +15,7 @@ from duotone.hf.weights.equivalences import (
     apply_equivalences,
     check_norms,
     check_sizes,
+    untie_head,
 )
 from duotone.hf.weights.reorder import check_reorderable
 from duotone.hf.weights.weight_maps import weight_map
@@ -26,6 +27,7 @@ from duotone.weights.equivalences.outlier_split import wants_split
 from duotone.weights.methods.observer import Linear, Observer, Wanted
 from duotone.weights.methods.quantize import quantize_linear, wanted_by
 from duotone.weights.methods.recipe import Recipe
+from duotone.weights.methods.rule import HEAD, ROLES
 from duotone.weights.methods.smooth import smooth
 from duotone.weights.modules.modality import Modality
 from duotone.weights.modules.product_checks import OUTPUTS
@@ -65,6 +67,7 @@ def quantize_model(
     - a model that is quantized already or in float64,
     - a family without a module map,
     - a size that no Hadamard matrix covers,
+    - a rule that covers no linear of its parts, and a head that is no linear,
     - a model that cannot run reordered as the recipe requires,
     - another run's partial folder.
     """
@@ -75,6 +78,8 @@ def quantize_model(
     modality = Modality()
     runs = Runs(model, calibration.batches, language_root(found), modality)
     found = _prepared(model, found, recipe, runs)
+    if HEAD in recipe.parts:
+        untie_head(model, found)
     units = units_of(model, found, recipe.parts)
     runs.impl = impl
     with noted(lambda: kept.note(sum(map(kept.has, range(len(units)))), len(units))):
@@ -97,12 +102,30 @@ def check(model: Any, recipe: Recipe) -> WeightMap:
             f"quantized linears compute in one of {OUTPUTS}, got a model in {model.dtype}; load it "
             "with dtype=torch.float32"
         )
+    _check_rules(model, found, recipe)
     check_sizes(model, found, _equivalences(recipe))
     if recipe.smooth is not None or recipe.method == "awq" or recipe.rotation:
         check_norms(model, found)
     if recipe.visual_first:
         check_reorderable(model)
     return found
+
+
+def _check_rules(model: Any, found: WeightMap, recipe: Recipe) -> None:
+    """Errors: ValueError naming a rule whose parts have linears of which it covers none."""
+    units = units_of(model, found, recipe.parts)
+    known = [(u.whole(path), u.role(path), u.part) for u in units for path in u.linears(model)]
+    for rule in recipe.rules:
+        near = [one for one in known if one[2] in rule.parts]
+        if near and not any(rule.covers(*one) for one in near):
+            path, role, part = near[0]
+            raise ValueError(
+                f"a rule must cover a linear of its parts, got {rule.linears!r} for "
+                f"{len(near)} linears in {', '.join(rule.parts)}, the first of them {path!r} "
+                f"({role} in {part}). Name a path with * and ?, or a role of {ROLES}"
+            )
+    if HEAD in recipe.parts and not isinstance(at(model, found.head), nn.Linear):
+        raise ValueError(f"a head must be a linear, got {type(at(model, found.head)).__name__}")
 
 
 def language_root(found: WeightMap) -> str:
@@ -127,7 +150,7 @@ def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> Weigh
     """The model with the recipe's equivalences, which keep its function."""
     if recipe.smooth is not None:
         _smooth(found, recipe, runs)
-    if not recipe.rotation and recipe.online == "none":
+    if not recipe.rotation and not recipe.has_online:
         return found
     return apply_equivalences(model, _equivalences(recipe))
 
@@ -135,7 +158,8 @@ def _prepared(model: Any, found: WeightMap, recipe: Recipe, runs: Runs) -> Weigh
 def _equivalences(recipe: Recipe) -> Equivalences:
     return Equivalences(
         stream=recipe.rotation,
-        values=recipe.rotation,
+        values=recipe.rotation and not recipe.online_attention,
+        attention_output=recipe.online_attention,
         mlp_output=recipe.online != "none",
         pad=recipe.pad,
         seed=recipe.seed,
@@ -196,11 +220,19 @@ def _all_units(
     return lines
 
 
-def _split(unit: Unit, linears: Mapping[str, Linear], recipe: Recipe) -> frozenset[str]:
+def _split(
+    unit: Unit, linears: Mapping[str, Linear], recipes: Mapping[str, Recipe]
+) -> frozenset[str]:
     """Linears whose channel 0 stays floating point."""
-    if recipe.split != "eq8":
-        return unit.split if recipe.split == "always" else frozenset()
-    return frozenset(path for path in unit.split if _eq8_holds(linears[path]))
+    return frozenset(
+        path
+        for path in unit.split
+        if path in recipes and _splits(linears[path], recipes[path].split)
+    )
+
+
+def _splits(module: Linear, split: str) -> bool:
+    return split == "always" or (split == "eq8" and _eq8_holds(module))
 
 
 def _eq8_holds(module: RotatedInput) -> bool:
@@ -217,25 +249,27 @@ def _quantized(
     ({path: module}, report, {name: tensor} of norms that changed).
     """
     scaled = scale_unit(runs, unit, recipe) if recipe.method == "awq" else Scaled()
-    linears = unit.linears(runs.model)
-    split = _split(unit, linears, recipe)
-    observer = Observer(linears, wanted_by(recipe), split, runs.impl)
-    observe(runs, observer, unit.part, unit.path)
+    recipes = unit.recipes(runs.model, recipe)
+    linears = {path: one for path, one in unit.linears(runs.model).items() if path in recipes}
+    split = _split(unit, linears, recipes)
     made, lines = {}, []
-    two = recipe.modality_scales and unit.part == "language"
+    if not linears:
+        return made, lines, scaled.tensors
+    observer = Observer(linears, wanted_by(*recipes.values()), split, runs.impl)
+    observe(runs, observer, unit.part, unit.path)
     for path, module in linears.items():
-        whole = f"{unit.path}.{path}"
+        whole, own = unit.whole(path), recipes[path]
         outcome = quantize_linear(
             module,
             observer.of(path),
-            recipe,
+            own,
             split=path in split,
-            two_scales=two,
+            two_scales=own.modality_scales and unit.part == "language",
             modality=runs.modality,
         )
         outcome.linear.impl = runs.impl
         put(runs.model, whole, outcome.linear)
         made[whole] = outcome.linear
-        extra = scaled.lines.get(whole, {})
+        extra = {"mode": outcome.linear.mode, **scaled.lines.get(whole, {})}
         lines.append({"linear": whole, "part": unit.part, **outcome.report, **extra})
     return made, lines, scaled.tensors

@@ -67,6 +67,39 @@ class Runs:
             with torch.no_grad(), self.modality.rows(visual), _until(at(self.model, path)):
                 language(*args, **kwargs)
 
+    def through_model(self, path: str) -> Iterator[Rows]:
+        """Run every batch up to the head at `path`, which does not run; rows of text count."""
+        for batch in self.batches:
+            ids, real = batch["input_ids"], batch["attention_mask"].bool()
+            visual = visual_mask(self.model.config, ids)
+            yield Rows((real & ~visual).flatten().to(self.device))
+            head = at(self.model, path)
+            given = visual.to(self.device)
+            with torch.no_grad(), self._seeing(given), _caught(head, lambda _: None):
+                self.model(**self._on_device(batch), use_cache=False)
+
+    @contextmanager
+    def _seeing(self, visual: Tensor) -> Iterator[None]:
+        """Mark the visual tokens inside the language model, and none of the tower's."""
+        language = at(self.model, self.language)
+
+        def begin(*_: object) -> None:
+            self.modality.set(visual)
+
+        def end(*_: object) -> None:
+            self.modality.set(None)
+
+        hooks = (
+            language.register_forward_pre_hook(begin),
+            language.register_forward_hook(end),
+        )
+        try:
+            with self.modality.rows(None):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def forget(self) -> None:
         """Drop the kept arguments: the language model's input has changed."""
         self._entrances.clear()
@@ -93,9 +126,9 @@ class Runs:
 
 def observe(runs: Runs, observer: Observer, part: str, path: str) -> None:
     """Show all batches to an observer of linears of the module at `path`."""
-    through = runs.through_language if part == "language" else runs.through_vision
+    through = {"language": runs.through_language, "head": runs.through_model}
     with observer.watching():
-        for rows in through(path):
+        for rows in through.get(part, runs.through_vision)(path):
             observer.rows = rows
 
 

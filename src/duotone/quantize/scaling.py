@@ -22,7 +22,8 @@ class Scaled:
     """Result of scaling a unit.
 
     lines: {path of a linear: its line of the report}. tensors: {name in the model: parameter} of
-    norms that took factors; linears are quantized next and stored by themselves.
+    norms and 16-bit linears that took factors; other linears are quantized next and stored by
+    themselves.
     """
 
     lines: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -33,18 +34,25 @@ def scale_unit(runs: Runs, unit: Unit, recipe: Recipe) -> Scaled:
     """Search and fold the scales of a unit's linears; its function stays.
 
     One pass serves all pairs: a pair moves factors from its source to its readers, so that no other
-    pair's input changes.
+    pair's input changes. Readers of one pair take the bits of the first that is quantized.
     """
     made = Scaled()
     if unit.block is None:
         return made
-    pairs = pairs_of(runs.model, unit.block)
+    recipes = {unit.whole(p): own for p, own in unit.recipes(runs.model, recipe).items()}
+    pairs = [p for p in pairs_of(runs.model, unit.block) if any(r in recipes for r in p.readers)]
+    if not pairs:
+        return made
     readers = {pair.readers[0]: at(runs.model, pair.readers[0]) for pair in pairs}
     wanted = Wanted(moments=True, absolute=True)
     observer = Observer(readers, wanted, impl=runs.impl)
     observe(runs, observer, unit.part, unit.path)
     for pair in pairs:
-        _scale(runs, pair, observer, recipe, made)
+        own = next(recipes[reader] for reader in pair.readers if reader in recipes)
+        _scale(runs, pair, observer, own, made)
+        for path in {pair.source, *pair.readers} - set(recipes):
+            parameters = at(runs.model, path).named_parameters()
+            made.tensors |= {f"{path}.{name}": p.data for name, p in parameters}
     return made
 
 
@@ -56,5 +64,3 @@ def _scale(runs: Runs, pair: Pair, observer: Observer, recipe: Recipe, made: Sca
     fold(source, linears, found.factors, pair.rows)
     line = {"alpha": found.alpha, "error": found.error, "error_rtn": found.error_rtn}
     made.lines |= dict.fromkeys(pair.readers, line)
-    if source.weight.dim() == 1:
-        made.tensors |= {f"{pair.source}.{n}": p.data for n, p in source.named_parameters()}

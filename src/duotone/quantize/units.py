@@ -1,4 +1,4 @@
-"""The parts of a model that are quantized one after another: blocks and projectors."""
+"""The parts of a model that are quantized one after another: blocks, projectors, the head."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from duotone.weights.equivalences.module_map import Block, Stream, WeightMap, at
 from duotone.weights.equivalences.online import RotatedInput
 from duotone.weights.methods.observer import Linear
 from duotone.weights.methods.quantize import linears_of
+from duotone.weights.methods.recipe import Recipe
+from duotone.weights.methods.rule import HEAD
 from duotone.weights.modules.quant_linear import QuantLinear
 
 LINEARS = (nn.Linear, RotatedInput, QuantLinear)
-Part = Literal["vision", "projector", "language"]
+Part = Literal["vision", "projector", "language", "head"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Unit:
     """A module whose linears are calibrated and quantized together.
 
     split: paths of linears, relative to the module, after an online transform of the MLP.
-    block: None for a projector.
+    block: None for a projector and for the head, which is its own only linear.
     """
 
     part: Part
@@ -35,6 +37,29 @@ class Unit:
     def linears(self, model: nn.Module) -> dict[str, Linear]:
         """{path relative to the module: linear}."""
         return linears_of(at(model, self.path))
+
+    def whole(self, path: str) -> str:
+        """The path in the model of one of `linears`."""
+        return f"{self.path}.{path}" if path else self.path
+
+    def role(self, path: str) -> str:
+        """The role (`weights.methods.rule.ROLES`) of one of `linears`."""
+        if self.block is None:
+            return self.part
+        whole, block = self.whole(path), self.block
+        if whole in block.attention_inputs:
+            return "attention_input"
+        if whole in block.mlp_inputs:
+            return "mlp_input"
+        return "mlp_output" if whole == block.mlp_output else "attention_output"
+
+    def recipes(self, model: nn.Module, recipe: Recipe) -> dict[str, Recipe]:
+        """{path relative to the module: its own recipe} of the linears that are quantized."""
+        found = {
+            path: recipe.of(self.whole(path), self.role(path), self.part)
+            for path in self.linears(model)
+        }
+        return {path: own for path, own in found.items() if own is not None}
 
 
 def input_channels(model: nn.Module, units: Sequence[Unit]) -> set[int]:
@@ -47,7 +72,7 @@ def units_of(model: nn.Module, found: WeightMap, parts: Sequence[str]) -> list[U
     vision = [unit for s in found.streams if s.name == "vision" for unit in _blocks(s, "vision")]
     language = found.stream("language")
     projectors = [Unit("projector", path) for path in _projectors(model, found, language)]
-    units = [*vision, *projectors, *_blocks(language, "language")]
+    units = [*vision, *projectors, *_blocks(language, "language"), Unit(HEAD, found.head)]
     return [unit for unit in units if unit.part in parts]
 
 

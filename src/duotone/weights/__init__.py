@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from duotone.weights.methods.recipe import RECIPES as RECIPES
     from duotone.weights.methods.recipe import Recipe as Recipe
     from duotone.weights.methods.recipe import get_recipe as get_recipe
+    from duotone.weights.methods.rule import LinearRule as LinearRule
 
 _LAZY = {
     "RECIPES": "duotone.weights.methods.recipe",
     "Recipe": "duotone.weights.methods.recipe",
     "get_recipe": "duotone.weights.methods.recipe",
+    "LinearRule": "duotone.weights.methods.rule",
     "quantize_model": "duotone.quantize",
 }
 

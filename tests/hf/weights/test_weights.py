@@ -22,6 +22,9 @@ STEPS = {
     "stream": Equivalences(values=False, mlp_output=False),
     "values": Equivalences(stream=False, mlp_output=False),
     "mlp_output": Equivalences(stream=False, values=False),
+    "attention_output": Equivalences(
+        stream=False, values=False, attention_output=True, mlp_output=False
+    ),
     "all": Equivalences(seed=5),
 }
 NAMES = [name for name in MAPPED if name in FAMILIES]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from duotone.weights.equivalences.norms import RMSNorm
-from duotone.weights.equivalences.online import RotatedInput, rotate_mlp_output, rotate_values
+from duotone.weights.equivalences.online import RotatedInput, rotate_input, rotate_values
 from duotone.weights.equivalences.residual import rotate_branch_inputs, rotate_stream
 
 from exactly import FP32, assert_same, scramble
@@ -23,7 +23,7 @@ def test_post_norm_encoder_keeps_its_output(dtype, tolerance):
     rotate_branch_inputs(model, stream)
     for block in stream.blocks:
         rotate_values(model, block)
-        rotate_mlp_output(model, block)
+        rotate_input(model, block.mlp_output)
     assert_same(model(pixels), expected, tolerance)
     block = model.blocks[0]
     assert isinstance(block.input_layernorm, RMSNorm)

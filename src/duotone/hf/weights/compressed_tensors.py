@@ -22,11 +22,15 @@ from transformers import PreTrainedModel
 
 from duotone.hf.weights.checkpoint import check_new_folder, empty_model, quantization_of
 from duotone.weights.methods.recipe import Recipe
+from duotone.weights.methods.rule import HEAD
 from duotone.weights.modules.checkpoint_records import changes
 from duotone.weights.modules.int32_packing import pack_int32
 from duotone.weights.modules.quant_linear import QuantLinear
 
-EXPRESSIBLE = "compressed-tensors expresses W8A8, W4A16 and dynamic W4A8 of an unrotated model"
+EXPRESSIBLE = (
+    "compressed-tensors expresses W8A8, W4A16 and dynamic W4A8 of an unrotated model whose linears "
+    "are alike and whose head is not quantized"
+)
 REMEDY = (
     "Quantize with rtn-w8a8, smoothquant-w8a8, static-msq-w8a8, dynamic-w4a8, w4a16-g128 or "
     "awq-w4a16-g128, or keep our own format"
@@ -68,7 +72,8 @@ def check_expressible(recipe: Recipe, channels: Iterable[int] = ()) -> None:
     be, the format's are not.
     """
     static4 = (recipe.bits, recipe.activation) == (4, "static")
-    if recipe.rotation or recipe.online != "none" or static4 or recipe.visual_first:
+    mixed = bool(recipe.rules) or HEAD in recipe.parts
+    if recipe.rotation or recipe.has_online or static4 or recipe.visual_first or mixed:
         raise ValueError(f"{EXPRESSIBLE}, got {recipe}. {REMEDY}")
     multiple = recipe.group or 2
     odd = sorted({count for count in channels if count % multiple})
@@ -86,10 +91,12 @@ def _check(model: PreTrainedModel, linears: dict[str, QuantLinear]) -> None:
     wrong += [n for n, m in linears.items() if m.plan is not None or m.weight_w0 is not None]
     wrong += [n for n, m in linears.items() if m.columns != m.in_features]
     wrong += [n for n, m in linears.items() if (m.bits, m.activation) == (4, "static")]
+    kinds = {n: (m.bits, m.activation, m.group_size) for n, m in linears.items()}
+    wrong += [n for n, kind in kinds.items() if kind != next(iter(kinds.values()))]
     if wrong:
         raise ValueError(
             f"{EXPRESSIBLE}, got {wrong[0]!r} and {len(wrong) - 1} more with other modules, "
-            f"transforms, padding or static W4A8. {REMEDY}"
+            f"transforms, padding, static W4A8 or bits of their own. {REMEDY}"
         )
 
 

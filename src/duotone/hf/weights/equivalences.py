@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from duotone.hf.weights.checkpoint import check_not_quantized
 from duotone.hf.weights.weight_maps import weight_map
 from duotone.weights.equivalences.hadamard import plan_hadamard
-from duotone.weights.equivalences.module_map import Stream, WeightMap, at
+from duotone.weights.equivalences.module_map import Block, Stream, WeightMap, at
 from duotone.weights.equivalences.norms import norm_parts
 from duotone.weights.equivalences.online import (
     is_rotated,
-    rotate_mlp_output,
+    rotate_input,
     rotate_values,
 )
 from duotone.weights.equivalences.residual import rotate_branch_inputs, rotate_stream
@@ -27,11 +27,13 @@ class Equivalences:
     """Equivalences to apply.
 
     stream: fold norms and turn residual streams. values: turn V's heads. mlp_output: online
-    Hadamard at down_proj / fc2. pad: it may pad with zeros.
+    Hadamard at down_proj / fc2. attention_output: one at o_proj, over all heads. pad: they may pad
+    with zeros.
     """
 
     stream: bool = True
     values: bool = True
+    attention_output: bool = False
     mlp_output: bool = True
     pad: bool = True
     seed: int = 0
@@ -52,12 +54,17 @@ def apply_equivalences(model: PreTrainedModel, chosen: Equivalences | None = Non
     check_sizes(model, found, chosen)
     if chosen.stream:
         check_norms(model, found)
-    if untie(at(model, found.embedding), at(model, found.head)):
-        for config in (model.config, model.config.get_text_config(decoder=True)):
-            config.tie_word_embeddings = False
+    untie_head(model, found)
     for stream in found.streams:
         _apply(model, stream, chosen)
     return found
+
+
+def untie_head(model: PreTrainedModel, found: WeightMap) -> None:
+    """Give the head its own weight, in the configuration as well."""
+    if untie(at(model, found.embedding), at(model, found.head)):
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
 
 
 def check_norms(model: nn.Module, found: WeightMap) -> None:
@@ -87,8 +94,14 @@ def _check_stream(model: PreTrainedModel, stream: Stream, chosen: Equivalences) 
     if chosen.stream and not stream.is_rotatable:
         plan_hadamard(stream.channels, pad=False)
     for block in stream.blocks:
-        if chosen.mlp_output:
-            plan_hadamard(at(model, block.mlp_output).in_features, chosen.pad)
+        for path in _transformed(block, chosen):
+            plan_hadamard(at(model, path).in_features, chosen.pad)
+
+
+def _transformed(block: Block, chosen: Equivalences) -> list[str]:
+    """Paths of the linears of a block whose inputs get an online Hadamard."""
+    found = [block.attention_output] if chosen.attention_output else []
+    return [*found, block.mlp_output] if chosen.mlp_output else found
 
 
 def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None:
@@ -99,5 +112,5 @@ def _apply(model: PreTrainedModel, stream: Stream, chosen: Equivalences) -> None
     for block in stream.blocks:
         if chosen.values:
             rotate_values(model, block)
-        if chosen.mlp_output:
-            rotate_mlp_output(model, block, chosen.pad)
+        for path in _transformed(block, chosen):
+            rotate_input(model, path, chosen.pad)

@@ -71,10 +71,9 @@ def rotate_online(model: nn.Module, path: str, plan: HadamardPlan) -> None:
     put(model, path, RotatedInput.around(linear, plan))
 
 
-def rotate_mlp_output(model: nn.Module, block: Block, pad: bool = True) -> None:
-    """Put an online Hadamard at down_proj / fc2; pad: as for `plan_hadamard`."""
-    size = at(model, block.mlp_output).in_features
-    rotate_online(model, block.mlp_output, plan_hadamard(size, pad))
+def rotate_input(model: nn.Module, path: str, pad: bool = True) -> None:
+    """Put an online Hadamard before the linear at `path`; pad: as for `plan_hadamard`."""
+    rotate_online(model, path, plan_hadamard(at(model, path).in_features, pad))
 
 
 def rotate_values(model: nn.Module, block: Block) -> None:

@@ -29,9 +29,12 @@ from duotone.weights.modules.quant_linear import QuantLinear
 HIGHEST_CODE = 127
 
 
-def wanted_by(recipe: Recipe) -> Wanted:
-    """Statistics that a recipe needs of a linear's inputs."""
-    return Wanted(limits=recipe.activation == "static", moments=recipe.method != "rtn")
+def wanted_by(*recipes: Recipe) -> Wanted:
+    """Statistics of linears' inputs that some of these recipes need."""
+    return Wanted(
+        limits=any(recipe.activation == "static" for recipe in recipes),
+        moments=any(recipe.method != "rtn" for recipe in recipes),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,27 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from duotone.quant.spec_base import Record, is_count, is_number, is_word, require
+from duotone.weights.methods.rule import (
+    HEAD,
+    KEPT_BITS,
+    PARTS,
+    WEIGHT_METHODS,
+    LinearRule,
+    checked_parts,
+)
 from duotone.weights.modules.packed_weight import BITS
 from duotone.weights.modules.quant_linear import ACTIVATIONS, Activation
 
-PARTS = ("vision", "projector", "language")
 ONLINE = ("none", "hadamard")
 SPLITS = ("never", "eq8", "always")
-WEIGHT_METHODS = ("rtn", "gptq", "awq")
 # Fields that take a word, and those that are on or off.
 WORDS = {"method": WEIGHT_METHODS, "activation": ACTIVATIONS, "online": ONLINE, "split": SPLITS}
-SWITCHES = ("clip", "modality_scales", "visual_first", "rotation", "pad")
+SWITCHES = ("clip", "modality_scales", "visual_first", "rotation", "online_attention", "pad")
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,12 @@ class Recipe(Record):
     smooth: SmoothQuant's alpha, None for no smoothing.
     rotation: norms folded, LayerNorm -> RMSNorm, residual stream and values rotated offline.
     online: transform of the inputs of down_proj and fc2.
+    online_attention: a Hadamard over all heads before o_proj, in place of the offline one per head.
     split: channel 0 after the online transform stays floating point (RMS). "eq8": if MQuant's
         criterion holds for some row of the weight. "always": as in the released code. Or "never".
-    parts: of the model; pad: a size that no Hadamard matrix covers may be zero-padded.
-    seed: of the rotations.
+    parts: of the model, "head" among them only where it is named; pad: a size that no Hadamard
+        matrix covers may be zero-padded. seed: of the rotations.
+    rules: other widths and activations for some linears; where several cover one, the later wins.
     Errors: ValueError for values or combinations that have no meaning.
     """
 
@@ -55,10 +64,12 @@ class Recipe(Record):
     smooth: float | None = None
     rotation: bool = False
     online: Literal["none", "hadamard"] = "none"
+    online_attention: bool = False
     split: Literal["never", "eq8", "always"] = "never"
     parts: tuple[str, ...] = PARTS
     pad: bool = True
     seed: int = 0
+    rules: tuple[LinearRule, ...] = ()
 
     def __post_init__(self) -> None:
         ok = is_count(self.bits) and self.bits in BITS
@@ -70,16 +81,21 @@ class Recipe(Record):
         for name in SWITCHES:
             value = getattr(self, name)
             require(isinstance(value, bool), f"a recipe's {name} must be a bool", value, "")
-        self._normalise_parts()
+        object.__setattr__(self, "parts", checked_parts(self.parts, "a recipe's parts"))
         self._check_numbers()
         self._check_combinations()
+        self._normalise_rules()
 
-    def _normalise_parts(self) -> None:
-        ok = isinstance(self.parts, (tuple, list)) and len(self.parts) > 0
-        ok = ok and all(is_word(part, PARTS) for part in self.parts)
-        rule = f"a recipe's parts must be some of {PARTS}"
-        require(ok, rule, self.parts, "A list of them; all without it.")
-        object.__setattr__(self, "parts", tuple(self.parts))
+    def _normalise_rules(self) -> None:
+        rule = "a recipe's rules must be a list of LinearRule"
+        require(isinstance(self.rules, (tuple, list)), rule, self.rules, "() for none.")
+        made = tuple(
+            one if isinstance(one, LinearRule) else LinearRule.from_dict(one) for one in self.rules
+        )
+        object.__setattr__(self, "rules", made)
+        for one in made:
+            if one.bits != KEPT_BITS:
+                self._changed(one.changes)
 
     def _check_numbers(self) -> None:
         ok = self.group is None or (is_count(self.group) and self.group >= 2)
@@ -104,16 +120,50 @@ class Recipe(Record):
             "smooth and rotation are rivals": self.smooth is not None and self.rotation,
             "awq finds scales of its own, for inputs that are neither smoothed nor rotated": (
                 self.method == "awq"
-                and (self.smooth is not None or self.rotation or self.online != "none")
+                and (self.smooth is not None or self.rotation or self.has_online)
             ),
         }
         for rule, broken in wrong.items():
             if broken:
                 raise ValueError(f"{rule}; got {self}")
 
+    @property
+    def has_online(self) -> bool:
+        """True if some linear's input is transformed at run time by the recipe."""
+        return self.online != "none" or self.online_attention
+
+    def of(self, path: str, role: str, part: str) -> Recipe | None:
+        """The recipe of one linear, without rules; None for one that stays in 16 bit."""
+        changes: dict[str, Any] = {}
+        for rule in self.rules:
+            if rule.covers(path, role, part):
+                # The later rule decides all of it: what one kept in 16 bit another may quantize.
+                changes = {n: v for n, v in changes.items() if n != "bits" or v != KEPT_BITS}
+                changes |= rule.changes
+        return None if changes.get("bits") == KEPT_BITS else self._changed(changes)
+
+    def _changed(self, changes: Mapping[str, Any]) -> Recipe:
+        changes = {**changes, "rules": ()}
+        activation = changes.get("activation", self.activation)
+        if activation != "static":
+            changes |= {"modality_scales": False, "visual_first": False}
+        if activation == "none":
+            changes["split"] = "never"
+        return self.replace(**changes)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe fields."""
-        return asdict(self) | {"parts": list(self.parts)}
+        rules = [rule.to_dict() for rule in self.rules]
+        return asdict(self) | {"parts": list(self.parts), "rules": rules}
+
+
+# A scale per token where static ones lose most on outliers: the inputs of down_proj.
+DOWN_PER_TOKEN = LinearRule("mlp_output", ("language",), activation="dynamic")
+# The vision tower of MQuant's Table 2.
+VISION_W8 = LinearRule(parts=("vision",), bits=8, clip=False)
+# A scale per token: the head sees one token of a sequence per step.
+HEAD_W8A8 = LinearRule(HEAD, (HEAD,), bits=8, method="rtn", clip=False, activation="dynamic")
+WITH_HEAD = (*PARTS, HEAD)
 
 
 def _family(bits: int) -> dict[str, Recipe]:
@@ -123,28 +173,40 @@ def _family(bits: int) -> dict[str, Recipe]:
     msq = static.replace(modality_scales=True)
     rotated = msq.replace(rotation=True, online="hadamard")
     quarot = static.replace(rotation=True, online="hadamard")
+    mquant = rotated.replace(split="eq8")
+    smoothed = static.replace(smooth=0.5)
+    dynamic = static.replace(activation="dynamic")
     return {
-        "mquant": rotated.replace(split="eq8"),
+        "mquant": mquant,
+        "mquant-down-per-token": mquant.replace(rules=(DOWN_PER_TOKEN,)),
         "rtn": rtn,
         "smoothquant": rtn.replace(smooth=0.5),
+        "smoothquant-gptq": smoothed,
+        "smoothquant-gptq-dynamic": smoothed.replace(activation="dynamic"),
         "awq": static.replace(method="awq"),
+        "awq-dynamic": dynamic.replace(method="awq"),
         "quarot": quarot,
+        "quarot-per-token": quarot.replace(activation="dynamic", online_attention=True),
         "static": static,
         "static-msq": msq,
         "static-msq-aifs": msq.replace(visual_first=True),
         "static-msq-rotation": rotated,
         "mquant-always-split": rotated.replace(split="always"),
-        "dynamic": static.replace(activation="dynamic"),
+        "dynamic": dynamic,
         "rtn-dynamic": rtn.replace(activation="dynamic"),
     }
 
 
 W4A16 = Recipe(bits=4, group=128, clip=True, activation="none")
+_MQUANT = _family(4)["mquant"]
 
 RECIPES: dict[str, Recipe] = {
     f"{name}-w{bits}a8": recipe for bits in (4, 8) for name, recipe in _family(bits).items()
 } | {
-    "mquant-w4a8-g128": _family(4)["mquant"].replace(group=128),
+    "mquant-vision8-w4a8": _MQUANT.replace(rules=(VISION_W8,)),
+    "mquant-head8-w4a8": _MQUANT.replace(rules=(HEAD_W8A8,), parts=WITH_HEAD),
+    "mquant-vision8-down-per-token-w4a8": _MQUANT.replace(rules=(VISION_W8, DOWN_PER_TOKEN)),
+    "mquant-w4a8-g128": _MQUANT.replace(group=128),
     "w4a16-g128": W4A16,
     "awq-w4a16-g128": W4A16.replace(method="awq"),
 }
