@@ -23,6 +23,7 @@ from transformers import AutoModelForImageTextToText, Cache, DynamicCache
 
 import duotone
 from benchmarks.quality.candidates import CANDIDATES
+from benchmarks.quality.commvq import CommVQ
 from benchmarks.quality.rows import GAINS
 from benchmarks.stress import STRESSES
 from duotone import CacheSpec, KVSpec, QuantizedCache, TensorSpec
@@ -70,6 +71,12 @@ def calibrated(model: Any, batches: Sequence[Batch], file: Path) -> dict[str, Ca
     recorder.bases().save(file)
     spec = duotone.scheme("oscar-rotation", bits=2, file=str(file))
     return {"oscar-rotation, calibrated@2": on_visual_spans(spec)}
+
+
+def vector_quantized(model: Any, batches: Sequence[Batch], steps: int) -> dict[str, CommVQ]:
+    """{label: codebooks} of CommVQ, trained on visual tokens of `batches`."""
+    calls = [(model_inputs(model, batch), batch.ids == IMAGE) for batch in batches]
+    return {f"commvq@{bits}": CommVQ.fit(model, calls, bits, steps) for bits in (1, 2)}
 
 
 def corrected() -> dict[str, CacheSpec]:
@@ -129,8 +136,21 @@ class Conversation:
     def read(self, cache: Cache) -> Tensor:
         """Log probabilities [answer tokens, vocabulary]."""
         self.model(**self.first, past_key_values=cache)
+        return self.answered(cache)
+
+    @torch.no_grad()
+    def answered(self, cache: Cache) -> Tensor:
+        """Log probabilities after a cache that holds the pictures."""
         logits = self.model(**self.second, past_key_values=cache).logits[:, :-1]
         return logits[self.answers != -100].log_softmax(-1)
+
+    def read_by(self, spec: CacheSpec | CommVQ, impl: str) -> tuple[Tensor, float]:
+        """(log probabilities through a cache of `spec`, true bits of visual tokens)."""
+        if isinstance(spec, CommVQ):
+            seen = self.visual[:, : self.first["input_ids"].shape[1]]
+            return self.answered(spec.cache(self.model, self.first, seen)), spec.bits
+        cache = QuantizedCache(self.model, spec, impl=impl)
+        return self.read(cache), held(cache, self.visual, "visual").bits
 
     def sums(self, each: Tensor) -> Tensor:
         """Sums over a sequence's answer tokens of a number per answer token."""
@@ -174,7 +194,7 @@ class Sums:
 
 def measure(
     talks: Iterable[Conversation],
-    rows: Mapping[str, CacheSpec],
+    rows: Mapping[str, CacheSpec | CommVQ],
     seconds: float = math.inf,
     impl: str = "auto",
 ) -> list[dict[str, Any]]:
@@ -193,11 +213,10 @@ def measure(
         right.append(exact.argmax(-1) == talk.truth)
         tokens.append(talk.sums(torch.ones(len(talk.sequences))))
         for name, spec in rows.items():
-            cache = QuantizedCache(talk.model, spec, impl=impl)
-            ours = talk.read(cache)
+            ours, bits = talk.read_by(spec, impl)
             found[name].kl.append(talk.sums((exact.exp() * (exact - ours)).sum(-1)))
             found[name].right.append(ours.argmax(-1) == talk.truth)
-            found[name].bits.append(held(cache, talk.visual, "visual").bits)
+            found[name].bits.append(bits)
     counts = torch.cat(tokens)
     plain = {"row": "16 bit", "accuracy": _accuracy(right), "tokens": counts.int().tolist()}
     return [plain, *(sums.row(name, counts) for name, sums in found.items())]
@@ -233,6 +252,7 @@ def main() -> None:
         "--seconds", type=float, default=math.inf, help="time of all batches, about"
     )
     parser.add_argument("--impl", default="auto", help="reference: no kernel has to be compiled")
+    parser.add_argument("--commvq", type=int, default=0, help="steps that train V's; 0: no rows")
     parser.add_argument("--device", default="cpu", help="cuda: in float16, packed by kernels")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -251,6 +271,9 @@ def main() -> None:
         others = Feed("cpu", CALIBRATION, 1)
         seen = [_on(others.next(shape), args.device, dtype)]
         every |= calibrated(model, seen, Path(folder, "rotations.safetensors"))
+        if args.commvq:
+            seen += [_on(others.next(shape), args.device, dtype) for _ in range(3)]
+            every |= vector_quantized(model, seen, args.commvq)
         talks = (Conversation(model, batch) for batch in batches)
         rows = measure(talks, every, args.seconds, args.impl)
     header = {"schema": "duotone.zoo/1", **stamp(torch.device(args.device)), "model": args.model}
