@@ -3,6 +3,7 @@
 `make docs` builds it and takes warnings as errors. Only the last test needs what that installs.
 """
 
+import json
 import posixpath
 import re
 import unicodedata
@@ -41,7 +42,7 @@ def anchors(text: str) -> set[str]:
 
 def dead_links(page: Path, root: Path = REPOSITORY) -> Iterator[str]:
     """Links of a page to files or headings that are not there."""
-    for match in hooks.LINK.finditer(page.read_text(encoding="utf-8")):
+    for match in hooks.LINK.finditer(hooks.text_of(page)):
         target, _, anchor = match["target"].partition("#")
         if ":" in target:
             continue
@@ -55,7 +56,8 @@ def dead_links(page: Path, root: Path = REPOSITORY) -> Iterator[str]:
 
 def test_the_navigation_has_every_page_once() -> None:
     there = [path.name for path in (REPOSITORY / "docs").glob("*.md")]
-    there += [path for path in hooks.outside_files() if path.endswith(".md")]
+    outside = (path for path in hooks.outside_files() if path.endswith((".md", ".ipynb")))
+    there += map(hooks.in_site, outside)
     assert Counter(pages(CONFIG["nav"])) == Counter(there)
 
 
@@ -94,6 +96,9 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
         ("docs/a.md", "[b](gone.md)", "[b](gone.md)"),
         ("docs/a.md", "[b](../results/tune/README.md)", "[b](results/tune/README.md)"),
         ("docs/a.md", "![b](../results/tune/duotone-tiny/front.png)", None),
+        ("docs/a.md", "[b](../notebooks/1-first-steps.ipynb)", "[b](notebooks/1-first-steps.md)"),
+        ("notebooks/a.ipynb", "[b](1-first-steps.ipynb)", "[b](1-first-steps.md)"),
+        ("notebooks/a.ipynb", "[b](../docs/tune.md#x)", "[b](../tune.md#x)"),
         ("docs/a.md", "[the log](../dev/log/quality.md)", "the log (`dev/log/quality.md`)"),
         ("docs/a.md", "[LOG.md](../LOG.md)", "`LOG.md`"),
         ("CONTRIBUTING.md", "[b](docs/quality.md)", "[b](quality.md)"),
@@ -110,6 +115,17 @@ def test_a_link_by_the_name_of_a_file_gets_its_title() -> None:
     assert named == {"quality.md": "Quality", "tune.md": "Search"}
     link = "[quality.md](quality.md#x) [words](quality.md)"
     assert hooks.follow(link, "docs/a.md", named) == "[Quality](quality.md#x) [words](quality.md)"
+
+
+def test_a_notebook_is_a_page_with_code_and_what_it_shows(tmp_path: Path) -> None:
+    shown = {"data": {"text/plain": ["<picture>"], "image/png": "AAAA"}}
+    code = {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": [{"text": ["1\n"]}, shown]}
+    cells = [{"cell_type": "markdown", "source": ["# One\n", "thing"]}, code]
+    (tmp_path / "one.ipynb").write_text(json.dumps({"cells": cells}))
+    assert hooks.text_of(tmp_path / "one.ipynb") == (
+        "# One\nthing\n\n```python\nx = 1\nx\n```\n\n```text\n1\n```\n\n"
+        "![<picture>](data:image/png;base64,AAAA)"
+    )
 
 
 def test_a_page_of_the_repository_has_its_place_in_the_site() -> None:

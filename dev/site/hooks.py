@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: long tables and project pages join the site, and links follow them.
+"""Hooks of mkdocs.yml: long tables, notebooks and project pages join the site; links follow.
 
 Pages in docs/ link to files of the repository, as a reader of the repository needs it. The site
 has docs/ at its top and the pages of OUTSIDE below it. A link to any other file becomes its path.
@@ -6,12 +6,13 @@ has docs/ at its top and the pages of OUTSIDE below it. A link to any other file
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-OUTSIDE = ("results/**/*.md", "results/**/*.png", "CONTRIBUTING.md", "CHANGELOG.md")
+OUTSIDE = (
+    *("results/**/*.md", "results/**/*.png", "notebooks/*.ipynb"),
+    *("CONTRIBUTING.md", "CHANGELOG.md"),
+)
+NOTEBOOK, PAGE = ".ipynb", ".md"
 LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 # The first point of a list right after a line of a paragraph, which Python-Markdown takes for words.
 POINT = re.compile(r"^(?P<line>(?![ |>#-]|\d+\. ).*\S.*)\n(?=(?:- |1\. )\S)", re.M)
@@ -37,13 +42,33 @@ def outside_files(root: Path = REPOSITORY) -> list[str]:
 
 
 def in_site(path: str) -> str:
-    """Path in the site of a path in the repository."""
-    return path.removeprefix("docs/")
+    """Path in the site of a path in the repository; a notebook is a page."""
+    path = path.removeprefix("docs/")
+    return path.removesuffix(NOTEBOOK) + PAGE if path.endswith(NOTEBOOK) else path
 
 
 def in_repository(uri: str, root: Path = REPOSITORY) -> str:
     """Path in the repository of a page of the site."""
-    return uri if uri in outside_files(root) else f"docs/{uri}"
+    outside = {in_site(path): path for path in outside_files(root)}
+    return outside.get(uri, f"docs/{uri}")
+
+
+def text_of(path: Path) -> str:
+    """Markdown of a page, or of a notebook: its cells, and after each what it shows."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != NOTEBOOK:
+        return text
+    return "\n\n".join(part for cell in json.loads(text)["cells"] for part in _parts(cell))
+
+
+def _parts(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {"text/plain": output.get("text")})
+        shown = "".join(data["text/plain"]).rstrip()
+        png = data.get("image/png")
+        yield f"![{shown}](data:image/png;base64,{png})" if png else f"```text\n{shown}\n```"
 
 
 def titles(nav: list | dict) -> dict[str, str]:
@@ -99,6 +124,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for path in outside_files():
+        if path.endswith(NOTEBOOK):
+            text = text_of(REPOSITORY / path)
+            files.append(File.generated(config, in_site(path), content=text))
+            continue
         source = os.fspath(REPOSITORY / path)
         files.append(File.generated(config, path, abs_src_path=source))
     return files
