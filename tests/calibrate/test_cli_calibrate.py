@@ -10,7 +10,7 @@ from cli_runs import error_of, run
 from duotone.calibrate import Settings
 from duotone.cli.calibrate import command
 
-SMALL = ("--task", "documents", "-n", "1", "--device", "cpu")
+SMALL = ("--task", "documents", "-n", "1", "--heldout", "1", "--device", "cpu")
 REFUSED = {
     "an unknown task": (("--task", "nothing"), "a task must be one of"),
     "no samples": ((*SMALL, "-n", "0"), "samples must be between 1"),
@@ -40,7 +40,13 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["bits"] == pytest.approx(1.0, abs=0.02)
-    assert report["files"] == [str(tmp_path / f"mine.{end}") for end in ("safetensors", "json")]
+    ends = ("safetensors", "json", "report.json")
+    assert report["files"] == [str(tmp_path / f"mine.{end}") for end in ends]
+    written = json.loads((tmp_path / "mine.report.json").read_text())
+    assert written["verdict"] == report["verdict"]
+    assert report["verdict"]["kept"] == "calibrated"
+    assert report["verdict"]["found"]["packed"] > 0.8
+    assert set(report["seconds"]) == {"calibration", "comparison"}
     other = ("documents", "-n", "1", "--device", "cpu", "--out", tmp_path / "results")
     used = run("evaluate", "--scheme", tmp_path / "mine.json", *other)
     assert used.exit_code == 0, used.output
@@ -50,8 +56,15 @@ def test_options_have_the_defaults_of_the_settings():
     options = inspect.signature(command).parameters
     ours = Settings().to_dict()
     shared = ours.keys() & options.keys()
-    assert shared == {"bits", "foreground", "regularization"}
+    assert shared == {"bits", "foreground", "regularization", "group", "recent"}
     assert {name: options[name].default for name in shared} == {name: ours[name] for name in shared}
+
+
+def test_without_held_out_samples_nothing_is_compared(tmp_path):
+    result = run("calibrate", *SMALL, "--heldout", "0", "-o", tmp_path / "mine")
+    assert result.exit_code == 0, result.output
+    assert "nothing says that this spec beats a preset" in result.stdout
+    assert json.loads((tmp_path / "mine.report.json").read_text())["verdict"] is None
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):

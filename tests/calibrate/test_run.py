@@ -39,7 +39,7 @@ def made(pictured, tmp_path_factory):
     out = tmp_path_factory.mktemp("bases") / "mine"
     data = calibration_data(pictured, [TINY_TASK], 6, 4)
     settings = Settings(bits=1.5)
-    file = str(files_of(out)[0])
+    file = str(files_of(out)[".safetensors"])
     result = calibrate(pictured, data.batches, settings, file=file, data=data.sources)
     write(*result[:2], out)
     return *result, file
@@ -82,7 +82,7 @@ def test_wide_codes_in_the_bases_answer_as_16_bit(pictured, tmp_path, monkeypatc
     monkeypatch.setattr("duotone.calibrate.transform.WIDTHS", (0, 8))
     model, data = pictured.model, calibration_data(pictured, [TINY_TASK], 4, 4)
     settings, out = Settings(bits=8.0), tmp_path / "wide"
-    file = str(files_of(out)[0])
+    file = str(files_of(out)[".safetensors"])
     bases, spec, _ = calibrate(pictured, data.batches, settings, file=file)
     write(bases, spec, out)
     batch = prepare(model, data.batches[0].tensors)
@@ -104,8 +104,7 @@ def test_spans_stay_whole_where_that_is_asked_for(pictured):
     assert {row["part"] for row in report["tensors"]} == {"visual"}
 
 
-def test_a_text_model_gets_a_stream(tmp_path, monkeypatch):
-    monkeypatch.setattr("duotone.calibrate.run.GROUP", 32)
+def test_a_text_model_gets_a_stream(tmp_path):
     loaded = Loaded("words", text_model(), LetterTokenizer())
     rows = tmp_path / "rows.jsonl"
     row = {"question": "once upon a time there was " * 4, "answers": ["x"]}
@@ -113,7 +112,7 @@ def test_a_text_model_gets_a_stream(tmp_path, monkeypatch):
     task = duotone.tasks.get_task(str(rows))
     data = calibration_data(loaded, [task], 2)
     file = str(tmp_path / "text.safetensors")
-    bases, spec, _ = calibrate(loaded, data.batches, file=file)
+    bases, spec, _ = calibrate(loaded, data.batches, Settings(group=32), file=file)
     write(bases, spec, tmp_path / "text")
     assert (spec.visual, spec.text.key.group, spec.text.value.group) == ("text", 32, 32)
     batch = prepare(loaded.model, data.batches[0].tensors)

@@ -8,7 +8,6 @@ from PIL import Image
 
 import duotone
 from duotone.cli.common import scheme_spec
-from duotone.cli.tune import _nearer
 from duotone.loading import Loaded
 from duotone.tasks import get_task
 from duotone.tune import TuneSettings, make_job
@@ -72,25 +71,11 @@ def test_from_samples_to_a_spec_that_other_commands_take(tmp_path):
     assert report == json.loads((out / "report.json").read_text())
     assert report["trials"]["measured"] + report["trials"]["pruned"] == 6
     spec = scheme_spec(str(out / "spec.json"), None)
-    assert spec == duotone.CacheSpec.from_dict(report["specs"]["chosen"])
+    assert spec == duotone.CacheSpec.from_dict(report["specs"][report["verdict"]["kept"]])
+    assert (out / "found.json").exists() == (report["verdict"]["kept"] != "chosen")
     assert report["heldout"]["chosen"]["bits"] <= 1.3
     assert len(report["comparisons"]) == len(report["published"]) >= 10
     assert set(report["scores"]["documents"]["schemes"]) >= {"16-bit", "chosen", "duotone @1"}
     assert (out / "front.png").stat().st_size > 10_000
     assert "Published schemes" in (out / "report.md").read_text()
     assert "seed: 0 -> 5" in error_of(*options, "--trials", "9", "--seed", "5")
-
-
-def test_a_known_scheme_that_is_nearer_is_named():
-    rows = {
-        "chosen": {"bits": 1.2, "kl": 0.1},
-        "front 1": {"bits": 1.1, "kl": 0.0001},
-        "kivi @2": {"bits": 6.2, "kl": 0.001},
-        "duotone @1": {"bits": 1.27, "kl": 0.0025},
-    }
-    report = {"heldout": rows, "budget": {"bits": 1.3}}
-    said = _nearer(report)
-    assert said.startswith("duotone @1 needs no search")
-    assert "KL 0.0025 where the chosen spec has 0.1" in said
-    rows["chosen"]["kl"] = 0.0025
-    assert _nearer(report) is None

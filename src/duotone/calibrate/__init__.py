@@ -1,5 +1,6 @@
 """`duotone calibrate`: bases for K and V from a model's own statistics, and a spec of them."""
 
+from .compared import compare
 from .data import CalibrationData, calibration_data
 from .files import check_files, write
 from .moments import CalibrationBatch, LayerMoments, gather_moments
@@ -16,6 +17,7 @@ __all__ = [
     "calibrate",
     "calibration_data",
     "check_files",
+    "compare",
     "gather_moments",
     "klt",
     "write",

@@ -1,10 +1,10 @@
-"""Calibration data: encoded prompts of some tasks, and a record of their origin."""
+"""Calibration data: encoded prompts of some tasks, others held out, and their origin."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from duotone.evaluate.loader import encoded_task
 from duotone.loading import Loaded, visual_mask
 from duotone.tasks import Task
+from duotone.tune.samples import HELD_OUT, split_task
 
 from .moments import CalibrationBatch
 
@@ -20,10 +21,14 @@ SPLIT = "calibration"
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """All batches, and for every task its name, split, samples and a digest; JSON-safe."""
+    """All batches, and for every task its name, split, samples and a digest; JSON-safe.
+
+    heldout: {task: batches of other samples}, which a calibration never sees.
+    """
 
     batches: list[CalibrationBatch]
     sources: list[dict[str, Any]]
+    heldout: dict[str, list[CalibrationBatch]] = field(default_factory=dict)
 
 
 def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
@@ -39,21 +44,24 @@ def digest(batches: Sequence[dict[str, torch.Tensor]]) -> str:
 
 
 def calibration_data(
-    loaded: Loaded, tasks: Sequence[Task], samples: int, batch_size: int = 4
+    loaded: Loaded, tasks: Sequence[Task], samples: int, batch_size: int = 4, heldout: int = 0
 ) -> CalibrationData:
     """The first samples of every task's calibration split; a file has one split only.
 
+    heldout: samples per task, of the held-out split or of a file's later rows. They share no
+    picture with the first rows, or no question where there are no pictures.
     Errors: ValueError where a task has fewer samples, or where a multimodal model would see no
     visual token to calibrate.
     """
     for task in tasks:
         task.check_samples(samples)
-    batches, sources = [], []
+    parts = [split_task(task, samples, heldout) for task in tasks] if heldout else []
+    batches, sources, kept = [], [], {}
     for task in tasks:
         made = encoded_task(loaded, task, SPLIT, samples, batch_size)
         encoded = [tensors for _, tensors in made]
         names = [example.name for examples, _ in made for example in examples]
-        batches += [CalibrationBatch(tensors, task.max_new_tokens) for tensors in encoded]
+        batches += _batches(encoded, task)
         source = {
             "task": task.name,
             "split": SPLIT,
@@ -61,8 +69,17 @@ def calibration_data(
             "rows": [names[0], names[-1]],
         }
         sources.append(source | {"digest": digest(encoded), "data": task.fingerprint})
+    for part, source in zip(parts, sources, strict=bool(parts)):
+        made = encoded_task(loaded, part.heldout, HELD_OUT, heldout, batch_size)
+        kept[part.heldout.name] = _batches([tensors for _, tensors in made], part.heldout)
+        names = ("samples", "rows", "digest")
+        source["heldout"] = {name: part.evidence[f"heldout_{name}"] for name in names}
     _check_visual(loaded, batches)
-    return CalibrationData(batches, sources)
+    return CalibrationData(batches, sources, kept)
+
+
+def _batches(encoded: Sequence[dict[str, torch.Tensor]], task: Task) -> list[CalibrationBatch]:
+    return [CalibrationBatch(tensors, task.max_new_tokens) for tensors in encoded]
 
 
 def _check_visual(loaded: Loaded, batches: Sequence[CalibrationBatch]) -> None:

@@ -1,47 +1,69 @@
-"""The two files of a calibration."""
+"""The files of a calibration."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from duotone.quant import CacheSpec
 from duotone.quant.bases import Bases
 
-
-def write(bases: Bases, spec: CacheSpec, out: str | Path) -> tuple[Path, Path]:
-    """Write the bases and, next to them, the spec. Errors: ValueError for files that exist."""
-    files = check_files(out)
-    bases.save(files[0])
-    files[1].write_text(spec.to_json() + "\n", encoding="utf-8")
-    return files
+BASES, SPEC, REPORT, FOUND = ".safetensors", ".json", ".report.json", ".found.json"
 
 
-def files_of(out: str | Path) -> tuple[Path, Path]:
-    """OUT.safetensors and OUT.json; OUT may name either."""
+def write(
+    bases: Bases,
+    spec: CacheSpec,
+    out: str | Path,
+    report: Mapping[str, Any] | None = None,
+    found: CacheSpec | None = None,
+) -> list[Path]:
+    """Write the bases and, next to them, the spec to use and the report of the calibration.
+
+    found: the calibrated spec, which is written as OUT.found.json where `spec` is another one.
+    Errors: ValueError for files that exist.
+    """
+    check_files(out)
+    texts = {SPEC: spec.to_json() + "\n"}
+    if report is not None:
+        texts[REPORT] = json.dumps(report, indent=1) + "\n"
+    if found not in (None, spec):
+        texts[FOUND] = found.to_json() + "\n"
+    files = files_of(out)
+    bases.save(files[BASES])
+    for kind, text in texts.items():
+        files[kind].write_text(text, encoding="utf-8")
+    return [files[kind] for kind in (BASES, *texts)]
+
+
+def files_of(out: str | Path) -> dict[str, Path]:
+    """{kind: path} of OUT.safetensors, OUT.json and others; OUT may name either of the first."""
     text = str(out)
-    for suffix in (".safetensors", ".json"):
+    for suffix in (BASES, SPEC):
         text = text.removesuffix(suffix)
-    return Path(text + ".safetensors"), Path(text + ".json")
+    return {kind: Path(text + kind) for kind in (BASES, SPEC, REPORT, FOUND)}
 
 
 def check_files(out: str | Path) -> tuple[Path, Path]:
-    """Check that neither file exists and that both can be written; returns both paths.
+    """Check that no file exists and that all can be written; returns those of bases and spec.
 
     Errors: ValueError if not.
     """
     files = files_of(out)
-    found = [str(path) for path in files if path.exists()]
+    found = [str(path) for path in files.values() if path.exists()]
     if found:
         raise ValueError(
             f"files are never overwritten, got the existing {', '.join(found)}; move them away or "
             "give another --out"
         )
     try:
-        files[0].parent.mkdir(parents=True, exist_ok=True)
-        files[0].touch()
-        files[0].unlink()
+        files[BASES].parent.mkdir(parents=True, exist_ok=True)
+        files[BASES].touch()
+        files[BASES].unlink()
     except OSError as error:
         raise ValueError(
             f"--out must be a path that can be written, got {str(out)!r}: {error}"
         ) from error
-    return files
+    return files[BASES], files[SPEC]

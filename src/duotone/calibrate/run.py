@@ -18,13 +18,13 @@ from duotone.quant.bases import Bases, Reference
 from duotone.quant.layer_rules import layer_rules
 from duotone.report.provenance import stamp
 
+from .lengths import check_lengths
 from .moments import CalibrationBatch, LayerMoments, gather_moments
 from .profiles import gather_profiles
-from .settings import GROUP, TENSOR_WEIGHTS, Settings, part_weights
+from .settings import TENSOR_WEIGHTS, Settings, part_weights
 from .transform import Classes, Name, allocate, expected_error, klt
 
 PASSES = 2  # over the batches: moments, then profiles
-RECENT = 128  # 16-bit tokens at the end of a text model's stream
 SUMS = ("key", "value", "query", "output")
 Spectrum = Float[Tensor, " head_dim"]
 Units = Float[Tensor, " kv_heads"]
@@ -89,13 +89,14 @@ def learn(
     model, facts = loaded.model, model_facts(loaded.model)
     check_no_states(facts, "calibration")
     settings.check(facts.shape.head_dim)
+    check_lengths(batches, facts, settings)
     first, second = (_passing(number, len(batches), progress) for number in range(PASSES))
-    moments = gather_moments(model, batches, GROUP, first)
+    moments = gather_moments(model, batches, settings.group, first)
     _check_moments(moments, facts)
     header = _header(loaded, facts, moments, settings) | {"data": [dict(one) for one in data]}
     bases, units = bases_of(moments, settings, header)
     shares = settings.parts(facts.is_multimodal)
-    variances = gather_profiles(model, batches, bases, shares, GROUP, second)
+    variances = gather_profiles(model, batches, bases, shares, settings.group, second)
     spectra = {name: _in_unit(p, units[name[:2]]) for name, p in sorted(variances.items())}
     return Learned(moments, bases, units, shares, spectra)
 
@@ -179,7 +180,7 @@ def spec_with(
 ) -> CacheSpec:
     """A rule per layer: visual spans of a multimodal model, else the stream of text."""
     shares = settings.parts(facts.is_multimodal)
-    stream = {} if facts.is_multimodal else {"group": GROUP}
+    stream = {} if facts.is_multimodal else {"group": settings.group}
 
     def tensor(layer: int, which: Literal["key", "value"], part: str) -> TensorSpec:
         transform = str(Reference(file, layer, which))
@@ -191,7 +192,7 @@ def spec_with(
 
     common, rules = layer_rules([policies(layer) for layer in range(facts.layers)])
     if not facts.is_multimodal:
-        return CacheSpec(visual="text", **common, recent=RECENT, layers=rules)
+        return CacheSpec(visual="text", **common, recent=settings.recent, layers=rules)
     parted = {"foreground": settings.foreground} if "background" in shares else {}
     return CacheSpec(**common, **parted, ranges="run", layers=rules)
 

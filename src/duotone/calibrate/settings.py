@@ -23,7 +23,6 @@ WHOLE_GAINS = {1.5: 1.25, 2.5: 1.1}
 # Factors of errors: of K and V, and of a foreground's against its background's.
 TENSOR_WEIGHTS = {"key": 0.5, "value": 1.0}
 FOREGROUND_WEIGHT = 8.0
-GROUP = 128  # tokens of a text stream's span
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,15 @@ class Settings:
     bits: mean over the channels and tokens of all layers' K and V. regularization: of the metrics,
     see `klt`. The default is best where a model is used on other data than the calibration data;
     on the same data, 0.1 is better (docs/calibrate.md). foreground: share of a visual span's
-    tokens that get codes of their own, None: no background.
+    tokens that get codes of their own, None: no background. group, recent: of a text stream, tokens
+    that are packed together, and those at its end that stay in 16 bit.
     """
 
     bits: float = 1.0
     regularization: float = 1.0
     foreground: float | None = 0.45
+    group: int = 128
+    recent: int = 128
 
     def check(self, head_dim: int) -> None:
         """Raise ValueError for settings that heads of this size do not allow."""
@@ -47,6 +49,10 @@ class Settings:
         if self.foreground is not None and not 0 < self.foreground < 1:
             raise ValueError(
                 f"foreground must lie in (0, 1) or be None (no background), got {self.foreground}"
+            )
+        if self.group < 1 or self.recent < 0:
+            raise ValueError(
+                f"group must be >= 1 and recent >= 0, got {self.group} and {self.recent}"
             )
         allocate({(0, "key", "visual"): torch.ones(head_dim)}, self.bits)
 

@@ -33,7 +33,8 @@ def sampled_tasks(names: list[str] | None, model: str | None, samples: int) -> l
 def load_with_data(
     model: str | None, device: str | None, settings: Any, tasks: list[Any], **sizes: int
 ) -> tuple[Any, Any]:
-    """(model, calibration data), where the settings fit the model. sizes: samples, batch_size."""
+    """(model, calibration data), where the settings fit the model. sizes: samples, batch_size,
+    heldout."""
     from duotone.calibrate import calibration_data
     from duotone.hf.model.facts import model_facts
 

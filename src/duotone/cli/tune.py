@@ -14,7 +14,6 @@ from .common import (
     load_model,
     print_json,
     progress_bars,
-    say,
     user_errors,
 )
 from .samples import named_tasks
@@ -68,6 +67,9 @@ def command(
     scores: Annotated[
         bool, typer.Option(help="Also generate held-out answers with a few specs.")
     ] = True,
+    keep_found: Annotated[
+        bool, typer.Option(help="Write the spec that was found, also where a preset is better.")
+    ] = False,
     plot: Annotated[bool, typer.Option(help="Also draw the front (needs matplotlib).")] = True,
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -76,8 +78,9 @@ def command(
 
     Searches bits by channel and layer, axes, groups, levels, windows, sharing and rotation. The
     objective is next-token divergence from the 16-bit cache on a first part of the samples. All
-    reported numbers are of other samples, which the search never sees. If started again with the
-    same --out, the search goes on where it ended.
+    reported numbers are of other samples, which the search never sees. A preset within the budget
+    that is nearer to 16 bit there takes the place of the found spec. If started again with the same
+    --out, the search goes on where it ended.
 
     [bold]Examples[/bold]
 
@@ -111,10 +114,8 @@ def command(
     with progress_bars() as progress:
         job = make_job(loaded, tasks, settings, out, progress)
         tuned = job.search(trials, minutes)
-        report = make_report(job, tuned, scores=scores)
+        report = make_report(job, tuned, scores=scores, keep_found=keep_found)
     files = write_report(report, out, plot=plot)
-    if (known := _nearer(report)) is not None:
-        say(known)
     if json_output:
         print_json(report)
     else:
@@ -138,24 +139,6 @@ def _check_packages(tasks: list[Any], scores: bool) -> None:
         task.check_metrics()
 
 
-def _nearer(report: dict[str, Any]) -> str | None:
-    """A sentence if a known scheme within the budget is nearer to 16 bit than the chosen spec."""
-    heldout, budget = report["heldout"], report["budget"]["bits"]
-    known = {
-        label: row
-        for label, row in heldout.items()
-        if label != "chosen" and not label.startswith("front ") and row["bits"] <= budget
-    }
-    best = min(known, key=lambda label: known[label]["kl"], default="chosen")
-    if heldout[best]["kl"] >= heldout["chosen"]["kl"]:
-        return None
-    return (
-        f"{best} needs no search, and on the held-out samples it has KL {heldout[best]['kl']:.2g} "
-        f"where the chosen spec has {heldout['chosen']['kl']:.2g}: take it, or search on more "
-        "--samples and --minutes"
-    )
-
-
 def _show(report: dict[str, Any], files: list[Path]) -> None:
     """Show the chosen spec next to the published schemes, and the use of the spec."""
     from rich.console import Console
@@ -171,9 +154,11 @@ def _show(report: dict[str, Any], files: list[Path]) -> None:
         table.add_row(row["label"], f"{row['bits']:.2f}", f"{row['kl']:.2g}", *ours)
     console.print(table)
     console.print(
-        f"[bold]Chosen: {chosen['bits']:.3f} true bits, KL {chosen['kl']:.2g} on held-out "
-        f"samples[/], out of {report['trials']['measured']} trials."
+        f"Chosen: {chosen['bits']:.3f} true bits, KL {chosen['kl']:.2g} on held-out samples, out "
+        f"of {report['trials']['measured']} trials."
     )
+    for sentence in report["verdict"]["sentences"]:
+        console.print(sentence, style="bold", markup=False, soft_wrap=True)
     console.print("Written: " + ", ".join(str(file) for file in files), soft_wrap=True)
     spec = files[0]
     console.print(f"Use it:  duotone compare --scheme {spec}", soft_wrap=True)

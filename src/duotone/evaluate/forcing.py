@@ -69,9 +69,21 @@ def forced_agreement(
 
     The first token of a prompt read in one step is not counted: prefill attends in full precision.
     """
+    return forced_through(model, batch, make_cache(model, spec, batch, impl), answers, reference)
+
+
+def forced_through(
+    model: Any,
+    batch: Batch,
+    cache: Any,
+    answers: Sequence[Sequence[int]],
+    reference: Sequence[torch.Tensor],
+    watching: Sequence[Any] = (),
+) -> np.ndarray:
+    """Return `forced_agreement` of an empty cache. watching: more logits processors."""
     forcing = Forcing(right_padded(answers, batch.attention_mask.device)[0], reference)
-    cache = make_cache(model, spec, batch, impl)
-    generate(model, batch, cache, forcing.answers.shape[1], logits_processors=[forcing])
+    processors = [forcing, *watching]
+    generate(model, batch, cache, forcing.answers.shape[1], logits_processors=processors)
     first = 0 if batch.pictures_end else 1
     lengths = torch.tensor([len(ids) for ids in answers])
     step = torch.arange(len(forcing.kl))

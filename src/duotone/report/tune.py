@@ -107,7 +107,8 @@ def tune_page(report: Result, plot: str | None = None) -> str:
     """The page of one search: its tables and the plot."""
     sections = [
         f"# duotone tune: {report['settings']['model']['name']}",
-        "`--scheme spec.json` gives every command the chosen spec.",
+        "`--scheme spec.json` gives every command the kept spec.",
+        *(["\n".join(report["verdict"]["sentences"])] if "verdict" in report else []),
         *([f"![front]({plot})"] if plot else []),
         "## Held out",
         tune_table([report]),

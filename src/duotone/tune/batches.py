@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from duotone.inference.batch import EMBEDDABLE_FAMILIES, prepare
+from duotone.inference.batch import prepare
 from duotone.loading import Loaded, visual_mask
-from duotone.tasks import Task
 
-from .prefilled import Prefilled, can_prefill, later_where_possible, prefill
+from .answered import answer
+from .objective import Ready
+from .prefilled import can_prefill, later_where_possible, prefill
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,12 @@ def prompt_counts(loaded: Loaded, encoded: Sequence[dict[str, torch.Tensor]]) ->
     return PromptCounts(mean_visual, sum(real) // len(real) - mean_visual, min(visual) > 0)
 
 
-def check_model(loaded: Loaded) -> None:
-    """Raise for a family whose prompts cannot be read in parts."""
-    family = loaded.model.config.model_type
-    if loaded.takes_images and family not in EMBEDDABLE_FAMILIES:
-        raise ValueError(
-            "a search reads prompts in parts, which works for text models and for the families "
-            f"{sorted(EMBEDDABLE_FAMILIES)}; got {family!r}. Compare schemes with duotone evaluate"
-        )
+def ready(model: Any, encoded: dict[str, torch.Tensor], max_new_tokens: int) -> Ready:
+    """A batch answered through the 16-bit cache once, for the fastest way of measuring it.
 
-
-def prefill_batch(loaded: Loaded, task: Task, encoded: dict[str, torch.Tensor]) -> Prefilled:
-    """A batch answered through the 16-bit cache once."""
-    batch = later_where_possible(prepare(loaded.model, encoded))
-    if not can_prefill(loaded.model, batch):
-        raise ValueError(f"{loaded.name!r} cannot read prompts in parts; see check_model")
-    return prefill(loaded.model, batch, task.max_new_tokens)
+    Questions about pictures are read after these where the model can read prompts in parts.
+    """
+    batch = prepare(model, encoded)
+    if can_prefill(model, batch):
+        return prefill(model, later_where_possible(batch), max_new_tokens)
+    return answer(model, batch, max_new_tokens)

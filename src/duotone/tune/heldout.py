@@ -35,6 +35,7 @@ def entry(tasks: Rows, chosen: Rows | None = None) -> dict[str, Any]:
         "bits": outcome.bits,
         "bytes_per_sequence": total.bytes_per_sequence,
         "kl": 10**outcome.score,
+        "packed": outcome.packed,
         "tasks": data,
     }
 

@@ -51,3 +51,9 @@ def numbers_by_name(data: Mapping[str, Any], name: str) -> dict[str, float]:
     ok = isinstance(found, Mapping) and all(map(is_number, found.values()))
     require(ok, f"{name!r} has numbers by name", found, "")
     return dict(found)
+
+
+def text(data: Mapping[str, Any], name: str) -> str:
+    """Return the text in a field of `data`."""
+    require(isinstance(data.get(name), str), f"{name!r} is a text", data.get(name), "")
+    return data[name]

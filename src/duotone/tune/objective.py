@@ -7,7 +7,7 @@ single steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,12 @@ from duotone.evaluate.forcing import kl_divergence
 from duotone.evaluate.steps import flush_steps
 from duotone.inference.batch import Batch, make_cache
 
+from .answered import Answered, forced_along
 from .bits import BitsOf, Held, held
+from .packed import Packed, Watch
 from .prefilled import Prefilled, read_tail
+
+Ready = Prefilled | Answered
 
 # Below this KL in nats differences are rounding of the model's own dtype (bfloat16: 2e-5 at most).
 KL_FLOOR = 1e-5
@@ -27,10 +31,14 @@ KL_FLOOR = 1e-5
 
 @dataclass(frozen=True)
 class Measured:
-    """One spec on some batches. rows [samples, 3]: KL in nats, same top tokens, tokens counted."""
+    """One spec on some batches. rows [samples, 3]: KL in nats, same top tokens, tokens counted.
+
+    packed: tokens whose codes a counted token has seen.
+    """
 
     rows: np.ndarray
     held: Held
+    packed: Packed = field(default_factory=Packed)
 
     @property
     def kl(self) -> float:
@@ -43,7 +51,8 @@ class Measured:
         return float(self.rows[:, 1].sum() / max(1.0, self.rows[:, 2].sum()))
 
     def __add__(self, other: Measured) -> Measured:
-        return Measured(np.concatenate([self.rows, other.rows]), self.held + other.held)
+        rows = np.concatenate([self.rows, other.rows])
+        return Measured(rows, self.held + other.held, self.packed + other.packed)
 
 
 def log_kl(kl: float) -> float:
@@ -67,27 +76,41 @@ def _with_answers(prefilled: Prefilled) -> Batch:
 
 
 @torch.inference_mode()
-def measure(
-    model: Any, prefilled: Prefilled, spec: CacheSpec, *, of: BitsOf = "visual"
-) -> Measured:
+def measure(model: Any, ready: Ready, spec: CacheSpec, *, of: BitsOf = "visual") -> Measured:
     """One spec on one batch: agreement with the 16-bit answers along them, and bytes at their end.
 
     Errors: ValueError where the spec does not fit the model or its numbers.
     """
+    through = _token_by_token if isinstance(ready, Answered) else _from_prefill
+    cache, rows, packed = through(model, ready, spec)
+    measured = Measured(rows, held(cache, ready.batch.visual_mask, of), packed)
+    cache.detach()
+    return measured
+
+
+def _token_by_token(
+    model: Any, answered: Answered, spec: CacheSpec
+) -> tuple[Any, np.ndarray, Packed]:
+    """(the cache at the end, rows, packed tokens) from the prompt on."""
+    cache = make_cache(model, spec, answered.batch)
+    return cache, *forced_along(model, answered, cache)
+
+
+def _from_prefill(
+    model: Any, prefilled: Prefilled, spec: CacheSpec
+) -> tuple[Any, np.ndarray, Packed]:
+    """(the cache at the end, rows, packed tokens) from the 16-bit cache on."""
     batch, read = prefilled.batch, prefilled.read
     cache = make_cache(model, spec, _with_answers(prefilled))
     masks = {"visual_mask": batch.visual_mask, "attention_mask": batch.attention_mask}
     cache.absorb(prefilled.dense, **{name: mask[:, :read] for name, mask in masks.items()})
-    if prefilled.tail_tokens and prefilled.reference is not None:
-        prompt, streamed = prefilled.question_tokens, _streamed(spec, prefilled)
-        steps = flush_steps(spec, prefilled.tail_tokens, prompt=prompt, streamed=streamed)
-        logits = read_tail(model, prefilled, cache, list(steps))
-        rows = forced_rows(prefilled, logits)
-    else:
-        rows = np.zeros((len(batch.attention_mask), 3))
-    measured = Measured(rows, held(cache, batch.visual_mask, of))
-    cache.detach()
-    return measured
+    watch = Watch(cache)
+    if not prefilled.tail_tokens or prefilled.reference is None:
+        return cache, np.zeros((len(batch.attention_mask), 3)), watch.packed
+    prompt, streamed = prefilled.question_tokens, _streamed(spec, prefilled)
+    steps = flush_steps(spec, prefilled.tail_tokens, prompt=prompt, streamed=streamed)
+    logits = read_tail(model, prefilled, cache, watch.before(steps))
+    return cache, forced_rows(prefilled, logits), watch.packed
 
 
 def forced_rows(prefilled: Prefilled, logits: torch.Tensor) -> np.ndarray:

@@ -6,7 +6,7 @@ the spec's; the model then reads only the question and the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from duotone.inference.batch import Batch, ask_later, generate, make_cache, visual_tokens_of
+from duotone.hf.model.facts import model_facts
+from duotone.inference.batch import (
+    EMBEDDABLE_FAMILIES,
+    Batch,
+    ask_later,
+    generate,
+    make_cache,
+    visual_tokens_of,
+)
 from duotone.inference.prompts import right_padded
 
 
@@ -62,9 +70,16 @@ def later_where_possible(batch: Batch) -> Batch:
 
 
 def can_prefill(model: Any, batch: Batch) -> bool:
-    """True if the family reads on after a dense cache by mask and plain positions alone."""
-    text = model.config.get_text_config(decoder=True)
-    return batch.is_embedded or text is model.config
+    """True if the model reads on after a dense cache by mask and plain positions alone.
+
+    Layers that are transformers' own, or see a part of the tokens, read their prompts themselves.
+    """
+    config, facts = model.config, model_facts(model, visual_mask=batch.visual_mask)
+    if facts.own or any(facts.sliding) or facts.spares_prompt:
+        return False
+    return (
+        config.model_type in EMBEDDABLE_FAMILIES or config.get_text_config(decoder=True) is config
+    )
 
 
 def _positions(mask: Tensor) -> Tensor:
@@ -122,7 +137,7 @@ def prefill(model: Any, batch: Batch, max_new_tokens: int) -> Prefilled:
 
 
 def read_tail(
-    model: Any, prefilled: Prefilled, cache: Any, steps: Sequence[slice]
+    model: Any, prefilled: Prefilled, cache: Any, steps: Iterable[slice]
 ) -> Float[Tensor, "counted vocabulary"]:
     """Logits at the counted tokens, the tail read through `cache` in the given steps."""
     positions = _positions(prefilled.mask)

@@ -13,8 +13,10 @@ from .front import best_within, pareto_front, thinned
 from .heldout import Rows, entry, measure_all, task_scores
 from .run import Job, Tuned
 from .seeds import PUBLISHED, known_specs
+from .verdict import Verdict, verdict
 
-SPEC, REPORT, PAGE, PLOT = "spec.json", "report.json", "report.md", "front.png"
+SPEC, FOUND = "spec.json", "found.json"
+REPORT, PAGE, PLOT = "report.json", "report.md", "front.png"
 # Points of the front that are measured on held-out samples.
 FRONT_POINTS = 16
 SCORED_PUBLISHED = 2
@@ -32,12 +34,17 @@ def _front_specs(tuned: Tuned, bits: list[float]) -> dict[str, CacheSpec]:
     return {CHOSEN: tuned.chosen.spec, **found}
 
 
-def heldout_numbers(job: Job, tuned: Tuned) -> tuple[dict[str, Any], dict[str, CacheSpec]]:
-    """({label: numbers}, {label: spec}) of the front and of the known schemes, held out."""
+def heldout_numbers(
+    job: Job, tuned: Tuned, keep_found: bool = False
+) -> tuple[dict[str, Any], dict[str, CacheSpec], Verdict]:
+    """({label: numbers}, {label: spec}, verdict) of the front and of the known schemes, held out.
+
+    keep_found: the verdict keeps the chosen spec whatever was measured.
+    """
     size = job.settings.batch_size
     encoded = {part.heldout.name: job.encode(part.heldout, size) for part in job.parts}
     meter = job.meter(job.prefilled(encoded, "16-bit answers, held out"))
-    known = known_specs(job.facts.layers, has_pictures=job.counts.all_pictured)
+    known = known_specs(job.facts, has_pictures=job.counts.all_pictured)
 
     def measured(specs: Mapping[str, CacheSpec], stage: str) -> dict[str, Rows]:
         return measure_all(meter, specs, lambda done, total: job.progress(stage, done, total))
@@ -47,7 +54,9 @@ def heldout_numbers(job: Job, tuned: Tuned) -> tuple[dict[str, Any], dict[str, C
     specs = _front_specs(tuned, bits)
     rows |= measured(specs, "front, held out")
     numbers = {label: entry(tasks, rows[CHOSEN]) for label, tasks in rows.items()}
-    return numbers, known | specs
+    specs = known | specs
+    found = verdict(CHOSEN, specs, rows, known, limit=tuned.budget_bits, asked=keep_found)
+    return numbers, specs, found
 
 
 def comparisons(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -75,10 +84,16 @@ def _scored(numbers: Mapping[str, Any], budget: float) -> list[str]:
     return [CHOSEN, *(["duotone @1"] if "duotone @1" in numbers else []), *near[:SCORED_PUBLISHED]]
 
 
-def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any]:
-    """All numbers of a search. scores: also generate the held-out answers of a few specs."""
-    numbers, specs = heldout_numbers(job, tuned)
+def make_report(
+    job: Job, tuned: Tuned, *, scores: bool = True, keep_found: bool = False
+) -> dict[str, Any]:
+    """All numbers of a search, and which spec is kept: the chosen one, or a preset that is better.
+
+    scores: also generate the held-out answers of a few specs. keep_found: keep the chosen spec.
+    """
+    numbers, specs, end = heldout_numbers(job, tuned, keep_found)
     labels = _scored(numbers, tuned.budget_bits) if scores else []
+    labels += [end.kept] if scores and end.kept not in labels else []
     scored = task_scores(
         job.loaded,
         job.parts,
@@ -107,6 +122,7 @@ def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any
             {"bits": tried.outcome.bits, "kl": 10**tried.outcome.score} for tried in tuned.tried
         ],
         "heldout": numbers,
+        "verdict": end.to_dict(),
         "published": [label for label in PUBLISHED if label in numbers],
         "specs": {label: spec.to_dict() for label, spec in specs.items()},
         "comparisons": comparisons(numbers),
@@ -116,15 +132,21 @@ def make_report(job: Job, tuned: Tuned, *, scores: bool = True) -> dict[str, Any
 
 
 def write_report(report: Mapping[str, Any], out: Path, *, plot: bool = True) -> list[Path]:
-    """Write spec, numbers, page and plot into `out`, over earlier files of the same search."""
+    """Write spec, numbers, page and plot into `out`, over earlier files of the same search.
+
+    SPEC is the kept spec; where that is a preset, FOUND is the chosen one.
+    """
     import json
 
-    spec = CacheSpec.from_dict(report["specs"][CHOSEN])
+    kept = CacheSpec.from_dict(report["specs"][report["verdict"]["kept"]])
+    chosen = CacheSpec.from_dict(report["specs"][CHOSEN])
     files = {
-        SPEC: json.dumps(spec.to_dict(), indent=1) + "\n",
+        SPEC: json.dumps(kept.to_dict(), indent=1) + "\n",
+        **({FOUND: json.dumps(chosen.to_dict(), indent=1) + "\n"} if kept != chosen else {}),
         REPORT: json.dumps(report, indent=1) + "\n",
         PAGE: tune_page(report, PLOT if plot else None),
     }
+    (out / FOUND).unlink(missing_ok=True)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
     if plot:

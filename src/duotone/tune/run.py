@@ -18,12 +18,12 @@ from duotone.planning.memory import plan
 from duotone.report.provenance import device_name, stamp
 from duotone.tasks import Task
 
-from .batches import PromptCounts, check_model, prefill_batch, prompt_counts
+from .batches import PromptCounts, prompt_counts, ready
 from .bits import BitsOf
 from .build import spec_of
 from .front import best_within
 from .kept import json_object, reading
-from .prefilled import Prefilled
+from .objective import Ready
 from .samples import HELD_OUT, Parts, split_task
 from .search import JOURNAL, Search, Tried, need_optuna
 from .seeds import known_specs, seed_points
@@ -69,7 +69,6 @@ class Job:
 
     def __post_init__(self) -> None:
         need_optuna()
-        check_model(self.loaded)
         self.facts: ModelFacts = model_facts(self.loaded.model)
         check_no_states(self.facts, "a search")
         size = self.settings.batch_size
@@ -140,44 +139,51 @@ class Job:
         return made.bits_per_element if by_spans and self.of == "visual" else 0.0
 
     def _check_reach(self) -> None:
-        both = ("key", "value")
-        if self.counts.all_pictured:
-            thrifty = merged(
-                prefixed(both, top=1, first=1), {"text_bits": 2} if self.of == "cache" else {}
-            )
-        else:
-            thrifty = merged(
-                prefixed(both, top=1, group=256, along="tokens"), prefixed("key", first=1)
-            )
-        spec = spec_of(self.space.point(**thrifty), self.facts.layers)
-        tokens = {"visual_tokens": self.counts.visual} if self.counts.visual else {}
-        if self.of == "cache":
-            tokens["text_tokens"] = self.counts.text
-        least = plan(self.facts, spec, **tokens).bits_per_element
+        least = min(map(self._planned_bits, self._thrifty()))
         if self.budget_bits < least:
             raise ValueError(
                 f"the budget must be within reach: the space's smallest caches take {least:.2f} "
                 f"true bits on these samples, got {self.budget_bits:.3f}; give a larger budget"
             )
 
-    def prefilled(self, encoded: Mapping[str, list], stage: str) -> dict[str, list[Prefilled]]:
+    def _thrifty(self) -> list[CacheSpec]:
+        """Specs of the space with the least bits; which groups fit in depends on the prompts."""
+        both, layers = ("key", "value"), self.facts.layers
+        text = {"text_bits": 2} if self.of == "cache" else {}
+        spans = merged(prefixed(both, top=1, first=1), text)
+        streams = [
+            merged(prefixed(both, top=1, group=group, along="tokens"), prefixed("key", first=1))
+            for group in (32, 64, 128, 256)
+        ]
+        points = [spans] if self.counts.all_pictured else streams
+        return [spec_of(self.space.point(**point), layers) for point in points]
+
+    def _planned_bits(self, spec: CacheSpec) -> float:
+        """True bits of a spec on the mean prompt, answers included where the budget has them."""
+        tokens = {"visual_tokens": self.counts.visual} if self.counts.visual else {}
+        if self.of == "cache":
+            tokens["text_tokens"] = self.counts.text
+            tokens["new_tokens"] = max(p.search.max_new_tokens for p in self.parts) - 1
+        return plan(self.facts, spec, **tokens).bits_per_element
+
+    def prefilled(self, encoded: Mapping[str, list], stage: str) -> dict[str, list[Ready]]:
         """The 16-bit pass over all batches."""
         total, done = sum(map(len, encoded.values())), 0
         tasks = {part.search.name: part.search for part in self.parts}
-        made: dict[str, list[Prefilled]] = {}
+        made: dict[str, list[Ready]] = {}
         for name, batches in encoded.items():
             made[name] = []
             for batch in batches:
-                made[name].append(prefill_batch(self.loaded, tasks[name], batch))
+                made[name].append(ready(self.loaded.model, batch, tasks[name].max_new_tokens))
                 done += 1
                 self.progress(stage, done, total)
         return made
 
-    def meter(self, batches: Mapping[str, list[Prefilled]]) -> Meter:
+    def meter(self, batches: Mapping[str, list[Ready]]) -> Meter:
         """Meter that measures specs on prefilled batches."""
         return Meter(self.loaded.model, batches, self.of)
 
-    def sensitivity(self, batches: Mapping[str, list[Prefilled]]) -> Sensitivity:
+    def sensitivity(self, batches: Mapping[str, list[Ready]]) -> Sensitivity:
         """Sensitivity, measured on the first batch of every task or read back."""
         kept = self.out / "sensitivity.json"
         if kept.exists():
@@ -215,7 +221,7 @@ class Job:
         return self._tuned(search, sensitivity)
 
     def _first_known(self, search: Search) -> None:
-        known = known_specs(self.facts.layers, has_pictures=self.counts.all_pictured)
+        known = known_specs(self.facts, has_pictures=self.counts.all_pictured)
         for done, _ in enumerate(search.consider(known), start=1):
             self.progress("published schemes", done, len(known))
 
@@ -225,23 +231,33 @@ class Job:
         return monotonic() - self.started
 
     def _tuned(self, search: Search, sensitivity: Sensitivity) -> Tuned:
-        points = [(tried.outcome.bits, tried.outcome.score) for tried in search.tried]
+        # What the samples prove nothing of is no choice, however near it is.
+        proved = [tried for tried in search.tried if not tried.outcome.unproved]
+        points = [(tried.outcome.bits, tried.outcome.score) for tried in proved]
         best = best_within(points, self.budget_bits)
         if best is None:
-            raise ValueError(
-                f"no spec within {self.budget_bits:.2f} true bits was found in {search.done} "
-                "trials; run the command again with more --minutes to go on"
-            )
+            raise ValueError(self._nothing_found(search, len(proved)))
         pruned = search.done - sum(tried.number >= 0 for tried in search.tried)
         return Tuned(
-            search.tried[best],
+            proved[best],
             self.budget_bits,
-            search.tried,
+            proved,
             sensitivity,
             self.space,
             self.of,
             pruned,
             self.elapsed,
+        )
+
+    def _nothing_found(self, search: Search, proved: int) -> str:
+        within = [t for t in search.tried if t.outcome.bits <= self.budget_bits]
+        found = f"no spec within {self.budget_bits:.2f} true bits was found in {search.done} trials"
+        if not within:
+            return f"{found}; run the command again with more --minutes to go on"
+        return (
+            f"{found} whose codes were ever read: {within[0].outcome.unproved}, and so for "
+            f"{len(search.tried) - proved} specs. Give longer samples or answers, or a smaller "
+            "budget, which shorter windows meet"
         )
 
 

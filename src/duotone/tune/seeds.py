@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import duotone
 from duotone import CacheSpec
+from duotone.hf.model.facts import ModelFacts, check_spec
+from duotone.quant.schemes import SCHEMES
 
 from .space import Point, Space, merged, prefixed
 
@@ -120,13 +122,32 @@ PUBLISHED: dict[str, Callable[[int], CacheSpec]] = {
 }
 # Ours, for orientation: shown, but not counted as published.
 OURS: dict[str, Callable[[int], CacheSpec]] = {
-    "duotone @1": lambda _: duotone.scheme("duotone"),
-    "duotone @2": lambda _: duotone.scheme("duotone", bits=2),
+    f"{name} @{bits}": lambda _, name=name, bits=bits: duotone.scheme(name, bits=bits)
+    for name, widths in (
+        ("duotone", (1, 2)),
+        ("duotone-parts", (1, 2)),
+        ("duotone-parts8", (1, 2)),
+        ("duotone-stream", (2,)),
+    )
+    for bits in widths
+    if name in SCHEMES
 }
 
 
-def known_specs(layers: int, *, has_pictures: bool) -> dict[str, CacheSpec]:
-    """{label: spec} of `PUBLISHED` and `OURS` that do something on the samples."""
-    made = {label: make(layers) for label, make in (PUBLISHED | OURS).items()}
-    streams = {label: spec for label, spec in made.items() if spec.visual == "text"}
-    return made if has_pictures else streams
+def known_specs(facts: ModelFacts, *, has_pictures: bool) -> dict[str, CacheSpec]:
+    """{label: spec} of `PUBLISHED` and `OURS` that fit the model and pack something of samples."""
+    made = {label: make(facts.layers) for label, make in (PUBLISHED | OURS).items()}
+    return {
+        label: spec
+        for label, spec in made.items()
+        if (has_pictures or spec.visual == "text") and fits(facts, spec)
+    }
+
+
+def fits(facts: ModelFacts, spec: CacheSpec) -> bool:
+    """True if the model takes the spec."""
+    try:
+        check_spec(facts, spec)
+    except ValueError:
+        return False
+    return True

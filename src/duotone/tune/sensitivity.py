@@ -11,8 +11,7 @@ from duotone import CacheSpec, KVSpec, LayerRule, TensorSpec
 from .bits import BitsOf
 from .build import Ranking
 from .kept import number, numbers
-from .objective import measure
-from .prefilled import Prefilled
+from .objective import Ready, measure
 
 FINE_BITS, COARSE_BITS = 8, 2
 WHICH = ("key", "value")
@@ -72,7 +71,7 @@ def probe(layer: int | None, which: str, *, spans: bool) -> CacheSpec:
 
 def measure_sensitivity(
     model: Any,
-    batches: Sequence[Prefilled],
+    batches: Sequence[Ready],
     layers: int,
     *,
     spans: bool,

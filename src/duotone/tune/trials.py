@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duotone import CacheSpec
 
 from .bits import BitsOf
-from .kept import number, numbers, numbers_by_name
-from .objective import Measured, log_kl, measure
-from .prefilled import Prefilled
+from .kept import number, numbers, numbers_by_name, text
+from .objective import Measured, Ready, log_kl, measure
+from .packed import Packed, unproved
 
 # A trial whose divergence is twice that of a spec of no more bits, on the batches so far, is lost.
 LOST_BY = 0.3
@@ -22,7 +22,8 @@ class Outcome:
     """Result of a whole measurement.
 
     score: mean over tasks of log10 KL, so that equal factors on two tasks weigh the same.
-    parts: log10 KL of each batch, in order.
+    parts: log10 KL of each batch, in order. packed: share of the tokens in codes. unproved: reason
+    why the numbers prove nothing of the spec, or "".
     """
 
     score: float
@@ -30,13 +31,16 @@ class Outcome:
     kl: dict[str, float]
     same_top_token: dict[str, float]
     parts: tuple[float, ...] = field(default=())
+    packed: float = 0.0
+    unproved: str = ""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Inverse of `asdict`. Errors: ValueError for missing fields and what is no number."""
         score, bits = (number(data, name) for name in ("score", "bits"))
         shares = (numbers_by_name(data, name) for name in ("kl", "same_top_token"))
-        return cls(score, bits, *shares, numbers(data, "parts"))
+        packed, unproved = number(data, "packed"), text(data, "unproved")
+        return cls(score, bits, *shares, numbers(data, "parts"), packed, unproved)
 
 
 class Lost(Exception):  # noqa: N818 - no error: the end of a trial that cannot win
@@ -51,7 +55,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def in_turn(batches: Mapping[str, Sequence[Prefilled]]) -> list[tuple[str, Prefilled]]:
+def in_turn(batches: Mapping[str, Sequence[Ready]]) -> list[tuple[str, Ready]]:
     """(task, batch): the first of every task, shortest prompts first, then the second, ..."""
     by_length = sorted(batches, key=lambda name: batches[name][0].mask.numel())
     most = max(map(len, batches.values()))
@@ -64,7 +68,7 @@ class Meter:
     """Measures specs on the same batches."""
 
     model: Any
-    batches: Mapping[str, Sequence[Prefilled]]
+    batches: Mapping[str, Sequence[Ready]]
     of: BitsOf
 
     def measured(
@@ -89,7 +93,8 @@ class Meter:
 
     def outcome(self, spec: CacheSpec, rival: Rival | None = None) -> Outcome:
         """The objectives of one spec."""
-        return outcome_of(*self.measured(spec, rival))
+        tasks, parts = self.measured(spec, rival)
+        return replace(outcome_of(tasks, parts), unproved=unproved(spec, tasks))
 
 
 def true_bits(parts: Any) -> float:
@@ -103,7 +108,8 @@ def outcome_of(tasks: Mapping[str, Measured], parts: Sequence[float] = ()) -> Ou
     kl = {name: one.kl for name, one in tasks.items()}
     same = {name: one.same_top_token for name, one in tasks.items()}
     score = mean([log_kl(value) for value in kl.values()])
-    return Outcome(score, true_bits(tasks.values()), kl, same, tuple(parts))
+    packed = sum((one.packed for one in tasks.values()), Packed()).share
+    return Outcome(score, true_bits(tasks.values()), kl, same, tuple(parts), packed)
 
 
 def lost_to(others: Sequence[Outcome], ceiling: float) -> Rival:

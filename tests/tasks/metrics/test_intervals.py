@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from duotone.tasks.metrics import Score, confidence_interval, paired_difference
+from duotone.tasks.metrics import Score, confidence_interval, paired_difference, paired_ratio
 
 
 @pytest.fixture
@@ -52,3 +52,16 @@ def test_misuse_raises(rng):
         paired_difference(Score.mean(rng.random(3)), Score.mean(rng.random(4)))
     with pytest.raises(ValueError, match="at least one sample"):
         Score.mean([])
+
+
+def test_paired_ratio_is_the_geometric_mean_over_tasks(rng):
+    easy, hard = rng.random(60), rng.random(40)
+    ours = [Score.mean(easy / 2), Score.mean(8 * hard)]
+    theirs = [Score.mean(easy), Score.mean(hard)]
+    ratio = paired_ratio(ours, theirs)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    noise = paired_ratio([Score.mean(rng.random(60))], [Score.mean(easy)])
+    assert noise.low < 1 < noise.high
+    assert paired_ratio(ours[:1], theirs[:1], floor=1e6).value == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="the same samples on both sides, got 60 and 40"):
+        paired_ratio(ours[:1], theirs[1:])

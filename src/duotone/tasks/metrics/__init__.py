@@ -6,7 +6,7 @@ Knows neither models nor tasks; pycocoevalcap is imported where it scores.
 from .anls import anls
 from .answers import accuracy, normalise_answer
 from .captions import caption_scores, need_pycocoevalcap
-from .intervals import Interval, confidence_interval, paired_difference
+from .intervals import Interval, confidence_interval, paired_difference, paired_ratio
 from .objects import object_scores
 from .score import Score
 
@@ -21,4 +21,5 @@ __all__ = [
     "normalise_answer",
     "object_scores",
     "paired_difference",
+    "paired_ratio",
 ]

@@ -7,6 +7,7 @@ difference paired. For CIDEr the statistics are per-sample scores under the docu
 the whole corpus, which are held fixed.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -52,11 +53,41 @@ def paired_difference(
     score: Score, baseline: Score, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """`score - baseline` on the same samples in the same order, with its bootstrap interval."""
-    if score.samples != baseline.samples:
-        raise ValueError(
-            f"a paired difference needs the same samples on both sides, got {score.samples} and "
-            f"{baseline.samples}; score both schemes on the same split"
-        )
+    _check_same_samples(score, baseline)
     values = _resampled_values(score, resamples, seed)
     differences = values - _resampled_values(baseline, resamples, seed)
     return Interval(score.value - baseline.value, *_percentiles(differences))
+
+
+def paired_ratio(
+    scores: Sequence[Score],
+    baselines: Sequence[Score],
+    *,
+    floor: float = 0.0,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Geometric mean over tasks of (score + floor) / (baseline + floor), with its interval.
+
+    Each task has its own samples, the same for score and baseline; tasks are resampled apart.
+    """
+    logs, values = np.zeros(resamples), 0.0
+    for task, (score, baseline) in enumerate(zip(scores, baselines, strict=True)):
+        _check_same_samples(score, baseline)
+        drawn = (_resampled_values(one, resamples, seed + task) for one in (score, baseline))
+        logs = logs + _log_ratio(*drawn, floor) / len(scores)
+        values += float(_log_ratio(score.value, baseline.value, floor)) / len(scores)
+    low, high = np.exp(_percentiles(logs))
+    return Interval(float(np.exp(values)), float(low), float(high))
+
+
+def _log_ratio(score: np.ndarray | float, baseline: np.ndarray | float, floor: float) -> np.ndarray:
+    return np.log(np.maximum(score, 0) + floor) - np.log(np.maximum(baseline, 0) + floor)
+
+
+def _check_same_samples(score: Score, baseline: Score) -> None:
+    if score.samples != baseline.samples:
+        raise ValueError(
+            f"a paired comparison needs the same samples on both sides, got {score.samples} and "
+            f"{baseline.samples}; score both schemes on the same split"
+        )

@@ -1,0 +1,130 @@
+"""The end of a calibration: its spec against presets, on samples that it never saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duotone
+from duotone import CacheSpec
+from duotone.hf.model.facts import ModelFacts, model_facts
+from duotone.loading import Loaded
+from duotone.planning.memory import plan
+from duotone.quant.bases import Bases, Reference
+from duotone.quant.schemes import SCHEMES
+from duotone.tune.batches import PromptCounts, prompt_counts, ready
+from duotone.tune.objective import Ready
+from duotone.tune.seeds import fits
+from duotone.tune.trials import Lost, Meter, Rival, mean
+from duotone.tune.verdict import Verdict, verdict
+
+from .moments import CalibrationBatch
+
+CALIBRATED = "calibrated"
+# Presets that need no data, and their bits. Those that are planned to take more than `NEAR` times
+# the calibrated spec's bits are not measured.
+PRESETS = {
+    "calibquant": (1, 2, 4),
+    "minmax": (1, 2, 4),
+    "lloyd": (1, 2, 4),
+    "duotone": (1, 2, 4),
+    "duotone-parts": (1, 2),
+    "duotone-parts8": (1, 2),
+}
+STREAMS = {"kivi": (1, 2, 4), "innerq": (2, 4), "duotone-stream": (1, 2, 4)}
+NEAR, TENFOLD = 1.02, 1.0
+HeldOut = Mapping[str, Sequence[CalibrationBatch]]
+Progress = Callable[[int, int], None]
+
+
+def compare(
+    loaded: Loaded,
+    bases: Bases,
+    spec: CacheSpec,
+    heldout: HeldOut,
+    *,
+    keep_found: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Verdict, CacheSpec]:
+    """(verdict, the spec to use) of a calibrated spec and presets of no more true bits.
+
+    heldout: {task: batches}, none of which the calibration saw. keep_found: the calibrated spec is
+    kept whatever was measured. progress: called with (done, total) batches and specs.
+    Errors: ValueError where the samples prove nothing of the calibrated spec.
+    """
+    facts = model_facts(loaded.model)
+    encoded = [batch.tensors for batches in heldout.values() for batch in batches]
+    counts = prompt_counts(loaded, encoded)
+    total = len(encoded) + 1
+    prepared: dict[str, list[Ready]] = {name: [] for name in heldout}
+    for done, (name, batch) in enumerate(_flat(heldout), start=1):
+        prepared[name].append(ready(loaded.model, batch.tensors, batch.answer_tokens))
+        _say(progress, done, total)
+    of = "visual" if counts.all_pictured and spec.visual != "text" else "cache"
+    meter = Meter(loaded.model, prepared, of)
+    with TemporaryDirectory() as folder:
+        measured, parts = meter.measured(_elsewhere(bases, spec, Path(folder)))
+    rows = {CALIBRATED: measured}
+    found = verdict(CALIBRATED, {CALIBRATED: spec}, rows, ())
+    known = presets_near(facts, spec, counts, found.found.bits)
+    for done, (name, preset) in enumerate(known.items(), start=len(encoded) + 1):
+        with suppress(Lost):
+            rows[name] = meter.measured(preset, _far_from(parts, len(heldout)))[0]
+        _say(progress, done, len(encoded) + len(known))
+    specs = {CALIBRATED: spec, **known}
+    end = verdict(CALIBRATED, specs, rows, known, asked=keep_found)
+    return end, specs[end.kept]
+
+
+def _far_from(parts: Sequence[float], tasks: int) -> Rival:
+    """A rule that ends a preset's measurement where it is far from 16 bit.
+
+    parts: log10 KL of the calibrated spec by batch. A hundredfold after any batch; tenfold once
+    every task had one.
+    """
+
+    def reason(bits: float, so_far: Sequence[float]) -> str | None:
+        further = mean(so_far) - mean(parts[: len(so_far)])
+        allowed = TENFOLD if len(so_far) >= tasks else 2 * TENFOLD
+        return "further away" if further > allowed and len(so_far) < len(parts) else None
+
+    return reason
+
+
+def _flat(heldout: HeldOut) -> list[tuple[str, CalibrationBatch]]:
+    return [(name, batch) for name, batches in heldout.items() for batch in batches]
+
+
+def _say(progress: Progress | None, done: int, total: int) -> None:
+    if progress:
+        progress(done, total)
+
+
+def _elsewhere(bases: Bases, spec: CacheSpec, folder: Path) -> CacheSpec:
+    """The spec with its bases in a file of `folder`: nothing is written before the comparison."""
+    file = folder / "bases.safetensors"
+    bases.save(file)
+    named = next(Reference.parse(tensor.transform).file for tensor in spec.tensors)
+    text = spec.to_json().replace(json.dumps(named)[1:-1], json.dumps(str(file))[1:-1])
+    return CacheSpec.from_json(text)
+
+
+def presets_near(
+    facts: ModelFacts, spec: CacheSpec, counts: PromptCounts, bits: float
+) -> dict[str, CacheSpec]:
+    """{label: spec} of presets for the same tokens that are planned to take about `bits` or less.
+
+    They are of visual spans where the spec has some, else streams.
+    """
+    streams = spec.visual == "text"
+    tokens = {"text_tokens": counts.text} if streams else {"visual_tokens": counts.visual}
+    found: dict[CacheSpec, str] = {}
+    for name, widths in (STREAMS if streams else PRESETS).items():
+        for width in widths if name in SCHEMES else ():
+            preset = duotone.scheme(name, bits=width)
+            if fits(facts, preset) and plan(facts, preset, **tokens).bits_per_element < NEAR * bits:
+                found.setdefault(preset, f"{name} @{width}")
+    return {label: preset for preset, label in found.items()}
