@@ -25,6 +25,7 @@ def served(monkeypatch):
 
     monkeypatch.setattr(DemoServer, "serve_forever", serve_forever)
     monkeypatch.setattr(webbrowser, "open", seen["opened"].append)
+    monkeypatch.setenv("DISPLAY", ":0")
     return seen
 
 
@@ -50,6 +51,15 @@ def test_begins_with_a_scheme_at_some_bits_or_a_file(served, tmp_path):
     assert (at_bits.scheme, at_bits.bits) == ("kivi", 4)
     assert own.choices.spec("mine.json", None) == spec
     assert own.state()["schemes"][0]["name"] == own.scheme == "mine.json"
+    assert served["opened"] == []
+
+
+def test_opens_nothing_without_a_screen(served, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    result = run("demo", "--port", 0, "--device", "cpu", "--max-new-tokens", 1)
+    assert result.exit_code == 0, result.output
     assert served["opened"] == []
 
 

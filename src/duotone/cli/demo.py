@@ -1,5 +1,7 @@
 """`duotone demo`: a local page with two answers side by side."""
 
+import os
+import sys
 import tempfile
 import webbrowser
 from pathlib import Path
@@ -57,7 +59,7 @@ def command(
         with server:
             _warm_up(server.demo)
             typer.echo(f"{loaded.name} answers at {server.url} (Ctrl+C ends it)")
-            if browser:
+            if browser and _has_screen():
                 webbrowser.open(server.url)
             try:
                 server.serve_forever()
@@ -98,6 +100,11 @@ def _server(
             f"the page needs an address to listen on, and {host}:{port} cannot be had: {error}; "
             "choose another --port, or 0 for a free one"
         ) from error
+
+
+def _has_screen() -> bool:
+    """False on a machine without a screen, where a browser would take the terminal."""
+    return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ))
 
 
 def _warm_up(demo: Any) -> None:
