@@ -321,8 +321,12 @@ def pack_groups(
     """
     check_packed(spec)
     x = in_basis(x, spec)
-    whole = BlockTable.uniform(len(x), x.shape[2], spec.block_tokens or x.shape[2], x.device)
-    x, _, extra = _divided(x, spec, whole)
+    extra: dict[str, Tensor] = {}
+    if spec.factors is not None or spec.heads == "all":
+        whole = BlockTable.uniform(len(x), x.shape[2], spec.block_tokens or x.shape[2], x.device)
+    # Splitting a table reads its lengths from the device, which no captured step may.
+    if spec.factors is not None:
+        x, _, extra = _divided(x, spec, whole)
     if spec.along == "channels":
         return _packed_parts(quantize(x, spec, decoding=decoding), spec) | extra
     if spec.heads == "all":
