@@ -126,6 +126,26 @@ def grow_normed(model: PreTrainedModel, factor: float, channels: int = 2, seed: 
             linear.weight.detach()[:, picked] /= factor
 
 
+@torch.no_grad()
+def grow_hidden(model: PreTrainedModel, factor: float, channels: int = 4, seed: int = 0) -> None:
+    """Scale channels of up_proj by `factor` and the columns of down_proj back, exactly.
+
+    Channels are drawn, whatever they do at visual tokens. Errors: ValueError for a factor that is
+    no power of two, and for MLPs without these two linears.
+    """
+    check_factor(factor)
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.get_decoder().layers:
+        up, down = (getattr(layer.mlp, name, None) for name in ("up_proj", "down_proj"))
+        if up is None or down is None:
+            raise ValueError(f"an MLP must have up_proj and down_proj, got {type(layer.mlp)}")
+        picked = torch.randperm(down.in_features, generator=generator)[:channels]
+        for tensor in (up.weight, up.bias):
+            if tensor is not None:
+                tensor.detach()[picked] *= factor
+        down.weight.detach()[:, picked] /= factor
+
+
 def _norms_with_readers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
     """Yield the norms of each layer with all linears that read their output."""
     for layer in model.get_decoder().layers:
@@ -185,4 +205,8 @@ STRESSES: dict[str, Callable[[PreTrainedModel], None]] = {
     "keys x8": lambda model: grow_keys(model, 8, quads=2),
     "values x16": lambda model: grow_values(model, 16),
     "normed x32": lambda model: grow_normed(model, 32),
+}
+# Those that linears meet: channels of K cost weights nothing.
+WEIGHT_STRESSES = {name: grow for name, grow in STRESSES.items() if "keys" not in name} | {
+    "hidden x64": lambda model: grow_hidden(model, 64),
 }

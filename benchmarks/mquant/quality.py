@@ -8,8 +8,11 @@ numbers as static-msq, but for the order of attention's sums). One new file per 
     python -m benchmarks.mquant.quality --out results/mquant/quality
     python -m benchmarks.mquant.quality --out /tmp/try --n 4 --calibration 2 --recipes rtn-w8a8
 
-`--outliers 64` first puts outlier channels into the model, as large ones have them, without
-changing what it computes in 16 bit (`outliers.py`): what static scales meet in practice.
+`--stress "none,normed x32"` also gives the model outlier channels, as large ones have them, without
+changing what it computes in 16 bit (STRESSES). Those of `..stress` are drawn; "visual x64" takes
+channels of the MLP that stand out at visual tokens (`outliers.py`), what two scales are made for.
+Stressed models answer nothing: the divergence of their logits ranks recipes. Nor does any model
+with `--kl-only`, since answers take most of a CPU's time.
 
 Decoding a small model is bound by launches: several processes share a GPU well.
 
@@ -39,9 +42,25 @@ from duotone.tasks.metrics import Score, confidence_interval, paired_difference
 from duotone.weights.methods.recipe import get_recipe
 
 from ..quality.table import log
+from ..stress import WEIGHT_STRESSES
 from .outliers import grow_outliers
 
 TABLE_2 = ("rtn", "smoothquant", "awq", "quarot", "mquant")
+# The same methods with what their papers have: GPTQ, a scale per token, Hadamards at o_proj.
+BASELINES = (
+    "rtn-dynamic",
+    "smoothquant-gptq",
+    "smoothquant-gptq-dynamic",
+    "awq-dynamic",
+    "quarot-per-token",
+)
+# MQuant by parts and linears.
+MIXED = (
+    "mquant-down-per-token",
+    "mquant-vision8",
+    "mquant-vision8-down-per-token",
+    "mquant-head8",
+)
 ABLATIONS = (
     "static",
     "static-msq",
@@ -51,14 +70,16 @@ ABLATIONS = (
     "dynamic",
 )
 RECIPES = (
-    *(f"{name}-w4a8" for name in (*TABLE_2, *ABLATIONS)),
-    *(f"{name}-w8a8" for name in TABLE_2),
+    *(f"{name}-w4a8" for name in (*TABLE_2, *BASELINES, *MIXED, *ABLATIONS)),
+    *(f"{name}-w8a8" for name in (*TABLE_2, "quarot-per-token", "mquant-down-per-token")),
     "mquant-w4a8-g128",
     "w4a16-g128",
     "awq-w4a16-g128",
 )
 
-LINE = ("linear", "scales", "damping", "alpha", "error", "error_rtn")
+VISUAL = "visual x64"
+STRESSES = (*WEIGHT_STRESSES, VISUAL)
+LINE = ("linear", "mode", "scales", "damping", "alpha", "error", "error_rtn")
 
 
 @dataclass
@@ -130,9 +151,11 @@ def reference(loaded: Loaded, task: Task, samples: int, batch_size: int) -> Task
     return run
 
 
-def task_result(loaded: Loaded, run: TaskRun, *, is_reference: bool = False) -> dict[str, Any]:
-    """Metrics with intervals, and paired differences to bf16."""
-    scores = run.scores if is_reference else answered(loaded, run)[0]
+def task_result(
+    loaded: Loaded, run: TaskRun, *, is_reference: bool = False, kl_only: bool = False
+) -> dict[str, Any]:
+    """Metrics with intervals, paired differences to bf16, KL of each sample."""
+    scores = {} if kl_only else run.scores if is_reference else answered(loaded, run)[0]
     agreement = divergence(loaded.model, run)
     intervals = {n: confidence_interval(s).to_dict() for n, s in (scores | agreement).items()}
     differences = {n: paired_difference(s, run.scores[n]).to_dict() for n, s in scores.items()}
@@ -141,14 +164,22 @@ def task_result(loaded: Loaded, run: TaskRun, *, is_reference: bool = False) -> 
         "headline": run.task.headline,
         "metrics": intervals,
         "differences": {} if is_reference else differences,
+        # [sum over tokens, tokens], in the order of the samples: rows are compared in pairs.
+        "kl_by_sample": [[float(f"{kl:.4g}"), int(n)] for kl, n in agreement["kl"].statistics],
     }
 
 
 def result_of(
-    loaded: Loaded, runs: Sequence[TaskRun], name: str, about: dict[str, Any], started: float
+    loaded: Loaded,
+    runs: Sequence[TaskRun],
+    name: str,
+    about: dict[str, Any],
+    started: float,
+    kl_only: bool = False,
 ) -> dict[str, Any]:
     """The file of one recipe."""
-    tasks = {r.task.name: task_result(loaded, r, is_reference=name == "bf16") for r in runs}
+    given = {"is_reference": name == "bf16", "kl_only": kl_only}
+    tasks = {r.task.name: task_result(loaded, r, **given) for r in runs}
     return {
         "schema": "duotone.mquant.quality/1",
         **stamp(loaded.model.device),
@@ -159,23 +190,37 @@ def result_of(
     }
 
 
+def put_stress(model: Any, stress: str, data: CalibrationSet) -> None:
+    """Give the model outlier channels in place; its function stays."""
+    if stress == VISUAL:
+        grow_outliers(model, data.batches, 64)
+    else:
+        WEIGHT_STRESSES[stress](model)
+
+
 def quantized_result(
-    arguments: argparse.Namespace, name: str, runs: Sequence[TaskRun], data: CalibrationSet
+    arguments: argparse.Namespace,
+    name: str,
+    stress: str,
+    runs: Sequence[TaskRun],
+    data: CalibrationSet,
 ) -> dict[str, Any]:
     """Quantize a fresh model by one recipe and score it."""
     started = time.monotonic()
     loaded = load(arguments.model, arguments.device)
-    if arguments.outliers > 1:
-        grow_outliers(loaded.model, data.batches, arguments.outliers)
+    put_stress(loaded.model, stress, data)
     report = quantize_model(
         loaded.model, get_recipe(name), data, name=loaded.name, impl=arguments.impl
     )
     log(name, f"quantized in {time.monotonic() - started:.1f} s")
-    lines = [{k: line[k] for k in LINE if k in line} for line in report["linears"]]
     sources = report["calibration"]["sources"]
     about = {"settings": report["recipe"], "calibration": sources, "bytes": report["bytes"]}
-    about["outliers"] = arguments.outliers
-    return result_of(loaded, runs, name, about | {"linears": lines}, started)
+    about["stress"] = stress
+    kl_only = arguments.kl_only or stress != "none"
+    if not kl_only:
+        lines = [{k: line[k] for k in LINE if k in line} for line in report["linears"]]
+        about["linears"] = lines
+    return result_of(loaded, runs, name, about, started, kl_only)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -183,9 +228,10 @@ def show(result: dict[str, Any]) -> None:
     words = []
     for name, task in result["tasks"].items():
         metrics = task["metrics"]
-        head, kl = metrics[task["headline"]]["value"], metrics["kl"]["value"]
-        words.append(f"{name} {task['headline']} {head:.3f} KL {kl:.4f}")
-    log(result["recipe"], "|", " | ".join(words), "|", result["seconds"], "s")
+        head = metrics.get(task["headline"], {"value": float("nan")})["value"]
+        words.append(f"{name} {task['headline']} {head:.3f} KL {metrics['kl']['value']:.5f}")
+    about = result["recipe"], result["stress"]
+    log(*about, "|", " | ".join(words), "|", result["seconds"], "s")
 
 
 def chosen_recipes(arguments: argparse.Namespace) -> list[str]:
@@ -193,6 +239,9 @@ def chosen_recipes(arguments: argparse.Namespace) -> list[str]:
     names = arguments.recipes.split(",")
     for name in names:
         get_recipe(name)
+    unknown = set(arguments.stress.split(",")) - set(STRESSES)
+    if unknown:
+        raise SystemExit(f"--stress must be some of {STRESSES}, got {sorted(unknown)}")
     mine, of = map(int, arguments.part.split("/"))
     if not 1 <= mine <= of:
         raise SystemExit(f"--part must be I/N with 1 <= I <= N, got {arguments.part}")
@@ -208,7 +257,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--calibration", type=int, default=32, help="samples per task")
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--part", default="1/1", help="I/N: every N-th recipe from the I-th on")
-    parser.add_argument("--outliers", type=float, default=1.0, help="factor of outlier channels")
+    parser.add_argument("--stress", default="none", help=", ".join(STRESSES))
+    parser.add_argument("--kl-only", action="store_true", help="no answers of quantized models")
     parser.add_argument("--impl", default="auto", help="of the linears: auto or reference")
     parser.add_argument("--model")
     parser.add_argument("--device")
@@ -227,14 +277,16 @@ def main() -> None:
         check_disjoint(data.hashes, [task.example(i) for i in range(arguments.n)])
     runs = [reference(loaded, task, arguments.n, arguments.batch_size) for task in tasks]
     log("calibration and held-out data are disjoint; bf16 answered")
-    if arguments.part.startswith("1/") and arguments.outliers == 1:
-        result = result_of(loaded, runs, "bf16", {"outliers": 1.0}, started)
-        write_new_json(arguments.out / "bf16.json", result)
+    if arguments.part.startswith("1/"):
+        result = result_of(loaded, runs, "bf16", {"stress": "none"}, started)
+        write_new_json(arguments.out / "none" / "bf16.json", result)
         show(result)
-    for name in names:
-        result = quantized_result(arguments, name, runs, data)
-        write_new_json(arguments.out / f"{name}.json", result)
-        show(result)
+    for stress in arguments.stress.split(","):
+        for name in names:
+            result = quantized_result(arguments, name, stress, runs, data)
+            folder = arguments.out / stress.replace(" ", "-")
+            write_new_json(folder / f"{name}.json", result)
+            show(result)
 
 
 if __name__ == "__main__":

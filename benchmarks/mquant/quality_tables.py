@@ -4,45 +4,50 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from duotone.report.markdown import Result, markdown_table, source, with_interval
 
-REFERENCE = "bf16"
+REFERENCE, PLAIN = "bf16", "none"
 # Best first, baselines after them; others follow by name.
-ORDER = (REFERENCE, "mquant", "static-msq-rotation", "quarot", "static-msq")
-ORDER += ("static-msq-aifs", "static", "dynamic", "awq", "smoothquant", "rtn")
+ORDER = (REFERENCE, "mquant-down-per-token", "mquant-vision8-down-per-token", "mquant")
+ORDER += ("mquant-vision8", "mquant-head8", "quarot-per-token", "static-msq-rotation", "quarot")
+ORDER += ("static-msq", "static-msq-aifs", "static", "dynamic", "awq-dynamic", "awq")
+ORDER += ("smoothquant-gptq-dynamic", "smoothquant-gptq", "smoothquant", "rtn-dynamic", "rtn")
 
 
 def quality_table(results: Sequence[Result]) -> str:
     """A row per recipe: headline scores, their paired difference to bf16, KL, megabytes.
 
-    Results with outlier channels have a table of their own, by factor.
+    Results with outlier channels have a table of their own, by stress; those without answers none.
     """
-    factors = sorted({_outliers(result) for result in results})
+    answered = [r for r in results if all(t["headline"] in t["metrics"] for t in _tasks(r))]
     parts = []
-    for factor in factors:
-        rows = [r for r in results if _outliers(r) == factor or r["recipe"] == REFERENCE]
-        title = f"**With outlier channels, {factor:g} times as large**\n\n" if factor > 1 else ""
+    for stress in _stresses(answered):
+        rows = [r for r in answered if stress_of(r) == stress or r["recipe"] == REFERENCE]
+        title = f"**With outlier channels: {stress}**\n\n" if stress != PLAIN else ""
         parts.append(title + _quality_table(rows))
     return "\n\n".join(parts)
 
 
-# Rows of docs/quantize.md.
-SUMMARY = ("mquant-w4a8", "static-msq-w4a8", "static-w4a8", "dynamic-w4a8", "rtn-w4a8")
-SUMMARY += ("mquant-w8a8", "rtn-w8a8", "w4a16-g128")
+# Rows and columns of docs/quantize.md.
+SUMMARY = ("mquant-w4a8", "mquant-down-per-token-w4a8", "quarot-per-token-w4a8")
+SUMMARY += ("smoothquant-gptq-dynamic-w4a8", "awq-dynamic-w4a8", "static-msq-w4a8", "static-w4a8")
+SUMMARY += ("dynamic-w4a8", "rtn-w4a8", "mquant-w8a8", "rtn-w8a8", "w4a16-g128")
+SUMMARY_TASKS = ("captions", "documents")
+SUMMARY_STRESSES = (PLAIN, "hidden x64", "normed x32", "visual x64")
 
 
 def quality_summary(results: Sequence[Result]) -> str:
     """Divergence from bf16 of the recipes of SUMMARY by task, with outlier channels as well."""
-    factors = sorted({_outliers(result) for result in results})
-    kept = {(r["recipe"], _outliers(r)): r for r in results}
-    tasks = list(results[0]["tasks"])
+    whole = [r for r in results if set(SUMMARY_TASKS) <= set(r["tasks"])]
+    stresses = [s for s in SUMMARY_STRESSES if s in _stresses(whole)]
+    kept = {(r["recipe"], stress_of(r)): r for r in whole}
     header = ["recipe", "MB"]
-    for factor in factors:
-        more = f", outliers x {factor:g}" if factor > 1 else ""
-        header += [f"{task}{more}, KL (nats)" for task in tasks]
+    for stress in stresses:
+        more = f", {stress}" if stress != PLAIN else ""
+        header += [f"{task}{more}, KL (nats)" for task in SUMMARY_TASKS]
     rows = []
-    for recipe in (name for name in SUMMARY if (name, 1.0) in kept):
-        found = [kept.get((recipe, factor)) for factor in factors]
-        rows.append([recipe, _megabytes(found[0], 0), *_divergences(found, tasks)])
-    note = f"± half the 95 % bootstrap interval; {source(*results)}"
+    for recipe in (name for name in SUMMARY if (name, PLAIN) in kept):
+        found = [kept.get((recipe, stress)) for stress in stresses]
+        rows.append([recipe, megabytes(found[0], 0), *_divergences(found, SUMMARY_TASKS)])
+    note = f"± half the 95 % bootstrap interval; {source(*whole)}"
     return f"{markdown_table(header, rows)}\n\n*{note}.*"
 
 
@@ -54,18 +59,29 @@ def _divergences(found: Sequence[Result | None], tasks: Iterable[str]) -> list[s
     ]
 
 
-def _outliers(result: Result) -> float:
-    return result.get("outliers", 1.0)
+def stress_of(result: Result) -> str:
+    """Outlier channels that a result's model had; older results name their factor alone."""
+    factor = result.get("outliers", 1.0)
+    return result.get("stress", PLAIN if factor == 1 else f"visual x{factor:g}")
+
+
+def _stresses(results: Iterable[Result]) -> list[str]:
+    """All stresses, none first."""
+    return sorted({stress_of(result) for result in results}, key=lambda s: (s != PLAIN, s))
+
+
+def _tasks(result: Result) -> list[Mapping]:
+    return list(result["tasks"].values())
 
 
 def _quality_table(results: Sequence[Result]) -> str:
-    ordered = sorted(results, key=lambda result: _place(result["recipe"]))
+    ordered = sorted(results, key=lambda result: place(result["recipe"]))
     tasks = list(ordered[0]["tasks"])
     header = ["recipe", "MB"]
     for name in tasks:
         header += [f"{name}, {ordered[0]['tasks'][name]['headline']}", "minus bf16", "KL (nats)"]
     before = max(r["bytes"]["before"]["total"] for r in results if "bytes" in r)
-    rows = [[r["recipe"], _megabytes(r, before), *_cells(r, tasks)] for r in ordered]
+    rows = [[r["recipe"], megabytes(r, before), *_cells(r, tasks)] for r in ordered]
     samples = ordered[0]["tasks"][tasks[0]]["samples"]
     calibration = max(s["samples"] for r in results for s in r.get("calibration", [{"samples": 0}]))
     note = (
@@ -75,7 +91,8 @@ def _quality_table(results: Sequence[Result]) -> str:
     return f"{markdown_table(header, rows)}\n\n*{note}.*"
 
 
-def _place(recipe: str) -> tuple[int, int, str]:
+def place(recipe: str) -> tuple[int, int, str]:
+    """Sort key of a recipe's row."""
     name, _, bits = recipe.rpartition("-")
     if recipe == REFERENCE:
         return -1, 0, ""
@@ -86,7 +103,8 @@ def _place(recipe: str) -> tuple[int, int, str]:
     )
 
 
-def _megabytes(result: Result, before: int) -> str:
+def megabytes(result: Result, before: int) -> str:
+    """Size of a result's model; `before` where it is not quantized."""
     after = result["bytes"]["after"]["total"] if "bytes" in result else before
     return f"{after / 1e6:.1f}"
 

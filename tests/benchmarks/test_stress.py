@@ -34,6 +34,19 @@ def test_outliers_change_no_logit(name: str, grow: Callable) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "internvl"])
+def test_hidden_outliers_change_no_logit_and_stand_out(name: str) -> None:
+    model = exact_model(name)
+    grown, batch, seen = copy.deepcopy(model), given(model, name), []
+    stress.grow_hidden(grown, 64)
+    down = grown.get_decoder().layers[0].mlp.down_proj
+    down.register_forward_pre_hook(lambda _, args: seen.append(args[0].abs().amax((0, 1))))
+    with torch.no_grad():
+        theirs, ours = model(**batch).logits, grown(**batch).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    assert seen[0].max() > 10 * seen[0].median()
+
+
 def test_half_a_rotary_pair_would_change_logits() -> None:
     model = exact_model("llava")
     broken = copy.deepcopy(model)
@@ -79,5 +92,9 @@ def test_other_factors_and_normed_keys_are_refused() -> None:
     for grow in GROWN:
         with pytest.raises(ValueError, match="power of two, got 3"):
             grow(new_model("llava"), 3)
+    with pytest.raises(ValueError, match="power of two, got 3"):
+        stress.grow_hidden(new_model("llava"), 3)
+    with pytest.raises(ValueError, match="up_proj and down_proj"):
+        stress.grow_hidden(new_model("glm4v"), 2)
     with pytest.raises(ValueError, match="no norm, got Qwen3VLTextAttention"):
         stress.plant_key_biases(new_model("qwen3_vl"), 300)
